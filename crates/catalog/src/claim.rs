@@ -1,41 +1,43 @@
-//! Whose a directory is, of the databases that claim it: one rule for who acts on files there, and for who only looks.
+//! Decides which of the databases that claim a directory gets it. Tools that act on files there and tools that
+//! only look share this rule.
 //!
-//! Any process can be called as a database is, and open what it may read. So a claim counts if the directory belongs to the one
-//! user that the process is, or to anybody where that is root, or if the process has a file there open for writing; and of two
-//! claims the better one wins, whoever came first.
+//! Any process can have a database's name, and open what it may read. So a claim counts only in one of three
+//! cases: the directory belongs to the process's one user, it belongs to anybody and that user is root, or the
+//! process has a file there open for writing. Of two claims the stronger one wins, whichever came first.
 
 use std::sync::OnceLock;
 
 use pagekeeper_kernel::process::ProcessUsers;
 
-/// The id that stands for users that have none in this user namespace (`/proc/sys/kernel/overflowuid`), and for `nobody`.
+/// The ID that stands for users without one in this user namespace (`/proc/sys/kernel/overflowuid`), and for
+/// `nobody`.
 const NOBODY: u32 = 65534;
 
-/// How good a claim is: the better, the greater.
+/// The strength of a claim: the greater, the stronger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Strength {
     /// The process has a file of its profile there open for writing.
     pub writes: bool,
-    /// It is known by more than its name.
+    /// The process is known by more than its name.
     pub certain: bool,
-    /// The directory belongs to its user.
+    /// The directory belongs to the process's user.
     pub owner: bool,
 }
 
-/// What becomes of a claim to a directory that another database has.
+/// The outcome of a claim to a directory that another database holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contest {
-    /// Both have it.
+    /// Both hold it.
     Shared,
     /// The other one keeps it.
     Lost,
-    /// It is taken from the other one.
+    /// The other one loses it.
     Won,
 }
 
 impl Strength {
-    /// What becomes of the claim where the other's is as good as `holder`; `None` if that one has ended. Two of one kind of
-    /// database share a directory unless only the newer one writes there.
+    /// Decides a claim against a holder with the strength `holder`, or `None` if the holder has ended. Two
+    /// databases of one kind share a directory unless only the newer one writes there.
     ///
     /// ```
     /// use pagekeeper_catalog::{Contest, Strength};
@@ -58,17 +60,18 @@ impl Strength {
     }
 }
 
-/// The one user that a process is, if it is one and is known.
+/// Returns the one user that a process runs as, if there is one and it is known.
 pub fn one_user(users: ProcessUsers) -> Option<u32> {
     users.one().and_then(known_user)
 }
 
-/// The user, unless the id may stand for any.
+/// Returns the user, unless the ID may stand for any user.
 pub fn known_user(user: u32) -> Option<u32> {
     (user != NOBODY || all_users_are_known()).then_some(user)
 }
 
-/// Whether this process lives in the first user namespace, or one with the same ids: else `nobody` may be anybody.
+/// Whether this process is in the first user namespace, or in one with the same IDs. Otherwise `nobody` may be
+/// anybody.
 #[allow(clippy::disallowed_methods, reason = "of /proc")]
 fn all_users_are_known() -> bool {
     static KNOWN: OnceLock<bool> = OnceLock::new();

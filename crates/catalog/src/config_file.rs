@@ -1,8 +1,8 @@
 //! Reads the configuration files that a user names: profiles, the guard's options, disk profiles.
 //!
-//! Invariants: nothing but a regular file is read, without waiting, of at most [`CONFIG_BYTES_MAX`]; an error quotes at
-//! most [`QUOTED_CHARACTERS_MAX`] of a line, and says at most [`SAID_CHARACTERS_MAX`] about it, both escaped.
-//! Fails with a [`ProfileError`] that names the file.
+//! Invariants: only regular files are read, without blocking, and at most [`CONFIG_BYTES_MAX`] bytes. An error
+//! quotes at most [`QUOTED_CHARACTERS_MAX`] characters of a line, and says at most [`SAID_CHARACTERS_MAX`]
+//! characters about it, both escaped. Errors are [`ProfileError`]s that name the file.
 
 use std::path::Path;
 
@@ -12,22 +12,22 @@ use serde::de::DeserializeOwned;
 
 use crate::ProfileError;
 
-/// The longest configuration file that is read, in bytes: real ones have a few KiB.
+/// Size limit of a configuration file in bytes. Real ones have a few KiB.
 pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// Characters of a line that an error quotes.
+/// Maximum number of characters that an error quotes from a line.
 const QUOTED_CHARACTERS_MAX: usize = 160;
 
-/// Characters of an error about a line: room for the names of all keys that there are.
+/// Maximum number of characters of an error about a line: room for the names of all keys.
 const SAID_CHARACTERS_MAX: usize = 1000;
 
-/// Reads a configuration file whole.
+/// Reads a whole configuration file.
 pub fn read_config(path: &Path) -> Result<String, ProfileError> {
     let bytes = read_named(path, CONFIG_BYTES_MAX).map_err(|error| refusal(path, error))?;
     utf8(bytes).map_err(|message| text_error(path, message))
 }
 
-/// Takes the bytes of a configuration file as text.
+/// Converts the bytes of a configuration file to text.
 #[allow(clippy::disallowed_methods, reason = "the text of a configuration, no name of a file")]
 pub(crate) fn utf8(bytes: Vec<u8>) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|_| "not UTF-8 text".to_owned())
@@ -38,7 +38,7 @@ pub fn parse_config<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, P
     toml::from_str(text).map_err(|error| text_error(path, quoted(&error)))
 }
 
-/// Words an error of TOML, with the lines that it quotes cut and escaped.
+/// Formats a TOML error, with the quoted lines cut and escaped.
 pub(crate) fn quoted(error: &toml::de::Error) -> String {
     let text = error.to_string();
     let cut = |line: &str| {

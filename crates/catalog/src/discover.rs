@@ -1,11 +1,11 @@
-//! Finding databases among the processes: by name, and by the files that they hold open. No credentials are
+//! Finds databases among the processes, by their names and by the files that they hold open. No credentials are
 //! needed.
 //!
-//! A process is inspected when it is first seen, when it becomes another program, and again, ever more seldom, and the
-//! more so the more processor time it takes, but at least every [`PAUSES`]' second, since a database may be opened long
-//! after its process began. New ones come first, and those with many descriptors after those with few, so that nobody
-//! keeps another from being found; what that takes is bounded by a budget of processor time for each call. Workers of a
-//! database (a process whose parent is one of the same profile) belong to it.
+//! A process is inspected when it is first seen and when it becomes another program. It is inspected again since a
+//! database may be opened long after its process started. The intervals grow, in proportion to the processor time
+//! that an inspection takes, up to the second of [`PAUSES`]. New processes come first, and those with few
+//! descriptors before those with many, so that no process keeps another from being found. A budget of processor
+//! time limits each call. Workers of a database (processes whose parent has the same profile) belong to it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::RawFd;
@@ -20,40 +20,41 @@ use crate::markers::MarkerCheck;
 use crate::process_table::{CHECK_WITHIN, Process, ProcessTable};
 use crate::profile::Profile;
 
-/// Between two inspections of the open files of a process that is no database, at first and at most.
+/// First and longest interval between two inspections of the open files of a process that is not a database.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), CHECK_WITHIN);
-/// An inspection that takes a millisecond of processor time is repeated after this many, half a percent of a core, unless
-/// the most is less.
+/// The interval after an inspection, as a multiple of its processor time: half a percent of a core, unless the
+/// longest interval is shorter.
 const SHARE: u32 = 200;
-/// Processes are listed so often.
+/// Interval between two listings of the processes.
 const LIST_EVERY: Duration = Duration::from_millis(900);
 
 /// A process that is a database.
 #[derive(Debug, Clone)]
 pub struct FoundProcess {
-    /// Its id.
+    /// Its ID.
     pub pid: u32,
-    /// When it started, in clock ticks since boot.
+    /// Its start time, in clock ticks since boot.
     pub started: u64,
-    /// What it was taken for.
+    /// The profile that it matched.
     pub recognised: Recognised,
 }
 
-/// What a process was taken for.
+/// The profile that a process matched.
 #[derive(Debug, Clone)]
 pub struct Recognised {
-    /// The profile that fits it best.
+    /// The profile that fits best.
     pub profile: Arc<Profile>,
-    /// By its open files; by its name alone another profile may fit better once it has opened them.
+    /// Whether it fits by open files. If it fits by name only, another profile may fit better once the process has
+    /// opened its files.
     pub certain: bool,
 }
 
-/// What is known of a database that was found.
+/// A database that was found.
 #[derive(Debug, Clone)]
 pub struct KnownProcess {
-    /// What it was taken for.
+    /// The profile that it matched.
     pub profile: Arc<Profile>,
-    /// Whether by more than its name.
+    /// Whether it is known by more than its name.
     pub certain: bool,
 }
 
@@ -66,18 +67,18 @@ impl KnownProcess {
 /// Processor time for one call of [`Discovery::advance`].
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
-    /// While there are processes that were never inspected.
+    /// The budget while some processes were never inspected.
     pub new: Duration,
-    /// Else.
+    /// The budget otherwise.
     pub old: Duration,
 }
 
 impl Budget {
-    /// As long as it takes.
+    /// No limit.
     pub const UNLIMITED: Self = Self { new: Duration::MAX, old: Duration::MAX };
 }
 
-/// The processes, and what is known of those that are no databases.
+/// All processes, and the inspection state of those that are not databases.
 #[derive(Debug, Default)]
 pub struct Discovery {
     table: ProcessTable,
@@ -89,10 +90,10 @@ pub struct Discovery {
 
 #[derive(Debug)]
 struct OtherProcess {
-    /// None while it waits, or is being inspected.
+    /// `None` while it waits for its inspection or is being inspected.
     due: Option<Instant>,
     pause: Duration,
-    /// Whether it was never inspected as the program that it is.
+    /// Whether it was never inspected as its current program.
     new: bool,
 }
 
@@ -101,7 +102,7 @@ impl OtherProcess {
         Self { due: None, pause: PAUSES.0, new: true }
     }
 
-    /// Is due again after an inspection that took so much processor time.
+    /// Sets the next inspection, after one that took this much processor time.
     fn inspected(&mut self, now: Instant, cost: Duration) {
         self.due = Some(now + self.pause.max(cost.saturating_mul(SHARE)).min(PAUSES.1));
         self.pause = (self.pause * 2).min(PAUSES.1);
@@ -110,23 +111,23 @@ impl OtherProcess {
 }
 
 impl Discovery {
-    /// One that never waits for an answer: markers that lie where a server or a program would have to give it count for
-    /// nobody, if the profile wants to see what stands beside them.
+    /// Creates a discovery that never waits for a remote or user-space file system. If a profile needs files
+    /// beside its markers, markers on such file systems do not count.
     pub fn of_own_disks() -> Self {
         Self { of_own_disks: true, ..Self::default() }
     }
 
-    /// The processes, as they were last listed.
+    /// Returns the processes of the last listing.
     pub fn processes(&self) -> &ProcessTable {
         &self.table
     }
 
-    /// Whether each process was inspected that there was at the last call of [`Self::advance`].
+    /// Whether every process that existed at the last call of [`Self::advance`] was inspected.
     pub fn has_seen_all(&self) -> bool {
         self.listed.is_some() && !self.others.values().any(|other| other.new)
     }
 
-    /// Lists the processes, if it is time to, whether or not they are to be inspected.
+    /// Lists the processes if that is due, without inspecting them.
     pub fn list(&mut self, proc: &ProcRoot, now: Instant) -> Result<()> {
         let is_due = self.listed.is_none_or(|at| now.saturating_duration_since(at) >= LIST_EVERY);
         if !is_due {
@@ -146,7 +147,7 @@ impl Discovery {
         Ok(())
     }
 
-    /// Finds databases, as far as the budget goes. Those in `known` that are not certain are found again when they are.
+    /// Finds databases within the budget. Those in `known` that are not certain are returned again once they are.
     pub fn advance(
         &mut self,
         proc: &ProcRoot,
@@ -189,12 +190,12 @@ impl Discovery {
         Ok(found)
     }
 
-    /// Inspects every process again.
+    /// Has every process inspected again.
     pub fn forget(&mut self) {
         *self = Self { of_own_disks: self.of_own_disks, ..Self::default() };
     }
 
-    /// Finds all that there is to find now.
+    /// Finds all databases now.
     pub(crate) fn scan(
         &mut self,
         proc: &ProcRoot,
@@ -208,7 +209,7 @@ impl Discovery {
     }
 }
 
-/// The inspection of processes one after the other.
+/// One round of inspections.
 struct Inspection<'a> {
     proc: &'a ProcRoot,
     profiles: &'a [Arc<Profile>],
@@ -225,12 +226,12 @@ impl Inspection<'_> {
         self.table.get(pid)
     }
 
-    /// Finds a process by what was seen of it. One that may not be inspected, or has yet to be read to its end, can still be
-    /// known by its name.
+    /// Finds a process by the evidence so far. A process that may not be inspected, or was not read to its end
+    /// yet, can still be found by its name.
     fn recognise(&mut self, pid: u32, evidence: &Evidence) {
         let Some(process) = self.process(pid) else { return };
         let found = self.found.iter().position(|found| found.pid == pid);
-        // What is known already, and no better, is no news.
+        // A process that is already known just as well is not reported again.
         let is_known = found.is_some() || self.known.contains_key(&pid);
         let recognised = evidence.best(&process.name, self.profiles);
         let Some(recognised) = recognised.filter(|recognised| recognised.certain || !is_known) else {
@@ -271,7 +272,7 @@ impl FdVisitor for Inspection<'_> {
     }
 }
 
-/// Which markers of the profiles a process was seen to hold open.
+/// The markers of the profiles that a process was seen to hold open.
 #[derive(Debug)]
 struct Evidence {
     markers: MarkerCheck,
@@ -293,8 +294,10 @@ impl Evidence {
         }
     }
 
-    /// The profile that fits best: its name counts one, its open files two. The operator's own that fit are in it. Who has the name of a database that is known by its files as
-    /// well is none but one of that name: while a server starts, or is read in part, the files of an engine within it may be all there are.
+    /// Returns the profile that fits best: a matching name counts one, matching open files two. The operator's own
+    /// profiles that fit are joined to it. If a process has the name of a database that also has markers, only
+    /// profiles of that name can match by files. While such a server starts, or is only partly read, the files of
+    /// an engine embedded in it may be all that is visible.
     fn best(&self, name: &std::ffi::OsStr, profiles: &[Arc<Profile>]) -> Option<Recognised> {
         let is_called = |profile: &Profile| profile.processes.iter().any(|glob| glob.is_match(name));
         let has_the_name = profiles.iter().any(|profile| is_called(profile) && !profile.markers.is_empty());
@@ -309,7 +312,7 @@ impl Evidence {
     }
 }
 
-/// The profile that fits a process best: its name counts one, its open files two.
+/// Returns the profile that fits a process best: a matching name counts one, matching open files two.
 pub fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<Recognised> {
     let name = proc.name(pid).ok()?;
     let mut evidence = Evidence::new(MarkerCheck::new(pid), profiles);
@@ -323,7 +326,7 @@ mod tests {
     use super::*;
     use crate::testing::{fake_process as process, profiles};
 
-    /// A directory of a RocksDB, as far as what stands beside its markers shows it.
+    /// Creates a directory with the files beside a RocksDB's markers.
     fn rocksdb_directory() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("OPTIONS-000007"), "").unwrap();
@@ -352,7 +355,7 @@ mod tests {
         assert_eq!(name_of(proc.path(), 13), None);
     }
 
-    /// A profile of the operator's own comes with whatever else the process is, and never in its place.
+    /// A profile of the operator's own adds to whatever else the process is, and never replaces it.
     #[test]
     fn a_profile_of_ones_own_is_served_beside_the_one_that_is_built_in() {
         let proc = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
-//! What was measured of disks, as files: TOML, one for each file system, where the guard and the doctor find them.
+//! Saved disk measurements: one TOML file per file system, where the guard and the doctor find them.
 //!
-//! Invariants: a profile is written aside, synced and renamed, so that readers see the old one or the new one, whole. One of
-//! another kind of file system, or of an unknown version, or with keys that are unknown, is never taken for what it
-//! is not: it is an error, or not this directory's.
+//! Invariants: a profile is written to a temporary file, synced and renamed, so that readers see the old one or
+//! the new one in full. A profile for another type of file system, of an unknown version or with unknown keys is
+//! never used: it is an error, or does not belong to the directory.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,14 +16,14 @@ use serde::Deserialize;
 
 use crate::config_file::{CONFIG_BYTES_MAX, quoted, utf8};
 
-/// Where profiles are saved, each as the number of its file system and ".toml".
+/// The directory of saved profiles, each named by the ID of its file system and ".toml".
 pub const DIRECTORY: &str = "/var/lib/pagekeeper/disks";
 
 /// Why a profile could not be read, saved or found.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The path names something else than a directory.
+    /// The path is not a directory.
     #[error("{}: not a directory: name the directory that a database's files are to lie in", escaped(path))]
     NotADirectory {
         /// The path as given.
@@ -36,14 +36,14 @@ pub enum Error {
         call: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// The kernel could not be asked.
+    /// The kernel could not be queried.
     #[error(transparent)]
     Kernel(#[from] pagekeeper_kernel::Error),
-    /// A profile can't be understood; the message names line and key.
+    /// A profile can't be parsed; the message names line and key.
     #[error("{}: not a profile of a disk: {message}", escaped(path))]
     Text {
         /// The file.
@@ -60,10 +60,10 @@ pub enum Error {
     UnknownVersion {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The version it states.
         version: u64,
     },
-    /// The file system has no number to find its profile by.
+    /// The file system has no ID to find its profile by.
     #[error(
         "{}: this file system ({kind}) has no number of its own to find its profile by: name a file for it",
         escaped(path)
@@ -71,7 +71,7 @@ pub enum Error {
     NoNumber {
         /// The directory.
         path: PathBuf,
-        /// The kind of file system.
+        /// The type of the file system.
         kind: String,
     },
 }
@@ -85,7 +85,7 @@ impl Error {
     }
 }
 
-/// What every version has.
+/// The part common to all versions.
 #[derive(Deserialize)]
 struct Versioned {
     version: u64,
@@ -93,7 +93,7 @@ struct Versioned {
 
 /// Reads a profile from a file.
 ///
-/// Fails with the line and the key where it is no profile, or of a version that this code does not know.
+/// Returns an error with line and key if it is not a profile, or if its version is unknown.
 pub fn read(path: &Path) -> Result<DiskProfile> {
     let refused = |message: String| Error::Text { path: path.to_path_buf(), message };
     let text = utf8(read_named(path, CONFIG_BYTES_MAX)?).map_err(refused)?;
@@ -105,7 +105,7 @@ pub fn read(path: &Path) -> Result<DiskProfile> {
     toml::from_str(&text).map_err(|error| refuse(&error))
 }
 
-/// Writes a profile to a file, replacing one that is there: at once, or not at all. Durable when it returns.
+/// Writes a profile to a file, atomically replacing an existing one. The file is durable when this returns.
 #[allow(clippy::disallowed_methods, reason = "the directory of this program's own files")]
 pub fn write(profile: &DiskProfile, path: &Path) -> Result<()> {
     let failed = |error: std::io::Error| Error::call("write", path, error);
@@ -128,12 +128,12 @@ pub fn write(profile: &DiskProfile, path: &Path) -> Result<()> {
     std::fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
 }
 
-/// Saves a profile in [`DIRECTORY`], which is made if it is missing; returns the file.
+/// Saves a profile in [`DIRECTORY`], which is created if missing. Returns the file's path.
 pub fn save(profile: &DiskProfile, directory: &Path) -> Result<PathBuf> {
     save_in(Path::new(DIRECTORY), profile, directory)
 }
 
-/// As [`save`], among other profiles than those of this machine. `directory` is what was measured, for errors.
+/// Saves a profile as [`save`] does, in the directory `disks`. `directory` is the measured directory, for errors.
 pub fn save_in(disks: &Path, profile: &DiskProfile, directory: &Path) -> Result<PathBuf> {
     let Some(name) = file_name(&profile.file_system_id) else {
         let kind = profile.file_system.clone();
@@ -145,7 +145,7 @@ pub fn save_in(disks: &Path, profile: &DiskProfile, directory: &Path) -> Result<
     Ok(path)
 }
 
-/// The saved profile of the file system that a directory is on; `None` where none was saved.
+/// Returns the saved profile of the file system of a directory; `None` if none was saved.
 ///
 /// ```
 /// match pagekeeper_catalog::disks::saved("/var/tmp".as_ref())? {
@@ -158,7 +158,8 @@ pub fn saved(directory: &Path) -> Result<Option<DiskProfile>> {
     saved_in(Path::new(DIRECTORY), directory)
 }
 
-/// What is known of the file system that a directory is on: the profile among those given that is of it, else the saved one.
+/// Returns the profile of the file system of a directory: the first of `given` that matches, or else the saved
+/// one.
 ///
 /// Fails as [`saved`] does.
 pub fn of(given: &[DiskProfile], directory: &Path) -> Result<Option<DiskProfile>> {
@@ -170,29 +171,29 @@ pub fn of(given: &[DiskProfile], directory: &Path) -> Result<Option<DiskProfile>
     saved(directory)
 }
 
-/// As [`saved`], among other profiles than those of this machine.
+/// Returns the saved profile as [`saved`] does, from the directory `disks`.
 pub fn saved_in(disks: &Path, directory: &Path) -> Result<Option<DiskProfile>> {
-    // Where there is no disk, nothing can have been measured.
+    // Without a disk, nothing can have been measured.
     let Some(there) = FileSystemOf::directory(directory)? else { return Ok(None) };
     let Some(name) = there.id.as_deref().and_then(file_name) else { return Ok(None) };
     match read(&disks.join(name)) {
-        // XFS has the number of its device, which another file system may have had before.
+        // XFS uses the number of its device, which may have belonged to another file system before.
         Ok(profile) => Ok((profile.file_system == there.kind).then_some(profile)),
         Err(Error::Kernel(error)) if error.is_gone() => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// The file system that a directory is on, as a profile names it.
+/// The file system of a directory, as a profile identifies it.
 struct FileSystemOf {
-    /// `ext4`, as the mounts have it.
+    /// The type as in the mount table, such as `ext4`.
     kind: String,
-    /// `None` where it has none.
+    /// `None` if it has no ID.
     id: Option<String>,
 }
 
 impl FileSystemOf {
-    /// `None` where there is no disk below it.
+    /// Returns `None` if there is no disk below it.
     fn directory(path: &Path) -> Result<Option<Self>> {
         let asking = hang::asking(path)?;
         let metadata = std::fs::metadata(path).map_err(|error| Error::call("stat", path, error))?;
@@ -211,13 +212,13 @@ impl FileSystemOf {
     }
 }
 
-/// Nothing for a file system without a number.
+/// Returns `None` for a file system without an ID.
 fn file_name(id: &str) -> Option<String> {
     let is_number = id.len() == 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
     (is_number && id.bytes().any(|byte| byte != b'0')).then(|| format!("{id}.toml"))
 }
 
-/// Whether a profile is of the file system that a directory is on.
+/// Whether a profile belongs to the file system of a directory.
 pub fn is_of(profile: &DiskProfile, directory: &Path) -> Result<bool> {
     let there = FileSystemOf::directory(directory)?;
     Ok(there.is_some_and(|there| {
@@ -232,7 +233,7 @@ mod tests {
     use super::*;
     use pagekeeper_testing::disk_dir;
 
-    /// With something everywhere.
+    /// Returns a profile with a value in every field.
     fn full(directory: &Path) -> DiskProfile {
         let place = FileSystemOf::directory(directory).unwrap().unwrap();
         DiskProfile {
@@ -278,14 +279,14 @@ mod tests {
         let profile = full(dir.path());
         let path = match save_in(&disks, &profile, dir.path()) {
             Ok(path) => path,
-            // An overlay, for one.
+            // An overlay, for example.
             Err(Error::NoNumber { .. }) => return,
             Err(error) => panic!("{error}"),
         };
         assert_eq!(saved_in(&disks, dir.path()).unwrap(), Some(profile.clone()));
         assert!(is_of(&profile, dir.path()).unwrap());
         assert_eq!(saved_in(&disks, Path::new("/dev/shm")).unwrap(), None);
-        // A device's number was another file system's before.
+        // The device's number belonged to another file system before.
         let other = DiskProfile { file_system: "other".to_owned(), ..profile };
         assert!(!is_of(&other, dir.path()).unwrap());
         write(&other, &path).unwrap();

@@ -1,8 +1,8 @@
-//! The databases among the processes, for those who inspect them and do not watch them.
+//! Finds the databases among the processes, for tools that inspect them without watching them.
 //!
-//! Finds what the guard finds: a process by its name and by the files it holds open, an embedded database by its files
-//! alone. A process that can't be inspected is known by its name at best.
-//! Fails only where the processes can't be listed.
+//! It finds the same as the guard: a process by its name and its open files, an embedded database by its files
+//! alone. A process that can't be inspected is known by its name at best. Fails only if the processes can't be
+//! listed.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,19 +17,19 @@ use crate::profile::Profile;
 /// A running database.
 #[derive(Debug, Clone)]
 pub struct FoundDatabase {
-    /// Its process.
+    /// The ID of its process.
     pub pid: u32,
-    /// What kind of database it is: of several that it embeds, the one that its process is called after.
+    /// Its profile. If it embeds several databases, this is the one that its process is named after.
     pub profile: Arc<Profile>,
-    /// It is known by the files that it holds, not by its name alone.
+    /// Whether it is known by its open files, not by its name alone.
     pub certain: bool,
-    /// Its workers, ascending: processes that it started, called as it may be called itself, and theirs (`PostgreSQL`).
+    /// Its worker processes, ascending: its descendants whose names fit its profile, too (`PostgreSQL`).
     pub workers: Vec<u32>,
 }
 
-/// The databases that run now, by ascending process.
+/// Returns the running databases, by ascending process ID.
 ///
-/// Reads the open files of all processes: about a microsecond for each descriptor. To find them again and again, keep a
+/// Reads the open files of all processes, at about a microsecond per descriptor. To repeat the search, keep a
 /// [`Finder`].
 ///
 /// ```
@@ -47,12 +47,12 @@ pub fn find_databases(proc: &ProcRoot, profiles: &[Arc<Profile>]) -> Result<Vec<
     Finder::default().find(proc, profiles)
 }
 
-/// The profile that fits a process best, whether it is a database's own process or a worker of it.
+/// Returns the profile that fits a process best, whether it is a database's main process or a worker.
 pub fn recognise_process(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<Arc<Profile>> {
     recognise(proc, pid, profiles).map(|recognised| recognised.profile)
 }
 
-/// The processes that a database started and that are called as a process of its profile, and theirs, ascending.
+/// Returns a database's worker processes, ascending: its descendants whose names fit the profile.
 pub fn workers_of(proc: &ProcRoot, pid: u32, profile: &Profile) -> Result<Vec<u32>> {
     let mut table = ProcessTable::default();
     table.update(proc, Instant::now())?;
@@ -60,7 +60,7 @@ pub fn workers_of(proc: &ProcRoot, pid: u32, profile: &Profile) -> Result<Vec<u3
     Ok(workers(&processes, pid, profile))
 }
 
-/// Finds databases again and again: processes that are none are inspected ever more seldom.
+/// Finds databases repeatedly. Processes that are not databases are inspected less and less often.
 #[derive(Debug, Default)]
 pub struct Finder {
     discovery: Discovery,
@@ -76,8 +76,8 @@ struct KnownDatabase {
 }
 
 impl Finder {
-    /// The databases that run now, by ascending process. A database that opens its files long after its process began is
-    /// found some calls later.
+    /// Returns the running databases, by ascending process ID. A database that opens its files long after its
+    /// process started is found some calls later.
     pub fn find(&mut self, proc: &ProcRoot, profiles: &[Arc<Profile>]) -> Result<Vec<FoundDatabase>> {
         let of = |known: &KnownDatabase| KnownProcess {
             profile: Arc::clone(&known.profile),
@@ -113,7 +113,7 @@ impl Finder {
             .collect())
     }
 
-    /// Process ids wrap around: a worker may have been met before its parent.
+    /// Process IDs wrap around: a worker may have been found before its parent.
     fn drop_workers(&mut self, processes: &[Process]) {
         let parent = |pid| processes.iter().find(|process| process.pid == pid).map(|process| process.parent);
         let of: Vec<(u32, String)> =
@@ -124,7 +124,7 @@ impl Finder {
     }
 }
 
-/// What there is to know of a process without inspecting it.
+/// The facts about a process that need no inspection.
 struct Process {
     pid: u32,
     parent: u32,
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn each_database_is_found_once_with_its_workers() {
         let tree = tempfile::tempdir().unwrap();
-        // A worker whose number is lower than its parent's: they have wrapped around.
+        // A worker with a lower ID than its parent: the IDs have wrapped around.
         fake_process(tree.path(), 29, "postgres", 30, &[]);
         fake_process(tree.path(), 30, "postgres", 1, &[]);
         fake_process(tree.path(), 31, "postgres", 30, &[]);

@@ -1,10 +1,10 @@
-//! What is known of databases: what their files and processes are called, what the files are to them, how to find them
-//! on a host, and what was measured of disks.
+//! Knowledge about databases: the names of their files and processes, the role of each file, how to find them on a
+//! host, and measurements of disks.
 //!
-//! Data, and how to read it; nothing here acts on a file of a database. A [`Profile`] describes one kind of database,
-//! [`Finder`] finds the processes that fit one, [`logs_below`] the profile that fits a directory, [`disks`] the saved
-//! measurements of a file system. What can't be read is refused with file, line and key; what can't be seen of a process
-//! counts as not there.
+//! The crate holds data and reads it; nothing here acts on a file of a database. A [`Profile`] describes one kind
+//! of database. [`Finder`] finds the processes that fit one, [`logs_below`] finds the profile that fits a
+//! directory, and [`disks`] the saved measurements of a file system. Unreadable configuration is refused with
+//! file, line and key. Facts about a process that can't be seen count as absent.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

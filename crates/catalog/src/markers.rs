@@ -1,9 +1,9 @@
-//! Whether a marker that a process holds open is one of such a database, and not of another that calls it the same: by what
-//! stands beside it.
+//! Decides, from the neighbouring files, whether a marker that a process holds open belongs to a database of this
+//! profile, or to another one that uses the same name.
 //!
-//! Invariants: where the process's directory can't be listed it is not, since that shows nothing. A process has at most
-//! `NAMES_MAX` names read on its behalf, whatever it holds open: each directory is listed once, so that thousands of
-//! descriptors in one of very many names cost no more than one.
+//! Invariants: if the process's directory can't be listed, the marker does not count. At most `NAMES_MAX` names
+//! are read for one process, whatever it holds open. Each directory is listed once, so thousands of descriptors in
+//! one huge directory cost no more than one.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -20,41 +20,41 @@ use pagekeeper_policy::names::Pattern;
 
 use crate::profile::Profile;
 
-/// Names that are read for one process at most: some 50 ms on Linux 6.18, ext4.
+/// Maximum number of names read for one process: some 50 ms on Linux 6.18, ext4.
 const NAMES_MAX: usize = 200_000;
 
-/// The markers of one process, while it is inspected once.
+/// The markers of one process, during one inspection.
 #[derive(Debug)]
 pub struct MarkerCheck {
     pid: u32,
-    /// Profiles, by name, and directories that have nothing of theirs.
+    /// Profiles, by name, and directories without any of their files.
     refused: HashSet<(String, PathBuf)>,
-    /// How many names may still be read.
+    /// The number of names that may still be read.
     left: usize,
-    /// Only disks of this host are asked.
+    /// Whether only local disks are queried.
     of_own_disks: bool,
-    /// What the process has mounted, once that was asked for.
+    /// The mounts of the process, once they were read.
     mounts: Option<Vec<Mount>>,
 }
 
 impl MarkerCheck {
-    /// For an inspection that begins.
+    /// Creates the check for a new inspection.
     pub fn new(pid: u32) -> Self {
         Self { pid, refused: HashSet::new(), left: NAMES_MAX, of_own_disks: false, mounts: None }
     }
 
-    /// For one that never waits: what lies where a server or a program would have to answer is nobody's marker.
+    /// Creates a check that never waits: markers on remote or user-space file systems do not count.
     pub fn of_own_disks(pid: u32) -> Self {
         Self { of_own_disks: true, ..Self::new(pid) }
     }
 
-    /// Whether a directory is on a disk of this host's, as far as that is known without asking it.
+    /// Whether a directory is on a local disk, as far as that is known without accessing it.
     fn is_on_own_disk(&mut self, proc: &ProcRoot, directory: &Path) -> bool {
         let mounts = self.mounts.get_or_insert_with(|| proc.mounts(self.pid).unwrap_or_default());
         Mount::of_path(mounts, directory).is_some_and(|mount| !mount.may_never_answer())
     }
 
-    /// Whether a marker is one of such a database. `marker` is its path as the kernel shows it.
+    /// Whether a marker belongs to a database of this profile. `marker` is its path as the kernel shows it.
     pub fn is_own(&mut self, proc: &ProcRoot, profile: &Profile, marker: &Path) -> bool {
         if profile.beside.is_empty() {
             return true;
@@ -72,7 +72,7 @@ impl MarkerCheck {
         is_own
     }
 
-    /// A file system that does not answer has nothing to show.
+    /// A file system that does not answer counts as having no files.
     fn has_neighbour(&mut self, proc: &ProcRoot, profile: &Profile, directory: &Path) -> bool {
         let (pid, left) = (self.pid, self.left);
         let listed = if hang::is_in_job() {
@@ -90,7 +90,7 @@ impl MarkerCheck {
     }
 }
 
-/// Whether a directory has a file that one of these patterns fits, and how many names may be read after that.
+/// Whether a directory has a file that matches one of these patterns, and how many names may be read after that.
 fn has_neighbour(
     proc: &ProcRoot,
     pid: u32,

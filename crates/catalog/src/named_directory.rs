@@ -1,4 +1,4 @@
-//! Directories that the user names: which profile fits, and which directories below hold its logs.
+//! Directories that the user names: finds the profile that fits, and the directories below that hold its logs.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,22 +10,24 @@ use pagekeeper_policy::FileClass;
 
 use crate::profile::Profile;
 
-/// What a directory that the user named was taken for.
+/// The result for a directory that the user named.
 #[derive(Debug, Clone)]
 pub struct LogsBelow {
     /// The profile.
     pub profile: Arc<Profile>,
-    /// The directories to watch: itself, and those right below that the profile's patterns name.
+    /// The directories to watch: the named one, and its direct subdirectories that the profile's patterns name.
     pub directories: Vec<PathBuf>,
     /// Whether a file in them is a log of the profile.
     pub has_logs: bool,
 }
 
-/// The profile most of whose logs are found in `path` or in the directories right below that its patterns name, of equals
-/// one whose files of [`Profile::beside`] stand in `path`, and the directories to watch. With one candidate, that one, whatever is there yet.
+/// Returns the profile with the most logs in `path`, or in its direct subdirectories that the profile's patterns
+/// name, and the directories to watch. Among equal ones, a profile with files of [`Profile::beside`] in `path`
+/// wins. A single candidate is returned whatever files there are.
 ///
-/// Whoever owns `path` put there what lies below: a directory of another user is not looked into, by a link or otherwise, unless
-/// `path` is root's. It is among those returned all the same, for the caller to refuse and report.
+/// The owner of `path` controls everything below it. So a directory of another user is not read, by a link or
+/// otherwise, unless `path` belongs to root. Such a directory is still returned, for the caller to refuse and
+/// report.
 pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<LogsBelow> {
     let mut below = Below { path, owner: stat_of_name(path).ok()?.st_uid, names: HashMap::new() };
     let best = candidates
@@ -35,7 +37,7 @@ pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<LogsBelow>
             let counts = has_beside || !profile.beside_always || candidates.len() == 1;
             (if counts { (kinds, kinds > 0 && has_beside) } else { (0, false) }, profile)
         })
-        // Of equals the first: the particular profiles come before the generic.
+        // Among equals the first wins: specific profiles come before the generic one.
         .reduce(|best, next| if next.0 > best.0 { next } else { best });
     let ((kinds, _), profile) = best?;
     if kinds == 0 && candidates.len() > 1 {
@@ -53,14 +55,14 @@ pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<LogsBelow>
     Some(LogsBelow { profile: Arc::clone(profile), directories, has_logs: kinds > 0 })
 }
 
-/// Names of a directory by which it is judged: one may have any number.
+/// Maximum number of names read per directory.
 const MOST_NAMES: usize = 16_384;
 
-/// A directory that was named, and what was seen in it and below.
+/// A directory that was named, and the names seen in and below it.
 struct Below<'a> {
     path: &'a Path,
     owner: u32,
-    /// The first names of each directory that was asked for, as paths.
+    /// The first names of each directory read, as paths.
     names: HashMap<PathBuf, Vec<PathBuf>>,
 }
 
@@ -72,14 +74,15 @@ impl Below<'_> {
         counts.then(|| found.open_directory(Expected::Any).ok())?
     }
 
-    /// The first names in it; which directory has the name by now does not matter to what was opened.
+    /// Returns the first names in it. The result does not depend on whether the directory is renamed meanwhile.
     fn list(&self, directory: &Path) -> Vec<PathBuf> {
         let Some(opened) = self.open(directory) else { return Vec::new() };
         let names = first_names(opened.as_fd(), directory, MOST_NAMES).unwrap_or_default();
         names.into_iter().map(|name| directory.join(name)).collect()
     }
 
-    /// How many of a profile's logs have a file there. Text logs do not count: any program may have some of such names.
+    /// Returns how many of a profile's logs have a file there. Text logs do not count: any program may have files
+    /// with such names.
     fn kinds_found(&mut self, profile: &Profile) -> usize {
         let path = self.path;
         (0..profile.logs.len())
@@ -93,7 +96,7 @@ impl Below<'_> {
             .count()
     }
 
-    /// Whether a file stands there by which others that have files of the same names are distinguished.
+    /// Whether there is a file that distinguishes this database from others with the same file names.
     fn has_beside(&mut self, profile: &Profile) -> bool {
         if profile.beside.is_empty() {
             return false;

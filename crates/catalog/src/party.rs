@@ -1,5 +1,5 @@
-//! Whose part of what there is for all a process counts to: so that who starts many, under ever new ids too, makes its own
-//! shares small and nobody else's.
+//! The party to whose fair share a process counts. A user who starts many processes, even under ever new IDs, thus
+//! makes only their own shares small.
 
 use std::fmt;
 
@@ -7,21 +7,22 @@ use pagekeeper_kernel::process::{Origin, ProcRoot};
 
 use crate::claim::{known_user, one_user};
 
-/// Whose part of what there is for all of them something counts to.
+/// The party to whose fair share something counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Party {
     /// The operator, who named it or a directory above it.
     Operator,
-    /// The one user that a process is, or who made the user namespace that it is in.
+    /// The one user that a process runs as, or the creator of its user namespace.
     User(u32),
-    /// A container or a user namespace of root's making, whoever a process is in it: who is root there is any of its users.
+    /// A container, or a user namespace created by root, whatever the process's user in it: root there can act as
+    /// any of its users.
     Container(u64),
-    /// All processes that are not known to be of one user.
+    /// All processes that are not known to have a single user.
     Unknown,
 }
 
 impl Party {
-    /// Whose part a process counts to.
+    /// Returns the party of a process.
     pub fn of(proc: &ProcRoot, pid: u32) -> Self {
         let of_user = |user: Option<u32>| user.map_or(Self::Unknown, Self::User);
         match proc.origin(pid) {
@@ -29,7 +30,7 @@ impl Party {
             Ok(Origin::Container(container)) => Self::Container(container),
             Ok(Origin::UserNamespace { namespace, owner: 0 }) => Self::Container(namespace),
             Ok(Origin::UserNamespace { owner, .. }) => of_user(known_user(owner)),
-            // It has ended, or may not be seen.
+            // The process has ended, or may not be inspected.
             Err(_) => Self::Unknown,
         }
     }

@@ -1,36 +1,37 @@
-//! Who has yet to read PostgreSQL's WAL, as the server says it where no call is seen: in the titles of its processes
-//! (`update_process_title`, on by default), and in the files of its replication slots ([`slot`]). PostgreSQL uses pread and pwrite,
-//! whose positions `/proc` does not show.
+//! The readers that have yet to read PostgreSQL's WAL, as the server itself shows them: in the titles of its
+//! processes (`update_process_title`, on by default), and in the files of its replication slots ([`slot`]).
+//! PostgreSQL uses pread and pwrite, whose positions `/proc` does not show.
 //!
-//! A title that is not understood says nothing. Whoever may name a database user or a cluster may forge one: it holds
-//! pages of that server's own log, within the limits of its rule.
+//! A title that can't be parsed is ignored. A user who may name a database role or a cluster can forge one. A
+//! forged title holds only pages of that server's own log, within the limits of its rule.
 
 pub mod slot;
 
 use pagekeeper_policy::Position;
 use pagekeeper_policy::names::{SegmentSize, WalSegment};
 
-/// A process of PostgreSQL that reads WAL.
+/// A PostgreSQL process that reads WAL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WalReader {
-    /// What it reads it for.
+    /// The purpose of its reads.
     pub kind: WalReaderKind,
-    /// Where it still reads, if its title says that: which segment of the log ([`WalSegment::sequence`]), and where in it.
+    /// The place from which it still reads, if its title shows one: the sequence of the segment
+    /// ([`WalSegment::sequence`]) and the position in it.
     pub place: Option<(u64, Position)>,
 }
 
-/// What a process reads WAL for.
+/// The purpose for which a process reads WAL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WalReaderKind {
     /// A WAL sender: for a standby or `pg_receivewal`.
     Sender,
-    /// The archiver: what it has yet to archive is also said by the files in `archive_status`.
+    /// The archiver. The files in `archive_status` also show what it has yet to archive.
     Archiver,
     /// The startup process: a standby's replay, or recovery.
     Replay,
 }
 
-/// The reader that a process's title shows. A size that is not known is taken to be PostgreSQL's default.
+/// Returns the reader that a process's title shows. If the segment size is unknown, PostgreSQL's default is used.
 ///
 /// ```
 /// use pagekeeper_catalog::postgresql::{WalReaderKind, wal_reader};
@@ -41,7 +42,7 @@ pub enum WalReaderKind {
 /// ```
 pub fn wal_reader(title: &str, segment_size: Option<SegmentSize>) -> Option<WalReader> {
     let title = title.trim_end().strip_prefix("postgres: ")?;
-    // With cluster_name set the title is "postgres: NAME: walsender …", and a colon may be in that name.
+    // With cluster_name set the title is "postgres: NAME: walsender …", and that name may contain a colon.
     let after_colons = title.match_indices(": ").filter_map(|(at, colon)| title.get(at + colon.len()..));
     std::iter::once(title).chain(after_colons).find_map(|title| reader_of(title, segment_size))
 }
@@ -63,7 +64,8 @@ fn sent_to(state: &str, segment_size: Option<SegmentSize>) -> Option<(u64, Posit
     Some((sequence, Position::At(offset)))
 }
 
-/// Where the archiver is, if it is in one of its states; that it has seen none, or is at a file that is no segment, is no place.
+/// Parses a state of the archiver. A state without a segment has no place: no file yet, or a file that is not a
+/// segment.
 #[allow(clippy::option_option, reason = "no state of an archiver, and a state that is no place")]
 fn archives(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u64, Position)>> {
     let (name, is_done) = match state {
@@ -74,13 +76,13 @@ fn archives(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u6
         },
     };
     Some(segment(name).map(|(segment, is_whole)| {
-        // After a part of a segment, or the note of a backup in it, the segment itself may come.
+        // After a part of a segment, or its backup label, the segment itself may follow.
         let passed = u64::from(is_done && is_whole);
         (segment.sequence(segment_size) + passed, Position::At(0))
     }))
 }
 
-/// The same of the startup process: somewhere in the segment that it opened last.
+/// Parses a state of the startup process: it is somewhere in the segment that it opened last.
 #[allow(clippy::option_option, reason = "as above")]
 fn replays(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u64, Position)>> {
     if state.is_empty() {
@@ -90,8 +92,8 @@ fn replays(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u64
     Some(segment(name).map(|(segment, _)| (segment.sequence(segment_size), Position::Unknown)))
 }
 
-/// The segment of a file that is archived: `NAME`, `NAME.partial` or `NAME.OFFSET.backup`; and whether it is the segment itself.
-/// `None` for a timeline's history, and where the title was cut.
+/// Returns the segment of an archived file, `NAME`, `NAME.partial` or `NAME.OFFSET.backup`, and whether the file
+/// is the segment itself. Returns `None` for a timeline history file, and for a truncated title.
 fn segment(name: &str) -> Option<(WalSegment, bool)> {
     let (segment, suffix) = name.as_bytes().split_at_checked(WalSegment::DIGITS)?;
     let is_known =
@@ -99,7 +101,7 @@ fn segment(name: &str) -> Option<(WalSegment, bool)> {
     Some((WalSegment::of_name(segment)?, suffix.is_empty())).filter(|_| is_known)
 }
 
-/// Reads a position as PostgreSQL writes it: two hexadecimal halves, `16/B374D848`.
+/// Parses a position as PostgreSQL writes it: two hexadecimal halves, `16/B374D848`.
 fn lsn(text: &str) -> Option<u64> {
     let half = |text: &str| {
         let is_number = text.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -157,7 +159,7 @@ mod tests {
             ("failed on 00000001000000160000000A", at(a, 0)),
             ("last was 00000001000000160000000A", at(a, 1)),
             ("last was 0000000100000016000000FF", at(ff, 1)),
-            // On another timeline the position is the same.
+            // The position is the same on another timeline.
             ("archiving 0000000700000016000000FF", at(ff, 0)),
             ("archiving 00000001000000160000000A.partial", at(a, 0)),
             ("last was 00000001000000160000000A.partial", at(a, 0)),
@@ -167,7 +169,7 @@ mod tests {
             ("archiving 00000002.history", None),
             ("failed on 00000002.history", None),
             ("last was 00000002.history", None),
-            // Titles that are cut.
+            // Truncated titles.
             ("archiving 00000001000000160000000", None),
             ("last was 00000001000000160000000A.par", None),
         ] {

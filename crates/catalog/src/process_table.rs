@@ -1,8 +1,8 @@
-//! The processes that exist, kept up to date at little cost.
+//! The table of existing processes, kept up to date at little cost.
 //!
-//! New ones are known by one listing of `/proc`; what is known of the others is checked in turns, all within
-//! [`CHECK_WITHIN`]: a process may become another program by exec, and a process id may be used again.
-//! Fails only where the processes can't be listed. One that ended in between, or can't be seen, is none.
+//! One listing of `/proc` shows new processes. The others are checked in turns, all within [`CHECK_WITHIN`], since
+//! exec may replace a process's program and process IDs are reused. Fails only if the processes can't be listed. A
+//! process that has ended meanwhile, or can't be seen, is left out.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,32 +12,33 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::ProcRoot;
 
-/// What is known of a process is checked within this time.
+/// Period within which each process is checked.
 pub(crate) const CHECK_WITHIN: Duration = Duration::from_secs(15);
 
-/// What there is to know of a process without looking into it.
+/// The facts about a process that need no inspection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// Its parent.
     pub parent: u32,
-    /// When it started, in clock ticks since boot.
+    /// Its start time, in clock ticks since boot.
     pub started: u64,
-    /// What it is called.
+    /// Its name.
     pub name: OsString,
-    /// Whether it is a thread of the kernel, which has no files.
+    /// Whether it is a kernel thread, which has no files.
     pub kernel_thread: bool,
 }
 
-/// The processes that exist.
+/// The existing processes.
 #[derive(Debug, Default)]
 pub struct ProcessTable {
     processes: BTreeMap<u32, Process>,
-    /// The process that was checked last, and when.
+    /// The process checked last, and the time of the check.
     checked: Option<(u32, Instant)>,
 }
 
 impl ProcessTable {
-    /// Lists the processes, and checks as many as are due by `now`; those that are new, or another program than before.
+    /// Lists the processes and checks those due by `now`. Returns those that are new or run another program than
+    /// before.
     pub fn update(&mut self, proc: &ProcRoot, now: Instant) -> Result<Vec<u32>> {
         let pids = proc.pids()?;
         self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());
@@ -66,30 +67,30 @@ impl ProcessTable {
         Ok(changed)
     }
 
-    /// Checks all that is known at the next update.
+    /// Has every process checked at the next update.
     pub fn check_all(&mut self) {
         self.checked = None;
     }
 
-    /// All processes but the kernel's threads, by id.
+    /// Returns all processes except kernel threads, by ID.
     pub fn programs(&self) -> impl Iterator<Item = (u32, &Process)> {
         let all = self.processes.iter().map(|(pid, process)| (*pid, process));
         all.filter(|(_, process)| !process.kernel_thread)
     }
 
-    /// What is known of a process.
+    /// Returns a process by its ID.
     pub fn get(&self, pid: u32) -> Option<&Process> {
         self.processes.get(&pid)
     }
 
-    /// The processes whose turn it is, ascending.
+    /// Returns the processes whose turn it is, ascending.
     fn due(&mut self, now: Instant) -> std::collections::BTreeSet<u32> {
         let count = self.processes.len();
         let Some((last, at)) = self.checked.replace((0, now)) else {
             return self.processes.keys().copied().collect();
         };
         let share = now.saturating_duration_since(at).as_secs_f64() / CHECK_WITHIN.as_secs_f64();
-        // Rounded up: a part of one would never come to one.
+        // Rounded up: fractions would never add up to one.
         #[allow(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,

@@ -1,8 +1,7 @@
-//! Profiles: what the files of one kind of database are called, what they are to it, and what is to be done
-//! with them.
+//! Profiles: the files of one kind of database by name, their roles, and what to do with their pages.
 //!
-//! A profile is a TOML file; the ones in `profiles/` are built in, users add their own beside them. A profile
-//! that can't be read is refused with the file, line and key ([`ProfileError`]).
+//! A profile is a TOML file. Those in `profiles/` are built in; users add their own beside them. An invalid
+//! profile is refused with the file, line and key ([`ProfileError`]).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,41 +18,42 @@ use crate::rule::WithRule;
 use crate::spelled::{all_spelled, spelled};
 use crate::units::Size;
 
-/// One kind of database. As a file: see `profiles/generic.toml` for each key.
+/// One kind of database. See `profiles/generic.toml` for each key of the file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     /// Its name, as `--profile` takes it.
     pub name: String,
-    /// Names of its processes (`/proc/PID/comm`, at most 15 bytes), as globs.
+    /// Globs for the names of its processes (`/proc/PID/comm`, at most 15 bytes).
     #[serde(default, deserialize_with = "globs")]
     pub processes: Vec<GlobMatcher>,
-    /// Files that such a process, whatever its name, holds open: all of them must be there.
+    /// Files that such a process holds open, whatever its name; all of them must be open.
     #[serde(default, deserialize_with = "all_spelled")]
     pub markers: Vec<Pattern>,
-    /// Names of which at least one stands in the directory of a marker, where others have markers of the same name. Empty
-    /// where nobody has.
+    /// File names, at least one of which must be in the directory of a marker. They distinguish the database from
+    /// others with the same marker names; empty if there are none.
     #[serde(default, deserialize_with = "all_spelled")]
     pub beside: Vec<Pattern>,
-    /// Whether one of these must stand in a directory that the user names, too, which else counts by its logs' names alone.
+    /// Whether a directory that the user names must also contain one of `beside`. Otherwise the names of its logs
+    /// alone count.
     #[serde(default)]
     pub beside_always: bool,
-    /// Directories of logs, relative to the process's working directory, for databases that do not keep their
-    /// logs open.
+    /// Directories of logs, relative to the process's working directory, for databases that do not keep their logs
+    /// open.
     #[serde(default)]
     pub directories: Vec<PathBuf>,
     /// Whether its processes show positions in their titles as PostgreSQL's do.
     #[serde(default)]
     pub postgresql_titles: bool,
-    /// Its log files, the more particular first: the first pattern that matches counts.
+    /// Its log files, the most specific first: the first matching pattern counts.
     #[serde(default, rename = "log", deserialize_with = "logs")]
     pub logs: Vec<LogSpec>,
-    /// Its other files, which nobody watches, the more particular first: the first pattern that matches counts, after
+    /// Its other files, which are not watched, the most specific first: the first matching pattern counts, after
     /// those of the logs.
     #[serde(default, rename = "file")]
     pub files: Vec<FileSpec>,
-    /// Names of other profiles that fit the same process, whose files are known by this one, too: one at least of those is the
-    /// operator's.
+    /// Names of other profiles that fit the same process and whose files this profile includes. At least one of
+    /// them all is the operator's.
     #[serde(skip)]
     pub also: Vec<String>,
     #[serde(skip)]
@@ -64,17 +64,18 @@ pub struct Profile {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileSpec {
-    /// What they are to the database.
+    /// Their role in the database.
     pub class: FileClass,
     /// Their names.
     #[serde(deserialize_with = "spelled")]
     pub files: Pattern,
-    /// For files that are written once, in order and in bulk: what becomes of their pages.
+    /// What to do with their pages, for files that are written once, in order and in bulk.
     pub bulk: Option<BulkPages>,
-    /// Whether a database that opens them with `O_DIRECT` reads them by that alone: pages that are resident then are leftovers.
+    /// Whether a database that opens them with `O_DIRECT` reads them only that way: resident pages are then
+    /// leftovers.
     #[serde(default)]
     pub direct_only: bool,
-    /// For logs of a form that is not known yet: what they are, in words.
+    /// A description, for logs of an unknown format.
     pub unknown_log: Option<String>,
 }
 
@@ -82,107 +83,110 @@ pub struct FileSpec {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogSpec {
-    /// What they are to the database.
+    /// Their role in the database.
     pub class: FileClass,
     /// Their names.
     #[serde(deserialize_with = "log_files")]
     pub files: Pattern,
-    /// Only where the stem with `index` as its last component stands beside them (`binlog.index`).
+    /// Whether they count only if the index file is beside them: the stem with `index` as its last component
+    /// (`binlog.index`).
     #[serde(default)]
     pub indexed: bool,
-    /// What is to be done with their pages.
+    /// What to do with their pages.
     #[serde(skip, default = "keep")]
     pub rule: Rule,
-    /// How their writer comes back to old bytes.
+    /// How their writer overwrites old bytes.
     #[serde(default)]
     pub rewrite: RewriteSource,
-    /// The size of the aligned blocks that the writer overwrites, in bytes, where the profile says that it writes whole pages: whether
-    /// it does is then up to the kernel's pages.
+    /// The size in bytes of the aligned blocks that the writer overwrites, for profiles that state whole pages.
+    /// The kernel's page size decides whether these blocks are whole pages.
     #[serde(default, deserialize_with = "size")]
     pub block: Option<u64>,
-    /// Where their writer is seen.
+    /// Where the writer's position is visible.
     #[serde(default)]
     pub position: PositionSpec,
-    /// Which of them is the writer's.
+    /// Which of the files is the writer's.
     #[serde(default)]
     pub newest: NewestSpec,
-    /// A setting of the server that makes the blocks of [`RewriteSource::DeviceBlocks`] larger, or takes the place of `block`.
+    /// A server setting that enlarges the blocks of [`RewriteSource::DeviceBlocks`], or replaces `block`.
     pub block_option: Option<String>,
-    /// Settings of the server by which old bytes are overwritten: with all of them off it only appends.
+    /// Server settings that cause old bytes to be overwritten: with all of them off, the server only appends.
     #[serde(default)]
     pub overwritten_if: Vec<String>,
-    /// Where the database says that it recycles files of a log that is [`RewriteSource::Detect`].
+    /// Where the database states that it recycles the files of a log that is [`RewriteSource::Detect`].
     pub recycled_if: Option<RecycledIf>,
-    /// Where the database says from where on crash recovery reads the log.
+    /// Where the database states from which position crash recovery reads the log.
     #[serde(default)]
     pub checkpoint: CheckpointSpec,
-    /// What to do about a log that is kept because it is overwritten in parts of pages.
+    /// Advice on a log that is kept because parts of pages are overwritten.
     pub hint: Option<String>,
-    /// Whether a database that opens them with `O_DIRECT` reads them by that alone: pages that are resident then are leftovers.
+    /// Whether a database that opens them with `O_DIRECT` reads them only that way: resident pages are then
+    /// leftovers.
     #[serde(default)]
     pub direct_only: bool,
 }
 
-/// What a profile says of a file that it knows by its name.
+/// A file that a profile knows by its name.
 struct Known<'p> {
     class: FileClass,
     names: &'p Pattern,
     direct_only: bool,
 }
 
-/// A setting, in a file beside the log, that says its files are recycled.
+/// A setting in a file beside the log that states that the log's files are recycled.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecycledIf {
-    /// The file; of several, the one with the highest number.
+    /// The file; if several match, the one with the highest number.
     #[serde(deserialize_with = "spelled")]
     pub file: Pattern,
-    /// The key in it, whose value is then not 0 or false: a line `key = value`.
+    /// The key in it: a line `key = value` with a value other than 0 and false states recycling.
     pub key: String,
 }
 
-/// Where the position of a log's writer is seen from outside.
+/// Where the position of a log's writer is visible from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PositionSpec {
-    /// At the end of the file; where its writer overwrites old bytes, in `/proc/PID/fdinfo`.
+    /// At the end of the file; if the writer overwrites old bytes, in `/proc/PID/fdinfo`.
     #[default]
     Descriptor,
-    /// In `/proc/PID/fdinfo`: files are made at their full length, and then written from their start.
+    /// In `/proc/PID/fdinfo`: files are created at full length, and then written from their start.
     Preallocated,
-    /// Nowhere: it uses `pwrite` within a preallocated file.
+    /// Nowhere: the writer uses `pwrite` in a preallocated file.
     Hidden,
 }
 
-/// Where a database says from where on crash recovery reads a log.
+/// Where a database states from which position crash recovery reads a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CheckpointSpec {
-    /// Nobody knows.
+    /// Unknown.
     #[default]
     Unknown,
     /// In PostgreSQL's `global/pg_control`.
     PgControl,
     /// In the headers of InnoDB's redo log files.
     Innodb,
-    /// It removes files that recovery does not need: it reads all that are there.
+    /// The database removes files that recovery does not need: recovery reads all that exist.
     AllFiles,
     /// Recovery reads the writer's file from its start.
     LastFile,
-    /// Recovery reads none of them: spare files.
+    /// Recovery reads none of them: they are spare files.
     NoFile,
 }
 
-/// Which file of a log the writer has.
+/// Which file of a log is the writer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NewestSpec {
-    /// The one with the highest number; of names without one those that are open for writing, and the one changed last.
+    /// The one with the highest number. Among names without a number: those open for writing, and the one changed
+    /// last.
     #[default]
     Number,
-    /// The one changed last: files for later have higher numbers already.
+    /// The one changed last: files for later use already have higher numbers.
     Changed,
-    /// Any that a process has open for writing: a ring.
+    /// Any file that a process has open for writing: a ring.
     Open,
 }
 
@@ -195,7 +199,7 @@ pub enum ProfileError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -204,18 +208,18 @@ pub enum ProfileError {
     Text {
         /// The file.
         path: PathBuf,
-        /// What is wrong and where.
+        /// The problem and its location.
         message: String,
     },
-    /// There is no profile of that name.
+    /// There is no profile with that name.
     #[error("no profile is called \"{name}\"; there are {known}")]
     Unknown {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The existing names.
         known: String,
     },
-    /// No database is found by it, and none was named.
+    /// The profile finds no database by itself, and none was named.
     #[error(
         "the profile \"{name}\" finds no database by itself: name its process with --pid, or the directory of its logs with --dir"
     )]
@@ -230,7 +234,7 @@ fn globs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<GlobMatcher>,
     Ok(globs.iter().map(Glob::compile_matcher).collect())
 }
 
-/// The names of a log's files: in one directory at most.
+/// Reads the pattern of a log's files, which may name one directory.
 fn log_files<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Pattern, D::Error> {
     let files: Pattern = spelled(deserializer)?;
     if files.is_for_logs() {
@@ -251,7 +255,7 @@ fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Er
 }
 
 impl LogSpec {
-    /// How its writer comes back to old bytes on a kernel whose pages have so many bytes.
+    /// Returns how the writer overwrites old bytes on a kernel with pages of `page` bytes.
     pub fn rewrite_on(&self, page: u64) -> RewriteSource {
         match (self.rewrite, self.block) {
             (RewriteSource::Known(Rewrite::WholePages), Some(block)) => {
@@ -262,13 +266,13 @@ impl LogSpec {
     }
 }
 
-/// Until the rule beside the other keys is known, which is in all cases.
+/// The placeholder until the rule is known, which is always read.
 fn keep() -> Rule {
     Rule::Keep
 }
 
 impl Profile {
-    /// Reads a profile from its text; `path` is used in errors.
+    /// Parses a profile; `path` is used in errors.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
         let profile: Self = parse_config(text, path)?;
         if profile.logs.is_empty() {
@@ -283,11 +287,11 @@ impl Profile {
         Self::parse(&read_config(path)?, path)
     }
 
-    /// The profiles that are built in.
+    /// Returns the built-in profiles.
     ///
     /// # Panics
     ///
-    /// Never in a build that passed its tests: each is read there.
+    /// Never in a build that passed its tests, which parse each of them.
     pub fn built_in() -> Vec<Self> {
         BUILT_IN
             .iter()
@@ -296,14 +300,15 @@ impl Profile {
             .collect()
     }
 
-    /// Whether it is a built-in profile, or stands in the place of one.
+    /// Whether it is a built-in profile, or replaces one by its name.
     fn has_built_in_name(&self) -> bool {
         self.is_built_in || BUILT_IN.iter().any(|(name, _)| *name == self.name)
     }
 
-    /// Returns the profile of a process that several fit, and how well the database itself is known. It joins the best profile of a
-    /// built-in name with all others of the operator before it, so that the files of each are known, and has the name of the best of
-    /// them all. `fits` has how well each fits.
+    /// Returns the profile of a process that several profiles fit, and how well the database itself is known. It
+    /// joins the best profile with a built-in name with all of the operator's other profiles, which come first, so
+    /// that the files of each are known. Its name is that of the best profile overall. `fits` has each profile's
+    /// score.
     pub(crate) fn of_those_that_fit(fits: &[(u32, &Arc<Self>)]) -> Option<(Arc<Self>, u32)> {
         let best_of = |wanted: &dyn Fn(&Self) -> bool| {
             let mut best: Option<(u32, &Arc<Self>)> = None;
@@ -341,29 +346,30 @@ impl Profile {
         Some((Arc::new(joined), score))
     }
 
-    /// Whether it knows the same files as another, by their names.
+    /// Whether it has the same names as another, and so knows the same files.
     pub fn is_same_as(&self, other: &Self) -> bool {
         self.name == other.name && self.also == other.also
     }
 
-    /// Its name and those of the profiles that are in it, too.
+    /// Returns its name and those of the profiles joined to it.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         [&self.name].into_iter().chain(&self.also).map(String::as_str)
     }
 
-    /// Which of its other files is a log of a form that is not known, by its path.
+    /// Returns the file entry that describes this path as a log of an unknown format, if any, with its index.
     pub fn unknown_log(&self, path: &Path) -> Option<(usize, &FileSpec)> {
         let is_one = |file: &FileSpec| file.unknown_log.is_some() && file.files.matches(path).is_some();
         self.files.iter().enumerate().find(|(_, file)| is_one(file))
     }
 
-    /// Whether a process can be known as such a database, by its name or by what it has open. Else it has to be named.
+    /// Whether a process can be recognised as such a database, by its name or its open files. Otherwise the user
+    /// has to name it.
     pub fn can_be_found(&self) -> bool {
         !self.processes.is_empty() || !self.markers.is_empty()
     }
 
-    /// The log that a file is of by this profile: the first whose pattern its path matches. `None` for a log
-    /// [of a form that is not known](Self::unknown_log).
+    /// Returns the log that a file belongs to: the first whose pattern matches its path. Returns `None` for a log
+    /// [of an unknown format](Self::unknown_log).
     pub fn log_of<'n>(&self, path: &'n Path) -> Option<(usize, Matched<'n>)> {
         if self.unknown_log(path).is_some() {
             return None;
@@ -371,10 +377,10 @@ impl Profile {
         self.logs.iter().enumerate().find_map(|(index, log)| Some((index, log.files.matches(path)?)))
     }
 
-    /// What a file is to its database, by its path alone: of the logs and the other files, the first whose pattern it
-    /// matches. `None` for a file that the profile does not know.
+    /// Returns the role of a file by its path alone: that of the first matching pattern among the logs, then the
+    /// other files. Returns `None` for a file that the profile does not know.
     ///
-    /// A log that is [indexed](LogSpec::indexed) is taken for one whether its index is there or not; see
+    /// An [indexed](LogSpec::indexed) log counts as one whether its index exists or not; see
     /// [`Self::class_beside`].
     ///
     /// ```
@@ -393,14 +399,14 @@ impl Profile {
         self.class_beside(path, |_| true)
     }
 
-    /// As [`Self::class_of`], for callers that know which files there are: one of an [indexed](LogSpec::indexed) log
-    /// is of it only if `exists` says so of its index, beside it.
+    /// Returns the same as [`Self::class_of`], for callers that know which files exist: a file of an
+    /// [indexed](LogSpec::indexed) log counts only if `exists` is true for the index beside it.
     pub fn class_beside(&self, path: &Path, exists: impl Fn(&Path) -> bool) -> Option<FileClass> {
         self.known(path, exists).map(|known| known.class)
     }
 
-    /// Whether a database that opens this file with `O_DIRECT` reads it by that alone, so that pages that are resident are leftovers. Where
-    /// no profile says so, an engine may read it through the page cache, too, on purpose.
+    /// Whether a database that opens this file with `O_DIRECT` reads it only that way, so that resident pages are
+    /// leftovers. If no profile says so, an engine may also read it through the page cache on purpose.
     ///
     /// ```
     /// use pagekeeper_catalog::{Profile, find_profile};
@@ -415,25 +421,26 @@ impl Profile {
         self.known(path, |_| true).is_some_and(|known| known.direct_only)
     }
 
-    /// Whether the profile says nothing of a file: it is neither of a class nor a marker.
+    /// Whether the profile does not know a file: it has no class and is no marker.
     pub fn is_unnamed(&self, path: &Path) -> bool {
         self.class_of(path).is_none() && !self.markers.iter().any(|marker| marker.matches(path).is_some())
     }
 
-    /// Whether a file that a process has open is a log by this profile; a text log only where it `writes` to it, since anybody may
-    /// read files of such names.
+    /// Whether an open file is a log of this profile. A text log counts only if the process `writes` to it, since
+    /// anybody may read files with such names.
     pub fn is_open_log(&self, path: &Path, writes: bool) -> bool {
         self.log_of(path).is_some_and(|(log, _)| writes || self.logs[log].class != FileClass::Text)
     }
 
-    /// The directory that a file belongs to by this profile: above the directories that its pattern names (for
-    /// PostgreSQL's `base/5/16384`, the one that `base` is in). `None` for a file that the profile does not know.
+    /// Returns the base directory of a file: above the directories that its pattern names (for PostgreSQL's
+    /// `base/5/16384`, the parent of `base`). Returns `None` for a file that the profile does not know.
     pub fn base_of<'a>(&self, path: &'a Path) -> Option<&'a Path> {
         self.known(path, |_| true)?.names.base_of(path)
     }
 
-    /// The directory above those that a marker of this profile has any name for, for a file that is one (for Kafka's `*-*/{n}.log`, the one
-    /// that its partitions are in). `None` for other files, and where the marker names no such directory.
+    /// Returns, for a marker file, the directory above those that the marker matches with a wildcard (for Kafka's
+    /// `*-*/{n}.log`, the parent of its partitions). Returns `None` for other files, and for markers without such
+    /// a directory.
     ///
     /// ```
     /// use pagekeeper_catalog::{Profile, find_profile};
@@ -474,7 +481,7 @@ macro_rules! built_in {
     ($($name:literal,)*) => { &[$(($name, include_str!(concat!("../profiles/", $name, ".toml")))),*] };
 }
 
-/// Name and text of each built-in profile; of two that fit a process or directory equally well, the first is taken.
+/// Name and text of each built-in profile. If two fit a process or directory equally well, the first is used.
 pub const BUILT_IN: &[(&str, &str)] = built_in![
     "mariadb",
     "mysql",
@@ -493,7 +500,7 @@ pub const BUILT_IN: &[(&str, &str)] = built_in![
     "generic",
 ];
 
-/// Finds a profile by name.
+/// Returns the profile with this name.
 pub fn find_profile<'a>(profiles: &'a [Profile], name: &str) -> Result<&'a Profile, ProfileError> {
     profiles.iter().find(|profile| profile.name == name).ok_or_else(|| ProfileError::Unknown {
         name: name.to_owned(),

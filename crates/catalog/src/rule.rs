@@ -1,6 +1,6 @@
-//! Rules as configurations give them: a name, and the figures that it takes, among the other keys of a table.
+//! Rules in configurations: a name and its parameters, among the other keys of a table.
 //!
-//! They are read straight into the policy's [`Rule`]. What is wrong is said at its line and key.
+//! They are read directly into the policy's [`Rule`]. Errors point to line and key.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::profile::BUILT_IN;
 use crate::spelled::Spelled;
 use crate::units::Size;
 
-/// Every rule by its name, with the figures of one that names none. A budget has to be given.
+/// Every rule by name, with the default parameters. A budget has no default.
 const RULES: [(&str, Rule); 7] = {
     const fn named(rule: Rule) -> (&'static str, Rule) {
         (rule.name(), rule)
@@ -55,7 +55,7 @@ struct RuleKeys {
 }
 
 impl RuleKeys {
-    /// The rule, unless a figure is missing or out of place.
+    /// Returns the rule, or an error if a parameter is missing or does not apply.
     fn rule<E: Error>(mut self) -> Result<Rule, E> {
         let NamedRule(mut rule) = self.rule.ok_or_else(|| E::missing_field("rule"))?;
         let name = rule.name();
@@ -71,7 +71,7 @@ impl RuleKeys {
                 let missing = "the rule \"budget\" needs the key \"budget\", a size like 64M";
                 *bytes = self.budget.take().ok_or_else(|| E::custom(missing))?.0.0;
                 *total = match self.total.take().map(|size| size.0.0) {
-                    // One log may have all that was given for one.
+                    // One log may use everything that one log is given.
                     None => *bytes.max(total),
                     Some(all) if all < *bytes => {
                         return Err(E::custom(format!(
@@ -84,7 +84,7 @@ impl RuleKeys {
                 };
             }
         }
-        // What the rule has not taken.
+        // The keys that the rule has not used.
         let left = [
             ("slack", self.slack.is_some()),
             ("near_files", self.near_files.is_some()),
@@ -100,7 +100,7 @@ impl RuleKeys {
     }
 }
 
-/// A table that has the keys of a rule beside its own.
+/// A table with the keys of a rule beside its own.
 pub(crate) struct WithRule<T> {
     pub(crate) rule: Rule,
     pub(crate) table: T,
@@ -128,7 +128,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for WithRule<T> {
     }
 }
 
-/// The keys of a table but for those of its rule, which are put aside.
+/// The keys of a table without those of its rule, which are collected separately.
 struct OwnKeys<'a, A> {
     map: A,
     keys: &'a mut RuleKeys,
@@ -163,11 +163,11 @@ enum Key<K> {
     NearFiles,
     Budget,
     Total,
-    /// Another one, which the seed was asked for.
+    /// Another key, which the seed has read.
     Own(K),
 }
 
-/// The seed is left where the key is a rule's.
+/// The seed is left in place if the key belongs to a rule.
 struct KeySeed<'a, K>(&'a mut Option<K>);
 
 impl<'de, K: DeserializeSeed<'de>> DeserializeSeed<'de> for KeySeed<'_, K> {
@@ -189,9 +189,9 @@ impl<'de, K: DeserializeSeed<'de>> DeserializeSeed<'de> for KeySeed<'_, K> {
     }
 }
 
-/// Rules that replace those of profiles: of all logs of a class, or of those of one profile.
+/// Rules that replace those of profiles: for all logs of a class, or for those of one profile.
 ///
-/// As a table: `[rules.binlog]` and `[rules.PROFILE.binlog]`, each with the keys of a rule.
+/// In a configuration: the tables `[rules.binlog]` and `[rules.PROFILE.binlog]`, each with the keys of a rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules {
     by_class: BTreeMap<FileClass, Rule>,
@@ -199,29 +199,30 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The rule for logs of a class in a profile, if there is one: the profile's own before that of the class.
+    /// Returns the rule for logs of a class in a profile, if any. The profile's own rule takes precedence over
+    /// that of the class.
     pub fn of(&self, profile: &str, class: FileClass) -> Option<Rule> {
         let own = self.by_profile.get(profile).and_then(|own| own.get(&class));
         own.or_else(|| self.by_class.get(&class)).copied()
     }
 
-    /// The profiles that have rules of their own.
+    /// Returns the profiles with their own rules.
     pub fn profiles(&self) -> impl Iterator<Item = &str> {
         self.by_profile.keys().map(String::as_str)
     }
 
-    /// The classes that a profile has rules of its own for.
+    /// Returns the classes for which a profile has its own rules.
     pub fn classes_of(&self, profile: &str) -> impl Iterator<Item = FileClass> {
         self.by_profile.get(profile).into_iter().flat_map(|own| own.keys().copied())
     }
 
-    /// Whether there are none.
+    /// Whether there are no rules.
     pub fn is_empty(&self) -> bool {
         self.by_class.is_empty() && self.by_profile.is_empty()
     }
 }
 
-/// A table that has nothing but the keys of a rule.
+/// A table with only the keys of a rule.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Nothing {}
@@ -256,7 +257,7 @@ impl<'de> Deserialize<'de> for Rules {
     }
 }
 
-/// The rules of a profile of this name.
+/// Reads the rules of the profile with this name.
 struct OfProfile<'a>(&'a str);
 
 impl<'de> DeserializeSeed<'de> for OfProfile<'_> {
@@ -278,7 +279,7 @@ impl<'de> Visitor<'de> for OfProfile<'_> {
         let mut rules = BTreeMap::new();
         while let Some(name) = map.next_key::<String>()? {
             let class = class_of(&name).ok_or_else(|| {
-                // Of a profile that there is, the error is in the class; another name may be a class that was mistyped.
+                // If the profile exists, the class is wrong; another name may be a mistyped class.
                 let profile = self.0;
                 let is_profile = BUILT_IN.iter().any(|(built_in, _)| *built_in == profile);
                 let (wrong, of) = if is_profile {
@@ -371,7 +372,7 @@ mod tests {
         let error = toml::from_str::<Config>("[rules.binlock]\nrule = \"keep\"\n").unwrap_err().to_string();
         assert!(error.contains("\"binlock\" is no class of files"), "{error}");
         assert!(error.contains("[rules.binlock.CLASS]"), "{error}");
-        // Of a profile that there is, the typing error is in the class.
+        // The profile exists, so the mistyped name is the class.
         let error =
             toml::from_str::<Config>("[rules.postgresql.wall]\nrule = \"keep\"\n").unwrap_err().to_string();
         assert!(error.contains("\"wall\" is no class of files"), "{error}");

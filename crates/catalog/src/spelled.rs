@@ -1,4 +1,4 @@
-//! Values that configurations write as text, such as patterns and sizes. What is wrong with one is said at its line and key.
+//! Values that configurations write as text, such as patterns and sizes. Errors point to their line and key.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-/// A value that is written as text.
+/// A value written as text.
 #[derive(Debug, Clone)]
 pub struct Spelled<T>(pub T);
 
@@ -16,14 +16,14 @@ impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Spelled<T> {
     }
 }
 
-/// Reads such a value. For `serde(deserialize_with)`.
+/// Reads a value written as text. For `serde(deserialize_with)`.
 pub(crate) fn spelled<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
 }
 
-/// Reads a list of them. For `serde(deserialize_with)`.
+/// Reads a list of values written as text. For `serde(deserialize_with)`.
 pub(crate) fn all_spelled<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {

@@ -1,9 +1,9 @@
-//! The programs that are known to stream, by their names.
+//! The names of programs known to stream.
 
 use globset::{Glob, GlobMatcher};
 
-/// Programs that stream: that read or write much, once and in order, by their names (`/proc/PID/comm`, at most 15 bytes), as
-/// globs. Backups, dumps, archivers and copies, and what compresses or sums up files.
+/// Globs for the names (`/proc/PID/comm`, at most 15 bytes) of programs that stream: that read or write much, once
+/// and in order. These are backups, dumps, archivers and copies, and programs that compress or checksum files.
 pub const STREAMING_PROGRAMS: [&str; 58] = [
     "tar",
     "bsdtar",
@@ -65,7 +65,7 @@ pub const STREAMING_PROGRAMS: [&str; 58] = [
     "duplicacy",
 ];
 
-/// [`STREAMING_PROGRAMS`], to match names of processes with.
+/// Returns matchers for [`STREAMING_PROGRAMS`].
 ///
 /// # Panics
 ///

@@ -6,7 +6,7 @@ pub(crate) use pagekeeper_testing::fake_process;
 
 use crate::Profile;
 
-/// The built-in profiles.
+/// Returns the built-in profiles.
 pub(crate) fn profiles() -> Vec<Arc<Profile>> {
     Profile::built_in().into_iter().map(Arc::new).collect()
 }

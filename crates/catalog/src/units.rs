@@ -1,8 +1,8 @@
-//! Sizes, byte ranges and periods as people write and read them.
+//! Sizes, byte ranges and periods in human-readable form.
 //!
-//! Read: a number with an optional unit, in either case, as GNU coreutils has them: `K`, `M`, `G`, `T`, `P` (or
-//! `KiB` …) are powers of 1024; `KB`, `MB` … powers of 1000; none, or `B`, is bytes. Written: binary units, one
-//! decimal. Fails with a sentence that quotes what was given.
+//! Parsing accepts a number with an optional unit, in either case, as GNU coreutils does. `K`, `M`, `G`, `T`, `P`
+//! (or `KiB` …) are powers of 1024; `KB`, `MB` … are powers of 1000; none, or `B`, is bytes. Formatting uses
+//! binary units with one decimal. Errors are sentences that quote the input.
 
 use std::fmt;
 use std::ops::Range;
@@ -48,7 +48,7 @@ impl FromStr for Size {
     }
 }
 
-/// Bytes in a unit; `None` for an unknown one.
+/// Returns the bytes of a unit; `None` for an unknown one.
 fn factor(unit: &str) -> Option<u64> {
     let unit = unit.to_ascii_uppercase();
     if unit.is_empty() || unit == "B" {
@@ -85,13 +85,13 @@ impl fmt::Display for Size {
     }
 }
 
-/// Reads a size, for clap's `value_parser`.
+/// Parses a size, for clap's `value_parser`.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     text.parse::<Size>().map(|size| size.0)
 }
 
-/// Reads a byte range, for clap's `value_parser`: `A..B`, `A..` (to the end of the file, `u64::MAX`), `..B`;
-/// both in sizes, the end exclusive.
+/// Parses a byte range, for clap's `value_parser`: `A..B`, `A..` (to the end of the file, `u64::MAX`), `..B`; both
+/// ends are sizes, and the end is exclusive.
 pub fn parse_range(text: &str) -> Result<Range<u64>, String> {
     let (start, end) = text
         .split_once("..")
@@ -105,8 +105,7 @@ pub fn parse_range(text: &str) -> Result<Range<u64>, String> {
     }
 }
 
-/// A length of time, read from people: a number with `ms`, `s`, `m` or `h`, like 500ms or 1.5h; longer than
-/// none.
+/// A duration in human-readable form: a number with `ms`, `s`, `m` or `h`, like 500ms or 1.5h; longer than zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Period(pub Duration);
 
@@ -135,13 +134,13 @@ impl FromStr for Period {
     }
 }
 
-/// Reads a period, for clap's `value_parser`.
+/// Parses a period, for clap's `value_parser`.
 pub fn parse_period(text: &str) -> Result<Duration, String> {
     text.parse::<Period>().map(|period| period.0)
 }
 
-/// Reads how fast streams may use a disk, for clap's `value_parser` and configurations: `auto`, `off`, `idle`, or a size a second, as
-/// `64M` or `64M/s`.
+/// Parses how fast streams may use a disk, for clap's `value_parser` and configurations: `auto`, `off`, `idle`, or
+/// a size per second, such as `64M` or `64M/s`.
 pub fn parse_pace(text: &str) -> Result<StreamPace, String> {
     let bad = || format!("\"{text}\" is not a pace: give auto, off, idle, or a rate, like 64M/s");
     match text.trim() {

@@ -1,9 +1,9 @@
-//! Shell completions, made from the same definitions as `--help` by clap, and of three things more than clap knows: profiles,
-//! processes, and files, which a shell completes better itself.
+//! Shell completions, which clap makes from the same definitions as `--help`. Three kinds of words are added:
+//! profiles, processes, and files, which a shell completes better itself.
 //!
-//! Invariant: what a shell puts on the command line of a file's name is quoted by that shell. clap's script for bash lists files
-//! where it knows nothing better, as words that are pasted as they are: a file that somebody called `$(command)` would be run. All
-//! such lists are taken out.
+//! Invariant: a file name that the shell puts on the command line is quoted by that shell. Where clap's script for
+//! bash knows nothing better, it lists files as unquoted words: a file named `$(command)` would be run. All such
+//! lists are removed.
 
 use std::process::ExitCode;
 
@@ -25,10 +25,10 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-/// Stands in clap's script where processes are to be listed.
+/// Marks the places in clap's script where processes are listed.
 const PIDS: &str = "PAGEKEEPER_PIDS";
 
-/// Lists processes, but for threads of the kernel, which have no command line.
+/// Lists processes except for kernel threads, which have no command line.
 const BASH_PIDS: &str = r#"
 _pagekeeper_pids() {
     local process
@@ -48,9 +48,9 @@ _pagekeeper_pids() {
 }
 "#;
 
-/// Prints completions.
+/// Prints the completion script.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    // Made in memory: the generator panics where the write fails.
+    // Made in memory: the generator panics if a write fails.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut with_values(Cli::command()), "pagekeeper", &mut script);
     let script = String::from_utf8(script)?;
@@ -59,14 +59,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Shell::Zsh => with_function(&script, "autoload -U is-at-least\n", ZSH_PIDS)
             .replace(&format!("({PIDS})"), "_pagekeeper_pids"),
         Shell::Fish => script.replace(&format!("\"{PIDS}\\t''\""), "\"(__fish_complete_pids)\""),
-        // Elvish and PowerShell list no values.
+        // The scripts for Elvish and PowerShell list no values.
         _ => script,
     };
     output::print(script.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command with what may stand for its arguments, where that is known but may be something else, too.
+/// Returns the command with suggested values for its arguments. Other values are allowed, too.
 fn with_values(command: Command) -> Command {
     let known = |arg: clap::Arg| match arg.get_id().as_str() {
         "profile" | "print_profile" => {
@@ -78,17 +78,18 @@ fn with_values(command: Command) -> Command {
     command.mut_args(known).mut_subcommands(with_values)
 }
 
-/// The script behind whose line a function is put.
+/// Returns the script with a function inserted after this line.
 fn with_function(script: &str, line: &str, function: &str) -> String {
     script.replacen(line, &format!("{line}{function}"), 1)
 }
 
-/// clap's script for bash, with files left to bash: it completes them itself, and quotes them, where a function finds nothing.
+/// Returns clap's script for bash with file names left to bash, which completes and quotes them itself if the
+/// function finds nothing.
 fn bash(script: &str) -> String {
     const FILES: &str = r#"COMPREPLY=($(compgen -f "${cur}"))"#;
     const NOTHING: &str = "COMPREPLY=()";
     let mut out = String::with_capacity(script.len());
-    // Whether the command's words are all options, so that its other words are files.
+    // Whether all listed words of the command are options, so that its other words are files.
     let mut takes_files = false;
     let mut in_default = false;
     for line in script.lines() {

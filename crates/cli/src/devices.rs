@@ -1,6 +1,6 @@
-//! Block devices that a user named: what the file system on one means for its pages.
+//! Block devices that a user named: a message says what a device's file system means for its pages.
 //!
-//! Invariant: each device is said something of once, on standard error.
+//! Invariant: each device is reported once, on standard error.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -17,7 +17,7 @@ use crate::output::complain;
 pub(crate) struct MountedDevices(Mutex<Vec<(PathBuf, PathBuf)>>);
 
 impl MountedDevices {
-    /// Whether this is one. Fails where the mounts can't be read.
+    /// Whether the file is such a device. Fails if the mounts can't be read.
     pub(crate) fn has(&self, file: &InspectedFile) -> pagekeeper_kernel::Result<bool> {
         let Some(device) = file.device() else { return Ok(false) };
         let Some(point) = ProcRoot::default().mount_points_of(device)?.into_iter().next() else {
@@ -27,7 +27,7 @@ impl MountedDevices {
         Ok(true)
     }
 
-    /// Says for each where it is mounted, and what that means.
+    /// Reports for each device where it is mounted, and what that means.
     pub(crate) fn report(self, meaning: &str) {
         let mut all = ignore_poison(self.0.into_inner());
         all.sort();

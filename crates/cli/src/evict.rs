@@ -1,6 +1,7 @@
-//! `pagekeeper evict`: releases files' pages by hand, and says of each file what stayed and why.
+//! `pagekeeper evict`: releases files' pages on request, and reports for each file what stayed and why.
 //!
-//! Dirty pages are written first. Fails path by path; pages that stayed for a reason are reported, not an error.
+//! Dirty pages are written first. Fails path by path; pages that stayed for a known reason are reported, but are
+//! not an error.
 
 use std::io::Write;
 use std::ops::Range;
@@ -52,7 +53,7 @@ fn parse_jobs(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "give a number from 1 to 1024".to_owned())
 }
 
-/// What was done, to one file or to all.
+/// The result for one file or for all.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(crate) struct Figures {
     pub(crate) requested: u64,
@@ -93,7 +94,7 @@ impl Figures {
         self.kept_dirty + self.kept_mapped + self.kept_edge + self.kept_busy
     }
 
-    /// "kept 8 MiB: 4 MiB dirty …"; `None` if nothing stayed.
+    /// Returns "kept 8 MiB: 4 MiB dirty …"; `None` if nothing stayed.
     pub(crate) fn kept_in_words(&self) -> Option<String> {
         let why: Vec<String> = [
             (self.kept_mapped, "mapped by a process"),

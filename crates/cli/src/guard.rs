@@ -1,8 +1,8 @@
 //! `pagekeeper guard`: the daemon, its status line and its summary.
 //!
-//! SIGINT and SIGTERM end it at once, with the summary; SIGHUP makes it read its configuration again, and go on
-//! with the old one if the new one can't be read. When the reader of its output leaves, it ends silently. A service manager hears
-//! when it is ready, reads its configuration, is alive and ends ([`service`](crate::service)).
+//! SIGINT and SIGTERM end it at once, with the summary. SIGHUP makes it read its configuration again, and keep the
+//! old one if the new one can't be read. If the reader of its output leaves, it ends silently. A service manager
+//! is notified when the guard is ready, reads its configuration, is alive and ends ([`service`](crate::service)).
 
 use std::cell::Cell;
 use std::fmt::Write as _;
@@ -28,7 +28,7 @@ use crate::output::{self, UsageError};
 use crate::service::Manager;
 use crate::signals::Stop;
 
-/// Without a terminal, a status line is printed this often, if anything was released since.
+/// Interval of the status line without a terminal, if anything was released since the last.
 const STATUS_EVERY: Duration = Duration::from_secs(60);
 
 /// Keep the log files of running databases out of the page cache
@@ -113,7 +113,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The configuration file with what the command line says on top.
+    /// Returns the configuration file's options, overridden by the command line.
     fn options(&self) -> Result<Options, ProfileError> {
         let mut options = match &self.config {
             Some(path) => Options::read(path)?,
@@ -128,7 +128,7 @@ impl Args {
         if options.streams.on && options.streams.processes.is_empty() {
             options.streams.processes = Streams::default().processes;
         }
-        // One pass ends before a stream does.
+        // A single pass ends before any stream does.
         options.streams.on &= !self.once;
         options.targets.only.extend(self.only.iter().cloned());
         options.targets.never.extend(self.never.iter().cloned());
@@ -146,14 +146,14 @@ impl Args {
         Ok(options)
     }
 
-    /// What is wrong with what was given, and what of it may be missing.
+    /// Returns the usage error, with a hint if a configuration file may be missing.
     fn refused(&self, error: &ProfileError) -> UsageError {
         let own = matches!(error, ProfileError::Unknown { .. }) && self.config.is_none();
         let hint = "; a profile of your own is known by a file for --config that lists it under \"profiles\"";
         UsageError(format!("{error}{}", if own { hint } else { "" }))
     }
 
-    /// Fails where the address can't be had.
+    /// Starts the metrics server; fails if the address is not available.
     fn start_metrics(&self, options: &Options) -> anyhow::Result<Option<Metrics>> {
         let top = usize::from(self.metrics_files.unwrap_or(0));
         self.metrics.map(|address| Metrics::start(Door::open(address)?, options, top)).transpose()
@@ -175,7 +175,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         output::complain(format_args!("the service manager can't be reached by NOTIFY_SOCKET: {error}"));
         Manager::default()
     });
-    // Not after the first tick: that may have to wait for file systems that do not answer.
+    // Not after the first tick: that tick may wait for file systems that do not answer.
     manager.ready();
     let mut printer = Printer::new(args.json);
     let began = Instant::now();
@@ -183,12 +183,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let unheard = Cell::new(false);
     let summary = guard.run(
         |guard, pause| {
-            // Where there are very many processes, it takes more than one to find all.
+            // With very many processes, it takes more than one tick to find all.
             ticks += u32::from(ticks > 0 || guard.has_seen_all());
             if let Some(metrics) = &metrics {
                 metrics.ticked(guard.done(), &guard.streams(), guard.tick_by_process());
             }
-            // With all found, files are sampled at the next tick; the one after that releases what had to be written out first.
+            // After all files are found, they are sampled at the next tick; the tick after that releases pages
+            // that had to be written first.
             if (args.once && ticks >= 3 && !guard.is_behind()) || guard.is_done() || unheard.get() {
                 return Control::Stop;
             }
@@ -231,13 +232,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let named = !args.pid.is_empty() || !args.dir.is_empty();
     match printer.failed {
         Some(error) => Err(error.into()),
-        // In a long run, problems come and go; a single tick has met them or has not.
+        // In a long run, problems appear and disappear; a single pass either has met some or has not.
         None if (named && !printer.watched) || (args.once && printer.problems) => Ok(ExitCode::FAILURE),
         None => Ok(ExitCode::SUCCESS),
     }
 }
 
-/// Waits, and says meanwhile that it is alive; whether a signal came.
+/// Waits, and meanwhile notifies the manager that the guard is alive; returns whether a signal has arrived.
 fn is_stopped(stop: &Stop, manager: &mut Manager, pause: Duration) -> bool {
     let until = Instant::now() + pause;
     loop {
@@ -268,7 +269,7 @@ fn print_profile(name: &str) -> anyhow::Result<ExitCode> {
 #[allow(clippy::struct_excessive_bools, reason = "each says one thing about the output")]
 struct Printer {
     json: bool,
-    /// Standard output is a terminal: the status line is drawn again in its place.
+    /// Standard output is a terminal: the status line is redrawn in place.
     terminal: bool,
     status_drawn: bool,
     last_status: Instant,
@@ -307,7 +308,7 @@ impl Printer {
         self.failed = printed.err();
     }
 
-    /// Whether standard output is a pipe that nobody reads any more.
+    /// Whether standard output is a pipe without a reader.
     fn reader_left(&self) -> bool {
         self.failed.as_ref().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
     }
@@ -376,7 +377,7 @@ impl Printer {
                 return self.complain(&format!("{}: {}", escaped(path), escaped(warning)));
             }
             Event::Problem { path, problem } => {
-                // Most errors of the kernel's door name the path themselves.
+                // Most errors of the kernel crate name the path themselves.
                 let (path, problem) = (escaped(path).to_string(), escaped(problem).to_string());
                 let named = problem.contains(&path);
                 return self.complain(&if named { problem } else { format!("{path}: {problem}") });
@@ -440,7 +441,7 @@ impl Printer {
     }
 }
 
-/// The first of them, and how many more there are: a database may have a thousand.
+/// Returns the first directory, and the number of others: a database may have a thousand.
 fn directories_text(directories: &[PathBuf]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<String> = directories.iter().take(SHOWN).map(|path| escaped(path).to_string()).collect();
@@ -450,7 +451,7 @@ fn directories_text(directories: &[PathBuf]) -> String {
     }
 }
 
-/// What is said of a memory cgroup; nothing of each single step.
+/// Returns the message about a memory cgroup; single steps have none.
 fn group_text(path: &Path, file: u64, limit: Option<u64>, news: GroupNews) -> Option<String> {
     let of = limit.map(|limit| format!(" of {}", Size(limit))).unwrap_or_default();
     let what = match news {

@@ -1,9 +1,9 @@
-//! What `pagekeeper` says by itself: what it would do on this host, and what to type next.
+//! The output of `pagekeeper` without arguments: what it would do on this host, and which commands to use next.
 //!
-//! Invariants: it takes about a second at most, whatever the host holds, and says "at least" and "not all" where that was too short;
-//! it changes nothing, needs no right, and asks no file system that somebody else answers for: Kafka, or an engine
-//! within another program, is not named where its files are on one. What others named is escaped.
-//! Fails only where standard output does.
+//! Invariants: it takes about a second at most, whatever the size of the host, and says "at least" and "not all"
+//! if that was too short. It changes nothing, needs no privileges, and sends no requests to a file system that
+//! depends on another machine or process: Kafka, or an engine within another program, is not named if its files
+//! are on one. Names given by others are escaped. Fails only if writing to standard output fails.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,20 +25,20 @@ use pagekeeper_observe::{Observer, ObserverOptions, Scope, Selects, Snapshot};
 
 use crate::output;
 
-/// How long everything may take, and how long of it the databases are searched for.
+/// The limit for the whole command, and the part of it for the search for databases.
 const PATIENCE: Duration = Duration::from_secs(1);
 const SEARCH: Duration = Duration::from_millis(400);
-/// Processor time after which what was found is passed on.
+/// Processor time after which the results so far are passed on.
 const STEP: Duration = Duration::from_millis(20);
-/// Files that are counted of one database.
+/// Files that are counted for one database.
 const FILES: usize = 20_000;
-/// Databases whose files are counted, those of the system's users first; and how many are shown.
+/// Databases whose files are counted, those of system users first; and the number that are shown.
 const COUNTED: usize = 8;
 const SHOWN: usize = 5;
-/// Users of programs have lower numbers than people.
+/// System users have lower IDs than people.
 const FIRST_PERSON: u32 = 1000;
 
-/// A database, and what its files hold.
+/// A database, and the page cache of its files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Found {
     pid: u32,
@@ -46,26 +46,26 @@ struct Found {
     held: Held,
 }
 
-/// What the files of a database hold in memory.
+/// The page cache of a database's files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Held {
-    /// There was no time.
+    /// There was no time to count it.
     #[default]
     Uncounted,
     /// Its files can't be seen.
     Unseen,
-    /// They are where somebody else would have to answer.
+    /// They are on a file system that depends on another machine or process.
     Elsewhere { directory: Option<PathBuf> },
     /// In bytes; more if `is_cut`.
     Counted { directory: Option<PathBuf>, logs: u64, others: u64, is_cut: bool },
 }
 
-/// All that is said.
+/// The whole output.
 #[derive(Debug, Clone, Default)]
 struct Hint {
-    /// By process; `None` until they were searched for.
+    /// By process ID; `None` until the search has begun to report.
     found: Option<BTreeMap<u32, Found>>,
-    /// All processes were looked at.
+    /// All processes were inspected.
     is_complete: bool,
     /// Other users' processes can't be seen at all.
     is_hidden: bool,
@@ -73,19 +73,19 @@ struct Hint {
     memory: Option<MemInfo>,
 }
 
-/// What the search comes to, bit by bit.
+/// A partial result of the search.
 enum News {
     Databases { found: BTreeMap<u32, Found>, is_complete: bool },
     Counted(u32, Held),
 }
 
-/// Says it.
+/// Runs the command.
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let until = Instant::now() + PATIENCE;
     let roots = SysRoots::default();
     let (send, news) = channel();
     let search_roots = roots.clone();
-    // It may be held for good by a file system; it ends with the process.
+    // A file system may block it for ever; it ends with the process.
     let searching = std::thread::Builder::new().name("search".to_owned());
     let hint = Hint {
         is_hidden: roots.proc.name(1).is_err(),
@@ -103,7 +103,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Searches, and tells what it finds; nobody may listen any more.
+/// Searches, and sends its results; the receiver may be gone.
 fn search(roots: &SysRoots, send: &Sender<News>) {
     let profiles: Vec<Arc<Profile>> = Profile::built_in().into_iter().map(Arc::new).collect();
     let Some(found) = databases(&roots.proc, &profiles, send) else { return };
@@ -122,7 +122,7 @@ fn search(roots: &SysRoots, send: &Sender<News>) {
     }
 }
 
-/// The databases that are found in [`SEARCH`]; sends them as they come. `None` if nobody listens.
+/// Finds databases for [`SEARCH`], and sends them as they are found. `None` if the receiver is gone.
 fn databases(
     proc: &ProcRoot,
     profiles: &[Arc<Profile>],
@@ -158,7 +158,7 @@ fn without_workers(discovery: &Discovery, known: &BTreeMap<u32, KnownProcess>) -
         .collect()
 }
 
-/// What the files of one database hold.
+/// Returns the page cache of one database's files.
 fn held(roots: &SysRoots, pid: u32) -> Held {
     let mounts = roots.proc.mounts(pid).or_else(|_| roots.proc.own_mounts()).unwrap_or_default();
     let is_elsewhere = Arc::new(AtomicBool::new(false));
@@ -180,7 +180,7 @@ fn held(roots: &SysRoots, pid: u32) -> Held {
     snapshot.map_or(Held::Unseen, |snapshot| of_snapshot(&snapshot, is_elsewhere))
 }
 
-/// Whether a directory is on a file system that somebody else answers for; none is asked.
+/// Whether a directory is on a file system that depends on another machine or process; no file system is asked.
 fn may_never_answer(mounts: &[Mount], directory: &Path) -> bool {
     Mount::of_path(mounts, directory).is_some_and(Mount::may_never_answer)
 }
@@ -211,7 +211,7 @@ fn of_snapshot(snapshot: &Snapshot, is_elsewhere: bool) -> Held {
 }
 
 impl Hint {
-    /// With what is heard until then.
+    /// Adds the results that arrive until then.
     fn heard(mut self, news: &Receiver<News>, until: Instant) -> Self {
         loop {
             match news.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -228,7 +228,7 @@ impl Hint {
         }
     }
 
-    /// Those with most in logs first.
+    /// Returns the databases, those with the most in logs first.
     fn in_order(&self) -> Vec<&Found> {
         let mut found: Vec<&Found> = self.found.iter().flat_map(BTreeMap::values).collect();
         let rank = |held: &Held| match held {
@@ -365,7 +365,7 @@ mod tests {
         let text = none.to_string();
         assert!(text.contains("no database that it knows is running"), "{text}");
         assert!(text.contains("\nNext: pagekeeper demo ") && !text.contains("guard"), "{text}");
-        // Kafka, and engines within other programs, are known by what they hold open alone.
+        // Kafka, and engines within other programs, are recognised only by their open files.
         let text = Hint { is_root: false, ..none.clone() }.to_string();
         assert!(text.contains("no database was found") && text.contains("without root, and some"), "{text}");
         let hidden = Hint { is_hidden: true, is_root: false, is_complete: false, ..none };
@@ -381,7 +381,7 @@ mod tests {
         let uncounted = Found { held: Held::Uncounted, ..found };
         let found = BTreeMap::from([(pid, uncounted)]);
         send.send(News::Databases { found, is_complete: true }).unwrap();
-        // The sender stays: it never comes back.
+        // The sender is kept: the search never ends.
         let heard = Hint { is_root: false, ..hint([]) }.heard(&news, Instant::now());
         let heard = heard.heard(&news, Instant::now() + Duration::from_millis(10));
         let text = heard.to_string();

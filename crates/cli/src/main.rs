@@ -1,7 +1,7 @@
 //! The command line of pagekeeper.
 //!
-//! Every command has `Args` and `run`; a command prints its own problems path by path and returns 0 or 1, or fails with
-//! an error that is printed here. Usage errors exit with 2. A broken pipe is silent.
+//! Every command has `Args` and `run`. A command prints its own problems path by path and returns 0 or 1, or fails
+//! with an error that is printed here. Usage errors exit with 2. A broken pipe is silent.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -33,7 +33,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use pagekeeper_catalog::units as size;
 
-/// What `--version` prints, and `-V` the first line of: a static build says what is different about it.
+/// The output of `--version`, whose first line is that of `-V`: a static build also says how it differs.
 const LONG_VERSION: &str = if cfg!(carries_another) {
     concat!(
         env!("CARGO_PKG_VERSION"),

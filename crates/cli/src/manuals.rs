@@ -44,19 +44,19 @@ pub(crate) fn man(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the page of a command and those of the commands below it.
+/// Writes the pages of a command and its subcommands.
 fn write_all(command: &clap::Command, dir: &Path) -> anyhow::Result<ExitCode> {
     let path = dir.join(format!("{}.1", display_name(command)));
     std::fs::write(&path, page(command.clone())?)
         .with_context(|| format!("can't write {}", escaped(&path)))?;
-    // Those below "help" are all commands once more.
+    // The subcommands of "help" are all commands once more.
     if command.get_name() != "help" {
         command.get_subcommands().try_for_each(|below| write_all(below, dir).map(drop))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The name of the command's page: "pagekeeper-store-verify".
+/// Returns the name of the command's page: "pagekeeper-store-verify".
 fn display_name(command: &clap::Command) -> &str {
     command.get_display_name().unwrap_or(command.get_name())
 }
@@ -64,7 +64,7 @@ fn display_name(command: &clap::Command) -> &str {
 fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
     let name = display_name(&command).to_owned();
     let mut text = Vec::new();
-    // Sub-commands have no version of their own.
+    // Subcommands have no version of their own.
     let source = concat!("pagekeeper ", env!("CARGO_PKG_VERSION"));
     clap_mangen::Man::new(command.display_name(name)).source(source).render(&mut text)?;
     Ok(text)

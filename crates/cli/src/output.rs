@@ -1,6 +1,8 @@
-//! Standard output as command-line users expect it: buffered, no colour where nobody reads it, silent on a broken pipe.
+//! Standard output as command-line users expect it: buffered, coloured only on a terminal, silent on a broken
+//! pipe.
 //!
-//! Fails with the error of the write; [`exit_code`] turns that, as any error of a command, into words and an exit code.
+//! Fails with the error of the write; [`exit_code`] turns it, like any error of a command, into a message and an
+//! exit code.
 
 use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, StdoutLock, Write};
@@ -10,7 +12,7 @@ use pagekeeper_kernel::text::escaped;
 
 pub(crate) mod json;
 
-/// A mistake in how the command was called, found after clap had read the arguments: exit code 2.
+/// A mistake in the command line, found after clap had read the arguments: exit code 2.
 #[derive(Debug)]
 pub(crate) struct UsageError(pub(crate) String);
 
@@ -22,7 +24,7 @@ impl std::fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
-/// Standard output, buffered: flush it before the end, since an error is lost in drop.
+/// Returns buffered standard output. Flush it before the end, since errors are lost when it is dropped.
 pub(crate) fn stdout() -> BufWriter<StdoutLock<'static>> {
     BufWriter::with_capacity(64 << 10, io::stdout().lock())
 }
@@ -42,33 +44,34 @@ pub(crate) fn print(text: &[u8]) -> io::Result<()> {
     out.flush()
 }
 
-/// Says something on standard error, after the program's name. If nobody listens there, nothing can be said.
+/// Writes a message to standard error, after the program's name. If that fails, the message is lost.
 pub(crate) fn complain(text: impl Display) {
     let text = text.to_string();
-    // Names in it were escaped where it was made; whatever was not, at least can't steer a terminal.
+    // Names in the text were escaped before; this keeps any other character from controlling the terminal.
     let lines: Vec<_> = text.split('\n').map(|line| escaped(line).into_cow()).collect();
     let _ = writeln!(io::stderr().lock(), "pagekeeper: {}", lines.join("\n"));
 }
 
-/// Says why a command failed and gives its exit code. A broken pipe is not said: the process ends by SIGPIPE, as
-/// programs do that never heard of it.
+/// Prints why a command failed, and returns its exit code. A broken pipe is not reported: the process ends by
+/// SIGPIPE, as programs do that do not handle it.
 pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
-    // serde_json passes an error of the writer on as it is.
+    // serde_json passes an error of the writer on unchanged.
     let broken_pipe = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
     };
     if error.chain().any(broken_pipe) {
-        // Does not return where the default action can be put back, which is everywhere but in odd sandboxes.
+        // This does not return if the default action can be restored, which is possible except in unusual
+        // sandboxes.
         let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
         return ExitCode::from(141);
     }
-    // An error of a write that nobody gave a context to: all others name their path.
+    // An error of a write without context: all others name their path.
     let bare = error.chain().next().is_some_and(<dyn std::error::Error>::is::<io::Error>);
     complain(format_args!("{}{}", if bare { "standard output: " } else { "" }, in_words(error)));
     ExitCode::from(if error.downcast_ref::<UsageError>().is_some() { 2 } else { 1 })
 }
 
-/// An error and its causes, each once: many a library's error names its cause itself already.
+/// Returns an error and its causes, each once: many libraries' errors already include their cause.
 fn in_words(error: &anyhow::Error) -> String {
     let mut words = String::new();
     let mut last = String::new();
@@ -85,14 +88,14 @@ fn in_words(error: &anyhow::Error) -> String {
     words
 }
 
-/// How to show things on the standard output of this process.
+/// How to show text on this process's standard output.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Screen {
     /// Standard output is a terminal.
     pub(crate) terminal: bool,
-    /// Colours and bold type are welcome.
+    /// Colours and bold type may be used.
     pub(crate) colour: bool,
-    /// Columns of text; `None` where nothing says how many.
+    /// Columns of text; `None` if unknown.
     pub(crate) width: Option<usize>,
 }
 
@@ -115,7 +118,7 @@ impl Screen {
     }
 }
 
-/// A count with its thousands set apart: 20,000.
+/// Returns a count with separated thousands: 20,000.
 pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut shown = String::with_capacity(digits.len() * 4 / 3 + 1);
@@ -128,17 +131,17 @@ pub(crate) fn count(number: u64) -> String {
     shown
 }
 
-/// "1 file", "2 files".
+/// Returns "1 file", "2 files".
 pub(crate) fn files(number: u64) -> String {
     format!("{} {}", count(number), if number == 1 { "file" } else { "files" })
 }
 
-/// "1 tick", "2 ticks".
+/// Returns "1 tick", "2 ticks".
 pub(crate) fn ticks(number: u64) -> String {
     format!("{} {}", count(number), if number == 1 { "tick" } else { "ticks" })
 }
 
-/// A share in percent that says neither 0 nor 100 when it is not quite that; `None` of nothing.
+/// Returns a share in percent, which is shown as 0 or 100 only if it is exactly that; `None` if the whole is 0.
 pub(crate) fn percent(part: u64, whole: u64) -> Option<String> {
     if whole == 0 {
         return None;

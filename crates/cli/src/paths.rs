@@ -1,8 +1,8 @@
 //! The paths of a command and the tree below them: the arguments that `stat`, `evict` and others share.
 //!
-//! Invariants: a link that is named is followed, one found below only with `-L`; an excluded directory is not entered;
-//! globs judge named files as they judge files found below, so that a shell's wildcard and `--exclude` go together.
-//! Fails with a usage error where no path is given, and with the file's name where a list can't be read.
+//! Invariants: a named link is followed, a link found below only with `-L`. An excluded directory is not entered.
+//! Globs apply to named files as to files found below, so a shell's wildcard and `--exclude` work together. Fails
+//! with a usage error if no path is given, and with the file's name if a list can't be read.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -17,7 +17,7 @@ use pagekeeper_kernel::{InspectedFile, Result, WalkOptions, read_named, walk};
 
 use crate::output::UsageError;
 
-/// The longest list of paths, in bytes: ten million names.
+/// Longest list of paths, in bytes: ten million names.
 const LIST_BYTES_MAX: u64 = 1 << 30;
 
 /// Which files a command works on.
@@ -46,13 +46,13 @@ pub(crate) struct TreeArgs {
     null: bool,
 }
 
-/// In a path `*` stops at a slash and `**` does not, as in .gitignore.
+/// In a path, `*` stops at a slash and `**` does not, as in .gitignore.
 fn parse_glob(text: &str) -> std::result::Result<Glob, globset::Error> {
     GlobBuilder::new(text).literal_separator(true).build()
 }
 
 impl TreeArgs {
-    /// The paths of the command line.
+    /// Returns the paths of the command line.
     pub(crate) fn paths(&self) -> &[PathBuf] {
         &self.paths
     }
@@ -94,7 +94,7 @@ fn read_list(list: &Path, separator: u8) -> anyhow::Result<Vec<PathBuf>> {
     let content = if list == Path::new("-") {
         read_open(std::io::stdin().lock()).context("can't read paths from standard input")?
     } else if list.starts_with("/dev/fd") {
-        // A shell's <(…): the pipe is open already, so that this waits for its writer alone.
+        // For a shell's <(…) the pipe is already open, so this waits only for its writer.
         let file = std::fs::File::open(list);
         file.and_then(read_open).with_context(|| format!("can't read paths from {}", escaped(list)))?
     } else {
@@ -105,7 +105,7 @@ fn read_list(list: &Path, separator: u8) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths.map(|path| OsString::from_vec(path.to_vec()).into()).collect())
 }
 
-/// Reads what is open already to its end, of at most [`LIST_BYTES_MAX`].
+/// Reads an open file to its end, at most [`LIST_BYTES_MAX`].
 fn read_open(list: impl Read) -> std::io::Result<Vec<u8>> {
     let mut content = Vec::new();
     list.take(LIST_BYTES_MAX + 1).read_to_end(&mut content)?;
@@ -115,7 +115,7 @@ fn read_open(list: impl Read) -> std::io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// The files a command works on, ready to be walked.
+/// The files of a command, ready to be walked.
 #[derive(Debug)]
 pub(crate) struct Tree {
     roots: Vec<PathBuf>,
@@ -129,22 +129,22 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Takes block devices, too, where they are on the command line: a list may have been made by a search.
+    /// Accepts block devices, too, if they are on the command line: a list may come from a search.
     pub(crate) fn with_devices(self, args: &TreeArgs) -> Self {
         Self { devices: args.paths.clone(), ..self }
     }
 
-    /// Whether the caller named this very path.
+    /// Whether the caller named exactly this path.
     pub(crate) fn is_named(&self, path: &Path) -> bool {
         self.named.contains(path)
     }
 
-    /// Visits each file once, from `threads` threads (one for each CPU without a number), in no particular order.
+    /// Visits each file once, from `threads` threads (by default one for each CPU), in no particular order.
     pub(crate) fn walk(&self, threads: Option<usize>, visit: &(dyn Fn(Result<InspectedFile>) + Sync)) {
         self.walk_until(&|| false, threads, visit);
     }
 
-    /// As [`Self::walk`], but ends early once `stop` returns true.
+    /// Does the same as [`Self::walk`], but ends early once `stop` returns true.
     pub(crate) fn walk_until(
         &self,
         stop: &(dyn Fn() -> bool + Sync),
@@ -173,7 +173,7 @@ impl Tree {
         });
     }
 
-    /// Judges a path by its name and by each of its paths below a named one.
+    /// Judges a path by its name and by each of its parent paths below a named one.
     fn wanted(&self, path: &Path, is_directory: bool) -> bool {
         let matched = |set: &GlobSet| {
             path.file_name().is_some_and(|name| set.is_match(name))

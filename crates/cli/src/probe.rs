@@ -1,7 +1,8 @@
-//! `pagekeeper probe`: measures the disk and the file system that a directory is on, and says what it is like.
+//! `pagekeeper probe`: measures the disk and the file system of a directory, and reports the results.
 //!
-//! What can't be measured is said before anything is written, and ends with 1; so do SIGINT and SIGTERM, after which nothing
-//! stays behind. The places of `--output` and `--save` are tried before the minute that measuring takes.
+//! If a measurement is impossible, that is reported before anything is written, and the command ends with 1. It
+//! also ends with 1 on SIGINT and SIGTERM, and leaves no files behind. The paths of `--output` and `--save` are
+//! tested before the measurements, which take a minute.
 
 mod table;
 
@@ -108,14 +109,14 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Fails where no file can be made in the directory.
+/// Fails if no file can be made in the directory.
 fn try_to_write(directory: &Path) -> anyhow::Result<()> {
     tempfile::tempfile_in(directory)
         .with_context(|| format!("no file can be made in {}", escaped(directory)))?;
     Ok(())
 }
 
-/// Drawn on standard error, and only if that is a terminal.
+/// Returns a bar on standard error, drawn only if that is a terminal.
 fn progress_bar() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr());
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {percent} % {wide_msg}") {

@@ -1,4 +1,5 @@
-//! Paths that failed: gathered while the rest goes on, then reported one a line, each with what went wrong and how to fix it.
+//! Paths that failed: they are collected while the rest goes on, then reported one a line, each with the problem
+//! and its fix.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -17,23 +18,23 @@ pub(crate) struct Problem {
     error: String,
 }
 
-/// What failed so far; shared by threads.
+/// The failures so far; shared by threads.
 #[derive(Debug, Default)]
 pub(crate) struct Problems(Mutex<Vec<Problem>>);
 
 impl Problems {
-    /// Notes a failure of the kernel door.
+    /// Records a failure from the kernel crate.
     pub(crate) fn note(&self, error: &Error) {
         self.add(error.path(), in_words(error));
     }
 
-    /// Notes a failure in words.
+    /// Records a failure in words.
     pub(crate) fn add(&self, path: &Path, error: String) {
         let problem = Problem { path: escaped(path).to_string(), error };
         lock(&self.0).push(problem);
     }
 
-    /// All of them, by path.
+    /// Returns all failures, sorted by path.
     pub(crate) fn into_sorted(self) -> Vec<Problem> {
         let mut problems = ignore_poison(self.0.into_inner());
         problems.sort();
@@ -48,7 +49,7 @@ pub(crate) fn report(problems: &[Problem]) {
     }
 }
 
-/// What went wrong and how to fix it, without the path.
+/// Returns the problem and its fix, without the path.
 pub(crate) fn in_words(error: &Error) -> String {
     match error {
         Error::Call { call: "cachestat" | "mincore", .. } if error.is_denied() => {

@@ -1,10 +1,10 @@
-//! What a service manager hears of the guard: that it is ready, reads its configuration again, is alive, and stops (`sd_notify(3)`: a
-//! datagram to the socket that `NOTIFY_SOCKET` names).
+//! Notifications of the guard to a service manager: ready, reloading its configuration, alive, and stopping
+//! (`sd_notify(3)`: a datagram to the socket that `NOTIFY_SOCKET` names).
 //!
-//! Invariants: without `NOTIFY_SOCKET` no socket is made. No message is waited for: the socket does not block. That it is ready or alive
-//! is said again until it could be sent, since the manager ends a service of which it does not hear that (others may fill its
-//! socket, and a manager that starts anew has none for a moment); what else can't be sent is lost. The socket's name is the
-//! service manager's word, as the rest of the environment is.
+//! Invariants: without `NOTIFY_SOCKET` no socket is made. The socket does not block. The messages "ready" and
+//! "alive" are repeated until they could be sent, because the manager ends a service from which it does not
+//! receive them. Other processes may fill its socket, and a restarting manager has no socket for a moment. Other
+//! messages that can't be sent are lost. The socket's name is trusted, as the rest of the environment is.
 
 use std::env;
 use std::ffi::OsStr;
@@ -16,19 +16,19 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// The service manager, if this process is a service of one that wants to hear of it.
+/// The service manager, if this process is a service whose manager accepts notifications.
 #[derive(Debug, Default)]
 pub(crate) struct Manager {
     socket: Option<(UnixDatagram, SocketAddr)>,
     alive: Option<Alive>,
-    /// That it is ready could not be sent yet.
+    /// The message "ready" could not be sent yet.
     is_ready_due: bool,
 }
 
-/// How soon what could not be sent is said again.
+/// Time after which a message that could not be sent is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// When it is to hear that the guard is alive.
+/// When the manager is to be notified that the guard is alive.
 #[derive(Debug)]
 struct Alive {
     every: Duration,
@@ -36,11 +36,11 @@ struct Alive {
 }
 
 impl Manager {
-    /// By this process's environment.
+    /// Returns the manager of this process, from the environment.
     ///
     /// # Errors
     ///
-    /// Where there is a service manager that wants to hear of it, and no socket can be had.
+    /// If there is a service manager that accepts notifications, and no socket can be made.
     pub(crate) fn of_this_process() -> io::Result<Self> {
         let Some(name) = env::var_os("NOTIFY_SOCKET") else { return Ok(Self::default()) };
         let of = |name| env::var(name).ok();
@@ -60,24 +60,25 @@ impl Manager {
         Ok(Self { socket: Some((socket, address)), alive, is_ready_due: false })
     }
 
-    /// It has read its configuration.
+    /// Notifies it that the configuration was read.
     pub(crate) fn ready(&mut self) {
         self.is_ready_due = !self.say("READY=1");
     }
 
-    /// It reads its configuration again; [`Self::ready`] ends that.
+    /// Notifies it that the configuration is read again; [`Self::ready`] ends that.
     pub(crate) fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let micros = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1000;
         self.say(&format!("RELOADING=1\nMONOTONIC_USEC={micros}"));
     }
 
-    /// It ends.
+    /// Notifies it that the guard is stopping.
     pub(crate) fn stopping(&self) {
         self.say("STOPPING=1");
     }
 
-    /// It is alive, which is said no more often than is asked for; and that it is ready, if that is still to be said.
+    /// Notifies it that the guard is alive, no more often than requested, and that it is ready if that message is
+    /// still due.
     pub(crate) fn alive(&mut self) {
         if self.is_ready_due {
             self.ready();
@@ -91,18 +92,18 @@ impl Manager {
         }
     }
 
-    /// The longest time to wait before the next [`Self::alive`].
+    /// Returns the longest time to wait before the next [`Self::alive`].
     pub(crate) fn pause(&self, longest: Duration) -> Duration {
         let ready = self.is_ready_due.then_some(AGAIN);
         let alive = self.alive.as_ref().map(|alive| {
             let left = alive.due.saturating_duration_since(Instant::now());
-            // Due, and could not be sent.
+            // It is due, and could not be sent.
             if left.is_zero() { AGAIN.min(alive.every) } else { left }
         });
         ready.into_iter().chain(alive).fold(longest, Duration::min)
     }
 
-    /// Whether the message was sent, or there is nobody to hear it.
+    /// Sends a message; returns whether it was sent, or there is no manager.
     fn say(&self, message: &str) -> bool {
         self.socket
             .as_ref()
@@ -110,8 +111,8 @@ impl Manager {
     }
 }
 
-/// How often a sign of life is to come: an eighth of the time after which the manager takes this process for hung. `None` if it asks for
-/// none, or asks another process.
+/// Returns the interval of the "alive" messages: an eighth of the time after which the manager regards this
+/// process as hung. `None` if it requests none, or requests them from another process.
 fn watchdog(micros: Option<&str>, pid: Option<&str>, own: u32) -> Option<Duration> {
     let is_own = pid.is_none_or(|pid| pid.parse() == Ok(own));
     let micros: u64 = micros.filter(|_| is_own)?.parse().ok()?;
@@ -165,14 +166,14 @@ mod tests {
         assert!(Manager::at(OsStr::new(&"x".repeat(200)), None).is_err(), "no socket can be called so");
     }
 
-    /// Any user may send to the socket of the service manager, and so fill it.
+    /// Any user may send to the service manager's socket, and so fill it.
     #[test]
     fn what_others_kept_from_being_heard_is_said_again() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
         socket.set_nonblocking(true).unwrap();
-        // Of one sender the kernel keeps only so much: by as many as it takes.
+        // The kernel queues a limited amount for one sender, so several senders are used.
         let has_room = || {
             let hostile = UnixDatagram::unbound().unwrap();
             hostile.set_nonblocking(true).unwrap();

@@ -1,7 +1,7 @@
 //! SIGINT and SIGTERM as a request to stop.
 //!
-//! Invariants: the first signal sets the flag and ends any [`Stop::wait`]; a second one kills the process as it would
-//! without this module, so that a stuck clean-up can be left.
+//! Invariants: the first signal sets the flag and ends any [`Stop::wait`]; a second one kills the process as it
+//! would without this module, so that a blocked clean-up can be interrupted.
 
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
-/// The request to stop, once for each process.
+/// The request to stop; one for each process.
 #[derive(Debug)]
 pub(crate) struct Stop {
     flag: Arc<AtomicBool>,
@@ -22,12 +22,13 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    /// From now on SIGINT and SIGTERM are caught.
+    /// Catches SIGINT and SIGTERM from now on.
     pub(crate) fn on_signals() -> io::Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         let (wake, write_end) = UnixStream::pair()?;
         for signal in [SIGINT, SIGTERM] {
-            // In this order: at the first signal the flag is not yet set when the default action is considered.
+            // The order matters: at the first signal, the flag must not yet be set when the default action is
+            // considered.
             flag::register_conditional_default(signal, Arc::clone(&flag))?;
             flag::register(signal, Arc::clone(&flag))?;
             low_level::pipe::register(signal, write_end.try_clone()?)?;
@@ -35,24 +36,25 @@ impl Stop {
         Ok(Self { flag, wake })
     }
 
-    /// Whether a signal came.
+    /// Whether a signal has arrived.
     pub(crate) fn requested(&self) -> bool {
         self.flag.load(Ordering::Relaxed)
     }
 
-    /// The flag itself, for code that polls it.
+    /// Returns the flag itself, for code that polls it.
     pub(crate) fn flag(&self) -> &AtomicBool {
         &self.flag
     }
 
-    /// Does `work` and, where a signal comes or `limit` has passed before it is done, calls `end` once, from another thread.
+    /// Does `work`. If a signal arrives or `limit` passes before it is done, calls `end` once, from another
+    /// thread.
     pub(crate) fn during<T>(
         &self,
         limit: Option<Duration>,
         end: impl FnOnce() + Send,
         work: impl FnOnce() -> T,
     ) -> T {
-        /// Signals are looked for this often.
+        /// Interval at which signals are checked.
         const POLL: Duration = Duration::from_millis(50);
         let (done, is_done) = channel::<()>();
         let deadline = limit.map(|limit| Instant::now() + limit);
@@ -71,7 +73,7 @@ impl Stop {
         })
     }
 
-    /// Sleeps for `duration`, or less if a signal comes; returns whether one has come.
+    /// Sleeps for `duration`, or less if a signal arrives; returns whether one has arrived.
     pub(crate) fn wait(&self, duration: Duration) -> io::Result<bool> {
         let deadline = Instant::now() + duration;
         while !self.requested() {

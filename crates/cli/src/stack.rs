@@ -1,7 +1,7 @@
-//! Room on the stack: a shell may give less (`ulimit -s`) than the command line's parser takes.
+//! Space on the stack: a shell may give less (`ulimit -s`) than the command line's parser needs.
 //!
-//! The limit is raised where that may be done, and is what it was for each command that is started. Else all is done in a thread with a
-//! stack of its own, while the first one waits for it.
+//! The limit is raised if that is allowed, and reset for each command that is started. Otherwise, all work is done
+//! in a thread with a larger stack, while the first thread waits for it.
 
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -11,28 +11,28 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::run::hold_all_signals;
 
-/// Bytes that do for all.
+/// Bytes that are enough for everything.
 const ENOUGH: u64 = 8 << 20;
 
 static GIVEN: OnceLock<Rlimit> = OnceLock::new();
 static IS_WAITED_FOR: AtomicBool = AtomicBool::new(false);
 
-/// The limit that this process was given, where it has another now.
+/// Returns the limit that this process was started with, if it has changed.
 pub(crate) fn given() -> Option<Rlimit> {
     GIVEN.get().copied()
 }
 
-/// Whether the first thread waits for the one that works, and does nothing else.
+/// Whether the first thread only waits for the thread that works.
 pub(crate) fn has_waiting_thread() -> bool {
     IS_WAITED_FOR.load(Ordering::Relaxed)
 }
 
-/// Says, in a child of fork, that its one thread is the one that works.
+/// Records, in a child of fork, that its only thread is the one that works.
 pub(crate) fn leave_waiting_thread() {
     IS_WAITED_FOR.store(false, Ordering::Relaxed);
 }
 
-/// Does the work with enough stack, if there is any way to have it.
+/// Does the work with enough stack, if that is possible.
 pub(crate) fn with_room(work: fn() -> ExitCode) -> ExitCode {
     let limit = getrlimit(Resource::Stack);
     if limit.current.is_none_or(|bytes| bytes >= ENOUGH) {
@@ -43,7 +43,7 @@ pub(crate) fn with_room(work: fn() -> ExitCode) -> ExitCode {
         let _ = GIVEN.set(limit);
         return work();
     }
-    // Signals are the other thread's.
+    // Signals are handled by the other thread.
     let before = hold_all_signals();
     IS_WAITED_FOR.store(true, Ordering::Relaxed);
     let thread = std::thread::Builder::new().stack_size(usize::try_from(ENOUGH).unwrap_or(usize::MAX));
@@ -52,7 +52,7 @@ pub(crate) fn with_room(work: fn() -> ExitCode) -> ExitCode {
         work()
     });
     if let Ok(thread) = spawned {
-        // One that panicked has said why.
+        // A thread that panicked has reported why.
         return thread.join().unwrap_or(ExitCode::FAILURE);
     }
     IS_WAITED_FOR.store(false, Ordering::Relaxed);

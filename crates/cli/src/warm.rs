@@ -1,8 +1,9 @@
-//! `pagekeeper warm`: reads files into the page cache, whole, in part, or as a snapshot remembers them.
+//! `pagekeeper warm`: reads files into the page cache, whole, in part, or as recorded in a snapshot.
 //!
-//! Small files are read several at once, large ones one after the other by several threads each. Fails path by path,
-//! and ends with 1 also if a file's figures are not for this user; what changed since a snapshot is reported, and is no
-//! failure. SIGINT and SIGTERM end the reading with a report of what was loaded; with `--lock` they end the lock.
+//! Several small files are read at once, large ones one after another by several threads each. Fails path by path,
+//! and also ends with 1 if the user may not see a file's figures. A change since the snapshot is reported, but is
+//! not a failure. SIGINT and SIGTERM end the reading with a report of the loaded bytes; with `--lock` they end the
+//! lock.
 
 mod part;
 mod report;
@@ -120,11 +121,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(exit_code(&report))
 }
 
-/// What there is to say before so many bytes are locked in a memory cgroup whose limit they don't fit in: the kernel kills who
-/// is over it, and says nothing.
+/// Returns a warning if this many bytes would exceed the limit of the memory cgroup when they are locked: the
+/// kernel kills processes beyond the limit without a message.
 fn too_much_to_lock(bytes: u64, group: &MemoryCgroup) -> Option<String> {
     let limit = group.effective_limit?;
-    // What is used and can't be reclaimed by dropping pages of files.
+    // Memory that is used and can't be reclaimed by dropping pages of files.
     let taken = group.usage.saturating_sub(group.file);
     (bytes.saturating_add(taken) > limit).then(|| {
         format!(
@@ -144,7 +145,8 @@ fn exit_code(report: &Report) -> ExitCode {
     if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The files of the named trees; only their names are kept, since there may be more of them than file descriptors.
+/// Returns the files of the named trees; only their names are kept, since there may be more of them than file
+/// descriptors.
 fn listed(
     args: &Args,
     stop: &Stop,
@@ -172,12 +174,12 @@ fn listed(
         Err(error) => problems.note(&error),
     });
     let mut items = ignore_poison(found.into_inner());
-    // Small files first: they are read side by side in one go.
+    // Small files first: several are read at the same time.
     items.sort_by(|a, b| (!a.is_small(), &a.path).cmp(&(!b.is_small(), &b.path)));
     Ok(items)
 }
 
-/// What is wrong with a path that is none, but a part of each file without its option.
+/// Returns the error for a path that is not a path, but a part of each file without its option.
 fn range_as_path(path: &Path) -> Option<UsageError> {
     let range = range_meant_by(path.to_str()?)?;
     path.symlink_metadata().is_err().then(|| {
@@ -185,7 +187,7 @@ fn range_as_path(path: &Path) -> Option<UsageError> {
     })
 }
 
-/// Drawn on standard error, and only if that is a terminal.
+/// Returns a bar on standard error, drawn only if that is a terminal.
 fn progress_bar(items: &[Item]) -> ProgressBar {
     // A snapshot may claim any sizes.
     let total = items.iter().map(|item| item.bytes).fold(0, u64::saturating_add);
@@ -197,7 +199,7 @@ fn progress_bar(items: &[Item]) -> ProgressBar {
     bar
 }
 
-/// A file's name for the bar: short, and safe on a terminal.
+/// Returns a file's name for the bar: short, and safe on a terminal.
 fn bar_name(path: &Path) -> String {
     escaped(path.file_name().map_or(path, Path::new)).to_string()
 }

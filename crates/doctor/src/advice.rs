@@ -1,11 +1,11 @@
-//! The database's own settings against each kind of finding.
+//! Advice on the database's own settings for each kind of finding.
 //!
-//! All that can ever be offered is in one [table](TABLE); the modules here say when which row applies.
+//! Everything that can ever be advised is in one [table](TABLE); the modules here decide when which row applies.
 //!
-//! Invariants: a fix names a setting in the syntax of that engine, the place it goes to and whether a restart is
-//! needed; what is set so already is left out; what is not known to be set is offered. Nothing is offered to a server
-//! that may not have the setting, nor where it is not certain which engine it is. A recovery is shortened only for a
-//! target that the operator gave.
+//! Invariants: a fix names a setting in the engine's syntax, where to put it, and whether a restart is needed.
+//! Settings that already have the value are left out; settings not known to be set are advised. Nothing is advised
+//! for a server that may lack the setting, or whose engine is uncertain. Recovery is shortened only for a target
+//! that the operator gave.
 
 pub(crate) mod innodb;
 mod log_device;
@@ -25,38 +25,38 @@ pub use row::{Advice, Against, Effect, Offer, Product};
 pub use table::TABLE;
 pub(crate) use table::postgresql as postgresql_rows;
 
-/// What a setting of the database is to achieve.
+/// The purpose of a database setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Goal {
     /// Its logs stay out of the page cache.
     LogsOutOfCache,
-    /// It needs less of the page cache.
+    /// The database needs less of the page cache.
     LessPageCache,
-    /// What it caches itself is not cached a second time.
+    /// Data that the database caches itself is not cached a second time.
     LessDoubleCaching,
     /// All I/O on a file is direct, or none is.
     NoMixedIo,
-    /// Dirty pages go to storage as they come, and don't pile up.
+    /// Dirty pages go to storage continuously and do not pile up.
     SteadyWriteback,
-    /// After a restart its data is soon resident again.
+    /// After a restart the database's data is soon resident again.
     WarmStart,
     /// A log does not share a disk with bulk output.
     LogOnItsOwnDisk,
-    /// A recovery takes no longer than the operator wants.
+    /// A recovery takes no longer than the operator's target.
     ShortRecovery,
 }
 
-/// What is offered for a goal, and what there is to say where nothing is.
+/// The advice for a goal, and remarks where there is none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Advised {
-    /// The settings, the most effective first.
+    /// The settings, most effective first.
     pub fixes: Vec<Fix>,
-    /// What no setting does, and what is not offered for good reason.
+    /// Limits of settings, and reasons why one is not advised.
     pub remarks: Vec<String>,
 }
 
-/// The settings of this database that serve this goal, the most effective first. Those that shorten a recovery or move a
-/// log need more than a goal: they come with their findings.
+/// Returns the settings of this database that serve the goal, most effective first. Those that shorten a recovery
+/// or move a log need more input: they are part of their findings.
 ///
 /// ```
 /// use pagekeeper_doctor::settings::{Engine, Origin, Settings};
@@ -85,7 +85,7 @@ pub fn advise(goal: Goal, settings: &Settings) -> Advised {
     advised
 }
 
-/// That no setting is named, because it is not certain whose they would be.
+/// Returns a remark that no setting is advised, if the engine is uncertain.
 pub(crate) fn uncertain(settings: &Settings) -> Option<String> {
     let why = settings.engine_doubt.as_ref()?;
     Some(format!("no setting is named: {why}"))

@@ -1,9 +1,9 @@
-//! Attributes dirty pages: who made how much dirty on which device, as far as page-cache adds show it.
+//! Attributes dirty pages: how much each process dirtied on each device, as far as page-cache additions show it.
 //!
-//! The kernel does not say who dirtied a page; it says who brought it into the page cache. What comes through a
-//! descriptor that can only write was written. One that can read as well may have read it (a server opens its tables
-//! so): of such a file no more counts than it grew by and has dirty or under writeback. Pages that were there already
-//! and were written again are not in it, nor are direct writes, which make nothing dirty.
+//! The kernel does not report which process dirtied a page, but which one brought it into the page cache. Pages
+//! added through a write-only descriptor were written. A process with a readable descriptor may have read them (a
+//! server opens its tables so). Of such a file, at most its growth plus its dirty and writeback pages count.
+//! Rewritten resident pages are not included. Neither are direct writes, which dirty nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -16,38 +16,38 @@ use pagekeeper_trace::{PageCounts, Task};
 
 use crate::Observation;
 
-/// Says how it was got, for evidence.
+/// Describes the method, for evidence.
 pub(crate) const HOW: &str = "counted from pages added to files that are new, that grew, that have dirty pages or are \
                               open for writing only; a second write to a resident page is not counted";
 
-/// Whose output it is.
+/// The owner of output.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Owner {
-    /// A database's, by its index.
+    /// A database, by its index.
     Database(usize),
-    /// Another process's: its number and its name.
+    /// Another process: its ID and name.
     Process(u32, String),
 }
 
-/// What an owner wrote through the page cache to files of one class on one device.
+/// The bytes that an owner wrote through the page cache to files of one class on one device.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct DeviceOutput<'a> {
     pub(crate) owner: Owner,
     pub(crate) class: Option<FileClass>,
-    /// Bytes while watching.
+    /// Bytes during the watch.
     pub(crate) bytes: u64,
-    /// The file that most of it went to, if its name is known.
+    /// The file with most of it, if its name is known.
     pub(crate) path: Option<&'a Path>,
 }
 
 impl DeviceOutput<'_> {
-    /// Whether it is a database's log, and not bulk output.
+    /// Whether it is a database's log rather than bulk output.
     pub(crate) fn is_log(&self) -> bool {
         matches!(self.owner, Owner::Database(_)) && self.class.is_some_and(FileClass::is_log)
     }
 }
 
-/// The kernel's name for the backing device of a file system, as tracing names it.
+/// Returns the kernel's name for the backing device of a file system, as in traces.
 pub(crate) fn device_name(observation: &Observation<'_>, dev: u64) -> String {
     let mut known =
         [observation.after, observation.before].into_iter().flat_map(|snapshot| &snapshot.host.devices);
@@ -58,7 +58,7 @@ pub(crate) fn device_name(observation: &Observation<'_>, dev: u64) -> String {
     }
 }
 
-/// What was written to a device while watching, most first; `None` where pages were not traced.
+/// Returns the output to a device during the watch, largest first; `None` if pages were not traced.
 pub(crate) fn on_device<'a>(observation: &Observation<'a>, device: &str) -> Option<Vec<DeviceOutput<'a>>> {
     let mut all: BTreeMap<(Owner, Option<FileClass>), DeviceOutput<'a>> = BTreeMap::new();
     let mut most: BTreeMap<(Owner, Option<FileClass>), u64> = BTreeMap::new();
@@ -89,8 +89,9 @@ pub(crate) fn on_device<'a>(observation: &Observation<'a>, device: &str) -> Opti
     Some(all)
 }
 
-/// Which database a task belongs to: that whose process or worker it is, or was when the watch began. Of one that came
-/// and went in between only its name is left, and the files whose pages it brought in.
+/// Returns the database that a task belongs to: the one whose process or worker it is, or was when the watch
+/// began. For a process that started and ended in between, only its name and the files whose pages it brought in
+/// are known.
 pub(crate) fn database_of(observation: &Observation<'_>, task: &Task) -> Option<usize> {
     let pid = task.process;
     let own = |database: &Database| database.pid == Some(pid) || database.workers.contains(&pid);
@@ -103,9 +104,9 @@ pub(crate) fn database_of(observation: &Observation<'_>, task: &Task) -> Option<
             .find(|(_, database)| database.pid == earlier.pid)
             .map(|(index, _)| index);
     }
-    // What runs and is no worker is another's, whatever its name.
+    // A running process that is not a worker is not the database's, whatever its name.
     observation.streamers.iter().find(|streamer| streamer.pid == pid && streamer.title.is_empty())?;
-    // Of a thread that has ended tracing may know its own number alone.
+    // For a thread that has ended, the trace may have only its own ID.
     let mut alike =
         observation.databases().filter(|(_, known)| known.pid.is_some() && known.name == task.name);
     let (first, _) = alike.next()?;
@@ -115,7 +116,7 @@ pub(crate) fn database_of(observation: &Observation<'_>, task: &Task) -> Option<
     }
 }
 
-/// The database that a process brought the most pages of one file in of.
+/// Returns the database of the file of which a process brought in the most pages.
 fn by_files(observation: &Observation<'_>, pid: u32) -> Option<usize> {
     let own = observation.trace()?.pages.iter().flatten().filter(|counts| {
         counts.task.as_ref().is_some_and(|task| task.process == pid) && counts.flow.added.bytes > 0
@@ -131,11 +132,11 @@ fn owner(observation: &Observation<'_>, task: &Task) -> Owner {
     }
 }
 
-/// The files of both snapshots by their inodes.
+/// The files of both snapshots, by inode.
 struct Files<'a> {
     before: HashMap<Inode, &'a File>,
     after: HashMap<Inode, &'a File>,
-    /// What may still be counted of a file that its openers may as well have read, in bytes.
+    /// Bytes that may still be counted for a file that its openers may have read.
     left: HashMap<Inode, u64>,
 }
 
@@ -145,22 +146,22 @@ impl<'a> Files<'a> {
         Self { before: of(observation.before), after: of(observation.after), left: HashMap::new() }
     }
 
-    /// How much of what a task brought in of a file came by writing, in bytes.
+    /// Returns how many bytes of a file a task brought in by writing.
     fn written(&mut self, observation: &Observation<'_>, counts: &PageCounts, task: &Task) -> u64 {
         let added = counts.flow.added.bytes;
         let before = self.before.get(&counts.file).copied();
         let after = self.after.get(&counts.file).copied();
         let most = match (before, after) {
-            // It was written while it was watched, though the number may be used again.
+            // It was written during the watch, though its inode number may be reused.
             (None, Some(_)) => return added,
             (Some(before), Some(after)) if after.path != before.path => return added,
-            // It came and went, or it is a file of nobody who was inspected.
+            // It was created and removed meanwhile, or belongs to no inspected process.
             (None, None) => return if may_read(observation, counts, task) { 0 } else { added },
             (Some(file), _) if only_writes(file, task) => return added,
             (Some(before), Some(after)) => {
                 after.size.saturating_sub(before.size) + unwritten(after).max(unwritten(before))
             }
-            // It has been removed: what was merged, or a log that was done with.
+            // It was removed: merged, or a log that is no longer needed.
             (Some(before), None) => unwritten(before),
         };
         let left = self.left.entry(counts.file).or_insert(most);
@@ -170,18 +171,18 @@ impl<'a> Files<'a> {
     }
 }
 
-/// Whether a process has a file open through the page cache for writing, and nowhere for reading.
+/// Whether a process has a file open through the page cache for writing only.
 fn only_writes(file: &File, task: &Task) -> bool {
     let mut own = file.openers.iter().filter(|opener| opener.pid == task.process).peekable();
     own.peek().is_some() && own.all(|opener| opener.kind == OpenerKind::Buffered(Access::WriteOnly))
 }
 
-/// What of a file is still to be written, in bytes.
+/// Returns a file's unwritten bytes.
 fn unwritten(file: &File) -> u64 {
     file.residency.map_or(0, |residency| residency.unwritten())
 }
 
-/// Whether another process is known to have the file open so that it can read it.
+/// Whether another process is known to have the file open for reading.
 fn may_read(observation: &Observation<'_>, counts: &PageCounts, task: &Task) -> bool {
     let streamer = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
     streamer

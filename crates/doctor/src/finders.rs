@@ -1,10 +1,11 @@
 //! The finders, each of which makes findings of its own kinds.
 //!
-//! To add a finding: a module here with a function from an [`Observation`] and what was found [`Earlier`] to findings, a line in
-//! [`FINDERS`], and a variant of [`Kind`](crate::Kind) if it is of a new kind. Nothing else changes.
+//! To add a finding: add a module here with a function from an [`Observation`] and the [`Earlier`] findings to
+//! findings, a line in [`FINDERS`], and a variant of [`Kind`](crate::Kind) if the kind is new. Nothing else
+//! changes.
 //!
-//! Invariants: a finder does no I/O, so that it can be tested on plain data. One that depends on others' findings comes
-//! after them in the table, and asks for them by kind and database, never by what they print.
+//! Invariants: a finder does no I/O, so that it can be tested on plain data. A finder that depends on the findings
+//! of others comes after them in the table, and looks them up by kind and database, never by their text.
 
 mod cgroup;
 mod dirty_limits;
@@ -27,10 +28,10 @@ pub use mixed::{MixedWith, mixed_with, was_read_through_cache};
 pub use start::lacks_snapshot;
 pub(crate) use throttled::is_background;
 
-/// What finders of one kind or a few have in common.
+/// The common form of the finders.
 type Finder = fn(&Observation<'_>, Earlier<'_>) -> Vec<Finding>;
 
-/// All finders, in the order in which they run.
+/// All finders, in execution order.
 const FINDERS: &[Finder] = &[
     synced::find,
     dirty_limits::find,
@@ -45,18 +46,18 @@ const FINDERS: &[Finder] = &[
     settings::find,
 ];
 
-/// What the finders before this one found.
+/// The findings of the finders before this one.
 #[derive(Debug, Clone, Copy)]
 struct Earlier<'a>(&'a [Finding]);
 
 impl<'a> Earlier<'a> {
-    /// The finding of this kind about a database, by its index.
+    /// Returns the finding of this kind about a database, by its index.
     fn of(self, kind: Kind, database: usize) -> Option<&'a Finding> {
         self.0.iter().find(|finding| finding.kind == kind && finding.is_about(database))
     }
 }
 
-/// All that can be found in an observation, in no order; [`Report::new`](crate::Report::new) sorts it.
+/// Returns all findings of an observation, unordered; [`Report::new`](crate::Report::new) sorts them.
 pub fn examine(observation: &Observation<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for find in FINDERS {

@@ -1,19 +1,19 @@
-//! What was found: its severity, evidence, cost, and fixes.
+//! Findings: their severity, evidence, cost, and fixes.
 //!
-//! Invariant: evidence, cost and fixes stand apart, and each says how it is known.
+//! Invariant: evidence, cost and fixes are separate, and each states its confidence.
 
 use serde::Serialize;
 
 use crate::{Confidence, Fix};
 
-/// What kind of thing was found.
+/// The kind of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Kind {
     /// Log files fill the page cache.
     LogsInCache,
-    /// A file that the server writes as a log, and that no pattern of its profile names.
+    /// A file that the server writes as a log, and that no pattern of its profile matches.
     UnnamedLog,
     /// Memory is short: free memory at its watermarks, tasks that wait for memory.
     MemoryShort,
@@ -23,29 +23,30 @@ pub enum Kind {
     MixedIo,
     /// A stream (backup, archiver, dump) pushes a database's hot set out.
     Stream,
-    /// Pages of a database's data are taken for being idle, however much memory is free (DAMON, `memory.reclaim`).
+    /// Pages of a database's data are considered idle and reclaimed, however much memory is free (DAMON,
+    /// `memory.reclaim`).
     IdleReclaim,
-    /// Writers are throttled for dirty pages.
+    /// Writers are throttled because of dirty pages.
     WritersThrottled,
     /// Syncs of a log wait for data that others wrote to its device.
     SyncedLog,
-    /// A log and bulk output share a device whose dirty pages pause writers.
+    /// A log and bulk output share a device whose dirty pages throttle writers.
     SharedDevice,
-    /// The limits on dirty pages are set so that they can't do what they should.
+    /// The limits on dirty pages are set so that they can't work as intended.
     DirtyLimits,
     /// After a restart little of the data is resident.
     ColdStart,
     /// A recovery would have much to read.
     LongRecovery,
-    /// A setting of the database that makes it use the page cache where it need not.
+    /// A database setting that makes it use the page cache unnecessarily.
     Setting,
 }
 
-/// How much it matters, the least first.
+/// The severity of a finding, lowest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
-    /// Worth to know; costs nothing now.
+    /// Worth knowing; costs nothing now.
     Note,
     /// Costs memory or time now.
     Warning,
@@ -53,26 +54,26 @@ pub enum Severity {
     Serious,
 }
 
-/// One thing that was found.
+/// One finding.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Finding {
-    /// What kind of thing.
+    /// Its kind.
     pub kind: Kind,
-    /// How much it matters.
+    /// Its severity.
     pub severity: Severity,
-    /// The database, as "mariadb (process 1234)"; `None` if it is the host's.
+    /// The database, as "mariadb (process 1234)"; `None` if it concerns the host.
     pub database: Option<Subject>,
-    /// One sentence: what is the matter.
+    /// The problem, in one sentence.
     pub title: String,
-    /// What was seen.
+    /// The observations.
     pub evidence: Vec<Evidence>,
-    /// What it costs.
+    /// Its cost.
     pub cost: Cost,
-    /// How to fix it, the database's own settings first.
+    /// The fixes, starting with the database's own settings.
     pub fixes: Vec<Fix>,
-    /// What no setting fixes, and why some advice that may be looked for is not given.
+    /// Problems that no setting fixes, and reasons why expected advice is not given.
     pub remarks: Vec<String>,
-    /// What pagekeeper can do about it now: a command, and what that will and won't do. `None`: nothing.
+    /// What pagekeeper can do about it now: a command with its effects and limits. `None` if nothing.
     pub pagekeeper: Option<String>,
 }
 
@@ -87,14 +88,14 @@ impl Finding {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct Subject {
-    /// What findings call it: "mariadb (process 1234)".
+    /// Its name in findings: "mariadb (process 1234)".
     pub name: String,
     /// Its index in [`Observation::after`](crate::Observation::after).
     #[serde(skip)]
     pub index: usize,
 }
 
-/// What a finding costs, in a sentence.
+/// The cost of a finding, in one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Cost {
     /// The sentence.
@@ -104,43 +105,43 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// What was seen or counted on this host.
+    /// Creates a cost that was seen or counted on this host.
     pub fn measured(text: impl Into<String>) -> Self {
         Self { text: text.into(), confidence: Confidence::Measured }
     }
 
-    /// What was reckoned, or measured elsewhere.
+    /// Creates a cost that was calculated, or measured elsewhere.
     pub fn estimated(text: impl Into<String>) -> Self {
         Self { text: text.into(), confidence: Confidence::Estimated }
     }
 }
 
-/// One thing that was seen.
+/// One observation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Evidence {
     /// The sentence for people.
     pub text: String,
     /// How it is known.
     pub confidence: Confidence,
-    /// Its figures, by name with the unit last (`resident_bytes`), for programs.
+    /// Its figures for programs, by name with the unit last (`resident_bytes`).
     #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
     pub figures: serde_json::Map<String, serde_json::Value>,
 }
 
 impl Evidence {
-    /// A sentence without figures, about what was seen or counted.
+    /// Creates a sentence without figures, about something seen or counted.
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), confidence: Confidence::Measured, figures: serde_json::Map::new() }
     }
 
-    /// The same, known in another way.
+    /// Sets another confidence.
     #[must_use]
     pub fn known(mut self, confidence: Confidence) -> Self {
         self.confidence = confidence;
         self
     }
 
-    /// With a figure; its name has the unit last.
+    /// Adds a figure; its name has the unit last.
     ///
     /// ```
     /// use pagekeeper_doctor::Evidence;

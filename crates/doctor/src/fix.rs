@@ -1,7 +1,7 @@
-//! One way to fix what was found, with all that has to be known before anybody does it.
+//! One way to fix a finding, with everything that has to be known before it is applied.
 //!
-//! Invariant: every field of [`Fix`] is required, so that none can be left out: for what it holds, what it costs, what it
-//! touches, how to take it back, and why it applies here.
+//! Invariant: every field of [`Fix`] is required, so that none can be forgotten: where it applies, its cost, its
+//! side effects, how to revert it, and why it applies here.
 
 use serde::Serialize;
 
@@ -9,16 +9,16 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Confidence {
-    /// It was seen or counted on this host.
+    /// Seen or counted on this host.
     Measured,
-    /// It was reckoned from what was seen, or from measurements elsewhere.
+    /// Calculated from observations, or from measurements elsewhere.
     Estimated,
-    /// The database's settings say so.
+    /// Stated by the database's settings.
     FromSettings,
 }
 
 impl Confidence {
-    /// In words: "from settings".
+    /// Returns it in words: "from settings".
     pub fn in_words(self) -> &'static str {
         match self {
             Self::Measured => "measured",
@@ -28,48 +28,48 @@ impl Confidence {
     }
 }
 
-/// One way to fix it.
+/// One way to fix a finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Fix {
-    /// The row of the [table of advice](crate::TABLE) that it is of; `None` for what is no setting of a database.
+    /// Its row in the [table of advice](crate::TABLE); `None` if it is not a database setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<&'static str>,
-    /// What kind of act it is.
+    /// Its kind.
     pub kind: FixKind,
-    /// The setting of the database that it sets, by its name there; `None` for what is no [`FixKind::Setting`].
+    /// The name of the database setting it changes; `None` if it is not a [`FixKind::Setting`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub setting: Option<String>,
-    /// The command or setting, ready to be copied: `innodb_log_file_buffering=OFF`, `sysctl vm.dirty_bytes=…`.
+    /// The command or setting, ready to copy: `innodb_log_file_buffering=OFF`, `sysctl vm.dirty_bytes=…`.
     pub act: String,
-    /// Where it goes, when it takes effect, and what it does then.
+    /// Where it goes, when it takes effect, and its effect.
     pub does: String,
-    /// What has to be known before.
+    /// The terms to know before applying it.
     #[serde(flatten)]
     pub terms: Terms,
 }
 
-/// What has to be known of a fix before it is used.
+/// The terms of a fix, to know before it is applied.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Terms {
-    /// What it holds for.
+    /// The products it applies to.
     pub holds_for: HoldsFor,
-    /// What it costs and touches.
+    /// Its cost and side effects.
     pub risk: Risk,
-    /// How to take it back.
+    /// How to revert it.
     pub undo: String,
-    /// That is a command, to be run as it is.
+    /// Whether `undo` is a command, to be run as it is.
     #[serde(skip)]
     pub undo_is_command: bool,
     /// Why it applies here.
     pub evidence: String,
     /// How that is known.
     pub confidence: Confidence,
-    /// The vendor's documentation; `None` for what is no setting of a database.
+    /// The vendor's documentation; `None` if it is not a database setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<&'static str>,
 }
 
-/// What a fix holds for.
+/// The products a fix applies to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HoldsFor {
     /// The engine or program: "MariaDB".
@@ -78,35 +78,35 @@ pub struct HoldsFor {
     pub versions: String,
 }
 
-/// What a fix costs, and what it touches.
+/// The cost and side effects of a fix.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Risk {
-    /// What it costs, in a sentence.
+    /// Its cost, in one sentence.
     pub costs: String,
-    /// What it does to the durability of commits; `None`: nothing.
+    /// Its effect on the durability of commits; `None` if there is none.
     pub durability: Option<&'static str>,
-    /// What it does to recovery after a crash; `None`: nothing.
+    /// Its effect on recovery after a crash; `None` if there is none.
     pub recovery: Option<&'static str>,
-    /// What it does to replication; `None`: nothing.
+    /// Its effect on replication; `None` if there is none.
     pub replication: Option<&'static str>,
-    /// What has to be restarted for it.
+    /// The restart it needs.
     pub restart: Restart,
 }
 
-/// What has to be restarted for a fix.
+/// The restart that a fix needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Restart {
-    /// Nothing: it takes effect at once, or is for the next time.
+    /// None: it takes effect at once, or applies to the next time.
     Nothing,
-    /// The database loads its configuration again.
+    /// The database reloads its configuration.
     Reload,
-    /// The database.
+    /// The database restarts.
     Database,
 }
 
 impl Risk {
-    /// One that touches neither durability, recovery nor replication, and for which nothing is restarted.
+    /// Creates a risk that affects neither durability, recovery nor replication, and needs no restart.
     pub(crate) fn none_but(costs: impl Into<String>) -> Self {
         Self {
             costs: costs.into(),
@@ -117,7 +117,7 @@ impl Risk {
         }
     }
 
-    /// What it touches, in words: "durability, recovery and replication as before".
+    /// Returns its side effects in words: "durability, recovery and replication as before".
     pub(crate) fn touches(&self) -> String {
         let parts =
             [("durability", self.durability), ("recovery", self.recovery), ("replication", self.replication)];
@@ -134,7 +134,7 @@ impl Risk {
 }
 
 impl Terms {
-    /// Those of what anybody can do on any Linux.
+    /// Creates the terms of a fix that anybody can apply on any Linux.
     pub(crate) fn anywhere(
         confidence: Confidence,
         evidence: impl Into<String>,
@@ -152,40 +152,40 @@ impl Terms {
         }
     }
 
-    /// The same, where what takes it back is a command.
+    /// Marks `undo` as a command.
     pub(crate) fn taken_back_by_command(self) -> Self {
         Self { undo_is_command: true, ..self }
     }
 }
 
 impl Fix {
-    /// Sets a setting of the system.
+    /// Creates a fix by a system setting.
     pub(crate) fn system(act: impl Into<String>, does: impl Into<String>, terms: Terms) -> Self {
         Self { id: None, kind: FixKind::System, setting: None, act: act.into(), does: does.into(), terms }
     }
 
-    /// Runs a command.
+    /// Creates a fix by a command.
     pub(crate) fn command(act: impl Into<String>, does: impl Into<String>, terms: Terms) -> Self {
         Self { id: None, kind: FixKind::Command, setting: None, act: act.into(), does: does.into(), terms }
     }
 
-    /// What can't be put into one line.
+    /// Creates a fix that does not fit on one line.
     pub(crate) fn advice(act: impl Into<String>, does: impl Into<String>, terms: Terms) -> Self {
         Self { id: None, kind: FixKind::Advice, setting: None, act: act.into(), does: does.into(), terms }
     }
 }
 
-/// What kind of act a fix is.
+/// The kind of a fix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FixKind {
-    /// A setting of the database.
+    /// A database setting.
     Setting,
-    /// A setting of the system.
+    /// A system setting.
     System,
     /// A command to run.
     Command,
-    /// What can't be put into one line.
+    /// Advice that does not fit on one line.
     Advice,
 }
 

@@ -1,8 +1,8 @@
-//! Who holds page cache beside the databases: of all files that belong to none, those that have the most of it, or the directories they
-//! lie in.
+//! The largest page-cache users beside the databases: of all files that belong to none, those with the most
+//! resident pages, or their directories.
 //!
-//! Invariants: pure; each file counts once, alone where it has nearly all that its directory has, else with its directory; the largest
-//! come first, and small ones not at all.
+//! Invariants: pure. Each file counts once: alone if it has nearly all that its directory has, else with its
+//! directory. The largest come first, and small ones are left out.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,53 +10,54 @@ use std::path::{Path, PathBuf};
 use pagekeeper_kernel::text::unescaped;
 use serde::Serialize;
 
-/// Holders that are named.
+/// Maximum number of holders listed.
 const MOST: usize = 5;
-/// Bytes of the smallest one that is.
+/// Minimum resident bytes of a listed holder.
 const LEAST: u64 = 64 << 20;
-/// Processes that are named of each.
+/// Maximum number of processes listed per holder.
 const PROCESSES: usize = 3;
-/// A file is named instead of its directory if it has so much of it, in tenths.
+/// A file is listed instead of its directory if it has at least this many tenths of the directory's resident
+/// bytes.
 const NEARLY_ALL: u64 = 9;
 
-/// A file of no database.
+/// A file that belongs to no database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldFile {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// Its size, in bytes.
+    /// Its size in bytes.
     pub size: u64,
-    /// How much of it is resident, in bytes.
+    /// Its resident bytes.
     pub resident: u64,
-    /// The processes that are seen to have it open, or mapped.
+    /// The visible processes that have it open or mapped.
     pub open_in: Vec<OpenIn>,
 }
 
-/// A process that has a file open, or mapped.
+/// A process that has a file open or mapped.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct OpenIn {
-    /// Its name, as the kernel has it.
+    /// The kernel's name for it.
     pub name: String,
-    /// The process.
+    /// The process ID.
     pub pid: u32,
 }
 
-/// A file that has much page cache, or a directory whose files have.
+/// A file with much page cache, or a directory whose files have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// The file, or the directory that the files lie in.
+    /// The file, or the directory of the files.
     pub path: String,
-    /// How many files of it have something resident.
+    /// The number of files with resident pages.
     pub files: u64,
-    /// Their sizes together, in bytes.
+    /// The total size of the files in bytes.
     pub size_bytes: u64,
-    /// How much of them is resident, in bytes.
+    /// Their resident bytes.
     pub resident_bytes: u64,
-    /// Some of the processes that are seen to have one of them open.
+    /// Some of the visible processes that have one of them open.
     pub open_in: Vec<OpenIn>,
 }
 
-/// Those that hold the most, the largest first.
+/// Returns the largest holders, largest first.
 ///
 /// ```
 /// use pagekeeper_doctor::{HeldFile, holders};
@@ -83,7 +84,7 @@ pub fn holders(files: Vec<HeldFile>) -> Vec<Holder> {
     holders
 }
 
-/// A directory, or the one file that has nearly all that it has.
+/// Returns a directory as a holder, or the one file that has nearly all of its resident bytes.
 fn holder(directory: &Path, files: &[HeldFile]) -> Holder {
     let resident: u64 = files.iter().map(|file| file.resident).sum();
     let alone = files.iter().find(|file| file.resident * 10 >= resident * NEARLY_ALL);

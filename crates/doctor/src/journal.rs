@@ -1,7 +1,7 @@
-//! How much of its journal a database would read if it had to recover now.
+//! Estimates how much of its journal a database would read if it had to recover now.
 //!
-//! Invariants: what is an upper bound is said to be one, with how it was got; nothing is counted twice. What can't be
-//! known is `None`.
+//! Invariants: an upper bound is reported as such, with its derivation. Nothing is counted twice. An unknown
+//! amount is `None`.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -16,20 +16,20 @@ use pagekeeper_policy::names::WalSegment;
 
 use crate::settings::{self, Engine, ServerRoot, Settings};
 
-/// What a recovery would read.
+/// The amount that a recovery would read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Journal {
-    /// So many bytes, or at most so many.
+    /// The amount in bytes, or an upper bound of it.
     pub bytes: u64,
-    /// It is that much, to a few pages; else it is the most that it can be.
+    /// Whether `bytes` is exact to a few pages; otherwise it is an upper bound.
     pub exact: bool,
-    /// How that was got, in words: "from the redo position of the last checkpoint, 0/15D4A90, …".
+    /// The derivation in words: "from the redo position of the last checkpoint, 0/15D4A90, …".
     pub how: String,
 }
 
-/// What a recovery of a database (an index into `snapshot`) would read now; `None` where that is not known.
+/// Returns what a recovery of a database (an index into `snapshot`) would read now; `None` if that is unknown.
 ///
-/// Reads a few pages of `PostgreSQL`'s control file and WAL; nothing for the others.
+/// It reads a few pages of `PostgreSQL`'s control file and WAL; nothing for other databases.
 pub fn journal(
     database: usize,
     snapshot: &Snapshot,
@@ -52,7 +52,7 @@ pub fn journal(
     }
 }
 
-/// The sizes of all that a recovery of InnoDB, `RocksDB` or raft-engine reads.
+/// Returns the total size of everything that a recovery of InnoDB, `RocksDB` or raft-engine reads.
 fn whole_logs(files: &[&File]) -> Option<Journal> {
     let mut kinds: BTreeMap<&str, (u64, usize)> = BTreeMap::new();
     for file in files {
@@ -74,7 +74,7 @@ fn files_word(count: usize) -> &'static str {
     if count == 1 { "file" } else { "files" }
 }
 
-/// Which journal a file is part of.
+/// Returns the journal that a file belongs to.
 pub(super) fn kind_of_log(file: &File) -> Option<&'static str> {
     let name = unescaped(file.path.file_name()?);
     let ending = file.path.extension().map(unescaped);
@@ -91,7 +91,7 @@ pub(super) fn kind_of_log(file: &File) -> Option<&'static str> {
     }
 }
 
-/// All segments of WAL, where the control file can't be read.
+/// Counts all WAL segments, for the case that the control file can't be read.
 fn all_wal(files: &[&File]) -> Option<Journal> {
     let segments: Vec<u64> =
         files.iter().filter(|file| segment(file).is_some()).map(|file| file.size).collect();
@@ -102,12 +102,12 @@ fn all_wal(files: &[&File]) -> Option<Journal> {
     })
 }
 
-/// The segment of WAL that a file is, by its name.
+/// Returns the WAL segment of a file, by its name.
 fn segment(file: &File) -> Option<WalSegment> {
     WalSegment::of_name(file.path.file_name()?.as_bytes())
 }
 
-/// From the redo position of the last checkpoint to the last page that was written.
+/// Counts from the redo position of the last checkpoint to the last written page.
 fn wal_after_redo(root: &ServerRoot<'_>, directory: &Path, files: &[&File]) -> Option<Journal> {
     let control = root.read_at(&directory.join("global/pg_control"), 0, postgresql::LEN)?;
     let control = ControlFile::parse(&control).ok()?;
@@ -118,7 +118,7 @@ fn wal_after_redo(root: &ServerRoot<'_>, directory: &Path, files: &[&File]) -> O
     }
     let size = control.segment_size;
     let (first, _) = control.place();
-    // By their places in the log; what ends beyond its last position is no segment.
+    // In log order. A segment that ends beyond the log's last position is not valid.
     let mut segments: Vec<(u64, &Path)> = Vec::new();
     for file in files {
         let Some(segment) = segment(file).filter(|segment| segment.timeline == control.timeline) else {
@@ -139,7 +139,8 @@ fn wal_after_redo(root: &ServerRoot<'_>, directory: &Path, files: &[&File]) -> O
     }
     let page = page_size(root, segments.first()?.1)?;
     let written = |at: u64, path: &Path| page_address(root, path, at % size.bytes()) == Some(at);
-    // What lies ahead was recycled or made in advance: it holds old pages or none, so that both searches hold.
+    // Segments ahead were recycled or created in advance and hold old pages or none, so both binary searches are
+    // valid.
     let used = segments.partition_point(|(start, path)| written(*start, path));
     let (start, newest) = segments.get(used.checked_sub(1)?)?;
     let (mut low, mut high) = (1, size.bytes() / page);
@@ -162,14 +163,14 @@ fn wal_after_redo(root: &ServerRoot<'_>, directory: &Path, files: &[&File]) -> O
     })
 }
 
-/// The size of WAL pages, of the long header that each segment begins with (`access/xlog_internal.h`).
+/// Returns the size of WAL pages, from the long header at the start of each segment (`access/xlog_internal.h`).
 fn page_size(root: &ServerRoot<'_>, segment: &Path) -> Option<u64> {
     let bytes = root.read_at(segment, 36, 4)?;
     let size = u64::from(u32::from_le_bytes(bytes.try_into().ok()?));
     (size.is_power_of_two() && (1024..=65536).contains(&size)).then_some(size)
 }
 
-/// The position that a page of WAL says it has (`xlp_pageaddr`).
+/// Returns the position stored in a WAL page (`xlp_pageaddr`).
 fn page_address(root: &ServerRoot<'_>, segment: &Path, offset: u64) -> Option<u64> {
     let bytes = root.read_at(segment, offset + 8, 8)?;
     Some(u64::from_le_bytes(bytes.try_into().ok()?))
@@ -209,7 +210,7 @@ mod tests {
         assert_eq!(journal_of(Engine::RocksDb, Vec::new()), None);
     }
 
-    /// A data directory whose WAL is written from segment 1 to `end`, with recycled segments after it.
+    /// Creates a data directory whose WAL is written from segment 1 to `end`, with recycled segments after it.
     fn cluster(redo: u64, end: u64, state: u32) -> (tempfile::TempDir, Vec<File>) {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("global")).unwrap();
@@ -231,7 +232,7 @@ mod tests {
             wal.set_len(MIB).unwrap();
             for page in 0..MIB / 8192 {
                 let at = segment * MIB + page * 8192;
-                // Recycled: what was in it 3 segments before.
+                // Recycled: the contents of 3 segments before.
                 let address = if at < end { at } else { at.wrapping_sub(3 * MIB) };
                 wal.write_all_at(&address.to_le_bytes(), page * 8192 + 8).unwrap();
                 wal.write_all_at(&8192_u32.to_le_bytes(), page * 8192 + 36).unwrap();
@@ -274,7 +275,7 @@ mod tests {
         std::fs::write(dir.path().join("global/pg_control"), b"short").unwrap();
         let found = journal_in(&dir, files).unwrap();
         assert_eq!((found.bytes, found.exact), (5 * MIB, false));
-        // A redo position that no segment holds is no ground to count from.
+        // A redo position outside of all segments gives no basis for counting.
         let (dir, files) = cluster(100 * MIB, 3 * MIB, 6);
         assert!(!journal_in(&dir, files).unwrap().exact);
     }

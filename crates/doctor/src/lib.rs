@@ -1,8 +1,8 @@
-//! Finds how running databases lose to the page cache: with evidence, what it costs, the fix in the database's own
-//! settings first, and what pagekeeper can do about it.
+//! Finds how running databases lose to the page cache: with evidence, cost, fixes (the database's own settings
+//! first), and what pagekeeper can do about it.
 //!
-//! A finding is made from what an [`Observer`](pagekeeper_observe) saw before and after watching, and from the database's
-//! own settings; `finders` says how another kind of finding is added.
+//! Findings are made from the observations of an [`Observer`](pagekeeper_observe) before and after a watch, and
+//! from the database's own settings. `finders` explains how to add another kind of finding.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

@@ -1,7 +1,8 @@
-//! What was observed: the facts that findings are made from, all gathered before: two snapshots and what was read beside them.
+//! The observation: the facts that findings are made from, all gathered in advance: two snapshots and additional
+//! data.
 //!
-//! Invariants: a function that finds does no I/O, so that it can be tried on plain data; databases are identified by the
-//! index that they have in the *second* snapshot, and files of the two are brought together by their inode.
+//! Invariants: a finder does no I/O, so that it can be tested on plain data. Databases are identified by their
+//! index in the *second* snapshot, and files of the two snapshots are matched by inode.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -17,47 +18,48 @@ use pagekeeper_trace::{PauseCounts, TraceCounts};
 use crate::settings::Settings;
 use crate::{Advised, Goal, Journal, Streamer, Subject, Syncs};
 
-/// What is known when findings are made.
+/// Everything known when findings are made.
 #[derive(Debug)]
 pub struct Observation<'a> {
-    /// What was seen when the watch began.
+    /// The state when the watch began.
     pub before: &'a Snapshot,
-    /// What was seen at its end, and what changed in between.
+    /// The state at its end, and the changes in between.
     pub after: &'a Snapshot,
-    /// The settings of each database of [`Self::after`], in its order; none for those past its end.
+    /// The settings of each database of [`Self::after`], in its order; missing for databases beyond its end.
     pub settings: Vec<Settings>,
-    /// What a disk was measured to do, by `st_dev` of the files on it.
+    /// Measurements of disks, by `st_dev` of the files on them.
     pub disks: Vec<(u64, DiskProfile)>,
-    /// What the guard's rules would release now, of each file that they were asked about, be it nothing.
+    /// The pages that the guard's rules would release now, for each file that was checked, even if there are none.
     pub releasable: Vec<Releasable>,
-    /// Why the guard's rules keep all of a log that is resident, by the path of one of its files.
+    /// Why the guard's rules keep all resident pages of a log, by the path of one of its files.
     pub kept: Vec<(PathBuf, String)>,
-    /// Where the resident pages of a file lie: the first few stretches, for files that direct I/O is used on.
+    /// The positions of a file's resident pages: the first few stretches, for files used with direct I/O.
     pub stretches: Vec<(Inode, Vec<Range<u64>>)>,
-    /// The processes that brought the most pages in while watching; see [`streamers`](crate::streamers()).
+    /// The processes that brought in the most pages during the watch; see [`streamers`](crate::streamers()).
     pub streamers: Vec<Streamer>,
-    /// The syncs that were seen while watching; `None` where they were not looked at.
+    /// The syncs seen during the watch; `None` if they were not observed.
     pub syncs: Option<Syncs>,
-    /// What was resident before a restart, if that is known.
+    /// The resident pages before a restart, if known.
     pub snapshot: Option<SavedSnapshot>,
-    /// What a recovery of each database of [`Self::after`] would read, in its order; none for those past its end.
+    /// The amount that a recovery of each database of [`Self::after`] would read, in its order; missing for
+    /// databases beyond its end.
     pub journals: Vec<Option<Journal>>,
-    /// How long a recovery may take, as the operator wants it; `None`: any time.
+    /// The operator's limit for the duration of a recovery; `None` if there is none.
     pub recovery_target: Option<Duration>,
 }
 
-/// Pages of a log that nobody will read again, as the guard's rules have it: they lie behind its writer and behind all
-/// that follow it.
+/// Pages of a log that nobody will read again, by the guard's rules: they lie behind its writer and behind all its
+/// followers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Releasable {
     /// The file.
     pub file: Inode,
-    /// How much of it is resident, in bytes.
+    /// Its resident bytes.
     pub resident: u64,
 }
 
 impl<'a> Observation<'a> {
-    /// An observation of two snapshots alone.
+    /// Creates an observation of two snapshots alone.
     pub fn new(before: &'a Snapshot, after: &'a Snapshot) -> Self {
         Self {
             before,
@@ -75,7 +77,7 @@ impl<'a> Observation<'a> {
         }
     }
 
-    /// How long was watched.
+    /// Returns the duration of the watch.
     pub fn period(&self) -> Duration {
         match &self.after.change {
             Some(change) => change.period,
@@ -83,74 +85,78 @@ impl<'a> Observation<'a> {
         }
     }
 
-    /// What changed while watching.
+    /// Returns the changes during the watch.
     pub fn change(&self) -> Option<&'a HostChange> {
         self.after.change.as_ref()
     }
 
-    /// What tracing counted while watching; `None` without tracing.
+    /// Returns the counts of the trace during the watch; `None` without tracing.
     pub fn trace(&self) -> Option<&'a TraceCounts> {
         self.change()?.trace.as_ref()
     }
 
-    /// The tasks that were throttled for dirty pages while watching; none where that was not traced.
+    /// Returns the throttling of tasks because of dirty pages during the watch; empty if that was not traced.
     pub(crate) fn pauses(&self) -> impl Iterator<Item = &'a PauseCounts> + use<'a> {
         self.trace().and_then(|trace| trace.pauses.as_ref()).into_iter().flatten()
     }
 
-    /// The databases with their indices.
+    /// Returns the databases with their indices.
     pub fn databases(&self) -> impl Iterator<Item = (usize, &'a Database)> + use<'a> {
         self.after.databases.iter().enumerate()
     }
 
-    /// A database as what a finding is about.
+    /// Returns a database as the subject of a finding.
     pub(crate) fn subject(&self, index: usize) -> Subject {
         Subject { name: called(&self.after.databases[index]), index }
     }
 
-    /// The files of a database.
+    /// Returns the files of a database.
     pub fn files_of(&self, database: usize) -> impl Iterator<Item = &'a File> + use<'a> {
         self.after.files.iter().filter(move |file| file.database == Some(database))
     }
 
-    /// A database's settings; `None` if they were not read.
+    /// Returns a database's settings; `None` if they were not read.
     pub fn settings_of(&self, database: usize) -> Option<&Settings> {
         self.settings.get(database)
     }
 
-    /// The settings of a database that serve a goal; none if its settings were not read.
+    /// Returns the advice on a database's settings for a goal; none if its settings were not read.
     pub fn advise(&self, goal: Goal, database: usize) -> Advised {
         self.settings_of(database).map(|settings| crate::advise(goal, settings)).unwrap_or_default()
     }
 
-    /// A file as it was when the watch began; `None` if it was not there.
+    /// Returns a file as it was when the watch began; `None` if it did not exist.
     pub fn before(&self, file: Inode) -> Option<&'a File> {
         self.before.files.iter().find(|other| other.inode == file)
     }
 
-    /// The memory cgroup of a database of [`Self::after`] as it was when the watch began; `None` where it was in another then.
+    /// Returns the memory cgroup of a database of [`Self::after`] as it was when the watch began; `None` if the
+    /// database was in another one then.
     fn group_before(&self, database: &Database) -> Option<&'a MemoryCgroup> {
         let directory = &database.cgroup.as_ref()?.directory;
         let before = self.before.databases.iter().find(|before| before.pid == database.pid)?;
         before.cgroup.as_ref().filter(|group| group.directory == *directory)
     }
 
-    /// How often the limits of a database's memory cgroup took effect while watching; `None` where it was in another when the
-    /// watch began, or another one's limit was the effective one.
+    /// Returns how often the limits of a database's memory cgroup took effect during the watch. Returns `None` if
+    /// the database was in another group when the watch began, or if the effective limit belonged to another
+    /// group.
     pub(crate) fn limits_hit(&self, database: &Database) -> Option<MemoryEvents> {
         let (now, before) = (database.cgroup.as_ref()?, self.group_before(database)?);
         (now.limited_by == before.limited_by).then(|| now.events.since(&before.events))
     }
 
-    /// Bytes of files that were read in again after the kernel had reclaimed them, in the memory cgroup of a database of
-    /// [`Self::after`]; `None` where that was not counted, or the database was in another when the watch began.
+    /// Returns the bytes of file pages read again after the kernel had reclaimed them, in the memory cgroup of a
+    /// database of [`Self::after`]. Returns `None` if that was not counted, or if the database was in another
+    /// group when the watch began.
     pub(crate) fn refaulted_in_group(&self, database: &Database) -> Option<u64> {
         let after = database.cgroup.as_ref()?.file_refaults?;
         let pages = after.saturating_sub(self.group_before(database)?.file_refaults?);
         Some(pages * page_size())
     }
 
-    /// Bytes that the host reclaimed for want of memory, in the background or directly; `None` where it does not count that.
+    /// Returns the bytes that the host reclaimed for lack of memory, in the background or directly; `None` if it
+    /// does not count that.
     pub(crate) fn reclaimed_by_host(&self) -> Option<u64> {
         let background = self.pages_counted(VmStat::reclaimed_in_background);
         let direct = self.change().and_then(|change| change.machine.reclaimed_directly);
@@ -160,24 +166,24 @@ impl<'a> Observation<'a> {
         }
     }
 
-    /// What a counter of pages grew by while watching, in bytes.
+    /// Returns the increase of a counter of pages during the watch, in bytes.
     pub(crate) fn pages_counted(&self, of: impl Fn(&VmStat) -> Option<u64>) -> Option<u64> {
         let pages = of(&self.after.host.vmstat)?.saturating_sub(of(&self.before.host.vmstat)?);
         Some(pages.saturating_mul(page_size()))
     }
 
-    /// What the disk of a file was measured to do; `None` if it was not measured.
+    /// Returns the measurements of a file's disk; `None` if it was not measured.
     pub fn disk(&self, file: &File) -> Option<&DiskProfile> {
         self.disks.iter().find(|(dev, _)| *dev == file.inode.dev).map(|(_, disk)| disk)
     }
 }
 
-/// What was resident when a snapshot was taken.
+/// The resident pages when a snapshot was taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SavedSnapshot {
-    /// Its file.
+    /// The snapshot's file.
     pub path: PathBuf,
-    /// When it was taken.
+    /// The time of the snapshot.
     pub taken: SystemTime,
     /// The files that had resident pages.
     pub files: Vec<SavedFile>,
@@ -186,16 +192,16 @@ pub struct SavedSnapshot {
 /// One file of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SavedFile {
-    /// Absolute.
+    /// The absolute path.
     pub path: PathBuf,
-    /// Which file it was.
+    /// The file's identity.
     pub inode: Inode,
-    /// How much of it was resident, in bytes.
+    /// Its resident bytes.
     pub resident: u64,
 }
 
 impl SavedSnapshot {
-    /// What it holds of a file, found by its path, or by its inode where that is seen under another path.
+    /// Returns the entry of a file, found by its path, or by its inode if that has another path.
     pub(crate) fn of(&self, file: &File) -> Option<&SavedFile> {
         let same_path = |known: &&SavedFile| known.path == file.reach || known.path == file.path;
         self.files
@@ -205,8 +211,8 @@ impl SavedSnapshot {
     }
 }
 
-/// How findings call a database: "mariadb (process 1234)", "kafka (java, process 1234)" where its process's name says nothing of
-/// it, or "mariadb" where only its directory was given.
+/// Returns the name of a database in findings: "mariadb (process 1234)". If the process name does not show the
+/// database, it is "kafka (java, process 1234)". If only its directory was given, it is "mariadb".
 pub fn called(database: &Database) -> String {
     let profile = &database.profile;
     let name = if database.name.is_empty() { &profile.name } else { &database.name };

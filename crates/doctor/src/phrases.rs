@@ -1,4 +1,4 @@
-//! Figures and names in words, as findings say them.
+//! Figures and names in words, as in findings.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::text::escaped;
 
-/// A share in percent that says neither 0 nor 100 when it is not quite that.
+/// Formats a share in percent, as 0 or 100 only if it is exactly that.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     if part == 0 || whole == 0 {
         return "0 %".to_owned();
@@ -22,7 +22,7 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// A time in the unit that suits it: "12.3 s", "4.5 ms", "80 µs".
+/// Formats a duration in a suitable unit: "12.3 s", "4.5 ms", "80 µs".
 pub(crate) fn time(time: Duration) -> String {
     let seconds = time.as_secs_f64();
     if seconds >= 1.0 {
@@ -34,29 +34,29 @@ pub(crate) fn time(time: Duration) -> String {
     }
 }
 
-/// "1 file", "3 files".
+/// Formats a count with its noun: "1 file", "3 files".
 pub(crate) fn number(count: impl TryInto<u64>, one: &str, more: &str) -> String {
     let count = count.try_into().unwrap_or(u64::MAX);
     format!("{count} {}", if count == 1 { one } else { more })
 }
 
-/// So many bytes in a second; `None` of no time.
+/// Returns bytes per second; `None` for an empty period.
 pub(crate) fn per_second(bytes: u64, period: Duration) -> Option<u64> {
     let rate = (u128::from(bytes) * 1_000_000_000).checked_div(period.as_nanos())?;
     Some(u64::try_from(rate).unwrap_or(u64::MAX))
 }
 
-/// "38 MiB/s".
+/// Formats a rate: "38 MiB/s".
 pub(crate) fn rate(bytes: u64) -> String {
     format!("{}/s", Size(bytes))
 }
 
-/// The last component of a path: what people call a file.
+/// Returns the last component of a path: the name by which people know a file.
 pub(crate) fn file_name(path: &Path) -> String {
     escaped(path.file_name().unwrap_or(path.as_os_str())).to_string()
 }
 
-/// "a (5 MiB), b (2 MiB) and 3 more" of things with their sizes, the largest `shown` first.
+/// Lists things with their sizes, the largest `shown` first: "a (5 MiB), b (2 MiB) and 3 more".
 pub(crate) fn largest(mut all: Vec<(String, u64)>, shown: usize) -> String {
     all.sort_by(|(a, size_a), (b, size_b)| size_b.cmp(size_a).then_with(|| a.cmp(b)));
     let more = all.len().saturating_sub(shown);

@@ -1,7 +1,7 @@
-//! The report: what was found, what was inspected, and what could not be seen; for people and for programs.
+//! The report: the findings, what was inspected, and what could not be seen; for people and for programs.
 //!
-//! Invariants: findings come with the most severe first; each gap is reported once; text fits 80 columns where no
-//! word and no command is longer.
+//! Invariants: findings are sorted by severity, highest first. Each gap is reported once. Text fits 80 columns
+//! unless a word or command is longer.
 
 use std::ffi::OsStr;
 use std::fmt::{self, Write as _};
@@ -20,15 +20,15 @@ use crate::settings::Settings;
 use crate::wrapping::{INDENT, labelled, wrapped};
 use crate::{Confidence, Finding, FixKind, Holder, OpenIn, Severity, Terms};
 
-/// Page cache of other files is worth a word from so many bytes on …
+/// Page cache of other files is reported from this many bytes on …
 const ELSEWHERE_LEAST: u64 = 1 << 30;
-/// … and from this part of the memory.
+/// … and from one part in this many of the memory on.
 const ELSEWHERE_PART: u64 = 10;
 
-/// What an examination came to.
+/// The result of an examination.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// What was found, the most severe first.
+    /// The findings, most severe first.
     pub findings: Vec<Finding>,
     /// What was inspected.
     pub inspected: Inspected,
@@ -41,40 +41,40 @@ pub struct Report {
 pub struct Inspected {
     /// The databases.
     pub databases: Vec<InspectedDatabase>,
-    /// How many files there are in all.
+    /// The total number of files.
     pub files: usize,
-    /// Their sizes together, in bytes.
+    /// Their total size in bytes.
     pub size_bytes: u64,
-    /// How much of them is resident, in bytes, as far as that could be seen.
+    /// Their resident bytes, as far as visible.
     pub resident_bytes: u64,
-    /// Page cache of the host that is of none of them, in bytes.
+    /// Bytes of the host's page cache that belong to none of them.
     pub elsewhere_bytes: u64,
-    /// Who has the most of that, if that was asked for.
+    /// The largest holders of that, if requested.
     pub largest_elsewhere: Vec<Holder>,
     /// The host's memory.
     pub memory: InspectedMemory,
-    /// How long was watched.
+    /// The duration of the watch in seconds.
     pub seconds: f64,
-    /// How events were seen while watching, in a sentence.
+    /// How events were observed during the watch, in one sentence.
     pub traced: String,
 }
 
-/// The host's memory at the end of the watch, and who waited for it meanwhile. Sizes in bytes.
+/// The host's memory at the end of the watch, and the waits for memory during it. Sizes in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct InspectedMemory {
-    /// All of it.
+    /// Total memory.
     pub total_bytes: u64,
-    /// Used for nothing.
+    /// Unused memory.
     pub free_bytes: u64,
-    /// Below so much free memory background reclaim begins.
+    /// Background reclaim starts below this much free memory.
     pub watermark_low_bytes: u64,
-    /// Below so much tasks have to reclaim for themselves.
+    /// Below this much free memory, tasks have to reclaim for themselves.
     pub watermark_min_bytes: u64,
     /// Page cache of files.
     pub page_cache_bytes: u64,
-    /// How often a task had to reclaim for itself; `None` if that is not known.
+    /// How often a task had to reclaim for itself; `None` if unknown.
     pub allocation_stalls: Option<u64>,
-    /// How long at least one task waited for memory; `None` if that is not known.
+    /// How long at least one task waited for memory; `None` if unknown.
     pub stalled_seconds: Option<f64>,
 }
 
@@ -117,33 +117,33 @@ impl fmt::Display for InspectedMemory {
 /// A database that was inspected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct InspectedDatabase {
-    /// As findings call it.
+    /// Its name in findings.
     pub name: String,
-    /// Its process, if it has one.
+    /// Its process ID, if it has a process.
     pub pid: Option<u32>,
-    /// The profile that it goes by.
+    /// Its profile.
     pub profile: String,
-    /// Its directories, as it sees them.
+    /// Its directories as it sees them.
     pub directories: Vec<String>,
-    /// Where its root is, if that is another than this process's: a container or a chroot.
+    /// Its root, if that differs from this process's: in a container or a chroot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root: Option<String>,
-    /// Its files.
+    /// The number of its files.
     pub files: usize,
-    /// The files that its settings were read from, as it sees them.
+    /// The files from which its settings were read, as it sees them.
     pub settings_from: Vec<String>,
-    /// What of its settings could not be read, and why.
+    /// The settings that could not be read, and why.
     pub settings_unread: Vec<String>,
 }
 
 impl Report {
-    /// Sorts findings, and adds what was inspected. `traced` says how events were seen.
+    /// Sorts findings, and adds what was inspected. `traced` describes how events were observed.
     pub fn new(observation: &Observation<'_>, mut findings: Vec<Finding>, traced: impl fmt::Display) -> Self {
         findings.sort_by(|a, b| {
             let order = |finding: &Finding| (std::cmp::Reverse(finding.severity), finding.kind);
             order(a).cmp(&order(b)).then_with(|| a.database.cmp(&b.database))
         });
-        // Those of the first snapshot come again, with how often it was then.
+        // Gaps of the first snapshot occur again, with their count at that time.
         let mut visibility_gaps = observation.after.visibility_gaps.clone();
         visibility_gaps.sort();
         visibility_gaps.dedup();
@@ -158,13 +158,14 @@ impl Report {
         Self { findings, inspected, visibility_gaps }
     }
 
-    /// The most severe finding's severity; `None` if nothing was found.
+    /// Returns the severity of the most severe finding; `None` without findings.
     pub fn worst(&self) -> Option<Severity> {
         self.findings.iter().map(|finding| finding.severity).max()
     }
 }
 
-/// The root of a database whose paths mean something else to this process, by how its files are reached.
+/// Returns the root of a database whose paths mean something else to this process, from the paths by which its
+/// files are reached.
 fn root_of(observation: &Observation<'_>, index: usize) -> Option<String> {
     let elsewhere = |file: &File| {
         let root = file.reach.as_os_str().as_bytes().strip_suffix(file.path.as_os_str().as_bytes())?;
@@ -174,7 +175,7 @@ fn root_of(observation: &Observation<'_>, index: usize) -> Option<String> {
 }
 
 impl Inspected {
-    /// Whether so much page cache is of none of the files that it is worth a word.
+    /// Whether so much page cache belongs to none of the files that it is reported.
     fn has_much_elsewhere(&self) -> bool {
         self.elsewhere_bytes >= ELSEWHERE_LEAST.max(self.memory.total_bytes / ELSEWHERE_PART)
     }
@@ -249,7 +250,7 @@ impl fmt::Display for Finding {
             if fix.kind == FixKind::Advice {
                 labelled(f, "fix", &fix.act)?;
             } else {
-                // One that is to be copied stands alone on its line, whatever its length.
+                // Text to be copied is alone on its line, whatever its length.
                 writeln!(f, "  {:<width$}{}", "fix", escaped(&fix.act), width = INDENT - 2)?;
             }
             let mut beside = |text: &str| wrapped(f, &" ".repeat(INDENT), INDENT, text);
@@ -275,7 +276,7 @@ impl fmt::Display for Finding {
             labelled(f, "note", remark)?;
         }
         if let Some(pagekeeper) = &self.pagekeeper {
-            // Lines that are to be copied stand as they are.
+            // Lines to be copied stay as they are.
             let (text, lines) = pagekeeper.split_once('\n').unwrap_or((pagekeeper, ""));
             labelled(f, "pagekeeper", text)?;
             for line in lines.lines() {
@@ -330,7 +331,7 @@ impl fmt::Display for Inspected {
 }
 
 impl Inspected {
-    /// Page cache of other files, and who has the most of it.
+    /// Shows the page cache of other files, and its largest holders.
     fn show_elsewhere(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = format!(
             "{} of the page cache are of files of no database that was inspected, as those of programs that no \
@@ -355,7 +356,7 @@ impl Inspected {
     }
 }
 
-/// Who has a file open.
+/// Lists the processes that have a file open.
 fn open_in(processes: &[OpenIn]) -> String {
     if processes.is_empty() {
         return "open in no process that is seen here".to_owned();
@@ -364,7 +365,7 @@ fn open_in(processes: &[OpenIn]) -> String {
     format!("open in {}", processes.collect::<Vec<_>>().join(", "))
 }
 
-/// How it is known, before what was not seen or counted on this host.
+/// Returns the confidence as a prefix, for facts that were not seen or counted on this host.
 fn unless_measured(confidence: Confidence) -> String {
     match confidence {
         Confidence::Measured => String::new(),
@@ -376,7 +377,7 @@ fn texts(paths: &[PathBuf]) -> Vec<String> {
     paths.iter().map(|path| unescaped(path).into_owned()).collect()
 }
 
-/// What of a database's settings was not read, in words.
+/// Lists the settings of a database that were not read.
 fn not_read(settings: &Settings) -> Vec<String> {
     settings.unread.iter().map(|(path, why)| format!("{}: {why}", escaped(path))).collect()
 }

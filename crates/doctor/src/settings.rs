@@ -1,4 +1,4 @@
-//! The settings of the databases of a snapshot: the catalog's one reader, given what the snapshot shows.
+//! The settings of the databases of a snapshot: the catalog's reader, applied to the snapshot's data.
 
 use pagekeeper_catalog::settings as catalog;
 use pagekeeper_kernel::pressure::SysRoots;
@@ -19,7 +19,7 @@ pub fn read(
     reader.read(&server(database, snapshot), &roots.proc)
 }
 
-/// A database of a snapshot, as the reader of settings takes it.
+/// Returns a database of a snapshot in the form that the settings reader takes.
 pub(crate) fn server(database: &Database, snapshot: &Snapshot) -> Server {
     let files = snapshot.files.iter().filter_map(|file| file_of(database, file));
     Server {
@@ -34,7 +34,7 @@ pub(crate) fn server(database: &Database, snapshot: &Snapshot) -> Server {
     }
 }
 
-/// A file, if it is one of a database: it has it open, or it lies in one of its directories.
+/// Returns a file if it belongs to a database: its process has it open, or it is in one of its directories.
 fn file_of(database: &Database, file: &File) -> Option<ServerFile> {
     let own = file.openers.iter().filter(|opener| Some(opener.pid) == database.pid);
     let opened: Vec<Opened> = own.map(|opener| opened(opener.kind)).collect();

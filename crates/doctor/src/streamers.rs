@@ -1,7 +1,8 @@
-//! Who the processes are that brought the most pages in, or drove the most out, or were throttled: read at the end of a watch,
-//! while they still run.
+//! Inspects the processes that brought in the most pages, drove out the most, or were throttled, at the end of a
+//! watch, while they still run.
 //!
-//! Invariants: only reads; of a process that has ended meanwhile, or that may not be inspected, nothing is known.
+//! Invariants: this module only reads. Nothing is known about a process that has ended meanwhile, or that may not
+//! be inspected.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,43 +13,43 @@ use pagekeeper_kernel::process::{Access, OpenFile, Selection};
 use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::Snapshot;
 
-/// Who moved less, and was not throttled, is not inspected, in bytes.
+/// A process that moved fewer bytes, and was not throttled, is not inspected.
 const MIN_MOVED: u64 = 8 << 20;
-/// So many of those that still run are inspected.
+/// Maximum number of running processes inspected.
 const MAX_RUNNING: usize = 32;
 
-/// A process that brought pages in, drove pages out, or was throttled while it was watched.
+/// A process that brought pages in, drove pages out, or was throttled during the watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Streamer {
-    /// The process.
+    /// The process ID.
     pub pid: u32,
-    /// Its command line, or what it shows in its place, its arguments apart by spaces; empty if it has ended.
+    /// Its command line or title, with arguments separated by spaces; empty if it has ended.
     pub title: String,
-    /// Its memory cgroup; `None` if it is in none that can be seen, or has ended.
+    /// Its memory cgroup; `None` if none is visible, or if it has ended.
     pub cgroup: Option<MemoryCgroup>,
-    /// Where a group of its own could be made, beside its present one; `None` with that.
+    /// Where a group of its own could be created, beside its present one; `None` if that is `None`.
     pub group_beside: Option<PathBuf>,
-    /// The files that it has open.
+    /// Its open files.
     pub files: Vec<StreamerFile>,
 }
 
 impl Streamer {
-    /// The file that it has open which tracing calls so. On btrfs tracing knows another device than `st_dev` shows: there
-    /// the number alone has to do.
+    /// Returns the open file with the inode in the trace. On btrfs the trace shows another device than `st_dev`:
+    /// there the number alone is compared.
     pub(crate) fn open(&self, traced: Inode) -> Option<&StreamerFile> {
         let exactly = self.files.iter().find(|file| file.inode == traced);
         exactly.or_else(|| self.files.iter().find(|file| file.inode.ino == traced.ino))
     }
 }
 
-/// A file that such a process has open.
+/// An open file of such a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamerFile {
-    /// Which one, by `st_dev` and number.
+    /// Its identity, by `st_dev` and number.
     pub inode: Inode,
-    /// Its path, as the process sees it.
+    /// Its path as the process sees it.
     pub path: PathBuf,
-    /// For reading, or writing.
+    /// Whether it is open for reading or writing.
     pub access: Access,
 }
 
@@ -58,8 +59,8 @@ impl From<OpenFile> for StreamerFile {
     }
 }
 
-/// Inspects the processes that moved the most pages or were throttled, as `snapshot` has counted them; none where neither was
-/// traced. The sooner after the sample, the more of them are still there; those that are not have no title.
+/// Inspects the processes that moved the most pages or were throttled, as counted in `snapshot`; none if neither
+/// was traced. The sooner after the sample, the more of them still exist; those that do not have no title.
 pub fn streamers(snapshot: &Snapshot, roots: &SysRoots) -> Vec<Streamer> {
     let mut moved: BTreeMap<u32, u64> = BTreeMap::new();
     let trace = snapshot.change.as_ref().and_then(|change| change.trace.as_ref());
@@ -97,7 +98,8 @@ fn inspect(pid: u32, roots: &SysRoots) -> Streamer {
     }
 }
 
-/// Where a group of a process's own could be made: beside its present one, or in the root group, which has no neighbour.
+/// Returns where a separate group for a process could be created: beside its present one, or in the root group,
+/// which has no neighbour.
 fn beside(pid: u32, roots: &SysRoots, present: &Path) -> PathBuf {
     let paths = roots.proc.cgroup_paths(pid).unwrap_or_default();
     let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));
@@ -124,7 +126,7 @@ mod tests {
             pages(file(1), own, "test", 5 * MIB, 0),
             pages(file(2), own, "test", 0, 5 * MIB),
             pages(file(1), 1, "init", MIB, 0),
-            // Nobody can have this number.
+            // Nobody can have this ID.
             pages(file(1), u32::MAX, "gone", 90 * MIB, 0),
         ]);
         trace.pauses = Some(vec![pauses(u32::MAX - 1, "waits", &[5], DirtyLevels::default())]);

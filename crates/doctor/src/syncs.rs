@@ -1,9 +1,11 @@
-//! Syncs that were seen while watching: plain data, and how long a group of them took.
+//! The syncs seen during the watch: plain data, and the durations of groups of them.
 //!
-//! A sync waits behind everything that is in the device's queue before it, and on ext4 and XFS behind the data that the journal's
-//! transaction orders before it. None of that is a pause for dirty pages, so that it shows in no count of throttled writers.
+//! A sync waits behind everything that was in the device's queue before it. On ext4 and XFS it also waits behind
+//! the data that the journal's transaction orders before it. None of that is throttling because of dirty pages, so
+//! it shows in no count of throttled writers.
 //!
-//! Invariant: times are counted from the beginning of the look; a sync that had not ended by its end lasts until then at the least.
+//! Invariant: times count from the start of the observation. A sync still running at its end lasts at least until
+//! then.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,56 +22,56 @@ use crate::finders::is_background;
 use crate::observation::Observation;
 use crate::settings::{Engine, Origin};
 
-/// Syncs of a program that is no database, in a look, from which on it counts as one that syncs.
+/// Number of syncs during an observation from which on a program other than a database counts as one that syncs.
 const OFTEN: usize = 10;
 
-/// The setting that says when InnoDB syncs its redo log.
+/// The setting that determines when InnoDB syncs its redo log.
 pub(crate) const SYNC_AT_COMMIT: &str = "innodb_flush_log_at_trx_commit";
-/// With any other value than 1 InnoDB syncs its redo log once a second, and at checkpoints.
+/// With any value other than 1, InnoDB syncs its redo log once per second, and at checkpoints.
 const REDO_SYNCS_A_SECOND: f64 = 5.0;
 
-/// The call that waits for a range that was written, and makes nothing durable.
+/// The call that waits for a written range, and makes nothing durable.
 const RANGE: &str = "sync_file_range";
 
-/// The syncs of a look.
+/// The syncs of an observation.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Syncs {
-    /// How long was looked.
+    /// The duration of the observation.
     pub looked: Duration,
-    /// Each of them.
+    /// All syncs.
     pub calls: Vec<SeenSync>,
-    /// How many more there were that found no room.
+    /// The number of further syncs for which there was no room.
     pub lost: u64,
 }
 
 /// One sync.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SeenSync {
-    /// Who called it.
+    /// The calling task.
     pub task: Task,
     /// The call: "fdatasync".
     pub call: &'static str,
     /// The file; `None` if its descriptor was closed before it could be looked up.
     pub file: Option<Arc<SyncedFile>>,
-    /// When it began, from the beginning of the look.
+    /// Its start, from the start of the observation.
     pub began: Duration,
-    /// How long it took.
+    /// Its duration.
     pub took: Duration,
-    /// Whether it had not ended by the end of the look.
+    /// Whether it was still running at the end of the observation.
     pub goes_on: bool,
 }
 
-/// A file that was synced.
+/// A synced file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyncedFile {
-    /// As stat shows it.
+    /// Its identity as in stat.
     pub inode: Inode,
-    /// As its process sees it.
+    /// Its path as its process sees it.
     pub path: PathBuf,
 }
 
 impl Syncs {
-    /// Those of each process and file; those of files that are not known are left out.
+    /// Returns the syncs by process and file; those of unknown files are left out.
     pub(crate) fn by_file(&self) -> Vec<(&SyncedFile, Vec<&SeenSync>)> {
         let mut files: BTreeMap<(u32, Inode), (&SyncedFile, Vec<&SeenSync>)> = BTreeMap::new();
         for call in &self.calls {
@@ -81,13 +83,13 @@ impl Syncs {
     }
 }
 
-/// How long some syncs took.
+/// The durations of some syncs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SyncTimes {
     pub(crate) count: usize,
-    /// How long at least one of them was under way.
+    /// How long at least one of them was running.
     pub(crate) waited: Duration,
-    /// 99 of 100 took no longer.
+    /// The 99th percentile of the durations.
     pub(crate) p99: Duration,
     pub(crate) longest: Duration,
     pub(crate) go_on: usize,
@@ -108,7 +110,7 @@ impl SyncTimes {
     }
 }
 
-/// The time that is in at least one of these syncs.
+/// Returns the time covered by at least one of these syncs.
 fn covered(calls: &[&SeenSync]) -> Duration {
     let mut spans: Vec<(Duration, Duration)> =
         calls.iter().map(|call| (call.began, call.began + call.took)).collect();
@@ -122,8 +124,8 @@ fn covered(calls: &[&SeenSync]) -> Duration {
 }
 
 impl Observation<'_> {
-    /// The same with the syncs that were seen. What a server does counts more than what it was started with: one that syncs its redo log
-    /// far more often than once a second does so at each commit, whatever its settings files say.
+    /// Adds the syncs that were seen. A server's behaviour takes precedence over its configuration: one that syncs
+    /// its redo log far more often than once per second does so at each commit, whatever its settings files say.
     #[must_use]
     pub fn with_syncs(mut self, syncs: Option<Syncs>) -> Self {
         self.syncs = syncs;
@@ -146,24 +148,25 @@ impl Observation<'_> {
         count as f64 > syncs.looked.as_secs_f64() * REDO_SYNCS_A_SECOND
     }
 
-    /// The kernel's name for the device of a synced file.
+    /// Returns the kernel's name for the device of a synced file.
     pub(crate) fn device_of(&self, synced: &SyncedFile) -> String {
         // On btrfs stat shows another device than the kernel's own.
         device_name(self, self.synced_file(synced).map_or(synced.inode.dev, |file| file.inode.dev))
     }
 
-    /// A synced file as the snapshots have it; `None` where they don't.
+    /// Returns a synced file from the snapshots; `None` if they do not have it.
     pub(crate) fn synced_file(&self, synced: &SyncedFile) -> Option<&File> {
         let mut all = self.after.files.iter().chain(&self.before.files);
         all.find(|file| file.stat_inode == synced.inode)
     }
 
-    /// Whether somebody commits by syncs on this device: a database at all, or others often. False where syncs were not looked at.
+    /// Whether commits are synced on this device: by a database at all, or by others often. False if syncs were
+    /// not observed.
     pub(crate) fn is_synced(&self, device: &str) -> bool {
         self.is_any_synced(|name| name == device)
     }
 
-    /// The same of the devices that `wanted` chooses.
+    /// Whether commits are synced on any device that `wanted` selects.
     pub(crate) fn is_any_synced(&self, wanted: impl Fn(&str) -> bool) -> bool {
         let mut of_others = 0;
         self.syncs.iter().flat_map(Syncs::by_file).any(|(file, calls)| {
@@ -176,13 +179,14 @@ impl Observation<'_> {
         })
     }
 
-    /// Whether somebody may wait for a sync with a commit. Not so for those who bound what they have dirty themselves, as a copy may, nor
-    /// in the background, where flushes and checkpoints sync what they wrote.
+    /// Whether somebody may wait for a sync as a commit. Excluded are syncs by which a program bounds its own
+    /// dirty pages, as a copy may, and syncs in the background, where flushes and checkpoints sync their output.
     fn is_commit(&self, call: &SeenSync) -> bool {
         call.call != RANGE && !is_background(self, &call.task)
     }
 
-    /// How long a database's threads were in syncs, but for those in the background; `None` where that was not looked at.
+    /// Returns how long a database's threads were in syncs, except background ones; `None` if syncs were not
+    /// observed.
     pub(crate) fn sync_times_of(&self, database: usize) -> Option<SyncTimes> {
         let files = self.syncs.as_ref()?.by_file().into_iter();
         let own = files.filter(|(_, calls)| database_of(self, &calls[0].task) == Some(database));

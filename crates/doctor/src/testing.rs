@@ -1,6 +1,6 @@
-//! Plain snapshots for the tests of finders: a host of 24 GiB at rest, a database with no files.
+//! Plain snapshots for the tests of finders: an idle host of 24 GiB, and a database without files.
 //!
-//! Everything in them is public, so that a test changes what it is about.
+//! Everything in them is public, so that a test changes its subject.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ pub(crate) const GIB: u64 = 1 << 30;
 /// The device of all files.
 pub(crate) const DEV: u64 = 0x800;
 
-/// A snapshot of one `MariaDB` server, process 100, with its data in `/var/lib/mysql`; the second of two, 10 s apart, with
-/// events traced and none seen.
+/// Returns a snapshot of one `MariaDB` server, process 100, with its data in `/var/lib/mysql`: the second of two,
+/// 10 s apart, with tracing on and no events.
 pub(crate) fn sample() -> Snapshot {
     Snapshot {
         at: SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000),
@@ -37,7 +37,7 @@ pub(crate) fn sample() -> Snapshot {
     }
 }
 
-/// A host of 24 GiB at rest.
+/// Returns an idle host of 24 GiB.
 pub(crate) fn host() -> Host {
     let tree = tempfile::tempdir().unwrap();
     std::fs::create_dir(tree.path().join("proc")).unwrap();
@@ -82,7 +82,7 @@ pub(crate) fn host() -> Host {
     }
 }
 
-/// 10 s in which nothing happened.
+/// Returns 10 s without any events.
 pub(crate) fn change() -> HostChange {
     let period = Duration::from_secs(10);
     let machine = MachineCounts {
@@ -110,7 +110,7 @@ pub(crate) fn change() -> HostChange {
     }
 }
 
-/// A database whose process has the name of its profile.
+/// Returns a database whose process has the name of its profile.
 pub(crate) fn database(profile: &str, pid: u32, directory: &str) -> Database {
     let profile = Profile::built_in().into_iter().find(|known| known.name == profile).unwrap();
     Database {
@@ -125,7 +125,8 @@ pub(crate) fn database(profile: &str, pid: u32, directory: &str) -> Database {
     }
 }
 
-/// A clean file of the first database; `resident` and `size` in bytes. Its number comes of its path.
+/// Returns a clean file of the first database; `resident` and `size` in bytes. Its inode number is derived from
+/// its path.
 pub(crate) fn file(path: &str, class: FileClass, size: u64, resident: u64) -> File {
     let inode = Inode {
         dev: DEV,
@@ -144,7 +145,7 @@ pub(crate) fn file(path: &str, class: FileClass, size: u64, resident: u64) -> Fi
     }
 }
 
-/// So many bytes resident, of them `dirty`.
+/// Returns residency with `resident` bytes, of which `dirty` are dirty.
 pub(crate) fn residency(resident: u64, dirty: u64) -> Residency {
     Residency {
         resident,
@@ -156,7 +157,7 @@ pub(crate) fn residency(resident: u64, dirty: u64) -> Residency {
     }
 }
 
-/// A memory cgroup with so many bytes used of its limit, 600 MiB of them clean page cache.
+/// Returns a memory cgroup with this usage and limit, 600 MiB of it clean page cache.
 pub(crate) fn cgroup(usage: u64, limit: u64) -> MemoryCgroup {
     MemoryCgroup {
         version: CgroupVersion::V2,
@@ -176,17 +177,17 @@ pub(crate) fn cgroup(usage: u64, limit: u64) -> MemoryCgroup {
     }
 }
 
-/// What a disk was measured to do with mixed I/O; nothing else was.
+/// Returns the measurements of a disk with mixed I/O only.
 pub(crate) fn disk(mixed: MixedProfile) -> DiskProfile {
     DiskProfile { mixed: Some(mixed), ..DiskProfile::default() }
 }
 
-/// A process that has a file, by one descriptor or mapping.
+/// Returns a process that has a file by one descriptor or mapping.
 pub(crate) fn opener(pid: u32, name: &str, kind: OpenerKind) -> Opener {
     Opener { pid, name: name.to_owned(), kind, count: 1 }
 }
 
-/// What the only thread of a process did to a file's pages, in bytes.
+/// Returns the page counts of a process's only thread for a file, in bytes.
 pub(crate) fn pages(file: Inode, pid: u32, name: &str, added: u64, removed: u64) -> PageCounts {
     let totals = |bytes| PageTotals { folios: bytes / 4096, bytes };
     PageCounts {
@@ -196,7 +197,8 @@ pub(crate) fn pages(file: Inode, pid: u32, name: &str, added: u64, removed: u64)
     }
 }
 
-/// Pauses of a process's only thread for the dirty pages of the device of all files, each one of a write of its own.
+/// Returns pauses of a process's only thread because of dirty pages on the device of all files, each during its
+/// own write.
 pub(crate) fn pauses(pid: u32, name: &str, milliseconds: &[u64], levels: DirtyLevels) -> PauseCounts {
     let lengths = milliseconds.iter().map(|length| Duration::from_millis(*length));
     PauseCounts {
@@ -213,7 +215,7 @@ fn task(pid: u32, name: &str) -> Task {
     Task { process: pid, thread: pid, name: name.to_owned() }
 }
 
-/// A sync of a file on the device of all files by a process's only thread; times in milliseconds.
+/// Returns a sync of a file on the device of all files by a process's only thread; times in milliseconds.
 pub(crate) fn sync(pid: u32, path: &str, began: u64, took: u64) -> SeenSync {
     let file = file(path, FileClass::Data, 0, 0);
     SeenSync {

@@ -1,24 +1,25 @@
-//! Text for people in columns of a fixed width.
+//! Text for people in a fixed number of columns.
 //!
-//! Invariants: a figure and its unit stay on one line. A command in backticks is one word, whatever its length, and stays as it
-//! is: another space or line end in it would be another command, on another path. A backtick or space that is quoted in it is
-//! of the command.
+//! Invariants: a figure and its unit stay on one line. A command in backticks is one word, whatever its length,
+//! and stays unchanged: another space or line end in it would make it another command, on another path. A quoted
+//! backtick or space inside it belongs to the command.
 
 use std::fmt;
 
 use pagekeeper_kernel::text::escaped;
 
-/// Columns of the text.
+/// Width of the text in columns.
 const COLUMNS: usize = 80;
-/// Where the words after "costs", "fix" and "pagekeeper" begin.
+/// The column where the text after "costs", "fix" and "pagekeeper" starts.
 pub(crate) const INDENT: usize = 14;
 
-/// `label`, then `text` wrapped beside it.
+/// Writes `label`, then `text` wrapped beside it.
 pub(crate) fn labelled(f: &mut impl fmt::Write, label: &str, text: &str) -> fmt::Result {
     wrapped(f, &format!("  {label:<width$}", width = INDENT - 2), INDENT, text)
 }
 
-/// `first`, then `text` wrapped into [`COLUMNS`], its further lines indented by `indent`. A command in backticks stays whole.
+/// Writes `first`, then `text` wrapped into [`COLUMNS`], with further lines indented by `indent`. A command in
+/// backticks stays whole.
 pub(crate) fn wrapped(f: &mut impl fmt::Write, first: &str, indent: usize, text: &str) -> fmt::Result {
     let mut column = first.chars().count();
     f.write_str(first)?;
@@ -37,7 +38,8 @@ pub(crate) fn wrapped(f: &mut impl fmt::Write, first: &str, indent: usize, text:
             f.write_char(' ')?;
             column += 1;
         }
-        // Names in it were escaped where it was made; whatever was not, at least can't steer a terminal.
+        // Names in it were escaped at their source. Anything that was not is at least unable to control a
+        // terminal.
         write!(f, "{}", escaped(word))?;
         if let Some(unit) = unit {
             write!(f, " {unit}")?;
@@ -53,7 +55,7 @@ fn ends_in_figure(word: &str) -> bool {
     !word.is_empty() && word.chars().all(|letter| letter.is_ascii_digit() || matches!(letter, '.' | ','))
 }
 
-/// Whether a word is a unit, with what may stand behind it.
+/// Whether a word is a unit, with any punctuation after it.
 fn is_unit(word: &str) -> bool {
     let word = word.trim_end_matches([')', ',', ';', '.', ':']);
     let (word, _) = word.split_once('/').unwrap_or((word, ""));
@@ -82,14 +84,14 @@ impl<'a> Iterator for Words<'a> {
     }
 }
 
-/// The length of a command up to the backtick that ends it, that included. In quotes a backtick ends nothing.
+/// Returns the length of a command including the backtick that ends it. A backtick in quotes ends nothing.
 fn command_end(text: &str) -> Option<usize> {
     let mut quoted = false;
     let mut characters = text.char_indices();
     while let Some((at, c)) = characters.next() {
         match c {
             '\'' => quoted = !quoted,
-            // Outside of quotes it is before a quote alone.
+            // Outside of quotes it only precedes a quote.
             '\\' if !quoted => drop(characters.next()),
             '`' if !quoted => return Some(at + 1),
             _ => {}

@@ -1,10 +1,13 @@
-//! `posix_fadvise(2)`: the six advices, on byte ranges, with typed errors.
+//! `posix_fadvise(2)`: the six kinds of advice on byte ranges, with typed errors.
 //!
-//! What the kernel makes of them (Linux 6.18, `mm/fadvise.c`): `Normal`, `Random` and `Sequential` set the read-ahead
-//! of the whole *open file description*, whatever range is given, and no other descriptor's; `NoReuse` only keeps
-//! mapped access from activating pages; `WillNeed` starts reading about one read-ahead at most; `DontNeed`
-//! starts writeback of dirty pages without waiting, and drops only pages that are clean, unmapped and wholly in the
-//! range. To drop pages for sure use [`crate::release()`].
+//! The effects in the kernel (Linux 6.18, `mm/fadvise.c`):
+//!
+//! * `Normal`, `Random` and `Sequential` set the read-ahead of the whole *open file description*, whatever the
+//!   range, and of no other one.
+//! * `NoReuse` only keeps mapped accesses from activating pages.
+//! * `WillNeed` starts reading at most about one read-ahead.
+//! * `DontNeed` starts writeback of dirty pages without waiting, and drops only pages that are clean, unmapped and
+//!   wholly inside the range. To drop pages reliably use [`crate::release()`].
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -15,7 +18,7 @@ use rustix::io::Errno;
 use crate::Error;
 use crate::text::escaped;
 
-/// How a range of a file is going to be used.
+/// The expected use of a range of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Advice {
     /// No advice: the default read-ahead.
@@ -28,11 +31,11 @@ pub enum Advice {
     NoReuse,
     /// Needed soon: start reading.
     WillNeed,
-    /// Not needed soon: drop what is clean.
+    /// Not needed soon: drop clean pages.
     DontNeed,
 }
 
-/// Why an advice was not taken.
+/// Why advice was rejected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdviceError {
@@ -59,7 +62,7 @@ pub enum AdviceError {
     Other {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },

@@ -1,4 +1,4 @@
-//! Block devices: the size of the blocks a device writes at once, its name, and whether it is in use.
+//! Block devices: their physical block size, their name, and whether they are in use.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -8,10 +8,11 @@ use rustix::fs::{major, makedev, minor};
 use crate::process::ProcRoot;
 use crate::{Error, Result};
 
-/// The physical block size in bytes of the device with the number `dev` (as `st_dev` gives it), or of the disk that
-/// it is a partition of: `queue/physical_block_size` below `/sys/dev/block` (Linux ABI documentation, sysfs-block).
+/// Returns the physical block size in bytes of a block device, or of the disk that it is a partition of:
+/// `queue/physical_block_size` below `/sys/dev/block` (Linux ABI documentation, sysfs-block).
 ///
-/// `sys` is where sysfs is mounted. `None` for what is no block device of its own: btrfs, overlayfs, NFS.
+/// `dev` is its device number as in `st_dev`; `sys` is the mount point of sysfs. Returns `None` for a number that
+/// is not a block device's: btrfs, overlayfs, NFS.
 ///
 /// ```
 /// use std::os::unix::fs::MetadataExt;
@@ -29,9 +30,11 @@ pub fn physical_block_size(sys: &Path, dev: u64) -> Option<u64> {
         .find_map(|name| std::fs::read_to_string(device.join(name)).ok()?.trim().parse().ok())
 }
 
-/// The number of the disk that a block device is a partition of, or its own if it is none. `dev` is a number as `st_dev` gives it.
+/// Returns the device number of the disk that a block device is a partition of, or its own number if it is not a
+/// partition. `dev` is a device number as in `st_dev`.
 ///
-/// `sys` is where sysfs is mounted. `None` for what is no block device: btrfs, overlayfs, NFS.
+/// `sys` is the mount point of sysfs. Returns `None` for a number that is not a block device's: btrfs, overlayfs,
+/// NFS.
 #[allow(clippy::disallowed_methods, reason = "of /sys")]
 pub fn disk_of(sys: &Path, dev: u64) -> Option<u64> {
     let device = sys.join(format!("dev/block/{}:{}", major(dev), minor(dev)));
@@ -43,7 +46,7 @@ pub fn disk_of(sys: &Path, dev: u64) -> Option<u64> {
     Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The name in `/dev` of the device with the number `dev`.
+/// Returns the name in `/dev` of the device with the number `dev`.
 pub(crate) fn device_name(sys: &Path, dev: u64) -> Result<OsString> {
     let link = sys.join(format!("dev/block/{}:{}", major(dev), minor(dev)));
     let target = std::fs::read_link(&link).map_err(|error| Error::call("readlink", &link, error))?;
@@ -51,8 +54,8 @@ pub(crate) fn device_name(sys: &Path, dev: u64) -> Result<OsString> {
     name.ok_or_else(|| Error::Malformed { path: link, what: "its target".to_owned() })
 }
 
-/// Whether the pages of the block device with the number `dev` are somebody's own: a file system on it is mounted, in whichever
-/// namespace if it is ext4, XFS or btrfs, or another block device lies on it.
+/// Whether a block device's pages have another owner: a file system on it is mounted (in any namespace for ext4,
+/// XFS and btrfs), or another block device is stacked on it.
 #[allow(clippy::disallowed_methods, reason = "of /sys")]
 pub fn is_device_in_use(proc: &ProcRoot, sys: &Path, dev: u64) -> Result<bool> {
     let name = device_name(sys, dev)?;

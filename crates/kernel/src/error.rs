@@ -1,4 +1,4 @@
-//! The one error of this crate: which call failed, on which path, and what the system said.
+//! The error type of this crate: which call failed, on which path, and the system's error.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,59 +16,59 @@ pub enum Error {
         call: &'static str,
         /// The file it was meant for.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The path names something else than a regular file or directory: a FIFO, socket or device.
+    /// The path is not a regular file or directory, but a FIFO, socket or device.
     #[error("{}: {found}, not a regular file", escaped(path))]
     NotRegular {
         /// The path as given.
         path: PathBuf,
-        /// What is there, with its article: "a FIFO".
+        /// The kind of object there, with its article: "a FIFO".
         found: &'static str,
     },
-    /// The path ends in a symbolic link that was not to be followed.
+    /// The path ends in a symbolic link, and links were not to be followed.
     #[error("{}: a symbolic link, not followed", escaped(path))]
     SymbolicLink {
         /// The path as given.
         path: PathBuf,
     },
-    /// Something is mounted over a name inside a directory: what is meant lies hidden beneath it.
+    /// Something is mounted over a name inside a directory and hides the intended object.
     #[error("{}: something is mounted over it, not opened", escaped(path))]
     MountPoint {
         /// The path as given.
         path: PathBuf,
     },
-    /// The path leads to another file than the one that was meant.
+    /// The path now leads to another file than the intended one.
     #[error("{}: another file has its name now, not opened", escaped(path))]
     OtherFile {
         /// The path as given.
         path: PathBuf,
     },
-    /// What was asked can't be done, by the file system or where this process runs.
+    /// The operation is not supported by the file system or in this environment.
     #[error("{}: {reason}", escaped(path))]
     Unsupported {
         /// The file.
         path: PathBuf,
-        /// Why not, in plain words.
+        /// The reason, in plain words.
         reason: &'static str,
     },
-    /// The file is longer than what it is read for can be.
+    /// The file is longer than the limit for its purpose.
     #[error("{}: longer than {limit} bytes", escaped(path))]
     TooLong {
         /// The file.
         path: PathBuf,
-        /// The most that is read, in bytes.
+        /// The maximum read, in bytes.
         limit: u64,
     },
-    /// Its file system did not answer, neither this call nor one before ([`hang`](crate::hang)).
+    /// The file system did not answer this call or an earlier one ([`hang`](crate::hang)).
     #[error("{}: its file system does not answer", escaped(path))]
     NoAnswer {
         /// The file.
         path: PathBuf,
     },
-    /// A file of `/proc` or `/sys` holds something this crate does not understand.
+    /// A file of `/proc` or `/sys` has unexpected content.
     #[error("{}: can't read {what}", escaped(path))]
     Malformed {
         /// The file.
@@ -82,12 +82,12 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An [`Error::Call`].
+    /// Creates an [`Error::Call`].
     pub fn call(call: &'static str, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> Self {
         Self::Call { call, path: path.into(), source: source.into() }
     }
 
-    /// The file the error is about.
+    /// Returns the file that the error is about.
     pub fn path(&self) -> &Path {
         match self {
             Self::Call { path, .. }
@@ -102,7 +102,7 @@ impl Error {
         }
     }
 
-    /// The system's error number, if a call failed with one.
+    /// Returns the system's error number, if a call failed with one.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Call { source, .. } => source.raw_os_error(),
@@ -110,12 +110,12 @@ impl Error {
         }
     }
 
-    /// Whether the file or process is simply gone (ENOENT, ESRCH, ESTALE).
+    /// Whether the file or process no longer exists (ENOENT, ESRCH, ESTALE).
     pub fn is_gone(&self) -> bool {
         matches!(self.errno(), Some(libc::ENOENT | libc::ESRCH | libc::ESTALE))
     }
 
-    /// Whether permission was missing (EPERM, EACCES).
+    /// Whether permission was denied (EPERM, EACCES).
     pub fn is_denied(&self) -> bool {
         matches!(self.errno(), Some(libc::EPERM | libc::EACCES))
     }

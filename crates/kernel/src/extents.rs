@@ -1,11 +1,14 @@
-//! Extents: exactly which pages of a file are resident, as byte ranges in file order.
+//! Extents: the exact resident pages of a file, as byte ranges in file order.
 //!
-//! By cachestat(2) range by range: a range that is empty or full needs nothing more, a partial one is split into
-//! smaller ones, and the smallest are read page by page with mincore(2). Without cachestat by mincore alone.
-//! Invariants: memory use follows neither the file's size nor what is resident; extents come sorted, disjoint and
-//! not touching; they are whole pages, so the last may end past the end of the file.
-//! Fails with [`Error::is_denied`] where the kernel would not report the truth (see [`residency`](crate::residency())).
-//! Read-ahead in flight counts as resident in a full range, and as absent in a partial one.
+//! Ranges are queried by cachestat(2). An empty or full range needs nothing more, a partial one is split, and the
+//! smallest ones are read page by page with mincore(2). Without cachestat only mincore is used.
+//!
+//! Invariants: memory use does not depend on the file's size or the number of resident pages. Extents are sorted,
+//! disjoint and do not touch. They consist of whole pages, so the last may end past the end of the file.
+//!
+//! Fails with [`Error::is_denied`] if the kernel would not report the truth (see
+//! [`residency`](crate::residency())). Read-ahead in flight counts as resident in a full range, and as absent in a
+//! partial one.
 
 use std::collections::VecDeque;
 use std::iter::FusedIterator;
@@ -18,17 +21,18 @@ use crate::sys::cachestat::cachestat;
 use crate::sys::mapping::FileMapping;
 use crate::{Error, InspectedFile, Result, page_size};
 
-/// First-level ranges: small enough that counting a partial one again in its parts costs little, and one cachestat of an
-/// empty one costs 0.2 µs whatever its size (Linux 6.18, measured).
+/// Size of first-level ranges: small enough that recounting the parts of a partial one is cheap. One cachestat of
+/// an empty range costs 0.2 µs whatever its size (measured on Linux 6.18).
 const CHUNK: u64 = 64 << 20;
 
-/// A huge file has at most about this many first-level ranges, so that an empty 15 TiB cost about a millisecond.
+/// Approximate maximum of first-level ranges in a huge file, so that 15 TiB without resident pages cost about a
+/// millisecond.
 const MAX_CHUNKS: u64 = 4096;
 
-/// A partial range is split into this many.
+/// Number of parts that a partial range is split into.
 const PARTS: u64 = 32;
 
-/// A partial range of at most this many bytes is left to mincore.
+/// Maximum bytes of a partial range that is read by mincore.
 const LEAF: u64 = 2 << 20;
 
 /// A part of a file whose pages are all resident or all absent.
@@ -38,7 +42,7 @@ pub(crate) struct Stretch {
     pub(crate) resident: bool,
 }
 
-/// The stretches of a range in turn, each as long as can be.
+/// The stretches of a range in order, each of maximum length.
 #[derive(Debug)]
 pub(crate) struct Stretches<'a> {
     file: &'a InspectedFile,
@@ -48,21 +52,21 @@ pub(crate) struct Stretches<'a> {
     chunk: u64,
     /// Ranges to inspect, the next one last.
     ranges: Vec<Range<u64>>,
-    /// Inspected, not yet returned: more may follow on the last.
+    /// Inspected but not returned yet: the last one may still grow.
     found: VecDeque<Stretch>,
     pages: Vec<u8>,
     failed: bool,
 }
 
 impl<'a> Stretches<'a> {
-    /// Of the pages that `range` touches and that are in the file now.
+    /// Creates the stretches of the file's current pages that `range` touches.
     pub(crate) fn new(file: &'a InspectedFile, range: Range<u64>) -> Result<Self> {
         let page = page_size();
         let end = range.end.min(file.size_now()?).next_multiple_of(page);
         let start = (range.start / page * page).min(end);
         let has_cachestat = match cachestat(file, 0, 1) {
             Ok(_) => true,
-            // A sandbox's filter answers EPERM for calls it does not know: mincore may still be truthful.
+            // A sandbox's filter answers EPERM to calls it does not know: mincore may still be truthful.
             Err(Errno::NOSYS | Errno::PERM) => {
                 require_truthful_mincore(file)?;
                 false
@@ -192,7 +196,7 @@ impl Iterator for Stretches<'_> {
 
 impl FusedIterator for Stretches<'_> {}
 
-/// The resident extents of a range, in file order; made by [`resident_extents`].
+/// The resident extents of a range in file order, as returned by [`resident_extents`].
 #[derive(Debug)]
 pub struct ResidentExtents<'a>(Stretches<'a>);
 
@@ -209,10 +213,10 @@ impl Iterator for ResidentExtents<'_> {
 
 impl FusedIterator for ResidentExtents<'_> {}
 
-/// Finds which pages of `range` are resident; an end of `u64::MAX` means the end of the file.
+/// Returns the resident pages of `range`; an end of `u64::MAX` means the end of the file.
 ///
-/// The extents are byte ranges of whole pages, sorted, and never touch each other. What is loaded or dropped
-/// meanwhile may or may not be seen.
+/// The extents are sorted byte ranges of whole pages that never touch each other. Pages loaded or dropped
+/// meanwhile may or may not be reported.
 ///
 /// ```
 /// use pagekeeper_kernel::{InspectedFile, Links, resident_extents};
@@ -235,7 +239,7 @@ mod tests {
     use proptest::prelude::*;
     use std::os::unix::fs::FileExt;
 
-    /// Pages in a MiB.
+    /// Returns the number of bytes in a test's MiB.
     fn mib() -> u64 {
         (1 << 20) / page_size()
     }
@@ -248,7 +252,7 @@ mod tests {
         std::iter::once(extent).collect()
     }
 
-    /// Page by page, the slow and sure way.
+    /// Returns the extents page by page: slow, but simple.
     fn by_mincore(file: &InspectedFile) -> Vec<Range<u64>> {
         let (page, mut found) = (page_size(), Vec::<Range<u64>>::new());
         for_each_mincore_chunk(file, 0..u64::MAX, |start, pages| {
@@ -288,7 +292,7 @@ mod tests {
         let (page, mib) = (page_size(), mib());
         let (_dir, file) = file_of(200 << 20);
         evict_all(&file);
-        // First, last, at the seams of ranges and leaves, alone and in pairs.
+        // First and last, at the seams of ranges and leaves, alone and in pairs.
         let (window, range, odd) = (2 * mib, 64 * mib, 78 * mib);
         let pages =
             [0, 1, window - 1, window, window + 1, range - 1, range, odd, odd + 1, 156 * mib, 200 * mib - 1];

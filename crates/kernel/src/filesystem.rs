@@ -1,7 +1,8 @@
-//! Which file system a file is on, and whether its pages can be released at all.
+//! The file system of a file, and whether its pages can be released at all.
 //!
-//! Facts: fstatfs(2) and its magic numbers (`linux/magic.h`). On tmpfs and its kin the page cache *is* the file:
-//! `POSIX_FADV_DONTNEED` and `sync_file_range` succeed and do nothing (Linux 6.18, measured).
+//! Source of the facts: fstatfs(2) and its magic numbers (`linux/magic.h`). On tmpfs and similar file systems the
+//! page cache *is* the file: `POSIX_FADV_DONTNEED` and `sync_file_range` succeed without effect (measured on Linux
+//! 6.18).
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -10,7 +11,7 @@ use std::path::Path;
 use crate::hang::{asking, asking_from};
 use crate::{Error, Result};
 
-/// A kind of file system, as far as page caching differs.
+/// File system types that differ in page caching.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FileSystem {
@@ -43,7 +44,7 @@ pub enum FileSystem {
 }
 
 impl FileSystem {
-    /// The file system of an open file.
+    /// Returns the file system of an open file.
     ///
     /// `path` is used in errors only.
     pub fn of(file: impl AsFd, path: &Path) -> Result<Self> {
@@ -76,7 +77,7 @@ impl FileSystem {
         }
     }
 
-    /// Why pages of this file system can't be released, if so.
+    /// Returns why pages of this file system can't be released, if they can't.
     pub fn release_refusal(self) -> Option<&'static str> {
         match self {
             Self::Tmpfs | Self::Ramfs => Some(
@@ -92,9 +93,10 @@ impl FileSystem {
     }
 }
 
-/// The number of the file system that a path is on, 16 hexadecimal digits (`f_fsid` of statfs(2)); `None` where it has none.
+/// Returns the ID of the file system of a path, as 16 hexadecimal digits (`f_fsid` of statfs(2)); `None` if it has
+/// none.
 ///
-/// Of ext4 and btrfs it is made of their UUID, and stays when they are mounted elsewhere; of XFS it is the device's number.
+/// ext4 and btrfs derive it from their UUID, so it survives a mount elsewhere; XFS uses the device number.
 ///
 /// ```
 /// let id = pagekeeper_kernel::file_system_id("/var/tmp".as_ref())?;

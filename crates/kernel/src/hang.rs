@@ -1,18 +1,24 @@
-//! File systems that do not answer, and how to go on without them.
+//! Handles file systems that do not answer.
 //!
-//! Some file systems are answered for by a server or a program (NFS, FUSE), which may never do so: a call into one holds
-//! its thread for good, and no signal ends it. So what looks at files of others does it as a job ([`patiently`]) in a
-//! thread that may be left behind. In a job, each call that may ask a file system is announced ([`asking`]), as this
-//! crate's are that find, open, list, read and measure files. What changes a file's pages is not (advice, writeback,
-//! release), for a slow disk makes it take longer than that, nor are extents and `cachestat` on an opened file: a job
-//! waits for these as long as they take. If an announced one is not back within [`PATIENCE`], its file system counts as *unanswered* in the whole process until
-//! that call returns: whatever would ask it is refused ([`Error::NoAnswer`]), and the job is begun anew without it, be it
-//! that it answers again by then: one that takes a little longer than that each time would have it begun without end.
+//! A server or a user-space program behind a file system (NFS, FUSE) may never answer. A call into such a file
+//! system then blocks its thread forever, and no signal ends the call. So code that looks at foreign files runs as
+//! a job ([`patiently`]) in a thread that can be abandoned.
 //!
-//! Invariants: no lock is held over a call; to find out on which file system a path lies none is asked: names are looked
-//! up in the kernel's cache alone (`RESOLVE_CACHED`), and a mount's root needs no look-up. Once [`MOST`] threads are left
-//! behind every file system that needs somebody's answer is refused, and at twice as many (a disk hangs, or whose
-//! answer is needed could not be found out) every one. Outside of jobs nothing changes.
+//! In a job, each call that may contact a file system is announced ([`asking`]). The calls of this crate that
+//! find, open, list, read and stat files do so. Calls that change a file's page cache (advice, writeback, release)
+//! do not, since a slow disk makes them take long; neither do extents and `cachestat` on an open file. A job waits
+//! for these as long as they take. If an announced call does not return within [`PATIENCE`], its file system
+//! counts as *unanswered* in the whole process until the call returns. Calls that would contact it fail with
+//! [`Error::NoAnswer`], and the job is restarted without it. The restarted job avoids it even if it answers again
+//! by then: otherwise a file system that is slightly too slow each time would cause restarts without end.
+//!
+//! Invariants:
+//! * No lock is held over a call.
+//! * Determining the file system of a path contacts no file system: names are looked up in the kernel's cache only
+//!   (`RESOLVE_CACHED`), and a mount's root needs no lookup.
+//! * Once [`MOST`] threads are abandoned, every file system that depends on a server or program is refused. At
+//!   twice as many (a disk hangs, or the file system could not be determined), every file system is.
+//! * Outside of jobs nothing changes.
 
 mod crew;
 
@@ -32,27 +38,27 @@ use crate::{Error, Result};
 
 pub use crew::Crew;
 
-/// How long one call may take before its file system counts as unanswered.
+/// Time limit of a call before its file system counts as unanswered.
 pub const PATIENCE: Duration = Duration::from_secs(3);
-/// Calls that may hang at once before no file system is asked any more that needs somebody's answer.
+/// Number of hanging calls from which on no file system is contacted that depends on a server or program.
 pub const MOST: usize = 8;
-/// And before none is asked at all.
+/// Number of hanging calls from which on no file system is contacted at all.
 const MOST_OF_ANY: usize = 2 * MOST;
-/// Between two looks at what a job does.
+/// Interval between two checks of a job.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A file system that does not answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unanswered {
-    /// Where it is mounted; what was asked for, where no mount is known.
+    /// Its mount point, or the path of the call if the mount is unknown.
     pub point: PathBuf,
-    /// Its type (`fuse.sshfs`), where it is known.
+    /// Its type (`fuse.sshfs`), if known.
     pub kind: Option<String>,
-    /// For how long by now.
+    /// How long it has not answered.
     pub time: Duration,
 }
 
-/// A call that did not come back.
+/// A call that did not return.
 struct Entry {
     call: u64,
     asked: Asked,
@@ -60,16 +66,16 @@ struct Entry {
     since: Instant,
 }
 
-/// What a call asked that took too long.
+/// The target of a call that took too long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Asked {
     path: PathBuf,
-    /// Of its file system, where that is one that needs somebody's answer.
+    /// The device of its file system, if that depends on a server or program.
     dev: Option<u64>,
 }
 
 impl Asked {
-    /// Whether a call asks it, too.
+    /// Whether another call has the same target.
     fn is_asked_by(&self, devices: &[u64], path: &Path) -> bool {
         match self.dev {
             Some(hung) => devices.contains(&hung),
@@ -81,20 +87,20 @@ impl Asked {
 static UNANSWERED: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 static CALLS: AtomicU64 = AtomicU64::new(1);
 
-/// A call that is under way.
+/// A call in progress.
 #[derive(Debug, Clone)]
 struct Call {
     path: PathBuf,
-    /// The device of what it begins at, where that is open.
+    /// The device of its starting point, if that is open.
     from: Option<u64>,
     since: Instant,
 }
 
-/// The calls that are under way in one job, in whichever of its threads.
+/// The calls in progress in one job, in any of its threads.
 #[derive(Debug, Default)]
 pub(crate) struct Job {
     under_way: Mutex<BTreeMap<u64, Call>>,
-    /// What took too long when the job was begun before, even if it answers by now.
+    /// The targets that took too long in earlier runs of the job, even if they answer by now.
     refused: Vec<Asked>,
 }
 
@@ -102,7 +108,7 @@ thread_local! {
     static JOB: RefCell<Option<Arc<Job>>> = const { RefCell::new(None) };
 }
 
-/// The job that this thread works on.
+/// Returns the job that this thread works on.
 pub(crate) fn current() -> Option<Arc<Job>> {
     JOB.with_borrow(Clone::clone)
 }
@@ -112,13 +118,13 @@ pub fn is_in_job() -> bool {
     current().is_some()
 }
 
-/// Works on a job in this thread from now on.
+/// Assigns this thread to a job.
 pub(crate) fn work_on(job: Option<Arc<Job>>) {
     JOB.set(job);
 }
 
 impl Job {
-    /// The innermost call that has taken too long.
+    /// Returns the innermost call that has taken too long.
     fn overdue(&self) -> Option<(u64, Call)> {
         let under_way = lock(&self.under_way);
         let overdue = under_way.iter().rev().find(|(_, call)| call.since.elapsed() >= PATIENCE);
@@ -126,7 +132,7 @@ impl Job {
     }
 }
 
-/// A call that was announced; it is over when this is dropped.
+/// An announced call, which ends when this is dropped.
 #[derive(Debug)]
 #[must_use = "the call is under way until this is dropped"]
 pub struct Asking(Option<(Arc<Job>, u64)>);
@@ -136,23 +142,24 @@ impl Drop for Asking {
         let Some((job, call)) = self.0.take() else { return };
         let began = lock(&job.under_way).remove(&call);
         if began.is_some_and(|call| call.since.elapsed() >= PATIENCE) {
-            // It answers again.
+            // The file system answers again.
             lock(&UNANSWERED).retain(|entry| entry.call != call);
         }
     }
 }
 
-/// Announces a call that may ask the file system of a path. Fails with [`Error::NoAnswer`] where that does not answer.
+/// Announces a call that may contact the file system of a path. Fails with [`Error::NoAnswer`] if that does not
+/// answer.
 pub fn asking(path: &Path) -> Result<Asking> {
     announce(path, || None)
 }
 
-/// The same where what the call begins at is open; the path may be one of another mount namespace.
+/// Announces a call that starts at an open file; the path may be one of another mount namespace.
 pub fn asking_from(open: BorrowedFd<'_>, path: &Path) -> Result<Asking> {
     announce(path, || device_of_open(open))
 }
 
-/// The same where the device is known.
+/// Announces a call on a known device.
 pub(crate) fn asking_device(dev: u64, path: &Path) -> Result<Asking> {
     announce(path, || Some(dev))
 }
@@ -180,12 +187,12 @@ fn announce(path: &Path, from: impl FnOnce() -> Option<u64>) -> Result<Asking> {
     Ok(asking)
 }
 
-/// Whether somebody has to answer for a device; where its mount is not known, whether that may be.
+/// Whether a device depends on a server or program; if its mount is unknown, whether it may.
 fn is_remote(dev: u64, mount: Option<&Mount>) -> bool {
     mount.map_or(rustix::fs::major(dev) == 0, Mount::may_never_answer)
 }
 
-/// The file systems that do not answer now, each once, that for longest first.
+/// Returns the file systems that do not answer now, each once, the longest-hanging first.
 pub fn unanswered() -> Vec<Unanswered> {
     let mut found: Vec<Unanswered> = Vec::new();
     for entry in lock(&UNANSWERED).iter() {
@@ -198,10 +205,11 @@ pub fn unanswered() -> Vec<Unanswered> {
     found
 }
 
-/// Does a job that `begin` prepares, and begins it anew each time that a file system does not answer in it, without that.
+/// Runs a job that `begin` creates. Each time a file system does not answer in it, restarts the job without that
+/// file system.
 ///
-/// What a job that was left behind gives in the end is dropped, so it is to change nothing but what it owns. Fails with
-/// [`Error::NoAnswer`] if it hangs again and again.
+/// The result of an abandoned job is dropped, so a job must not change anything but its own data. Fails with
+/// [`Error::NoAnswer`] if it hangs too often.
 ///
 /// ```
 /// use pagekeeper_kernel::{InspectedFile, Links, hang};
@@ -213,7 +221,7 @@ pub fn unanswered() -> Vec<Unanswered> {
 ///
 /// # Panics
 ///
-/// If the job does.
+/// If the job panics.
 pub fn patiently<T: Send + 'static, J: FnOnce() -> T + Send + 'static>(
     mut begin: impl FnMut() -> J,
 ) -> Result<T> {
@@ -246,27 +254,28 @@ pub fn patiently<T: Send + 'static, J: FnOnce() -> T + Send + 'static>(
     Err(Error::NoAnswer { path: refused.pop().map(|asked| asked.path).unwrap_or_default() })
 }
 
-/// Notes that the file system that a call asks does not answer, and gives which one that is.
+/// Records that the file system of a call does not answer, and returns the call's target.
 fn give_up(job: &Job, number: u64, call: Call) -> Asked {
-    // Where even that can't be asked (NFS may be asked for the end of a link of the kernel's), the path alone counts.
+    // If even this lookup hangs (the end of a kernel link may need a request to NFS), the path alone counts.
     let asked = call.clone();
     let found = Crew::default().run(Duration::from_secs(1), move || {
         let devices = asked.from.into_iter().chain(device_without_asking(&asked.path));
         let mut found = devices.map(|dev| (dev, mount_of(dev, &asked.path)));
-        // A name may lead to another file system than the kernel's cache knows: one on disk is never refused as a whole.
+        // A name may lead to another file system than the kernel's cache knows. A file system on disk is never
+        // refused as a whole.
         found.find(|(dev, mount)| is_remote(*dev, mount.as_ref()))
     });
     let (dev, mount) = found.ok().flatten().map_or((None, None), |(dev, mount)| (Some(dev), mount));
     let asked = Asked { path: call.path, dev };
     let mut unanswered = lock(&UNANSWERED);
-    // Unless it came back at this moment.
+    // Unless the call has just returned.
     if lock(&job.under_way).contains_key(&number) {
         unanswered.push(Entry { call: number, asked: asked.clone(), mount, since: call.since });
     }
     asked
 }
 
-/// The mount of a device, as this process or the one that a path begins with sees it.
+/// Returns the mount of a device, as seen by this process or by the process that a path begins with.
 fn mount_of(dev: u64, path: &Path) -> Option<Mount> {
     let proc = ProcRoot::default();
     let pid = path.strip_prefix(proc.path()).ok().and_then(|below| {
@@ -284,7 +293,7 @@ mod tests {
     use crate::{InspectedFile, Links};
     use std::sync::mpsc::{Receiver, channel};
 
-    /// Asks for a file, which takes until the other end is gone.
+    /// Accesses a file, which blocks until the other end is closed.
     fn ask(path: &Path, question: &Arc<Mutex<Receiver<()>>>) -> Result<()> {
         let _asking = asking(path)?;
         let _gone = lock(question).recv();
@@ -309,7 +318,7 @@ mod tests {
         assert_eq!(size.unwrap(), 5, "all else is done");
         let named = unanswered();
         assert!(named.iter().any(|one| one.point == path && one.time >= PATIENCE), "{named:?}");
-        // It answers.
+        // The file system answers.
         drop(answer);
         let until = Instant::now() + Duration::from_secs(60);
         while !unanswered().is_empty() && Instant::now() < until {
@@ -324,7 +333,7 @@ mod tests {
         let job = || {
             let (path, asked) = (here.path().join("file"), Arc::clone(&asked));
             move || {
-                // The slow one is left at the first, and is back before the job begun anew gets there.
+                // The slow one is abandoned at its first call, and answers before the restarted job gets there.
                 std::thread::sleep(Duration::from_millis(500));
                 let _asking = asking(&path)?;
                 asked.fetch_add(1, Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! Everything that Linux offers about the page cache of files: facts about it, and acts that change it.
+//! Facts about the page cache of files, and operations that change it: everything that Linux offers.
 //!
-//! No rules. Every act reports what it did, every error names the call and the path.
-//! Byte ranges are `Range<u64>`: start inclusive, end exclusive; `u64::MAX` as the end means the end of the file.
+//! The crate decides nothing. Every operation reports its effect; every error names the call and the path. Byte
+//! ranges are `Range<u64>`: start inclusive, end exclusive; an end of `u64::MAX` means the end of the file.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -48,7 +48,7 @@ pub use warm::{
 };
 pub use writeback::{Flush, flush, start_writeback};
 
-/// The size of a page in bytes, as the kernel counts them: 4096 on x86-64.
+/// Returns the kernel's page size in bytes: 4096 on x86-64.
 pub fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }

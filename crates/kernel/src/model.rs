@@ -1,9 +1,9 @@
-//! Models of how threads work together: loom runs each in every order of its threads (three and more: with at most
-//! [`PREEMPTIONS`] places where one is stopped though it could go on).
+//! Models of thread interaction: loom runs each in every order of its threads. With three or more threads, at most
+//! [`PREEMPTIONS`] preemptions are tried.
 //!
-//! A model fails by an assertion, or by loom's "deadlock" where threads wait for ever: a lost wake-up, or a job run
-//! with the lock held. Nothing in it is random, so that a failure repeats without a seed; `LOOM_LOG=trace` prints the
-//! steps.
+//! A model fails by an assertion, or by loom's "deadlock" if threads wait forever: after a lost wake-up, or if a
+//! job runs with the lock held. Nothing in it is random, so a failure repeats without a seed. `LOOM_LOG=trace`
+//! prints the steps.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use loom::sync::{Arc, Condvar, Mutex};
 
 use work::WorkQueue;
 
-/// In place of `crate::sync`.
+/// Replaces `crate::sync`.
 mod sync {
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 }
@@ -21,13 +21,13 @@ mod sync {
 #[expect(clippy::duplicate_mod, reason = "the very source that the crate runs, with loom's locks")]
 mod work;
 
-/// Orders of three threads without a bound are too many to try. Two are tried without.
+/// Limit of preemptions: three threads have too many orders without one. Two threads are tried without a limit.
 const PREEMPTIONS: usize = 3;
 
-/// The jobs of a model: each is its index in the list, which names the jobs it adds.
+/// The jobs of a model: each is its index in the list, whose entry names the jobs it adds.
 type Jobs = &'static [&'static [usize]];
 
-/// What the threads of one execution share. The counts are not loom's: they are no part of what is checked, and each
+/// The state shared by the threads of one execution. The counts are not loom's: they are not under test, and each
 /// step of a modelled atomic would multiply the orders.
 struct Shared {
     queue: WorkQueue<usize>,
@@ -38,13 +38,13 @@ struct Shared {
     special: Special,
 }
 
-/// What is special about the jobs of a model.
+/// A special property of a model's jobs.
 #[derive(Clone, Copy)]
 enum Special {
     Nothing,
-    /// This one panics when it has added its own.
+    /// This job panics after it has added its own jobs.
     Panics(usize),
-    /// Each waits, when it has added its own, until all are being run.
+    /// Each job waits, after it has added its own jobs, until all of them are running.
     Meet,
 }
 
@@ -55,7 +55,7 @@ impl Shared {
         }
         self.runs[job].fetch_add(1, Ordering::Relaxed);
         match self.special {
-            // Without the message that a panic prints: thousands of orders are tried.
+            // Without the message that a panic prints, since thousands of orders are tried.
             Special::Panics(panics) if panics == job => resume_unwind(Box::new("planned")),
             Special::Meet => self.meet(),
             _ => {}
@@ -73,13 +73,14 @@ impl Shared {
         }
     }
 
-    /// Works as one thread; true if a job's panic ended it.
+    /// Works as one thread. Returns true if a job's panic ended it.
     fn work(&self) -> bool {
         catch_unwind(AssertUnwindSafe(|| self.queue.work(|job| self.run(job)))).is_err()
     }
 }
 
-/// Runs the jobs, from those of `first` on, by `workers` threads in every order; gives how many orders there were.
+/// Runs the jobs, starting with those of `first`, by `workers` threads in every order. Returns the number of
+/// orders.
 fn check(workers: usize, first: &'static [usize], jobs: Jobs, special: Special) -> usize {
     let orders = std::sync::Arc::new(AtomicUsize::new(0));
     let counted = std::sync::Arc::clone(&orders);
@@ -124,7 +125,7 @@ fn two_workers_run_each_job_once_and_return() {
 
 #[test]
 fn three_workers_run_each_job_once_and_return() {
-    // Two wait while the first job runs, and must both learn of the jobs it adds, and of the end.
+    // Two wait while the first job runs, and both must learn of the jobs it adds, and of the end.
     assert!(check(3, &[0], &[&[1, 2], &[], &[]], Special::Nothing) > 1);
     assert!(check(3, &[0, 1], &[&[], &[]], Special::Nothing) > 1);
 }
@@ -137,7 +138,7 @@ fn no_worker_is_left_waiting_while_there_are_jobs() {
 
 #[test]
 fn a_panic_ends_its_worker_only() {
-    // With jobs of its own left to others; while others wait for it; among three.
+    // A panicking job with its own jobs left to others; one that others wait for; one among three workers.
     assert!(check(2, &[0], &[&[1, 2], &[], &[]], Special::Panics(0)) > 1);
     assert!(check(2, &[0], &[&[1], &[]], Special::Panics(1)) > 1);
     assert!(check(3, &[0], &[&[1], &[]], Special::Panics(1)) > 1);

@@ -1,9 +1,9 @@
-//! Locks whose poison is ignored.
+//! Locks that ignore poisoning.
 //!
-//! The standard library marks a lock as poisoned when its holder panics, since what it guards may be half changed. The code here
-//! makes every change under a lock whole before anything can panic, so a poisoned lock guards nothing torn; and one panic must not
-//! spread to every thread that takes the lock later. Where a panic does end something (a log that was being written), its
-//! owner says so by a state of its own.
+//! The standard library poisons a lock when its holder panics, since the data may be half changed. The code here
+//! completes every change under a lock before anything can panic, so a poisoned lock guards consistent data. One
+//! panic must not spread to every thread that takes the lock later. If a panic does end something (a log that was
+//! being written), its owner records that in its own state.
 
 use std::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 
@@ -12,8 +12,9 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     ignore_poison(mutex.lock())
 }
 
-/// What was locked, waited for or taken apart, whether or not a former holder panicked: for all that gives a [`LockResult`], such
-/// as `RwLock::read`, `Condvar::wait`, `Mutex::into_inner`, and loom's counterparts.
+/// Returns the value of a lock operation, whether or not a former holder panicked. It serves everything that
+/// returns a [`LockResult`], such as `RwLock::read`, `Condvar::wait`, `Mutex::into_inner`, and loom's
+/// counterparts.
 pub fn ignore_poison<T>(result: LockResult<T>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,13 +1,16 @@
-//! Opening files of others to inspect them, without harm: the one way in.
+//! Opens foreign files for inspection, without harm. All such opens go through this module.
 //!
-//! Invariants: nothing but regular files and directories is ever opened, whatever takes the place of a name meanwhile, and block devices
-//! where a caller says so, for a name that the user gave ([`Handle::open_file_or_device`]);
-//! none but the expected file where that is known ([`Expected`]): a name is resolved first, and what was found is
-//! opened then (see [`Handle`]); read-only; never created, never truncated; without waiting (`O_NONBLOCK`); a symbolic
-//! link is followed only where the caller says so; the access time is left alone where the kernel allows it
-//! (`O_NOATIME`, for owners and `CAP_FOWNER`: open(2)).
-//! Fails with [`Error::NotRegular`], [`Error::SymbolicLink`], [`Error::MountPoint`], [`Error::OtherFile`] or the call's
-//! own error.
+//! Invariants:
+//! * Only regular files and directories are opened, whatever replaces a name meanwhile. Block devices are opened
+//!   only on request, for a name that the user gave ([`Handle::open_file_or_device`]).
+//! * If the expected file is known ([`Expected`]), no other one is opened: a name is resolved first, and the
+//!   result is opened then (see [`Handle`]).
+//! * Files are opened read-only and without blocking (`O_NONBLOCK`); never created, never truncated.
+//! * A symbolic link is followed only if the caller asks for it.
+//! * The access time is left alone if the kernel allows that (`O_NOATIME`, for owners and `CAP_FOWNER`: open(2)).
+//!
+//! Fails with [`Error::NotRegular`], [`Error::SymbolicLink`], [`Error::MountPoint`], [`Error::OtherFile`] or the
+//! call's own error.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -43,20 +46,21 @@ pub struct Inode {
 }
 
 impl Inode {
-    /// The identity in a stat result.
+    /// Returns the identity in a stat result.
     pub fn of(stat: &Stat) -> Self {
         Self { dev: stat.st_dev, ino: stat.st_ino }
     }
 }
 
-/// Which file a name is to lead to.
+/// The file that a name is expected to lead to.
 ///
-/// Whoever has seen a file before knows its identity, and opens it by that: a name may lead to another by now.
+/// A caller that has seen a file before knows its identity and passes it: the name may lead to another file by
+/// now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
-    /// Any: the name is all that is known of it.
+    /// Any file: only its name is known.
     Any,
-    /// This one. Another is not opened: [`Error::OtherFile`].
+    /// This file. Another one is not opened: [`Error::OtherFile`].
     Inode(Inode),
 }
 
@@ -67,8 +71,8 @@ pub enum Links {
     Follow,
     /// Refuse one at the end with [`Error::SymbolicLink`]; follow those in the directories above.
     Refuse,
-    /// Refuse them anywhere: for paths that the kernel showed or a walk put together, which hold none but perhaps a link of
-    /// the kernel's own at their beginning: `root`, `cwd`, `exe`, `fd/N` or `map_files/A-B` in `/proc/PID`.
+    /// Refuse them anywhere: for paths from the kernel or from a walk, which contain none. They may begin with a
+    /// link of the kernel's own: `root`, `cwd`, `exe`, `fd/N` or `map_files/A-B` in `/proc/PID`.
     RefuseAll,
 }
 
@@ -78,7 +82,7 @@ pub struct InspectedFile {
     file: File,
     path: PathBuf,
     inode: Inode,
-    /// The number of the block device that it is.
+    /// The device number, if it is a block device.
     device: Option<u64>,
     size: u64,
     modified: i128,
@@ -87,7 +91,8 @@ pub struct InspectedFile {
 }
 
 impl InspectedFile {
-    /// Opens a regular file that the user named, as the module says. [`Handle::at`] opens one whose identity is known.
+    /// Opens a regular file that the user named, as the module describes. [`Handle::at`] opens one whose identity
+    /// is known.
     ///
     /// ```
     /// use pagekeeper_kernel::{InspectedFile, Links};
@@ -99,15 +104,15 @@ impl InspectedFile {
         Handle::at(path, links)?.open(Expected::Any)
     }
 
-    /// Opens the file of one name inside the directory `dir`: no link, and nothing that is mounted over the name
-    /// ([`Error::MountPoint`]).
+    /// Opens the file with one name inside the directory `dir`, but no link, and nothing that is mounted over the
+    /// name ([`Error::MountPoint`]).
     ///
     /// `path` is the whole path, for errors.
     pub fn open_in(dir: BorrowedFd<'_>, name: impl Arg, expected: Expected, path: PathBuf) -> Result<Self> {
         Handle::in_directory_on(dir, name, path, expected)?.open(expected)
     }
 
-    /// Opens a file by its path beneath the directory `dir`, following no link whatever in between; mounts are crossed.
+    /// Opens a file by its path beneath the directory `dir` without following any link; mounts are crossed.
     ///
     /// `path` is the whole path, for errors.
     pub fn open_below(
@@ -119,15 +124,15 @@ impl InspectedFile {
         Handle::below(dir, relative, path)?.open(expected)
     }
 
-    /// Opens the very file behind a link of `/proc/PID/fd` or `/proc/PID/map_files`, deleted or in another mount
-    /// namespace though it may be.
+    /// Opens the very file behind a link of `/proc/PID/fd` or `/proc/PID/map_files`, even if it is deleted or in
+    /// another mount namespace.
     ///
     /// `shown` is the name for errors and reports.
     pub fn open_magic_link(link: &Path, expected: Expected, shown: PathBuf) -> Result<Self> {
         Handle::of_magic_link(link, shown)?.open(expected)
     }
 
-    /// Takes a file that is open already, of this process's own; `path` is its name for errors and reports.
+    /// Wraps a file that this process has already opened; `path` is its name for errors and reports.
     pub fn from_fd(fd: impl Into<OwnedFd>, path: PathBuf) -> Result<Self> {
         let file = File::from(fd.into());
         let stat = rustix::fs::fstat(&file).map_err(|e| Error::call("fstat", &path, e))?;
@@ -141,7 +146,7 @@ impl InspectedFile {
             path,
             inode: Inode::of(stat),
             device: None,
-            // Some file systems pass on what a server says, whatever that is: 0 for a size that none can be.
+            // Some file systems pass on an invalid size from a server: it counts as 0.
             size: u64::try_from(stat.st_size).unwrap_or(0),
             modified: nanoseconds(stat.st_mtime, stat.st_mtime_nsec),
             status_changed: status_changed(stat),
@@ -149,7 +154,7 @@ impl InspectedFile {
         }
     }
 
-    /// Takes a block device, whose size no stat(2) shows.
+    /// Wraps a block device, whose size stat(2) does not show.
     fn of_device(fd: OwnedFd, path: PathBuf, stat: &Stat) -> Result<Self> {
         let mut device = Self::from_stat(fd, path, stat);
         device.device = Some(stat.st_rdev);
@@ -158,44 +163,45 @@ impl InspectedFile {
         Ok(device)
     }
 
-    /// The number of the block device that it is, as the `st_dev` of files on it; `None` for a regular file.
+    /// Returns the device number of a block device, as in the `st_dev` of files on it; `None` for a regular file.
     pub fn device(&self) -> Option<u64> {
         self.device
     }
 
-    /// For callers that may know its file system already, as that of other files of its directory and device: it is not asked then.
+    /// Sets the file system if the caller knows it from other files of the directory and device, so that it is not
+    /// queried.
     #[must_use]
     pub fn on(self, file_system: Option<FileSystem>) -> Self {
         Self { file_system: file_system.map_or(self.file_system, OnceLock::from), ..self }
     }
 
-    /// The name it was opened by.
+    /// Returns the name it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its identity.
+    /// Returns its identity.
     pub fn inode(&self) -> Inode {
         self.inode
     }
 
-    /// Its size in bytes when it was opened.
+    /// Returns its size in bytes when it was opened.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// When its contents changed last, in nanoseconds of the epoch, as of when it was opened.
+    /// Returns the time of its last content change, in nanoseconds since the epoch, as of its opening.
     pub fn modified(&self) -> i128 {
         self.modified
     }
 
-    /// When its contents, owner, mode or names changed last (`st_ctime`, which no call sets back), in nanoseconds of the epoch, as
-    /// of when it was opened.
+    /// Returns the time of the last change of its contents, owner, mode or names (`st_ctime`, which no call sets
+    /// back), in nanoseconds since the epoch, as of its opening.
     pub fn status_changed(&self) -> i128 {
         self.status_changed
     }
 
-    /// Its size in bytes now.
+    /// Returns its current size in bytes.
     pub fn size_now(&self) -> Result<u64> {
         let _asking = self.asking()?;
         if self.device.is_some() {
@@ -205,14 +211,14 @@ impl InspectedFile {
         Ok(self.file.metadata().map_err(|e| Error::call("fstat", &self.path, e))?.size())
     }
 
-    /// Whether it still has a name: without one it goes when nobody has it open.
+    /// Whether it still has a name. Without one it is deleted when its last descriptor is closed.
     pub fn has_name(&self) -> Result<bool> {
         let _asking = self.asking()?;
         let stat = rustix::fs::fstat(&self.file).map_err(|e| Error::call("fstat", &self.path, e))?;
         Ok(stat.st_nlink > 0)
     }
 
-    /// The file system it is on; asked once.
+    /// Returns its file system, which is queried once.
     pub fn file_system(&self) -> Result<FileSystem> {
         if let Some(known) = self.file_system.get() {
             return Ok(*known);
@@ -221,23 +227,22 @@ impl InspectedFile {
         Ok(*self.file_system.get_or_init(|| found))
     }
 
-    /// The file system it is on, where that was asked already.
+    /// Returns its file system if that was queried already.
     pub fn known_file_system(&self) -> Option<FileSystem> {
         self.file_system.get().copied()
     }
 
-    /// Announces that its file system will be asked for what is in it ([`hang`](crate::hang)). Fails where that does not
-    /// answer.
+    /// Announces a call that contacts its file system ([`hang`](crate::hang)). Fails if that does not answer.
     pub fn asking(&self) -> Result<Asking> {
         asking_device(self.device.unwrap_or(self.inode.dev), &self.path)
     }
 
-    /// Reads it from its beginning; each read is announced as by [`Self::asking`].
+    /// Returns a reader from its beginning; each read is announced as by [`Self::asking`].
     pub fn reader(&self) -> impl Read + '_ {
         AnnouncedReads(self)
     }
 
-    /// The file itself.
+    /// Returns the file itself.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -260,8 +265,8 @@ impl AsFd for InspectedFile {
 
 /// Reads a regular file that the user named, of at most `limit` bytes, following links.
 ///
-/// Does not wait for the other end of a FIFO and reads no device: [`Error::NotRegular`]. A longer file is
-/// [`Error::TooLong`], also where it grows while it is read.
+/// It does not wait for the other end of a FIFO and reads no device: [`Error::NotRegular`]. A longer file is
+/// [`Error::TooLong`], even if it grows while it is read.
 ///
 /// ```
 /// use pagekeeper_kernel::{Error, read_named};
@@ -285,14 +290,14 @@ pub fn open_directory(path: &Path, links: Links) -> Result<OwnedFd> {
     Handle::at(path, links)?.open_directory(Expected::Any)
 }
 
-/// Opens the directory `name` inside `dir`, following no link; one that is mounted there is entered.
+/// Opens the directory `name` inside `dir` without following links; a mounted file system there is entered.
 ///
 /// `path` is the whole path, for errors.
 pub fn open_directory_in(dir: BorrowedFd<'_>, name: impl Arg, path: &Path) -> Result<OwnedFd> {
     Handle::below(dir, name, path.to_path_buf())?.open_directory(Expected::Any)
 }
 
-/// `st_ctime` of what stat(2) shows, in nanoseconds of the epoch.
+/// Returns `st_ctime` of a stat result, in nanoseconds since the epoch.
 ///
 /// ```
 /// use pagekeeper_kernel::{InspectedFile, Links, stat_of_name, status_changed};

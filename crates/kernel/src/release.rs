@@ -1,16 +1,16 @@
-//! Release: making pages of a file clean and dropping them from the page cache, and saying what stayed and why.
+//! Release: makes pages of a file clean, drops them from the page cache, and reports what stayed and why.
 //!
-//! Never loses data: the kernel drops clean pages only. Order matters (Linux 6.18, measured): `POSIX_FADV_DONTNEED` on
-//! dirty pages starts writeback inside the caller and drops only what is clean already; so pages are flushed first,
-//! then dropped, then counted again. What resists is tried once more after [`ReleaseOptions::retry_pause`]: pages
-//! locked by read-ahead or writeback in flight are free by then.
+//! It never loses data: the kernel drops clean pages only. The order matters (measured on Linux 6.18):
+//! `POSIX_FADV_DONTNEED` on dirty pages starts writeback inside the caller and drops only pages that are clean
+//! already. So pages are flushed first, then dropped, then counted again. Pages that resist are tried once more
+//! after [`ReleaseOptions::retry_pause`]: pages locked by read-ahead or writeback in flight are free by then.
 //!
-//! Where there are no counts of unwritten pages (no cachestat, or overlayfs) nothing can be waited for without seeing a
-//! write error that is for the file's owner to see: there the advice is given again and again until all is gone.
+//! Without counts of unwritten pages (no cachestat, or overlayfs), waiting would consume a write error that
+//! belongs to the file's owner. There the advice is repeated until everything is dropped.
 //!
-//! DONTNEED drops a folio only if all of it lies in the range. Folios of ext4 and XFS are up to 2 MiB and aligned to
-//! their size: a range aligned to [`RELEASE_ALIGN`] cuts none, any other may leave its first and last folio
-//! ([`ReleaseReport::kept_edge`]).
+//! DONTNEED drops a folio only if all of it lies in the range. Folios of ext4 and XFS are up to 2 MiB and aligned
+//! to their size: a range aligned to [`RELEASE_ALIGN`] cuts none. Any other range may leave its first and last
+//! folio ([`ReleaseReport::kept_edge`]).
 
 use std::ops::Range;
 use std::time::Duration;
@@ -20,33 +20,32 @@ use crate::residency::{Source, residency};
 use crate::writeback::{Deadline, Flush, flush_until};
 use crate::{Advice, Error, FileSystem, Inode, InspectedFile, Result, advise, page_size};
 
-/// Ranges that start and end on a multiple of this many bytes (2 MiB) cut no folio on x86-64.
+/// Ranges that start and end at a multiple of this many bytes (2 MiB) cut no folio on x86-64.
 pub const RELEASE_ALIGN: u64 = 2 << 20;
 
-/// A release goes through a long range in steps of this many bytes, so that dirty pages are waited for and dropped in
-/// turn.
+/// The step in bytes in which a long range is released, so that dirty pages are waited for and dropped in turn.
 const STEP: u64 = 256 << 20;
 
-/// Clean pages are counted and dropped in slices of this many bytes: what the count has read of the kernel's records
-/// (64 bytes a page) is then still in the processor's cache when they are dropped.
+/// The slice in bytes in which clean pages are counted and dropped: the kernel's records (64 bytes per page) that
+/// the count has read are then still in the processor's cache.
 const SLICE: u64 = 16 << 20;
 
-/// Rounds of 5 ms in which nothing goes, after which the rest of a file without counts is taken to resist.
+/// Rounds of 5 ms without progress after which the rest of a file without counts is considered to resist.
 const ROUNDS_STUCK: u32 = 40;
 
-/// How to release.
+/// Options of a release.
 #[derive(Debug, Clone)]
 pub struct ReleaseOptions {
     /// How to make dirty pages clean first.
     pub flush: Flush,
-    /// How long to wait in the whole call, for dirty pages and for the retry; what is dirty then is
-    /// [`ReleaseReport::kept_dirty`]. The waits of [`Flush::SyncFileRange`] and [`Flush::Fdatasync`] take as long as
-    /// the disk does.
+    /// Maximum wait of the whole call, for dirty pages and for the retry. Pages still dirty then are
+    /// [`ReleaseReport::kept_dirty`]. The waits of [`Flush::SyncFileRange`] and [`Flush::Fdatasync`] take as long
+    /// as the disk does.
     pub patience: Duration,
-    /// Pause before the one retry of what resisted, if patience lasts for it.
+    /// Pause before the only retry of resisting pages, if `patience` is long enough.
     pub retry_pause: Duration,
-    /// Find out who maps the clean pages that stayed, by reading `/proc/*/maps` of all processes (milliseconds to
-    /// tens of milliseconds); without it mapped pages are counted as [`ReleaseReport::kept_busy`].
+    /// Find out which processes map the clean pages that stayed, by reading `/proc/*/maps` of all processes
+    /// (milliseconds to tens of milliseconds). Otherwise mapped pages count as [`ReleaseReport::kept_busy`].
     pub explain: bool,
 }
 
@@ -61,37 +60,37 @@ impl Default for ReleaseOptions {
     }
 }
 
-/// What a release did, in bytes. `released` and the four `kept` figures sum up to `resident_before`, unless others read
-/// or write the range meanwhile.
+/// The result of a release, in bytes. `released` and the four `kept` figures add up to `resident_before`, unless
+/// others read or write the range meanwhile.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReleaseReport {
-    /// Bytes of the range that lie in the file.
+    /// Bytes of the range inside the file.
     pub requested: u64,
-    /// Resident in the range at first.
+    /// Bytes of the range that were resident at first.
     pub resident_before: u64,
-    /// Gone from the page cache now.
+    /// Bytes that are no longer in the page cache.
     pub released: u64,
-    /// Stayed: still dirty or under writeback. Where that is unknown, such pages are in [`Self::kept_busy`].
+    /// Bytes that stayed, still dirty or under writeback. If that is unknown, they are in [`Self::kept_busy`].
     pub kept_dirty: u64,
-    /// Stayed: mapped by a process.
+    /// Bytes that stayed, mapped by a process.
     pub kept_mapped: u64,
-    /// Stayed: in a folio that reaches out of the range.
+    /// Bytes that stayed, in a folio that extends out of the range.
     pub kept_edge: u64,
-    /// Stayed: locked, referenced or read again at this moment.
+    /// Bytes that stayed, locked, referenced or read again at this moment.
     pub kept_busy: u64,
 }
 
 impl ReleaseReport {
-    /// All that stayed, in bytes.
+    /// Returns all bytes that stayed.
     pub fn kept(&self) -> u64 {
         self.kept_dirty + self.kept_mapped + self.kept_edge + self.kept_busy
     }
 }
 
-/// Releases the pages of `range`; an end at or past the end of the file takes its last, partial page too.
+/// Releases the pages of `range`; an end at or past the end of the file includes its last, partial page.
 ///
-/// Fails with [`Error::Unsupported`] where pages can't be released (tmpfs and the like), and with [`Error::is_denied`]
-/// where the effect could not be seen.
+/// Fails with [`Error::Unsupported`] if pages can't be released (tmpfs and similar), and with [`Error::is_denied`]
+/// if the effect could not be seen.
 ///
 /// ```
 /// use pagekeeper_kernel::{InspectedFile, Links, ReleaseOptions, release};
@@ -120,7 +119,7 @@ pub fn release(file: &InspectedFile, range: Range<u64>, options: &ReleaseOptions
     }
     let range = range.start..if range.end >= size { u64::MAX } else { range.end };
     let deadline = Deadline::after(options.patience);
-    // One byte shows which source there is.
+    // One byte shows which source is available.
     let counts = residency(file, range.start..range.start + 1)?.source == Source::Cachestat;
     let by_advice = file_system == FileSystem::Overlay || (!counts && options.flush == Flush::Watch);
     let clean_only = options.flush == Flush::Never;
@@ -154,8 +153,8 @@ pub fn release(file: &InspectedFile, range: Range<u64>, options: &ReleaseOptions
     Ok(report)
 }
 
-/// One pass over the range: clean slices are counted and dropped; where one is not, the rest of its step is flushed
-/// first. Returns what was resident before, in bytes.
+/// Makes one pass over the range. Clean slices are counted and dropped; if a slice is not clean, the rest of its
+/// step is flushed first. Returns the bytes resident before.
 fn drop_once(
     file: &InspectedFile,
     range: &Range<u64>,
@@ -186,7 +185,7 @@ fn drop_once(
             advise(file, Advice::DontNeed, start..end, file.path())?;
         }
         resident += counted.resident;
-        // Nothing there costs nothing to count: the empty parts of a large file are passed in ever longer strides.
+        // Counting an empty range costs nothing: the empty parts of a large file are passed in ever longer steps.
         length = if counted.resident == 0 { length.saturating_mul(2) } else { SLICE };
         if end == range.end {
             return Ok(resident);
@@ -195,7 +194,8 @@ fn drop_once(
     }
 }
 
-/// Drops clean pages, and leaves out those that are not: the advice would begin to write them. Returns what was resident before, in bytes.
+/// Drops clean pages, and leaves out others: the advice would start their writeback. Returns the bytes resident
+/// before.
 fn drop_clean(file: &InspectedFile, range: Range<u64>) -> Result<u64> {
     let page = page_size();
     let mut resident = 0;
@@ -218,8 +218,9 @@ fn drop_clean(file: &InspectedFile, range: Range<u64>) -> Result<u64> {
     Ok(resident)
 }
 
-/// Without counts: the advice starts writeback of dirty pages and drops clean ones (on overlayfs, those of the file
-/// below), so it is given until nothing is left or nothing more goes. Returns what was resident before, in bytes.
+/// Releases without counts: the advice starts writeback of dirty pages and drops clean ones (on overlayfs, those
+/// of the lower file). It is repeated until nothing is left or nothing more is dropped. Returns the bytes resident
+/// before.
 fn drop_until_gone(file: &InspectedFile, range: &Range<u64>, size: u64, deadline: Deadline) -> Result<u64> {
     let resident = residency(file, range.clone())?.resident;
     let mut stuck_for = 0;
@@ -243,7 +244,7 @@ fn drop_until_gone(file: &InspectedFile, range: &Range<u64>, size: u64, deadline
     Ok(resident)
 }
 
-/// Sorts what stayed by its cause, the surest first: dirty, mapped, edge, and else busy.
+/// Sorts the pages that stayed by cause, the most certain first: dirty, mapped, edge, and otherwise busy.
 fn explain(
     file: &InspectedFile,
     range: &Range<u64>,
@@ -278,8 +279,8 @@ fn explain(
     Ok(())
 }
 
-/// The parts of `range` that any process maps, merged, and widened to whole folios: one mapped page keeps all of its
-/// folio. Processes whose maps can't be read are passed over: what they map is then reported as busy.
+/// Returns the parts of `range` that any process maps, merged and widened to whole folios: one mapped page keeps
+/// its whole folio. Processes whose maps can't be read are skipped: their mappings then count as busy.
 fn mapped_stretches(inode: Inode, range: &Range<u64>) -> Result<Vec<Range<u64>>> {
     let found = ProcRoot::default().mapped_by(inode, range)?;
     let whole_folios = found.stretches.into_iter().map(|(_, stretch)| {
@@ -298,7 +299,8 @@ fn mapped_stretches(inode: Inode, range: &Range<u64>) -> Result<Vec<Range<u64>>>
     Ok(merged)
 }
 
-/// Where a folio may reach out of the range: up to the first aligned byte, and from the last.
+/// Returns the parts where a folio may extend out of the range: up to the first aligned byte, and from the last
+/// one.
 fn edges(range: &Range<u64>) -> Vec<Range<u64>> {
     let mut edges = Vec::new();
     let first_aligned = range.start.next_multiple_of(RELEASE_ALIGN);
@@ -321,7 +323,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// What others have dirtied on the same disk may be written first.
+    /// Other dirty data on the same disk may be written first.
     const PATIENCE: Duration = Duration::from_secs(300);
 
     fn release_all(file: &InspectedFile) -> ReleaseReport {
@@ -332,7 +334,7 @@ mod tests {
     #[test]
     fn dirty_pages_are_written_then_dropped() {
         let (_dir, file) = file_of(0);
-        // 10,000 bytes over: the last page is partial.
+        // 10,000 bytes more: the last page is partial.
         let content: Vec<u8> = (0..=250).cycle().take(16 * MIB + 10_000).collect();
         std::fs::write(file.path(), &content).unwrap();
         let report = release_all(&file);
@@ -365,7 +367,7 @@ mod tests {
         let page = page_size();
         let range = 2 * MIB as u64 + page..2 * MIB as u64 + 2 * page;
         let report = release(&file, range, &ReleaseOptions::default()).unwrap();
-        // On a file system with single-page folios the page goes; with large ones it stays, and the reason is the edge.
+        // With single-page folios the page is dropped; with large ones it stays, and the cause is the edge.
         assert_eq!(report.released + report.kept_edge, page);
         assert_eq!(report.kept(), report.kept_edge);
     }
@@ -425,7 +427,7 @@ mod tests {
             let report = release(&file, 0..u64::MAX, &options).unwrap();
             let left = residency(&file, 0..u64::MAX).unwrap();
             assert_eq!(report.released + report.kept(), report.resident_before, "{report:?}");
-            // Whole folios: a page that is clean may be in one with a dirty one.
+            // Whole folios: a clean page may share one with a dirty page.
             assert!(left.resident <= 4 * MIB as u64, "{left:?}");
             dirty > 0 && left.unwritten() == dirty && report.kept_dirty == dirty
         };
@@ -481,7 +483,7 @@ mod tests {
         assert_eq!(edges(&(5..u64::MAX)), one(&(5..A)));
     }
 
-    /// A mounted overlay over two directories, unmounted at the end.
+    /// A mounted overlay over two directories, unmounted on drop.
     struct Overlay(tempfile::TempDir);
 
     impl Overlay {

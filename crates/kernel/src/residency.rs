@@ -1,10 +1,11 @@
 //! Residency: how much of a file is in the page cache, and in what state.
 //!
-//! By cachestat(2) (Linux 6.5): its cost follows what is resident, not the file's size. Where the kernel has no such
-//! call, or a sandbox forbids it, by mincore(2), which knows only what is resident. Both need ownership of the file,
-//! write permission or `CAP_FOWNER`; without, cachestat says EPERM and mincore says *all resident*: that is reported
-//! as [`Error`] with [`Error::is_denied`], never as a figure. Files on overlayfs are asked by mincore(2) too:
-//! cachestat says 0 for them (Linux 6.18, measured). Read-ahead in flight counts as resident.
+//! It uses cachestat(2) (Linux 6.5), whose cost depends on the resident pages, not on the file's size. If the
+//! kernel lacks that call, or a sandbox blocks it, mincore(2) is used, which shows only which pages are resident.
+//! Both require ownership of the file, write permission or `CAP_FOWNER`. Otherwise cachestat returns EPERM and
+//! mincore claims *all resident*: that is reported as an [`Error`] with [`Error::is_denied`], never as a figure.
+//! Files on overlayfs are queried by mincore(2) too, since cachestat returns 0 for them (measured on Linux 6.18).
+//! Read-ahead in flight counts as resident.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +17,7 @@ use crate::sys::cachestat::{Counts, cachestat};
 use crate::sys::mapping::FileMapping;
 use crate::{Error, FileSystem, InspectedFile, Result, page_size};
 
-/// Where residency figures come from.
+/// The source of residency figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// cachestat(2): all figures are known.
@@ -28,23 +29,23 @@ pub enum Source {
 /// Page-cache counts of a byte range of a file, in bytes (whole pages).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Residency {
-    /// In the page cache.
+    /// Bytes in the page cache.
     pub resident: u64,
-    /// Changed and not yet written to disk.
+    /// Bytes changed and not yet written to disk.
     pub dirty: Option<u64>,
-    /// Being written to disk.
+    /// Bytes being written to disk.
     pub writeback: Option<u64>,
-    /// Once resident, then taken away by the kernel under memory pressure. Pages that were released leave no trace
-    /// here.
+    /// Bytes that were resident and were reclaimed by the kernel under memory pressure. Released pages leave no
+    /// trace here.
     pub evicted: Option<u64>,
-    /// The part of `evicted` that was taken so recently that reading it again would count as thrashing.
+    /// The part of `evicted` that was reclaimed so recently that reading it again would count as thrashing.
     pub recently_evicted: Option<u64>,
-    /// Where the figures come from.
+    /// The source of the figures.
     pub source: Source,
 }
 
 impl Residency {
-    /// Bytes dirty or under writeback; 0 where that is unknown.
+    /// Returns the bytes dirty or under writeback; 0 if unknown.
     pub fn unwritten(&self) -> u64 {
         self.dirty.unwrap_or(0) + self.writeback.unwrap_or(0)
     }
@@ -61,7 +62,7 @@ impl Residency {
         }
     }
 
-    /// The parts of a file together; what is unknown of one is unknown of all.
+    /// Returns the sum over the parts of a file; a figure unknown for one part is unknown for the sum.
     fn sum(parts: &[Self]) -> Self {
         let both = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
         parts.iter().fold(Self::from_counts(Counts::default()), |sum, part| Self {
@@ -103,12 +104,13 @@ pub fn residency(file: &InspectedFile, range: Range<u64>) -> Result<Residency> {
     }
     let len = if range.end == u64::MAX { 0 } else { range.end - range.start };
     match cachestat(file, range.start, len) {
-        // The pages of an overlayfs file belong to the file of the layer below, which only mincore sees (Linux 6.18).
+        // The pages of an overlayfs file belong to the file of the lower layer, which only mincore sees (Linux
+        // 6.18).
         Ok(counts) if counts == Counts::default() && file.size() > 0 && is_overlay(file)? => {
             residency_by_mincore(file, range)
         }
         Ok(counts) => Ok(Residency::from_counts(counts)),
-        // A sandbox's filter answers EPERM for a call that it does not know, as the kernel does for want of permission.
+        // A sandbox's filter answers EPERM to a call that it does not know, as the kernel does without permission.
         Err(Errno::NOSYS | Errno::PERM) => residency_by_mincore(file, range),
         Err(errno) => Err(Error::call("cachestat", file.path(), errno)),
     }
@@ -119,8 +121,8 @@ pub(crate) fn is_overlay(file: &InspectedFile) -> Result<bool> {
     Ok(file.file_system()? == FileSystem::Overlay)
 }
 
-/// The fallback, public so that peers and tests can compare: only what is resident, at a cost that follows the file's
-/// size.
+/// Returns the resident pages only, at a cost that depends on the file's size. This is the fallback, public so
+/// that other tools and tests can compare.
 pub fn residency_by_mincore(file: &InspectedFile, range: Range<u64>) -> Result<Residency> {
     require_truthful_mincore(file)?;
     let mut resident_pages = 0;
@@ -130,8 +132,8 @@ pub fn residency_by_mincore(file: &InspectedFile, range: Range<u64>) -> Result<R
     Ok(Residency::from_mincore(resident_pages * page_size()))
 }
 
-/// Fails with EPERM where mincore would say that every page is resident: for callers that neither own the file
-/// nor may write it (`can_do_mincore` of mm/mincore.c, Linux 5.2).
+/// Fails with EPERM if mincore would claim every page to be resident: for callers that neither own the file nor
+/// may write it (`can_do_mincore` of mm/mincore.c, Linux 5.2).
 pub(crate) fn require_truthful_mincore(file: &InspectedFile) -> Result<()> {
     let denied = || Error::call("mincore", file.path(), Errno::PERM);
     let _asking = file.asking()?;
@@ -140,15 +142,15 @@ pub(crate) fn require_truthful_mincore(file: &InspectedFile) -> Result<()> {
     if owner || may_write(file) || may_ignore_ownership(file) { Ok(()) } else { Err(denied()) }
 }
 
-/// Whether write permission is there, asked of the open file itself.
+/// Whether the caller has write permission, checked on the open file itself.
 fn may_write(file: &InspectedFile) -> bool {
     use rustix::fs::{Access, AtFlags};
     rustix::fs::accessat(file, c"", Access::WRITE_OK, AtFlags::EMPTY_PATH | AtFlags::EACCESS).is_ok()
 }
 
-/// `O_NOATIME` is granted to exactly those whom mincore answers for ownership's sake: owners and `CAP_FOWNER`
-/// (open(2)). It is taken back first: the kernel asks only who newly wants it, and the file may have been opened by
-/// somebody else. The flag is left as it was, unless it was set and this caller may not set it.
+/// Whether `O_NOATIME` is granted, as it is to exactly those callers to whom mincore answers because of ownership:
+/// owners and `CAP_FOWNER` (open(2)). The flag is cleared first: the kernel checks only when it is newly set, and
+/// somebody else may have opened the file. It is left as found, unless it was set and this caller may not set it.
 fn may_ignore_ownership(file: &InspectedFile) -> bool {
     use rustix::fs::OFlags;
     let Ok(flags) = rustix::fs::fcntl_getfl(file) else {
@@ -157,11 +159,12 @@ fn may_ignore_ownership(file: &InspectedFile) -> bool {
     let without = flags - OFlags::NOATIME;
     let granted = rustix::fs::fcntl_setfl(file, without).is_ok()
         && rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME).is_ok();
-    // Set as found, else taken back: who may set it may do either.
+    // Left set if it was set before, otherwise cleared: a caller that may set it may do either.
     granted && (flags.contains(OFlags::NOATIME) || rustix::fs::fcntl_setfl(file, without).is_ok())
 }
 
-/// Maps the range chunk by chunk (constant memory) and hands each chunk's start offset and mincore bytes to `each`.
+/// Maps the range chunk by chunk (constant memory) and passes each chunk's start offset and mincore bytes to
+/// `each`.
 pub(crate) fn for_each_mincore_chunk(
     file: &InspectedFile,
     range: Range<u64>,
@@ -182,10 +185,10 @@ pub(crate) fn for_each_mincore_chunk(
     Ok(())
 }
 
-/// As [`residency`], with the range of a large file shared out among up to `threads` threads.
+/// Counts as [`residency`] does, with the range of a large file shared among up to `threads` threads.
 ///
-/// Threads are started only once the counting has taken a while: a large file with little resident costs next to
-/// nothing. The figures are of one moment for each stretch of the file, not for all of it.
+/// Threads are started only after counting has taken a while: a large file with few resident pages costs next to
+/// nothing. Each stretch of the file is counted at one moment, but not all of them at the same.
 pub fn residency_wide(file: &InspectedFile, range: Range<u64>, threads: usize) -> Result<Residency> {
     /// Files below this size are counted in a millisecond or two, whatever is resident.
     const LARGE: u64 = 64 << 20;
@@ -200,28 +203,28 @@ pub fn residency_wide(file: &InspectedFile, range: Range<u64>, threads: usize) -
     let count = len.div_ceil(stretch);
     let counted = count_stretches(usize::try_from(count).unwrap_or(usize::MAX), threads, &|index| {
         let start = range.start + index as u64 * stretch;
-        // The last one takes what was appended since the file was opened, too.
+        // The last one includes data appended since the file was opened.
         let end = if index as u64 + 1 == count { range.end } else { start + stretch };
         residency(file, start..end)
     })?;
     Ok(Residency::sum(&counted))
 }
 
-/// A picture of a file's residency: the file in `cells` equal stretches, each with the share of it that is resident.
+/// A map of a file's residency: the file in equal cells, each with its resident bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResidencyMap {
-    /// Bytes each cell stands for (a multiple of the page size); the last may be cut short by the end of the file.
+    /// Bytes per cell (a multiple of the page size); the end of the file may cut the last one short.
     pub cell_bytes: u64,
     /// Resident bytes of each cell, in file order.
     pub resident: Vec<u64>,
-    /// All cells together.
+    /// The sum of all cells.
     pub total: Residency,
 }
 
-/// Draws the residency of the whole file in at most `cells` cells (at least 1), from up to `threads` threads as
-/// [`residency_wide`] does, at little more than its cost. Memory use follows `cells` alone.
+/// Maps the residency of the whole file to at most `cells` cells (at least 1), with up to `threads` threads as in
+/// [`residency_wide`], at little more than its cost. Memory use depends on `cells` alone.
 pub fn residency_map(file: &InspectedFile, cells: usize, threads: usize) -> Result<ResidencyMap> {
-    /// Below this size one call more for all cells is cheaper than one for each, should all be alike.
+    /// Below this size one extra call for all cells is cheaper than one per cell, in case all are alike.
     const SMALL: u64 = 64 << 20;
     let size = file.size_now()?;
     let page = page_size();
@@ -246,12 +249,12 @@ pub fn residency_map(file: &InspectedFile, cells: usize, threads: usize) -> Resu
     Ok(ResidencyMap { cell_bytes, resident, total: Residency::sum(&counted) })
 }
 
-/// Length of the pages that a range starting on one touches.
+/// Returns the length of the pages that a page-aligned range touches.
 fn whole_pages(range: &Range<u64>) -> u64 {
     (range.end - range.start).div_ceil(page_size()) * page_size()
 }
 
-/// Counts stretches 0 to `count` (exclusive), in order, by `one`; from `threads` threads if it takes longer than
+/// Counts stretches 0 to `count` (exclusive), in order, by `one`; with `threads` threads if it takes longer than
 /// starting them.
 fn count_stretches(
     count: usize,
@@ -302,7 +305,7 @@ mod tests {
     use crate::Links;
     use crate::testing::{counts_unwritten, evict_all, file_of, tebibyte};
 
-    /// A file of so many pages.
+    /// Creates a file with this many pages.
     fn file_of_pages(pages: u64) -> (tempfile::TempDir, InspectedFile) {
         file_of(usize::try_from(pages * page_size()).unwrap())
     }
@@ -330,7 +333,7 @@ mod tests {
     #[test]
     fn dirty_pages_are_counted_until_synced() {
         let (_dir, file) = file_of(0);
-        // Once at least nobody else has synced the file system in between.
+        // At least once nobody else has synced the file system in between.
         let is_dirty = |_| {
             std::fs::write(file.path(), vec![7; 1 << 20]).unwrap();
             let before = residency(&file, 0..u64::MAX).unwrap();
@@ -380,7 +383,7 @@ mod tests {
     #[test]
     fn several_threads_count_what_one_does() {
         let (_dir, file) = file_of(96 << 20);
-        // Aligned to the largest folio: all of it goes.
+        // Aligned to the largest folio, so all of it is dropped.
         rustix::fs::fadvise(&file, 16 << 20, std::num::NonZero::new(32 << 20), rustix::fs::Advice::DontNeed)
             .unwrap();
         let alone = residency(&file, 0..u64::MAX).unwrap();
@@ -442,7 +445,7 @@ mod tests {
         std::fs::set_permissions(parent, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let (by_call, by_mincore) = crate::testing::as_nobody(move || {
             let opened_by_nobody = InspectedFile::open(&path, Links::Refuse).unwrap();
-            // One that root opened is no better: the caller counts.
+            // A file that root opened is no better: the caller counts.
             let by_mincore = residency_by_mincore(&file, 0..u64::MAX);
             (residency(&opened_by_nobody, 0..u64::MAX), by_mincore)
         });

@@ -1,5 +1,5 @@
-//! What [`work`](crate::work) takes of the standard library to coordinate threads.
+//! The items of the standard library that [`work`](crate::work) uses to coordinate threads.
 //!
-//! It is named here alone, so that the model (`model.rs`) can compile the same source with loom's in its place.
+//! They are named only here, so that the model (`model.rs`) can compile the same source with loom's.
 
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};

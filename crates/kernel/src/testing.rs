@@ -1,4 +1,4 @@
-//! Helpers of this crate's own tests: real files on the file system of the temporary directory.
+//! Helpers for this crate's tests: real files on the file system of the temporary directory.
 
 pub(crate) use pagekeeper_testing::{as_nobody, disk_dir, skip};
 use tempfile::TempDir;
@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::{InspectedFile, Links, Source, residency};
 
-/// A synced file of `len` bytes, all resident.
+/// Creates a synced file of `len` bytes, all resident.
 pub(crate) fn file_of(len: usize) -> (TempDir, InspectedFile) {
     let dir = disk_dir();
     let path = dir.path().join("file");
@@ -17,24 +17,24 @@ pub(crate) fn file_of(len: usize) -> (TempDir, InspectedFile) {
     (dir, file)
 }
 
-/// Whether the kernel counts what of a file is yet to be written: cachestat(2), Linux 6.5.
+/// Whether the kernel counts a file's unwritten pages: cachestat(2), Linux 6.5.
 pub(crate) fn counts_unwritten(file: &InspectedFile) -> bool {
     residency(file, 0..u64::MAX).unwrap().source == Source::Cachestat
 }
 
-/// Whether something of the range is yet to be written; where the kernel does not count that, it may be.
+/// Whether part of the range may be unwritten: always true if the kernel does not count that.
 pub(crate) fn may_be_unwritten(file: &InspectedFile, range: Range<u64>) -> bool {
     residency(file, range).unwrap().unwritten() > 0 || !counts_unwritten(file)
 }
 
-/// A length of a file with holes in the unit of TiB, which cachestat(2) counts at once; without it a unit of GiB, since mincore(2)
-/// looks at each page of a hole.
+/// Returns the unit for lengths of sparse files: a TiB with cachestat(2), which counts it at once; a GiB without,
+/// since mincore(2) looks at each page of a hole.
 pub(crate) fn tebibyte(file: &InspectedFile) -> u64 {
     if counts_unwritten(file) { 1 << 40 } else { 1 << 30 }
 }
 
-/// Drops all pages of a clean file. Pages that the kernel holds itself just then (while it moves them, or scans for some to
-/// reclaim) stay, so the advice is repeated until none is left.
+/// Drops all pages of a clean file. Pages that the kernel itself holds at that moment (to move them, or to scan
+/// for reclaim) stay, so the advice is repeated until none is left.
 pub(crate) fn evict_all(file: &InspectedFile) {
     for _ in 0..1000 {
         evict_once(file);
@@ -45,7 +45,7 @@ pub(crate) fn evict_all(file: &InspectedFile) {
     }
 }
 
-/// Drops what pages of a clean file can be dropped, by the bare system call.
+/// Drops the droppable pages of a clean file, by the bare system call.
 pub(crate) fn evict_once(file: &InspectedFile) {
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }

@@ -1,9 +1,9 @@
-//! The one way out for text that others chose: paths, names and titles of processes, options, names of devices and
+//! The only output path for foreign text: paths, names and titles of processes, options, names of devices and
 //! groups.
 //!
-//! Any local user may put line feeds and terminal sequences into such a name, and a shell's syntax too. So nothing
-//! of it is printed as it is: [`escaped`] is for people and logs, [`shell_quoted`] for commands that are offered for
-//! pasting, [`unescaped`] for JSON, whose writer escapes by [`is_plain`], and for comparing. Clippy's
+//! Any local user may put line feeds, terminal sequences or shell syntax into such a name, so none is printed
+//! verbatim. [`escaped`] is for people and logs, and [`shell_quoted`] for commands that are offered for pasting.
+//! [`unescaped`] is for JSON, whose writer escapes by [`is_plain`], and for comparisons. Clippy's
 //! `disallowed_methods` refuses the ways of the standard library. Nothing here fails.
 
 use std::borrow::Cow;
@@ -11,16 +11,19 @@ use std::ffi::OsStr;
 use std::fmt::{self, Display, Formatter, Write as _};
 use std::os::unix::ffi::OsStrExt;
 
-/// Text of others for messages, tables and logs, on one line whatever it holds.
+/// Escapes foreign text for messages, tables and logs, on one line whatever it contains.
 ///
-/// Printable text stays as it is, spaces and all scripts included. Where there is anything else, it is written as
-/// `\n`, `\r` and `\t`, `\x1b` (control characters of ASCII, and bytes that are not UTF-8), or `\u{202e}` (other
-/// control characters, and characters that can't be seen or that turn the direction of text), and a backslash
-/// beside it as `\\`. A name without any of these keeps its backslashes, as systemd's units have them: so what is
-/// escaped once can be escaped again without a change, and a name that spells `\x1b` out looks like one that has
-/// that byte. What has to be exact is in JSON.
+/// Printable text stays as it is, including spaces and all scripts. Anything else is written as follows, and in
+/// such a text a backslash becomes `\\`:
 ///
-/// Takes paths, strings and what the kernel gives; for bytes see [`escaped_bytes`].
+/// * `\n`, `\r` and `\t`;
+/// * `\x1b`: other ASCII control characters, and bytes that are not UTF-8;
+/// * `\u{202e}`: other control characters, and characters that are invisible or change the text direction.
+///
+/// A name without any of these keeps its backslashes, which systemd's units have. So escaping twice changes
+/// nothing, and a name that spells out `\x1b` looks like one with that byte. JSON is exact.
+///
+/// Accepts paths, strings and the kernel's texts; for bytes see [`escaped_bytes`].
 ///
 /// ```
 /// use pagekeeper_kernel::text::escaped;
@@ -32,17 +35,17 @@ pub fn escaped<T: AsRef<OsStr> + ?Sized>(text: &T) -> Escaped<'_> {
     Escaped(text.as_ref().as_bytes())
 }
 
-/// The same as [`escaped`], of bytes.
+/// Escapes bytes as [`escaped`] does.
 pub fn escaped_bytes(text: &[u8]) -> Escaped<'_> {
     Escaped(text)
 }
 
-/// See [`escaped`]. Width, alignment and precision are those of a string.
+/// See [`escaped`]. Width, alignment and precision apply as for a string.
 #[derive(Debug, Clone, Copy)]
 pub struct Escaped<'a>(&'a [u8]);
 
 impl<'a> Escaped<'a> {
-    /// The text, without a copy where nothing had to be escaped.
+    /// Returns the text, without a copy if nothing had to be escaped.
     pub fn into_cow(self) -> Cow<'a, str> {
         if let Some(plain) = self.plain() {
             return plain.into();
@@ -53,7 +56,7 @@ impl<'a> Escaped<'a> {
         text.into()
     }
 
-    /// The text, if there is nothing to escape.
+    /// Returns the text if there is nothing to escape.
     #[allow(clippy::disallowed_methods, reason = "what is not UTF-8 is escaped then")]
     fn plain(self) -> Option<&'a str> {
         std::str::from_utf8(self.0).ok().filter(|text| text.chars().all(is_plain))
@@ -90,7 +93,7 @@ impl Display for Escaped<'_> {
     }
 }
 
-/// Whether a character is shown as it is: it can be seen, and stays where it was put.
+/// Whether a character is shown as it is: it is visible and does not move other text.
 ///
 /// ```
 /// use pagekeeper_kernel::text::is_plain;
@@ -110,9 +113,9 @@ pub fn is_plain(c: char) -> bool {
         )
 }
 
-/// What is drawn as nothing where it has no effect: two names may differ in such characters alone, and look the same.
-/// The property `Default_Ignorable_Code_Point` of Unicode 14 (`DerivedCoreProperties.txt`), the code points that are
-/// reserved for it included.
+/// Whether a character is drawn as nothing where it has no effect: two names may differ in such characters alone,
+/// and look the same. This is the property `Default_Ignorable_Code_Point` of Unicode 14
+/// (`DerivedCoreProperties.txt`), including its reserved code points.
 fn is_ignorable(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}'      // soft hyphen, grapheme joiner, Arabic letter mark
@@ -131,12 +134,13 @@ fn is_ignorable(c: char) -> bool {
     )
 }
 
-/// Text of others as one word of a command line that is offered for pasting.
+/// Quotes foreign text as one word of a command line that is offered for pasting.
 ///
-/// A word of letters, digits and `_./:@%+=,-#` that begins with neither `#` nor `=` stays as it is; others stand in single quotes as POSIX has them. What
-/// [`escaped`] would not show as it is can't be pasted or read safely either: such a word becomes `$'…'` with octal
-/// escapes, which POSIX has since 2024, and bash, zsh, ksh and busybox know, dash (0.5.12) and fish do not. To these
-/// it is a word with a dollar sign and backslashes in it: the wrong name, but nothing that is run.
+/// A word of letters, digits and `_./:@%+=,-#` that starts with neither `#` nor `=` stays as it is; others are put
+/// in POSIX single quotes. Text that [`escaped`] would change can't be pasted or read safely either. Such a word
+/// becomes `$'…'` with octal escapes, which POSIX has since 2024. bash, zsh, ksh and busybox know them; dash
+/// (0.5.12) and fish do not. To those it is a word with a dollar sign and backslashes: the wrong name, but nothing
+/// is executed.
 ///
 /// ```
 /// use pagekeeper_kernel::text::shell_quoted;
@@ -166,7 +170,7 @@ impl Display for ShellQuoted<'_> {
                 for chunk in self.0.utf8_chunks() {
                     for c in chunk.valid().chars() {
                         // `\'` would end the quotes for the history of an interactive bash, which then expands
-                        // what follows an exclamation mark.
+                        // text after an exclamation mark.
                         match c {
                             '\\' => f.write_str(r"\\")?,
                             _ if is_plain(c) && c != '\'' && c != '!' => f.write_char(c)?,
@@ -185,14 +189,15 @@ fn octal(f: &mut Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, r"\{byte:03o}"))
 }
 
-/// Text of others as it is, with U+FFFD for what is not UTF-8: for a string of JSON, whose writer escapes it, and for
-/// comparing and parsing. Never for a message, nor for a label of metrics, whose writer escapes line ends and quotes alone.
+/// Returns foreign text as it is, with U+FFFD for invalid UTF-8: for JSON strings, whose writer escapes it, and
+/// for comparing and parsing. Never use it for a message, or for a label of metrics, whose writer escapes only
+/// line ends and quotes.
 #[allow(clippy::disallowed_methods, reason = "the one place that may")]
 pub fn unescaped<T: AsRef<OsStr> + ?Sized>(text: &T) -> Cow<'_, str> {
     text.as_ref().to_string_lossy()
 }
 
-/// The same as [`unescaped`], of bytes.
+/// Returns bytes as [`unescaped`] does.
 pub fn unescaped_bytes(text: &[u8]) -> Cow<'_, str> {
     unescaped(OsStr::from_bytes(text))
 }
@@ -205,7 +210,7 @@ mod tests {
 
     use super::*;
 
-    /// Bytes in which what matters is likely: control characters, quotes, syntax of shells, Unicode's odd ones.
+    /// Byte strings with many special cases: control characters, quotes, shell syntax, unusual Unicode.
     fn nasty() -> impl Strategy<Value = Vec<u8>> {
         let piece = prop_oneof![
             any::<u8>().prop_map(|byte| vec![byte]),
@@ -283,7 +288,7 @@ mod tests {
         }
     }
 
-    /// Two names that look the same on a terminal have to differ in what is printed.
+    /// Two names that look the same on a terminal have to differ in the output.
     #[test]
     fn what_cannot_be_seen_is_spelled_out() {
         let ranges = [
@@ -331,7 +336,7 @@ mod tests {
         }
     }
 
-    /// What a shell makes of words, each given back with a NUL behind it.
+    /// Passes words to a shell, and returns each as the shell gives it back, followed by a NUL.
     fn shell(name: &str, words: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let quoted: Vec<_> =
             words.iter().map(|word| shell_quoted(OsStr::from_bytes(word)).to_string()).collect();
@@ -347,7 +352,7 @@ mod tests {
 
         #[test]
         fn a_shell_gives_back_every_word(words in prop::collection::vec(nasty(), 1..20)) {
-            // No word of a command line and no path has a NUL.
+            // No word of a command line and no path contains a NUL.
             let words: Vec<Vec<u8>> =
                 words.into_iter().map(|word| word.into_iter().filter(|byte| *byte != 0).collect()).collect();
             prop_assert_eq!(shell("bash", &words), &*words);

@@ -1,15 +1,16 @@
-//! Walking trees of files, from several threads, opening each regular file for inspection.
+//! Walks trees of files with several threads, opening each regular file for inspection.
 //!
 //! Invariants:
-//! 1. A path that the caller names is followed if it is a link; a link found below is followed only with
+//! 1. A path that the caller names is followed if it is a link. A link found below is followed only with
 //!    [`WalkOptions::follow_links`].
-//! 2. A directory is entered once, whatever links or bind mounts lead to it: loops end. A file with several names is
-//!    returned once.
-//! 3. FIFOs, sockets and devices found below are passed over; named by the caller, they are a problem, but for those
-//!    [`WalkOptions::devices`] that are block devices.
-//! 4. What vanishes during the walk is passed over. Every other failure is handed to the visitor and the walk goes on.
-//! 5. No more names are read than [`NameLimit`] allows, and which directories were not read to their end for that is said.
-//! 6. A listing that never ends, as a file system in user space can give one, is left after [`DIRECTORY_NAMES_MAX`]
+//! 2. A directory is entered once, whatever links or bind mounts lead to it, so loops end. A file with several
+//!    names is returned once.
+//! 3. FIFOs, sockets and devices found below are skipped. If the caller names one, that is an error, except for
+//!    the block devices in [`WalkOptions::devices`].
+//! 4. Files that vanish during the walk are skipped. Every other failure is passed to the visitor and the walk
+//!    goes on.
+//! 5. At most as many names are read as [`NameLimit`] allows; directories that were cut short by it are reported.
+//! 6. A listing that never ends, as a user-space file system can produce, is left after [`DIRECTORY_NAMES_MAX`]
 //!    names, and the visitor gets an error for its directory.
 //! 7. Once [`WalkOptions::stop`] returns true, the walk reads no further name and opens no further file.
 //! 8. No file is opened by more than one thread, and no lock is held while files are opened or read.
@@ -30,26 +31,26 @@ use crate::open::OwnDescriptors;
 use crate::work::WorkQueue;
 use crate::{Error, Expected, FileSystem, Handle, Inode, InspectedFile, Links, Result, open_directory_in};
 
-/// Names that are read of one directory at most: file systems of disks stay far below it.
+/// Maximum number of names read from one directory: disk file systems stay far below it.
 pub const DIRECTORY_NAMES_MAX: usize = 1 << 24;
 
-/// Decides by path and "is a directory" whether an entry below a named path is visited or entered.
+/// Decides, by path and "is a directory", whether an entry below a named path is visited or entered.
 pub type Filter<'a> = &'a (dyn Fn(&Path, bool) -> bool + Sync);
 
-/// How many names are read, of all directories together.
+/// A limit of the names read from all directories together.
 pub struct NameLimit<'a> {
     left: AtomicUsize,
     cut: &'a (dyn Fn(&Path, usize) + Sync),
 }
 
 impl<'a> NameLimit<'a> {
-    /// So many names of any kind; `cut` is called with each directory that has more than are left then, and how many of
-    /// its names were read.
+    /// Creates a limit of `most` names of any kind. `cut` is called for each directory that has more names than
+    /// are left, with the number of its names that were read.
     pub fn new(most: usize, cut: &'a (dyn Fn(&Path, usize) + Sync)) -> Self {
         Self { left: AtomicUsize::new(most), cut }
     }
 
-    /// How many more may be read.
+    /// Returns how many more names may be read.
     pub fn left(&self) -> usize {
         self.left.load(Ordering::Relaxed)
     }
@@ -59,24 +60,24 @@ impl<'a> NameLimit<'a> {
     }
 }
 
-/// How to walk.
+/// Options of a walk.
 pub struct WalkOptions<'a> {
     /// Follow symbolic links found below the named paths.
     pub follow_links: bool,
     /// Stay on the file system of each named path.
     pub one_file_system: bool,
-    /// Those of the named paths that may be block devices.
+    /// Named paths that may be block devices.
     pub devices: &'a [PathBuf],
-    /// Threads to use; at least 1.
+    /// Number of threads; at least 1.
     pub threads: usize,
-    /// Which entries to visit; all without it.
+    /// Selects the entries to visit; all if `None`.
     pub filter: Option<Filter<'a>>,
-    /// A directory that is open, and its path: roots below that path are reached from it, and no link on the way is
-    /// followed. What lies there may have been exchanged since it was listed.
+    /// An open directory and its path. Roots below that path are reached from the descriptor, and no link on the
+    /// way is followed. Entries may have been replaced since they were listed.
     pub beneath: Option<(BorrowedFd<'a>, &'a Path)>,
-    /// How many names are read; all without it.
+    /// Limits the names read; unlimited if `None`.
     pub names: Option<&'a NameLimit<'a>>,
-    /// Whether to end the walk early: asked before each name and each file, from several threads.
+    /// Whether to end the walk early; called before each name and each file, from several threads.
     pub stop: Option<&'a (dyn Fn() -> bool + Sync)>,
 }
 
@@ -96,13 +97,13 @@ impl Default for WalkOptions<'_> {
     }
 }
 
-/// Files named in one batch of work: enough to make taking it cheap, few enough to share a flat directory out.
+/// Number of files in one batch of work: enough to make taking it cheap, few enough to share a flat directory.
 const BATCH: usize = 128;
 
-/// Visits every regular file at and below `roots`, with the file opened or the error that kept it from being so.
+/// Visits every regular file at and below `roots`, with the opened file or the error that prevented it.
 ///
-/// `visit` is called from several threads at once, in no particular order. A panic of it ends one thread and
-/// is passed on when the others have done the rest.
+/// `visit` is called from several threads at once, in no particular order. A panic in it ends one thread and is
+/// propagated once the others have done the rest.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -148,10 +149,10 @@ struct Directory {
     fd: OwnedFd,
     path: PathBuf,
     dev: u64,
-    /// Device of the named path this directory was reached from.
+    /// Device of the named path from which this directory was reached.
     root_dev: u64,
-    /// Asked once for each device on the way down, since the call sums up the counters of all CPUs on some file
-    /// systems.
+    /// Queried once per device on the way down, since on some file systems the call sums up the counters of all
+    /// CPUs.
     file_system: Option<FileSystem>,
 }
 
@@ -198,8 +199,8 @@ impl Walker<'_> {
         }
     }
 
-    /// A path the caller named: a link is followed, unless the path is beneath a directory that is open, and what is
-    /// neither file nor directory is an error.
+    /// Enters a path that the caller named. A link is followed, unless the path is beneath an open directory. An
+    /// object other than a file or a directory is an error.
     fn enter_root(&self, path: &Path) -> Result<()> {
         let beneath = self.options.beneath.and_then(|(fd, start)| Some((fd, path.strip_prefix(start).ok()?)));
         let handle = match beneath {
@@ -227,7 +228,7 @@ impl Walker<'_> {
         ignore_poison(self.seen.lock()).insert(inode)
     }
 
-    /// Lists a directory into jobs.
+    /// Turns the entries of a directory into jobs.
     fn enter(&self, fd: OwnedFd, path: PathBuf, parent: Option<&Directory>) -> Result<()> {
         let asking = asking_from(fd.as_fd(), &path)?;
         let inode = Inode::of(&rustix::fs::fstat(&fd).map_err(|e| Error::call("fstat", &path, e))?);
@@ -303,7 +304,7 @@ impl Walker<'_> {
         self.options.filter.is_none_or(|filter| filter(&parent.join(name), is_directory))
     }
 
-    /// The type of an entry on a file system whose listings do not show it.
+    /// Returns the type of an entry on a file system whose listings do not show it.
     fn kind_of(&self, parent: &Directory, name: &CStr) -> FileType {
         let flags = if self.options.follow_links { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let Ok(_asking) = asking_device(parent.dev, &parent.path) else { return FileType::Unknown };
@@ -314,10 +315,10 @@ impl Walker<'_> {
     fn visit_file(&self, parent: &Directory, name: &CStr, descriptors: Option<&OwnDescriptors>) {
         let visited = Handle::below(parent.fd.as_fd(), name, parent.join(name)).and_then(|handle| {
             let stat = handle.stat();
-            // It may have become something else since it was listed.
+            // It may have been replaced since it was listed.
             let regular = handle.kind() == FileType::RegularFile;
             if regular && (stat.st_nlink < 2 || self.first_sight(handle.inode())) {
-                // Not of files of another device: below an overlay's directory they may be of a layer.
+                // Not for files of another device: below an overlay's directory they may belong to a layer.
                 let file_system = parent.file_system.filter(|_| stat.st_dev == parent.dev);
                 (self.visit)(Ok(handle.open_by(Expected::Any, descriptors)?.on(file_system)));
             }
@@ -326,7 +327,7 @@ impl Walker<'_> {
         self.report_unless_gone(visited);
     }
 
-    /// A link found below, when links are to be followed.
+    /// Follows a link found below, if links are to be followed.
     fn follow(&self, parent: &Directory, name: &CStr) {
         let path = parent.join(name);
         let followed =
@@ -353,7 +354,8 @@ impl Walker<'_> {
     }
 }
 
-/// Why nothing was found where a link may lead. A dangling link was there to be followed: unlike a vanished file, worth a word.
+/// Explains a missing target of a link. A dangling link existed and had to be followed: unlike a vanished file, it
+/// is reported.
 fn dangling(path: &Path, error: Error) -> Error {
     let is_link = |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|there| there.is_symlink());
     if error.is_gone() && is_link(path) {

@@ -1,43 +1,43 @@
-//! Sharing out work that makes more work among threads.
+//! Shares work that creates more work among threads.
 //!
 //! Invariants, checked in every order of threads by `model.rs`:
-//! 1. Every job is run exactly once, the last one added first, unless no worker is left to run it.
-//! 2. Workers return only when no job is left and none is being run that could add more. All return.
+//! 1. Every job runs exactly once, the last one added first, unless no worker is left to run it.
+//! 2. Workers return only when no job is left and none is running that could add more. All return.
 //! 3. No lock is held while a job runs, so that it may add jobs.
-//! 4. A job that panics ends its worker only: the others run what is left and return.
+//! 4. A job that panics ends only its worker: the others run the remaining jobs and return.
 //!
 //! A job that never returns keeps all workers.
 
-// Not of `crate`: the model has a `sync` of its own beside its copy of this file.
+// Not of `crate`: the model has its own `sync` beside its copy of this file.
 use super::sync::{Condvar, Mutex, MutexGuard};
 use crate::mutex::ignore_poison;
 
-/// Jobs to be run by several threads, each of which calls [`work`](Self::work).
+/// Jobs for several threads, each of which calls [`work`](Self::work).
 pub(crate) struct WorkQueue<J> {
     state: Mutex<QueueState<J>>,
-    /// There are more jobs, or there will be none.
+    /// Signals that there are more jobs, or that there will be none.
     changed: Condvar,
 }
 
 struct QueueState<J> {
     jobs: Vec<J>,
-    /// Jobs that are being run.
+    /// The number of running jobs.
     running: usize,
 }
 
 impl<J> WorkQueue<J> {
-    /// A queue of these jobs; the last one is run first.
+    /// Creates a queue of these jobs; the last one runs first.
     pub(crate) fn new(jobs: Vec<J>) -> Self {
         Self { state: Mutex::new(QueueState { jobs, running: 0 }), changed: Condvar::new() }
     }
 
-    /// Adds jobs; the last one is run next. Called by a job that runs, or before the workers start.
+    /// Adds jobs; the last one runs next. Called by a running job, or before the workers start.
     pub(crate) fn push(&self, jobs: Vec<J>) {
         self.lock().jobs.extend(jobs);
         self.changed.notify_all();
     }
 
-    /// Runs jobs until none is left and none is being run that could add more.
+    /// Runs jobs until none is left and none is running that could add more.
     pub(crate) fn work(&self, mut run: impl FnMut(J)) {
         let mut state = self.lock();
         loop {
@@ -61,7 +61,7 @@ impl<J> WorkQueue<J> {
     }
 }
 
-/// A job that is being run, until it returns or panics.
+/// A running job, until it returns or panics.
 struct Running<'a, J>(&'a WorkQueue<J>);
 
 impl<J> Drop for Running<'_, J> {

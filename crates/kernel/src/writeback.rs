@@ -1,12 +1,11 @@
-//! Writeback: asking the kernel to write dirty pages of a file, and waiting until they are clean.
+//! Writeback: requests the kernel to write dirty pages of a file, and waits until they are clean.
 //!
 //! Pages become *clean* here, not *durable*: no metadata is written and no device cache flushed
-//! (`sync_file_range(2)`). That is all a release needs.
+//! (`sync_file_range(2)`). A release needs no more.
 //!
-//! Waiting is done in one of three ways ([`Flush`]). A failed write is kept by the kernel as the file's error until it
-//! has been seen (`lib/errseq.c`), and each call that waits *sees* it: a program that opens the file afterwards, to
-//! fsync it, then gets no error. On files of others the wait is therefore done by watching counts, which
-//! sees nothing.
+//! There are three ways to wait ([`Flush`]). The kernel keeps a failed write as the file's error until it has been
+//! seen (`lib/errseq.c`), and each call that waits *sees* it: a program that opens the file afterwards to fsync it
+//! then gets no error. On foreign files the wait therefore watches counts, which sees nothing.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -18,35 +17,35 @@ use crate::{Advice, Error, InspectedFile, Result, advise};
 /// How to wait for dirty pages of a range to become clean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Flush {
-    /// Start writeback and watch cachestat(2) until nothing is dirty or under writeback. Leaves a write error for its
-    /// owner to see: the choice for files of others. Where there is nothing to watch (cachestat missing, or overlayfs)
-    /// writeback is started and not waited for.
+    /// Start writeback and watch cachestat(2) until nothing is dirty or under writeback. Leaves a write error for
+    /// the file's owner to see, so this is the choice for foreign files. If there is nothing to watch (no
+    /// cachestat, or overlayfs), writeback is started but not waited for.
     #[default]
     Watch,
-    /// `sync_file_range(2)` with `WAIT_BEFORE | WRITE | WAIT_AFTER`: for files of one's own.
+    /// `sync_file_range(2)` with `WAIT_BEFORE | WRITE | WAIT_AFTER`: for the caller's own files.
     SyncFileRange,
-    /// fdatasync(2): durable too, and of the whole file: for files of one's own.
+    /// fdatasync(2): durable too, and for the whole file; for the caller's own files.
     Fdatasync,
-    /// Write nothing and wait for nothing: what is dirty stays as it is. For a block device with a mounted file system, which has it
-    /// written in an order of its own.
+    /// Write nothing and wait for nothing: dirty pages stay as they are. For a block device with a mounted file
+    /// system, which determines its own write order.
     Never,
 }
 
 /// Starts writeback of the dirty pages of the range and returns without waiting for it. The call itself can take
-/// milliseconds, while requests are queued. An end of `u64::MAX` means the end of the file.
+/// milliseconds while requests are queued. An end of `u64::MAX` means the end of the file.
 pub fn start_writeback(file: &InspectedFile, range: Range<u64>) -> Result<()> {
     let Some(len) = call_length(&range) else {
         return Ok(());
     };
     if is_overlay(file)? {
-        // `sync_file_range` succeeds there and does nothing; this starts writeback, and drops what is clean.
+        // `sync_file_range` succeeds there without effect. This starts writeback, and drops clean pages.
         return Ok(advise(file, Advice::DontNeed, range, file.path())?);
     }
     sync_file_range(file, range.start, len, false).map_err(|e| Error::call("sync_file_range", file.path(), e))
 }
 
-/// Makes the pages of the range clean, waiting at most `patience` (only [`Flush::Watch`] can stop early; the other two
-/// take as long as the disk does). Returns whether they are known to be.
+/// Makes the pages of the range clean, waiting at most `patience` (only [`Flush::Watch`] can stop early; the other
+/// two take as long as the disk does). Returns whether they are known to be clean.
 ///
 /// ```
 /// use pagekeeper_kernel::{Flush, InspectedFile, Links, flush};
@@ -61,7 +60,7 @@ pub fn flush(file: &InspectedFile, range: Range<u64>, how: Flush, patience: Dura
     flush_until(file, range, how, Deadline::after(patience))
 }
 
-/// [`flush`] with a deadline that several calls share.
+/// Flushes as [`flush`] does, with a deadline that several calls share.
 pub(crate) fn flush_until(
     file: &InspectedFile,
     range: Range<u64>,
@@ -104,7 +103,7 @@ fn watch(file: &InspectedFile, range: &Range<u64>, deadline: Deadline) -> Result
             return Ok(false);
         }
         if now.dirty.unwrap_or(0) > 0 {
-            // Again each time round: pages that were under writeback when they were changed are passed over by it.
+            // Repeated in each round: writeback skips pages that were changed while under writeback.
             start_writeback(file, range.clone())?;
         }
         deadline.sleep(pause);
@@ -112,7 +111,7 @@ fn watch(file: &InspectedFile, range: &Range<u64>, deadline: Deadline) -> Result
     }
 }
 
-/// The moment at which waiting ends; none for a patience beyond what a clock can show.
+/// The time at which waiting ends; `None` if the patience exceeds the clock's range.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline(Option<Instant>);
 
@@ -125,14 +124,15 @@ impl Deadline {
         self.0.is_some_and(|end| Instant::now() >= end)
     }
 
-    /// Sleeps for `pause`, or for what is left if that is less.
+    /// Sleeps for `pause`, or for the remaining time if that is less.
     pub(crate) fn sleep(self, pause: Duration) {
         let left = self.0.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
         std::thread::sleep(pause.min(left));
     }
 }
 
-/// The length argument of the system calls: 0 for "to the end"; `None` for an empty range, where 0 would be wrong.
+/// Returns the length argument of the system calls: 0 for "to the end"; `None` for an empty range, where 0 would
+/// be wrong.
 fn call_length(range: &Range<u64>) -> Option<u64> {
     match range.end.checked_sub(range.start) {
         None | Some(0) => None,
@@ -146,14 +146,14 @@ mod tests {
     use super::*;
     use crate::testing::{counts_unwritten, file_of, may_be_unwritten};
 
-    /// What others have dirtied on the same disk may be written first.
+    /// Other dirty data on the same disk may be written first.
     const PATIENCE: Duration = Duration::from_secs(300);
 
     #[test]
     fn each_way_leaves_clean_pages() {
         for how in [Flush::Watch, Flush::SyncFileRange, Flush::Fdatasync] {
             let (_dir, file) = file_of(0);
-            // Once at least nobody else has synced the file system in between.
+            // At least once nobody else has synced the file system in between.
             let is_dirty = |_| {
                 std::fs::write(file.path(), vec![1; 4 << 20]).unwrap();
                 may_be_unwritten(&file, 0..u64::MAX)
@@ -198,7 +198,8 @@ mod tests {
             assert_eq!(residency(&file, 0..2 << 20).unwrap().unwritten(), 0);
             may_be_unwritten(&file, 4 << 20..u64::MAX)
         };
-        // Somebody else may have synced the file system, or the kernel found too much dirty: not each time.
+        // Somebody else may have synced the file system, or the kernel may have seen too many dirty pages: not
+        // each time.
         assert!((0..50).any(is_rest_left));
     }
 }

@@ -1,4 +1,4 @@
-//! Acts: what [`crate::step()`] wants done. The caller does them; none can lose a byte.
+//! Acts: the actions that [`crate::step()`] asks for. The caller performs them; none of them can lose a byte.
 
 use std::fmt;
 use std::ops::Range;
@@ -25,11 +25,11 @@ pub enum Act {
         /// Bytes. Starts at a multiple of [`crate::WINDOW`]; ends at one, or at the size of the file.
         range: Range<u64>,
     },
-    /// Warn the operator, once for each file and warning.
+    /// Warn the operator, once per file and warning.
     Warn {
         /// The file.
         file: FileId,
-        /// What about.
+        /// The warning.
         warning: Warning,
     },
 }
@@ -37,12 +37,12 @@ pub enum Act {
 /// Something an operator should know about a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Warning {
-    /// The writer overwrites parts of pages in a recycled log: it is kept, since each released page would be
+    /// The writer overwrites parts of pages in a recycled log. The log is kept, since each released page would be
     /// read again.
     RecycledSubPages,
     /// The file is meant for direct I/O but has resident pages.
     DirectButResident,
-    /// Released bytes were read back by somebody whose place in the log is not known: it is kept for a while.
+    /// A reader with an unknown position read released bytes back. The log is kept for a while.
     ReadBack,
 }
 

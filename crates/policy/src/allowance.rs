@@ -1,20 +1,21 @@
-//! What may go: which windows of a file a rule lets go, and which are to become clean, by where the writer and the
-//! followers of its log are.
+//! Decides which windows of a file may be released and which are to be cleaned, from the positions of the writer
+//! and the followers of its log.
 //!
-//! The one definition under both halves of the rules. [`crate::step()`], which observes, asks it about each window that
-//! has pages, and infers the writer's place where none is shown. Writers that know their own place ask it about what they
-//! wrote ([`crate::exact`]), and need not know what is resident.
+//! Both halves of the rules share this definition. [`crate::step()`] observes: it asks about each window that has
+//! pages, and infers the writer's position if none is visible. A writer that knows its own position asks about the
+//! bytes it wrote ([`crate::exact`]) and does not need to know what is resident.
 //!
 //! Invariants:
-//! 1. The window that holds a writer's known place stays, and so does all from `slack` before it on (but for a file in
-//!    direct I/O, which has no page that the writer would come back to).
-//! 2. Nothing at or above the lowest near follower's place in the log goes. [`crate::step()`] makes one exception: files that were
-//!    recycled, and that the writer has yet to come to.
-//! 3. A far follower holds nothing, but for [`READ_AHEAD`] bytes ahead of it while it moves, and the file that it reads where its
-//!    place in that is not known.
-//! 4. Under [`Rule::ReleaseBeforeCheckpoint`] nothing goes that crash recovery would read, and nothing at all until that is known.
-//! 5. The last window of a file, if short, stays while a writer is known to be at or beyond it, even if the size was
-//!    read before the place and lies below it.
+//! 1. The window at a writer's known position stays, and so does everything from `slack` bytes before it. Files in
+//!    direct I/O are exempt: the writer never comes back to one of their pages.
+//! 2. Nothing at or above the position of the lowest near follower is released. [`crate::step()`] makes one
+//!    exception: recycled files that the writer has not reached yet.
+//! 3. A far follower holds only the next [`READ_AHEAD`] bytes, while it moves. If its offset in the file is
+//!    unknown, it holds that whole file.
+//! 4. [`Rule::ReleaseBeforeCheckpoint`] keeps everything that crash recovery would read. It keeps the whole log
+//!    until the checkpoint is known.
+//! 5. The last window of a file, if short, stays while a writer is known to be at or beyond it. This also holds if
+//!    the size was read before the position and lies below it.
 
 use core::ops::Range;
 
@@ -26,7 +27,8 @@ pub const fn align_down(offset: u64) -> u64 {
     offset - offset % WINDOW
 }
 
-/// Up to which byte a log goes, for the sake of its writer alone: it has written up to `end`, and `slack` bytes before that stay.
+/// Returns the byte up to which a log may be released for its writer's sake: `slack` bytes before `end`, the end
+/// of the written data, stay.
 ///
 /// ```
 /// use pagekeeper_policy::{WINDOW, allowance::behind_writer};
@@ -38,13 +40,14 @@ pub const fn behind_writer(end: u64, slack: u64) -> u64 {
     align_down(end.saturating_sub(slack))
 }
 
-/// Whether a follower in the file `follower` is near the writer in the file `writer`: at most so many files behind.
+/// Whether a follower in the file `follower` is near the writer in the file `writer`: at most `near_files` files
+/// behind.
 pub const fn is_near(writer: u64, follower: u64, near_files: u64) -> bool {
     writer.saturating_sub(follower) <= near_files
 }
 
-/// From which byte on near followers have yet to read the file of that sequence; `u64::MAX` if they have read it all. `places` has
-/// for each the sequence of its file, and its offset there.
+/// Returns the first byte that near followers have yet to read of the file with this sequence, or `u64::MAX` if
+/// they have read it all. `places` yields each follower's file sequence and its offset in that file.
 pub fn needed_from(sequence: u64, places: impl Iterator<Item = (u64, u64)>) -> u64 {
     match places.min() {
         Some((lowest, offset)) if lowest == sequence => align_down(offset),
@@ -56,22 +59,22 @@ pub fn needed_from(sequence: u64, places: impl Iterator<Item = (u64, u64)>) -> u
 /// One reader that tails a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Follower {
-    /// The sequence of the file that it reads.
+    /// The sequence of the file that the follower reads.
     pub sequence: u64,
-    /// The byte of it that it reads next; `None` if that is not known.
+    /// The offset that it reads next; `None` if unknown.
     pub offset: Option<u64>,
-    /// Whether it has moved since the last time, or may have.
+    /// Whether it has moved, or may have moved, since the last step.
     pub moved: bool,
-    /// It is near up to so many files behind the writer, if these are more than its rule's.
+    /// It is near up to this many files behind the writer. The larger of this and the rule's limit applies.
     pub near_files: u64,
 }
 
 /// The readers that tail one log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Followers<'a> {
-    /// The sequence of the writer's file; without a writer, of the newest.
+    /// The sequence of the writer's file, or of the newest file if there is no writer.
     pub writer: u64,
-    /// In any order.
+    /// The followers, in any order.
     pub all: &'a [Follower],
 }
 
@@ -85,7 +88,7 @@ impl Followers<'_> {
         is_near(self.writer, follower.sequence, near_files.max(follower.near_files))
     }
 
-    /// Whether a far follower is, or may be, about to read some of the window.
+    /// Whether a far follower is, or may be, about to read part of the window.
     fn is_read_next(self, sequence: u64, near_files: u64, window: &Range<u64>) -> bool {
         let is_about_to = |follower: &Follower| match follower.offset {
             Some(offset) => {
@@ -99,41 +102,41 @@ impl Followers<'_> {
     }
 }
 
-/// Where the writer of a file is.
+/// The position of a file's writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writer<'a> {
-    /// In another file, or nowhere.
+    /// In another file, or there is no writer.
     Elsewhere,
-    /// In this file: the next byte is written at this offset.
+    /// In this file, about to write at this offset.
     At(u64),
-    /// In this file: it is taken to be in one of these ranges.
+    /// In this file, presumably in one of these ranges.
     Within(&'a [Range<u64>]),
-    /// In this file, nobody knows where.
+    /// In this file at an unknown position.
     Somewhere,
 }
 
-/// What may become of a window.
+/// What may be done with a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Leave it alone.
     Stay,
-    /// Its pages stay, but dirty ones are not to pile up.
+    /// Keep its pages, but write the dirty ones back.
     Flush,
-    /// Its pages are of no more use.
+    /// Its pages are no longer needed.
     Release,
 }
 
-/// What stays of a file for its writer's sake.
+/// The part of a file that stays for its writer's sake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reserve<'a> {
     Nothing,
     Everything,
-    /// All from `from` on. The writer has left what lies below `tail`.
+    /// Everything from `from` on. The writer has left everything below `tail`.
     From {
         from: u64,
         tail: u64,
     },
-    /// Just the window that starts here.
+    /// Only the window that starts here.
     Window(u64),
     Ranges(&'a [Range<u64>]),
 }
@@ -143,7 +146,7 @@ impl<'a> Reserve<'a> {
         match writer {
             Writer::Elsewhere => Self::Nothing,
             Writer::At(offset) => {
-                // A size read before the place may lie below it: the last, short window is the writer's.
+                // A size read before the position may lie below it: the last, short window is the writer's.
                 let end = offset.min(size);
                 Self::From { from: behind_writer(end, slack), tail: align_down(end) }
             }
@@ -153,7 +156,7 @@ impl<'a> Reserve<'a> {
     }
 }
 
-/// What may go of one file, by its rule and the places of its log's writer and followers.
+/// The part of one file that may be released, by its rule and the positions of its log's writer and followers.
 ///
 /// ```
 /// use pagekeeper_policy::allowance::{Allowance, Verdict, Writer};
@@ -168,19 +171,19 @@ impl<'a> Reserve<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allowance<'a> {
     reserve: Reserve<'a>,
-    /// Near followers have yet to read from here on.
+    /// Near followers have yet to read everything from here on.
     needed_from: u64,
     followers: Followers<'a>,
     sequence: u64,
     near_files: u64,
-    /// What crash recovery would read.
+    /// The part that crash recovery would read.
     recovery: Needed,
-    /// Bytes that may stay, for a budget.
+    /// The budget: bytes that may stay.
     budget: Option<u64>,
 }
 
 impl<'a> Allowance<'a> {
-    /// For a file of `size` bytes (`u64::MAX` where that is not known), of whose log nobody reads.
+    /// Creates the allowance of a file of `size` bytes (`u64::MAX` if unknown), without followers.
     pub fn new(rule: Rule, writer: Writer<'a>, size: u64) -> Self {
         let (reserve, near_files, budget) = match rule {
             Rule::Keep => (Reserve::Everything, 0, None),
@@ -215,7 +218,7 @@ impl<'a> Allowance<'a> {
         Self { reserve, needed_from: u64::MAX, followers, sequence: 0, near_files, recovery, budget }
     }
 
-    /// The same where it is known what crash recovery would read of the file. Only [`Rule::ReleaseBeforeCheckpoint`] goes by it.
+    /// Adds the part of the file that crash recovery would read. Only [`Rule::ReleaseBeforeCheckpoint`] uses it.
     #[must_use]
     pub fn recovered(self, rule: Rule, recovery: Needed) -> Self {
         match rule {
@@ -229,8 +232,8 @@ impl<'a> Allowance<'a> {
         }
     }
 
-    /// The same for the file of that sequence in a log that is followed. Only [`Rule::ReleaseBehindFollowers`] and
-    /// [`Rule::ReleaseBeforeCheckpoint`] go by it.
+    /// Adds the followers of the log, for its file with this sequence. Only [`Rule::ReleaseBehindFollowers`] and
+    /// [`Rule::ReleaseBeforeCheckpoint`] use them.
     #[must_use]
     pub fn followed(self, rule: Rule, sequence: u64, followers: Followers<'a>) -> Self {
         match rule {
@@ -247,14 +250,15 @@ impl<'a> Allowance<'a> {
         }
     }
 
-    /// The same where near followers have yet to read all from this byte on ([`needed_from`]).
+    /// Sets the first byte that near followers have yet to read ([`needed_from`]).
     #[must_use]
     pub const fn needed_by_followers(self, byte: u64) -> Self {
         Self { needed_from: byte, ..self }
     }
 
-    /// Up to which byte all may go, but for what a far follower is about to read. 0 where nothing is known to be behind
-    /// the writer, and under a budget, which counts what is resident: who knows places alone gives it as slack.
+    /// Returns the byte up to which everything may be released, except for the range a far follower is about to
+    /// read. Returns 0 if nothing is known to be behind the writer. Also returns 0 under a budget, which counts
+    /// resident bytes; a caller that knows only positions expresses a budget as slack.
     pub fn limit(&self) -> u64 {
         let recovered_from = match self.recovery.start() {
             u64::MAX => u64::MAX,
@@ -263,7 +267,8 @@ impl<'a> Allowance<'a> {
         if self.budget.is_some() { 0 } else { self.clean_limit().min(self.needed_from).min(recovered_from) }
     }
 
-    /// Up to which byte all is to be clean, whether it goes or a follower has yet to read it.
+    /// Returns the byte up to which everything is to be clean, whether it is released or a follower has yet to
+    /// read it.
     pub fn clean_limit(&self) -> u64 {
         match self.reserve {
             Reserve::Nothing => u64::MAX,
@@ -274,7 +279,7 @@ impl<'a> Allowance<'a> {
         }
     }
 
-    /// Up to which byte the writer has certainly left the file: writing that to the disk is not in vain.
+    /// Returns the byte up to which the writer has certainly left the file. Writeback below it is not wasted.
     pub fn left_by_writer(&self) -> u64 {
         match self.reserve {
             Reserve::From { tail, .. } => tail,
@@ -295,8 +300,8 @@ impl<'a> Allowance<'a> {
         }
     }
 
-    /// What may become of a window: aligned, or up to the end of the file. `newer` is, for a budget, what the log has
-    /// resident in this window and all newer ones, in bytes.
+    /// Decides what may be done with a window, which is aligned or ends at the end of the file. `newer` matters
+    /// under a budget only: the log's resident bytes in this window and all newer ones.
     pub fn verdict(&self, window: &Range<u64>, newer: u64) -> Verdict {
         let needed = window.end > self.needed_from || self.recovery.overlaps(window);
         if self.is_writers(window) {
@@ -351,19 +356,19 @@ mod tests {
             let window = at * W..(at + 1) * W;
             let expected = match at {
                 0..5 => Verdict::Release,
-                // What the follower waits for is written out, the slack of the writer's included.
+                // The range that the follower waits for is written out, including the writer's slack.
                 _ => Verdict::Flush,
             };
             assert_eq!(near.verdict(&window, 0), expected, "{at}");
         }
-        // Far, and moving: what it reads next stays.
+        // Far, and moving: the range it reads next stays.
         let left = Allowance::new(rule, Writer::Elsewhere, 20 * W);
         let far = left.followed(rule, 7, Followers { writer: 9, all: &all });
         assert_eq!((far.limit(), far.clean_limit()), (u64::MAX, u64::MAX));
         assert_eq!(far.verdict(&(4 * W..5 * W), 0), Verdict::Release);
         assert_eq!(far.verdict(&(5 * W..6 * W), 0), Verdict::Flush);
         assert_eq!(far.verdict(&(10 * W..11 * W), 0), Verdict::Release);
-        // Far, and nobody knows where in the file: all of that stays.
+        // Far, at an unknown offset: the whole file stays.
         let somewhere = [Follower { offset: None, moved: false, ..all[0] }];
         let far = left.followed(rule, 7, Followers { writer: 9, all: &somewhere });
         assert!((0..10).all(|at| far.verdict(&(at * W..(at + 1) * W), 0) == Verdict::Flush));

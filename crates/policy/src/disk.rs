@@ -1,12 +1,12 @@
-//! What a disk and the file system on it do, as `pagekeeper probe` measured it: plain data that the guard, the bulk
-//! writer and the page store can be given instead of finding it out again.
+//! Measurements of a disk and its file system by `pagekeeper probe`: plain data for the guard, the bulk writer and
+//! the page store, which then need not measure again.
 //!
-//! Invariants: what could not be measured is `None`. Rates are of the machine and the hour of the measurement; ratios
-//! are of two things measured in turn and hold longer.
+//! A measurement that could not be made is `None`. Rates hold for the machine and time of the measurement. Ratios
+//! compare two alternating measurements and stay valid for longer.
 
 use serde::{Deserialize, Serialize};
 
-/// What one file system does on one device.
+/// The behaviour of one file system on one device.
 ///
 /// ```
 /// use pagekeeper_policy::{DepthProfile, DiskProfile};
@@ -22,52 +22,53 @@ use serde::{Deserialize, Serialize};
 pub struct DiskProfile {
     /// The version of this format: [`DiskProfile::VERSION`].
     pub version: u32,
-    /// When it was measured, in seconds of the epoch.
+    /// Time of the measurement, in seconds since the epoch.
     pub measured_at: u64,
-    /// The kernel that it was measured on, as uname(2) has it.
+    /// The kernel release, as in uname(2).
     pub kernel: String,
-    /// The kind of file system, as `/proc/self/mountinfo` has it: `ext4`.
+    /// The file system type, as in `/proc/self/mountinfo`: `ext4`.
     pub file_system: String,
-    /// The device of the file system, "MAJOR:MINOR" of `st_dev`.
+    /// The device of the file system, `st_dev` as "MAJOR:MINOR".
     pub device: String,
-    /// The file system's own number: `f_fsid` of statfs(2), 16 hexadecimal digits. Of ext4 and btrfs it is made of their
-    /// UUID and stays when they are mounted elsewhere; of XFS it is the device's number.
+    /// The file system's ID: `f_fsid` of statfs(2), 16 hexadecimal digits. ext4 and btrfs derive it from their
+    /// UUID, so it survives a mount elsewhere; XFS uses the device number.
     pub file_system_id: String,
-    /// Bytes of the file that was measured on: what a device caches of so much may be fast.
+    /// Size of the measured file in bytes. A device cache of this size may make the results too fast.
     #[serde(default)]
     pub file_bytes: u64,
-    /// Bytes that the kernel reads ahead; `None` if unknown.
+    /// The kernel's read-ahead in bytes; `None` if unknown.
     pub read_ahead_bytes: Option<u64>,
-    /// Bytes that one cold read of 4 KiB at a random place makes resident.
+    /// Bytes that become resident by one cold read of 4 KiB at a random offset.
     #[serde(default)]
     pub small_read_bytes: Option<u64>,
-    /// Direct I/O; `None` where it is refused, or answered from the page cache.
+    /// Direct I/O; `None` if it is refused or served from the page cache.
     pub direct: Option<DirectProfile>,
-    /// What it costs when others use the page cache of a file that is read and written directly.
+    /// The cost of direct I/O while others use the page cache of the same file.
     pub mixed: Option<MixedProfile>,
     /// Uncached writes (`RWF_DONTCACHE`).
     pub uncached: UncachedProfile,
-    /// The largest write that is atomic, in bytes; `None` where none is.
+    /// The largest atomic write in bytes; `None` if no write is atomic.
     pub atomic_write_bytes_max: Option<u64>,
-    /// The largest write that is atomic by the device's own doing, in bytes: larger ones the file system writes to
-    /// another place, at a cost. `None` where none is.
+    /// The largest write that the device itself makes atomic, in bytes; `None` if there is none. The file system
+    /// writes larger ones to another location, at a cost.
     #[serde(default)]
     pub atomic_in_place_bytes_max: Option<u64>,
-    /// Random direct reads of 4 KiB, by how many are in flight, ascending.
+    /// Random direct reads of 4 KiB at ascending queue depths.
     pub reads: Vec<DepthProfile>,
-    /// `fdatasync(2)` after one page was appended, the median in microseconds.
+    /// Median of `fdatasync(2)` after appending one page, in microseconds.
     pub sync_us: Option<f64>,
-    /// The same after one page was written over, where nothing of the file's length or place changes.
+    /// Median of `fdatasync(2)` after overwriting one page, which changes neither the file's size nor its layout,
+    /// in microseconds.
     #[serde(default)]
     pub sync_overwrite_us: Option<f64>,
     /// Releasing clean pages, in microseconds per GiB.
     pub release_us_per_gib: Option<f64>,
-    /// Small writes beside a bulk writer.
+    /// Latency of small writes beside a bulk writer.
     pub bulk: Option<BulkProfile>,
 }
 
 impl Default for DiskProfile {
-    /// Of an unknown disk: nothing measured.
+    /// Returns the profile of an unknown disk: nothing is measured.
     fn default() -> Self {
         Self {
             version: Self::VERSION,
@@ -93,7 +94,7 @@ impl Default for DiskProfile {
     }
 }
 
-/// What direct I/O has to keep to, in bytes.
+/// The constraints of direct I/O, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DirectProfile {
@@ -103,16 +104,18 @@ pub struct DirectProfile {
     pub offset_alignment: u32,
 }
 
-/// Rates of random direct I/O of 4 KiB while something else uses the file's page cache, as a share of the rate without:
-/// 1 is no cost, 0.5 is half the rate. The worse of one thread and eight. Beside a buffered reader or writer, "without" is
-/// beside the same on another file: what they take of processors and disk is not counted. It was no better than this in three
-/// quarters of the rounds, and never is above 1: so what is below is no chance.
+/// Rates of random direct I/O of 4 KiB while another user has the file in the page cache, as a fraction of the
+/// undisturbed rate: 1 is no cost, 0.5 is half the rate.
+///
+/// Each value is the worse of one thread and eight. Beside a buffered reader or writer, the undisturbed rate is
+/// measured beside the same load on another file, so its use of processors and disk does not count. Three quarters
+/// of the rounds gave at most this value, so a value below 1 is not noise. Values are capped at 1.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixedProfile {
-    /// Reads, while a few pages are resident that nobody uses.
+    /// Reads, while a few unused pages of the file are resident.
     pub leftover_read: Option<f64>,
-    /// Writes, while a few pages are resident that nobody uses.
+    /// Writes, while a few unused pages of the file are resident.
     pub leftover_write: Option<f64>,
     /// Reads, beside a buffered reader.
     pub buffered_reader_read: Option<f64>,
@@ -122,31 +125,31 @@ pub struct MixedProfile {
     pub buffered_writer_write: Option<f64>,
 }
 
-/// Whether uncached writes are taken, and leave nothing resident.
+/// Whether uncached writes are accepted and leave nothing resident.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UncachedProfile {
-    /// Appending.
+    /// When appending.
     pub append: bool,
-    /// Overwriting what is there.
+    /// When overwriting existing data.
     pub overwrite: bool,
 }
 
-/// Reads with so many in flight.
+/// Reads at one queue depth.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DepthProfile {
-    /// How many.
+    /// The number of reads in flight.
     pub depth: u32,
-    /// How many were served in a second.
+    /// Reads completed per second.
     pub per_second: f64,
-    /// The median of what one took, in microseconds.
+    /// Median latency in microseconds.
     pub p50_us: f64,
-    /// What 99 of 100 did not exceed, in microseconds.
+    /// The 99th percentile of the latency, in microseconds.
     pub p99_us: f64,
 }
 
-/// How long small unsynced writes take while bulk output is written to the same device: p99.9 in microseconds, or p99 where
+/// Latency of small unsynced writes while bulk output goes to the same device: p99.9 in microseconds, or p99 if
 /// fewer than 1000 were measured (`pagekeeper probe --quick`).
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -159,40 +162,40 @@ pub struct BulkProfile {
     pub paced_us: f64,
     /// Beside direct output; `None` without direct I/O.
     pub direct_us: Option<f64>,
-    /// Beside output whose pages the kernel drops by itself, and that waits for its writeback; `None` where there are no
-    /// uncached writes.
+    /// Beside uncached output that waits for its writeback; `None` without uncached writes.
     #[serde(default)]
     pub uncached_us: Option<f64>,
-    /// What the device took of the bulk output, in bytes per second: of the fastest that waits for the device.
+    /// Bulk output in bytes per second, of the fastest method that waits for the device.
     pub bytes_per_second: f64,
-    /// The same of the output that waits for its own writeback.
+    /// Bytes per second of output that waits for its own writeback.
     #[serde(default)]
     pub paced_bytes_per_second: Option<f64>,
-    /// The same of direct output.
+    /// Bytes per second of direct output.
     #[serde(default)]
     pub direct_bytes_per_second: Option<f64>,
-    /// The same of uncached output.
+    /// Bytes per second of uncached output.
     #[serde(default)]
     pub uncached_bytes_per_second: Option<f64>,
 }
 
 impl DiskProfile {
-    /// The version of the format that this code writes, and the highest that it reads.
+    /// The format version that this code writes, and the highest that it reads.
     pub const VERSION: u32 = 1;
 
-    /// How many random reads the disk serves at once: the least depth that reached nine tenths of the best rate.
+    /// Returns the number of random reads that the disk serves in parallel: the smallest depth that reaches 90 %
+    /// of the best rate.
     pub fn width(&self) -> Option<u32> {
         let best = self.reads.iter().map(|read| read.per_second).fold(0.0, f64::max);
         self.reads.iter().find(|read| read.per_second >= 0.9 * best).map(|read| read.depth)
     }
 
-    /// What one read takes that is alone, in microseconds.
+    /// Returns the median latency of a single read, in microseconds.
     pub fn read_us(&self) -> Option<f64> {
         self.reads.first().map(|read| read.p50_us)
     }
 
-    /// Whether it is wide but slow: a read takes half a millisecond or more, and 8 or more at once are served eight times
-    /// as fast or faster.
+    /// Whether the disk is wide but slow: a single read takes at least 500 µs, and some depth reaches at least
+    /// eight times the rate of depth 1.
     pub fn is_wide_but_slow(&self) -> bool {
         let Some(alone) = self.reads.first() else {
             return false;

@@ -1,36 +1,40 @@
-//! How much of a disk's time a stream leaves to others, by what these ask of the disk.
+//! Decides how much of a disk's time a stream leaves to others, from their requests to the disk.
 //!
-//! Others are there if their requests took more than a little of a window. A stream then leaves them at first as much time as it may, and
-//! takes back a little in each window in which their requests are nearly as quick as they can be; as soon as they are slow it leaves twice
-//! as much (additive increase, multiplicative decrease, of the stream). How quick they can be is a low quantile of what they took. Once
-//! nothing was asked for [`QUIET_NS`], the stream takes all again in a few windows.
+//! Others are present if their requests took a noticeable part of a window. A stream first yields as much time as
+//! it may. It takes a little back in each window in which their requests are nearly as fast as possible. When they
+//! become slow, it doubles the time it yields (additive increase, multiplicative decrease, seen from the stream).
+//! The fastest possible latency is estimated as a low quantile of the latencies seen. After [`QUIET_NS`] without
+//! requests, the stream takes all its time back within a few windows.
 //!
-//! Invariants: a share is never above [`YieldShare::MAX`]; it is none if nobody asked anything since the start. It allocates nothing.
+//! Invariants: a share never exceeds [`YieldShare::MAX`], and it is zero if there has been no request since the
+//! start. Nothing here allocates.
 
-/// Nanoseconds after which what others ask is judged.
+/// Length in nanoseconds of the window after which the requests of others are judged.
 pub const WINDOW_NS: u64 = 50_000_000;
-/// Nanoseconds without requests of others after which a stream begins to take all: a database that commits once in a while is still there.
+/// Nanoseconds without requests of others before a stream takes its time back. A database that commits only now
+/// and then still counts as present.
 pub const QUIET_NS: u64 = 300_000_000;
-/// Others are there if their requests took at least this part of the window together.
+/// Others are present if their requests together took at least one part in this many of the window.
 const PRESENT_PARTS: u64 = 32;
-/// Their requests are slow if they take so many times what they take at best.
+/// Requests are slow if they take more than this many times the best latency.
 const SLOW_TIMES: u64 = 3;
 
-/// The time that a stream leaves to others, as a part of the time for which it uses the disk.
+/// The time that a stream leaves to others, as a fraction of the time for which it uses the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct YieldShare {
     sixteenths: u8,
 }
 
 impl YieldShare {
-    /// Nobody else is there.
+    /// Nothing: nobody else is there.
     pub const NONE: Self = Self { sixteenths: 0 };
-    /// Half as long as the stream uses the disk: beside whoever is not slowed down by it.
+    /// Half as long as the stream uses the disk: the share beside others that are not slowed down.
     pub const MIN_BESIDE: Self = Self { sixteenths: 8 };
-    /// Twice as long: a single writer that waits for each of its syncs gets about three quarters of its speed then.
+    /// Twice as long as the stream uses the disk. A single writer that waits for each of its syncs then runs at
+    /// about three quarters of its speed.
     pub const MAX: Self = Self { sixteenths: 32 };
 
-    /// So many sixteenths, at most [`Self::MAX`].
+    /// Creates a share of this many sixteenths, at most [`Self::MAX`].
     pub const fn of_sixteenths(sixteenths: u64) -> Self {
         if sixteenths >= Self::MAX.sixteenths as u64 {
             return Self::MAX;
@@ -39,7 +43,7 @@ impl YieldShare {
         Self { sixteenths: sixteenths as u8 }
     }
 
-    /// In sixteenths.
+    /// Returns the share in sixteenths.
     pub const fn sixteenths(self) -> u64 {
         self.sixteenths as u64
     }
@@ -49,38 +53,38 @@ impl YieldShare {
         self.sixteenths == 0
     }
 
-    /// Nanoseconds to leave to others after the disk was used for so many.
+    /// Returns the nanoseconds to leave to others after using the disk for `used_ns`.
     pub const fn after(self, used_ns: u64) -> u64 {
         (used_ns / 16).saturating_mul(self.sixteenths())
     }
 }
 
-/// What others asked of a disk in some time.
+/// Requests of others to a disk during some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OthersRequests {
-    /// Nanoseconds since the last look.
+    /// Nanoseconds since the last call.
     pub ns: u64,
-    /// Requests that were made, of those that somebody waits for: reads and syncs.
+    /// Requests issued that somebody waits for: reads and syncs.
     pub begun: u64,
-    /// Requests that ended.
+    /// Requests completed.
     pub done: u64,
-    /// Nanoseconds that these took together.
+    /// Total latency of the completed requests, in nanoseconds.
     pub waited_ns: u64,
 }
 
-/// What is known of others at one disk.
+/// The state of contention with others on one disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DiskContention {
-    /// Nanoseconds that a request of others takes at best; 0: unknown.
+    /// Estimated best latency of a request of others in nanoseconds; 0 if unknown.
     price: u64,
     share: YieldShare,
-    /// Nanoseconds since others were there.
+    /// Nanoseconds since others were last present.
     quiet_ns: u64,
     window: OthersRequests,
 }
 
 impl DiskContention {
-    /// Takes what others asked since the last call, and says how much is to be left to them from now on.
+    /// Takes in the requests since the last call, and returns the share to leave to others from now on.
     ///
     /// ```
     /// use pagekeeper_policy::disk_contention::{DiskContention, OthersRequests, YieldShare};
@@ -100,14 +104,14 @@ impl DiskContention {
         window.begun = window.begun.saturating_add(seen.begun);
         window.done = window.done.saturating_add(seen.done);
         window.waited_ns = window.waited_ns.saturating_add(seen.waited_ns);
-        // Whoever comes is not kept waiting for the end of a window.
+        // A newcomer does not have to wait for the end of a window.
         if window.ns >= WINDOW_NS || (self.share.is_none() && self.is_anybody_there()) {
             self.end_window();
         }
         self.share
     }
 
-    /// How much is left to others.
+    /// Returns the current share of others.
     pub fn share(&self) -> YieldShare {
         self.share
     }
@@ -141,7 +145,8 @@ impl DiskContention {
         self.share = YieldShare::of_sixteenths(next).max(YieldShare::MIN_BESIDE);
     }
 
-    /// Follows a low quantile of what requests took between two looks: some of these are while the stream stands back.
+    /// Follows a low quantile of the latencies between two calls. Some of them are measured while the stream
+    /// yields.
     fn learn(&mut self, took: u64) {
         let took = took.max(1);
         if self.price == 0 {

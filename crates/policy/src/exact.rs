@@ -1,37 +1,43 @@
-//! The exact rule: what is due of a file whose writer knows where it is, and how far its pages are on their way to the disk.
+//! The exact rule: the work due on a file whose writer knows its own position and how far the pages are on their
+//! way to the disk.
 //!
-//! For an engine's own logs. Nothing is inferred, and what is resident is not asked for: what was written is taken to be
-//! there until it was released. What may go is what [`Allowance`] says, as it is for [`crate::step()`].
+//! It serves an engine's own logs. Nothing is inferred, and residency is not queried: written data counts as
+//! resident until it is released. [`Allowance`] says what may be released, as for [`crate::step()`].
 //!
-//! Invariants: what is waited for was started, before or at once; what is released is clean by then; of a writer's file no more stays
-//! dirty than its slack and its own window, whether pages go or a follower needs them; the same again, once it was done, is nothing.
+//! Invariants:
+//! * A range that is waited for was started before, or is started in the same call.
+//! * A range that is released is clean by then.
+//! * At most the slack and the writer's own window stay dirty, whether pages are released or a follower needs
+//!   them.
+//! * Once the work is done, the same call returns nothing.
 
 use core::ops::Range;
 
 use crate::allowance::{Allowance, Verdict};
 
-/// The unit of writeback, in bytes: the smallest page.
+/// The unit of writeback in bytes: the smallest page size.
 const PAGE: u64 = 4096;
 
-/// How far the pages of a file are on their way to the disk, in bytes: `clean <= started <= written`, but for a sync that came first.
+/// How far the pages of a file are on their way to the disk, in bytes: `clean <= started <= written`, unless a
+/// sync came first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watermarks {
-    /// All before this was written by the program.
+    /// The program has written everything before this.
     pub written: u64,
-    /// Writeback of all before this was started.
+    /// Writeback of everything before this was started.
     pub started: u64,
     /// Nothing before this is dirty.
     pub clean: u64,
 }
 
-/// What is due, in this order.
+/// The work that is due, to be done in this order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Due<R = Option<Range<u64>>> {
-    /// Start writeback of these.
+    /// Start writeback of this range.
     pub start: Option<Range<u64>>,
-    /// Wait until these are written.
+    /// Wait until this range is written.
     pub wait: Option<Range<u64>>,
-    /// Then drop the pages of these.
+    /// Then drop the pages of this range.
     pub release: R,
 }
 
@@ -42,8 +48,8 @@ impl Due {
     }
 }
 
-/// What is due of a file. `windows` are those that may have pages, ascending: aligned to [`crate::WINDOW`], or up to the end
-/// of what was written. What is to be released comes joined.
+/// Returns the work due on a file. `windows` are those that may have pages, ascending; each is aligned to
+/// [`crate::WINDOW`] or ends at the end of the written data. Adjacent ranges to release are joined.
 ///
 /// ```
 /// use pagekeeper_policy::allowance::{Allowance, Writer};
@@ -71,8 +77,8 @@ where
     }
 }
 
-/// Those of the windows, which come ascending, that may go, joined where they touch. Under a budget none may
-/// ([`Allowance::limit`]).
+/// Returns the windows that may be released, joined where they touch. `windows` must ascend. Under a budget none
+/// may ([`Allowance::limit`]).
 pub fn releases<'a, W>(allowance: &'a Allowance<'a>, windows: W) -> Releases<'a, W>
 where
     W: Iterator<Item = Range<u64>>,

@@ -10,17 +10,17 @@ use crate::{
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// A window that is all resident and written.
+/// Returns a window that is fully resident and clean.
 pub(crate) fn clean(number: u64) -> Window {
     Window { start: number * WINDOW, end: (number + 1) * WINDOW, resident: WINDOW, unwritten: 0 }
 }
 
-/// A window that is all resident and dirty.
+/// Returns a window that is fully resident and dirty.
 pub(crate) fn dirty(number: u64) -> Window {
     Window { unwritten: WINDOW, ..clean(number) }
 }
 
-/// The file of log 1 with this number, which is also its sequence. No writer has it.
+/// Returns the file of log 1 with this number, which is also its sequence. It has no writer.
 pub(crate) fn file(number: u64, rule: Rule, size: u64, windows: &[Window]) -> FileFacts {
     FileFacts {
         id: FileId(number),
@@ -41,7 +41,7 @@ pub(crate) fn file(number: u64, rule: Rule, size: u64, windows: &[Window]) -> Fi
     }
 }
 
-/// The same file with a writer at this position.
+/// Returns the same file with a writer at this position.
 pub(crate) fn written_at(position: Position, file: FileFacts) -> FileFacts {
     FileFacts { writer: Some(position), ..file }
 }
@@ -291,14 +291,15 @@ fn a_database_keeps_no_more_of_all_its_logs_than_the_total_of_their_budget() {
     };
     assert_eq!(kept(&log_of([of(1, 1, 12)])), 16 * MIB);
     assert_eq!(kept(&log_of([of(1, 1, 12), of(2, 1, 12), of(3, 1, 2)])), 36 * MIB, "all that each may");
-    // Each has a share, and what one does not need is the others': 4, and 12 of each of the others.
+    // Each log has a share, and what one does not need goes to the others: 4 MiB stay of the small log, 12 MiB of
+    // each other one.
     let four = log_of([of(1, 1, 12), of(2, 1, 12), of(3, 1, 12), of(4, 1, 2)]);
     assert_eq!(kept(&four), 40 * MIB);
     let many = log_of((1..=5).map(|log| of(log, 1, 12)));
     assert_eq!(kept(&many), 40 * MIB);
     let others = log_of((1..=5).map(|log| of(log, log, 12)));
     assert_eq!(kept(&others), 80 * MIB, "each is another database's");
-    // Nothing goes again and again.
+    // Nothing is released again and again.
     let mut state = StepState::default();
     step(&mut state, &many);
     step(&mut state, &many);

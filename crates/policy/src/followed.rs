@@ -1,4 +1,4 @@
-//! The followed logs among the facts of one step.
+//! The logs that have followers, among the facts of one step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -7,16 +7,16 @@ use crate::allowance::{Follower, Followers};
 use crate::state::FollowerPosition;
 use crate::{Facts, FileFacts, FollowerId, LogId, Position, Rewrite};
 
-/// Steps for which pages of a file may be those of a follower that has left it: the caller samples such a file a step later, or more
-/// where it has little time.
+/// Steps for which resident pages of a file may still be due to a follower that has left it. The caller samples
+/// such a file one step later, or more if it is short of time.
 const PASSED_STEPS: u8 = 8;
 
-/// The files that followers were in lately, with the steps since then.
+/// The files that followers were in recently, with the number of steps since.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PassedFiles(BTreeMap<(LogId, u64, u64), u8>);
 
 impl PassedFiles {
-    /// Forgets files that followers left [`PASSED_STEPS`] ago.
+    /// Forgets files that followers left [`PASSED_STEPS`] steps ago.
     fn begin_step(&mut self) {
         self.0.retain(|_, steps| {
             *steps += 1;
@@ -24,7 +24,7 @@ impl PassedFiles {
         });
     }
 
-    /// Forgets the files of logs of which nothing was released: their pages are no evidence of a reader.
+    /// Forgets the files of logs without releases: their pages are no evidence of a reader.
     pub(crate) fn retain_logs(&mut self, is_released: impl Fn(LogId) -> bool) {
         self.0.retain(|(log, _, _), _| is_released(*log));
     }
@@ -38,7 +38,7 @@ impl PassedFiles {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct WriterFile {
     sequence: u64,
-    /// When it was written last, as in [`FileFacts::changed`].
+    /// Time of its last write, as in [`FileFacts::changed`].
     changed: i128,
 }
 
@@ -50,13 +50,13 @@ pub(crate) struct FollowedLog {
     /// The largest sequence.
     newest: u64,
     followers: Vec<Follower>,
-    /// The sequences that followers were in lately.
+    /// The sequences that followers were in recently.
     passed: Vec<RangeInclusive<u64>>,
 }
 
 impl FollowedLog {
-    /// All followed logs. `past` has where the followers were in the last step; one not seen before counts as moving,
-    /// since nothing says that it is stuck. `passed` takes in where they were meanwhile.
+    /// Returns all followed logs. `past` has the followers' positions in the last step. A follower that is not in
+    /// it counts as moving, since nothing says that it is stuck. The files they were in are added to `passed`.
     pub(crate) fn survey(
         facts: &Facts,
         past: &BTreeMap<FollowerId, FollowerPosition>,
@@ -75,7 +75,7 @@ impl FollowedLog {
             let near_files = follower.near_files;
             let followed = logs.entry(log).or_default();
             followed.followers.push(Follower { sequence, offset, moved, near_files });
-            // One not seen before may have come from anywhere.
+            // A new follower may have come from anywhere.
             let from = before.map_or(0, |before| before.sequence);
             passed.insert(log, from, sequence);
         }
@@ -100,13 +100,14 @@ impl FollowedLog {
         logs
     }
 
-    /// Whether a follower may have read of the file with this sequence since it was sampled last.
+    /// Whether a follower may have read from the file with this sequence since its last sample.
     pub(crate) fn is_passed(&self, sequence: u64) -> bool {
         self.passed.iter().any(|sequences| sequences.contains(&sequence))
     }
 
-    /// Whether a file was recycled for later: the writer has yet to come to it, so no follower has anything to read there. Such a file
-    /// lies ahead of the writer's and was last written before it. A follower ahead of the writer shows that the writer has moved on since.
+    /// Whether a file was recycled for later use: the writer has not reached it, so followers have nothing to read
+    /// there. Such a file lies ahead of the writer's file and was last written before it. A follower ahead of the
+    /// writer shows that the writer has moved on since.
     pub(crate) fn is_recycled(&self, file: &FileFacts) -> bool {
         self.writer.is_some_and(|writer| {
             file.rewrite == Rewrite::WholePages

@@ -1,100 +1,105 @@
-//! The page cache of one memory cgroup against its limit: when its logs are to be kept tighter, and how much the kernel is to be asked
-//! to reclaim next.
+//! Decides, for one memory cgroup, when to keep its logs tighter and how much to ask the kernel to reclaim next,
+//! from its page cache and its limit.
 //!
-//! Page cache counts against a group's limit, whoever reads it again or not. Nobody outside sees which pages are idle, so they are found
-//! by trying, as Meta's senpai does (*TMO: Transparent Memory Offloading in Datacenters*, ASPLOS 2022; oomd's `Senpai.cpp`): a small
-//! step, then a look at what came back. Pages that come back (refaults) were not idle: that ends it, for a pause that doubles each time,
-//! until nothing has ended it for as long as the longest one: a table that is scanned every ten minutes is not pushed out each time.
-//! As there, a step is a share of what there is, the smaller the more the group's tasks wait for memory. Otherwise than there, refaults
-//! count too, which pressure shows late on a fast disk; waiting for storage does not count, which a database always does; and there is
-//! an end to it: at the share of the limit that was asked for.
+//! Page cache counts against a group's limit, whether it is read again or not. Idle pages are not visible from
+//! outside, so they are found by trial, as in Meta's senpai (*TMO: Transparent Memory Offloading in Datacenters*,
+//! ASPLOS 2022; oomd's `Senpai.cpp`): reclaim a small step, then see how much is read back.
 //!
-//! Invariants: nothing is asked for without a limit, of a group that is not known from a sample before, that lost
-//! or gained a counter since, or whose refaults are not counted; never more than what is over the share and written.
+//! * Refaults (reclaimed pages that are read again) show that the pages were not idle. They stop reclaim for a
+//!   pause that doubles each time. The pause starts over after the longest pause has passed without a stop, so a
+//!   table that is scanned every ten minutes is not pushed out each time.
+//! * As in senpai, a step is a share of the page cache, and shrinks as the group's tasks wait longer for memory.
+//! * Unlike senpai, refaults count too, since on a fast disk pressure shows them late. Waiting for storage does
+//!   not count, since a database always does. Reclaim ends at the requested share of the limit.
+//!
+//! Invariants: nothing is requested of a group without a limit, without an earlier sample, with a counter that
+//! appeared or disappeared since, or whose refaults are not counted. A request never exceeds the clean pages above
+//! the share.
 
 use core::time::Duration;
 
-/// Of the page cache that a group has, so much is asked for at once: one part of so many.
+/// One step requests one part in this many of the group's page cache.
 const STEP_PART: u64 = 100;
-/// A step has at least so many bytes (1 MiB), and no more than this (256 MiB).
+/// Lower and upper limit of a step in bytes (1 MiB, 256 MiB).
 const STEP: (u64, u64) = (1 << 20, 256 << 20);
-/// Refaults of up to one part of so many of the step before end nothing …
+/// Refaults of up to one part in this many of the previous step do not stop reclaim …
 const REFAULT_PART: u64 = 8;
-/// … nor do so many bytes a second (64 KiB).
+/// … nor does this many bytes per second (64 KiB).
 const REFAULTS_FREE: u64 = 64 << 10;
-/// The share of the time that tasks may wait for memory, in millionths (0.1 %).
+/// The share of time for which tasks may wait for memory, in millionths (0.1 %).
 const STALLED_MOST: u128 = 1000;
-/// The first pause after refaults, and the longest. So long without any after a pause make the next one the first again.
+/// The first and the longest pause after refaults. The longest pause without a stop resets the next one to the
+/// first.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
-/// The least that a kernel has as a page: of less than one there is nothing to ask for.
+/// The smallest page size: a smaller request is pointless.
 const PAGE: u64 = 4096;
-/// Logs are kept tighter until the page cache is one part of so many below the share.
+/// Logs are kept tighter until the page cache is one part in this many below the share.
 const RELAX_PART: u64 = 8;
 
-/// What is wanted of a group.
+/// The configuration for a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupRule {
-    /// How much of the limit page cache may take before anything is done, in percent.
+    /// Percentage of the limit that page cache may take before anything is done.
     pub percent: u64,
-    /// Whether the kernel is to be asked for the rest.
+    /// Whether to ask the kernel to reclaim the rest.
     pub reclaim: bool,
 }
 
-/// What was seen of a group at one moment. In bytes.
+/// The state of a group at one moment, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupSample {
-    /// Which group it is: another one at the same path has another number.
+    /// The group's ID: a new group at the same path has another one.
     pub group: u64,
-    /// When, by a clock that never goes back.
+    /// Time of the sample, by a monotonic clock.
     pub at: Duration,
-    /// The least of its limits; `None` if it has none.
+    /// The lowest limit that applies to the group; `None` without one.
     pub limit: Option<u64>,
     /// Its page cache, without tmpfs and shared memory.
     pub file: u64,
-    /// What of it is dirty or under writeback.
+    /// The part of `file` that is dirty or under writeback.
     pub unwritten: u64,
-    /// File pages that were read again after they had been reclaimed, since the group was made; `None` where that is not counted.
+    /// File pages read again after they were reclaimed, since the group's creation; `None` if that is not counted.
     pub refaulted: Option<u64>,
-    /// How long its tasks waited for memory since it was made; `None` where that is not measured.
+    /// How long its tasks have waited for memory since its creation; `None` if that is not measured.
     pub stalled: Option<Duration>,
 }
 
-/// Why no more is asked for.
+/// Why no reclaim is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "std", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
 pub enum GroupReason {
     /// It has no limit.
     NoLimit,
-    /// Its page cache takes no more of the limit than it may.
+    /// The page cache is within its share of the limit.
     Within,
-    /// It was not asked for.
+    /// Reclaim is not configured.
     NotAsked,
-    /// It has just been met: what it does is not known.
+    /// This is the first sample, so there is no trend yet.
     New,
-    /// This kernel does not count what is read again.
+    /// This kernel does not count refaults.
     Blind,
-    /// What had been reclaimed was read again.
+    /// Reclaimed pages were read again.
     Refaults,
     /// Its tasks wait for memory.
     Stalls,
-    /// One of these not long ago.
+    /// Refaults or waits stopped reclaim recently.
     Pause,
-    /// What is over the share is yet to be written.
+    /// The pages above the share have yet to be written.
     Unwritten,
-    /// The kernel found no more that it would reclaim.
+    /// The kernel found nothing more to reclaim.
     Exhausted,
 }
 
-/// What to do.
+/// What to do with a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupStep {
     /// Whether the logs of the group's databases are to be kept [tighter](crate::Rule::tightened).
     pub tight: bool,
-    /// How many bytes of file pages the kernel is to be asked for, or why none.
+    /// How many bytes of file pages to ask the kernel to reclaim, or why none.
     pub reclaim: Result<u64, GroupReason>,
 }
 
-/// What is remembered of a group.
+/// The state kept for a group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupState {
     last: Option<GroupSample>,
@@ -105,7 +110,7 @@ pub struct GroupState {
 }
 
 impl GroupState {
-    /// Decides on a sample.
+    /// Decides on the next step from a sample.
     ///
     /// ```
     /// use core::time::Duration;
@@ -129,7 +134,7 @@ impl GroupState {
     pub fn step(&mut self, rule: GroupRule, sample: GroupSample) -> GroupStep {
         let last = self.last.replace(sample);
         let Some(before) = last.filter(|last| continues(last, &sample)) else {
-            // The same group under another count is as it was.
+            // The same group with other counters keeps its pauses.
             let kept = if last.is_some_and(|last| last.group == sample.group && last.at < sample.at) {
                 Self { pause: self.pause, resume: self.resume, ..Self::default() }
             } else {
@@ -146,12 +151,12 @@ impl GroupState {
         GroupStep { tight, reclaim }
     }
 
-    /// Takes back that a step was asked for: it was not done.
+    /// Records that the last requested step was not carried out.
     pub fn not_done(&mut self) {
         self.asked = 0;
     }
 
-    /// Takes in that of the last step the kernel found no more that it would reclaim. That ends it for a pause, too.
+    /// Records that the kernel found nothing more to reclaim in the last step. This also starts a pause.
     pub fn exhausted(&mut self) -> GroupReason {
         self.asked = 0;
         let at = self.last.map_or(self.resume, |last| last.at);
@@ -197,16 +202,16 @@ impl GroupState {
         let most = (sample.file / STEP_PART).clamp(STEP.0, STEP.1);
         let eased = u128::from(most) * (STALLED_MOST - stalled) / STALLED_MOST;
         let eased = u64::try_from(eased).unwrap_or(most);
-        // What is clean may all be hot, where what is over the share has yet to be written.
+        // If the pages above the share have yet to be written, all clean ones may be hot.
         match eased.min(over.saturating_sub(sample.unwritten)) {
             bytes if bytes < PAGE => Err(GroupReason::Unwritten),
             bytes => Ok(bytes),
         }
     }
 
-    /// Begins a pause, each twice as long as the one before.
+    /// Begins a pause, each twice as long as the previous one.
     fn brake(&mut self, at: Duration, why: GroupReason) -> GroupReason {
-        // What goes on during a pause is not a new lesson.
+        // Events during a pause do not lengthen it.
         if at >= self.resume {
             self.pause = (self.pause * 2).clamp(PAUSES.0, PAUSES.1);
         }
@@ -215,13 +220,13 @@ impl GroupState {
     }
 }
 
-/// How much page cache the group may have.
+/// Returns how much page cache the group may have.
 fn share(rule: GroupRule, sample: &GroupSample) -> Option<u64> {
     let share = u128::from(sample.limit?) * u128::from(rule.percent) / 100;
     Some(u64::try_from(share).unwrap_or(u64::MAX))
 }
 
-/// How much more it has.
+/// Returns how far the page cache exceeds the share, in whole pages.
 fn over(rule: GroupRule, sample: &GroupSample) -> Result<u64, GroupReason> {
     let share = share(rule, sample).ok_or(GroupReason::NoLimit)?;
     match sample.file.saturating_sub(share) / PAGE * PAGE {
@@ -231,7 +236,7 @@ fn over(rule: GroupRule, sample: &GroupSample) -> Result<u64, GroupReason> {
     }
 }
 
-/// Whether a counter, where there is one, has not gone back.
+/// Whether a counter, if present, has not gone back.
 fn grows<T: PartialOrd>(before: Option<T>, after: Option<T>) -> bool {
     match (before, after) {
         (Some(before), Some(after)) => after >= before,
@@ -240,7 +245,7 @@ fn grows<T: PartialOrd>(before: Option<T>, after: Option<T>) -> bool {
     }
 }
 
-/// Whether two samples are of one group: its counters only grow.
+/// Whether two samples are of the same group: its counters only grow.
 fn continues(before: &GroupSample, sample: &GroupSample) -> bool {
     before.group == sample.group
         && sample.at > before.at
@@ -268,7 +273,7 @@ mod tests {
         }
     }
 
-    /// Steps every five seconds in which `of` says what is seen; what was asked for.
+    /// Runs steps every five seconds on the samples that `of` makes; returns what was requested.
     fn run(
         rule: GroupRule,
         steps: u64,
@@ -306,7 +311,7 @@ mod tests {
 
     #[test]
     fn refaults_that_rise_at_once_end_it_at_the_first_step_and_pauses_double() {
-        // All that is asked for comes back.
+        // Everything that is reclaimed comes back.
         let mut refaulted = 0;
         let asked = run(RULE, 2000, |_, seen| {
             refaulted += 8 * MIB;
@@ -372,7 +377,7 @@ mod tests {
 
     #[test]
     fn clean_pages_do_not_go_in_place_of_what_is_yet_to_be_written() {
-        // 800 MiB, 256 MiB of them within the share: the rest is 544 MiB.
+        // 800 MiB, of which 256 MiB are within the share: 544 MiB remain.
         let asked = |unwritten: u64| run(RULE, 3, |_, seen| seen.unwritten = unwritten)[2];
         assert_eq!(asked(700 * MIB), Err(GroupReason::Unwritten));
         assert_eq!(asked(544 * MIB), Err(GroupReason::Unwritten));
@@ -380,8 +385,8 @@ mod tests {
         assert_eq!(asked(MIB), Ok(8 * MIB));
     }
 
-    /// All that had been reclaimed of a table is read again by a scan every so many seconds; after how many seconds each scan found
-    /// some of it gone.
+    /// A scan reads everything back that was reclaimed of a table, every `period` seconds. Returns the seconds
+    /// after which a scan found part of it gone.
     fn scans(period: u64, times: u64) -> Vec<u64> {
         let (mut state, mut file, mut refaulted, mut found) =
             (GroupState::default(), 800 * MIB, 0, Vec::new());
@@ -403,7 +408,7 @@ mod tests {
         let last: Vec<u64> = found.iter().rev().take(3).copied().collect();
         assert!(last.windows(2).all(|two| two[0] - two[1] >= 3600), "{found:?}");
         assert!(found.len() < 20, "{found:?}");
-        // What is scanned more seldom than the longest pause is idle between.
+        // A table that is scanned less often than the longest pause counts as idle in between.
         assert_eq!(scans(3 * 3600, 5).len(), 4);
     }
 

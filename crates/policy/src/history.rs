@@ -1,18 +1,19 @@
-//! Memory of acts: what to do with one window, given what the rule wants of it and what was done to it before.
+//! History of actions: decides what to do with one window, from its verdict and from the last action on it.
 //!
 //! Invariants:
-//! 1. A window whose figures and whose `retry` are those of its last release is not released again: what it
-//!    keeps is mapped, locked or being read, and asking each step costs without gain.
-//! 2. Writeback of a dirty window is started first (without waiting), and the window is released one step later,
-//!    written or not: the release itself waits. It is started again only if more of it became dirty or `retry` changed.
+//! 1. A window is not released again while its figures and `retry` equal those of its last release. Its remaining
+//!    pages are mapped, locked or being read, so asking each step costs without gain.
+//! 2. Writeback of a dirty window is started first, without waiting. The window is released one step later,
+//!    written or not: the release itself waits. Writeback is started again only if more of the window became dirty
+//!    or `retry` changed.
 //! 3. A window without resident pages is not remembered.
 
 use std::ops::Range;
 
 use crate::allowance::Verdict;
 
-/// A window as this crate works with it: inside the file, start aligned to [`crate::WINDOW`], end aligned to it
-/// or at the end of the file, some pages resident. All in bytes.
+/// A window inside the file with some pages resident, in bytes. It starts aligned to [`crate::WINDOW`] and ends
+/// aligned, or at the end of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ResidentWindow {
     pub(crate) range: Range<u64>,
@@ -20,14 +21,14 @@ pub(crate) struct ResidentWindow {
     pub(crate) unwritten: u64,
 }
 
-/// What was done, or is to be done, to a window.
+/// An action on a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     StartWriteback,
     Release,
 }
 
-/// The last action done to a window, and the window as it was then.
+/// The last action on a window, and the window as it was then.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct History {
     pub(crate) start: u64,
@@ -38,17 +39,17 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// The memory of `start` in `all`, which ascends by start.
+    /// Returns the history of the window at `start`; `all` ascends by start.
     pub(crate) fn find(all: &[Self], start: u64) -> Option<&Self> {
         all.binary_search_by_key(&start, |history| history.start).ok().map(|at| &all[at])
     }
 
-    /// Whether the window has the figures that it had at the action.
+    /// Whether the window's figures equal those at the action.
     pub(crate) fn unchanged(&self, now: &ResidentWindow) -> bool {
         (self.resident, self.unwritten) == (now.resident, now.unwritten)
     }
 
-    /// The memory of a action done now.
+    /// Returns the history of an action done now.
     pub(crate) fn now(window: &ResidentWindow, action: Action, retry: u64) -> Self {
         Self {
             start: window.range.start,
@@ -59,8 +60,8 @@ impl History {
         }
     }
 
-    /// The same memory one step later. What has been written since is not dirty any more, so that new dirt
-    /// shows.
+    /// Returns the same history one step later. Pages written since no longer count as dirty, so that new dirty
+    /// pages are noticed.
     pub(crate) fn aged(&self, now: &ResidentWindow) -> Self {
         let mut aged = self.clone();
         if self.action == Action::StartWriteback {
@@ -71,7 +72,7 @@ impl History {
     }
 }
 
-/// What to do with a window now.
+/// Decides what to do with a window now.
 pub(crate) fn decide(
     verdict: Verdict,
     past: Option<&History>,

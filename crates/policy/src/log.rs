@@ -1,52 +1,55 @@
-//! Logs, as the process sees them that writes them: from the writes alone, where the writer is and what it wrote in order. That
-//! known, the exact rule is for it: what may go is [`crate::allowance`]'s to say.
+//! Logs as seen by the process that writes them: finds the writer's position, and the data it wrote in order, from
+//! its writes alone. [`crate::allowance`] then applies the exact rule to them.
 //!
-//! Invariants: nothing is due that the writer did not write in order, or that others may have had there before; a file whose writer
-//! overwrites parts of pages is kept: each released page would be read again before it is written.
+//! Invariants:
+//! * Only data that the writer wrote in order is due, and only where no others' data may have been before.
+//! * A file whose writer overwrites parts of pages is kept, since each released page would be read again before
+//!   the write.
 
 use core::ops::Range;
 
 use crate::WINDOW;
 use crate::allowance::align_down;
 
-/// The size of a page, in bytes, unless another is given: the smallest one.
+/// The default page size in bytes: the smallest one.
 const PAGE: u64 = 4096;
-/// Overwritten parts of pages from which on a log is kept: a few may be a header's.
+/// Overwritten parts of pages from which on a log is kept. Fewer may belong to a header.
 const PARTS: u8 = 8;
 
-/// Bytes that may stand before the first record of a file.
+/// Maximum size in bytes of a header before the first record of a file.
 const HEADER: u64 = 64 << 10;
-/// Bytes before its end that a run's writer may write again: a block that was not full.
+/// Bytes before the run's end that its writer may rewrite: a block that was not full.
 const AGAIN: u64 = 64 << 10;
 
-/// What a writer has written of one file of a log, as far as it was in order: the run that it is in now.
+/// The current run of a log file: the data its writer wrote in order.
 ///
-/// A write elsewhere (a header, a checkpoint) is no part of it; two in a row there are a new run: a ring that has wrapped around.
+/// A write elsewhere (a header, a checkpoint) does not belong to it. Two consecutive writes elsewhere start a new
+/// run, as when a ring wraps around.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// The run's bytes.
+    /// The run's byte range.
     from: u64,
     end: u64,
     begun: bool,
-    /// Released up to here.
+    /// The end of the released part.
     released: u64,
-    /// The last write elsewhere.
+    /// The last write outside the run.
     aside: (u64, u64),
-    /// There were bytes up to here before the run.
+    /// Data existed up to here before the run.
     existing: u64,
-    /// Whether to detect overwritten parts of pages, and how many were.
+    /// Whether to detect overwritten parts of pages, and the number found.
     detects: bool,
     parts: u8,
-    /// The size of a page, in bytes.
+    /// The page size in bytes.
     page: u64,
-    /// Whether a gap is others' writing: a log with several writers.
+    /// Whether gaps were written by others: the log has several writers.
     shared: bool,
 }
 
 impl Run {
-    /// Nothing written yet of a file of `size` bytes. With `detects`, overwritten parts of pages are counted. With `shared`, what
-    /// a write leaves out was written by others; else a gap of more than a window begins a new run, and one of more than a page where there were
-    /// bytes before.
+    /// Creates the run of a file of `size` bytes to which nothing was written yet. With `detects`, overwritten
+    /// parts of pages are counted. With `shared`, gaps between writes count as written by others. Otherwise a new
+    /// run begins after a gap of more than a window, or of more than a page where data existed before.
     pub const fn new(size: u64, detects: bool, shared: bool) -> Self {
         Self {
             from: 0,
@@ -62,13 +65,13 @@ impl Run {
         }
     }
 
-    /// The same on a kernel whose pages have so many bytes; without this it is 4096.
+    /// Sets the kernel's page size in bytes; the default is 4096.
     #[must_use]
     pub const fn on_pages_of(self, page: u64) -> Self {
         Self { page, ..self }
     }
 
-    /// The same file, of which nothing was written yet by who goes on with it.
+    /// Returns the run of the same file for its next writer, which has not written to it yet.
     ///
     /// ```
     /// use pagekeeper_policy::{WINDOW, log::Run};
@@ -83,17 +86,18 @@ impl Run {
         Self { parts: self.parts, page: self.page, ..Self::new(existing, self.detects, self.shared) }
     }
 
-    /// Where it ends, in bytes.
+    /// Returns the end of the run in bytes.
     pub const fn end(&self) -> u64 {
         self.end
     }
 
-    /// Whether parts of pages are overwritten.
+    /// Whether the writer overwrites parts of pages.
     pub const fn overwrites_parts(&self) -> bool {
         self.parts >= PARTS
     }
 
-    /// The writer wrote these bytes. What is returned is the run that it has left for another: all of it may go, once it is written.
+    /// Takes in that the writer wrote these bytes. If it left a run for a new one, returns the old run: all of it
+    /// may be released once it is written back.
     ///
     /// ```
     /// use pagekeeper_policy::{WINDOW, log::Run};
@@ -129,7 +133,8 @@ impl Run {
     }
 
     fn begin(&mut self, written: Range<u64>) {
-        // A window that the run is not in from its start on may be others', but for a header before the first record.
+        // The first window may hold others' data unless the run covers it from its start; a header before the
+        // first record may be missing.
         let aligned = align_down(written.start);
         let is_whole = written.start - aligned <= HEADER || written.start >= self.existing || self.shared;
         self.from = if is_whole { aligned } else { aligned.saturating_add(WINDOW) };
@@ -146,14 +151,15 @@ impl Run {
         if written.start <= self.end {
             self.end - written.start <= AGAIN
         } else {
-            // What was there before may be others': pages that somebody else reads.
+            // Existing data may be others', and others may read its pages.
             let gap = if written.start > self.existing { WINDOW } else { self.page };
             self.shared || written.start - self.end <= gap
         }
     }
 
-    /// What of the run is to go, if its pages up to `limit` may ([`crate::allowance::Allowance::limit`]): at least a window that has not
-    /// gone yet, and the one before it again. [`Run::release`] says that it went.
+    /// Returns the part of the run to release if its pages up to `limit` may go
+    /// ([`crate::allowance::Allowance::limit`]): at least one window that was not released before, plus the window
+    /// before it again. Report the release by [`Run::release`].
     pub fn due(&self, limit: u64) -> Option<Range<u64>> {
         let limit = align_down(limit.min(self.end));
         if self.overwrites_parts() || limit < self.released.saturating_add(WINDOW) {
@@ -162,12 +168,13 @@ impl Run {
         Some(self.released.saturating_sub(WINDOW).max(self.from)..limit)
     }
 
-    /// The run has gone up to there.
+    /// Records that the run was released up to `to`.
     pub fn release(&mut self, to: u64) {
         self.released = self.released.max(to);
     }
 
-    /// All of the run, once its writer is gone: to the end of the file (`u64::MAX`), if it reaches there.
+    /// Returns the whole run, for use after its writer is gone. The range extends to `u64::MAX` if the run reaches
+    /// the end of the file.
     pub fn left(&self) -> Option<Range<u64>> {
         if !self.begun || self.overwrites_parts() || self.end <= self.from {
             return None;
@@ -176,7 +183,7 @@ impl Run {
         (self.from < end).then_some(self.from..end)
     }
 
-    /// The file was truncated or lengthened to `size` bytes.
+    /// Takes in that the file was truncated or extended to `size` bytes.
     pub fn truncated(&mut self, size: u64) {
         self.existing = self.existing.min(size);
         if self.begun && size < self.end {
@@ -258,7 +265,7 @@ mod tests {
             for at in (8192..4 * W).step_by(8192) {
                 left.extend(run.wrote(at..at + 8192));
                 if at % (1 << 20) == 0 {
-                    // Two checkpoints' places.
+                    // Two checkpoint locations.
                     assert_eq!(run.wrote(512..1024), None);
                     assert_eq!(run.wrote(1536..2048), None);
                 }
@@ -280,13 +287,13 @@ mod tests {
 
     #[test]
     fn a_file_that_is_written_here_and_there_is_no_log() {
-        // As by a checkpoint, in order: what lies between is not the writer's.
+        // Ordered writes as of a checkpoint: the data between them is not the writer's.
         let mut run = Run::new(1 << 30, false, false);
         for at in (0..1 << 30).step_by(1 << 20) {
             assert_eq!(run.wrote(at..at + 8192), None);
             assert_eq!((run.due(u64::MAX), run.left()), (None, None), "{at}");
         }
-        // Past the end nothing was there.
+        // Past the end there was no data.
         let mut run = Run::new(W, false, false);
         for at in (W..9 * W).step_by(1 << 20) {
             run.wrote(at..at + 8192);

@@ -1,4 +1,4 @@
-//! File names: which ones a pattern matches, and the number in a name that orders the files of a log.
+//! File names: matching against patterns, and the number in a name that orders the files of a log.
 //!
 //! A pattern is a file name in which some text stands for other text:
 //!
@@ -10,17 +10,20 @@
 //! | `{x}` | a PostgreSQL WAL segment: 24 upper-case hexadecimal digits                                        |
 //! | `{_}` | hexadecimal digits of either case that neither order files nor distinguish logs; at most once      |
 //!
-//! A name has at most one of `{n}`, `{h}` and `{x}`: it orders the files. The name without its numbers is its *stem*: files
-//! with equal stems in one directory are one log. Where a pattern has none of these, files are one log if their names differ only in
-//! dates or in the number of a rotated file, as `error.csv`, `error-2026-11-29.csv` and `error.csv.1` do. Names of directories may
-//! stand before the file's, separated by `/`, in which only `*` has a meaning (`base/*/{n}*`).
+//! A name has at most one of `{n}`, `{h}` and `{x}`: it orders the files. The name without its numbers is its
+//! *stem*: files with equal stems in one directory form one log. If a pattern has no number, files form one log if
+//! their names differ only in dates or in the number of a rotated file, as `error.csv`, `error-2026-11-29.csv` and
+//! `error.csv.1` do. A pattern may start with directory names, separated by `/`, in which only `*` has a meaning
+//! (`base/*/{n}*`).
 //!
 //! Invariants:
-//! 1. Neighbouring files of a log have sequences that differ by exactly 1 ([`Number::sequence`]), so a difference of two
-//!    sequences is a distance in files.
-//! 2. A number is taken whole: no digit next to it belongs to a `*`. One that does not fit in 64 bits is no match.
-//! 3. A path matches by what it leads to: `.` and repeated `/` in it count for nothing, and `..` matches no pattern.
-//! 4. Matching allocates nothing and never panics. It takes time by the name's length to the power of the number of `*`.
+//! 1. Neighbouring files of a log have sequences that differ by exactly 1 ([`Number::sequence`]), so a difference
+//!    of two sequences is a distance in files.
+//! 2. A number always includes all adjacent digits: a `*` never takes some of them. A number that does not fit in
+//!    64 bits does not match.
+//! 3. A path is normalised before it is matched: `.` and repeated `/` are ignored, and `..` matches no pattern.
+//! 4. Matching allocates nothing and never panics. Its time grows with the name's length to the power of the
+//!    number of `*`.
 
 mod number;
 #[cfg(feature = "std")]
@@ -34,29 +37,29 @@ pub use pattern::{Pattern, PatternError};
 
 use number::{Class, hexadecimal_digits};
 
-/// How many `*` one name of a pattern may have.
+/// The maximum number of `*` in one name of a pattern.
 const MAX_ANY: usize = 3;
 
-/// What a name that matches says.
+/// The result of a successful match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matched<'n> {
-    /// The number that orders it.
+    /// The number that orders the file.
     pub number: Number,
     name: &'n [u8],
-    /// From where to where the digits of the number are; at the name's end if it has none.
+    /// Start and end of the number's digits; both are the name's length if it has none.
     digits: (usize, usize),
-    /// The same of the ignored digits.
+    /// Start and end of the ignored digits, likewise.
     ignored: (usize, usize),
 }
 
 impl<'n> Matched<'n> {
-    /// Nothing found in a name yet.
+    /// Creates the match of a name before any digits are found.
     const fn new(name: &'n [u8]) -> Self {
         let end = (name.len(), name.len());
         Self { number: Number::None, name, digits: end, ignored: end }
     }
 
-    /// The name without its numbers, in three pieces.
+    /// Returns the name without its numbers, in three pieces.
     ///
     /// ```
     /// use pagekeeper_policy::names::matches_name;
@@ -75,12 +78,13 @@ impl<'n> Matched<'n> {
         [piece(0, first.0), piece(first.1, second.0), piece(second.1, self.name.len())]
     }
 
-    /// From where to where `rest` stands, which ends as the name does, up to its own end `after`.
+    /// Returns start and end of the text between two suffixes of the name: from the start of `rest` to the start
+    /// of `after`.
     fn span(&self, rest: &[u8], after: &[u8]) -> (usize, usize) {
         (self.name.len().saturating_sub(rest.len()), self.name.len().saturating_sub(after.len()))
     }
 
-    /// Whether `rest`, the end of the name, is as `pattern` says; notes the numbers found.
+    /// Whether `rest`, the end of the name, matches `pattern`. Records the numbers found.
     fn fits(&mut self, mut pattern: &[u8], mut rest: &'n [u8]) -> bool {
         loop {
             let Some((piece, later)) = Piece::first_of(pattern) else {
@@ -112,10 +116,10 @@ impl<'n> Matched<'n> {
         }
     }
 
-    /// The same, where any characters come before what `later` is to match: as many as possible, so that in `*.{n}` the stem of
-    /// `a.b.000001` is `a.b.`.
+    /// Matches `rest` against a `*` followed by `later`. The `*` takes as many characters as possible, so that in
+    /// `*.{n}` the stem of `a.b.000001` is `a.b.`.
     fn fits_after_any(&mut self, later: &[u8], rest: &'n [u8]) -> bool {
-        // Most patterns have no other way to match than one.
+        // Most patterns can match in one way only.
         if tail(later).len() == later.len() {
             return rest.ends_with(later);
         }
@@ -141,7 +145,7 @@ enum Piece {
 }
 
 impl Piece {
-    /// The first piece of a pattern, and what comes after it. Braces that have no meaning stand for themselves.
+    /// Splits a pattern into its first piece and the rest. Braces without a special meaning stand for themselves.
     const fn first_of(pattern: &[u8]) -> Option<(Self, &[u8])> {
         match pattern {
             [] => None,
@@ -155,7 +159,7 @@ impl Piece {
     }
 }
 
-/// Matches the last components of a path: the file's name, and as many directories above it as the pattern names.
+/// Matches the last components of a path: the file name, and as many directories above it as the pattern names.
 ///
 /// ```
 /// use pagekeeper_policy::names::matches;
@@ -180,7 +184,7 @@ pub fn matches<'n>(pattern: &[u8], path: &'n [u8]) -> Option<Matched<'n>> {
     Some(matched)
 }
 
-/// Matches one bare name, whatever directory it is in.
+/// Matches a bare file name, in any directory.
 pub fn matches_name<'n>(pattern: &[u8], name: &'n [u8]) -> Option<Matched<'n>> {
     if !name.ends_with(tail(pattern)) {
         return None;
@@ -189,8 +193,8 @@ pub fn matches_name<'n>(pattern: &[u8], name: &'n [u8]) -> Option<Matched<'n>> {
     matched.fits(pattern, name).then_some(matched)
 }
 
-/// What a name says that no pattern is for: it is a WAL segment's if it is 24 upper-case hexadecimal digits; else its last decimal
-/// number orders it, if that fits in 64 bits.
+/// Finds the ordering number of a name that no pattern describes. A name of 24 upper-case hexadecimal digits is a
+/// WAL segment. Otherwise its last decimal number orders it, if that fits in 64 bits.
 ///
 /// ```
 /// use pagekeeper_policy::names::by_last_number;
@@ -213,25 +217,25 @@ pub fn by_last_number(name: &[u8]) -> Matched<'_> {
     matched
 }
 
-/// What every name ends with that the pattern matches: its end, as far as that is plain text of the last name. Most files are ruled
-/// out by it.
+/// Returns the plain text at the end of a pattern, with which every matching name ends. Most files are ruled out
+/// by it.
 pub fn tail(pattern: &[u8]) -> &[u8] {
     let start = pattern.iter().rposition(|byte| matches!(byte, b'/' | b'*' | b'}'));
     pattern.get(start.map_or(0, |at| at.saturating_add(1))..).unwrap_or_default()
 }
 
-/// The last name of a path or a pattern.
+/// Returns the last name of a path or a pattern.
 pub fn last_name(path: &[u8]) -> &[u8] {
     split_last(path).1
 }
 
-/// How many names of directories a pattern has.
+/// Returns the number of directory names in a pattern.
 #[allow(clippy::naive_bytecount, reason = "a few bytes")]
 pub fn directories(pattern: &[u8]) -> usize {
     pattern.iter().filter(|&&byte| byte == b'/').count()
 }
 
-/// Checks that a pattern is one. The error says what is wrong with it.
+/// Checks a pattern. The error says what is wrong with it.
 pub fn check(pattern: &[u8]) -> Result<(), &'static str> {
     let (above, name) = split_last(pattern);
     if name.is_empty() {
@@ -274,7 +278,7 @@ fn check_name(pattern: &[u8]) -> Result<(), &'static str> {
     }
 }
 
-/// The last component, and what stands before its `/`.
+/// Splits a path into the part before its last `/`, if any, and the last component.
 fn split_last(path: &[u8]) -> (Option<&[u8]>, &[u8]) {
     match path.iter().rposition(|&byte| byte == b'/') {
         Some(at) => (path.get(..at), path.get(at.saturating_add(1)..).unwrap_or_default()),
@@ -282,7 +286,8 @@ fn split_last(path: &[u8]) -> (Option<&[u8]>, &[u8]) {
     }
 }
 
-/// The name of the directory that a path ends with, and what stands before it. `None` at the root, and where `..` hides the name.
+/// Splits off the name of the directory that a path ends with. Returns `None` at the root, and where `..` hides
+/// the name.
 fn last_directory(path: &[u8]) -> Option<(Option<&[u8]>, &[u8])> {
     let mut path = path;
     loop {
@@ -360,31 +365,32 @@ mod tests {
         assert_eq!(directories(b"base/*/{n}*"), 2);
     }
 
-    /// What two earlier matchers, one for watched directories and one inside of processes, did not agree on.
+    /// Cases in which two earlier matchers, one for watched directories and one inside of processes, disagreed.
     #[test]
     fn odd_names_have_one_meaning() {
         for (pattern, path, expected) in [
             // PostgreSQL writes upper-case digits only, and takes no other file for a segment.
             ("pg_wal/{x}", "/d/pg_wal/00000001000000000000000f", None),
-            // What does not fit can't be ordered, so it is of no log. Leading zeros are no digits too many.
+            // A number that does not fit can't order files, so the file belongs to no log. Leading zeros do not
+            // count as digits.
             ("*.{n}", "/d/binlog.99999999999999999999999", None),
             ("{h}", "/d/10000000000000000", None),
             ("{n}.log", "/d/18446744073709551615.log", Some((".log", u64::MAX))),
             ("{n}.log", "/d/18446744073709551616.log", None),
             ("{n}.log", "/d/000000000000000000000000000000007.log", Some((".log", 7))),
-            // The whole number orders, not the last digit that * leaves over: 9 and 10 are of one log.
+            // The whole number orders the files, not just the last digit: 9 and 10 belong to one log.
             ("redo*{n}.log", "redo0009.log", Some(("redo.log", 9))),
             ("redo*{n}.log", "redo0010.log", Some(("redo.log", 10))),
             ("redo*{n}.log", "redo-a1-0010.log", Some(("redo-a1-.log", 10))),
             ("redo*{n}.log", "redo99999999999999999999999.log", None),
             ("*{h}.wal", "x-00ff.wal", Some(("x-.wal", 255))),
             ("*{_}.wal", "x-00ff.wal", Some(("x-.wal", 0))),
-            // A digit that the pattern itself has is no part of the number.
+            // A digit of the pattern itself does not belong to the number.
             ("x1{n}", "x12", Some(("x1", 2))),
-            // The longest text for *, so that the last number is taken.
+            // `*` takes the longest text, so the last number is used.
             ("*{n}*", "a1b22c", Some(("a1bc", 22))),
             ("*.{n}", "a.1.22", Some(("a.1.", 22))),
-            // A path matches by what it leads to.
+            // A path is normalised before it is matched.
             ("base/*/{n}*", "/d/base//5/16384_vm", Some(("_vm", 16384))),
             ("base/*/{n}*", "/d/base/./5/16384", Some(("", 16384))),
             ("base/*/{n}*", "/d/base/../16384", None),

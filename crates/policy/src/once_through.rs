@@ -1,35 +1,37 @@
-//! Whether a process goes through its files once, as a stream does, or comes back to what it read and wrote, as a database does.
+//! Decides whether a process goes through its files once, as a stream does, or comes back to data it read and
+//! wrote, as a database does.
 //!
-//! A transfer that goes on where the one before it on the same file ended is *in order*. One that touches a place below the furthest one
-//! of that file comes *again*. A transfer that skips ahead is neither.
+//! A transfer that starts at or before the file's furthest offset and extends it is *in order*. The bytes of a
+//! transfer below the furthest offset come *again*. A transfer that skips ahead is neither.
 //!
 //! Invariant: no byte of a transfer counts twice. Nothing is allocated.
 
 /// Bytes in order, or again, after which a process is judged.
 pub const STREAM_BYTES: u64 = 64 << 20;
-/// A stream comes again to at most one byte for so many in order: headers that are written last, indexes that are read first.
+/// A stream rereads at most one byte per this many bytes in order: headers that are written last, indexes that are
+/// read first.
 const IN_ORDER_PER_AGAIN: u64 = 8;
 
-/// How far one file was gone through.
+/// The furthest offset reached in one file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FilePassage {
     furthest: u64,
 }
 
-/// Bytes that were transferred, of one file or of all of a process.
+/// Transferred bytes of one file or of a whole process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PassedBytes {
-    /// In order.
+    /// Bytes in order.
     pub in_order: u64,
-    /// At places that the process had passed before.
+    /// Bytes at offsets that the process had passed before.
     pub again: u64,
 }
 
 impl FilePassage {
-    /// Of a file that was not touched yet.
+    /// The state of an untouched file.
     pub const NEW: Self = Self { furthest: 0 };
 
-    /// Takes in a transfer of `length` bytes at `at`.
+    /// Takes in a transfer of `length` bytes at offset `at`.
     pub fn passed(&mut self, at: u64, length: u64) -> PassedBytes {
         let end = at.saturating_add(length);
         let again = self.furthest.min(end).saturating_sub(at);
@@ -41,7 +43,7 @@ impl FilePassage {
 }
 
 impl PassedBytes {
-    /// Whether a process that transferred so much is a stream. `None`: too little to say.
+    /// Whether a process with these transfers is a stream; `None` if they are too few to judge.
     pub fn is_stream(self) -> Option<bool> {
         let is_much = self.in_order.max(self.again) >= STREAM_BYTES;
         is_much.then(|| self.again.saturating_mul(IN_ORDER_PER_AGAIN) <= self.in_order)
@@ -52,7 +54,7 @@ impl PassedBytes {
 mod tests {
     use super::*;
 
-    /// The sum of transfers on one file.
+    /// Returns the sum of transfers on one file.
     fn sum(transfers: impl Iterator<Item = (u64, u64)>) -> PassedBytes {
         let mut passage = FilePassage::NEW;
         transfers.fold(PassedBytes::default(), |sum, (at, length)| {
@@ -70,7 +72,7 @@ mod tests {
         );
         let half = sum((0..512).map(|nth| (nth << 16, 1 << 16)));
         assert_eq!(half.is_stream(), None);
-        // A header at the end.
+        // A header written at the end.
         let headed = sum((0..1024).map(|nth| (nth << 16, 1 << 16)).chain([(0, 4096)]));
         assert_eq!(headed.is_stream(), Some(true));
     }

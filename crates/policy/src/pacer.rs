@@ -1,56 +1,61 @@
-//! How the output of streams goes to one disk: in pieces, of which one is on its way at a time, and with a pause after a piece that took
-//! longer than it costs when nobody else waits.
+//! Paces the output of streams to one disk. Output goes in pieces, one in flight at a time, with a pause after a
+//! piece that took longer than it costs when nobody else waits.
 //!
-//! A commit of a database waits behind everything that is in the device's queue, and on ext4 and XFS behind the data that the file
-//! system's journal orders before it. A short piece makes that wait short, and the pause leaves the device to those who wait.
+//! A database's commit waits behind everything in the device's queue, and on ext4 and XFS behind the data that the
+//! file system's journal orders before it. A short piece shortens that wait, and the pause leaves the device to
+//! those who wait.
 //!
-//! The price of a piece is a low quantile of what recent pieces took. A piece that took longer than its price is evidence that somebody
-//! else waits, and is followed by a pause of twice its time. Where others' own requests are known ([`Pacer::others`]), each piece is followed
-//! by a pause of what is left to them. A piece is as long as the disk writes in [`PIECE_NS`]. A disk that takes
-//! long for each request but serves many at once ("wide") gets longer pieces, as far as these make it faster.
+//! The price of a piece is a low quantile of the times of recent pieces. A piece that took longer than its price
+//! is evidence that somebody else waits, and is followed by a pause of twice its time. If the requests of others
+//! are known ([`Pacer::others`]), each piece is followed by a pause of their share. A piece is as long as the disk
+//! writes in [`PIECE_NS`]. A disk that is slow per request but serves many in parallel ("wide") gets longer
+//! pieces, as far as these make it faster.
 //!
-//! Invariants: a piece is never shorter than [`PIECE_MIN`], nor longer than [`WIDE_PIECE_MAX`]; no pause is longer than [`PAUSE_MAX_NS`].
-//! Any mixture of the words of two pacers is a pacer. Nothing here fails.
+//! Invariants: a piece is never shorter than [`PIECE_MIN`] or longer than [`WIDE_PIECE_MAX`]. No pause is longer
+//! than [`PAUSE_MAX_NS`]. Any mixture of the words of two pacers is a valid pacer. Nothing here fails.
 
 use crate::disk_contention::YieldShare;
 use crate::write_behind::Pace;
 
-/// Nanoseconds of a disk's work that are on their way at once.
+/// Nanoseconds of disk work in flight at once.
 pub const PIECE_NS: u64 = 3_000_000;
-/// Bytes of the shortest piece, and the unit of its length: smaller requests make most disks slower.
+/// Bytes of the shortest piece, and the unit of piece lengths: smaller requests make most disks slower.
 pub const PIECE_MIN: u64 = 256 << 10;
-/// Bytes of the longest piece of a disk that gains nothing by more.
+/// Bytes of the longest piece on a disk that gains nothing from longer ones.
 pub const PIECE_MAX: u64 = 4 << 20;
-/// Bytes of the longest piece of a wide disk: all that a writer has unwritten.
+/// Bytes of the longest piece on a wide disk: everything that a writer may have unwritten.
 pub const WIDE_PIECE_MAX: u64 = BACKLOG_MAX;
 /// Nanoseconds of the longest pause.
 pub const PAUSE_MAX_NS: u64 = 100_000_000;
-/// Bytes that writers may have unwritten: less than makes the kernel's own flusher start.
+/// Bytes that writers may have unwritten. This is less than what makes the kernel's own flusher start.
 pub const BACKLOG_MAX: u64 = 16 << 20;
-/// Bytes that they may have unwritten on the slowest disk.
+/// Bytes that writers may have unwritten on the slowest disk.
 pub const BACKLOG_MIN: u64 = 1 << 20;
-/// Nanoseconds of a disk's work that writers may have unwritten: a process that ends waits until that is written, with its pauses.
+/// Nanoseconds of disk work that writers may have unwritten: a process that ends waits until that is written, with
+/// its pauses.
 const BACKLOG_NS: u64 = 500_000_000;
-/// Bytes of the largest folio that a write of so many bytes makes, beyond which steps do not grow with the calls.
+/// Bytes of the largest folio that a single write makes. Steps do not grow with larger writes.
 const STEP_BY_CALL_MAX: u64 = 1 << 20;
-/// The least step that shares of a backlog are cut to.
+/// Bytes of the smallest step that a share of the backlog is cut to.
 const STEP_MIN: u64 = 64 << 10;
-/// Nanoseconds by which a piece may be later than half its price without evidence: a thread gets its processor that late.
+/// Nanoseconds of delay, beyond half a piece's price, that are no evidence of others: a thread may be scheduled
+/// that late.
 const SLACK_NS: u64 = 2_000_000;
-/// A window, after which the rate is judged: nanoseconds, and parts of pieces, at least.
+/// Minimum length of the window after which the rate is judged: nanoseconds, and parts of pieces.
 const WINDOW_NS: u64 = 100_000_000;
 const WINDOW_PARTS: u64 = 4;
-/// Windows between two trials of another length: first, after one that gained nothing, and at most.
+/// Windows between two trials of another length: after the first rate, after a trial without gain, and at most.
 const REST_FIRST: u64 = 1;
 const REST: u64 = 16;
 const REST_MAX: u64 = 1024;
 const SECOND: u64 = 1_000_000_000;
 
 impl Pace {
-    /// The pace of a writer that may have `backlog` bytes unwritten and writes `length` bytes in a call, on a disk whose pieces are of
-    /// `piece` bytes. Two steps are a piece: the disk has the second one when it is done with the first.
+    /// Computes the pace of a writer that may have `backlog` bytes unwritten and writes `length` bytes per call,
+    /// on a disk with pieces of `piece` bytes. Two steps make a piece, so the disk has the second one when it is
+    /// done with the first.
     pub fn of(piece: u64, backlog: u64, length: u64, release: bool) -> Self {
-        // A folio goes as a whole.
+        // A folio is written as a whole.
         let folio = length.clamp(1, STEP_BY_CALL_MAX).next_power_of_two();
         let step = (piece / 2).max(folio).min((backlog / 4).max(STEP_MIN));
         let step = (step - step % STEP_MIN).max(STEP_MIN);
@@ -58,37 +63,39 @@ impl Pace {
     }
 }
 
-/// A part of a piece that was written.
+/// A written part of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrittenPart {
-    /// Its bytes.
+    /// Bytes of this part.
     pub bytes: u64,
-    /// Bytes that were on their way as it was begun, its own among them.
+    /// Bytes in flight when it was begun, including its own.
     pub in_flight: u64,
-    /// Nanoseconds after which it was last seen to be on its way: it took longer than that.
+    /// Lower bound of its duration in nanoseconds: it was last seen in flight then.
     pub took_min: u64,
-    /// Nanoseconds after which it was seen to be written: it took no longer than that.
+    /// Upper bound of its duration in nanoseconds: it was seen to be written then.
     pub took_max: u64,
-    /// Nanoseconds since the part before was written, if the writer waited for the disk all that time; or `None`.
+    /// Nanoseconds since the previous part was written, if the writer waited for the disk all that time; else
+    /// `None`.
     pub busy: Option<u64>,
 }
 
 impl WrittenPart {
-    /// Whether the two times are near enough to each other to learn from.
+    /// Whether the two bounds are close enough to learn from.
     fn is_exact(&self) -> bool {
         self.took_max.saturating_sub(self.took_min) <= self.took_max / 4 + SLACK_NS / 10
     }
 }
 
-/// What is being found out about the length of pieces.
+/// The current trial of another piece length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trial {
-    /// Nothing, for some windows.
+    /// No trial, for some windows.
     Rest,
-    /// Whether the disk is faster with pieces of twice the length: the window that has both lengths, and the next one.
+    /// Tries whether the disk is faster with pieces of twice the length. The first window has both lengths; the
+    /// next one counts.
     LongerBegun,
     Longer,
-    /// Whether a wide disk is as fast with pieces of half the length.
+    /// Tries whether a wide disk is as fast with pieces of half the length.
     ShorterBegun,
     Shorter,
 }
@@ -108,27 +115,27 @@ impl Trial {
 /// The number of words of a pacer.
 pub const WORDS: usize = 6;
 
-/// What is known of one disk.
+/// The state of the pacer of one disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pacer {
-    /// Nanoseconds that a part of a whole piece takes when nobody else waits; 0: unknown.
+    /// Nanoseconds that a part of a whole piece takes when nobody else waits; 0 if unknown.
     price: u64,
-    /// Bytes a second, of all that was written, pauses included; 0: unknown.
+    /// Bytes per second of all output, including pauses; 0 if unknown.
     rate: u64,
-    /// Bytes of a piece of a wide disk; 0: it is none.
+    /// Bytes of a piece on a wide disk; 0 if the disk is not wide.
     wide: u64,
-    /// The window: bytes, nanoseconds, parts, and whether one of these was late.
+    /// The current window: bytes, nanoseconds, parts, and whether one of the parts was late.
     bytes: u64,
     ns: u64,
     parts: u64,
     is_late: bool,
     trial: Trial,
-    /// Windows until the next trial, and how many there were before.
+    /// Windows until the next trial, and the previous number of them.
     rest: u64,
     last_rest: u64,
     /// Whether the last trial of a wide disk was one of shorter pieces.
     tried_shorter: bool,
-    /// What is left to others that are known to be there.
+    /// The share to leave to others that are known to be present.
     share: YieldShare,
 }
 
@@ -139,7 +146,7 @@ impl Default for Pacer {
 }
 
 impl Pacer {
-    /// Nothing known: all words are zero.
+    /// The initial state, with nothing known: all words are zero.
     pub const NEW: Self = Self {
         price: 0,
         rate: 0,
@@ -155,7 +162,7 @@ impl Pacer {
         share: YieldShare::NONE,
     };
 
-    /// Bytes that may be on their way at once.
+    /// Returns the bytes that may be in flight at once.
     pub fn piece(&self) -> u64 {
         let length = self.length();
         match self.trial {
@@ -165,14 +172,14 @@ impl Pacer {
         }
     }
 
-    /// The same without the trial.
+    /// Returns the length of a piece outside of trials.
     fn length(&self) -> u64 {
         let by_rate = self.rate / 1000 * (PIECE_NS / 1_000_000);
         let whole = by_rate - by_rate % PIECE_MIN;
         whole.clamp(PIECE_MIN, PIECE_MAX).max(self.wide.min(WIDE_PIECE_MAX))
     }
 
-    /// Bytes that all writers to the disk may have unwritten.
+    /// Returns the bytes that all writers to the disk may have unwritten.
     pub fn backlog(&self) -> u64 {
         if self.rate == 0 {
             return BACKLOG_MAX / 2;
@@ -181,25 +188,26 @@ impl Pacer {
         by_rate.clamp(BACKLOG_MIN, BACKLOG_MAX).max(2 * self.piece()).min(BACKLOG_MAX)
     }
 
-    /// Nanoseconds that a part of a whole piece is expected to take; 0 if that is unknown.
+    /// Returns the nanoseconds that a part of a whole piece is expected to take; 0 if unknown.
     pub fn price(&self) -> u64 {
         self.price
     }
 
-    /// The same with so many bytes on their way, which may be more than a piece: a trial, or what is left of one.
+    /// Returns the expected price with `in_flight` bytes, which may exceed a piece during or after a trial.
     fn price_of(&self, in_flight: u64) -> u64 {
         let price =
             u128::from(self.price) * u128::from(in_flight.max(self.length())) / u128::from(self.length());
         u64::try_from(price).unwrap_or(u64::MAX)
     }
 
-    /// Takes how much is to be left to others, where that is known from what they ask of the disk
-    /// ([`DiskContention`](crate::disk_contention::DiskContention)). Without it the pieces' own times say whether somebody waits.
+    /// Sets the share to leave to others, as computed from their requests
+    /// ([`DiskContention`](crate::disk_contention::DiskContention)). Without it, the durations of the pieces alone
+    /// show whether somebody waits.
     pub fn others(&mut self, share: YieldShare) {
         self.share = share;
     }
 
-    /// A part was written. Nanoseconds for which nothing is to be begun.
+    /// Takes in that a part was written. Returns the nanoseconds for which to begin nothing.
     ///
     /// ```
     /// use pagekeeper_policy::pacer::{Pacer, WrittenPart};
@@ -236,7 +244,8 @@ impl Pacer {
         pause.max(self.share.after(part.took_max)).min(PAUSE_MAX_NS)
     }
 
-    /// Follows a low quantile of what parts took, and what late ones took very slowly: a disk may have become slower for good.
+    /// Follows a low quantile of the durations of parts. Late parts count very slowly: a disk may have become
+    /// slower for good.
     fn learn_price(&mut self, took: u64, is_late: bool) {
         let took = took.max(1);
         if self.price == 0 {
@@ -249,20 +258,20 @@ impl Pacer {
         }
     }
 
-    /// Judges the rate of the window, and what is tried.
+    /// Judges the rate of the window and the current trial.
     fn end_window(&mut self) {
         let rate = u128::from(self.bytes) * u128::from(SECOND) / u128::from(self.ns.max(1));
         let rate = u64::try_from(rate).unwrap_or(u64::MAX).max(1);
         let was_late = core::mem::replace(&mut self.is_late, false);
         (self.bytes, self.ns, self.parts) = (0, 0, 0);
-        // Beside somebody else a rate says nothing of the length of pieces.
+        // While others are present, a rate says nothing about the length of pieces.
         match self.trial {
             Trial::LongerBegun if !was_late => self.trial = Trial::Longer,
             Trial::ShorterBegun if !was_late => self.trial = Trial::Shorter,
             Trial::Longer if !was_late && rate >= self.rate.saturating_add(self.rate / 3) => {
                 self.wide = self.piece();
                 (self.rate, self.rest, self.last_rest) = (rate, REST_FIRST, 0);
-                // The next trial is one of still longer pieces.
+                // The next trial is of still longer pieces.
                 self.tried_shorter = true;
                 self.change_length(|price| price.saturating_mul(2));
             }
@@ -281,13 +290,13 @@ impl Pacer {
         }
     }
 
-    /// A window without a trial.
+    /// Judges a window without a trial.
     fn rested(&mut self, rate: u64, was_late: bool) {
         let length = self.length();
         let is_first = self.rate == 0;
         self.rate = if is_first { rate } else { self.rate - self.rate / 4 + rate / 4 };
         if self.length() > length {
-            // One doubling at a time, and its price is not the one of today.
+            // Lengths double once at a time, and the new length's price differs from the current one.
             let by_rate = length.saturating_mul(2).saturating_mul(1_000_000) / PIECE_NS * 1000;
             self.rate = self.rate.min(by_rate.max(rate / 8));
             self.price = self.price.saturating_mul(2);
@@ -310,7 +319,7 @@ impl Pacer {
         self.price = price(self.price);
     }
 
-    /// As words, for who keeps them in atomics: all zero of [`Pacer::NEW`].
+    /// Encodes the pacer as words, for callers that keep it in atomics. [`Pacer::NEW`] is all zeros.
     pub fn to_words(self) -> [u64; WORDS] {
         let flags = self.trial as u64 | u64::from(self.is_late) << 3 | u64::from(self.tried_shorter) << 4;
         let counts =
@@ -319,7 +328,7 @@ impl Pacer {
         [self.price, self.rate, self.wide, self.bytes, self.ns, flags | counts | share]
     }
 
-    /// From these words.
+    /// Decodes a pacer from words.
     pub fn from_words([price, rate, wide, bytes, ns, small]: [u64; WORDS]) -> Self {
         let count = |at: u64| small >> at & 0xffff;
         Self {

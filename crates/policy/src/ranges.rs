@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-/// Adds a range behind all others, as one with the last where the two meet, or where the gap between them is less than `gap` bytes. It
-/// may start no lower than the last one does.
+/// Appends a range to ascending ranges. Joins it with the last one where the two meet, or where the gap between
+/// them is less than `gap` bytes. It must not start below the last range's start.
 ///
 /// ```
 /// use pagekeeper_policy::ranges::append;

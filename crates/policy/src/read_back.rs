@@ -1,27 +1,35 @@
-//! The read-back detector: a follower that nobody knows of is seen by what it reads back, and then its log is kept.
+//! The read-back detector: notices an unknown follower by the pages it reads back, and then keeps its log.
 //!
-//! A released page that is resident again was read or written. The writer's place is known, or inferred; what comes back elsewhere
-//! is a reader's. Such a reader may come again, so nothing more of the log is released until nobody has read any of it back for a
-//! while.
+//! A released page that is resident again was read or written. The writer's position is known or inferred; pages
+//! that come back elsewhere were brought in by a reader. Such a reader may come again, so nothing more of the log
+//! is released until nobody has read any of it back for a while.
 //!
 //! Invariants:
-//! 1. Bytes count as read back where a window that the caller [released](crate::StepState::released) has more resident than ever since
-//!    then. What the release left is not read back, nor what comes back after the kernel took it, or after a sample without it.
-//! 2. What the file's writer may have brought is not counted: in a file that was written since the last step, what it can have reached
-//!    from its place before, and everything if that is not known. Nor are dirty pages.
-//! 3. A log of which [`READ_BACK_EVIDENCE`] bytes were read back is *kept* from that very step on: what a rule would release is
-//!    written out instead. So no more than that, and what a reader reads between two steps, is read back twice.
-//! 4. Where the rule waits for followers, what a known one passes does not count the first time: a far follower reads from the disk, by
-//!    its rule. Nor does it count for a few steps after that, since a file may be sampled late. A window that is released, and read back a second time, counts whoever reads it.
-//! 5. After [`PATIENCE`] retries without a byte read back a kept log is *probed*: of [`PROBED`] windows one goes. A byte read back puts
-//!    it back. As many retries later all goes again. So one reader that comes once, as a backup does, keeps a log for a while, and one
-//!    that goes on costs a small part of the log for each [`PATIENCE`] retries, which get twice as many each time that it comes again, up to
+//! 1. Bytes count as read back where a window that the caller [released](crate::StepState::released) has more
+//!    resident than ever since its release. Pages that the release left do not count. Neither do pages that come
+//!    back after the kernel reclaimed them, or after a sample without them.
+//! 2. Pages that the file's writer may have brought in do not count. In a file written since the last step, these
+//!    are all that the writer can have reached from its previous position, or all if that is unknown. Dirty pages
+//!    do not count either.
+//! 3. A log with [`READ_BACK_EVIDENCE`] bytes read back is *kept* from that very step on: windows that its rule
+//!    would release are written out instead. So only these bytes, and those that a reader reads between two steps,
+//!    are read back twice.
+//! 4. Under a rule that waits for followers, pages on the path of a known follower do not count the first time,
+//!    since by its rule a far follower reads from the disk. They do not count for a few steps after that either,
+//!    since a file may be sampled late. A window that is released and read back a second time counts, whoever
+//!    reads it.
+//! 5. After [`PATIENCE`] retries without a byte read back, a kept log is *probed*: one in [`PROBED`] windows is
+//!    released. A byte read back returns the log to *kept*. After as many further retries everything is released
+//!    again. So a single reader, such as a backup, keeps a log for a while. A recurring reader costs a small part
+//!    of the log per [`PATIENCE`] retries; this number doubles each time the reader comes again, up to
 //!    [`PATIENCE_MAX`].
-//! 6. At most [`RANGES_MAX`] ranges and [`WINDOWS_MAX`] windows of one file are remembered, and [`ALL_WINDOWS_MAX`] windows of all files.
-//!    Beyond that the lowest windows of a file are forgotten: nothing up to them counts until it is released again.
+//! 6. At most [`RANGES_MAX`] ranges and [`WINDOWS_MAX`] windows per file are remembered, and [`ALL_WINDOWS_MAX`]
+//!    windows of all files. Beyond that the lowest windows of a file are forgotten: nothing up to them counts
+//!    until it is released again.
 //!
-//! How it fails: pages that a reader finds resident leave no trace. What a reader brings at the writer's place, between the writer's
-//! own steps, is taken for the writer's. A lost memory costs one more read of what is released from then on.
+//! Limits: a reader that finds its pages resident leaves no trace. Pages that a reader brings in at the writer's
+//! position, between the writer's own steps, count as the writer's. If the state is lost, each range released from
+//! then on may be read from the disk once more.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -31,55 +39,57 @@ use crate::shares::shares_by_party;
 use crate::tail_inference::TailInference;
 use crate::{DatabaseId, FileFacts, FileId, LogId, Position, Rewrite, Rule, WINDOW, Window};
 
-/// Bytes of a log that are read back before it is kept (2 MiB): more than read-ahead of a reader that looks at the beginning of a file.
+/// Bytes of a log read back before it is kept (2 MiB). This is more than the read-ahead of a reader that looks at
+/// the beginning of a file.
 pub const READ_BACK_EVIDENCE: u64 = WINDOW;
-/// Changes of [`crate::Facts::retry`] without a byte read back after which a kept log is tried again: 40 seconds of a guard. Recovery and
-/// backups read a log once.
+/// Changes of [`crate::Facts::retry`] without a byte read back after which a kept log is tried again: 40 seconds
+/// in the guard. Recovery and backups read a log once.
 const PATIENCE: u64 = 4;
-/// The same of a log that was read back again and again (80 minutes), and after which one that is free starts anew.
+/// Upper limit of this for a log that was read back again and again (80 minutes). A free log that was quiet for
+/// this long starts over.
 const PATIENCE_MAX: u64 = 120 * PATIENCE;
-/// One of so many windows is released of a log that is probed.
+/// One in this many windows of a probed log is released.
 const PROBED: u64 = 16;
-/// Ranges of one file that are remembered.
+/// Maximum number of remembered ranges per file.
 const RANGES_MAX: usize = 256;
-/// Windows of one file that are remembered (16 GiB).
+/// Maximum number of remembered windows per file (16 GiB).
 const WINDOWS_MAX: usize = 8192;
-/// Windows of all files that are remembered (128 GiB). Each database has a fair share.
+/// Maximum number of remembered windows of all files (128 GiB). Each database has a fair share.
 const ALL_WINDOWS_MAX: usize = 65_536;
 
-/// What was released of one file, and what of that came back.
+/// The released ranges of one file, and the part of them that came back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ReleasedFile {
     pub(crate) log: LogId,
     database: DatabaseId,
     released: Ranges,
-    /// What a known follower read back once.
+    /// Ranges that a known follower read back once.
     read: Ranges,
-    /// What was released again after that.
+    /// The part of `read` that was released again afterwards.
     again: Ranges,
-    /// The windows of `released` that had resident pages since they were released last, by their starts.
+    /// Windows of `released` that have had resident pages since their last release, by start.
     known: BTreeMap<u64, KnownWindow>,
     changed: i128,
     writer: Option<Position>,
 }
 
-/// A released window that has pages, or had some since.
+/// A released window that has, or had since, resident pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct KnownWindow {
-    /// The most bytes that were resident since it was released.
+    /// Maximum of resident bytes since the release.
     resident: u64,
-    /// Bytes dirty or under writeback when they were counted last.
+    /// Bytes dirty or under writeback at the last count.
     unwritten: u64,
 }
 
-/// What was read back in one step.
+/// The bytes read back in one step.
 #[derive(Debug, Default)]
 pub(crate) struct ReadBack {
-    /// For each window, whether it was a reader that brought pages of it.
+    /// For each window, whether a reader brought in pages of it.
     pub(crate) by_reader: Vec<bool>,
-    /// All bytes.
+    /// All bytes read back.
     pub(crate) bytes: u64,
-    /// Of those, the bytes that no known follower explains.
+    /// The part of `bytes` that no known follower explains.
     pub(crate) evidence: u64,
 }
 
@@ -97,7 +107,7 @@ impl ReleasedFile {
         }
     }
 
-    /// Takes in that a range was released, and what it left.
+    /// Takes in that a range was released, and the windows still resident in it.
     pub(crate) fn release(&mut self, range: &Range<u64>, left: &[Window]) {
         for window in windows_of(range).filter(|window| self.read.holds(window)) {
             self.again.insert(window);
@@ -111,8 +121,8 @@ impl ReleasedFile {
         self.forget_windows_beyond(WINDOWS_MAX);
     }
 
-    /// Takes in the windows of this step. `tail` is what was inferred of the writer before it; `is_passed` says whether a known follower,
-    /// for which the rule waits, may have read of the file.
+    /// Takes in the windows of this step. `tail` is the inferred position of the writer before it. `is_passed`
+    /// says whether a known follower, for which the rule waits, may have read from the file.
     pub(crate) fn observe(
         &mut self,
         file: &FileFacts,
@@ -144,7 +154,7 @@ impl ReleasedFile {
         seen
     }
 
-    /// Takes in what a window has now: the bytes of clean pages that came to it, if it was released.
+    /// Takes in a window's current state. Returns the bytes of clean pages that came to it, if it was released.
     fn take(&mut self, now: &ResidentWindow) -> u64 {
         if !self.released.holds(&now.range) {
             return 0;
@@ -156,8 +166,8 @@ impl ReleasedFile {
         grown
     }
 
-    /// Forgets the lowest windows until at most `windows_max` are left. Nothing up to them is released any more: a window that is
-    /// released but not known would count as read back in each step.
+    /// Forgets the lowest windows until at most `windows_max` are left. Nothing up to them counts as released any
+    /// more: a window that is released but not known would count as read back in each step.
     fn forget_windows_beyond(&mut self, windows_max: usize) {
         let mut forgotten = None;
         while self.known.len() > windows_max {
@@ -168,7 +178,7 @@ impl ReleasedFile {
         }
     }
 
-    /// For each window, whether what came to it may be the writer's (invariant 2).
+    /// For each window, whether its new pages may be the writer's (invariant 2).
     fn by_writer(
         &self,
         file: &FileFacts,
@@ -194,7 +204,7 @@ impl ReleasedFile {
             (Some(Position::Unknown), _) | (_, Some(Position::Unknown)) => {
                 let Some(places) = tail.and_then(|tail| tail.places(file.size)) else { return all(true) };
                 let mut by_writer = reached(windows, &places, file.size);
-                // The header of a ring is written by each checkpoint.
+                // Each checkpoint writes the header of a ring.
                 if let Some((first, _)) =
                     by_writer.iter_mut().zip(windows).find(|(_, now)| now.range.start == 0)
                 {
@@ -206,7 +216,7 @@ impl ReleasedFile {
     }
 }
 
-/// Forgets windows of files that have more than their share of [`ALL_WINDOWS_MAX`].
+/// Forgets windows of files that exceed their share of [`ALL_WINDOWS_MAX`].
 pub(crate) fn forget_windows_beyond_shares(released: &mut BTreeMap<FileId, ReleasedFile>) {
     let all: usize = released.values().map(|file| file.known.len()).sum();
     if all <= ALL_WINDOWS_MAX {
@@ -218,14 +228,15 @@ pub(crate) fn forget_windows_beyond_shares(released: &mut BTreeMap<FileId, Relea
     }
 }
 
-/// For each window of a file of `size` bytes, whether its writer may have been there, who was at one of these places: a writer goes
-/// upwards, and leaves no trace in windows that have pages. At the end of a ring it goes on at the start. It goes no further than half
-/// of the file, or than the last dirty page, if it left any: else all would be explained by a writer.
+/// For each window of a file of `size` bytes, whether its writer may have been there, given that it was at one of
+/// `places`. A writer goes upwards, and leaves no trace in windows that have pages. At the end of a ring it
+/// continues at the start. It goes at most as far as the last dirty page, or half of the file if there is none;
+/// otherwise a writer would explain everything.
 fn reached(windows: &[ResidentWindow], places: &[Range<u64>], size: u64) -> Vec<bool> {
     let mut reached = vec![false; windows.len()];
     let is_place =
         |range: &Range<u64>| places.iter().any(|place| place.start < range.end && range.start <= place.end);
-    // Windows that join, in the order of the writer.
+    // Adjoining windows, in the order of the writer.
     let mut path: Vec<usize> = Vec::new();
     let mut end = None;
     let in_order = (0..windows.len()).map(|at| (at, false)).chain((0..windows.len()).map(|at| (at, true)));
@@ -249,7 +260,7 @@ fn reached(windows: &[ResidentWindow], places: &[Range<u64>], size: u64) -> Vec<
     reached
 }
 
-/// Marks what of a path a writer may have reached.
+/// Marks the part of a path that a writer may have reached.
 fn mark(
     reached: &mut [bool],
     path: &[usize],
@@ -267,14 +278,14 @@ fn mark(
     }
 }
 
-/// The windows of a range that begins with one.
+/// Returns the windows of a range that starts at a window's start.
 fn windows_of(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
     (range.start / WINDOW..end.div_ceil(WINDOW))
         .map(move |number| number * WINDOW..end.min((number + 1) * WINDOW))
 }
 
-/// Ranges, ascending and apart.
+/// Ascending, disjoint ranges.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Ranges(Vec<Range<u64>>);
 
@@ -296,7 +307,7 @@ impl Ranges {
         self.0.get(at).is_some_and(|other| other.start <= range.start && range.end <= other.end)
     }
 
-    /// Forgets what lies below an offset.
+    /// Forgets everything below an offset.
     fn remove_below(&mut self, offset: u64) {
         self.0.retain_mut(|range| {
             range.start = range.start.max(offset);
@@ -304,7 +315,7 @@ impl Ranges {
         });
     }
 
-    /// Forgets what lies behind the end of the file.
+    /// Forgets everything beyond the end of the file.
     fn truncate(&mut self, size: u64) {
         while let Some(last) = self.0.pop_if(|last| last.end > size) {
             if last.start < size {
@@ -315,24 +326,24 @@ impl Ranges {
     }
 }
 
-/// How much of a log may go, for the sake of those who read it back.
+/// How much of a log may be released, in view of its readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// All that its rule lets go.
+    /// Everything that its rule releases.
     Free,
     /// Nothing.
     Kept,
-    /// One of [`PROBED`] windows.
+    /// One in [`PROBED`] windows.
     Probed,
 }
 
-/// A log that is read back, or was.
+/// The state of a log that is or was read back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LogReadBack {
     phase: Phase,
-    /// Bytes read back while it was free.
+    /// Bytes read back while the log was free.
     evidence: u64,
-    /// [`crate::Facts::retry`] when it was read back last, or its phase began.
+    /// [`crate::Facts::retry`] at the last read-back, or at the start of the phase.
     since: u64,
     /// Retries without a byte read back after which a phase ends.
     patience: u64,
@@ -343,7 +354,7 @@ impl LogReadBack {
         Self { phase: Phase::Free, evidence: 0, since: retry, patience: PATIENCE / 2 }
     }
 
-    /// Takes in what was read back of the log in this step; whether there is something to remember of it.
+    /// Takes in the bytes read back of the log in this step. Returns whether the log still needs to be remembered.
     pub(crate) fn observe(&mut self, evidence: u64, retry: u64) -> bool {
         if evidence > 0 {
             self.evidence = self.evidence.saturating_add(evidence);
@@ -374,7 +385,7 @@ impl LogReadBack {
         self.phase != Phase::Free
     }
 
-    /// Whether a window stays that its rule lets go.
+    /// Whether a window stays that its rule would release.
     pub(crate) fn keeps(&self, sequence: u64, window: &Range<u64>) -> bool {
         match self.phase {
             Phase::Free => false,
@@ -384,7 +395,7 @@ impl LogReadBack {
     }
 }
 
-/// Whether a rule waits for followers, so that it is by its choice what a far one reads from the disk.
+/// Whether a rule waits for followers: by its choice a far one reads from the disk.
 pub(crate) const fn waits_for_followers(rule: Rule) -> bool {
     match rule {
         Rule::ReleaseBehindFollowers { .. } | Rule::ReleaseBeforeCheckpoint { .. } => true,
@@ -404,14 +415,14 @@ mod tests {
 
     const RULE: Rule = Rule::ReleaseBehindWriter { slack: 0 };
 
-    /// A file whose pages are all resident.
+    /// Returns a file whose pages are all resident.
     fn resident_file(id: u64, database: u64, windows: usize) -> FileFacts {
         let all: Vec<Window> = (0..windows as u64).map(clean).collect();
         let facts = file(id, RULE, windows as u64 * WINDOW, &all);
         FileFacts { database: DatabaseId(database), ..facts }
     }
 
-    /// The state after all pages of these files were released and read back.
+    /// Returns the state after all pages of these files were released and read back.
     fn read_back(files: &[FileFacts]) -> StepState {
         let mut state = StepState::default();
         for file in files {
@@ -431,13 +442,14 @@ mod tests {
         let file = resident_file(1, 1, WINDOWS_MAX + 3);
         let mut state = read_back(std::slice::from_ref(&file));
         assert_eq!(state.released[&FileId(1)].known.len(), WINDOWS_MAX);
-        // What was forgotten counts again once it is released again.
+        // A forgotten window counts again once it is released again.
         state.released(&file, &(0..WINDOW), &[]);
         step(&mut state, &log_of([file]));
         assert_eq!(state.read_back(), &[(FileId(1), WINDOW)]);
     }
 
-    /// A follower that catches up goes through several files between two samples, and these are sampled when it is further on.
+    /// A follower that catches up passes several files between two samples, and they are sampled when it is
+    /// further on.
     #[test]
     fn files_that_are_sampled_after_a_known_follower_has_left_them_are_no_evidence() {
         let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 0 };
@@ -458,7 +470,7 @@ mod tests {
             step(&mut state, &facts(resident, follower));
         }
         assert_eq!(state.kept_logs(), 0);
-        // One that was passed long ago.
+        // A file that was passed long ago.
         for _ in 0..8 {
             step(&mut state, &facts(0..0, 9));
         }

@@ -1,39 +1,41 @@
-//! When a stream that reads stands back.
+//! Decides when a reading stream yields.
 //!
-//! Seen from outside ([`ReadDuty`]) it reads for [`READ_RUN_NS`], and is then held for as long as is left to others ([`YieldShare`]), again and
-//! again. Its read-ahead can't be switched off from outside, so short runs are the means: others wait no longer than a run takes, and what is
-//! read ahead at its end.
+//! An observer outside ([`ReadDuty`]) lets the stream read for [`READ_RUN_NS`], then holds it for the time left to
+//! others ([`YieldShare`]), in turns. Read-ahead can't be switched off from outside, so the runs are short: others
+//! wait at most for one run and the read-ahead at its end.
 //!
-//! Seen from inside, without permission to count others' requests ([`ReadPace`]), it stands back after a read that waited far longer than its
-//! bytes take. A stream under the rules reads faster than a plain one, since it finds free memory at once. On a device that gives out its rate
-//! in portions, as a throttle does, it would so use up each portion sooner, and others would wait longer for the next one. So it does
-//! nothing for half as long as it waited.
+//! Inside the process, without permission to count the requests of others ([`ReadPace`]), the stream pauses after
+//! a read that waited far longer than its bytes take. A stream under the rules reads faster than a plain one,
+//! since it finds free memory at once. On a device that grants its rate in portions, as a throttle does, it would
+//! use up each portion sooner, and others would wait longer for the next one. So the stream pauses for half of the
+//! time it waited.
 //!
-//! Invariants: no hold is longer than [`READ_HOLD_MAX_NS`], no pause longer than [`READ_PAUSE_MAX_NS`], nor than half of the read before it.
+//! Invariants: no hold is longer than [`READ_HOLD_MAX_NS`]. No pause is longer than [`READ_PAUSE_MAX_NS`], or than
+//! half of the read before it.
 
 use crate::disk_contention::YieldShare;
 
 /// Nanoseconds for which a stream reads between two holds.
 pub const READ_RUN_NS: u64 = 10_000_000;
-/// Nanoseconds for which the disk is busy after a run, with what was read ahead: a MiB at 100 MB/s.
+/// Nanoseconds for which the disk stays busy with read-ahead after a run: 1 MiB at 100 MB/s.
 const READ_AHEAD_NS: u64 = 10_000_000;
 /// Nanoseconds of the longest hold.
 pub const READ_HOLD_MAX_NS: u64 = YieldShare::MAX.after(READ_RUN_NS + READ_AHEAD_NS);
 /// Nanoseconds of the longest pause.
 pub const READ_PAUSE_MAX_NS: u64 = 50_000_000;
-/// A read is late that takes so many times what its bytes take, and so many nanoseconds more: a disk that turns may seek meanwhile, and
-/// a thread may wait for its processor.
+/// A read is late if it takes more than this many times its expected duration plus this many nanoseconds: a
+/// rotating disk may seek meanwhile, and a thread may wait for its processor.
 const LATE_TIMES: u64 = 8;
 const LATE_NS: u64 = 10_000_000;
-/// Nanoseconds after which the rate is taken anew.
+/// Nanoseconds between two measurements of the rate.
 const WINDOW_NS: u64 = 100_000_000;
 
-/// What is known of one reader.
+/// The state of one reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadPace {
-    /// Nanoseconds that a MiB takes, pauses and the program's own time included; 0: unknown.
+    /// Nanoseconds per MiB, including pauses and the program's own time; 0 if unknown.
     ns_per_mib: u64,
-    /// Of the window: when it began, and bytes that were read since.
+    /// The start of the current window, and the bytes read since.
     since: u64,
     bytes: u64,
 }
@@ -45,10 +47,11 @@ impl Default for ReadPace {
 }
 
 impl ReadPace {
-    /// Nothing known.
+    /// The initial state, with nothing known.
     pub const NEW: Self = Self { ns_per_mib: 0, since: 0, bytes: 0 };
 
-    /// A read of `bytes` ended at `now`, and took so many nanoseconds. Nanoseconds for which to read nothing.
+    /// Takes in that a read of `bytes` ended at `now` after `took` nanoseconds. Returns the nanoseconds for which
+    /// to read nothing.
     ///
     /// ```
     /// use pagekeeper_policy::read_pace::ReadPace;
@@ -82,13 +85,13 @@ impl ReadPace {
 /// The turns of the streams that read from one disk: all of them read, then all are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReadDuty {
-    /// When the present turn ends; 0: there are no turns.
+    /// The end of the current turn; 0 if there are no turns.
     ends: u64,
     is_held: bool,
 }
 
 impl ReadDuty {
-    /// Until when the streams are to be held; `None`: they may read. To be asked every 10 ms.
+    /// Returns until when the streams are to be held, or `None` if they may read. Call it every 10 ms.
     ///
     /// ```
     /// use pagekeeper_policy::disk_contention::YieldShare;
@@ -106,7 +109,7 @@ impl ReadDuty {
             return None;
         }
         if now >= self.ends {
-            // Whoever comes is not kept waiting: the first turn is theirs.
+            // Others do not have to wait: the first turn is theirs.
             self.is_held = !self.is_held;
             let hold = share.after(READ_RUN_NS + READ_AHEAD_NS);
             self.ends = now.saturating_add(if self.is_held { hold } else { READ_RUN_NS });
@@ -123,7 +126,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Reads of 128 KiB that take so many nanoseconds each: how many were followed by a pause.
+    /// Returns how many reads of 128 KiB, with these durations in nanoseconds, were followed by a pause.
     fn pauses(took: impl Fn(u64) -> u64) -> usize {
         let (mut pace, mut now) = (ReadPace::NEW, 5);
         let paused = |nth| {
@@ -140,7 +143,7 @@ mod tests {
         assert_eq!(pauses(|_| MS), 0);
         assert_eq!(pauses(|_| 13 * MS), 0);
         assert_eq!(pauses(|_| 400 * MS), 0);
-        // Nor is one that others read, too.
+        // A disk that others read, too, is none either.
         assert_eq!(pauses(|nth| if nth % 3 == 0 { 9 * MS } else { MS }), 0);
     }
 

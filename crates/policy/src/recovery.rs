@@ -1,44 +1,46 @@
-//! What crash recovery would read of a log: from its last checkpoint to where the writer is.
+//! The part of a log that crash recovery would read: from its last checkpoint to the writer's position.
 //!
-//! For [`Rule::ReleaseBeforeCheckpoint`](crate::Rule::ReleaseBeforeCheckpoint). Invariant: what is not known to be of no use to
-//! recovery is taken to be read by it. A checkpoint only moves on, so one that was seen a while ago keeps too much of a series of
-//! files; of a ring it must have been seen after the writer's place was, since a writer that has gone around looks like one just
-//! behind the checkpoint.
+//! It serves [`Rule::ReleaseBeforeCheckpoint`](crate::Rule::ReleaseBeforeCheckpoint). Invariant: unless a range is
+//! known to be useless to recovery, it counts as needed. Checkpoints only advance, so an old one keeps too much of
+//! a series of files. In a ring, the checkpoint must be read after the writer's position, since a writer that has
+//! gone around looks like one just behind the checkpoint.
 
 use core::ops::Range;
 
 #[cfg(feature = "std")]
 use crate::WINDOW;
 
-/// Where crash recovery would start to read a log. Offsets are in bytes.
+/// The position from which crash recovery would read a log. Offsets are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Checkpoint {
-    /// In a log of files that follow each other: from this byte on, to the end of the writer's file.
+    /// In a log of consecutive files: recovery reads from this byte to the end of the writer's file.
     InSeries {
-        /// The sequence of the file that it is in.
+        /// The sequence of the checkpoint's file.
         sequence: u64,
-        /// Where in that.
+        /// The offset in that file.
         offset: u64,
     },
-    /// In a log of one file that is a ring: from this byte on, around the end of the file if need be, to the writer's place.
+    /// In a log of one file that is a ring: recovery reads from this byte to the writer's position, around the end
+    /// of the file if needed.
     InRing {
-        /// Where in the file.
+        /// The offset in the file.
         offset: u64,
     },
 }
 
-/// What recovery would read of one file: up to two ranges.
+/// The part of one file that recovery would read: up to two ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needed([(u64, u64); 2]);
 
 impl Needed {
-    /// Nothing of it.
+    /// Nothing of the file.
     pub const NOTHING: Self = Self([(0, 0); 2]);
-    /// All of it, or nobody knows.
+    /// The whole file; also used if the part is unknown.
     pub const EVERYTHING: Self = Self([(0, u64::MAX), (0, 0)]);
 
-    /// Of the file of that sequence in a series, whose checkpoint is at this offset of that file, and whose writer is in the file of
-    /// the sequence `writer`, or in none that is known. A writer before the checkpoint has gone on since it was seen there.
+    /// Returns the part of the file with this sequence in a series. `checkpoint` has the sequence and the offset
+    /// of the checkpoint; `writer` is the sequence of the writer's file, if known. A writer before the checkpoint
+    /// has moved on since it was seen there.
     ///
     /// ```
     /// use pagekeeper_policy::recovery::Needed;
@@ -49,7 +51,7 @@ impl Needed {
     /// ```
     pub const fn in_series(checkpoint: (u64, u64), writer: Option<u64>, sequence: u64) -> Self {
         let beyond = match writer {
-            // Files for later, which were recycled: what they have is from before.
+            // Recycled files for later use: their contents are from before.
             Some(writer) => writer >= checkpoint.0 && sequence > writer,
             None => false,
         };
@@ -62,7 +64,8 @@ impl Needed {
         }
     }
 
-    /// Of a ring of `size` bytes with its checkpoint at this offset, written up to `end`, if that is known.
+    /// Returns the part of a ring of `size` bytes with its checkpoint at this offset, written up to `end`, if
+    /// known.
     ///
     /// ```
     /// use pagekeeper_policy::recovery::Needed;
@@ -80,13 +83,13 @@ impl Needed {
         }
     }
 
-    /// Whether recovery would read some of the range.
+    /// Whether recovery would read any of the range.
     pub const fn overlaps(&self, range: &Range<u64>) -> bool {
         let [a, b] = self.0;
         (range.start < a.1 && a.0 < range.end) || (range.start < b.1 && b.0 < range.end)
     }
 
-    /// The first byte that it would read; `u64::MAX` if there is none.
+    /// Returns the first byte that recovery would read; `u64::MAX` if there is none.
     pub const fn start(&self) -> u64 {
         let [a, b] = self.0;
         let first = if a.0 < a.1 { a.0 } else { u64::MAX };
@@ -94,14 +97,14 @@ impl Needed {
     }
 }
 
-/// Which of two ends of what was written to a ring of `size` bytes is the further one from its checkpoint on.
+/// Returns which of two end positions in a ring of `size` bytes is further from its checkpoint, in writing order.
 #[cfg(feature = "std")]
 pub(crate) const fn further(checkpoint: u64, size: u64, one: u64, other: u64) -> u64 {
     if distance(checkpoint, size, one) < distance(checkpoint, size, other) { other } else { one }
 }
 
-/// Whether an end of what was written, known to a window, lies so closely behind the checkpoint that the writer can't be there: it would
-/// have filled the ring. Engines leave more free than that: InnoDB a tenth.
+/// Whether an end position, known to the precision of a window, is so close behind the checkpoint that the writer
+/// can't be there: it would have filled the ring. Engines leave more space free; InnoDB leaves a tenth.
 #[cfg(feature = "std")]
 pub(crate) const fn is_left_behind(checkpoint: u64, size: u64, end: u64) -> bool {
     let behind = match checkpoint.checked_sub(end) {
@@ -153,7 +156,7 @@ mod tests {
     fn no_writer_is_known_and_so_later_files_are_needed() {
         assert_eq!(Needed::in_series((7, 0), None, 100), Needed::EVERYTHING);
         assert_eq!(Needed::in_series((7, 5), None, 7).start(), 5);
-        // Seen before the checkpoint was read.
+        // The writer was seen before the checkpoint was read.
         assert_eq!(Needed::in_series((7, 5), Some(6), 7).start(), 5);
         assert_eq!(Needed::in_series((7, 5), Some(6), 8), Needed::EVERYTHING);
         assert_eq!(Needed::in_series((7, 5), Some(6), 6), Needed::NOTHING);

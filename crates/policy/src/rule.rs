@@ -1,23 +1,23 @@
-//! File classes and rules: what a profile says a file is, and what is to be done with its pages.
+//! File classes and rules: what a profile says about a file, and what to do with its pages.
 //!
-//! The one schema of rules: configurations are read into these types, [`crate::step()`] and the library that is preloaded
-//! act by them. Each has one text, which serde uses (feature `std`) and `from_text` reads without allocating; `Display`
-//! writes it.
+//! This is the only schema of rules: configurations are read into these types, and [`crate::step()`] and the
+//! preloaded library act on them. Each value has one text form, which `Display` writes, serde uses (feature `std`)
+//! and `from_text` reads without allocating.
 
 use core::fmt;
 
 use crate::WINDOW;
 
-/// Bytes that stay resident behind a writer where a rule does not say: two windows.
+/// Default number of bytes that stay resident behind a writer: two windows.
 pub const DEFAULT_SLACK: u64 = 2 * WINDOW;
-/// Files behind the writer up to which a follower is near, where a rule does not say.
+/// Default number of files behind the writer up to which a follower counts as near.
 pub const DEFAULT_NEAR_FILES: u64 = 3;
 
-/// Bytes that all logs of one database with the same budget keep together, where a rule does not say, unless one log
-/// may keep more: 1 GiB.
+/// Default limit of the bytes that all logs of one database with the same budget keep together, unless one log may
+/// keep more: 1 GiB.
 pub const DEFAULT_TOTAL: u64 = 1 << 30;
 
-/// What a file is to its database.
+/// The role of a file in its database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "std", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 pub enum FileClass {
@@ -25,13 +25,13 @@ pub enum FileClass {
     Redo,
     /// A replication log of the server: segments that followers tail.
     Binlog,
-    /// What a replica received and has yet to apply.
+    /// A relay log: received by a replica and yet to be applied.
     Relay,
     /// A write-ahead log in segments.
     Wal,
-    /// Segments of a stream or topic: the log is the data, and its readers are mostly not seen.
+    /// Segments of a stream or topic: the log is the data, and its readers are mostly invisible.
     Messages,
-    /// What the server writes for people and programs to read: error, query, slow and audit logs. It does not read them.
+    /// Text for people and programs: error, query, slow and audit logs. The server does not read them.
     Text,
     /// Table files, SST files: the data itself.
     Data,
@@ -40,7 +40,7 @@ pub enum FileClass {
 }
 
 impl FileClass {
-    /// All of them.
+    /// All classes.
     pub const ALL: [Self; 8] = [
         Self::Redo,
         Self::Binlog,
@@ -52,7 +52,7 @@ impl FileClass {
         Self::Temp,
     ];
 
-    /// Its name, as configurations give it.
+    /// Returns the name, as in configurations.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Redo => "redo",
@@ -66,7 +66,7 @@ impl FileClass {
         }
     }
 
-    /// Whether it is a log of any kind.
+    /// Whether the class is a log of any kind.
     ///
     /// ```
     /// use pagekeeper_policy::FileClass;
@@ -86,49 +86,53 @@ impl fmt::Display for FileClass {
     }
 }
 
-/// What is to be done with the resident pages of a file.
+/// What to do with the resident pages of a file.
 ///
 /// Sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Rule {
     /// Leave the pages alone.
     Keep,
-    /// Release what lies more than `slack` bytes behind the writer; release whole files the writer has left.
+    /// Release everything more than `slack` bytes behind the writer, and whole files that the writer has left.
     ReleaseBehindWriter {
         /// Bytes behind the writer that stay resident.
         slack: u64,
     },
-    /// Leave the writer's file alone, release each file once the writer has left it.
+    /// Leave the writer's file alone; release each file once the writer has left it.
     ReleaseOnRotation,
-    /// As [`Rule::ReleaseBehindWriter`], but leave what a near follower has yet to read.
+    /// As [`Rule::ReleaseBehindWriter`], but keep what a near follower has yet to read.
     ReleaseBehindFollowers {
-        /// A follower at most this many files behind the writer's file is near: pages wait for it.
+        /// A follower is near, so that pages wait for it, if it is at most this many files behind the writer's
+        /// file.
         near_files: u64,
         /// Bytes behind the writer that stay resident.
         slack: u64,
     },
-    /// As [`Rule::ReleaseBehindFollowers`], but leave what crash recovery would read, too: from the last checkpoint on. Where that
-    /// is not known, leave everything.
+    /// As [`Rule::ReleaseBehindFollowers`], but also keep what crash recovery would read, from the last checkpoint
+    /// on. If the checkpoint is unknown, keep everything.
     ReleaseBeforeCheckpoint {
-        /// A follower at most this many files behind the writer's file is near: pages wait for it.
+        /// A follower is near, so that pages wait for it, if it is at most this many files behind the writer's
+        /// file.
         near_files: u64,
         /// Bytes behind the writer that stay resident.
         slack: u64,
     },
-    /// Let the log keep `bytes` resident, newest first, and all logs of a database that have this rule no more than `total`;
-    /// release the oldest beyond it.
+    /// Keep `bytes` of the log resident, newest first, and at most `total` of all logs of a database that have
+    /// this rule; release the oldest beyond that.
     Budget {
         /// Bytes of the whole log that may stay resident.
         bytes: u64,
-        /// Bytes of all such logs of one database together that may: each has a share. Who sees one log alone does not go by it.
+        /// Bytes of all such logs of one database that may stay resident; each log has a share. A caller that sees
+        /// only one log ignores it.
         total: u64,
     },
-    /// The database uses direct I/O on this file: resident pages are leftovers, released and warned of.
+    /// The database uses direct I/O on this file: resident pages are leftovers, which are released and warned
+    /// about.
     Direct,
 }
 
 impl Rule {
-    /// Its name, as configurations give it.
+    /// Returns the name, as in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Keep => "keep",
@@ -141,8 +145,9 @@ impl Rule {
         }
     }
 
-    /// The same rule leaving less: for logs in a memory cgroup whose page cache takes too much of its limit. What it waits for
-    /// (followers, checkpoints, rotation) it waits for still, and what it keeps altogether it keeps.
+    /// Returns the same rule with less resident data, for logs in a memory cgroup whose page cache takes too much
+    /// of its limit. It still waits for the same followers, checkpoints and rotations, and [`Rule::Keep`] stays as
+    /// it is.
     ///
     /// ```
     /// use pagekeeper_policy::Rule;
@@ -168,7 +173,8 @@ impl Rule {
         }
     }
 
-    /// Reads what `Display` writes: the name, and its figures apart by colons. `None` if it is anything else.
+    /// Parses what `Display` writes: the name and its numbers, separated by colons. Returns `None` for anything
+    /// else.
     ///
     /// ```
     /// use pagekeeper_policy::Rule;
@@ -220,23 +226,24 @@ impl fmt::Display for Rule {
     }
 }
 
-/// How a log's writer comes back to bytes that are in the file already.
+/// How a log's writer overwrites bytes that are already in the file.
 ///
-/// It decides whether a released page costs a read later: a whole page that is overwritten does not need its old
-/// content, a part of a page does.
+/// This decides whether a released page costs a read later: overwriting a whole page does not need its old
+/// content, overwriting a part of it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Rewrite {
-    /// It only appends: no released page is written again, but for the tail page.
+    /// It only appends: no released page is written again, except for the tail page.
     Never,
     /// It overwrites whole aligned pages of this kernel (a ring, recycled segments): releasing costs nothing.
     WholePages,
-    /// It overwrites parts of pages: a released page would be read again before each write. Never released. Blocks of 8 KiB are whole
-    /// pages where pages have 4 KiB, and parts of pages where they have 64 KiB.
+    /// It overwrites parts of pages: a released page would be read again before each write, so none is released.
+    /// Blocks of 8 KiB are whole pages of 4 KiB, but parts of pages of 64 KiB.
     SubPages,
 }
 
 impl Rewrite {
-    /// That of a writer who overwrites whole aligned blocks of this size, on a kernel with pages of that one. In bytes.
+    /// Returns the kind of a writer that overwrites whole aligned blocks of `block` bytes, on a kernel with pages
+    /// of `page` bytes.
     ///
     /// ```
     /// use pagekeeper_policy::Rewrite;
@@ -248,7 +255,7 @@ impl Rewrite {
         if block > 0 && block.is_multiple_of(page) { Self::WholePages } else { Self::SubPages }
     }
 
-    /// Whether a released page would be read again before it is written: such a file is kept.
+    /// Whether a released page would be read again before it is written. Such a file is kept.
     pub const fn needs_old_pages(self) -> bool {
         match self {
             Self::Never | Self::WholePages => false,
@@ -257,14 +264,14 @@ impl Rewrite {
     }
 }
 
-/// Where it is known from how a log's writer comes back to old bytes: what a profile says of it.
+/// How a profile determines the kind of rewriting of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum RewriteSource {
-    /// From what is written: it is taken to append only until a file is seen to be recycled.
+    /// From the writes: the log counts as append-only until a file is seen to be recycled.
     #[default]
     Detect,
-    /// From the device: its physical blocks are overwritten, which are whole pages where they are a page or more. Who does
-    /// not know the device goes by what is written.
+    /// From the device: the writer overwrites its physical blocks, which are whole pages if they are at least a
+    /// page long. If the device is unknown, the writes decide.
     DeviceBlocks,
     /// From the profile.
     Known(Rewrite),
@@ -279,7 +286,7 @@ impl RewriteSource {
         Self::Known(Rewrite::SubPages),
     ];
 
-    /// Its name, as configurations give it.
+    /// Returns the name, as in configurations.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Detect => "detect",
@@ -290,7 +297,7 @@ impl RewriteSource {
         }
     }
 
-    /// Reads the name; `None` if it is anything else.
+    /// Parses a name. Returns `None` for anything else.
     ///
     /// ```
     /// use pagekeeper_policy::{Rewrite, RewriteSource};
@@ -319,19 +326,19 @@ impl<'de> serde::Deserialize<'de> for RewriteSource {
     }
 }
 
-/// What becomes of the pages of bulk output once they are written: of files that are written once and in order. Only a
-/// process that holds its writers up can act by it.
+/// What to do with written pages of bulk output, that is, of files written once and in order. Only a process that
+/// holds up its writers can apply it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "std", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum BulkPages {
-    /// They stay: the database reads them again.
+    /// Keep them: the database reads them again.
     Keep,
-    /// They are released.
+    /// Release them.
     Release,
 }
 
 impl BulkPages {
-    /// Its name, as configurations give it.
+    /// Returns the name, as in configurations.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Keep => "keep",
@@ -339,7 +346,7 @@ impl BulkPages {
         }
     }
 
-    /// Reads the name; `None` if it is anything else.
+    /// Parses a name. Returns `None` for anything else.
     pub fn from_text(text: &[u8]) -> Option<Self> {
         [Self::Keep, Self::Release].into_iter().find(|pages| pages.as_str().as_bytes() == text)
     }
@@ -351,7 +358,7 @@ impl fmt::Display for BulkPages {
     }
 }
 
-/// Reads a number in decimal digits, without a sign; `None` if it is anything else.
+/// Parses a number in decimal digits, without a sign. Returns `None` for anything else.
 pub fn number(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;

@@ -1,49 +1,52 @@
-//! Reads here and there in a file: what of it they bring in, and what of that goes next.
+//! Scattered reads: which pages to bring in for a reader that jumps around in a file, and which of them to release
+//! next.
 //!
-//! Reads that jump again and again, with less than [`LONG`] bytes in a row between two jumps, are scattered. Read-ahead brings in pages
-//! that such a reader comes to much later or never, so it is to be off, and the bytes of the next piece are brought in by their number: as
-//! many as the shorter of the last two pieces had. The pages that were read last are kept, since records that lie together are often
-//! read one after the other; older ones go.
+//! Reads are scattered if they jump repeatedly, with less than [`LONG`] bytes in a row between two jumps.
+//! Read-ahead brings in pages that such a reader reaches much later or never, so it should be off. Instead, the
+//! pages of the next piece are brought in explicitly, as many bytes as the shorter of the last two pieces had. The
+//! most recently read pages are kept, since records that lie together are often read one after the other; older
+//! ones are released.
 //!
-//! Invariants: a range that is to be brought in overlaps none that a piece before it asked for; at most [`KEPT_BYTES`] of one reader are kept, or
-//! the last range alone; nothing is allocated, and nothing panics, whatever positions are given.
+//! Invariants: a range to bring in does not overlap the ranges requested before for the same piece. At most
+//! [`KEPT_BYTES`] per reader are kept, or the last range alone. Nothing is allocated, and nothing panics for any
+//! position.
 
 use core::ops::Range;
 
 use crate::stream::PAGE;
 
-/// Bytes in a row from which on reads are no longer scattered.
+/// Bytes in a row from which on reads no longer count as scattered.
 pub const LONG: u64 = 8 << 20;
-/// Bytes of a reader that are kept at a time.
+/// Bytes kept at a time for one reader.
 pub const KEPT_BYTES: u64 = 8 << 20;
-/// Ranges that are kept at a time.
+/// Maximum number of ranges kept at a time.
 const KEPT_RANGES: usize = 64;
-/// Short pieces, less the long ones among them, from which on reads are scattered.
+/// Number of short pieces, less the long ones among them, from which on reads count as scattered.
 const SHORT_PIECES: u8 = 3;
-/// No file goes further: positions are signed.
+/// The largest file offset: offsets are signed.
 const LAST: u64 = i64::MAX as u64;
 
-/// What is known of a reader that may turn out to read here and there: about 1 KiB.
+/// The state of a reader that may turn out to be scattered: about 1 KiB.
 #[derive(Debug, Clone, Copy)]
 pub struct ScatteredReads {
-    /// Where the piece began that is being read, and how far that has come.
+    /// The start of the current piece, and the end of its part read so far.
     start: u64,
     next: u64,
-    /// Up to where pages were asked for.
+    /// Pages were requested up to here.
     asked: u64,
-    /// Bytes of the last piece, and of the shorter one of the last two.
+    /// Length of the last piece in bytes, and of the shorter of the last two.
     last: u64,
     piece: u64,
-    /// Short pieces, less the long ones, at most [`SHORT_PIECES`].
+    /// Number of short pieces, less the long ones; at most [`SHORT_PIECES`].
     short: u8,
-    /// Ranges whose pages are kept, the oldest first, and their bytes.
+    /// The ranges whose pages are kept, oldest first, and their total bytes.
     kept: [(u64, u64); KEPT_RANGES],
     count: usize,
     bytes: u64,
 }
 
 impl ScatteredReads {
-    /// Nothing read yet.
+    /// The state before the first read.
     pub const NEW: Self = Self {
         start: 0,
         next: 0,
@@ -56,7 +59,7 @@ impl ScatteredReads {
         bytes: 0,
     };
 
-    /// Before `length` bytes are read at `at`: whether reads are scattered.
+    /// Takes in that `length` bytes at `at` are about to be read. Returns whether reads are scattered.
     ///
     /// ```
     /// use pagekeeper_policy::scattered::{LONG, ScatteredReads};
@@ -88,13 +91,14 @@ impl ScatteredReads {
         self.short >= SHORT_PIECES
     }
 
-    /// Reads came up to `end`.
+    /// Takes in that reads came up to `end`.
     pub fn passed(&mut self, end: u64) {
         self.next = end.min(LAST);
     }
 
-    /// Before `length` bytes are read at `at` of a file of `size` bytes, by a reader that [is scattered](Self::comes): the range whose pages
-    /// are to be brought in, in whole pages. `None`: it was asked for before. What lies in it beyond the read is to be read ahead.
+    /// Returns the range of whole pages to bring in before a [scattered](Self::comes) reader reads `length` bytes
+    /// at `at` of a file of `size` bytes. Returns `None` if it was requested before. The part of it beyond the
+    /// read is to be read ahead.
     ///
     /// ```
     /// use pagekeeper_policy::scattered::ScatteredReads;
@@ -126,7 +130,7 @@ impl ScatteredReads {
         Some(start..end)
     }
 
-    /// Whether a range is kept: then it is the last to go.
+    /// Whether a range is kept. If so, makes it the last to be released.
     pub fn touch(&mut self, range: &Range<u64>) -> bool {
         let is_within = |&(start, end): &(u64, u64)| start <= range.start && range.end <= end;
         let kept = self.kept.get_mut(..self.count).unwrap_or_default();
@@ -137,7 +141,7 @@ impl ScatteredReads {
         true
     }
 
-    /// Keeps a range that reads brought in: gives the oldest one where there is no room for both.
+    /// Keeps a range that reads brought in. Returns the oldest range if there is no room for both.
     #[must_use]
     pub fn keep(&mut self, range: &Range<u64>) -> Option<Range<u64>> {
         let oldest = if self.count == KEPT_RANGES { self.take_oldest() } else { None };
@@ -149,12 +153,12 @@ impl ScatteredReads {
         oldest
     }
 
-    /// Takes out the oldest range, where more is kept than may be.
+    /// Removes and returns the oldest range if more is kept than allowed.
     pub fn take_surplus(&mut self) -> Option<Range<u64>> {
         if self.bytes > KEPT_BYTES && self.count > 1 { self.take_oldest() } else { None }
     }
 
-    /// Takes out the oldest range that is kept.
+    /// Removes and returns the oldest kept range.
     pub fn take_oldest(&mut self) -> Option<Range<u64>> {
         let kept = self.kept.get_mut(..self.count).filter(|kept| !kept.is_empty())?;
         kept.rotate_left(1);
@@ -188,7 +192,7 @@ mod tests {
         assert_eq!((reads.take_oldest(), reads.take_oldest(), reads.bytes), (Some(0..KEPT_BYTES), None, 0));
     }
 
-    /// A long read after a look at the end, or between jumps, is in order.
+    /// A long read after a look at the end of the file, or between jumps, is in order.
     #[test]
     fn few_jumps_are_not_scattered() {
         let mut reads = ScatteredReads::NEW;

@@ -1,11 +1,12 @@
-//! Shares of what there is for all: alike for each party (a user, a container), and of each party's alike for what is its
-//! own. What one does not need is the others'. So whoever starts many makes its own shares small, and nobody else's.
+//! Fair shares of a common total: equal for each party (a user, a container), and equal within a party for each of
+//! its own items. Unneeded parts go to the others. So a party that starts many items makes only its own shares
+//! small.
 //!
-//! Invariant: the shares of all together are no more than there is.
+//! Invariant: the sum of all shares does not exceed the total.
 
 use std::collections::BTreeMap;
 
-/// The share of each of those that want so much: what one does not need is the others'.
+/// Returns the share of each item, by the wanted amounts. Parts that one does not need go to the others.
 ///
 /// ```
 /// assert_eq!(pagekeeper_policy::shares::shares(100, &[50, 10, 70]), [45, 10, 45]);
@@ -22,7 +23,7 @@ pub fn shares(all: usize, wanted: &[usize]) -> Vec<usize> {
     shares
 }
 
-/// The share of each of those of some party that want so much: first of the party, then of the one.
+/// Returns the share of each item: the total is divided among the parties first, then within each party.
 pub fn shares_by_party<P: Ord + Copy>(all: usize, wanted: &[(P, usize)]) -> Vec<usize> {
     if wanted.iter().map(|(_, wanted)| wanted).sum::<usize>() <= all {
         return wanted.iter().map(|(_, wanted)| *wanted).collect();

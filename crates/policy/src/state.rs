@@ -1,10 +1,10 @@
-//! What [`crate::step()`] remembers from one step to the next.
+//! The state that [`crate::step()`] keeps from one step to the next.
 //!
-//! Plain data, bounded by the facts: an entry exists only for a file of the last facts, a remembered window
-//! only while it has resident pages, a follower only while it is reported. The exception is which ranges were released: that is
-//! remembered until [`StepState::retain_files`] says that the file is gone. A lost state does no harm: some windows are tried once
-//! more, the tail of a writer whose position is unknown has to show itself again, and a reader that is not seen has to read back once
-//! more.
+//! Plain data, bounded by the facts. There is an entry only for a file of the last facts, for a window while it
+//! has resident pages, and for a follower while it is reported. The exception are released ranges, which are
+//! remembered until [`StepState::retain_files`] says that the file is gone. Losing the state does no harm: some
+//! windows are tried once more, the position of a writer at an unknown offset is inferred anew, and an invisible
+//! reader has to read back once more before it is noticed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -15,51 +15,52 @@ use crate::read_back::{LogReadBack, ReleasedFile};
 use crate::tail_inference::TailInference;
 use crate::{FileFacts, FileId, FollowerId, LogId, Position, Warning, Window};
 
-/// What is remembered between two calls of [`crate::step()`].
+/// The state kept between two calls of [`crate::step()`].
 ///
-/// Start with [`StepState::default`], hand the same one to each step, and keep one for each set of facts: files
-/// that are not in the facts are forgotten.
+/// Start with [`StepState::default`] and pass the same state to each step. Keep one for each set of facts, since
+/// files that are not in the facts are forgotten.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepState {
-    /// Only files that have something to remember.
+    /// The files with something to remember.
     pub(crate) files: BTreeMap<FileId, FileHistory>,
-    /// Where each follower was in the last step.
+    /// The followers' positions in the last step.
     pub(crate) followers: BTreeMap<FollowerId, FollowerPosition>,
-    /// The files that followers were in lately.
+    /// The files that followers were in recently.
     pub(crate) passed: PassedFiles,
-    /// What was released, by file.
+    /// The released ranges, by file.
     pub(crate) released: BTreeMap<FileId, ReleasedFile>,
-    /// The logs that are read back, or were.
+    /// The logs that are or were read back.
     pub(crate) read_back: BTreeMap<LogId, LogReadBack>,
-    /// What was read back in the last step.
+    /// The bytes read back in the last step.
     pub(crate) read_back_now: Vec<(FileId, u64)>,
 }
 
 impl StepState {
-    /// Takes in that a range of a file was released, after the step that had these facts of it, and which windows were left
-    /// resident in it. Whoever does not say so has readers that are not seen go unnoticed.
+    /// Records that a range of a file was released, after the step that had these facts of it, and which windows
+    /// were left resident in it. Without this call, invisible readers go unnoticed.
     pub fn released(&mut self, file: &FileFacts, range: &Range<u64>, left: &[Window]) {
         self.released.entry(file.id).or_insert_with(|| ReleasedFile::new(file)).release(range, left);
     }
 
-    /// Forgets what was released of files that are gone, and how logs were read back of which none is left.
+    /// Forgets the released ranges of files that are gone, and the read-back state of logs without any remaining
+    /// file.
     pub fn retain_files(&mut self, is_there: impl Fn(FileId) -> bool) {
         self.released.retain(|id, _| is_there(*id));
         let logs: BTreeSet<LogId> = self.released.values().map(|file| file.log).collect();
         self.read_back.retain(|log, _| logs.contains(log));
     }
 
-    /// What readers read back of released pages, in bytes, as the last step saw it.
+    /// Returns the bytes of released pages that readers read back, by file, as seen in the last step.
     pub fn read_back(&self) -> &[(FileId, u64)] {
         &self.read_back_now
     }
 
-    /// How many logs are kept, since they are read back.
+    /// Returns the number of logs that are kept because they are read back.
     pub fn kept_logs(&self) -> usize {
         self.read_back.values().filter(|log| log.is_kept()).count()
     }
 
-    /// Forgets what was decided of a range of a file and then not done: it is decided anew in the next step.
+    /// Forgets actions that were decided for a range of a file but not carried out. The next step decides anew.
     pub fn not_done(&mut self, file: FileId, range: &Range<u64>) {
         if let Some(known) = self.files.get_mut(&file) {
             known.history.retain(|history| !range.contains(&history.start));
@@ -67,7 +68,7 @@ impl StepState {
     }
 }
 
-/// Where a follower was.
+/// The position of a follower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FollowerPosition {
     pub(crate) log: LogId,
@@ -75,30 +76,30 @@ pub(crate) struct FollowerPosition {
     pub(crate) position: Position,
 }
 
-/// What is remembered of one file.
+/// The state kept for one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct FileHistory {
-    /// The warnings given, at most one of each kind.
+    /// The warnings already given, at most one of each kind.
     pub(crate) warned: Vec<Warning>,
-    /// What was done to the windows that are still resident, ascending by start.
+    /// The last actions on the windows that are still resident, ascending by start.
     pub(crate) history: Vec<History>,
-    /// Where the writer may be, while its position is unknown.
+    /// The inferred position of a writer whose position is unknown.
     pub(crate) tail: Option<TailInference>,
 }
 
 impl FileHistory {
-    /// Nothing worth an entry is left.
+    /// Whether nothing worth an entry is left.
     pub(crate) fn is_empty(&self) -> bool {
         self.warned.is_empty() && self.history.is_empty() && self.tail.is_none()
     }
 
-    /// Forgets the windows, which have no resident pages any more, but not of what the operator was warned.
+    /// Forgets the windows, which have no resident pages any more, but not the given warnings.
     pub(crate) fn forget_windows(&mut self) {
         self.history = Vec::new();
         self.tail = None;
     }
 
-    /// Whether `warning` is new; it is not new again.
+    /// Whether `warning` is new. Records it as given.
     pub(crate) fn warn_once(&mut self, warning: Warning) -> bool {
         let new = !self.warned.contains(&warning);
         if new {

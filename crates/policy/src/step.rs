@@ -1,17 +1,17 @@
 //! The step: facts in, acts out.
 //!
 //! Invariants:
-//! 1. The acts of a step depend on the facts and the state alone, and are ordered by log, sequence and offset;
-//!    a file's warnings come first.
-//! 2. Ranges of one file ascend and do not overlap; each lies inside the file and starts at a multiple of
-//!    [`WINDOW`]. It ends at a multiple of it too, or at the end of the file; the latter never in the file of a
-//!    writer whose position is known, unless it is used with direct I/O.
-//! 3. The same facts again give no acts, once flushed windows are released and stalled followers known as such:
-//!    the third step on the same facts is always empty.
-//! 4. Files that have no windows cost no memory, but for the ranges of them that were released.
+//! 1. The acts of a step depend only on the facts and the state. They are ordered by log, sequence and offset; a
+//!    file's warnings come first.
+//! 2. Ranges of one file ascend and do not overlap. Each lies inside the file, starts at a multiple of [`WINDOW`],
+//!    and ends at one or at the end of the file. It never ends at the end of a file whose writer's position is
+//!    known, unless the file uses direct I/O.
+//! 3. Repeating the same facts gives no acts once flushed windows are released and stalled followers are
+//!    recognised: the third step on the same facts is always empty.
+//! 4. Files without windows cost no memory, except for their released ranges.
 //!
-//! Windows that are not as [`crate::Window`] promises are cut to the aligned part of them inside the file;
-//! nothing panics.
+//! Windows that violate the promises of [`crate::Window`] are cut to their aligned part inside the file; nothing
+//! panics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -28,8 +28,8 @@ use crate::{Act, Checkpoint, DatabaseId, Facts, FileFacts, FileId, LogId, Positi
 
 /// Decides what to do now.
 ///
-/// Call it every few hundred milliseconds with what is seen then, do the acts, and call it again: `state`
-/// carries over what it needs to know. It does no I/O and cannot fail. None of the acts can lose a byte.
+/// Call it every few hundred milliseconds with fresh facts and carry out the acts; `state` carries over what the
+/// next call needs. It does no I/O and cannot fail. No act can lose a byte.
 ///
 /// ```
 /// use pagekeeper_policy::{
@@ -120,7 +120,8 @@ pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
     acts
 }
 
-/// Takes in what was read back of these files since the last step, and returns it; which logs are kept for that from now on.
+/// Takes in the bytes read back of these files since the last step and returns them. Updates which logs are kept
+/// because of that.
 fn observe_read_back(
     state: &mut StepState,
     retry: u64,
@@ -151,7 +152,7 @@ fn observe_read_back(
     all
 }
 
-/// Whether the writer's place in the file has to be inferred from its windows.
+/// Whether the writer's position in the file has to be inferred from its windows.
 fn infers_tail(file: &FileFacts) -> bool {
     let by_position = matches!(
         file.rule,
@@ -163,7 +164,8 @@ fn infers_tail(file: &FileFacts) -> bool {
     by_position && file.writer == Some(Position::Unknown)
 }
 
-/// For each file (ordered by log and sequence): what newer files under a budget have resident in the same log.
+/// Returns, for each file (ordered by log and sequence), the resident bytes of newer files under a budget in the
+/// same log.
 fn resident_in_newer(files: &[&FileFacts]) -> Vec<u64> {
     let mut totals: BTreeMap<LogId, u64> = BTreeMap::new();
     let mut newer = vec![0; files.len()];
@@ -177,7 +179,7 @@ fn resident_in_newer(files: &[&FileFacts]) -> Vec<u64> {
     newer
 }
 
-/// What logs may keep where their database has more resident in all of the same budget than its total.
+/// Returns the shares of logs whose database has more resident in all logs of the same budget than its total.
 fn shares_of_totals(files: &[&FileFacts]) -> BTreeMap<LogId, u64> {
     let mut groups: BTreeMap<(DatabaseId, u64, u64), BTreeMap<LogId, u64>> = BTreeMap::new();
     for file in files {
@@ -199,26 +201,26 @@ fn shares_of_totals(files: &[&FileFacts]) -> BTreeMap<LogId, u64> {
     all
 }
 
-/// Bytes of memory, as this machine counts them.
+/// Converts bytes of memory to this machine's `usize`, saturating.
 fn in_memory(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// What is known of the log that a file is of.
+/// The facts about a file's log.
 struct LogFacts<'a> {
     followed: Option<&'a FollowedLog>,
     checkpoint: Option<CheckpointOfLog>,
-    /// What newer files under a budget have resident.
+    /// Resident bytes of newer files under a budget.
     newer: u64,
-    /// Its rule, with its share of a total.
+    /// The log's rule, with its share of a total.
     rule: Rule,
-    /// How it was read back before.
+    /// The log's read-back state.
     read_back: Option<&'a LogReadBack>,
-    /// What was read back of the file in this step.
+    /// The bytes of the file read back in this step.
     seen: ReadBack,
 }
 
-/// Where recovery of a log starts, and the newest file that its writer may be in.
+/// The position from which recovery reads a log, and the newest file that its writer may be in.
 #[derive(Clone, Copy)]
 struct CheckpointOfLog {
     at: Checkpoint,
@@ -239,7 +241,7 @@ fn checkpoints(facts: &Facts) -> BTreeMap<LogId, CheckpointOfLog> {
     known
 }
 
-/// What crash recovery would read of a file.
+/// Returns the part of a file that crash recovery would read.
 fn needed_by_recovery(file: &FileFacts, log: &LogFacts<'_>, tail: Option<&TailInference>) -> Needed {
     let Some(CheckpointOfLog { at, writer }) = log.checkpoint else { return Needed::EVERYTHING };
     match at {
@@ -257,7 +259,7 @@ fn needed_by_recovery(file: &FileFacts, log: &LogFacts<'_>, tail: Option<&TailIn
     }
 }
 
-/// The windows of a file that can be worked with.
+/// Returns the usable parts of a file's windows.
 fn windows(file: &FileFacts) -> Vec<ResidentWindow> {
     let mut from = 0;
     let mut all = Vec::with_capacity(file.windows.len());
@@ -338,7 +340,7 @@ fn step_file(known: &mut FileHistory, file: &FileFacts, log: &LogFacts<'_>, retr
     known.tail = tail;
 }
 
-/// Bytes behind the writer that a rule keeps for it.
+/// Returns the bytes behind the writer that a rule keeps for it.
 fn slack(rule: Rule) -> u64 {
     match rule {
         Rule::ReleaseBehindWriter { slack }
@@ -358,7 +360,7 @@ fn verdicts(
     for (window, verdict) in windows.iter().zip(&mut verdicts).rev() {
         newer = newer.saturating_add(window.resident);
         *verdict = allowance.verdict(&window.range, newer);
-        // Kept in case the writer is there, but it shows itself elsewhere.
+        // The window is kept in case the writer is there, but its traces are elsewhere.
         if *verdict == Verdict::Stay
             && allowance.is_writers(&window.range)
             && tail.is_some_and(|tail| tail.left_behind(window.range.start))
@@ -369,7 +371,7 @@ fn verdicts(
     verdicts
 }
 
-/// Adds an act, as one with the last if they join.
+/// Adds an act, joined with the last one if they touch.
 fn push(acts: &mut Vec<Act>, in_file: &FileFacts, window: &ResidentWindow, action: Action) {
     let new = window.range.clone();
     match (acts.last_mut(), action) {

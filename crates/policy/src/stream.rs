@@ -1,85 +1,91 @@
-//! Streams: which pages of a file a stream of reads brought in, and so may give back.
+//! Streams: the pages of a file that a stream of reads brought in, and so may give back.
 //!
-//! Windows of 2 MiB are sampled before the kernel's read-ahead gets to them. One that had no resident page is the stream's; of one
-//! that had some, only the pages that were not there are. Windows behind the reader are released, the last one of the time before
-//! once more, since pages that are still being read in stay. At the end what was read ahead goes, too: as far as so many bytes that
-//! were read can have had it, and only of windows that were sampled a short while ago.
+//! Windows of 2 MiB are sampled before the kernel's read-ahead reaches them. A window without resident pages
+//! belongs to the stream; of other windows, only the pages that were missing do. Windows behind the reader are
+//! released. The last window of each release is released once more with the next, since pages that are still being
+//! read in stay. At the end, read-ahead pages are released too: as far as reads of this size can have caused them,
+//! and only in windows that were sampled recently.
 //!
-//! Of a reader at a new place only a window more is sampled, until its reads are in order. Reads that go on to jump are
-//! [`crate::scattered`]'s.
+//! For a reader at a new position, only one window more is sampled until its reads are in order. Readers that keep
+//! jumping are handled by [`crate::scattered`].
 //!
 //! Invariants:
 //! 1. A page is released only if it was sampled before the stream came near it, and was not resident then.
-//! 2. What was not sampled, or could not be, is left alone; so is what lies beyond where the file ended when it was sampled.
-//! 3. Nothing is allocated, and nothing panics, whatever positions are given.
+//! 2. Pages that were not, or could not be, sampled are left alone. So are pages beyond the end that the file had
+//!    when it was sampled.
+//! 3. Nothing is allocated, and nothing panics for any position.
 
 use core::ops::Range;
 
 use crate::WINDOW;
 
-/// Bytes ahead of a reader that are sampled. Read-ahead is up to two of its windows ahead, of 8 MiB at the most disks, which
-/// `POSIX_FADV_SEQUENTIAL` doubles (Linux 6.18); what a disk with a larger one brings in beyond is left alone.
+/// Bytes sampled ahead of a reader. Read-ahead is up to two of its windows ahead, each at most 8 MiB on most
+/// disks, and `POSIX_FADV_SEQUENTIAL` doubles it (Linux 6.18). Pages that a larger read-ahead brings in beyond
+/// this are left alone.
 pub const HORIZON: u64 = 40 << 20;
-/// Bytes ahead of a reader that read-ahead may have come to: what lies behind them can be sampled again ([`Stream::sample_again`]).
+/// Bytes ahead of a reader that read-ahead may have reached. Windows beyond can be sampled again
+/// ([`Stream::sample_again`]).
 pub const AGAIN: u64 = 16 << 20;
-/// Bytes in a row from which on reads are taken to be in order.
+/// Bytes in a row from which on reads count as in order.
 pub const IN_ORDER: u64 = 256 << 10;
-/// The unit of what is known of a window, in bytes: the smallest page.
+/// The unit of a window's state in bytes: the smallest page size.
 pub const PAGE: u64 = 4096;
 
-/// Windows of the horizon, and of what is sampled where reads may not be in order.
+/// Windows sampled ahead: of a reader in order, and of another one.
 const FAR: u64 = HORIZON / WINDOW;
 const NEAR: u64 = 1;
-/// Windows that are sampled together at least.
+/// Minimum number of windows sampled together.
 const STEP: u64 = 4;
-/// Windows behind a reader that is not in order, from which on they are released all the same.
+/// Windows behind a reader that is not in order, from which on they are released anyway.
 const BEHIND_MAX: u64 = 32;
-/// Windows that are known at a time.
+/// Maximum number of windows known at a time.
 const KNOWN: usize = 128;
 const PAGES: u64 = WINDOW / PAGE;
-/// The end of a file is rounded up to so much: the largest page.
+/// File ends are rounded up to this size: the largest page.
 const END: u64 = 64 << 10;
-/// Read-ahead has come to so many times the bytes that were read at the most: its first window is up to 8 times the first read, the
-/// next ones 4 times the one before, and each begins as the reader comes to the one before.
+/// Upper limit of bytes read ahead per byte read. The first read-ahead is up to 8 times the first read, each
+/// further one 4 times the previous one, and each starts when the reader reaches the previous one.
 const AHEAD: u64 = 64;
-/// No file goes further: positions are signed.
+/// The largest file offset: offsets are signed.
 const LAST: u64 = i64::MAX as u64;
 
-// What was seen of a window; from `SOME` on, that much more is the index of its bits.
+// States of a window. From `SOME` on, the difference to it is the index of the window's bits.
 const UNKNOWN: u8 = 0;
 const EMPTY: u8 = 1;
 const FULL: u8 = 2;
 const SOME: u8 = 3;
 
-/// What is known of a file that is read as a stream, whose reads are all seen: about 1.8 KiB, nothing else.
+/// The state of a file that is read as a stream and whose reads are all seen: about 1.8 KiB, without other memory.
 pub type Stream = StreamOf<26>;
 
-/// The same of one that is only sampled now and then: all windows may be resident in part, since many are sampled ahead. 8 KiB.
+/// The state of a file that is only sampled now and then. All windows may be partly resident, since many are
+/// sampled ahead. 8 KiB.
 pub type WatchedStream = StreamOf<KNOWN>;
 
-/// What is known of a file that is read as a stream. So many of the windows that are known may be resident in part: 128 at the most.
+/// The state of a file that is read as a stream. At most `PARTLY` of the known windows may be partly resident; the
+/// maximum is 128.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamOf<const PARTLY: usize> {
-    /// Windows that are known: from `first`, up to `sampled`.
+    /// The known windows: from `first` up to `sampled`.
     first: u64,
     sampled: u64,
     /// Windows before this one were released.
     released: u64,
-    /// Where the reader is, and how much it read in a row up to there.
+    /// The reader's position, and the bytes read in a row up to there.
     position: u64,
     run: u64,
     begun: bool,
-    /// How far it came, how much it read in all, and how far it had be read ahead itself.
+    /// The furthest position reached, the total bytes read, and the end of the program's own prefetches.
     reached: u64,
     sum: u64,
     prefetched: u64,
-    /// Windows before this one were sampled a while ago.
+    /// Windows before this one were sampled long ago.
     old: u64,
-    /// By window, modulo their number.
+    /// State by window, modulo their number.
     seen: [u8; KNOWN],
-    /// Which of `bits` are in use.
+    /// The elements of `bits` in use.
     used: u128,
-    /// Pages that are not the stream's.
+    /// Bits of pages that do not belong to the stream.
     bits: [[u64; (PAGES / 64) as usize]; PARTLY],
 }
 
@@ -90,7 +96,7 @@ impl<const PARTLY: usize> Default for StreamOf<PARTLY> {
 }
 
 impl<const PARTLY: usize> StreamOf<PARTLY> {
-    /// Nothing read yet: all zero, so that static memory of it takes no room in a program's file.
+    /// The initial state: all zeros, so that static memory of it takes no space in an executable.
     pub const NEW: Self = Self {
         first: 0,
         sampled: 0,
@@ -107,16 +113,17 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         bits: [[0; (PAGES / 64) as usize]; PARTLY],
     };
 
-    /// Whether a read at `at` is so far from those before that it is a new beginning: then what is [left](Self::left) is to be
-    /// released, and all [forgotten](Self::forget).
+    /// Whether a read at `at` is so far from the earlier ones that it is a new start. The caller then releases
+    /// what is [left](Self::left) and [forgets](Self::forget) everything.
     pub fn jumps(&self, at: u64) -> bool {
         self.begun
             && at != self.position
             && !(self.first * WINDOW <= at && at <= self.sampled.saturating_mul(WINDOW))
     }
 
-    /// Before `length` bytes are read at `at` of a file of `size` bytes: what is to be sampled first, and given to
-    /// [`saw`](Self::saw). It ends at the end of the file or of a window. What of it is not given is left alone.
+    /// Returns the range to sample before `length` bytes are read at `at` of a file of `size` bytes. The range
+    /// ends at the end of the file or of a window. The caller reports the samples by [`saw`](Self::saw); parts
+    /// that are not reported are left alone.
     ///
     /// ```
     /// use pagekeeper_policy::stream::Stream;
@@ -133,7 +140,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         if !self.begun {
             self.begun = true;
             self.position = at;
-            // A file that is read from its beginning is read in order.
+            // A file that is read from its start counts as read in order.
             self.run = if at == 0 { IN_ORDER } else { 0 };
             (self.first, self.sampled, self.released) = (at / WINDOW, at / WINDOW, at / WINDOW);
         }
@@ -145,14 +152,14 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
             return None;
         }
         if self.first == self.sampled {
-            // What was read without a sample is left alone.
+            // Bytes that were read without a sample are left alone.
             (self.first, self.sampled, self.released) = (at / WINDOW, at / WINDOW, at / WINDOW);
         }
         self.extend((read + ahead).min(end), size)
     }
 
-    /// Before the program has `length` bytes at `at` be read ahead, and goes on where it is: what is to be sampled first, as
-    /// [`sample_for_read`](Self::sample_for_read) says. What there is no room for is left alone.
+    /// Returns the range to sample before the program prefetches `length` bytes at `at` and continues at its
+    /// position, as in [`sample_for_read`](Self::sample_for_read). Parts without room in the state are left alone.
     ///
     /// ```
     /// use pagekeeper_policy::stream::Stream;
@@ -168,7 +175,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         let (at, size) = (at.min(LAST), size.min(LAST));
         let range = if self.begun {
             let to = at.saturating_add(length).min(size).div_ceil(WINDOW);
-            // Where nothing is known, or there is no room up to there, the windows would be no reader's.
+            // Where nothing is known, or the state has no room up to there, the windows would belong to no reader.
             let is_near = !self.is_idle() && self.first <= at / WINDOW && at / WINDOW < self.room();
             if is_near { self.extend(to, size) } else { None }
         } else {
@@ -180,14 +187,14 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         range
     }
 
-    /// Windows before this one can be known, without forgetting what is yet to be released.
+    /// Returns the end of the windows that can be known without forgetting windows yet to be released.
     fn room(&self) -> u64 {
         self.first.max(self.released.saturating_sub(1)) + KNOWN as u64
     }
 
-    /// Has the windows before `target` be known: those to be sampled.
+    /// Makes the windows before `target` known. Returns the range to sample.
     fn extend(&mut self, target: u64, size: u64) -> Option<Range<u64>> {
-        // Makes room, but not of what is yet to be released.
+        // Makes room, but keeps windows yet to be released.
         let oldest = target.saturating_sub(KNOWN as u64).min(self.released.saturating_sub(1));
         while self.first < oldest {
             self.set(self.first, UNKNOWN);
@@ -205,9 +212,9 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         Some(range)
     }
 
-    /// The last sample is a while ago, and the reader at `at`: what is further ahead than read-ahead goes is to be sampled again before it
-    /// counts as the stream's, since others may have brought it in. What is nearer goes as the reader passes it, but not if it ends
-    /// before.
+    /// Takes in that the last sample is old, with the reader at `at`. Windows beyond the reach of read-ahead must
+    /// be sampled again before they count as the stream's, since others may have brought them in. Nearer windows
+    /// are released when the reader passes them, but not if it ends before.
     ///
     /// ```
     /// use pagekeeper_policy::stream::{AGAIN, Stream};
@@ -228,9 +235,10 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         self.old = self.sampled;
     }
 
-    /// So many bytes of a range are resident, which [`sample_for_read`](Self::sample_for_read) gave or that is one window of such. False if that
-    /// is not enough: some are. Then each window is to be given alone, and one for which that isn't enough by its pages
-    /// ([`saw_pages`](Self::saw_pages)).
+    /// Takes in that `resident` bytes of a range are resident. The range is one that
+    /// [`sample_for_read`](Self::sample_for_read) returned, or one window of it. Returns false if that is not
+    /// enough, since only some are resident. The caller then reports each window alone, and a window for which
+    /// that is not enough by its pages ([`saw_pages`](Self::saw_pages)).
     #[must_use]
     pub fn saw(&mut self, range: &Range<u64>, resident: u64) -> bool {
         let length = range.end.saturating_sub(range.start);
@@ -242,7 +250,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         for window in windows(range) {
             let (start, end) = (window * WINDOW, (window + 1) * WINDOW);
             if seen == EMPTY && range.end < end {
-                // What comes to be beyond the end of the file isn't the stream's.
+                // Pages that appear beyond the end of the file are not the stream's.
                 let end = range.end.div_ceil(END) * END;
                 self.set_pages(window, |page| start + page * PAGE >= end);
             } else {
@@ -252,8 +260,8 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         true
     }
 
-    /// For each page of a window, of `page` bytes each, whether it is resident: in the lowest bit of a byte, as mincore(2) gives it.
-    /// Pages beyond the last byte are left alone.
+    /// Takes in, for each page of `page` bytes of a window, whether it is resident: in the lowest bit of a byte,
+    /// as mincore(2) returns it. Pages beyond the last byte are left alone.
     pub fn saw_pages(&mut self, window: u64, page: u64, resident: &[u8]) {
         let each = (page / PAGE).max(1);
         self.set_pages(window / WINDOW, |nth| {
@@ -262,7 +270,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         });
     }
 
-    /// After `done` bytes were read at `at`: what is to be released now.
+    /// Takes in that `done` bytes were read at `at`. Returns the ranges to release now.
     pub fn passed(&mut self, at: u64, done: u64) -> Ranges<'_, PARTLY> {
         let at = at.min(LAST);
         let to = at.saturating_add(done).min(LAST);
@@ -286,19 +294,20 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         self.ranges(from, passed)
     }
 
-    /// What is to be released once the reader is at the end of the file, goes elsewhere or closes it: also what was read ahead for it.
+    /// Returns the ranges to release once the reader is at the end of the file, jumps or closes it, including
+    /// pages read ahead for it.
     pub fn left(&self) -> Ranges<'_, PARTLY> {
         let from = self.released.saturating_sub(1).max(self.first);
         Ranges { stream: self, page: from * PAGES, end: self.limit() }
     }
 
-    /// What was not resident before either, and is left all the same: others may have brought it in.
+    /// Returns the pages that were not resident before but are left anyway, since others may have brought them in.
     pub fn doubtful(&self) -> Ranges<'_, PARTLY> {
         let from = self.released.saturating_sub(1).max(self.first) * PAGES;
         Ranges { stream: self, page: self.limit().max(from), end: self.sampled * PAGES }
     }
 
-    /// The first page that is not the stream's at its end.
+    /// Returns the first page at the end that is not the stream's.
     fn limit(&self) -> u64 {
         let is_old = self.reached / WINDOW < self.old;
         let ahead = self.reached.saturating_add(self.sum.saturating_mul(AHEAD)).max(self.prefetched);
@@ -307,19 +316,20 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         (limit.min(LAST).div_ceil(END) * (END / PAGE)).min(self.sampled * PAGES)
     }
 
-    /// Whether nothing was asked of it since it was new, or had [forgotten](Self::forget) all.
+    /// Whether nothing was requested since creation or since the last [`forget`](Self::forget).
     pub fn is_new(&self) -> bool {
         !self.begun
     }
 
-    /// Whether anything was read since the last new beginning.
+    /// Whether anything was read since the last new start.
     pub fn has_read(&self) -> bool {
         self.sum > 0
     }
 
-    /// Forgets all: the next read is a new beginning.
+    /// Forgets everything: the next read is a new start.
     pub fn forget(&mut self) {
-        // In place: a new one would first lie on the stack, which may be a signal handler's. Bits that are not in use are read by nobody.
+        // In place: a new value would first lie on the stack, which may be a signal handler's. Unused bits are
+        // never read.
         let Self {
             first,
             sampled,
@@ -342,22 +352,22 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         seen.fill(UNKNOWN);
     }
 
-    /// Whether nothing is known that is to be released.
+    /// Whether no window is known.
     pub fn is_idle(&self) -> bool {
         self.first == self.sampled
     }
 
-    /// The part of the file that is known, in bytes.
+    /// Returns the known part of the file in bytes.
     pub fn known(&self) -> Range<u64> {
         self.first * WINDOW..self.sampled * WINDOW
     }
 
-    /// What of that is the stream's, released or not.
+    /// Returns the stream's pages in that part, released or not.
     pub fn own(&self) -> Ranges<'_, PARTLY> {
         self.ranges(self.first, self.sampled)
     }
 
-    /// Bytes of a range that are known to be others': they were resident before.
+    /// Returns the bytes of a range known to be others': they were resident before.
     pub fn foreign(&self, range: &Range<u64>) -> u64 {
         let known = self.known();
         let (start, end) = (range.start.max(known.start), range.end.min(known.end));
@@ -366,7 +376,8 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         end.saturating_sub(start).saturating_sub(own)
     }
 
-    /// The windows of a file of `size` bytes that are the stream's as a whole: the first that is known, and a bit for each from it on.
+    /// Returns the windows of a file of `size` bytes that belong to the stream entirely: the first known window,
+    /// and one bit for each window from there on.
     ///
     /// ```
     /// use pagekeeper_policy::stream::Stream;
@@ -389,7 +400,8 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         (self.first, bits)
     }
 
-    /// Where that begins which was not released yet, in bytes: what is released from before it is released once more.
+    /// Returns the start of the part that was not released yet, in bytes. The window before it is released once
+    /// more.
     pub fn released(&self) -> u64 {
         self.released * WINDOW
     }
@@ -415,7 +427,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
             return;
         }
         if self.used.count_ones() as usize == PARTLY {
-            // The oldest is given up, if it was released.
+            // Gives up the oldest one, if it was released.
             let last = self.released.saturating_sub(1);
             let oldest = (self.first..last.min(self.sampled)).find(|&window| self.seen[slot(window)] >= SOME);
             let Some(oldest) = oldest else { return };
@@ -449,7 +461,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         }
     }
 
-    /// The first page from `page` on that is the stream's, or isn't.
+    /// Returns the first page from `page` on that is (`own`) or is not the stream's.
     fn next(&self, mut page: u64, own: bool, end: u64) -> u64 {
         while page < end {
             let whole = match self.seen[slot(page / PAGES)] {
@@ -468,7 +480,7 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
     }
 }
 
-/// Ranges to release, in bytes, whole pages, ascending and apart.
+/// Ranges to release: bytes of whole pages, ascending and disjoint.
 #[derive(Debug, Clone)]
 pub struct Ranges<'a, const PARTLY: usize> {
     stream: &'a StreamOf<PARTLY>,
@@ -490,7 +502,7 @@ impl<const PARTLY: usize> Iterator for Ranges<'_, PARTLY> {
     }
 }
 
-/// Windows that a range touches.
+/// Returns the windows that a range touches.
 fn windows(range: &Range<u64>) -> Range<u64> {
     if range.is_empty() { 0..0 } else { range.start / WINDOW..range.end.div_ceil(WINDOW) }
 }
@@ -507,7 +519,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A read in a cold file: what was sampled, and what is released then.
+    /// Reads in a cold file. Returns the sampled and the released ranges.
     fn read(stream: &mut Stream, at: u64, length: u64, size: u64) -> (Option<Range<u64>>, Vec<Range<u64>>) {
         let range = stream.sample_for_read(at, length, size);
         if let Some(range) = &range {
@@ -523,13 +535,13 @@ mod tests {
         assert_eq!(read(&mut stream, 0, MIB, size), (Some(0..42 * MIB), vec![]));
         assert_eq!(read(&mut stream, MIB, MIB, size), (None, vec![0..2 * MIB]));
         assert_eq!(read(&mut stream, 2 * MIB, MIB, size), (None, vec![]));
-        // The window before once more.
+        // The previous window once more.
         assert_eq!(read(&mut stream, 3 * MIB, MIB, size), (None, vec![0..4 * MIB]));
         assert_eq!(read(&mut stream, 4 * MIB, 6 * MIB, size), (None, vec![2 * MIB..10 * MIB]));
         assert_eq!(read(&mut stream, 10 * MIB, MIB, size).0, Some(42 * MIB..52 * MIB));
         assert_eq!(stream.left().collect::<Vec<_>>(), [8 * MIB..52 * MIB]);
         assert_eq!((stream.known(), stream.own().collect::<Vec<_>>()), (0..52 * MIB, vec![0..52 * MIB]));
-        // One call that reads more than is known at a time: the rest is left alone.
+        // One call that reads more than can be known at a time: the rest is left alone.
         let mut stream = Stream::NEW;
         assert_eq!(read(&mut stream, 0, size, size), (Some(0..256 * MIB), vec![0..256 * MIB]));
     }
@@ -566,7 +578,7 @@ mod tests {
         stream.saw_pages(2 * MIB, PAGE, &resident);
         let own = [2 * MIB + PAGE..2 * MIB + 7 * PAGE, 2 * MIB + 8 * PAGE..6 * MIB];
         assert_eq!(stream.left().collect::<Vec<_>>(), own);
-        // Pages of 64 KiB, of which some were not given; and a window that could not be seen.
+        // Pages of 64 KiB, some of them not reported; and a window that could not be sampled.
         stream.saw_pages(2 * MIB, 65536, &[1, 0, 0]);
         let own = [2 * MIB + 65536..2 * MIB + 3 * 65536, 4 * MIB..6 * MIB];
         assert_eq!(stream.left().collect::<Vec<_>>(), own);
@@ -588,10 +600,10 @@ mod tests {
                 let at = WINDOW + hot as u64 * page;
                 let own = [0..at, at + page..3 * WINDOW];
                 assert_eq!(stream.left().collect::<Vec<_>>(), own, "page {hot} of {page} bytes");
-                // What was read to its last byte goes up to that page, and from behind it on.
+                // The data was read to its last byte: everything but that page is released.
                 let released: Vec<_> = stream.passed(0, 3 * WINDOW).collect();
                 assert_eq!(released, own, "page {hot} of {page} bytes");
-                // Read again with another page resident, in the last window, which ends in the middle of a page.
+                // Read again with another page resident in the last window, which ends in the middle of a page.
                 let size = 3 * WINDOW - page / 2;
                 let mut stream = Stream::NEW;
                 assert!(stream.sample_for_read(0, MIB, size).is_some());
@@ -641,13 +653,14 @@ mod tests {
         let left = 65536 + AHEAD * 65536;
         assert_eq!(stream.left().collect::<Vec<_>>(), [0..left]);
         assert_eq!(stream.doubtful().collect::<Vec<_>>(), [left..HORIZON + WINDOW]);
-        // Later others may have read that, too: what was read itself goes, and the window before it.
+        // Later others may have read that, too: only the pages that were read, and the window before them, are
+        // released.
         stream.sample_again(65536);
         assert_eq!(stream.left().collect::<Vec<_>>(), [0..65536]);
         assert!(stream.sample_for_read(65536, 4096, size).is_some_and(|range| stream.saw(&range, 0)));
         read(&mut stream, 65536, 5 * MIB, size);
         assert_eq!(stream.left().collect::<Vec<_>>(), [2 * MIB..5 * MIB + 65536]);
-        // Beyond what was near then, all was sampled.
+        // Beyond the part that was near then, everything was sampled.
         read(&mut stream, 5 * MIB + 65536, 20 * MIB, size);
         assert_eq!(stream.left().last().map(|range| range.end), Some(stream.sampled * WINDOW));
         assert_eq!(stream.doubtful().count(), 0);
@@ -669,7 +682,7 @@ mod tests {
             assert_eq!(stream.released(), (at + MIB) / WINDOW * WINDOW);
         }
         assert_eq!(stream.left().last(), Some(298 * MIB..380 * MIB));
-        // As one is at the place where the next reads are; of none is a reader's place forgotten.
+        // A prefetch at the position of the next reads counts as one. None makes the reader's position forgotten.
         let mut stream = Stream::NEW;
         assert_eq!(stream.sample_for_prefetch(0, 4 * MIB, size), Some(0..44 * MIB));
         assert!(!stream.has_read());
@@ -683,7 +696,7 @@ mod tests {
         let (mut stream, size) = (Stream::NEW, 16 * MIB);
         read(&mut stream, 0, 8 * MIB, size);
         assert!(!stream.jumps(MIB) && !stream.jumps(16 * MIB) && stream.jumps(17 * MIB));
-        // Not at once: it isn't in order.
+        // Not at once, since the read isn't in order.
         assert_eq!(read(&mut stream, MIB, 4096, size), (None, vec![]));
         assert_eq!(stream.left().collect::<Vec<_>>(), [0..16 * MIB]);
         assert_eq!(read(&mut stream, MIB + 4096, 2 * MIB, size), (None, vec![0..2 * MIB]));

@@ -1,68 +1,73 @@
-//! Which writing processes are held so that no more than a bound is unwritten in front of their disk, and for how long at a time.
+//! Decides which writing processes are held, and for how long at a time, so that at most a bound of bytes is
+//! unwritten in front of their disk.
 //!
-//! A program writes into memory faster than its disk takes it. What it has written waits there until the kernel's own flusher starts,
-//! and then each commit of a database waits behind all of it. [`DeviceHolds`] says which writers of one device are to be held:
-//! from when more than the bound is unwritten until no more than half of it is. [`HoldCycle`] turns that wish into holds of
-//! [`HOLD_MAX`] at most, with a moment in between in which the process runs and takes its signals.
+//! A program writes into memory faster than its disk accepts it. The data waits there until the kernel's own
+//! flusher starts, and then each commit of a database waits behind all of it. [`DeviceHolds`] decides which
+//! writers of one device to hold: holds start when more than the bound is unwritten, and end when at most half of
+//! it is. [`HoldCycle`] splits them into holds of at most [`HOLD_MAX`], with a moment in between in which the
+//! process runs and receives its signals.
 //!
 //! # Invariants
 //!
-//! - A process that has not dirtied pages of the device lately is never held.
-//! - Nobody is held once no more than half of the bound is unwritten, nor where nothing of the device's was written for
-//!   [`STALLED_AFTER`]: a disk that hangs, or a worker that does, holds nobody.
-//! - A writer that has less unwritten than half its fair share of what waits is held only where twice the bound waits, and most of that is of
-//!   processes that have ended or write no longer.
-//! - These are for the bound. A rate holds whoever wrote within a second until its tokens are back.
-//! - No hold is longer than [`HOLD_MAX`], and between two holds of a process there is at least [`MOMENT`].
+//! - A process that has not dirtied pages of the device recently is never held.
+//! - Nobody is held once at most half of the bound is unwritten, or if nothing on the device was written for
+//!   [`STALLED_AFTER`]: a hung disk or a hung worker holds nobody.
+//! - A writer with less than half its fair share of the unwritten bytes is held only if more than twice the bound
+//!   is unwritten and processes that have ended or stopped writing left most of that.
+//! - The rules above apply to the bound. A rate limit holds everyone who wrote within the last second until its
+//!   tokens are back.
+//! - No hold is longer than [`HOLD_MAX`], and at least [`MOMENT`] lies between two holds of a process.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Longest hold at a time: half of what users are promised, since a thread may be late to end it.
+/// Longest hold at a time: half of the documented limit, since a thread may be late to end it.
 pub const HOLD_MAX: Duration = Duration::from_millis(50);
 /// Shortest time between two holds of a process: a writer of 2 GB/s writes 0.4 MiB in it.
 pub const MOMENT: Duration = Duration::from_micros(200);
-/// A process that dirtied no page of a device for this long is none of its writers.
+/// A process that dirtied no page of a device for this long is not one of its writers.
 pub const WRITER_FOR: Duration = Duration::from_secs(1);
-/// Where nothing was written for this long, holding a program helps nobody: five times as long as the slowest disk takes for a piece.
+/// If nothing was written for this long, holds are useless: five times the duration of a piece on the slowest
+/// disk.
 pub const STALLED_AFTER: Duration = Duration::from_secs(2);
-/// Time between two decisions while writers write, at most and at least.
+/// Maximum and minimum time between two decisions while writers write.
 const DECIDE_MAX: Duration = Duration::from_millis(10);
 const DECIDE_MIN: Duration = Duration::from_millis(1);
-/// What a token bucket holds, in parts of a second's tokens, and at least: a call of a program that copies.
+/// Capacity of a token bucket: one part in this many of a second's tokens, but at least one call of a copying
+/// program.
 const BURST_PARTS: u64 = 10;
 const BURST_MIN: u64 = 256 << 10;
 
-/// What writers of a device may do.
+/// Limits for the writers of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriterLimits {
-    /// Bytes that may be unwritten; `None`: any.
+    /// Maximum of unwritten bytes; `None` without a limit.
     pub unwritten: Option<u64>,
-    /// Bytes that they may dirty in a second; `None`: any.
+    /// Maximum of bytes that they may dirty per second; `None` without a limit.
     pub rate: Option<u64>,
 }
 
 /// A process that writes to the device.
 #[derive(Debug, Clone, Copy)]
 struct Writer {
-    /// Its part of what is unwritten, in bytes.
+    /// Its part of the unwritten bytes.
     share: u64,
     dirtied_at: Duration,
 }
 
-/// Tokens of a writer's rate: one for each byte that may be dirtied. Negative where too much was.
+/// Token bucket of a writer's rate: one token per byte that may be dirtied. Negative after an excess.
 #[derive(Debug, Clone, Copy)]
 struct TokenBucket {
     tokens: i64,
     filled_at: Duration,
 }
 
-/// The processes that are to be held now, and when that is to be asked again if nothing happens before.
+/// The processes to hold now, and when to decide again if nothing happens before.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HoldDecision {
-    /// Their numbers, ascending.
+    /// Process IDs, ascending.
     pub held: Vec<u32>,
-    /// `None`: nobody writes.
+    /// `None` if nobody writes.
     pub again_at: Option<Duration>,
 }
 
@@ -89,18 +94,18 @@ pub struct HoldDecision {
 pub struct DeviceHolds {
     writers: BTreeMap<u32, Writer>,
     unwritten: u64,
-    /// Whether more than the bound was unwritten, and not yet no more than half of it again.
+    /// Whether more than the bound was unwritten, and has not yet fallen to half of it.
     is_full: bool,
-    /// When something was written, or nothing was to be written.
+    /// The last time something was written, or there was nothing to write.
     progress_at: Duration,
     bucket: Option<TokenBucket>,
-    /// What was dirtied since the last decision, and when that was.
+    /// Bytes dirtied since the last decision, and its time.
     dirtied: u64,
     decided_at: Duration,
 }
 
 impl DeviceHolds {
-    /// Takes note that a process dirtied so many bytes of clean pages.
+    /// Records that a process dirtied clean pages.
     pub fn dirtied(&mut self, process: u32, bytes: u64, now: Duration) {
         if self.unwritten == 0 {
             self.progress_at = now;
@@ -115,7 +120,7 @@ impl DeviceHolds {
         }
     }
 
-    /// Takes note that so many bytes are unwritten no longer, whoever dirtied them.
+    /// Records that bytes are no longer unwritten, whoever dirtied them.
     pub fn written(&mut self, bytes: u64, now: Duration) {
         if bytes == 0 {
             return;
@@ -129,12 +134,12 @@ impl DeviceHolds {
         }
     }
 
-    /// Takes note that a process has ended.
+    /// Records that a process has ended.
     pub fn ended(&mut self, process: u32) {
         self.writers.remove(&process);
     }
 
-    /// Bytes that are unwritten.
+    /// Returns the unwritten bytes.
     pub fn unwritten(&self) -> u64 {
         self.unwritten
     }
@@ -144,7 +149,7 @@ impl DeviceHolds {
         self.unwritten == 0 && self.writers.is_empty()
     }
 
-    /// Decides who is to be held now.
+    /// Decides which processes to hold now.
     pub fn decide(&mut self, limits: WriterLimits, now: Duration) -> HoldDecision {
         self.writers
             .retain(|_, writer| now.saturating_sub(writer.dirtied_at) < WRITER_FOR || writer.share > 0);
@@ -157,7 +162,7 @@ impl DeviceHolds {
         let is_writer = |writer: &Writer| now.saturating_sub(writer.dirtied_at) < WRITER_FOR;
         let writers = || self.writers.values().filter(|writer| is_writer(writer));
         let count = writers().count() as u64;
-        // The rest was left behind by processes that have ended or write no longer: it is nobody's share.
+        // Processes that have ended or stopped writing left the rest; it belongs to no share.
         let shares = writers().map(|writer| writer.share).fold(0, u64::saturating_add);
         let is_left_behind = shares < self.unwritten / 2;
         let is_urgent = is_over_rate || (is_left_behind && self.unwritten > bound.saturating_mul(2));
@@ -174,7 +179,7 @@ impl DeviceHolds {
         HoldDecision { held, again_at }
     }
 
-    /// Until the bound may be reached, at the pace since the last decision.
+    /// Returns the time until the bound may be reached, at the pace since the last decision.
     fn time_to_fill(&self, bound: u64, now: Duration) -> Duration {
         let nanoseconds = now.saturating_sub(self.decided_at).as_nanos();
         let room = u128::from(bound.saturating_sub(self.unwritten));
@@ -194,7 +199,7 @@ impl DeviceHolds {
         let bucket = self.bucket.get_or_insert(TokenBucket { tokens, filled_at: now });
         let elapsed = now.saturating_sub(bucket.filled_at).as_nanos();
         let more = u128::from(rate).saturating_mul(elapsed) / 1_000_000_000;
-        // What is less than a token waits.
+        // Fractions of a token stay with the elapsed time.
         if more > 0 {
             bucket.filled_at = now;
             bucket.tokens = bucket.tokens.saturating_add(i64::try_from(more).unwrap_or(i64::MAX)).min(most);
@@ -202,16 +207,16 @@ impl DeviceHolds {
     }
 }
 
-/// What is to be done with a process.
+/// The next action on a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HoldStep {
-    /// It is to be stopped.
+    /// Stop it.
     Stop,
-    /// It is to be let go.
+    /// Let it go on.
     LetGo,
-    /// It stays as it is for so long, unless the wish changes.
+    /// Leave it as it is for this long, unless the wish changes.
     Wait(Duration),
-    /// It stays free.
+    /// Leave it running.
     Rest,
 }
 
@@ -237,7 +242,7 @@ pub struct HoldCycle {
 }
 
 impl HoldCycle {
-    /// Says what is to be done now, and takes it as done.
+    /// Decides the next action, and assumes that it is carried out.
     pub fn next(&mut self, is_wanted: bool, now: Duration) -> HoldStep {
         let rest = |since: Duration, length: Duration| (since + length).saturating_sub(now);
         if let Some(since) = self.held_since {
@@ -259,7 +264,7 @@ impl HoldCycle {
         HoldStep::Stop
     }
 
-    /// Since when it is held.
+    /// Returns the time since which the process is held.
     pub fn held_since(&self) -> Option<Duration> {
         self.held_since
     }

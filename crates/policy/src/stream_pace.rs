@@ -1,15 +1,15 @@
-//! How fast streams may use a disk that others use, too: what the operator asks for.
+//! The operator's choice of how fast streams may use a shared disk.
 
 /// How fast streams may use a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StreamPace {
-    /// At the disk's full speed while nobody else waits for it, and behind who does.
+    /// At the disk's full speed while nobody else waits for it; yields to those who wait.
     #[default]
     Auto,
-    /// As fast as the programs go by themselves.
+    /// As fast as the programs run by themselves.
     Off,
-    /// As [`Self::Auto`], but with no more than a third of the disk's time as long as others use it.
+    /// As [`Self::Auto`], but with at most a third of the disk's time while others use it.
     Idle,
-    /// At most so many bytes a second on each file system, and behind others as with [`Self::Auto`].
+    /// At most this many bytes per second on each file system; yields to others as [`Self::Auto`] does.
     BytesPerSecond(u64),
 }

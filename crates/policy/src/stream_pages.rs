@@ -1,18 +1,19 @@
-//! The pages of one file that streams brought in: which of them may be released, and when.
-//!
-//! Events of the kernel name each page that a stream adds to the page cache, and on kernels that have such events each page that
-//! somebody uses. [`StreamPages`] keeps the pages as bits in windows of 2 MiB ([`WINDOW`]). The kernel's folios are aligned and no
-//! larger than a window, so pages of a window that are released together are whole folios.
+//! The pages of one file that streams brought in: decides which of them may be released, and when.
+//! Kernel events name each page that a stream adds to the page cache and, on kernels that have such events, each
+//! page that somebody uses. [`StreamPages`] keeps the pages as bits in windows of 2 MiB ([`WINDOW`]). The kernel's
+//! folios are aligned and at most as large as a window, so pages of a window that are released together are whole
+//! folios.
 //!
 //! # Invariants
 //!
-//! A page that no stream added is never due. A page that others used is not due until a stream adds it again. The page that a reader or
-//! writer is at is not due while it goes on. `added == released + handed_on + gone + resident` at all times.
+//! A page that no stream added is never due. A page that others used is not due until a stream adds it again. The
+//! page at a reader's or writer's position is not due while it goes on. `added == released + handed_on + gone +
+//! resident` at all times.
 //!
 //! # Cost
 //!
-//! An event costs O(log n) in the number of windows, and a few instructions for each window that it touches. [`StreamPages::due`] looks
-//! at each window once. At most [`WINDOWS_MAX`] windows are kept.
+//! An event costs O(log n) in the number of windows, plus a few instructions for each window that it touches.
+//! [`StreamPages::due`] looks at each window once. At most [`WINDOWS_MAX`] windows are kept.
 
 mod due;
 mod positions;
@@ -35,15 +36,16 @@ use window_pages::{PAGES, WindowPages, mask};
 
 /// The smallest page of all kernels, in bytes.
 const PAGE: u64 = 4096;
-/// Windows that are kept of one file: 128 GiB of it if it is read in order, 14 MB of memory. The oldest are given up beyond this.
+/// Windows kept per file: 128 GiB of it if it is read in order, 14 MB of memory. The oldest are given up beyond
+/// this.
 pub const WINDOWS_MAX: usize = 65_536;
-/// Windows that are given up at once, so that looking for the oldest is rare.
+/// Windows given up at once, so that the search for the oldest is rare.
 const GIVEN_UP_TOGETHER: usize = WINDOWS_MAX / 16;
-/// Pause after the first attempt to release pages that stay; each further pause is twice as long. Two steps of the caller: pages that
-/// were in flight or locked are free by then.
+/// Pause after the first attempt that leaves pages; each further pause is twice as long. This is two steps of the
+/// caller, after which pages that were in flight or locked are free.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
-/// Longest pause between two attempts: pages that wait for a slow disk cost next to nothing, and still go within a second of their
-/// writeback.
+/// Longest pause between two attempts. Pages that wait for a slow disk then cost next to nothing, and are still
+/// released within a second of their writeback.
 const RETRY_LONGEST: Duration = Duration::from_secs(1);
 
 /// The result of an attempt to release a range, in bytes.
@@ -51,7 +53,7 @@ const RETRY_LONGEST: Duration = Duration::from_secs(1);
 pub struct ReleaseOutcome {
     /// Released.
     pub released: u64,
-    /// Not resident any more before the attempt.
+    /// Not resident before the attempt.
     pub gone: u64,
     /// Still resident.
     pub stays: u64,
@@ -74,7 +76,8 @@ pub struct StreamTotals {
 
 /// The pages of one file that streams brought in.
 ///
-/// Times are those since any fixed moment, and never go back. Bytes are whole pages; a part of a page counts as the page.
+/// Times count from any fixed moment, and never go back. Bytes are whole pages; a part of a page counts as the
+/// page.
 ///
 /// ```
 /// use pagekeeper_policy::stream_pages::{ReleaseOutcome, StreamPages};
@@ -97,12 +100,12 @@ pub struct StreamTotals {
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct StreamPages {
-    /// The windows that hold pages, by their number in the file. In boxes, since most files have one window, and a node of the map has
-    /// room for eleven.
+    /// The windows that hold pages, by their number in the file. Boxed, since most files have one window, and a
+    /// map node has room for eleven.
     windows: BTreeMap<u64, Box<WindowPages>>,
-    /// Where streams add pages.
+    /// The positions at which streams add pages.
     additions: Positions,
-    /// Where streams use pages.
+    /// The positions at which streams use pages.
     uses: Positions,
     /// The window of the newest use.
     newest_use: Option<u64>,
@@ -115,8 +118,8 @@ pub struct StreamPages {
 }
 
 impl StreamPages {
-    /// Takes note of pages that a stream brought in at `now`. A page that is still kept was dropped by the kernel meanwhile: it is gone
-    /// once, and added once more.
+    /// Records pages that a stream brought in at `now`. If a page is still listed, the kernel has dropped it
+    /// meanwhile: it counts as gone once and added once more.
     pub fn added(&mut self, bytes: Range<u64>, now: Duration) {
         let pages = pages_of(&bytes);
         if pages.is_empty() {
@@ -125,7 +128,7 @@ impl StreamPages {
         self.last_event = now;
         self.additions.note(&pages, now);
         self.added = self.added.saturating_add((pages.end - pages.start).saturating_mul(PAGE));
-        // Of a range that is larger than all windows that are kept, the start would be given up at once.
+        // In a range larger than all windows that are kept, the start would be given up at once.
         let from = pages.start.max(pages.end.saturating_sub(WINDOWS_MAX as u64 * u64::from(PAGES)));
         for (index, part) in parts(&(from..pages.end)) {
             let again = self.windows.entry(index).or_default().add(&mask(part), now);
@@ -136,7 +139,7 @@ impl StreamPages {
         }
     }
 
-    /// Takes note of pages that a stream read or mapped at `now`.
+    /// Records pages that a stream read or mapped at `now`.
     pub fn used(&mut self, bytes: Range<u64>, now: Duration) {
         let pages = pages_of(&bytes);
         if pages.is_empty() {
@@ -150,7 +153,7 @@ impl StreamPages {
         }
     }
 
-    /// Takes note of pages that another process used: they are no longer the streams'.
+    /// Records pages that another process used: they no longer belong to the streams.
     pub fn used_by_others(&mut self, bytes: Range<u64>) {
         let pages = pages_of(&bytes);
         if pages.is_empty() {
@@ -168,9 +171,9 @@ impl StreamPages {
         self.remove(&empty);
     }
 
-    /// Takes note of the result of an attempt to release `range`, which [`Self::due`] gave, or a part of it. If pages stay, the range is
-    /// due again after a pause: 20 ms at first, twice as long each time, up to 1 s. An addition or a first use in a window ends its
-    /// pause.
+    /// Records the result of an attempt to release `range`, which [`Self::due`] returned, or a part of it. If
+    /// pages stay, the range is due again after a pause: 20 ms at first, twice as long each time, up to 1 s. An
+    /// addition or a first use in a window ends its pause.
     ///
     /// Windows with additions since the range was asked for are left as they are, since the attempt may have come before the addition.
     pub fn tried(&mut self, range: &DueRange, outcome: ReleaseOutcome, now: Duration) {
@@ -182,7 +185,7 @@ impl StreamPages {
         let mut stays = outcome.stays.div_ceil(PAGE);
         let mut left = 0;
         let mut empty = Vec::new();
-        // From the end: a stream's newest pages are the likeliest to stay.
+        // From the end: a stream's newest pages are the most likely to stay.
         for (index, window) in self.windows.range_mut(window_numbers(&pages)).rev() {
             if window.added_at > range.asked {
                 continue;
@@ -208,19 +211,19 @@ impl StreamPages {
         self.remove(&empty);
     }
 
-    /// Gives up all pages that are left: they stay resident. Returns their size in bytes.
+    /// Gives up all remaining pages, which stay resident. Returns their size in bytes.
     pub fn give_up(&mut self) -> u64 {
         let resident: u64 = self.windows.values().map(|window| u64::from(window.resident())).sum();
         self.windows.clear();
         resident * PAGE
     }
 
-    /// Returns how many windows are kept.
+    /// Returns the number of windows kept.
     pub fn windows(&self) -> usize {
         self.windows.len()
     }
 
-    /// Whether nothing is left to be released.
+    /// Whether no page is left to release.
     pub fn is_done(&self) -> bool {
         self.windows.is_empty()
     }
@@ -237,7 +240,7 @@ impl StreamPages {
         }
     }
 
-    /// Gives up the windows whose newest additions are the oldest.
+    /// Gives up the windows with the oldest newest additions.
     fn give_up_oldest(&mut self) {
         let mut by_age: Vec<_> =
             self.windows.iter().map(|(index, window)| (window.added_at, *index)).collect();
@@ -248,7 +251,7 @@ impl StreamPages {
     }
 }
 
-/// Returns the pause after so many attempts that left pages.
+/// Returns the pause after this many attempts that left pages.
 fn pause_after(attempts: u32) -> Duration {
     let doubled = 1_u32.checked_shl(attempts.saturating_sub(1)).unwrap_or(u32::MAX);
     RETRY_FIRST.saturating_mul(doubled).min(RETRY_LONGEST)

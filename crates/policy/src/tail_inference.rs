@@ -1,45 +1,45 @@
-//! Where the writer is when its position cannot be seen: inferred from what happens to the file's windows.
+//! Infers the position of a writer that is not visible, from the changes of the file's windows.
 //!
 //! `InnoDB` and others write their redo rings with `pwrite`, whose offset `/proc` does not show. But a writer
-//! leaves traces: pages appear where it writes, and they are dirty until it syncs. The header block of a ring
-//! (in the window that starts at 0) is rewritten at each checkpoint, so window 0 shows traces wherever the
-//! writer is.
+//! leaves traces: pages appear where it writes, and they are dirty until it syncs. Each checkpoint rewrites the
+//! header block of a ring (in the window that starts at 0), so window 0 shows traces wherever the writer is.
 //!
 //! A window is *fresh* if its resident or its unwritten bytes grew since the last sample: something wrote (or
-//! read) there in between. It is *active* if it is fresh, or still dirty. Active windows are remembered.
+//! read) there in between. It is *active* if it is fresh or still dirty. Active windows are remembered.
 //!
 //! Invariants:
-//! 1. Until a window other than the header's has been fresh, the tail is not known, and nothing of the file may
-//!    go. The first sample proves nothing: dirt may be old.
-//! 2. A remembered window stays protected, and with it the `slack` bytes before it and [`AHEAD`] bytes after
-//!    it: the writer may have gone on since, and leaves no trace where old pages were resident. Once those are
-//!    gone, nothing is resident there. At the end of the file it goes on at the start. Nothing is protected
-//!    after the header's window.
-//! 3. A remembered window is forgotten when it is *passed*: a window above it, joined to it by remembered
-//!    windows, was fresh in a step after the one in which it was last active. A log is written upwards, so the
-//!    writer has left it. In a ring whose checkpoint is known this holds around the end of the file, too. (Without this a fast writer would hold [`QUIET_STEPS`] steps' worth of log.) The
-//!    header's window is never passed: the next checkpoint comes back to it.
-//! 4. Any other is forgotten when it was not active for [`QUIET_STEPS`] consecutive steps in each of which a
-//!    window other than the header's was fresh: so the end of the ring is forgotten after a wraparound, and the old
-//!    place after a jump.
-//! 5. Time alone forgets nothing: but for invariant 7, the last window of an idle writer stays protected for as
+//! 1. The tail is unknown, and nothing of the file may be released, until a window other than the header's has
+//!    been fresh. The first sample proves nothing: dirty pages may be old.
+//! 2. A remembered window stays protected, together with the `slack` bytes before it and [`AHEAD`] bytes after it:
+//!    the writer may have moved on since, and leaves no trace where old pages were resident. Once those are
+//!    released, nothing is resident there. At the end of the file this range continues at the start. Nothing is
+//!    protected after the header's window.
+//! 3. A remembered window is forgotten when it is *passed*: a window above it, joined to it by remembered windows,
+//!    was fresh in a step after the one in which it was last active. A log is written upwards, so the writer has
+//!    left it. In a ring whose checkpoint is known this also holds around the end of the file. (Without this rule
+//!    a fast writer would hold [`QUIET_STEPS`] steps' worth of log.) The header's window is never passed: the next
+//!    checkpoint comes back to it.
+//! 4. Any other window is forgotten after [`QUIET_STEPS`] consecutive steps in which it was not active while a
+//!    window other than the header's was fresh. So the end of the ring is forgotten after a wraparound, and the
+//!    old position after a jump.
+//! 5. Time alone forgets nothing, except by invariant 7: the last window of an idle writer stays protected for as
 //!    long as it is idle, and the same sample twice changes nothing.
 //! 6. A window that the caller released and that has pages again is fresh, unless its figures are exactly those
-//!    of before (it refused). A window that shrank (reclaimed by the kernel) is not. A dirty window whose
-//!    writeback was started, and that has not changed since, is not active: it would never be released if its writeback
-//!    hung.
-//! 7. A writer of whole pages that has shown nothing since `retry` changed is idle: only dirty windows stay for
-//!    it, since it needs no old page to go on. Not so in a ring whose checkpoint is known: there the last place of an idle
-//!    writer says where that ends which recovery would read.
-//! 8. A window that was released in the last step and has the same figures as before has refused, or was filled again.
-//!    Where it joins what is protected the writer may be in it, so it is active, though not fresh.
+//!    from before: then it refused. A window that shrank (reclaimed by the kernel) is not fresh. A dirty window
+//!    whose writeback was started, and that has not changed since, is not active: otherwise it would never be
+//!    released if its writeback hung.
+//! 7. A writer of whole pages without traces since `retry` changed is idle: only dirty windows stay for it, since
+//!    it needs no old page to go on. This does not apply to a ring whose checkpoint is known, where the last
+//!    position of an idle writer marks the end of the range that recovery would read.
+//! 8. A window that was released in the last step and has the same figures as before has refused, or was filled
+//!    again. If it joins a protected range the writer may be in it, so it is active, though not fresh.
 //!
-//! How it fails: a write over pages that are resident, synced before the next sample, leaves no trace. Pages
-//! far ahead of the writer are released as soon as the tail is known, so this takes adjacent windows whose
-//! release was refused, or a writer that goes further than [`AHEAD`] in the first step in which it is seen. A
-//! program that reads through a ring makes windows fresh; if the writer is idle meanwhile, its last window can
-//! be released after [`QUIET_STEPS`] steps. A writer that goes around the whole file between two steps is not
-//! followed. Each costs one page read at the writer's next partial write, never data.
+//! Limits: a write over resident pages, synced before the next sample, leaves no trace. Pages far ahead of the
+//! writer are released as soon as the tail is known, so this takes adjacent windows whose release was refused, or
+//! a writer that goes further than [`AHEAD`] in the first step in which it is seen. A program that reads through a
+//! ring makes windows fresh; if the writer is idle meanwhile, its last window can be released after
+//! [`QUIET_STEPS`] steps. A writer that goes around the whole file between two steps is not followed. Each of
+//! these costs one page read at the writer's next partial write, never data.
 
 use std::ops::Range;
 
@@ -49,24 +49,24 @@ use crate::ranges::append;
 use crate::recovery::{further, is_left_behind};
 use crate::{FileFacts, Rewrite, WINDOW};
 
-/// Steps with fresh windows elsewhere after which a window that is not active is no longer taken for the tail.
+/// Steps with fresh windows elsewhere after which an inactive window no longer counts as the tail.
 pub(crate) const QUIET_STEPS: u8 = 8;
 
-/// Bytes after a remembered window that stay with it (8 MiB).
+/// Bytes protected after a remembered window (8 MiB).
 pub(crate) const AHEAD: u64 = 4 * WINDOW;
 
-/// What is known of a writer whose position is not shown.
+/// The state of a writer whose position is not visible.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TailInference {
     /// The windows of the last step, ascending; `None` before the first.
     samples: Option<Vec<Sample>>,
     /// The remembered windows, ascending.
     active: Vec<Trace>,
-    /// Counts the steps in which some window was fresh.
+    /// The number of steps in which some window was fresh.
     clock: u64,
     /// Whether the writer has shown itself (invariant 1).
     known: bool,
-    /// [`crate::Facts::retry`] when the writer showed itself last, or at the first sample.
+    /// [`crate::Facts::retry`] when the writer last showed itself, or at the first sample.
     seen_at: Option<u64>,
     /// Whether a writer of whole pages has not shown itself since then (invariant 7).
     idle: bool,
@@ -74,7 +74,7 @@ pub(crate) struct TailInference {
     newest: u64,
 }
 
-/// A window at the last step.
+/// A window in the last step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Sample {
     start: u64,
@@ -91,7 +91,7 @@ struct Trace {
     last_active: u64,
     /// The clock when it was last fresh, 0 if never.
     last_fresh: u64,
-    /// Consecutive steps in which it was not active, but another window fresh.
+    /// Consecutive steps in which it was not active, but another window was fresh.
     quiet: u8,
 }
 
@@ -103,8 +103,8 @@ enum Heat {
 }
 
 impl TailInference {
-    /// Takes in the windows of this step, before anything is decided on them. `history` is what was done before; `by_reader` says which
-    /// windows a reader brought, which are no traces of the writer.
+    /// Takes in the windows of this step, before anything is decided about them. `history` has the previous
+    /// actions. `by_reader` says which windows a reader brought in; these are no traces of the writer.
     pub(crate) fn observe(
         &mut self,
         windows: &[ResidentWindow],
@@ -163,14 +163,14 @@ impl TailInference {
         );
     }
 
-    /// Notes that the window at `index` of the last [`TailInference::observe`] is released now.
+    /// Records that the window at `index` of the last [`TailInference::observe`] is released now.
     pub(crate) fn released(&mut self, index: usize) {
         if let Some(sample) = self.samples.as_mut().and_then(|samples| samples.get_mut(index)) {
             sample.released = true;
         }
     }
 
-    /// The ranges that stay for the writer in a file of `size` bytes; `None` while the tail is not known and
+    /// Returns the ranges that stay for the writer in a file of `size` bytes; `None` while the tail is unknown and
     /// everything stays.
     pub(crate) fn protected(&self, slack: u64, size: u64) -> Option<Vec<Range<u64>>> {
         (self.known || self.idle).then(|| {
@@ -190,7 +190,8 @@ impl TailInference {
         })
     }
 
-    /// Where the writer was and may have gone on to, without the header's window; `None` while that is not known.
+    /// Returns where the writer was and where it may have gone since, without the header's window; `None` while
+    /// that is unknown.
     pub(crate) fn places(&self, size: u64) -> Option<Vec<Range<u64>>> {
         (self.known && !self.idle).then(|| {
             let data = self.active.iter().filter(|active| active.range.start != 0);
@@ -202,11 +203,13 @@ impl TailInference {
         })
     }
 
-    /// Up to which byte a ring of `size` bytes with a checkpoint at this one was written: the furthest end of remembered windows that
-    /// join. The header's window says nothing of that. `None` while there is none.
+    /// Returns the end of the written part of a ring of `size` bytes with its checkpoint at this offset: the
+    /// furthest end of adjoining remembered windows. The header's window does not count. Returns `None` if there
+    /// is none.
     ///
-    /// One that was fresh just behind the checkpoint is left behind: it went on without a trace, and is taken to be at most
-    /// [`AHEAD`] from there. Not so what only resisted there (invariant 8).
+    /// An end that was fresh just behind the checkpoint is outdated: the writer moved on without a trace, and is
+    /// assumed to be at most [`AHEAD`] bytes beyond the checkpoint. This does not apply to windows that only
+    /// resisted a release there (invariant 8).
     pub(crate) fn end_in_ring(&self, checkpoint: u64, size: u64) -> Option<u64> {
         let mut runs: Vec<Range<u64>> = Vec::new();
         for active in self.active.iter().filter(|active| active.range.start != 0) {
@@ -224,8 +227,7 @@ impl TailInference {
         ends.reduce(|one, other| further(checkpoint, size, one, other))
     }
 
-    /// Whether a protected window shows less recent traces than the newest: its dirty pages need not wait
-    /// there.
+    /// Whether a protected window has older traces than the newest one: its dirty pages can be written.
     pub(crate) fn left_behind(&self, start: u64) -> bool {
         let own = self.active.binary_search_by_key(&start, |active| active.range.start);
         self.known && own.map_or(0, |at| self.active[at].last_fresh) < self.newest
@@ -252,7 +254,7 @@ impl TailInference {
         }
     }
 
-    /// Invariant 8.
+    /// Applies invariant 8.
     fn suspect_filled_again(&self, windows: &[ResidentWindow], heats: &mut [Heat], size: u64) {
         let Some(mut kept) = self.protected(0, size).filter(|_| self.known) else { return };
         for (now, heat) in windows.iter().zip(heats) {
@@ -290,7 +292,8 @@ impl TailInference {
         }
     }
 
-    /// Invariant 3 around the end of the file: a window at its start was fresh later than those at the end were active.
+    /// Applies invariant 3 around the end of the file: a window at its start was fresh after those at the end were
+    /// last active.
     fn forget_end_of_file(&mut self, size: u64) {
         let at_start =
             self.active.iter().filter(|active| active.range.start != 0 && active.range.start < AHEAD);
@@ -301,7 +304,7 @@ impl TailInference {
         }
     }
 
-    /// Invariant 3.
+    /// Applies invariant 3.
     fn forget_passed(&mut self) {
         let mut above: Option<u64> = None;
         let mut freshest = 0;

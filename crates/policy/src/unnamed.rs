@@ -1,31 +1,32 @@
-//! Files that a server appends to and that no pattern names: when there is so much of it that it is worth a word.
+//! Files that a server appends to and that no pattern names: decides when they have become large enough to be
+//! reported.
 //!
-//! The files of one directory count together, since a log that is rotated has ever new files, each of them small. A file that was
-//! open when its directory was looked at first may have any size: from there on its growth counts. One that comes in the place of
-//! another was written from its start meanwhile, and counts whole. After a look that did not show all files, a file may be new to
-//! the caller alone: there its growth counts.
+//! The files of one directory count together, since a rotated log always has new files, each of them small. A file
+//! that was open at the first look at its directory may have any size, so only its later growth counts. A file
+//! that replaces another was written from its start meanwhile, so its whole size counts. After an incomplete look,
+//! a file may be new to the caller only, so only its growth counts.
 
 use std::collections::BTreeMap;
 
 use crate::names::Pattern;
 
-/// So much, appended while a server is watched, is worth a word: 64 MiB.
+/// Appended bytes, while a server is watched, from which on a directory is reported: 64 MiB.
 pub const APPENDED_MUCH: u64 = 64 << 20;
 
-/// So many directories of one server are followed; more are left out.
+/// Maximum number of directories followed per server; further ones are left out.
 const DIRECTORIES_MAX: usize = 16;
 
-/// What was seen to be appended to the files of one server, by directory (`D`) and file (`F`).
+/// Appended bytes of the files of one server, by directory (`D`) and file (`F`).
 #[derive(Debug, Clone)]
 pub struct AppendedFiles<D, F> {
     directories: BTreeMap<D, Directory<F>>,
-    /// Whether the last look showed all files.
+    /// Whether the last look was complete.
     was_complete: bool,
 }
 
 #[derive(Debug, Clone)]
 struct Directory<F> {
-    /// The files that were open at the last look, and their sizes then.
+    /// The files open at the last look, with their sizes.
     sizes: BTreeMap<F, u64>,
     appended: u64,
     is_reported: bool,
@@ -38,9 +39,9 @@ impl<D, F> Default for AppendedFiles<D, F> {
 }
 
 impl<D: Ord, F: Ord + Copy> AppendedFiles<D, F> {
-    /// Takes in the files that the server has open for writing now and that no pattern names, each with its size in bytes.
-    /// `is_complete` says whether these are all such files. Returns a file of each directory that has become worth a word, once for
-    /// each.
+    /// Takes in the unnamed files that the server has open for writing now, with their sizes in bytes.
+    /// `is_complete` says whether these are all such files. Returns one file for each directory that is to be
+    /// reported now; each directory is reported once.
     ///
     /// ```
     /// use pagekeeper_policy::unnamed::{APPENDED_MUCH, AppendedFiles};
@@ -69,8 +70,8 @@ impl<D: Ord, F: Ord + Copy> AppendedFiles<D, F> {
 }
 
 impl<F: Ord + Copy> Directory<F> {
-    /// Takes in the files that are open now. `was_complete` says whether the last look showed all files. Returns the file that grew by
-    /// most, if all together have become worth a word by it.
+    /// Takes in the files that are open now. `was_complete` says whether the last look showed all files. Returns
+    /// the file that grew most if the directory is to be reported now.
     fn take(&mut self, sizes: BTreeMap<F, u64>, was_complete: bool) -> Option<F> {
         let is_rotated = was_complete && self.sizes.keys().any(|file| !sizes.contains_key(file));
         let growth = |(file, size): (&F, &u64)| {
@@ -92,8 +93,9 @@ impl<F: Ord + Copy> Directory<F> {
     }
 }
 
-/// Whether a file that no pattern names is worth a word to those who look for a while only: it is a log by how it is open or grows,
-/// and has [`APPENDED_MUCH`] resident, or would get as much in a minute at the rate at which it grew.
+/// Whether to report an unnamed file after a short observation. The file must look like a log, by its open mode or
+/// its growth. It must also have [`APPENDED_MUCH`] bytes resident, or grow by as much in a minute at its current
+/// rate.
 ///
 /// ```
 /// use pagekeeper_policy::unnamed::is_much_for_a_log;
@@ -108,11 +110,11 @@ pub const fn is_much_for_a_log(resident: u64, appended: u64, seconds: u64, is_wr
     in_a_minute >= APPENDED_MUCH || (resident >= APPENDED_MUCH && (is_write_only || appended > 0))
 }
 
-/// The least digits that are a date, a time or a number which another file of the log has another of.
+/// Minimum number of digits that count as a date, a time or a number, which differs between the files of a log.
 const DIGITS_MIN: usize = 4;
 
-/// A pattern for the files of the log that a file of this name is of: dates, times and long numbers in it stand for any. `None` where
-/// a character of the name has a meaning in patterns.
+/// Returns a pattern for the files of the log that this file belongs to: dates, times and long numbers in its name
+/// become `*`. Returns `None` if a character of the name has a meaning in patterns.
 ///
 /// ```
 /// use pagekeeper_policy::unnamed::pattern_of;
@@ -133,7 +135,7 @@ pub fn pattern_of(name: &str) -> Option<String> {
             pattern.push('*');
             rest = rest.get(stretch.len()..).unwrap_or_default();
         } else {
-            // To the end of a short number, of which no part is another's begin.
+            // Takes a short number whole, so that no part of it starts another one.
             let taken = if first.is_ascii_digit() { digits_of(rest) } else { first.len_utf8() };
             pattern.push_str(rest.get(..taken).unwrap_or_default());
             rest = rest.get(taken..).unwrap_or_default();
@@ -161,7 +163,7 @@ mod tests {
         let mut appended = AppendedFiles::default();
         let mut reported = Vec::new();
         for file in 0..20 {
-            // Each is seen once, grown to its full size.
+            // Each file is seen once, grown to its full size.
             reported.extend(appended.see([("/log", file, 10 * MIB)], true));
         }
         assert_eq!(reported, [7], "the seventh after the first: 70 MiB");
@@ -171,10 +173,10 @@ mod tests {
     fn files_that_come_beside_others_count_from_then_on() {
         let mut appended = AppendedFiles::default();
         assert_eq!(appended.see([("/d", 1, 0)], true), []);
-        // A table that was opened, of any size.
+        // A table of any size that was opened.
         assert_eq!(appended.see([("/d", 1, 0), ("/d", 2, 900 * MIB)], true), []);
         assert_eq!(appended.see([("/d", 1, 40 * MIB), ("/d", 2, 930 * MIB)], true), [1]);
-        // Cut, and written anew: what goes is not counted.
+        // Truncated and written anew: the removed bytes do not count.
         let mut appended = AppendedFiles::default();
         assert_eq!(appended.see([("/d", 1, 50 * MIB)], true), []);
         assert_eq!(appended.see([("/d", 1, 0)], true), []);

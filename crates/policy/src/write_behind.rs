@@ -1,51 +1,55 @@
-//! Write-behind: what of a writer's output is to be written, waited for and released now.
+//! Write-behind: decides which parts of a writer's output to write, to wait for and to release now.
 //!
-//! A writer that is ahead of its disk fills the page cache with dirty pages, until the kernel makes every writer of that disk wait.
-//! So writeback of each step is begun as soon as it is whole, and the writer itself waits for what lies a budget of bytes behind it.
+//! A writer that is ahead of its disk fills the page cache with dirty pages, until the kernel makes every writer
+//! of that disk wait. So writeback of each step is started as soon as it is complete, and the writer itself waits
+//! for the data a budget of bytes behind it.
 //!
-//! Followed is one run of output in order, which may leave holes where the file ends. What is written anew inside of it is written
-//! and released once there is a step of it, and again at the end. Output elsewhere begins a new run; what is left of a few runs before is kept in mind.
+//! One run of output in order is followed; it may leave holes at the end of the file. Data rewritten inside the
+//! run is written and released once it amounts to a step, and again at the end. Output elsewhere starts a new run.
+//! The rests of the last few runs are remembered.
 //!
-//! Invariants: what is waited for was started; what is released was waited for since it was written in order, and was written by
-//! this writer, or by nobody; a run's ranges ascend. The window that the writer is in is not released before the end.
+//! Invariants: a range that is waited for was started. A released range was waited for since it was written in
+//! order, and holds only this writer's data or nobody's. A run's ranges ascend. The window that the writer is in
+//! is not released before the end.
 
 use core::ops::Range;
 
 use crate::WINDOW;
 use crate::exact::Due;
 
-/// Runs that are kept in mind besides the one that is written.
+/// Older runs remembered besides the current one.
 const OLD: usize = 4;
-/// The smallest page: of one that the run began in the middle of, the rest is somebody else's.
+/// The smallest page size. If the run starts in the middle of a page, the rest of the page is somebody else's.
 const PAGE: u64 = 4096;
 
-/// How a writer's output is treated. In bytes.
+/// How to treat a writer's output, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
-    /// Writeback is begun in steps of so much.
+    /// The size of the steps in which writeback is started.
     pub step: u64,
-    /// The writer waits for what lies so far behind it; with `u64::MAX` for nothing: a later write does.
+    /// The writer waits for data this far behind it. With `u64::MAX` it does not wait; a later write does.
     pub budget: u64,
-    /// Whether pages are released once they are written.
+    /// Whether to release pages once they are written.
     pub release: bool,
 }
 
-/// What is known of a file that is written.
+/// The state of a file that is being written.
 #[derive(Debug, Clone, Copy)]
 pub struct WriteBehind {
-    /// The run: where it began, and up to where it is released, waited for, started and written.
+    /// The run: its start, and the ends of its released, waited-for, started and written parts.
     from: u64,
     released: u64,
     waited: u64,
     started: u64,
     written: u64,
-    /// The end of the file, as far as it is known.
+    /// The end of the file, as far as known.
     size: u64,
-    /// Written anew inside of the run since it was last waited for: where, how much, and how much of it was started.
+    /// The data rewritten inside the run since it was last waited for: its range, its bytes, and how many of them
+    /// were started.
     again: (u64, u64),
     again_bytes: u64,
     again_started: u64,
-    /// What is left of older runs.
+    /// The rests of older runs.
     old: [(u64, u64); OLD],
     next_old: usize,
 }
@@ -57,7 +61,7 @@ impl Default for WriteBehind {
 }
 
 impl WriteBehind {
-    /// Nothing written yet: all zero, so that static memory of it takes no room in a program's file.
+    /// The initial state: all zeros, so that static memory of it takes no space in an executable.
     pub const NEW: Self = Self {
         from: 0,
         released: 0,
@@ -72,12 +76,12 @@ impl WriteBehind {
         next_old: 0,
     };
 
-    /// A file of `size` bytes, which is going to be written.
+    /// Creates the state of a file of `size` bytes that is going to be written.
     pub const fn of(size: u64) -> Self {
         Self { size, ..Self::NEW }
     }
 
-    /// The same file, of which nothing was written yet by who goes on with it.
+    /// Returns the state of the same file for its next writer, which has not written to it yet.
     ///
     /// ```
     /// use pagekeeper_policy::write_behind::{WriteBehind, Pace};
@@ -91,7 +95,7 @@ impl WriteBehind {
         Self::of(self.size)
     }
 
-    /// The range was written.
+    /// Takes in that the range was written. Returns the work due now.
     ///
     /// ```
     /// use pagekeeper_policy::write_behind::{WriteBehind, Pace};
@@ -118,7 +122,7 @@ impl WriteBehind {
         self.size = self.size.max(range.end);
         let mut due = Due { start, ..Due::default() };
         let whole = self.written - self.written % step;
-        // If an older run's rest is to be started too, this one's is with the next write.
+        // If the rest of an older run has to be started as well, this one is started with the next write.
         if whole > self.started && due.start.is_none() {
             due.start = Some(self.started..whole);
             self.started = whole;
@@ -139,10 +143,12 @@ impl WriteBehind {
         due
     }
 
-    /// All that was written is on disk: what can be dropped without waiting, if its pages are to be released.
+    /// Takes in that all written data is on disk. Returns the range to drop, which needs no wait, if `release` is
+    /// set.
     pub fn synced(&mut self, release: bool) -> Option<Range<u64>> {
         (self.started, self.waited) = (self.written, self.written);
-        // What was written anew goes at the end, or once there is much of it: a page that is synced often is written again soon.
+        // Rewritten data is released at the end, or once there is much of it: a page that is synced often is soon
+        // rewritten.
         self.again_started = self.again_bytes;
         let due = self.waited - self.waited % WINDOW;
         if !release || due <= self.released {
@@ -153,7 +159,8 @@ impl WriteBehind {
         Some(range)
     }
 
-    /// What is left at the end: to be written, waited for and released. To the end of the file with an end of `u64::MAX`.
+    /// Returns the remaining ranges at the end: to be written, waited for and released. An end of `u64::MAX` means
+    /// the end of the file.
     pub fn rest(&self, release: bool) -> impl Iterator<Item = Range<u64>> {
         let from = self.with_again(if release { self.release_from() } else { self.waited });
         let end = if self.written >= self.size { u64::MAX } else { self.written };
@@ -162,12 +169,12 @@ impl WriteBehind {
         old.chain(has_run.then_some(from..end))
     }
 
-    /// How long the run is.
+    /// Returns the length of the run.
     pub fn length(&self) -> u64 {
         self.written - self.from
     }
 
-    /// The file was truncated.
+    /// Takes in that the file was truncated.
     pub fn truncated(&mut self, size: u64) {
         self.size = size;
         for end in
@@ -183,7 +190,7 @@ impl WriteBehind {
 
     fn wrote_again(&mut self, range: &Range<u64>, step: u64, pace: Pace) -> Due {
         if range.start >= self.started {
-            // Not started yet: it will be.
+            // Not started yet; it will be.
             return Due::default();
         }
         let first = if self.again_bytes == 0 { range.start } else { self.again.0 };
@@ -197,7 +204,7 @@ impl WriteBehind {
         }
         if self.again_bytes >= pace.budget.max(step) && due.start.is_some() {
             due.wait = Some(all.clone());
-            // The window that is written stays.
+            // The writer's window stays.
             let end = all.end.min(self.written - self.written % WINDOW);
             let start = all.start.max(self.from).div_ceil(PAGE) * PAGE;
             if pace.release && start < end {
@@ -208,7 +215,7 @@ impl WriteBehind {
         due
     }
 
-    /// The range from there on, begun sooner for what was written anew before it.
+    /// Returns `from`, or the start of the rewritten data if that is lower.
     fn with_again(&self, from: u64) -> u64 {
         if self.again_bytes > 0 { from.min(self.again.0) } else { from }
     }
@@ -217,7 +224,7 @@ impl WriteBehind {
         (self.again, self.again_bytes, self.again_started) = ((0, 0), 0, 0);
     }
 
-    /// Begins a new run: what is left of a longer one before is to be started.
+    /// Starts a new run. Returns the rest of the previous one if that was long: it is to be started.
     fn begin(&mut self, at: u64, step: u64) -> Option<Range<u64>> {
         let rest = self.with_again(self.release_from())..self.written;
         let is_long = self.length() >= step;
@@ -233,7 +240,7 @@ impl WriteBehind {
         is_long.then_some(rest)
     }
 
-    /// Where a release begins: a window before, for what stayed.
+    /// Returns the start of the next release: one window back, for pages that stayed.
     fn release_from(&self) -> u64 {
         (self.released - self.released % WINDOW).saturating_sub(WINDOW).max(self.from.div_ceil(PAGE) * PAGE)
     }
@@ -267,7 +274,7 @@ mod tests {
         assert_eq!(write(MIB + 5, 5 * MIB), due(MIB..5 * MIB, 0..MIB, 0..0));
         assert_eq!(write(5 * MIB, 6 * MIB), due(5 * MIB..6 * MIB, MIB..2 * MIB, 0..2 * MIB));
         assert_eq!(write(6 * MIB, 10 * MIB), due(6 * MIB..10 * MIB, 2 * MIB..6 * MIB, 0..6 * MIB));
-        // The window before once more.
+        // The previous window once more.
         assert_eq!(write(10 * MIB, 12 * MIB), due(10 * MIB..12 * MIB, 6 * MIB..8 * MIB, 4 * MIB..8 * MIB));
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [6 * MIB..u64::MAX]);
         assert_eq!(behind.rest(false).collect::<Vec<_>>(), [8 * MIB..u64::MAX]);
@@ -288,7 +295,7 @@ mod tests {
         assert_eq!(behind.wrote(12 * MIB..13 * MIB, PACE), due(12 * MIB..13 * MIB, 0..9 * MIB, 0..8 * MIB));
     }
 
-    /// As a database writes its first page again with each transaction.
+    /// A database rewrites its first page with each transaction.
     #[test]
     fn what_was_written_anew_goes_though_it_was_synced_or_left() {
         let mut behind = WriteBehind::NEW;
@@ -296,14 +303,14 @@ mod tests {
         assert!(behind.wrote(PAGE..2 * PAGE, PACE).is_none());
         assert_eq!(behind.synced(true), Some(2 * MIB..8 * MIB));
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [PAGE..u64::MAX]);
-        // Nothing of it is written once more, but it goes when there is enough.
+        // It is not written once more alone, but is released when there is enough.
         assert_eq!(behind.wrote(PAGE..4 * MIB, PACE), due(PAGE..4 * MIB, PAGE..4 * MIB, PAGE..4 * MIB));
         assert!(behind.wrote(0..PAGE, PACE).is_none());
         behind.truncated(9 * MIB - 1);
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [0..u64::MAX]);
         behind.truncated(0);
         assert_eq!(behind.rest(true).count(), 0);
-        // The writer goes elsewhere in a file that was there.
+        // The writer goes elsewhere in an existing file.
         let mut behind = WriteBehind::of(30 * MIB);
         assert_eq!(behind.wrote(0..9 * MIB, PACE).release, Some(0..4 * MIB));
         assert!(behind.wrote(PAGE..2 * PAGE, PACE).is_none());
@@ -313,7 +320,7 @@ mod tests {
 
     #[test]
     fn what_is_not_in_order_is_seen_to_at_the_end() {
-        // Appended to a file that is there.
+        // Appends to an existing file.
         let mut behind = WriteBehind::of(10 * MIB + 5);
         assert!(behind.wrote(10 * MIB + 5..10 * MIB + 9, PACE).is_none());
         assert_eq!(behind.rest(true).count(), 0);
@@ -331,10 +338,10 @@ mod tests {
         assert!(behind.wrote(12 * MIB..13 * MIB - 1, PACE).is_none());
         let again = 12 * MIB..17 * MIB + 9;
         assert_eq!(behind.wrote(12 * MIB..15 * MIB, PACE), due(again.clone(), again.clone(), again));
-        // Somewhere else in what was there: what is left of the run before is started, and kept in mind.
+        // A write elsewhere in existing data: the rest of the previous run is started and remembered.
         assert_eq!(behind.wrote(0..9, PACE), due(12 * MIB..19 * MIB, 0..0, 0..0));
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [12 * MIB..19 * MIB, 0..9]);
-        // Writers here and there are left to the kernel.
+        // Scattered writes are left to the kernel.
         for nth in 1..100 {
             assert!(behind.wrote(nth * 4096..nth * 4096 + 9, PACE).is_none());
         }
@@ -411,7 +418,7 @@ mod tests {
                 let due = behind.wrote(range, pace);
                 if let Some(range) = &due.release {
                     prop_assert!(release && range.start < range.end);
-                    // Nothing that is somebody else's.
+                    // Nothing of anyone else's.
                     for cell in cells(range, 300) {
                         prop_assert!(written[cell] || cell as u64 >= size, "{:?}: {}", range, cell);
                     }

@@ -1,38 +1,39 @@
-//! The headers of InnoDB's redo log files: which part of the log a file has, and where the last checkpoint is.
+//! The headers of InnoDB's redo log files: the part of the log that a file holds, and the last checkpoint.
 //!
-//! Three layouts, all big-endian, each block with a CRC-32C of its own (`log0log.h`, `log0constants.h` of each version):
+//! There are three layouts. All are big-endian, and each block has its own CRC-32C (`log0log.h`, `log0constants.h`
+//! of each version):
 //!
-//! - MariaDB 10.8 and later: one file, a ring behind 12 KiB of header; the checkpoint in two blocks at 4 KiB and 8 KiB, written in turn,
-//!   of which the larger LSN counts. There is no other sign of which is newer, and one may be torn.
-//! - MySQL 8.0.30 and later: a series of files that each say at which LSN they start; the checkpoint in two blocks, at 512 and 1536, of
-//!   the file that it lies in. Of all files the largest LSN counts.
-//! - Before (MySQL 5.7 to 8.0.29, MariaDB 10.2 to 10.7): a ring; the checkpoint, with its offset in the ring, in two blocks at 512 and
-//!   1536 of the first file. The higher number counts. MariaDB 10.5 to 10.7 has one file. The others have several of one size
-//!   (`innodb_log_files_in_group`), and none of their headers says how many.
+//! - MariaDB 10.8 and later: one file, a ring behind a header of 12 KiB. The checkpoint is in two blocks at 4 KiB
+//!   and 8 KiB, written in turn; the larger LSN counts. Nothing else shows which is newer, and one may be torn.
+//! - MySQL 8.0.30 and later: a series of files, each with its start LSN. The checkpoint is in two blocks, at 512
+//!   and 1536, of the file that it lies in. The largest LSN of all files counts.
+//! - Earlier versions (MySQL 5.7 to 8.0.29, MariaDB 10.2 to 10.7): a ring. The checkpoint and its offset in the
+//!   ring are in two blocks at 512 and 1536 of the first file; the higher number counts. MariaDB 10.5 to 10.7 has
+//!   one file. The others have several of one size (`innodb_log_files_in_group`), and no header says how many.
 //!
-//! A log that is encrypted has its headers in plain text.
+//! The headers of an encrypted log are in plain text.
 
 use super::{CheckpointError, array};
 
-/// Bytes of a file that are needed, from its start; of a file that is shorter, all.
+/// Bytes needed from the start of a file; of a shorter file, all.
 pub const LEN: usize = 12 << 10;
 
-/// The smallest block, in bytes: headers have their checksum at its end.
+/// The smallest block in bytes, with the checksum of a header at its end.
 const BLOCK: usize = 512;
-/// Bytes before the log itself, before MariaDB 10.8 and in MySQL.
+/// Bytes before the log itself in MySQL, and in MariaDB before 10.8.
 const SHORT_HEADER: u64 = 2048;
-/// The same since MariaDB 10.8.
+/// Bytes before the log itself since MariaDB 10.8.
 const LONG_HEADER: u64 = 12 << 10;
-/// MariaDB says by this bit of the format that the log is encrypted.
+/// MariaDB sets this bit of the format if the log is encrypted.
 const ENCRYPTED: u32 = 1 << 31;
-/// MariaDB 10.4: 104, which it has encrypted, too.
+/// MariaDB 10.4: 104. Its encrypted logs have this format, too.
 const MARIADB_10_4: u32 = 0x68;
 /// `PHYS`: MariaDB 10.5.
 const MARIADB_10_5: u32 = 0x5048_5953;
 /// `Phys`: MariaDB 10.8.
 const MARIADB_10_8: u32 = 0x5068_7973;
 
-/// How a log is laid out in its files.
+/// The layout of a log in its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// MariaDB 10.8 and later: one file, a ring.
@@ -41,27 +42,28 @@ pub enum Layout {
     Series,
     /// MariaDB 10.5 to 10.7: one file, a ring.
     OldRing,
-    /// Before, and MySQL up to 8.0.29: a ring of any number of files.
+    /// Earlier versions, and MySQL up to 8.0.29: a ring of any number of files.
     RingOfFiles,
 }
 
-/// What the header of a redo log file says.
+/// The header of a redo log file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RedoHeader {
-    /// How the log is laid out.
+    /// The log's layout.
     pub layout: Layout,
-    /// At which LSN the file starts, in bytes; of a ring, where it once started.
+    /// The LSN at which the file starts, in bytes; in a ring, where it once started.
     pub start: u64,
-    /// The last checkpoint that this file has a record of: an LSN, in bytes. Recovery starts to read there.
+    /// The last checkpoint recorded in this file: an LSN, in bytes. Recovery reads from there.
     pub checkpoint: Option<u64>,
-    /// Where that is in the files of a [`Layout::OldRing`] or [`Layout::RingOfFiles`], one after the other, in bytes.
+    /// The checkpoint's offset in bytes in the files of a [`Layout::OldRing`] or [`Layout::RingOfFiles`], counted
+    /// one after the other.
     old_offset: u64,
 }
 
 impl RedoHeader {
-    /// Reads the first [`LEN`] bytes of a file, or all of a shorter one.
+    /// Parses the first [`LEN`] bytes of a file, or all of a shorter one.
     ///
-    /// A header without a block that is whole and has a checkpoint is no error: of a series most files have none.
+    /// A header without an intact checkpoint block is not an error: most files of a series have none.
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
         let layout = layout_of(u32::from_be_bytes(array(bytes, 0)?))?;
         block(bytes, 0, BLOCK - 4)?;
@@ -80,13 +82,13 @@ impl RedoHeader {
         Ok(Self { layout, start, checkpoint, old_offset })
     }
 
-    /// Where in the file recovery starts to read, in bytes, if that is known and in this file: of `size` bytes, and the only one of its
-    /// log if it is a ring.
+    /// Returns the offset in bytes from which recovery reads, if it is known and in this file. The file has `size`
+    /// bytes, and is the only one of its log if that is a ring.
     pub fn checkpoint_offset(&self, size: u64) -> Option<u64> {
         self.offset_of(self.checkpoint?, size)
     }
 
-    /// The same for a checkpoint that another file of the log has a record of.
+    /// Returns the same for a checkpoint that another file of the log records.
     pub fn offset_of(&self, lsn: u64, size: u64) -> Option<u64> {
         let into = lsn.checked_sub(self.start);
         match self.layout {
@@ -107,7 +109,7 @@ impl RedoHeader {
     }
 }
 
-/// The layout of a format, by its number.
+/// Returns the layout of a format number.
 fn layout_of(number: u32) -> Result<Layout, CheckpointError> {
     Ok(match number {
         1..=5 | 103 => Layout::RingOfFiles,
@@ -121,8 +123,8 @@ fn layout_of(number: u32) -> Result<Layout, CheckpointError> {
     })
 }
 
-/// The number of the format that a file begins with, if it is one that is not known: how its log is written is not known either. A
-/// file that begins with zeros has no header yet.
+/// Returns the format number at the start of a file if it is unknown; the way such a log is written is unknown,
+/// too. A file that starts with zeros has no header yet.
 ///
 /// ```
 /// use pagekeeper_catalog::checkpoint::innodb::unknown_format;
@@ -135,25 +137,25 @@ pub fn unknown_format(start: [u8; 4]) -> Option<u32> {
     (number > 0 && layout_of(number).is_err()).then_some(number)
 }
 
-/// The last checkpoint in the header of MariaDB 10.8, and 0.
+/// Returns the last checkpoint in a header of MariaDB 10.8, and 0.
 fn ring_checkpoint(bytes: &[u8]) -> Result<Option<(u64, u64)>, CheckpointError> {
     latest(bytes, [4 << 10, 8 << 10], 60, |at| Ok((word(bytes, at)?, (word(bytes, at)?, 0))))
 }
 
-/// The last checkpoint in the header of MySQL 8.0.30, and 0.
+/// Returns the last checkpoint in a header of MySQL 8.0.30, and 0.
 fn series_checkpoint(bytes: &[u8]) -> Result<Option<(u64, u64)>, CheckpointError> {
     latest(bytes, [BLOCK, 3 * BLOCK], BLOCK - 4, |at| Ok((word(bytes, at + 8)?, (word(bytes, at + 8)?, 0))))
 }
 
-/// The last checkpoint in an older header, and its offset.
+/// Returns the last checkpoint in an older header, and its offset.
 fn old_checkpoint(bytes: &[u8]) -> Result<Option<(u64, u64)>, CheckpointError> {
     latest(bytes, [BLOCK, 3 * BLOCK], BLOCK - 4, |at| {
         Ok((word(bytes, at)?, (word(bytes, at + 8)?, word(bytes, at + 16)?)))
     })
 }
 
-/// What `read` finds in the later of two blocks, by the figure that it gives first; of those that are whole, with their checksum
-/// after `len` bytes, and have an LSN.
+/// Returns what `read` finds in the newer of two blocks, by the number that it returns first. Only intact blocks
+/// count, with their checksum after `len` bytes and an LSN other than 0.
 fn latest(
     bytes: &[u8],
     blocks: [usize; 2],
@@ -171,7 +173,7 @@ fn latest(
     Ok(found.map(|(_, checkpoint)| checkpoint))
 }
 
-/// Whether the block at `at` is whole: it has `len` bytes, and their checksum after them.
+/// Checks that the block at `at` is intact: it has `len` bytes, followed by their checksum.
 fn block(bytes: &[u8], at: usize, len: usize) -> Result<(), CheckpointError> {
     let sum = u32::from_be_bytes(array(bytes, at + len)?);
     let content = bytes.get(at..at + len).unwrap_or_default();
@@ -204,7 +206,7 @@ mod tests {
         bytes
     }
 
-    /// A file of MariaDB 10.8 with these checkpoints in its blocks.
+    /// Returns a file of MariaDB 10.8 with these checkpoints in its blocks.
     fn ring(start: u64, checkpoints: [u64; 2]) -> Vec<u8> {
         let mut bytes = header(MARIADB_10_8, start);
         for (at, lsn) in [4096, 8192].into_iter().zip(checkpoints) {

@@ -1,41 +1,42 @@
-//! Checkpoints: where crash recovery of a database would start to read its log, by what the database itself keeps on disk.
+//! Checkpoints: the position from which crash recovery of a database would read its log, from the database's own
+//! files.
 //!
-//! Pure functions over bytes that others wrote: bounded, and nothing panics. What is torn, rotten or of a format that is not known is
-//! an error, never a guess: who can't know where recovery starts has to keep all of the log.
+//! Pure functions over foreign bytes: bounded, and nothing panics. Torn or corrupt data and unknown formats are
+//! errors, never guesses. A caller that can't know where recovery starts must keep the whole log.
 
 pub mod innodb;
 pub mod postgresql;
 
-/// Why a checkpoint is not known.
+/// Why a checkpoint is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// There are fewer bytes than the format has.
+    /// There are fewer bytes than the format needs.
     #[error("it has {found} bytes where {needed} are needed")]
     TooShort {
-        /// Bytes that there are.
+        /// Bytes present.
         found: usize,
-        /// Bytes that the format has.
+        /// Bytes that the format needs.
         needed: usize,
     },
-    /// It says that it has a format that is not known here.
+    /// The format is unknown here.
     #[error("its format {format:#x} is not known")]
     UnknownFormat {
-        /// The number of the format.
+        /// The format's number.
         format: u32,
     },
-    /// The checksum is another: it was torn by a write at the same time, or is rotten.
+    /// The checksum differs: a concurrent write tore the data, or it is corrupt.
     #[error("its checksum does not match")]
     Checksum,
-    /// The checksum matches, and yet a figure can't be.
+    /// The checksum matches, but a value is impossible.
     #[error("its {what} can't be right")]
     Implausible {
-        /// Which figure.
+        /// The name of the value.
         what: &'static str,
     },
 }
 
-/// The bytes at a place; a module's own check of the length has made sure that they are there.
+/// Returns the bytes at an offset. Callers have checked the length, so they are there.
 pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], CheckpointError> {
     let too_short = CheckpointError::TooShort { found: bytes.len(), needed: at.saturating_add(N) };
     let part = bytes.get(at..).and_then(|rest| rest.first_chunk::<N>());

@@ -1,46 +1,46 @@
-//! PostgreSQL's `global/pg_control`: where its last checkpoint starts.
+//! PostgreSQL's `global/pg_control`: the start of its last checkpoint.
 //!
-//! One C structure in the machine's own byte order, written as a whole and followed by zeros up to 8 KiB, with a CRC-32C at its end
-//! (`src/include/catalog/pg_control.h` of each version). A reader can see a write half done, as PostgreSQL's own tools do: then
-//! the checksum does not match, and a moment later it does.
+//! The file is one C structure in the machine's byte order, with a CRC-32C at its end, written in one piece and
+//! followed by zeros up to 8 KiB (`src/include/catalog/pg_control.h` of each version). A reader can see a
+//! half-done write, as PostgreSQL's own tools can: the checksum then does not match, and a moment later it does.
 
 use pagekeeper_policy::names::SegmentSize;
 
 use super::{CheckpointError, array};
 
-/// Bytes of the file that are needed, from its start: no version has its structure reach further.
+/// Bytes needed from the start of the file: no version has a longer structure.
 pub const LEN: usize = 512;
 
-/// What `pg_control` says of the last checkpoint.
+/// The last checkpoint according to `pg_control`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ControlFile {
-    /// The number of the file's format: 1300 for PostgreSQL 13 to 16, 1700 for 17, 1800 for 18.
+    /// The file's format number: 1300 for PostgreSQL 13 to 16, 1700 for 17, 1800 for 18.
     pub format: u32,
-    /// What tells this database from all others.
+    /// The unique identifier of this database.
     pub system_identifier: u64,
-    /// Where the checkpoint's record is: an LSN, in bytes.
+    /// The position of the checkpoint record: an LSN, in bytes.
     pub checkpoint: u64,
-    /// Where crash recovery starts to read the WAL: an LSN, in bytes; at or before [`Self::checkpoint`].
+    /// The position from which crash recovery reads the WAL: an LSN, in bytes, at or before [`Self::checkpoint`].
     pub redo: u64,
     /// The timeline of the checkpoint.
     pub timeline: u32,
-    /// The size of the WAL's segments.
+    /// The size of the WAL segments.
     pub segment_size: SegmentSize,
-    /// It was shut down: there is nothing to recover.
+    /// Whether the server was shut down, so that there is nothing to recover.
     pub clean: bool,
 }
 
 /// `DB_SHUTDOWNED` and `DB_SHUTDOWNED_IN_RECOVERY`.
 const CLEAN: [u32; 2] = [1, 2];
 
-/// Where the checksum is, by the number of the format.
+/// Offset of the checksum by format number.
 const CHECKSUMS: [(u32, usize); 3] = [(1300, 288), (1700, 288), (1800, 292)];
 
 impl ControlFile {
-    /// Reads the first [`LEN`] bytes of the file, or more.
+    /// Parses the first [`LEN`] bytes of the file, or more.
     ///
-    /// Fails for versions other than 13 to 18, and for a file of a machine of the other byte order, with
-    /// [`CheckpointError::UnknownFormat`].
+    /// Returns [`CheckpointError::UnknownFormat`] for versions other than 13 to 18, and for a file from a machine
+    /// of the other byte order.
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
         let format = u32::from_ne_bytes(array(bytes, 8)?);
         let known = CHECKSUMS.iter().find(|(number, _)| *number == format);
@@ -67,14 +67,14 @@ impl ControlFile {
         })
     }
 
-    /// Which segment recovery starts in ([`WalSegment::sequence`](pagekeeper_policy::names::WalSegment::sequence)), and where in
-    /// it, in bytes.
+    /// Returns the place from which recovery reads: the sequence of its segment
+    /// ([`WalSegment::sequence`](pagekeeper_policy::names::WalSegment::sequence)) and the offset in it, in bytes.
     pub const fn place(&self) -> (u64, u64) {
         self.segment_size.place_of(self.redo)
     }
 
-    /// How much WAL recovery would read if the server wrote up to the end of the segment of this sequence, in bytes: what it would
-    /// read at most, and up to a segment less.
+    /// Returns the WAL that recovery would read if the server had written up to the end of the segment with this
+    /// sequence, in bytes. This is an upper bound, at most one segment too large.
     pub const fn recovery_bytes(&self, newest_segment: u64) -> u64 {
         let end = newest_segment.saturating_add(1).saturating_mul(self.segment_size.bytes());
         end.saturating_sub(self.redo)
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A file as PostgreSQL of that format writes it.
+    /// Returns a file as PostgreSQL of that format writes it.
     fn file(format: u32, redo: u64, segment_bytes: u32) -> Vec<u8> {
         let mut bytes = vec![0; 8192];
         let end = CHECKSUMS.iter().find(|(number, _)| *number == format).map_or(288, |known| known.1);
@@ -105,7 +105,7 @@ mod tests {
         bytes[end..end + 4].copy_from_slice(&sum.to_ne_bytes());
     }
 
-    /// `pg_control` after `initdb` of PostgreSQL 15.18: its 292 bytes that are not zero.
+    /// `pg_control` after `initdb` of PostgreSQL 15.18: its 292 bytes other than zero.
     #[cfg(target_endian = "little")]
     const INITDB_15: &str = "8b6c162c1760046b140500002577 0d0c0100000000000000 1860046b00000000 1807500100000000 \
         1807500100000000 0100000001000000 0100000000000000 d402000000000000 0435000001000000 00000000cc020000 \
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn what_initdb_wrote_is_read() {
         let control = ControlFile::parse(&hex(INITDB_15)).unwrap();
-        // As pg_controldata says.
+        // The values that pg_controldata shows.
         assert_eq!((control.format, control.system_identifier), (1300, 7_711_394_114_605_313_163));
         assert_eq!((control.redo, control.checkpoint, control.timeline), (0x150_0718, 0x150_0718, 1));
         assert_eq!((control.segment_size, control.place()), (SegmentSize::DEFAULT, (1, 0x50_0718)));

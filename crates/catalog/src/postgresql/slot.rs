@@ -1,35 +1,38 @@
-//! PostgreSQL's replication slots, as `pg_replslot/NAME/state` has them: from where on its reader may still read WAL.
+//! PostgreSQL's replication slots, read from `pg_replslot/NAME/state`: the position from which a slot's reader may
+//! still read WAL.
 //!
-//! One C structure in the machine's own byte order, with a CRC-32C (`src/backend/replication/slot.c` of each version). The server
-//! writes another file and renames it, so a reader sees it whole. What it says may be old, never too new: the position that is
-//! saved lags behind that in memory, up to a checkpoint for a physical slot.
+//! The file is one C structure in the machine's byte order, with a CRC-32C (`src/backend/replication/slot.c` of
+//! each version). The server writes a new file and renames it, so a reader never sees a partial one. Its contents
+//! may be old, never too new: the saved position lags behind the one in memory, by up to a checkpoint for a
+//! physical slot.
 
 use crate::checkpoint::{CheckpointError, array};
 
-/// Bytes of the file that are needed: no version has its structure reach further.
+/// Bytes needed of the file: no version has a longer structure.
 pub const LEN: usize = 512;
 
-/// What every version's file begins with.
+/// The first bytes of the file in every version.
 const MAGIC: u32 = 0x0105_1ca1;
-/// Where the structure's own data begins, behind the magic, the checksum, the version and the length.
+/// Offset of the structure's own data, behind the magic, the checksum, the version and the length.
 const DATA: usize = 16;
-/// Versions with the fields below at these places: PostgreSQL 9.5 to 15 write 2, 16 writes 3, 17 and 18 write 5.
+/// Versions with the fields below at these offsets: PostgreSQL 9.5 to 15 write 2, 16 writes 3, 17 and 18 write 5.
 const VERSIONS: std::ops::RangeInclusive<u32> = 2..=5;
-/// The database of a logical slot; 0 in a physical one. The name, of 64 bytes, comes before it.
+/// Offset of the database ID, which is 0 in a physical slot. The name, of 64 bytes, comes before it.
 const DATABASE: usize = DATA + 64;
 const RESTART_LSN: usize = DATABASE + 16;
 
 /// A replication slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplicationSlot {
-    /// Where its reader would start to read WAL: an LSN, in bytes. `None` while none is reserved, and once it was lost.
+    /// The position from which its reader would start to read WAL: an LSN, in bytes. `None` while none is
+    /// reserved, and once it was lost.
     pub restart_lsn: Option<u64>,
-    /// Whether it is for logical decoding: by a WAL sender, or by SQL with no process between two polls.
+    /// Whether it serves logical decoding: by a WAL sender, or by SQL, where no process exists between two polls.
     pub is_logical: bool,
 }
 
 impl ReplicationSlot {
-    /// Reads the first [`LEN`] bytes of the file, or more.
+    /// Parses the first [`LEN`] bytes of the file, or more.
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
         let number = |at| array(bytes, at).map(u32::from_ne_bytes);
         let (magic, checksum, version, len) = (number(0)?, number(4)?, number(8)?, number(12)?);
@@ -56,7 +59,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A slot as PostgreSQL 15.18 wrote it (a name of one byte, then zeros), for `test_decoding` or physical.
+    /// Returns a slot as PostgreSQL 15.18 wrote it (a name of one byte, then zeros), for `test_decoding` or
+    /// physical.
     fn written_by_15(name: u8, database: u32, catalog_xmin: u32, lsns: [u64; 2], plugin: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; 200];
         bytes[..4].copy_from_slice(&MAGIC.to_ne_bytes());
@@ -76,7 +80,7 @@ mod tests {
         bytes[4..8].copy_from_slice(&checksum.to_ne_bytes());
     }
 
-    /// The two slots of one server, with the checksums that it wrote on a little-endian machine.
+    /// Returns the two slots of one server, with the checksums that it wrote on a little-endian machine.
     fn slots() -> [Vec<u8>; 2] {
         let mut logical = written_by_15(b'l', 5, 0x2d4, [0x150_07c8, 0x150_0800], b"test_decoding");
         let mut physical = written_by_15(b'p', 0, 0, [0x150_0718, 0], b"");
@@ -92,7 +96,7 @@ mod tests {
 
     #[test]
     fn what_a_server_wrote_is_read() {
-        // As pg_replication_slots says.
+        // The values in pg_replication_slots.
         let slots = slots().map(|bytes| ReplicationSlot::parse(&bytes));
         assert_eq!(slots[0], Ok(ReplicationSlot { restart_lsn: Some(0x150_07c8), is_logical: true }));
         assert_eq!(slots[1], Ok(ReplicationSlot { restart_lsn: Some(0x150_0718), is_logical: false }));

@@ -1,4 +1,4 @@
-//! What the built-in profiles say of real servers' files, and what is refused.
+//! Tests of the built-in profiles on files of real servers, and of refused profiles.
 
 use super::*;
 
@@ -236,10 +236,10 @@ fn what_readers_come_back_to_stays_by_default() {
         let mut messages = profile.logs.iter().filter(|log| log.class == FileClass::Messages);
         assert!(messages.all(|log| log.rule == Rule::Keep), "{name}");
     }
-    // Two or three that are full, of 32 MiB, for who copies them then.
+    // Two or three full files of 32 MiB, for readers that copy them then.
     let cassandra = profiles.iter().find(|profile| profile.name == "cassandra").unwrap();
     assert!(matches!(cassandra.logs[0].rule, Rule::Budget { bytes, .. } if bytes == 128 << 20));
-    // And all of what was not tried.
+    // The same for everything that was not tested.
     for name in ["scylladb", "clickhouse"] {
         let profile = profiles.iter().find(|profile| profile.name == name).unwrap();
         assert!(profile.logs.iter().all(|log| log.rule == Rule::Keep), "{name}");

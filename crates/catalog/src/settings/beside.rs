@@ -1,4 +1,5 @@
-//! What a file beside a log says about how the log is written. Only reads; what can't be found is unknown, never guessed.
+//! Reads from a file beside a log how the log is written. It only reads; what can't be found is unknown, never
+//! guessed.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,8 +12,8 @@ use super::Settings;
 use super::server_root::content_of;
 use crate::profile::RecycledIf;
 
-/// Whether a file beside the log says that the log's files are recycled; `None` where there is no such file, or the database
-/// has no such setting. Where no such file stands beside the log, the server's settings are asked.
+/// Whether a file beside the log states that the log's files are recycled. If there is no such file, the server's
+/// settings decide. Returns `None` if neither has the setting.
 pub fn are_recycled<'a>(
     directory: BorrowedFd<'_>,
     names: &[OsString],
@@ -30,7 +31,7 @@ pub fn are_recycled<'a>(
     values.map(|(_, value)| is_set(value)).reduce(|one, other| one || other)
 }
 
-/// Whether a value is something else than none, 0 or false.
+/// Whether a value is other than empty, 0 and false.
 fn is_set(value: &str) -> bool {
     !matches!(value.trim(), "" | "0" | "false")
 }
@@ -67,7 +68,7 @@ mod tests {
         // Pebble recycles its logs, and has no such setting.
         write("OPTIONS-000010", "[Version]\n  pebble_version=0.1\n\n[Options]\n  bytes_per_sync=524288\n");
         assert_eq!(asked(&names()), None);
-        // A log in a directory of its own (wal_dir).
+        // A log in its own directory (wal_dir).
         assert_eq!(are_recycled(fd.as_fd(), &[], &spec, || &settings), None);
         settings.add(&spec.key, "2", Origin::File { path: "/db/OPTIONS-000007".into(), line: 3 });
         assert_eq!(are_recycled(fd.as_fd(), &[], &spec, || &settings), Some(true));

@@ -1,6 +1,6 @@
-//! Settings that decide how a log is written, and with that whether its pages can be released.
+//! Settings that decide how a log is written, and so whether its pages can be released.
 //!
-//! Invariant: what is not certain never lets a log be released that would else be kept.
+//! Invariant: an uncertain setting never causes the release of a log that would be kept without it.
 
 use pagekeeper_policy::{Rewrite, RewriteSource};
 
@@ -8,18 +8,18 @@ use super::limits::beginning;
 use super::{Setting, Settings};
 use crate::profile::LogSpec;
 
-/// How a log is written, as far as that is known before anything was seen of its writer.
+/// How a log is written, before anything of its writer was observed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decided {
-    /// How its writer comes back to old bytes; `None` where that is to be seen.
+    /// How its writer overwrites old bytes; `None` if that has to be observed.
     pub rewrite: Option<Rewrite>,
-    /// The settings that speak of it, each with its place and what makes it doubtful: "`innodb_log_write_ahead_size` is 4096
-    /// (/etc/my.cnf, line 3)". `None` where there are none, or where it would be the same without them.
+    /// The settings that decide it, each with its location and any doubt: "`innodb_log_write_ahead_size` is 4096
+    /// (/etc/my.cnf, line 3)". `None` if there are none, or if the result would be the same without them.
     pub by: Option<String>,
 }
 
-/// How a log is written on a device with physical blocks of `device` bytes and a kernel with pages of `page` bytes.
-/// `settings` is only called where a setting matters.
+/// Decides how a log is written on a device with physical blocks of `device` bytes and a kernel with pages of
+/// `page` bytes. `settings` is called only if a setting matters.
 ///
 /// ```
 /// use pagekeeper_catalog::settings::{Engine, Origin, Settings, how_written};
@@ -54,7 +54,7 @@ pub fn how_written<'a>(
     decided
 }
 
-/// Whether a size of blocks can make a difference: the device's own are only ever enlarged.
+/// Whether a block size can make a difference: a setting only ever enlarges the device's blocks.
 fn may_differ(log: &LogSpec, plain: Rewrite) -> bool {
     match log.rewrite {
         RewriteSource::DeviceBlocks => plain == Rewrite::SubPages,
@@ -63,7 +63,7 @@ fn may_differ(log: &LogSpec, plain: Rewrite) -> bool {
     }
 }
 
-/// What the setting of the size of blocks decides, if it is set.
+/// Returns the result of the block size setting, if it is set.
 fn of_block(log: &LogSpec, device: u64, page: u64, name: &str, settings: &Settings) -> Option<Decided> {
     let setting = settings.get(name)?;
     let set = settings.bytes(name)?;
@@ -79,7 +79,7 @@ fn of_block(log: &LogSpec, device: u64, page: u64, name: &str, settings: &Settin
     Some(Decided { rewrite: Some(rewrite), by: is_said.then(|| said(settings, setting)) })
 }
 
-/// That a log is only appended to, if all settings that would have it overwritten are off for certain.
+/// Returns that a log is only appended to, if all settings that cause overwriting are certainly off.
 fn appended(log: &LogSpec, settings: &Settings) -> Option<Decided> {
     let mut by = Vec::new();
     for name in &log.overwritten_if {
@@ -92,7 +92,7 @@ fn appended(log: &LogSpec, settings: &Settings) -> Option<Decided> {
     Some(Decided { rewrite: Some(Rewrite::Never), by: Some(by.join(" and ")) })
 }
 
-/// A setting with its place, and what makes it doubtful.
+/// Formats a setting with its location and any doubt.
 fn said(settings: &Settings, setting: &Setting) -> String {
     let Setting { name, value, from, .. } = setting;
     let doubt = settings.doubt_of(setting);
@@ -165,7 +165,7 @@ mod tests {
             assert_eq!(decided.rewrite, Some(Rewrite::SubPages), "{profile}");
             assert!(decided.by.unwrap().contains("may not be in force"));
         }
-        // Nothing in a file can take back what the command line says.
+        // A file can't override the command line.
         let mut settings = in_file(Engine::MariaDb, &[(WRITE_AHEAD, "512")]);
         settings.is_partial = true;
         settings.add(WRITE_AHEAD, "4096", Origin::CommandLine);

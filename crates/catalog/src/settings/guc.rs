@@ -1,38 +1,38 @@
-//! The configuration files of `PostgreSQL`, as its `guc-file.l` reads them, and the sizes in them: text in, lines out, no
-//! I/O.
+//! `PostgreSQL`'s configuration files, as its `guc-file.l` reads them, and the sizes in them: text in, lines out,
+//! no I/O.
 //!
 //! Never fails: a line that the server would refuse is [`Entry::Odd`].
 
-/// One line that says something.
+/// One line with content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
-    /// From 1.
+    /// The line number, from 1.
     pub number: u32,
-    /// What it says.
+    /// The content.
     pub entry: Entry,
 }
 
-/// What a line says.
+/// The content of a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
-    /// `name = value`; the value without its quotes.
+    /// `name = value`.
     Set {
-        /// As it is written.
+        /// The name as written.
         name: String,
-        /// Without its quotes.
+        /// The value without its quotes.
         value: String,
     },
-    /// `include 'FILE'`: it must be there.
+    /// `include 'FILE'`: the file must exist.
     Include(String),
     /// `include_if_exists 'FILE'`.
     IncludeIfExists(String),
     /// `include_dir 'DIRECTORY'`.
     IncludeDirectory(String),
-    /// What the server does not understand: it would not start with this, and not load it again.
+    /// A line that the server does not understand: it would not start with it, or not reload the file.
     Odd,
 }
 
-/// Reads a configuration file.
+/// Parses a configuration file.
 ///
 /// ```
 /// use pagekeeper_catalog::settings::guc::{Entry, parse};
@@ -45,7 +45,7 @@ pub fn parse(text: &str) -> Vec<Line> {
     lines(text).collect()
 }
 
-/// [`parse`], line by line.
+/// Parses a configuration file line by line, as [`parse`] does.
 pub(super) fn lines(text: &str) -> impl Iterator<Item = Line> {
     let numbered = (1_u32..).zip(text.lines());
     numbered.filter_map(|(number, line)| Some(Line { number, entry: entry(line)? }))
@@ -90,7 +90,8 @@ fn bare(text: &str) -> Option<(String, &str)> {
     (end > 0).then(|| (text[..end].to_owned(), &text[end..]))
 }
 
-/// What is in quotes, and what comes after. `''` and `\'` are a quote; `\n` and the like, and octal, as in C.
+/// Returns the quoted text and what follows it. `''` and `\'` are a quote; `\n` and similar escapes, and octal
+/// ones, are as in C.
 fn quoted_value(text: &str) -> Option<(String, &str)> {
     let mut out = String::new();
     let mut chars = text.char_indices().peekable();
@@ -124,7 +125,7 @@ fn quoted_value(text: &str) -> Option<(String, &str)> {
     None
 }
 
-/// The settings that have a size and that are asked for, with the bytes of their unit where none is written.
+/// The settings with a size that are read, with the bytes of the unit that applies if none is written.
 const SIZES: [(&str, u64); 12] = [
     ("shared_buffers", 8 << 10),
     ("effective_cache_size", 8 << 10),
@@ -140,9 +141,9 @@ const SIZES: [(&str, u64); 12] = [
     ("wal_segment_size", 1),
 ];
 
-/// A size in bytes: `value` as it is written for the setting `name`; `None` where that is none, or unknown.
+/// Returns the size in bytes of `value`, as written for the setting `name`; `None` if it is unknown or not a size.
 ///
-/// A bare number counts in the setting's own unit, mostly blocks of 8 KiB (of a server built as usual) or MiB.
+/// A bare number counts in the setting's own unit, mostly blocks of 8 KiB (with the default block size) or MiB.
 pub(crate) fn size(name: &str, value: &str) -> Option<u64> {
     let unit = SIZES.iter().find(|(known, _)| *known == name)?.1;
     let value = value.trim();
@@ -167,7 +168,7 @@ pub(crate) fn size(name: &str, value: &str) -> Option<u64> {
     whole.checked_mul(unit)?.checked_add(unit.checked_mul(thousandths)? / 1000)
 }
 
-/// A length of time in seconds; a bare number counts in seconds.
+/// Returns a duration in seconds; a bare number counts in seconds.
 pub(crate) fn seconds(value: &str) -> Option<u64> {
     let value = value.trim();
     let digits = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());
@@ -238,7 +239,7 @@ mod tests {
 
     #[test]
     fn the_sample_of_debians_package_is_read() {
-        // postgresql-15, postgresql.conf.sample, cut.
+        // postgresql-15, postgresql.conf.sample, shortened.
         let text = "# -----------------------------\n# PostgreSQL configuration file\n\n\
             #data_directory = 'ConfigDir'\t\t# use data in another directory\nport = 5432\t\t\t\t# (change requires restart)\n\
             shared_buffers = 128MB\t\t\t# min 128kB\n#wal_level = replica\t\t\t# minimal, replica, or logical\n\

@@ -1,4 +1,4 @@
-//! Settings files of somebody who means harm: each is read within the limits, and what was cut is said, once.
+//! Malicious settings files: each is read within the limits, and each limit that was hit is reported once.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ fn read(server: &Server) -> Settings {
     SettingsReader::default().read(server, &ProcRoot::default())
 }
 
-/// Of a server that has this option file.
+/// Reads the settings of a server with this option file.
 fn mysqld(file: &Path) -> Settings {
     read(&server(
         Engine::MySql,
@@ -22,7 +22,7 @@ fn mysqld(file: &Path) -> Settings {
     ))
 }
 
-/// How often a limit was named; it may be once.
+/// Whether a limit was reported; it may be reported once.
 fn said(settings: &Settings, cut: Cut) -> bool {
     let sentence = cut.to_string();
     let times = settings.unread.iter().filter(|(_, why)| *why == sentence).count();
@@ -65,10 +65,10 @@ fn a_file_that_includes_itself_thousands_of_times_is_read_once() {
     assert!(said(&settings, Cut::Cycle) && said(&settings, Cut::Files), "{:?}", settings.unread);
     assert!(settings.unread.len() <= MAX_UNREAD + 8);
     assert!(settings.read_from.len() <= MAX_OPENED as usize);
-    // What may be hidden by a limit is doubted.
+    // A value that a later line beyond a limit may change is in doubt.
     let found = settings.get("sync_binlog").unwrap();
     assert_eq!((found.value.as_str(), found.doubt.is_some()), ("1", true));
-    // Once alone it is no more than said.
+    // A single self-include is only reported.
     let path = files.write(
         "once.cnf",
         format!("[mysqld]\nsync-binlog=1\n!include {}\n", files.path("once.cnf").display()),
@@ -100,7 +100,7 @@ fn files_are_read_up_to_a_number_a_depth_and_a_size() {
     let settings =
         mysqld(&files.write("many.cnf", format!("!includedir {}\n", files.path("many.d").display())));
     assert!(said(&settings, Cut::Files), "{:?}", settings.unread);
-    // Files that are not there take their time, too.
+    // Missing files take their time, too.
     let none = (0..5000).fold(String::new(), |mut text, number| {
         writeln!(text, "!include /nonexistent/{number}").unwrap();
         text
@@ -137,7 +137,8 @@ fn lines_settings_and_complaints_are_bounded() {
     });
     assert_eq!(mysqld(&files.write("groups.cnf", groups)).unread.len(), MAX_UNREAD + 1);
 
-    // A name of many letters and very many options: much more than its file when each carries its path.
+    // A long path and very many options: together they would take far more memory than the file if each kept its
+    // path.
     let deep = files.path(&["d".repeat(200), "e".repeat(200), "f".repeat(200)].join("/"));
     std::fs::create_dir_all(&deep).unwrap();
     let path = deep.join("my.cnf");
@@ -164,7 +165,7 @@ fn very_many_databases_have_little_each() {
     let brief = Server { is_brief: true, ..database };
     let kept = SettingsReader::default().read(&brief, &ProcRoot::default()).all().len();
     assert!(kept * 10 < counts[0] && kept > 0, "{kept} of {}", counts[0]);
-    // A usual server's settings are read all the same.
+    // An ordinary server's settings are still read.
     let usual = files.write("usual.cnf", "[mysqld]\nsync-binlog=1\n".repeat(200));
     let line = format!("mysqld --defaults-file={}", usual.display());
     let usual = reader.read(&server(Engine::MySql, Path::new("/x"), &line), &ProcRoot::default());
@@ -183,7 +184,7 @@ fn postgresqls_includes_are_bounded() {
     let settings = read(&server(Engine::PostgreSql, files.0.path(), ""));
     assert!(said(&settings, Cut::Cycle) && said(&settings, Cut::Files), "{:?}", settings.unread);
     assert!(settings.unread.len() < MAX_UNREAD + 8);
-    // Where settings may be missing no default is claimed.
+    // No default is claimed where settings may be missing.
     assert_eq!(settings.get("checkpoint_flush_after"), None);
     assert_eq!(settings.get("port").unwrap().value, "1");
 }

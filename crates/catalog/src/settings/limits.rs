@@ -1,47 +1,48 @@
-//! How much is read and kept of settings. Who may start a process may call it `mysqld` and name any files as its
-//! settings: huge ones, ones that include each other for ever, one setting a hundred thousand times.
+//! Limits on the settings that are read and kept. Whoever may start a process may name it `mysqld` and point it at
+//! any settings files: huge ones, ones that include each other forever, or one setting a hundred thousand times.
 //!
-//! Invariant: what was cut is in [`Settings::unread`](super::Settings::unread), once for each kind, and casts doubt on what
-//! was read of files.
+//! Invariant: every limit that was hit is in [`Settings::unread`](super::Settings::unread), once per kind, and
+//! puts the settings read from files in doubt.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// Longest settings file that is read, in bytes. Real ones are a few KiB.
+/// Size limit of a settings file in bytes. Real ones have a few KiB.
 pub const LONGEST_FILE: u64 = 1 << 20;
-/// Longest file of TOML that is read, in bytes: what it means takes many times its size until it is looked through.
+/// Size limit of a TOML file in bytes: parsing takes many times its size in memory.
 pub(super) const LONGEST_TOML: usize = 256 << 10;
-/// No more is read of all files of one database, in bytes.
+/// Limit of bytes read from all files of one database.
 pub(super) const MAX_BYTES: u64 = 4 << 20;
-/// No more files and directories are opened for one database, whether they are there or not.
+/// Limit of files and directories opened for one database, whether they exist or not.
 pub(super) const MAX_OPENED: u32 = 256;
-/// No more names are read of all directories of one database. A directory of `RocksDB` may hold very many.
+/// Limit of names read from all directories of one database. A directory of `RocksDB` may hold very many.
 pub(super) const MAX_NAMES: u32 = 1_000_000;
-/// The same for who watches many servers and may not take long: none has as many option files.
+/// Limit of names for callers that watch many servers and must be quick. No real server has as many option files.
 pub(super) const BRIEF_NAMES: u32 = 10_000;
-/// No more of a program is then searched, in bytes.
+/// Limit of bytes of a program searched for such callers.
 pub(super) const BRIEF_PROGRAM: u64 = 128 << 20;
-/// As deep as servers follow includes: `MySQL` and `MariaDB`, and `PostgreSQL` (`CONF_FILE_MAX_DEPTH`).
+/// Maximum depth of includes, as in the servers: `MySQL` and `MariaDB`, and `PostgreSQL` (`CONF_FILE_MAX_DEPTH`).
 pub(super) const DEEPEST: u32 = 10;
-/// Longer lines are passed over, in bytes.
+/// Length limit of a line in bytes; longer ones are skipped.
 const LONGEST_LINE: usize = 16 << 10;
-/// Settings with longer names are passed over, in bytes: no engine has one.
+/// Length limit of a setting's name in bytes; longer ones are skipped. No engine has one.
 pub(super) const LONGEST_NAME: usize = 256;
-/// No more memory is taken for the settings of one database that stand in files, in bytes.
+/// Limit of memory for the settings of one database that come from files, in bytes.
 pub(super) const MAX_KEPT: usize = 8 << 20;
-/// No more for those of all databases, but for [`EACH_KEEPS`] of each.
+/// Limit of that memory for all databases together; each may still use [`EACH_KEEPS`].
 pub(super) const ALL_KEEP: usize = 64 << 20;
-/// So much for each, however many others there are. The options of a usual server are a hundredth of that.
+/// Bytes that each database may use however many others there are. An ordinary server's options need a hundredth
+/// of that.
 pub(super) const EACH_KEEPS: usize = 256 << 10;
-/// No more is listed of what was not read; the rest is counted.
+/// Limit of listed entries that were not read; further ones are only counted.
 pub(super) const MAX_UNREAD: usize = 20;
 
-/// A limit that was met.
+/// A limit that was hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cut {
-    /// A file includes itself, directly or by others.
+    /// A file includes itself, directly or through others.
     Cycle,
-    /// Includes of includes of includes.
+    /// Includes are nested too deeply.
     Depth,
     /// Too many files and directories.
     Files,
@@ -51,12 +52,12 @@ pub(crate) enum Cut {
     Names,
     /// A line or a name is too long.
     Line,
-    /// Too many settings, or too long ones.
+    /// Too many settings, or settings that are too long.
     Kept,
 }
 
 impl Cut {
-    /// Whether a setting may have been missed. What is read twice says nothing new.
+    /// Whether a setting may have been missed. A file that is read twice says nothing new.
     pub(super) fn hides(self) -> bool {
         match self {
             Self::Cycle => false,
@@ -86,7 +87,7 @@ impl fmt::Display for Cut {
     }
 }
 
-/// A text without what is in its too long lines, and whether there are any. Lines keep their numbers.
+/// Returns a text with its overlong lines emptied, and whether there were any. Lines keep their numbers.
 pub(super) fn shortened(text: &str) -> (Cow<'_, str>, bool) {
     let is_short = |line: &str| line.len() <= LONGEST_LINE;
     if text.split('\n').all(is_short) {
@@ -96,7 +97,7 @@ pub(super) fn shortened(text: &str) -> (Cow<'_, str>, bool) {
     (Cow::Owned(lines.join("\n")), true)
 }
 
-/// The beginning of a text, for a sentence.
+/// Returns the beginning of a text, for a sentence.
 pub(super) fn beginning(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(60) {
         Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),

@@ -1,15 +1,15 @@
-//! The settings of a running database, read from its own files and command line: one reader for all who ask.
+//! The settings of a running database, read from its own files and command line. All callers share this reader.
 //!
 //! Invariants:
-//! 1. Nothing is guessed: a setting that could not be found is absent, and a file that could not be read is in
-//!    [`Settings::unread`] with the reason. An engine's default is given only where its version is known for certain
-//!    and that version's default is.
-//! 2. Files are read as the database's process sees them (`/proc/PID/root`), without harm
-//!    ([`InspectedFile`](pagekeeper_kernel::InspectedFile)), and no more of them than its limits say (`limits.rs`).
-//! 3. What the process shows (a table file open with `O_DIRECT`) counts more than what its files say.
-//! 4. A later setting counts more than an earlier one, as the engine itself has it.
+//! 1. Nothing is guessed. A setting that was not found is absent, and a file that could not be read is in
+//!    [`Settings::unread`] with the reason. An engine's default is given only if the server's version, and the
+//!    default in that version, are known for certain.
+//! 2. Files are read as the database's process sees them (`/proc/PID/root`), by
+//!    [`InspectedFile`](pagekeeper_kernel::InspectedFile), which does no harm, and within limits (`limits.rs`).
+//! 3. Observed facts about the process (a table file open with `O_DIRECT`) take precedence over its files.
+//! 4. A later setting takes precedence over an earlier one, as in the engine itself.
 //!
-//! [`SettingsReader::read`] does not fail: what goes wrong is in [`Settings::unread`].
+//! [`SettingsReader::read`] does not fail: problems are in [`Settings::unread`].
 
 mod beside;
 mod decisive;
@@ -51,22 +51,22 @@ pub use rocksdb::keys as toml_keys;
 pub use server::{Opened, Server, ServerFile, uptime};
 pub use server_root::ServerRoot;
 
-/// What is said of a server that is one of two.
+/// The text for a server that may be either of two.
 const NOT_CERTAIN: &str = "whether this is MySQL or MariaDB is not certain: its program could not be read, or says \
                            neither";
-/// What is said of a file that was changed after the server started.
+/// The text for a file that was changed after the server started.
 const CHANGED_SINCE: &str = "changed after the server started: what it runs with may differ";
-/// What is said where more was found than is kept.
+/// The text for settings beyond the limits.
 const CUT: &str = "not all of its settings files were read";
-/// What is said of a file that the server's user may not read: one who was started by root has read it before.
+/// The text for a file that the server's user may not read. A server that root started may have read it before.
 const HIDDEN: &str = "its mode keeps the server's user from reading it: whether the server did is not known";
-/// What is said of a setting of a file where another file that may set it again was not read.
+/// The text for a setting from a file if another file that may override it was not read.
 const PARTIAL: &str =
     "not all of its settings files could be read, or one was changed after the server started";
-/// A setting in memory, beside its texts, in bytes.
+/// Memory of a setting besides its texts, in bytes.
 const SETTING: usize = size_of::<Setting>() + CHANGED_SINCE.len();
 
-/// Whose settings they are.
+/// The database engine whose settings they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Engine {
@@ -82,64 +82,65 @@ pub enum Engine {
     TiKv,
     /// `MongoDB`.
     MongoDb,
-    /// Another: nothing is known of its settings.
+    /// Another engine, whose settings are unknown.
     Other,
 }
 
 /// The settings of one database, as far as they could be read.
 #[derive(Debug, Clone, Serialize)]
 pub struct Settings {
-    /// Whose they are.
+    /// The engine.
     pub engine: Engine,
-    /// Why it is not certain whose they are: then no setting is offered.
+    /// Why the engine is uncertain, if it is: then no change of a setting is advised.
     pub engine_doubt: Option<String>,
-    /// The server's version where it is certain: "15", "10.11.14", "7.8.3".
+    /// The server's version if it is certain: "15", "10.11.14", "7.8.3".
     pub version: Option<String>,
-    /// A `MariaDB` or `MySQL` server holds a `MyRocks` database (`#rocksdb`) too.
+    /// Whether a `MariaDB` or `MySQL` server also holds a `MyRocks` database (`#rocksdb`).
     pub myrocks: bool,
-    /// A `MySQL` server has its redo log in `#innodb_redo` (8.0.30 and later), sized by `innodb_redo_log_capacity`.
+    /// Whether a `MySQL` server has its redo log in `#innodb_redo` (8.0.30 and later), sized by
+    /// `innodb_redo_log_capacity`.
     pub redo_directory: bool,
-    /// The files that were read, as the database sees them, in the order of reading.
+    /// The files that were read, as the database sees them, in reading order.
     pub read_from: Vec<PathBuf>,
-    /// What could not be read, and why; of very much the beginning.
+    /// What could not be read, and why; a long list is cut.
     pub unread: Vec<(PathBuf, String)>,
-    /// What was found; a later one counts more.
+    /// The settings found; a later one takes precedence.
     found: Vec<Setting>,
-    /// The file that settings which are set nowhere yet go into, where that is known.
+    /// The file for settings that are not set anywhere yet, if known.
     home: Option<PathBuf>,
-    /// A file that may set something could not be read.
+    /// Whether a file that may contain settings could not be read.
     #[serde(skip)]
     is_partial: bool,
     #[serde(skip)]
     room: Room,
 }
 
-/// What of the limits was used.
+/// The used part of the limits.
 #[derive(Debug, Clone)]
 struct Room {
-    /// Bytes taken by settings of files, and as many as they may take.
+    /// Bytes used by settings from files, and the limit.
     kept: usize,
     max_kept: usize,
-    /// What was not read and is not listed.
+    /// The number of unread entries that are not listed.
     more_unread: u64,
-    /// The limits that were met, each with the first file.
+    /// The limits that were hit, each with the first file.
     cuts: BTreeMap<Cut, PathBuf>,
 }
 
 /// One setting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Setting {
-    /// Its name, in small letters with `_`, in full.
+    /// The full name in small letters with `_`.
     pub name: String,
-    /// Its value as it is written there, quotes taken off.
+    /// The value as written, without quotes.
     pub value: String,
     /// Where it was found.
     pub from: Origin,
-    /// Why it may not be what is in force: "changed after the server started". `None`: no doubt is known.
+    /// Why it may not be in force: "changed after the server started". `None` if there is no known doubt.
     pub doubt: Option<String>,
 }
 
-/// Where a setting was found.
+/// The origin of a setting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
@@ -147,16 +148,16 @@ pub enum Origin {
     CommandLine,
     /// A file.
     File {
-        /// As the database sees it.
+        /// The path as the database sees it.
         path: PathBuf,
-        /// The line, from 1.
+        /// The line number, from 1.
         line: u32,
     },
     /// The process's environment.
     Environment,
-    /// What the process does: how it has its files open.
+    /// Observed on the process: how it has its files open.
     Seen,
-    /// Set nowhere, all places were read, and this is the default of this version.
+    /// Set nowhere although all places were read: this is the version's default.
     Default,
 }
 
@@ -173,7 +174,7 @@ impl std::fmt::Display for Origin {
 }
 
 impl Setting {
-    /// Whether its value is one of those that mean true or false; `None` for any other.
+    /// Whether its value means true; `None` if it means neither true nor false.
     pub fn is_on(&self) -> Option<bool> {
         match self.value.to_ascii_lowercase().as_str() {
             "on" | "true" | "1" | "yes" => Some(true),
@@ -184,7 +185,7 @@ impl Setting {
 }
 
 impl Settings {
-    /// None known yet.
+    /// Creates settings without any entry.
     pub fn new(engine: Engine) -> Self {
         Self {
             engine,
@@ -201,24 +202,24 @@ impl Settings {
         }
     }
 
-    /// The setting that counts; `name` may be written with `-` or `_`, in small or large letters.
+    /// Returns the effective setting; `name` may be written with `-` or `_`, in small or large letters.
     pub fn get(&self, name: &str) -> Option<&Setting> {
         let name = normal(name);
         self.found.iter().rev().find(|setting| setting.name == name)
     }
 
-    /// The setting as it is written, whatever the process was seen to do.
+    /// Returns the setting as written, regardless of the process's observed state.
     pub fn written(&self, name: &str) -> Option<&Setting> {
         let name = normal(name);
         self.found.iter().rev().find(|setting| setting.name == name && setting.from != Origin::Seen)
     }
 
-    /// Whether it is set to something true; `None` where that is not known.
+    /// Whether it is set to a true value; `None` if unknown.
     pub fn is_on(&self, name: &str) -> Option<bool> {
         self.get(name)?.is_on()
     }
 
-    /// A size in bytes, in the engine's own units; `None` where it is unknown, or no size.
+    /// Returns a size in bytes, in the engine's own units; `None` if it is unknown or not a size.
     pub fn bytes(&self, name: &str) -> Option<u64> {
         let setting = self.get(name)?;
         match self.engine {
@@ -230,7 +231,7 @@ impl Settings {
         }
     }
 
-    /// A length of time in seconds; `None` where it is unknown, or none.
+    /// Returns a duration in seconds; `None` if it is unknown or not a duration.
     pub fn seconds(&self, name: &str) -> Option<u64> {
         guc::seconds(&self.get(name)?.value)
     }
@@ -240,17 +241,17 @@ impl Settings {
         self.myrocks || matches!(self.engine, Engine::RocksDb | Engine::TiKv)
     }
 
-    /// All that was found, in the order in which it counts, the least first.
+    /// Returns everything found, in ascending precedence.
     pub fn all(&self) -> &[Setting] {
         &self.found
     }
 
-    /// The file that a setting which is set nowhere yet goes into, as the database sees it; `None` if it is not known.
+    /// Returns the file for settings that are not set anywhere yet, as the database sees it; `None` if unknown.
     pub fn home(&self) -> Option<&Path> {
         self.home.as_deref()
     }
 
-    /// Adds one that counts more than those before.
+    /// Adds a setting that takes precedence over all earlier ones.
     pub fn add(&mut self, name: &str, value: impl Into<String>, from: Origin) {
         let setting = Setting { name: normal(name), value: value.into(), from, doubt: None };
         if let Origin::File { path, .. } = &setting.from {
@@ -264,7 +265,7 @@ impl Settings {
         self.found.push(setting);
     }
 
-    /// Adds one of a file of which it is in doubt whether the server has read it so.
+    /// Adds a setting from a file, with the doubt whether the server has read it so.
     fn add_doubted(&mut self, name: &str, value: impl Into<String>, from: Origin, doubt: Option<&str>) {
         let known = self.found.len();
         self.add(name, value, from);
@@ -273,7 +274,7 @@ impl Settings {
         }
     }
 
-    /// Takes note of what could not be read.
+    /// Records a file that could not be read.
     fn not_read(&mut self, path: impl Into<PathBuf>, why: impl Into<String>) {
         if self.unread.len() < MAX_UNREAD {
             self.unread.push((path.into(), why.into()));
@@ -282,7 +283,7 @@ impl Settings {
         }
     }
 
-    /// Takes note of a file or directory that should be there.
+    /// Records a file or directory that is missing or could not be read.
     fn failed(&mut self, path: impl Into<PathBuf>, unread: Unread) {
         match unread {
             Unread::Missing => self.not_read(path, "it is not there any more"),
@@ -294,17 +295,18 @@ impl Settings {
         }
     }
 
-    /// Takes note of a limit that was met, at this file.
+    /// Records a limit that was hit at this file.
     fn cut(&mut self, path: &Path, cut: Cut) {
         self.room.cuts.entry(cut).or_insert_with(|| path.to_path_buf());
     }
 
-    /// Whether there may be more settings: more was found than is read and kept of one database.
+    /// Whether there may be more settings: more was found than is read and kept per database.
     pub fn is_cut(&self) -> bool {
         self.room.cuts.keys().any(|cut| cut.hides())
     }
 
-    /// Why it is not certain that a setting is in force: its file was changed, or another that may set it again was not read.
+    /// Returns why a setting may not be in force, if so: its file was changed, or another file that may override
+    /// it was not read.
     pub fn doubt_of<'a>(&self, setting: &'a Setting) -> Option<&'a str> {
         let may_be_hidden = match setting.from {
             Origin::File { .. } | Origin::Environment => self.is_partial || self.is_cut(),
@@ -313,7 +315,7 @@ impl Settings {
         setting.doubt.as_deref().or(may_be_hidden.then_some(PARTIAL))
     }
 
-    /// Forgets all but these, and which files were read and which not.
+    /// Forgets all other settings, and which files were read or not.
     pub fn keep_only(&mut self, names: &[&str]) {
         let names: Vec<String> = names.iter().map(|name| normal(name)).collect();
         self.found.retain(|setting| names.contains(&setting.name));
@@ -321,7 +323,7 @@ impl Settings {
         (self.read_from, self.unread) = (Vec::new(), Vec::new());
     }
 
-    /// Says which limits were met.
+    /// Records which limits were hit.
     fn finish(&mut self) {
         if self.is_cut() {
             let of_files = |setting: &&mut Setting| matches!(setting.from, Origin::File { .. });
@@ -340,12 +342,12 @@ impl Settings {
     }
 }
 
-/// A name as the settings have it: small letters, `_` for `-`.
+/// Returns a name in the form used here: small letters, `_` for `-`.
 fn normal(name: &str) -> String {
     name.replace('-', "_").to_ascii_lowercase()
 }
 
-/// Reads the settings of databases; each is bounded, and so are all together.
+/// Reads the settings of databases. Each of them is bounded, and so is their sum.
 ///
 /// ```
 /// use pagekeeper_catalog::settings::{Server, SettingsReader};
@@ -360,7 +362,7 @@ fn normal(name: &str) -> String {
 pub struct SettingsReader {
     programs: Searched<Option<Program>>,
     groups: VersionGroups,
-    /// Bytes taken by the settings of all that were read.
+    /// Bytes used by the settings of all databases read.
     kept: usize,
 }
 

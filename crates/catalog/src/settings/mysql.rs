@@ -1,9 +1,9 @@
-//! Settings of `MariaDB` and `MySQL`: option files in the server's order, its command line, what `MySQL` persisted, and how
-//! it has its tables and its redo log open.
+//! Settings of `MariaDB` and `MySQL`: option files in the server's order, its command line, the variables that
+//! `MySQL` persisted, and how it has its tables and its redo log open.
 //!
 //! The order is that of `mysys/my_default.c`: `/etc/my.cnf`, `/etc/mysql/my.cnf`, `$MARIADB_HOME` or
 //! `$MYSQL_HOME/my.cnf`, `--defaults-extra-file`, `~/.my.cnf`; then the command line; then `mysqld-auto.cnf`
-//! (`sql/persisted_variable.cc` appends it to the arguments). What `SET GLOBAL` changed can't be seen from outside.
+//! (`sql/persisted_variable.cc` appends it to the arguments). Changes by `SET GLOBAL` can't be seen from outside.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -21,14 +21,14 @@ use super::server_root::{ServerRoot, Unread};
 use super::version_groups::VersionGroups;
 use super::{Engine, Opened, Origin, Server, Settings};
 
-/// The server's groups, but for those of one version.
+/// The server's groups, except those of one version.
 const GROUPS: [&str; 4] = ["mysqld", "server", "mariadb", "mariadbd"];
-/// Groups that a server reads besides; no place for its settings.
+/// Further groups that a server reads; not the place for its own settings.
 const SHARED_GROUPS: [&str; 2] = ["client-server", "galera"];
-/// Objects of what `MySQL` persisted are followed so deep.
+/// Maximum depth of objects in the file of persisted variables.
 const DEEPEST_OBJECT: u32 = 10;
 
-/// Reads all of them into `settings`.
+/// Reads all settings into `settings`.
 pub(super) fn read(server: &Server, proc: &ProcRoot, groups: &mut VersionGroups, settings: &mut Settings) {
     let root = ServerRoot::of(server, proc);
     let arguments: Vec<String> =
@@ -74,8 +74,8 @@ pub(super) fn read(server: &Server, proc: &ProcRoot, groups: &mut VersionGroups,
     seen(server, settings);
 }
 
-/// Reads option files for a directory that no server has open, as settings of its server only if that works in this very
-/// directory: it may as well be a copy, or a backup of another.
+/// Reads the option files for a directory that no server has open. They count as settings of its server only if
+/// they name this very directory: it may be a copy, or a backup of another.
 fn read_if_its_own(
     server: &Server,
     root: &ServerRoot<'_>,
@@ -104,7 +104,7 @@ fn read_if_its_own(
     }
 }
 
-/// The options that say where options are read: the first arguments.
+/// The options that say where to read options: the first arguments.
 #[derive(Debug, Default)]
 struct Defaults {
     none: bool,
@@ -114,7 +114,7 @@ struct Defaults {
 }
 
 impl Defaults {
-    /// These options, and the arguments after them.
+    /// Returns these options and the arguments after them.
     fn of(arguments: &[String]) -> (Self, &[String]) {
         let mut found = Self::default();
         let mut count = 0;
@@ -131,7 +131,7 @@ impl Defaults {
         (found, &arguments[count..])
     }
 
-    /// The files to read, in order.
+    /// Returns the files to read, in order.
     fn files(&self, variable: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
         if let Some(file) = &self.file {
             return vec![file.clone()];
@@ -148,7 +148,7 @@ impl Defaults {
     }
 }
 
-/// The options of a command line, `--name=value`, `--name value` and `--name`.
+/// Returns the options of a command line: `--name=value`, `--name value` and `--name`.
 fn long_options(arguments: &[String]) -> Vec<(String, Option<String>)> {
     let mut options = Vec::new();
     let mut rest = arguments.iter().peekable();
@@ -156,7 +156,7 @@ fn long_options(arguments: &[String]) -> Vec<(String, Option<String>)> {
         let Some(option) = argument.strip_prefix("--").filter(|option| !option.is_empty()) else { continue };
         options.push(match option.split_once('=') {
             Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
-            // A server takes no bare arguments: the next word is this option's.
+            // A server takes no positional arguments: the next word belongs to this option.
             None => (option.to_owned(), rest.next_if(|next| !next.starts_with('-')).cloned()),
         });
     }
@@ -169,7 +169,7 @@ struct Reader<'a> {
     suffix: Option<String>,
     exe: Option<PathBuf>,
     groups: &'a mut VersionGroups,
-    /// The files that are being read: each includes the next.
+    /// The files being read: each includes the next.
     open: Vec<Inode>,
 }
 
@@ -246,7 +246,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether the settings of a group are this server's.
+    /// Whether the settings of a group apply to this server.
     fn counts(&mut self, group: &str, path: &Path) -> Counts {
         let bare = match &self.suffix {
             Some(suffix) => group.strip_suffix(suffix.as_str()).unwrap_or(group),
@@ -277,14 +277,14 @@ impl Reader<'_> {
     }
 }
 
-/// Whether a group's settings count for a server.
+/// Whether a group's settings apply to a server.
 enum Counts {
     Yes,
     No,
     Unknown(String),
 }
 
-/// What `SET PERSIST` wrote.
+/// Reads the variables that `SET PERSIST` wrote.
 fn persisted(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings) {
     let text = match root.read(path) {
         Ok(text) => text.content,
@@ -305,7 +305,7 @@ fn persisted(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings) {
     }
 }
 
-/// What stands in quotes in a text, without escapes, and the line where it first does, from 1.
+/// Returns the quoted texts, without escapes, and the line of each one's first occurrence, from 1.
 fn lines_of_names(text: &str) -> HashMap<&str, u32> {
     let mut lines = HashMap::new();
     for (number, line) in (1..).zip(text.lines()) {
@@ -316,7 +316,8 @@ fn lines_of_names(text: &str) -> HashMap<&str, u32> {
     lines
 }
 
-/// The variables in what `MySQL` persisted: `{"name": {"Value": "…", …}}`, at whatever depth its version has them.
+/// Collects the variables that `MySQL` persisted: `{"name": {"Value": "…", …}}`, at whatever depth its version
+/// writes them.
 fn collect(content: &serde_json::Value, depth: u32, found: &mut Vec<(String, String)>) {
     let serde_json::Value::Object(members) = content else { return };
     if depth > DEEPEST_OBJECT {
@@ -331,7 +332,7 @@ fn collect(content: &serde_json::Value, depth: u32, found: &mut Vec<(String, Str
     }
 }
 
-/// What the server shows by how it has its files open.
+/// Adds the settings that show in how the server has its files open.
 fn seen(server: &Server, settings: &mut Settings) {
     let redo_files = |name: &OsStr| name.as_bytes().starts_with(b"#ib_redo");
     settings.redo_directory = settings.engine == Engine::MySql
@@ -359,7 +360,7 @@ fn seen(server: &Server, settings: &mut Settings) {
         Open { direct: true, .. } if says_direct != Some(true) => {
             settings.add("innodb_flush_method", "O_DIRECT", Origin::Seen);
         }
-        // Which of the buffered ways it is can't be seen.
+        // Which of the buffered methods it is can't be seen.
         Open { direct: false, buffered: true } if says_direct != Some(false) => {
             settings.add("innodb_flush_method", BUFFERED, Origin::Seen);
         }
@@ -379,12 +380,13 @@ fn seen(server: &Server, settings: &mut Settings) {
     }
 }
 
-/// Whether a file lies in one of its directories.
+/// Whether a file is in one of the server's directories.
 fn owns(server: &Server, file: &Path) -> bool {
     server.directories.iter().any(|directory| file.starts_with(directory))
 }
 
-/// The value of `innodb_flush_method` where the server has its tables open without `O_DIRECT`, whatever is configured.
+/// The value of `innodb_flush_method` if the server has its tables open without `O_DIRECT`, whatever is
+/// configured.
 pub const BUFFERED: &str = "buffered";
 
 #[derive(Debug, Default)]
@@ -485,7 +487,7 @@ mod tests {
         assert_eq!(settings.bytes("innodb_log_file_size"), Some(64 << 20));
         assert_eq!(settings.read_from.len(), 3);
         assert_eq!(settings.home.as_deref(), Some(main.as_path()));
-        // Without a process its program can't be asked which version it is.
+        // Without a process, the program can't be searched for its version.
         assert_eq!(settings.unread.len(), 1);
         assert!(settings.unread[0].1.contains("[mysqld-5.1]"), "{:?}", settings.unread);
     }
@@ -516,7 +518,7 @@ mod tests {
                 "{settings:?}"
             );
         }
-        // Whatever this machine has in /etc, it is not for this directory.
+        // The option files of this machine do not apply to this directory.
         let mut settings = Settings::new(Engine::MariaDb);
         read(&database, &mut settings);
         assert_eq!((settings.all(), settings.unread.len()), (&[][..], 1));

@@ -2,23 +2,23 @@
 //!
 //! Never fails: a line that a server would refuse is [`Entry::Odd`].
 
-/// One line that says something.
+/// One line with content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
-    /// From 1.
+    /// The line number, from 1.
     pub number: u32,
-    /// What it says.
+    /// The content.
     pub entry: Entry,
 }
 
-/// What a line says.
+/// The content of a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
     /// `[group]`.
     Group(String),
-    /// `name=value`, or `name` alone. Quotes and escapes are taken off the value.
+    /// `name=value`, or `name` alone. The value has no quotes or escapes.
     Set {
-        /// As it is written.
+        /// The name as written.
         name: String,
         /// `None` without `=`.
         value: Option<String>,
@@ -27,11 +27,11 @@ pub enum Entry {
     Include(String),
     /// `!includedir DIRECTORY`.
     IncludeDirectory(String),
-    /// What no server understands: it would not have started with this.
+    /// A line that no server understands: it would not have started with it.
     Odd,
 }
 
-/// Reads an option file.
+/// Parses an option file.
 ///
 /// ```
 /// use pagekeeper_catalog::settings::option_file::{Entry, parse};
@@ -45,9 +45,9 @@ pub fn parse(text: &str) -> Vec<Line> {
     lines(text).collect()
 }
 
-/// [`parse`], line by line.
+/// Parses an option file line by line, as [`parse`] does.
 pub(super) fn lines(text: &str) -> impl Iterator<Item = Line> {
-    // Files made on Windows begin with a byte order mark.
+    // Files from Windows begin with a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut in_group = false;
     (1_u32..).zip(text.lines()).filter_map(move |(number, line)| {
@@ -83,14 +83,14 @@ fn directive(words: &str) -> Entry {
         let rest = words.strip_prefix(name)?;
         rest.starts_with(char::is_whitespace).then(|| rest.trim().to_owned()).filter(|path| !path.is_empty())
     };
-    // The longer word first: it begins with the other.
+    // The longer word first, since it begins with the other.
     if let Some(directory) = argument("includedir") {
         return Entry::IncludeDirectory(directory);
     }
     argument("include").map_or(Entry::Odd, Entry::Include)
 }
 
-/// Cuts off a comment that begins in the line: a `#` outside quotes.
+/// Cuts off a comment in the line: a `#` outside quotes.
 fn without_comment(line: &str) -> &str {
     let mut quote = None;
     let mut escaped = false;
@@ -106,7 +106,7 @@ fn without_comment(line: &str) -> &str {
     line
 }
 
-/// A value without the quotes around it, its escapes resolved.
+/// Returns a value without its surrounding quotes and with its escapes resolved.
 fn unquoted(value: &str) -> String {
     let inner = ['"', '\''].into_iter().find_map(|quote| {
         let inner = value.strip_prefix(quote)?.strip_suffix(quote);
@@ -133,10 +133,11 @@ fn unquoted(value: &str) -> String {
     out
 }
 
-/// An option as a server understands it: its name in full and its value.
+/// Returns an option as a server understands it: its full name and its value.
 ///
-/// `loose-` is taken off, `skip-X` and `disable-X` also mean `X=OFF`, `enable-X` means `X=ON`, and an option without a
-/// value is `ON`. Names come back in small letters with `_`; `None` for an option of another kind (`maximum-X`).
+/// `loose-` is removed, `skip-X` and `disable-X` also mean `X=OFF`, `enable-X` means `X=ON`, and an option without
+/// a value is `ON`. Names are in small letters with `_`. Returns nothing for an option of another kind
+/// (`maximum-X`).
 pub(crate) fn option(name: &str, value: Option<&str>) -> Vec<(String, String)> {
     let name = super::normal(name);
     let name = name.strip_prefix("loose_").unwrap_or(&name);
@@ -154,7 +155,7 @@ pub(crate) fn option(name: &str, value: Option<&str>) -> Vec<(String, String)> {
     out
 }
 
-/// A size as these servers write it: a number with `K`, `M`, `G`, `T`, `P` or `E`, in powers of 1024.
+/// Parses a size as these servers write it: a number with `K`, `M`, `G`, `T`, `P` or `E`, in powers of 1024.
 pub fn size(value: &str) -> Option<u64> {
     let value = value.trim();
     let (number, power) = match value.char_indices().last()? {
@@ -243,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_file_of_debians_package_is_read() {
-        // mariadb-server 10.11, /etc/mysql/mariadb.conf.d/50-server.cnf, cut.
+        // mariadb-server 10.11, /etc/mysql/mariadb.conf.d/50-server.cnf, shortened.
         let text = "# this is read by the standalone daemon and embedded servers\n[server]\n\n[mysqld]\n\n\
             pid-file                = /run/mysqld/mysqld.pid\nbasedir                 = /usr\n\
             #datadir                 = /var/lib/mysql\n\n# slow down\n#skip-name-resolve\n\

@@ -1,24 +1,24 @@
-//! The `OPTIONS-NNNNNN` files that `RocksDB` writes beside its data when it opens and when an option changes: text in,
-//! settings out, no I/O.
+//! The `OPTIONS-NNNNNN` files that `RocksDB` writes beside its data when it opens and when an option changes: text
+//! in, settings out, no I/O.
 //!
-//! Never fails: a line that is not understood is left out, as is a column family whose name has more than 256 bytes.
+//! Never fails: a line that can't be parsed is left out. So is a column family whose name has more than 256 bytes.
 
 use super::limits::LONGEST_NAME;
 
 /// One option.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// From 1.
+    /// The line number, from 1.
     pub line: u32,
-    /// Of the database (`None`), or of this column family.
+    /// The column family it belongs to; `None` for the database.
     pub family: Option<String>,
-    /// As it is written.
+    /// The name as written.
     pub name: String,
-    /// As it is written.
+    /// The value as written.
     pub value: String,
 }
 
-/// Reads an options file: its `[Version]`, `[DBOptions]` and `[CFOptions "…"]`.
+/// Parses an options file: its sections `[Version]`, `[DBOptions]` and `[CFOptions "…"]`.
 ///
 /// ```
 /// use pagekeeper_catalog::settings::options::parse;
@@ -31,7 +31,7 @@ pub fn parse(text: &str) -> Vec<Entry> {
     entries(text).collect()
 }
 
-/// [`parse`], line by line.
+/// Parses an options file line by line, as [`parse`] does.
 pub(super) fn entries(text: &str) -> impl Iterator<Item = Entry> {
     let mut section = Section::Other;
     (1_u32..).zip(text.lines()).filter_map(move |(line, text)| {
@@ -50,13 +50,13 @@ pub(super) fn entries(text: &str) -> impl Iterator<Item = Entry> {
     })
 }
 
-/// What a section is about.
+/// The subject of a section.
 enum Section {
     /// The database, or its version.
     Database,
-    /// This column family.
+    /// A column family.
     Family(String),
-    /// What is of no interest here.
+    /// Anything else.
     Other,
 }
 
@@ -66,7 +66,7 @@ fn of_title(title: &str) -> Section {
         "Version" | "DBOptions" => Section::Database,
         "CFOptions" => {
             let name = argument.trim().strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
-            // Each of its options carries its name.
+            // Each of the family's options carries its name.
             let name = name.filter(|name| name.len() <= LONGEST_NAME);
             name.map_or(Section::Other, |name| Section::Family(name.to_owned()))
         }
@@ -74,7 +74,7 @@ fn of_title(title: &str) -> Section {
     }
 }
 
-/// A line up to its comment: a `#` that is not escaped.
+/// Returns a line up to its comment: an unescaped `#`.
 fn uncommented(line: &str) -> &str {
     let mut before = ' ';
     for (at, c) in line.char_indices() {
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn a_file_of_rocksdb_7_8_is_read() {
-        // Written by db_bench of Debian's rocksdb-tools 7.8.3, cut.
+        // Written by db_bench of Debian's rocksdb-tools 7.8.3, shortened.
         let text = "# This is a RocksDB option file.\n#\n# For detailed file format spec, please refer to\n\n\
             [Version]\n  rocksdb_version=7.8.3\n  options_file_version=1.1\n\n[DBOptions]\n  \
             max_background_flushes=-1\n  bytes_per_sync=0\n  wal_dir=/var/lib/db\n\n\n[CFOptions \"default\"]\n  \

@@ -1,8 +1,9 @@
-//! Settings of `PostgreSQL`: `postgresql.conf` with what it includes, `postgresql.auto.conf`, and the postmaster's command
-//! line, which counts more than both.
+//! Settings of `PostgreSQL`: `postgresql.conf` with its includes, `postgresql.auto.conf`, and the postmaster's
+//! command line, which takes precedence over both.
 //!
-//! What is loaded again while it runs (SIGHUP) can't be distinguished from what waits for it: a file that was changed after the
-//! start casts doubt on its settings. What a session, a role or a database sets for itself can't be seen from outside.
+//! Settings reloaded at run time (SIGHUP) can't be distinguished from those that wait for a restart, so a change
+//! of a file after the start puts its settings in doubt. Settings of a session, a role or a database can't be seen
+//! from outside.
 
 use std::path::{Path, PathBuf};
 
@@ -16,10 +17,10 @@ use super::limits::{Cut, DEEPEST, shortened};
 use super::server_root::{ServerRoot, Unread, plain};
 use super::{Origin, Server, Settings};
 
-/// Where a server writes the command line that it was started with.
+/// The file in which a server records the command line of its last start.
 const LAST_START: &str = "postmaster.opts";
 
-/// Defaults that are the same from `PostgreSQL` 13 to 18 (guc.c of each; checked on 15 by `postgres --describe-config`).
+/// Defaults common to `PostgreSQL` 13 to 18 (guc.c of each; checked on 15 by `postgres --describe-config`).
 const DEFAULTS: [(&str, &str); 11] = [
     ("checkpoint_flush_after", "256kB"),
     ("bgwriter_flush_after", "512kB"),
@@ -35,14 +36,14 @@ const DEFAULTS: [(&str, &str); 11] = [
 ];
 const DEFAULTS_HOLD_FOR: std::ops::RangeInclusive<u32> = 13..=18;
 
-/// Reads all of them into `settings`.
+/// Reads all settings into `settings`.
 pub(super) fn read(server: &Server, proc: &ProcRoot, settings: &mut Settings) {
     let root = ServerRoot::of(server, proc);
     let mut arguments: Vec<String> =
         server.command_line.iter().skip(1).map(|word| unescaped(word).into_owned()).collect();
     let mut unknown = "named relative to where the server was started, which can't be seen".to_owned();
     let directory = match (server.pid, server.directories.first()) {
-        // The postmaster works in its data directory.
+        // The postmaster's working directory is its data directory.
         (Some(_), _) => root.working_directory().unwrap_or_else(|why| {
             unknown = why;
             named_directory(&arguments).unwrap_or_default()
@@ -98,13 +99,13 @@ pub(super) fn read(server: &Server, proc: &ProcRoot, settings: &mut Settings) {
     }
 }
 
-/// The data directory that a server's arguments name, if that needs no other to be found.
+/// Returns the data directory that a server's arguments name, if it is absolute.
 fn named_directory(arguments: &[String]) -> Option<PathBuf> {
     let at = arguments.iter().position(|argument| argument == "-D")?;
     arguments.get(at + 1).map(PathBuf::from).filter(|directory| directory.is_absolute())
 }
 
-/// The data directory of a server's arguments, if it is another than this one: this is a copy, or was moved.
+/// Returns the data directory of a server's arguments if it differs from this one: this is a copy, or was moved.
 fn started_elsewhere(arguments: &[String], directory: &Path) -> Option<String> {
     let at = arguments.iter().position(|argument| argument == "-D")?;
     let named = arguments.get(at + 1)?;
@@ -113,7 +114,7 @@ fn started_elsewhere(arguments: &[String], directory: &Path) -> Option<String> {
     (!same || Path::new(named).is_relative()).then(|| named.clone())
 }
 
-/// What the postmaster's arguments set: `-c name=value`, `--name=value`, `-B buffers`.
+/// Returns the settings of the postmaster's arguments: `-c name=value`, `--name=value`, `-B buffers`.
 fn command_line(arguments: &[String]) -> Vec<(String, String)> {
     let mut options = Vec::new();
     let mut rest = arguments.iter();
@@ -126,7 +127,7 @@ fn command_line(arguments: &[String]) -> Vec<(String, String)> {
             let buffers = if buffers.is_empty() { rest.next().cloned() } else { Some(buffers.to_owned()) };
             buffers.map(|buffers| format!("shared_buffers={buffers}"))
         } else {
-            // Those that take an argument in the next word (postgres.c: "b:C:D:d:h:k:N:o:p:r:S:t:v:W:").
+            // Options that take the next word as their argument (postgres.c: "b:C:D:d:h:k:N:o:p:r:S:t:v:W:").
             if argument.len() == 2 && "bCDdhkNoprStvW".contains(&argument[1..]) {
                 rest.next();
             }
@@ -142,9 +143,9 @@ fn command_line(arguments: &[String]) -> Vec<(String, String)> {
 struct Reader<'a> {
     root: &'a ServerRoot<'a>,
     settings: &'a mut Settings,
-    /// Not all was read: what is not found may be set all the same.
+    /// Whether something could not be read: a missing setting may then be set.
     failed: bool,
-    /// The files that are being read: each includes the next.
+    /// The files being read: each includes the next.
     open: Vec<Inode>,
 }
 
@@ -173,7 +174,7 @@ impl Reader<'_> {
         if let Some(doubt) = text.doubt {
             self.problem(path, doubt);
         }
-        // Relative to the file that includes.
+        // Relative to the including file.
         let beside = |name: &str| plain(&path.parent().unwrap_or(Path::new("/")).join(name));
         for line in guc::lines(&content) {
             match line.entry {
@@ -259,7 +260,7 @@ mod tests {
         assert_eq!(settings.read_from.len(), 3);
         assert_eq!(settings.unread, []);
 
-        // A copy of another's directory is not started as that one was.
+        // A copy of another server's directory is not started with that server's command line.
         started_in(Path::new("/var/lib/postgresql/15/main"));
         let settings = settings_in(dir.path());
         assert_eq!(settings.get("shared_buffers").unwrap().value, "128MB");
@@ -303,7 +304,7 @@ mod tests {
         assert_eq!(settings.get("checkpoint_flush_after"), None);
         assert_eq!(settings.get("port").unwrap().value, "1");
         assert_eq!(settings.unread.len(), 1);
-        // Nor for a version that is not known.
+        // Nor for an unknown version.
         std::fs::write(dir.path().join("postgresql.conf"), "port = 1\n").unwrap();
         std::fs::write(dir.path().join("PG_VERSION"), "99\n").unwrap();
         assert_eq!(settings_in(dir.path()).get("checkpoint_flush_after"), None);

@@ -1,9 +1,9 @@
-//! Which server a process of the `MySQL` family is: `MySQL` or `MariaDB`, and which version.
+//! Determines which server a process of the `MySQL` family is, `MySQL` or `MariaDB`, and its version.
 //!
-//! Both are called `mysqld`, and up to `MySQL` 8.0.29 both have their redo log in `ib_logfileN`: neither name nor log tells.
-//! The program itself does: `MariaDB` has its version in it as `10.11.14-MariaDB`; `MySQL` has the name of its group
-//! `mysqld-8.0`, and an option that `MariaDB` only ignores. Where the program can't be read, files that only one of them
-//! makes tell. What neither tells stays uncertain.
+//! Both are called `mysqld`, and up to `MySQL` 8.0.29 both have their redo log in `ib_logfileN`, so neither name
+//! nor log distinguishes them. The program itself does. `MariaDB` contains its version as `10.11.14-MariaDB`.
+//! `MySQL` contains the name of its group `mysqld-8.0`, and an option that `MariaDB` only ignores. If the program
+//! can't be read, files that only one of them creates decide. Otherwise the server stays uncertain.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
@@ -15,20 +15,20 @@ use pagekeeper_kernel::text::{unescaped, unescaped_bytes};
 use super::searched::Searched;
 use super::{Engine, Server};
 
-/// So much is read at once, in bytes.
+/// Bytes read at once.
 const CHUNK: usize = 1 << 20;
-/// No text that is looked for is longer, with what stands around it, in bytes.
+/// Maximum length in bytes of a text to find, including its context.
 const LONGEST_TEXT: usize = 64;
 
-/// What a program was found to be.
+/// The server that a program is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Program {
     pub(super) engine: Engine,
-    /// "10.11.14", or as much of it as is certain: "8.0".
+    /// "10.11.14", or the part of it that is certain: "8.0".
     pub(super) version: Option<String>,
 }
 
-/// What a server is; `None` where it is not certain.
+/// Determines which server it is; `None` if that is uncertain.
 pub(super) fn of(
     server: &Server,
     proc: &ProcRoot,
@@ -38,7 +38,7 @@ pub(super) fn of(
     exe.and_then(|exe| searched.of(&exe, read)?.clone()).or_else(|| by_files(server))
 }
 
-/// What a program says of itself.
+/// Searches a program for signs of its server.
 fn read(program: &InspectedFile, most: u64) -> Option<Program> {
     let mut signs = Signs::default();
     scan_for(program, most, b"-", |text, at| signs.take(text, at))?;
@@ -56,13 +56,13 @@ fn read(program: &InspectedFile, most: u64) -> Option<Program> {
                 full.insert(format!("{base}.{patch}"));
             }
         })?;
-        // Two that differ are no ground to choose on.
+        // Two different versions are ambiguous.
         Some(full.pop_first().filter(|_| full.is_empty()).unwrap_or(base))
     });
     Some(Program { engine: Engine::MySql, version })
 }
 
-/// What is looked for, all of it around a hyphen.
+/// The signs to search for, all of them around a hyphen.
 #[derive(Debug, Default)]
 struct Signs {
     mariadb: Option<String>,
@@ -71,7 +71,7 @@ struct Signs {
 }
 
 impl Signs {
-    /// `at` is behind a hyphen.
+    /// Takes in a text with a hyphen just before `at`.
     fn take(&mut self, text: &[u8], at: usize) {
         let (before, after) = (&text[..at - 1], &text[at..]);
         if after.starts_with(b"MariaDB") {
@@ -96,13 +96,13 @@ impl Signs {
     }
 }
 
-/// The digits that a text begins with.
+/// Returns the digits at the start of a text.
 fn digits(text: &[u8]) -> String {
     text.iter().take_while(|byte| byte.is_ascii_digit()).take(4).map(|byte| char::from(*byte)).collect()
 }
 
-/// Calls for each place where `needle` stands, with the text around it and the place behind it. `None` if the program
-/// can't be read. Ends after `most` bytes.
+/// Calls `found` for each occurrence of `needle`, with the surrounding text and the index behind it. Returns
+/// `None` if the program can't be read. Stops after `most` bytes.
 fn scan_for(
     program: &InspectedFile,
     most: u64,
@@ -112,7 +112,7 @@ fn scan_for(
     let mut buffer = vec![0; CHUNK + 2 * LONGEST_TEXT];
     let mut offset = 0;
     while offset < most {
-        // Each chunk comes with what stands around it.
+        // Each chunk is read with its context.
         let start = offset.saturating_sub(LONGEST_TEXT as u64);
         let read = {
             let _asking = program.asking().ok()?;
@@ -139,7 +139,8 @@ fn scan_for(
     Some(())
 }
 
-/// By files that only one of them makes: Aria's logs, `MySQL`'s dictionary, doublewrite files and redo directory.
+/// Decides by files that only one of them creates: Aria's logs, or `MySQL`'s dictionary, doublewrite files and
+/// redo directory.
 fn by_files(server: &Server) -> Option<Program> {
     let own = server
         .files
@@ -168,12 +169,12 @@ mod tests {
     use crate::settings::ServerFile;
     use crate::settings::testing::server;
 
-    /// A program with these texts in it, far apart.
+    /// Searches a program with these texts in it, far apart.
     fn program(texts: &[&[u8]]) -> Option<Program> {
         let dir = tempfile::tempdir().unwrap();
         let mut content = Vec::new();
         for text in texts {
-            // So that one lies across the border of chunks.
+            // One of them then lies across the border of two chunks.
             content.resize(content.len().next_multiple_of(CHUNK) + CHUNK - 5, 0);
             content.extend_from_slice(text);
         }
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!(Searched::default().of(Path::new("/nonexistent/exe"), read), None);
     }
 
-    /// Real ones: Debian's, and what `make test-mysql` or `make test-advice` fetched.
+    /// Tests on real programs: Debian's, and those that `make test-mysql` or `make test-advice` fetched.
     #[test]
     fn real_programs_are_what_they_are() {
         let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");

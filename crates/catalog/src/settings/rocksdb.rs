@@ -1,8 +1,9 @@
-//! Settings of `RocksDB`, of `MyRocks` and of `TiKV`: the newest `OPTIONS-NNNNNN` beside each database that a process has
-//! open, which `RocksDB` writes itself and so is what is in force, and `TiKV`'s own files.
+//! Settings of `RocksDB`, of `MyRocks` and of `TiKV`: the newest `OPTIONS-NNNNNN` beside each database that a
+//! process has open, and `TiKV`'s own files. `RocksDB` writes its options file itself, so that is what is in
+//! force.
 //!
-//! Options of a column family are named `family.option`; those of `MyRocks` begin with `rocksdb_`, as its server's
-//! variables do; `TiKV`'s keys are joined by points: `rocksdb.bytes_per_sync`.
+//! Options of a column family are named `family.option`. Those of `MyRocks` begin with `rocksdb_`, as its server's
+//! variables do. `TiKV`'s keys are joined by dots: `rocksdb.bytes_per_sync`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -16,10 +17,10 @@ use super::limits::{Cut, LONGEST_NAME, LONGEST_TOML, shortened};
 use super::server_root::{ServerRoot, Unread, newest_numbered};
 use super::{Engine, Origin, Server, Settings, options};
 
-/// Tables of a file within tables are followed so deep.
+/// Maximum depth of nested tables in a file.
 const DEEPEST: u32 = 8;
 
-/// Reads all of them into `settings`.
+/// Reads all settings into `settings`.
 pub(super) fn read(server: &Server, proc: &ProcRoot, settings: &mut Settings) {
     let root = ServerRoot::of(server, proc);
     if settings.engine == Engine::TiKv {
@@ -34,7 +35,8 @@ pub(super) fn read(server: &Server, proc: &ProcRoot, settings: &mut Settings) {
     }
 }
 
-/// Where its databases are: where it has a MANIFEST open; without a process, where it was said to be.
+/// Returns the directories of the databases: those of its open MANIFEST files, or the given ones without a
+/// process.
 fn directories(server: &Server) -> Vec<PathBuf> {
     if server.pid.is_none() {
         return server.directories.clone();
@@ -71,11 +73,11 @@ fn newest_options(root: &ServerRoot<'_>, directory: &Path, settings: &mut Settin
     let prefix = if settings.myrocks { "rocksdb_" } else { "" };
     for entry in options::entries(&text) {
         if entry.name == "pebble_version" && settings.engine == Engine::RocksDb {
-            // Its files are called as RocksDB's are, and its options are others.
+            // Pebble names its files as RocksDB does, but has other options.
             settings.engine = Engine::Other;
         }
         if entry.name == "rocksdb_version" {
-            // What embeds it has a version of its own.
+            // The embedding program has its own version.
             if !settings.myrocks && settings.engine != Engine::TiKv {
                 settings.version = Some(entry.value);
             }
@@ -87,7 +89,8 @@ fn newest_options(root: &ServerRoot<'_>, directory: &Path, settings: &mut Settin
     }
 }
 
-/// What `TiKV` was given (`--config`), and what it wrote down that it runs with (`last_tikv.toml`).
+/// Reads the configuration that `TiKV` was given (`--config`), and the one it recorded as in use
+/// (`last_tikv.toml`).
 fn tikv(server: &Server, root: &ServerRoot<'_>, settings: &mut Settings) {
     let arguments: Vec<String> =
         server.command_line.iter().map(|word| unescaped(word).into_owned()).collect();
@@ -129,7 +132,7 @@ fn toml_file(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings, given:
         Err(why) => return settings.not_read(path, why),
     };
     settings.read_from.push(path.to_path_buf());
-    // TiKV writes the other one itself, at its start and when it is changed while it runs.
+    // TiKV writes the other file itself, at its start and when its settings change at run time.
     let doubt = text.doubt.filter(|_| given);
     if let Some(doubt) = doubt {
         settings.not_read(path, doubt);
@@ -139,9 +142,9 @@ fn toml_file(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings, given:
     }
 }
 
-/// All values of a TOML text that are no tables or arrays, with their keys joined by points and their lines, from 1.
-/// Left out are those more than 8 tables deep, and those whose joined keys have more than 256 bytes. Fails with a sentence
-/// where it is no TOML.
+/// Returns all values of a TOML text other than tables and arrays, with their keys joined by dots and their line
+/// numbers, from 1. Values nested more than 8 tables deep, and those whose joined keys exceed 256 bytes, are left
+/// out. Returns an error message if the text is not TOML.
 ///
 /// ```
 /// use pagekeeper_catalog::settings::toml_keys;
@@ -164,7 +167,7 @@ pub fn keys(text: &str) -> Result<Vec<(String, String, u32)>, String> {
     Ok(numbered.collect())
 }
 
-/// Values with the places of their keys.
+/// Collects the values with the offsets of their keys.
 fn collect(table: &DeTable<'_>, above: &str, depth: u32, found: &mut Vec<(usize, String, String)>) {
     for (key, value) in table {
         if above.len() + key.get_ref().len() > LONGEST_NAME {
@@ -186,7 +189,7 @@ fn collect(table: &DeTable<'_>, above: &str, depth: u32, found: &mut Vec<(usize,
     }
 }
 
-/// A size as `TiKV` writes it: `1MB`, `512KiB`; its units are powers of 1024 (`ReadableSize`).
+/// Parses a size as `TiKV` writes it: `1MB`, `512KiB`; its units are powers of 1024 (`ReadableSize`).
 pub(crate) fn tikv_size(value: &str) -> Option<u64> {
     let value = value.trim();
     let digits = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());

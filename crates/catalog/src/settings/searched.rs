@@ -1,7 +1,7 @@
-//! What was found in programs: each is searched once, however many databases and lines ask.
+//! Results of searches in programs: each program is searched once, however many databases and lines ask for it.
 //!
-//! Invariant: no more than [`LONGEST_PROGRAM`] of one is searched, and no more than [`ALL_PROGRAMS`] of all. A program that was
-//! replaced or changed is another one.
+//! Invariant: at most [`LONGEST_PROGRAM`] bytes of one program are searched, and at most [`ALL_PROGRAMS`] of all.
+//! A program that was replaced or changed counts as another one.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,16 +9,16 @@ use std::time::SystemTime;
 
 use pagekeeper_kernel::{Expected, Inode, InspectedFile};
 
-/// No more of a program is searched, in bytes. The largest servers, with all that debuggers need, are smaller.
+/// Limit of bytes searched in one program. The largest servers, including their debug information, are smaller.
 pub(super) const LONGEST_PROGRAM: u64 = 512 << 20;
-/// No more of all programs, in bytes.
+/// Limit of bytes searched in all programs.
 pub(super) const ALL_PROGRAMS: u64 = 1 << 30;
 
-/// What was found, by program.
+/// The results, by program.
 #[derive(Debug)]
 pub(super) struct Searched<T> {
     known: HashMap<(Inode, SystemTime), T>,
-    /// So many bytes may still be read.
+    /// Bytes that may still be read.
     left: u64,
 }
 
@@ -29,7 +29,8 @@ impl<T> Default for Searched<T> {
 }
 
 impl<T> Searched<T> {
-    /// What `search` finds in a program, reading so many bytes of it at most. `None` where the program can't be read.
+    /// Returns the result of `search` in a program, which may read at most the given number of bytes. Returns
+    /// `None` if the program can't be read.
     pub(super) fn of(&mut self, exe: &Path, search: impl FnOnce(&InspectedFile, u64) -> T) -> Option<&T> {
         let program = InspectedFile::open_magic_link(exe, Expected::Any, exe.to_path_buf()).ok()?;
         let modified = {
@@ -45,12 +46,12 @@ impl<T> Searched<T> {
         Some(found)
     }
 
-    /// No more than so many bytes are to be read from now on.
+    /// Limits the bytes to read from now on.
     pub(super) fn lower(&mut self, most: u64) {
         self.left = self.left.min(most);
     }
 
-    /// So many bytes may still be read.
+    /// Returns the bytes that may still be read.
     #[cfg(test)]
     pub(super) fn left(&self) -> u64 {
         self.left

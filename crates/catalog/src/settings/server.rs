@@ -1,4 +1,4 @@
-//! What is known of a server before its settings are read: which process it is, and which of its files were seen.
+//! The facts about a server that are needed to read its settings: its process, and which of its files were seen.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -9,38 +9,39 @@ use pagekeeper_kernel::process::ProcRoot;
 
 use super::Engine;
 
-/// No more databases of one process are looked for.
+/// Limit of databases looked for in one process.
 const MANIFESTS_MAX: usize = 64;
-/// Descriptors of one process that are looked at for them: a server opens a database's manifest before its tables.
+/// Limit of descriptors searched per process: a server opens a database's manifest before its tables.
 const DESCRIPTORS_MAX: usize = 16_384;
 
 /// A server whose settings are to be read.
 #[derive(Debug, Clone)]
 pub struct Server {
-    /// Its process; `None` for a directory that no process was found for.
+    /// Its process ID; `None` for a directory without a known process.
     pub pid: Option<u32>,
-    /// Whose settings they are.
+    /// The engine.
     pub engine: Engine,
-    /// Whether the engine is known by more than the names of process and log; else the program is asked.
+    /// Whether the engine is known by more than the names of process and log; otherwise the program is searched.
     pub is_certain: bool,
-    /// Whether whoever asks watches many servers, and may not take long: less is read of each.
+    /// Whether the caller watches many servers and must be quick: less is read of each.
     pub is_brief: bool,
-    /// Where its files are, as it sees them itself.
+    /// The directories of its files, as the server sees them.
     pub directories: Vec<PathBuf>,
     /// Its command line; empty without a process.
     pub command_line: Vec<OsString>,
-    /// When its process was started; `None` if that is not known.
+    /// Start time of its process; `None` if unknown.
     pub started: Option<SystemTime>,
-    /// Files of it that were seen: in its directories, or open in its process.
+    /// The files of the server that were seen: in its directories, or open in its process.
     pub files: Vec<ServerFile>,
 }
 
 impl Server {
-    /// A process, as `/proc` shows it now, of which little is to be read. Of its files only those are there that show where a `RocksDB` database is.
+    /// Creates a server from a process in `/proc`, for a brief reading. Of its files, only those are listed that
+    /// show where a `RocksDB` database is.
     pub fn of_process(pid: u32, engine: Engine, is_certain: bool, proc: &ProcRoot) -> Self {
         let mut files = Vec::new();
         if matches!(engine, Engine::RocksDb | Engine::TiKv) {
-            // What can't be listed shows nothing.
+            // A process that can't be listed shows no files.
             let _ = proc.first_fd_links(pid, DESCRIPTORS_MAX, |_, path| {
                 let name = path.file_name().unwrap_or_default().as_bytes();
                 if name.starts_with(b"MANIFEST-") && files.len() < MANIFESTS_MAX {
@@ -61,7 +62,7 @@ impl Server {
     }
 }
 
-/// How long a process has been running.
+/// Returns how long a process has been running.
 #[allow(clippy::disallowed_methods, reason = "of /proc")]
 #[allow(clippy::cast_precision_loss, reason = "centuries of ticks are exact")]
 pub fn uptime(proc: &ProcRoot, pid: u32) -> Option<Duration> {
@@ -77,7 +78,7 @@ pub fn uptime(proc: &ProcRoot, pid: u32) -> Option<Duration> {
 pub struct ServerFile {
     /// Its path, as the server sees it.
     pub path: PathBuf,
-    /// How its process has it open: one entry for each way.
+    /// How its process has it open: one entry per way; empty if it is not open.
     pub opened: Vec<Opened>,
 }
 
@@ -100,7 +101,7 @@ pub enum Opened {
 }
 
 impl Engine {
-    /// Whose settings they are, by the names of a profile and of a process.
+    /// Returns the engine, by the names of a profile and of a process.
     pub fn of(profile: &str, process: &str) -> Self {
         match profile {
             "mariadb" => Self::MariaDb,

@@ -1,8 +1,8 @@
-//! Where a database's settings files are read: in the file system as its process sees it.
+//! Reads a database's settings files in the file system as its process sees it.
 //!
-//! Invariants: a symbolic link is followed inside the process's root and never leads out of it; only regular files are
-//! opened, read-only and without blocking; no more is read than [`limits`](super::limits) say. Fails with a sentence for
-//! [`Settings::unread`](super::Settings::unread), or says that there is nothing.
+//! Invariants: a symbolic link is followed inside the process's root and never leads out of it. Only regular files
+//! are opened, read-only and without blocking, and within the [`limits`](super::limits). Failures are a sentence
+//! for [`Settings::unread`](super::Settings::unread), or state that the file does not exist.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -24,10 +24,10 @@ use rustix::thread::CapabilitySet;
 use super::limits::{BRIEF_NAMES, Cut, LONGEST_FILE, MAX_BYTES, MAX_NAMES, MAX_OPENED};
 use super::{CHANGED_SINCE, HIDDEN, Server};
 
-/// Clocks of files and of processes differ by less.
+/// Upper limit of the difference between the clocks of files and of processes.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// A database's process, or this one, and what the file system is to it.
+/// The file system as a database's process, or this one, sees it.
 pub struct ServerRoot<'a> {
     proc: &'a ProcRoot,
     pid: Option<u32>,
@@ -35,7 +35,7 @@ pub struct ServerRoot<'a> {
     left: Left,
 }
 
-/// What may still be read for this database.
+/// The limits that are left for this database.
 #[derive(Debug)]
 struct Left {
     opened: Cell<u32>,
@@ -57,30 +57,30 @@ impl Left {
     }
 }
 
-/// A text file as it was read.
+/// The text of a file.
 pub(crate) struct Text {
     pub(crate) content: String,
     /// Why the server may have read another text, or none.
     pub(crate) doubt: Option<&'static str>,
-    /// Anybody may write it.
+    /// Whether anybody may write it.
     pub(crate) world_writable: bool,
-    /// Which file it is.
+    /// The file it came from.
     pub(crate) inode: Inode,
 }
 
-/// Why there is no text.
+/// Why a file was not read.
 #[derive(Debug)]
 pub(crate) enum Unread {
     /// There is no such file.
     Missing,
-    /// It is there, and this is why it is not read.
+    /// The file exists, but was not read for this reason.
     Because(String),
-    /// A limit was met: this is not read, or not all of it.
+    /// A limit was hit: the file was not read, or not in full.
     Cut(Cut),
 }
 
 impl<'a> ServerRoot<'a> {
-    /// That of a server.
+    /// Creates the root of a server.
     pub fn of(server: &Server, proc: &'a ProcRoot) -> Self {
         let left = Left::default();
         if server.is_brief {
@@ -89,7 +89,7 @@ impl<'a> ServerRoot<'a> {
         Self { proc, pid: server.pid, started: server.started, left }
     }
 
-    /// A relative path as one from the process's root, by its working directory.
+    /// Resolves a relative path against the process's working directory, as a path from its root.
     pub fn absolute(&self, path: &Path) -> PathBuf {
         if path.is_absolute() {
             return path.to_path_buf();
@@ -97,14 +97,14 @@ impl<'a> ServerRoot<'a> {
         self.working_directory().unwrap_or_default().join(path)
     }
 
-    /// Where the process works, empty without a process; or why that can't be seen.
+    /// Returns the process's working directory, empty without a process; or why it can't be seen.
     pub(crate) fn working_directory(&self) -> Result<PathBuf, String> {
         let Some(pid) = self.pid else { return Ok(PathBuf::new()) };
         let shown = self.proc.working_directory(pid).map_err(|error| of_process(&error))?;
         Ok(self.proc.as_seen_by(pid, &shown))
     }
 
-    /// A variable of the process's environment as it was at its start; an error if that may not be read.
+    /// Returns the process's environment as it was at its start; an error if it may not be read.
     #[allow(clippy::disallowed_methods, reason = "of /proc")]
     pub(crate) fn variables(&self) -> Result<Vec<(String, String)>, String> {
         let Some(pid) = self.pid else { return Ok(Vec::new()) };
@@ -120,7 +120,7 @@ impl<'a> ServerRoot<'a> {
         Ok(entries.collect())
     }
 
-    /// Reads a file by a path as the process sees it.
+    /// Reads a file by its path as the process sees it.
     pub(crate) fn read(&self, path: &Path) -> Result<Text, Unread> {
         self.left.open_one()?;
         let file = self.open(path)?;
@@ -151,7 +151,7 @@ impl<'a> ServerRoot<'a> {
         Some(bytes)
     }
 
-    /// The names in a directory that are wanted, sorted by bytes.
+    /// Returns the wanted names in a directory, sorted by bytes.
     pub(crate) fn names(
         &self,
         directory: &Path,
@@ -190,14 +190,15 @@ impl<'a> ServerRoot<'a> {
     }
 }
 
-/// Whether a file's mode lets the user of a process read it. Of a group it is not known who is in it.
+/// Whether a file's mode lets the user of a process read it. Group membership is unknown, so group permission
+/// counts.
 fn may_read(proc: &ProcRoot, pid: u32, metadata: &Metadata) -> bool {
     let Ok(users) = proc.users(pid) else { return true };
     let mode = metadata.mode();
     users.file_system == 0 || mode & 0o044 != 0 || users.file_system == metadata.uid() && mode & 0o400 != 0
 }
 
-/// The text of a settings file, unless it is too long for one. What is not UTF-8 in it is replaced.
+/// Returns the text of a settings file, or an error if it is too long. Invalid UTF-8 in it is replaced.
 pub(super) fn content_of(file: &InspectedFile) -> Result<String, Unread> {
     if file.size() > LONGEST_FILE {
         return Err(Unread::Because(format!(
@@ -211,7 +212,7 @@ pub(super) fn content_of(file: &InspectedFile) -> Result<String, Unread> {
     Ok(unescaped_bytes(&bytes).into_owned())
 }
 
-/// Why a process's view of the file system can't be had, with the right that would show it.
+/// Explains why a process's view of the file system is not accessible, and which capability is missing.
 fn of_process(error: &Error) -> String {
     let may = || {
         let ours = rustix::thread::capabilities(None);
@@ -230,7 +231,7 @@ fn unread(error: &Error) -> Unread {
     if error.is_gone() { Unread::Missing } else { Unread::Because(error.to_string()) }
 }
 
-/// A path without `.` and `..`, by its text alone: the same file then has the same name.
+/// Returns a path without `.` and `..`, by its text alone, so that one file has one name.
 pub(crate) fn plain(path: &Path) -> PathBuf {
     let mut out = PathBuf::new();
     for component in path.components() {
@@ -245,7 +246,7 @@ pub(crate) fn plain(path: &Path) -> PathBuf {
     out
 }
 
-/// The newest of the files `PREFIX-NNNNNN`, by number.
+/// Returns the newest of the files `PREFIX-NNNNNN`, by number.
 pub(crate) fn newest_numbered<'n>(names: &'n [std::ffi::OsString], prefix: &str) -> Option<&'n OsStr> {
     let numbered = names.iter().filter_map(|name| {
         let number = name.as_bytes().strip_prefix(prefix.as_bytes())?;
@@ -295,7 +296,7 @@ mod tests {
         let inside = dir.path().join("inside");
         std::fs::create_dir(&inside).unwrap();
         std::fs::write(dir.path().join("my.cnf"), "x=outside\n").unwrap();
-        // A root of its own, where the link of an absolute path stays inside.
+        // A separate root, in which the link to an absolute path stays.
         let script = format!(
             "mount -t tmpfs none {0} && echo x=inside > {0}/my.cnf && ln -s /my.cnf {0}/link && \
              mkdir {0}/proc {0}/bin && mount --rbind /bin {0}/bin && for lib in lib lib64 usr; do \
@@ -313,7 +314,7 @@ mod tests {
         let pid = Some(child.id());
         let began = std::time::Instant::now();
         let found = loop {
-            // One that has read nothing yet.
+            // A root with all its limits left.
             let found = root(&proc, pid).read(Path::new("/link")).ok().map(|text| text.content);
             if found.is_some() || began.elapsed() > Duration::from_secs(20) {
                 break found;
@@ -326,7 +327,7 @@ mod tests {
         assert!(!outside);
     }
 
-    /// As another user may have files that this one can read and the server can't.
+    /// A file of another user, which this process can read and the server can't.
     #[test]
     fn a_file_that_the_servers_user_may_not_read_is_doubtful() {
         use std::os::unix::fs::PermissionsExt as _;

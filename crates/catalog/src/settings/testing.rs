@@ -1,11 +1,11 @@
-//! Servers without a process for this module's tests: their files are this machine's.
+//! Servers without a process for this module's tests: they use this machine's files.
 
 use std::ffi::OsString;
 use std::path::Path;
 
 use super::{Engine, Server};
 
-/// One of this engine, with its files in `directory` and this command line.
+/// Returns a server of this engine with its files in `directory` and this command line.
 pub(super) fn server(engine: Engine, directory: &Path, command_line: &str) -> Server {
     Server {
         pid: None,
@@ -19,7 +19,7 @@ pub(super) fn server(engine: Engine, directory: &Path, command_line: &str) -> Se
     }
 }
 
-/// The words of a command line.
+/// Splits a command line into words.
 pub(super) fn words(line: &str) -> Vec<OsString> {
     line.split_whitespace().map(OsString::from).collect()
 }

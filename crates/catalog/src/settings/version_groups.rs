@@ -1,6 +1,6 @@
-//! Which groups of option files are of a server's own version (`mysqld-8.0`): they are written in its program.
+//! The groups of option files for a server's own version (`mysqld-8.0`), found in its program.
 //!
-//! Invariant: of a program that was not read to its end only what was found is known.
+//! Invariant: in a program that was not read to its end, a missing group is unknown.
 
 use std::collections::HashSet;
 use std::io::Read;
@@ -8,30 +8,30 @@ use std::path::Path;
 
 use super::searched::Searched;
 
-/// Groups have shorter names, in bytes.
+/// Upper limit of the length of a group name in bytes.
 const LONGEST_GROUP: usize = 32;
-/// No more groups of a program are kept: real ones have a few.
+/// Limit of groups kept per program: real ones have a few.
 const MAX_GROUPS: usize = 256;
 
-/// The groups of all programs that were asked for.
+/// The groups of all programs searched so far.
 #[derive(Debug, Default)]
 pub(super) struct VersionGroups(Searched<Groups>);
 
 #[derive(Debug, Default)]
 struct Groups {
     names: HashSet<Vec<u8>>,
-    /// All of the program was read.
+    /// Whether the whole program was read.
     whole: bool,
 }
 
 impl VersionGroups {
-    /// No more than so many bytes of programs are to be read from now on.
+    /// Limits the bytes of programs to read from now on.
     pub(super) fn lower(&mut self, most: u64) {
         self.0.lower(most);
     }
 
-    /// Whether a program has this group's name in it as a string. `None` where it was not read to its end, and the name was not
-    /// found.
+    /// Whether a program contains this group's name as a string. Returns `None` if it was not read to its end and
+    /// the name was not found.
     pub(super) fn is_in(&mut self, exe: &Path, group: &str) -> Option<bool> {
         let groups = self.0.of(exe, |program, most| {
             let mut groups = of_program(program.reader().take(most));
@@ -43,11 +43,11 @@ impl VersionGroups {
     }
 }
 
-/// The versioned groups among the strings of a program: what stands between two zeros.
+/// Returns the versioned groups among the strings of a program, which lie between zero bytes.
 fn of_program(mut program: impl Read) -> Groups {
     let mut groups = Groups::default();
     let mut chunk = vec![0; 1 << 20];
-    // The string that is being read; `None` within one that is none, or too long.
+    // The string being read; `None` inside one that is too long.
     let mut string: Option<Vec<u8>> = None;
     loop {
         let read = match program.read(&mut chunk) {
@@ -56,7 +56,7 @@ fn of_program(mut program: impl Read) -> Groups {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
             Err(_) => return groups,
         };
-        // Whole pages of zeros, and of nothing but zeros.
+        // Handles whole pages of zeros quickly.
         for block in chunk[..read].chunks(4096) {
             if block.iter().all(|byte| *byte == 0) {
                 groups.take(string.replace(Vec::new()));
@@ -100,7 +100,7 @@ mod tests {
     fn a_program_tells_which_groups_it_reads() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("mariadbd");
-        // Over the border of two reads, and of two blocks.
+        // Across the border of two reads, and of two blocks.
         let mut bytes = vec![b'x'; (1 << 20) - 5];
         bytes.extend(b"\0mariadb-10.11\0end");
         std::fs::write(&path, &bytes).unwrap();
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(is_in(&mut groups, "mariadb-10.1"), Some(false));
         assert_eq!(is_in(&mut groups, "mariadb-10"), Some(false));
         assert_eq!(groups.is_in(&dir.path().join("none"), "mariadb-10.1"), None);
-        // However often it is asked, it was read once; replaced, it is another.
+        // However often it is asked for, it was read once; if replaced, it is another program.
         assert_eq!(groups.0.left(), ALL_PROGRAMS - bytes.len() as u64);
         bytes.extend(b"\0mysqld-9.1\0");
         std::fs::remove_file(&path).unwrap();

@@ -1,6 +1,6 @@
-//! A small chart for the terminal: one figure over time in three parts, in block characters.
+//! A small chart for the terminal: one figure over time in three parts, drawn in block characters.
 //!
-//! Invariants: each part gets the same width whatever its number of samples; a value above zero shows.
+//! Invariants: each part has the same width for any number of samples; a value above zero is visible.
 
 use std::fmt::Write;
 
@@ -12,16 +12,16 @@ const ROWS: u32 = 10;
 
 /// What to draw.
 pub(super) struct Chart<'a> {
-    /// Bytes over time, and what to call that stretch of it.
+    /// Bytes over time, and the label of each part.
     pub(super) parts: [(&'a [u64], &'a str); 3],
     /// Columns of the whole chart.
     pub(super) width: usize,
-    /// Whether to colour all but the first part.
+    /// Whether all parts but the first are coloured.
     pub(super) colour: bool,
 }
 
 impl Chart<'_> {
-    /// The chart's lines.
+    /// Returns the chart's lines.
     pub(super) fn draw(&self) -> String {
         let columns = self.width.saturating_sub(LABEL_WIDTH + 4).max(24) / 3;
         let parts = self.parts.map(|(samples, _)| spread(samples, columns));
@@ -51,7 +51,7 @@ impl Chart<'_> {
     }
 }
 
-/// The samples in `columns` values: means where there are more, repeated where there are fewer.
+/// Returns the samples as `columns` values: means if there are more samples, repeated values if there are fewer.
 fn spread(samples: &[u64], columns: usize) -> Vec<u64> {
     if samples.is_empty() {
         return vec![0; columns];
@@ -65,7 +65,7 @@ fn spread(samples: &[u64], columns: usize) -> Vec<u64> {
     (0..columns).map(part).collect()
 }
 
-/// The block that shows `value` in a row, counted from the bottom; `top` fills all rows.
+/// Returns the block that shows `value` in a row, counted from the bottom; `top` fills all rows.
 fn cell(value: u64, top: u64, row: u32) -> char {
     let eighths = u128::from(ROWS) * 8;
     let level = (u128::from(value) * eighths).div_ceil(u128::from(top.max(1)));

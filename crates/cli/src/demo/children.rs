@@ -1,9 +1,9 @@
-//! The demo's processes: this same program, started anew with a role.
+//! The demo's processes: this program, started again with a role.
 //!
-//! Invariants: every child is killed and waited for when its [`Child`] is dropped, and by the kernel when this process
-//! is killed. Children are in process groups of their own, so that Ctrl-C reaches the parent alone, which then ends
-//! them. Each writes lines of JSON to a pipe, and its errors to a file in the demo's directory.
-//! Fails with the child's own last words.
+//! Invariants: every child is killed and waited for when its [`Child`] is dropped, and the kernel kills it when
+//! this process is killed. Each child is in its own process group, so Ctrl-C reaches only the parent, which then
+//! ends the children. Each writes lines of JSON to a pipe, and its errors to a file in the demo's directory. Fails
+//! with the last lines that the child wrote as errors.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -24,7 +24,7 @@ use serde::Deserialize;
 use super::logs::Pages;
 use super::{engine, store};
 
-/// This program, whatever became of its file.
+/// This program, even if its file was replaced or removed.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// What a child is.
@@ -51,14 +51,14 @@ impl Role {
     }
 }
 
-/// What a child says.
+/// A message from a child.
 #[derive(Debug)]
 pub(super) enum Message {
     /// An engine's report.
     Engine(engine::Report),
     /// A line of `pagekeeper guard --json`.
     Guard(serde_json::Value),
-    /// What the store's process has committed.
+    /// A report of the store's committed changes.
     Store(store::Report),
 }
 
@@ -78,9 +78,9 @@ impl Message {
     }
 }
 
-/// What a child process does: its role, until its parent is gone.
+/// Does the work of a child process in its role, until its parent has ended.
 pub(super) fn play(role: Role, dir: &Path, pids: &[u32]) -> anyhow::Result<()> {
-    // Kept over execve(2), so it holds for the guard too.
+    // It is kept over execve(2), so it holds for the guard too.
     set_parent_process_death_signal(Some(Signal::KILL)).context("can't tie this process to its parent")?;
     match role {
         Role::Engine => engine::run(dir, Pages::Left),
@@ -106,7 +106,7 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// Starts a child that works on the files in `dir`, and on `pids` if it is the guard; its messages go to
+    /// Starts a child that works on the files in `dir`, and on `pids` if it is the guard. Its messages go to
     /// `messages`, its errors to a file in `scratch`.
     pub(super) fn start(
         role: Role,
@@ -125,7 +125,8 @@ impl Child {
         let mut process = command.spawn().with_context(|| format!("can't start the {}", role.name()))?;
         let lines = process.stdout.take().map(BufReader::new);
         let messages = messages.clone();
-        // Ends with the child, or with the listener. A line that is no message (cut off by a kill) is no loss.
+        // The thread ends with the child, or with the receiver of messages. A line that can't be parsed (cut off
+        // by a kill) may be ignored.
         thread::spawn(move || {
             for line in lines.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
                 if let Ok(message) = Message::parse(role, &line)
@@ -138,12 +139,12 @@ impl Child {
         Ok(Self { role, process, errors })
     }
 
-    /// Its process id.
+    /// Returns its process ID.
     pub(super) fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Fails if the child has ended, with its last words.
+    /// Fails if the child has ended, with the errors that it wrote.
     pub(super) fn check(&mut self) -> anyhow::Result<()> {
         let Some(status) = self.process.try_wait()? else {
             return Ok(());
@@ -157,7 +158,7 @@ impl Child {
         );
     }
 
-    /// Asks the child to end by SIGTERM, and waits for it until `wait` has passed.
+    /// Ends the child by SIGTERM, and waits for it at most for `wait`.
     pub(super) fn end(&mut self, wait: Duration) -> anyhow::Result<()> {
         let end = Instant::now() + wait;
         let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw).context("no process id")?;
@@ -174,7 +175,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Fails only for a child that has ended already.
+        // This fails only if the child has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,8 +1,7 @@
-//! The engine's compaction: now and then a large output file, beside the commits.
+//! The engine's compaction: it writes a large output file at intervals, beside the commits.
 //!
-//! Invariants: at most [`config::BULK_FILES_MAX`] outputs exist when one is begun, the newest; no more than
-//! [`config::BULK_BYTES_PER_SECOND`] is written in a second.
-//! Fails for good when an output can't be written.
+//! Invariants: when an output is begun, at most [`config::BULK_FILES_MAX`] outputs exist, the newest; at most
+//! [`config::BULK_BYTES_PER_SECOND`] is written in a second. Fails permanently when an output can't be written.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -18,7 +17,7 @@ use super::config;
 use super::logs::Pages;
 use super::transaction::fill;
 
-/// Bytes given to the writer at once.
+/// Bytes that are passed to the writer at once.
 const STEP: usize = 1 << 20;
 
 /// Writes outputs to a directory.
@@ -27,7 +26,7 @@ pub(super) struct Compaction {
     mode: BulkMode,
     /// Bytes written to all outputs.
     written: AtomicU64,
-    /// How they are written; not known before the first.
+    /// How they are written; unknown before the first.
     how: OnceLock<BulkMode>,
 }
 
@@ -43,17 +42,17 @@ impl Compaction {
         Ok(Self { dir, mode, written: AtomicU64::new(0), how: OnceLock::new() })
     }
 
-    /// Bytes written to all outputs so far.
+    /// Returns the bytes written to all outputs so far.
     pub(super) fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// How outputs are written, once that is known.
+    /// Returns how outputs are written, once that is known.
     pub(super) fn how(&self) -> Option<BulkMode> {
         self.how.get().copied()
     }
 
-    /// Begins an output each [`config::BULK_EACH`], for ever.
+    /// Begins an output each [`config::BULK_EACH`], until the process ends.
     pub(super) fn run(&self) -> anyhow::Result<()> {
         for number in 1.. {
             let begun = Instant::now();

@@ -1,10 +1,10 @@
-//! The demo's engine: threads that commit transactions through a redo log and a binlog, as mysqld's commit does, with a
-//! follower of the binlog and a compaction beside them.
+//! The demo's engine: threads that commit transactions through a redo log and a binlog, as mysqld's commit does,
+//! with a follower of the binlog and a compaction beside them.
 //!
-//! There are no tables, and nothing is recovered: the logs and the compaction's output are the whole load. Which pages stay
-//! resident is left to the kernel, or to the library ([`Pages`]): that alone differs between two engines.
-//! Invariant: what a report counts as committed is on disk.
-//! Fails for good with the first thread that fails: then the process ends with a sentence.
+//! There are no tables, and nothing is recovered: the logs and the compaction's output are the whole load. Two
+//! engines differ only in whether the kernel or the library decides which pages stay resident ([`Pages`]).
+//! Invariant: everything that a report counts as committed is on disk. Fails permanently when the first thread
+//! fails: the process then ends with an error.
 
 use std::path::Path;
 use std::sync::mpsc::{self, Sender};
@@ -23,7 +23,7 @@ use super::logs::{Housekeeper, Logs, Pages};
 use super::transaction::Transaction;
 use super::{REPORT_EACH, config, monotonic_ns, send_line};
 
-/// How often the checkpoint and the binlog's files are checked.
+/// Interval at which the checkpoint and the binlog's files are checked.
 const TEND_EACH: Duration = Duration::from_millis(10);
 
 /// How files are written.
@@ -35,14 +35,14 @@ pub(super) struct Modes {
     pub(super) bulk: String,
 }
 
-/// What the engine reports to its parent each [`REPORT_EACH`].
+/// The engine's report to its parent, sent each [`REPORT_EACH`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Report {
-    /// The time it covers, in nanoseconds of the monotonic clock: from …
+    /// Start of the time that it covers, in nanoseconds of the monotonic clock.
     pub(super) from_ns: u64,
-    /// … to.
+    /// End of that time.
     pub(super) to_ns: u64,
-    /// How long each commit of that time took, in microseconds.
+    /// Duration of each commit in that time, in microseconds.
     pub(super) commits_us: Vec<u32>,
     /// Redo written since the start, in bytes.
     pub(super) redo_bytes: u64,
@@ -50,14 +50,14 @@ pub(super) struct Report {
     pub(super) binlog_bytes: u64,
     /// Output of the compaction since the start, in bytes.
     pub(super) bulk_bytes: u64,
-    /// Events that the follower read and found right since the start.
+    /// Events that the follower has read and verified since the start.
     pub(super) events: u64,
     /// The longest time from an event's append to its reading, in nanoseconds.
     pub(super) lag_max_ns: u64,
     pub(super) modes: Modes,
 }
 
-/// Runs the engine in `dir` until the parent is gone.
+/// Runs the engine in `dir` until the parent has ended.
 pub(super) fn run(dir: &Path, pages: Pages) -> anyhow::Result<()> {
     let logs = Arc::new(Logs::create(dir, pages)?);
     let compaction = Arc::new(Compaction::create(dir, pages)?);
@@ -112,7 +112,7 @@ pub(super) fn run(dir: &Path, pages: Pages) -> anyhow::Result<()> {
     }
 }
 
-/// Starts a thread whose failure is the engine's.
+/// Starts a thread whose failure ends the engine.
 pub(super) fn start(
     name: &str,
     failed: &Sender<anyhow::Error>,
@@ -121,7 +121,7 @@ pub(super) fn start(
     let failed = failed.clone();
     let work = move || {
         if let Err(error) = work() {
-            // The first failure ends the process; nobody takes the later ones.
+            // The first failure ends the process; later ones are not received.
             let _ = failed.send(error);
         }
     };

@@ -1,6 +1,7 @@
-//! The engine's follower: reads the binlog as a replica's sender does, near the writer, and checks every event.
+//! The engine's follower: it reads the binlog near the writer, as the sender of a replica does, and checks every
+//! event.
 //!
-//! Invariant: every event is seen once, in order, or the follower fails and says which.
+//! Invariant: every event is seen once, in order, or the follower fails and names the event.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,17 +10,17 @@ use pagekeeper_log::Follower;
 use super::monotonic_ns;
 use super::transaction::Checker;
 
-/// What the follower has seen.
+/// The follower's figures.
 #[derive(Default)]
 pub(super) struct Seen {
-    /// Events found right, of all.
+    /// Number of verified events.
     events: AtomicU64,
-    /// The longest time from an event's append to its reading since it was last asked for, in nanoseconds.
+    /// The longest time from an event's append to its reading since the last query, in nanoseconds.
     lag_max_ns: AtomicU64,
 }
 
 impl Seen {
-    /// Events so far, and the greatest lag since the last call.
+    /// Returns the number of events so far, and the greatest lag since the last call.
     pub(super) fn take(&self) -> (u64, u64) {
         (self.events.load(Ordering::Relaxed), self.lag_max_ns.swap(0, Ordering::Relaxed))
     }
@@ -42,7 +43,7 @@ mod tests {
     use super::super::transaction::Transaction;
     use super::*;
 
-    /// What a follower makes of these changes of one committer.
+    /// Returns the result of a follower that reads these changes of one committer.
     fn followed(numbers: &[u64]) -> (anyhow::Result<()>, u64) {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let logs = Logs::create(dir.path(), Pages::Released).unwrap();

@@ -1,8 +1,8 @@
-//! The logs of the demo's engine: a [`RedoLog`] and a [`BinLog`], and who manages their pages.
+//! The logs of the demo's engine: a [`RedoLog`] and a [`BinLog`], and the choice of who manages their pages.
 //!
-//! Invariants: a commit returns when it is durable in both logs. The checkpoint follows half a wraparound behind the end of the redo
-//! log, as if pages had been written up to there; of the binlog the newest files are kept.
-//! Fails for good with the first log that can't be written, and when the follower has yet to read a file that is to be purged.
+//! Invariants: a commit returns when it is durable in both logs. The checkpoint follows half a wraparound behind
+//! the end of the redo log, as if pages had been written up to there. Only the newest binlog files are kept. Fails
+//! permanently when a log can't be written, and when a file is to be purged that the follower has not read.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -17,12 +17,12 @@ use super::config::{
 use super::monotonic_ns;
 use super::transaction::Transaction;
 
-/// Who manages the pages of what the engine writes.
+/// Who manages the pages of the engine's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pages {
-    /// The kernel: all is written through the page cache and left there, as today's databases do.
+    /// The kernel: everything is written through the page cache and left there, as databases do today.
     Left,
-    /// The library: it writes as is best here, and releases.
+    /// The library: it writes in the best way for this file system, and releases pages.
     Released,
 }
 
@@ -32,12 +32,12 @@ pub(super) struct Logs {
     pub(super) redo: RedoLog,
     /// The binlog.
     pub(super) binlog: BinLog,
-    /// The greatest LSN that is durable and just behind a record.
+    /// The greatest LSN that is durable and just after a record.
     committed: AtomicU64,
 }
 
 impl Logs {
-    /// Makes both in `dir`.
+    /// Makes both logs in `dir`.
     pub(super) fn create(dir: &Path, pages: Pages) -> anyhow::Result<Self> {
         let mut redo = RedoLog::options().files(REDO_FILES).file_bytes(REDO_FILE_BYTES);
         let mut binlog = BinLogOptions::new().max_segment_bytes(BINLOG_FILE_BYTES);
@@ -61,7 +61,8 @@ impl Logs {
         Ok(())
     }
 
-    /// Bytes of the binlog ever written; closed files count as full, which they are but for a group.
+    /// Returns the bytes ever written to the binlog. Closed files count as full, which they are except for at most
+    /// a group.
     pub(super) fn binlog_bytes(&self) -> u64 {
         let Position { segment, offset } = self.binlog.end();
         (segment - 1) * BINLOG_FILE_BYTES + offset
@@ -71,18 +72,18 @@ impl Logs {
 /// Moves the checkpoint and purges the binlog.
 #[derive(Default)]
 pub(super) struct Housekeeper {
-    /// Ends of records that the checkpoint has yet to reach, ascending.
+    /// Ends of records that the checkpoint has not reached yet, ascending.
     ends: VecDeque<Lsn>,
 }
 
 impl Housekeeper {
-    /// Does what is to be done now.
+    /// Moves the checkpoint and purges files if that is due.
     pub(super) fn tend(&mut self, logs: &Logs) -> anyhow::Result<()> {
         let end = logs.committed.load(Ordering::Relaxed);
         if self.ends.back().is_none_or(|&last| last < end) {
             self.ends.push_back(end);
         }
-        // Not for each record: a checkpoint is a sync of its own.
+        // Not for each record: a checkpoint needs its own sync.
         let due = logs.redo.checkpoint_lsn() + CHECKPOINT_BEHIND_BYTES * 5 / 4;
         if end >= due {
             let reached = self.ends.partition_point(|&lsn| lsn + CHECKPOINT_BEHIND_BYTES <= end);

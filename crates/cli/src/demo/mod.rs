@@ -1,12 +1,16 @@
-//! `pagekeeper demo`: a small engine with real log files, run in three parts of equal length: alone, under the guard, and
-//! with what pagekeeper-log does inside the engine. At the end a page store is killed while it commits, and opened again.
+//! `pagekeeper demo`: a small engine with real log files runs in three parts of equal length: alone, under the
+//! guard, and with pagekeeper-log's releasing inside the engine. Finally, a page store is killed while it commits,
+//! and opened again.
 //!
-//! Everything is measured in that run, in processes of their own: the engine, the guard and the store, all of them this same program
-//! started with a hidden role. In the first two parts the engine leaves its pages to the kernel, and does not know of the guard.
-//! Cleans up after itself, also on Ctrl-C and SIGTERM: children are killed (by the kernel, should this process be
-//! killed outright), the temporary directory is removed.
-//! A command like the others: it shares their arguments, output and errors, and drives the libraries by their public API only.
-//! Fails with a sentence when the directory can't show anything (tmpfs, too little space), when a child ends early, and
+//! All figures are measured in that run, in separate processes: the engine, the guard and the store are each this
+//! program, started with a hidden role. In the first two parts, the engine leaves its pages to the kernel, and
+//! does not know of the guard.
+//!
+//! The demo cleans up after itself, also on Ctrl-C and SIGTERM: it kills its children (the kernel does, if this
+//! process is killed), and removes the temporary directory. It is a command like the others: it shares their
+//! arguments, output and errors, and uses only the public API of the libraries.
+//!
+//! Fails with an error when the directory is unsuitable (tmpfs, too little space), when a child ends early, and
 //! when the guard can't run.
 
 mod chart;
@@ -34,7 +38,7 @@ use serde::Serialize;
 use self::children::Role;
 use crate::output::{self, Screen};
 
-/// How often the children report and the logs' residency is sampled.
+/// Interval at which the children report and the logs' residency is sampled.
 const REPORT_EACH: Duration = Duration::from_millis(250);
 
 /// Show in half a minute what the guard and the libraries do, with a small built-in engine
@@ -86,7 +90,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The monotonic clock, which all processes of a machine share.
+/// Returns the monotonic clock's time, which all processes of a machine share.
 fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let [seconds, nanos] =
@@ -94,7 +98,7 @@ fn monotonic_ns() -> u64 {
     seconds * 1_000_000_000 + nanos
 }
 
-/// Reports something to the parent; `false` when it is gone.
+/// Sends a report to the parent; `false` if the parent has ended.
 fn send_line(report: &impl Serialize) -> anyhow::Result<bool> {
     let mut line = serde_json::to_string(report)?;
     line.push('\n');

@@ -1,7 +1,7 @@
-//! Where the demo's files go: a temporary directory on a file system whose page cache can be released.
+//! The place of the demo's files: a temporary directory on a file system whose page cache can be released.
 //!
-//! Invariants: the directory is new, private, and removed with its value.
-//! Fails with the reason when the place can't show anything, or has too little room.
+//! Invariants: the directory is new, private, and removed when its value is dropped. Fails with the reason when
+//! the file system is unsuitable, or has too little space.
 
 use std::fs::File;
 use std::path::Path;
@@ -17,7 +17,8 @@ use crate::size::Size;
 /// Where systems keep temporary files on a disk (file-hierarchy(7)).
 const ON_DISK: &str = "/var/tmp";
 
-/// Makes the directory: in `wanted`, or in the system's temporary directory, or, where that is tmpfs, in `/var/tmp`.
+/// Makes the directory: in `wanted`, or else in the system's temporary directory, or in `/var/tmp` if that is
+/// tmpfs.
 pub(super) fn make(wanted: Option<&Path>) -> anyhow::Result<TempDir> {
     let parent = match wanted {
         Some(wanted) => wanted.to_path_buf(),

@@ -1,8 +1,7 @@
 //! The end of the demo: a page store is killed while it commits, and opened again.
 //!
-//! Invariant: figures are shown only of a recovery that lost nothing: every commit that was acknowledged before the kill is
-//! there, and every row is as the commits left it, to the byte.
-//! Fails with what was lost or is wrong, if anything is.
+//! Invariant: figures are shown only for a recovery that lost nothing: every commit that was acknowledged before
+//! the kill exists, and every byte of every row is as the commits left it. Fails with what was lost or is wrong.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -17,34 +16,34 @@ use super::{config, store};
 use crate::output::count;
 use crate::size::Size;
 
-/// What was found and how long it took.
+/// The results and durations of a recovery.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(super) struct Recovery {
     /// Bytes of the store's pages.
     pub(super) data_bytes: u64,
     /// Commits that the killed process had reported.
     pub(super) commits_acknowledged: u64,
-    /// Commits that are there; those after the acknowledged ones were under way.
+    /// Commits that exist; those after the acknowledged ones were in progress.
     pub(super) commits_found: u64,
-    /// From the call to a store that is open for reads and writes.
+    /// From the call until the store is open for reads and writes.
     pub(super) open_seconds: f64,
-    /// Bytes of the journal that were read for it.
+    /// Bytes of the journal that were read to open it.
     pub(super) journal_bytes: u64,
-    /// Commits in them.
+    /// Commits in these bytes.
     pub(super) commits_in_journal: u64,
-    /// Pages that these change.
+    /// Pages that these commits change.
     pub(super) pages_to_apply: u64,
-    /// The first read of a row in one of those pages, from the root page on.
+    /// The first read of a row in one of those pages, from the root page down.
     pub(super) first_read_seconds: f64,
-    /// From the opening until the data file has all, durably.
+    /// From the opening until the data file has all changes durably.
     pub(super) applied_seconds: f64,
-    /// Pages whose checksum was found right.
+    /// Pages with a correct checksum.
     pub(super) pages_verified: u64,
-    /// Rows that were found right.
+    /// Rows with correct contents.
     pub(super) rows_checked: u64,
 }
 
-/// Opens the store in `dir`, whose process was killed after it had reported so many commits.
+/// Opens the store in `dir`, whose process was killed after it had reported `acknowledged` commits.
 pub(super) fn recover(dir: &Path, acknowledged: u64) -> anyhow::Result<Recovery> {
     let place = store::place(dir);
     let found = open_and_check(&place, acknowledged);
@@ -92,7 +91,7 @@ fn open_and_check(place: &Path, acknowledged: u64) -> anyhow::Result<Recovery> {
 }
 
 impl Recovery {
-    /// A heading, a table and what it says.
+    /// Writes a heading, a table and a sentence about the result.
     pub(super) fn write_text(&self, out: &mut impl Write) -> io::Result<()> {
         let ms = |seconds: f64| format!("{:.2} ms", seconds * 1e3);
         writeln!(out, "A page store with a table of {}, killed while it committed\n", Size(self.data_bytes))?;

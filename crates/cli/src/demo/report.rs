@@ -1,9 +1,9 @@
-//! What came of the run: figures of each part, side by side, and a conclusion drawn from the figures alone.
+//! The result of the run: figures of each part, side by side, and a conclusion drawn only from them.
 //!
-//! Percentiles are by nearest rank over every commit of a part. The conclusion says what was measured: it never
-//! credits guard or library with throughput that a drifting machine may have given, and never hides a loss. The parts follow
-//! each other, so a disk that drifts could pass for an effect: a difference counts only if it is greater than that of single
-//! seconds of the same part.
+//! Percentiles are by nearest rank over every commit of a part. The conclusion states what was measured: it never
+//! attributes to the guard or the library a throughput that may be due to a drifting machine, and never hides a
+//! loss. The parts run one after another, so a drift of the disk could look like an effect: a difference counts
+//! only if it is greater than that between single seconds of the same part.
 
 use std::io::{self, Write};
 
@@ -19,7 +19,7 @@ use crate::size::Size;
 
 /// Reports in about a second.
 const REPORTS_PER_SECOND: usize = 4;
-/// With fewer seconds in a part, their spread says nothing.
+/// With fewer seconds in a part, their spread means nothing.
 const SECONDS_MIN: usize = 3;
 
 /// Figures of one part.
@@ -28,7 +28,7 @@ struct Figures {
     seconds: f64,
     commits: usize,
     commits_per_second: f64,
-    /// Of how many whole seconds the next three are.
+    /// The number of whole seconds that the next three fields cover.
     whole_seconds: usize,
     /// The least, the median and the greatest of the rates of each second.
     commits_per_second_min: f64,
@@ -93,13 +93,13 @@ impl Figures {
         }
     }
 
-    /// How far single seconds went apart, in commits per second.
+    /// Returns the spread of the single seconds, in commits per second.
     fn spread(&self) -> f64 {
         self.commits_per_second_max - self.commits_per_second_min
     }
 }
 
-/// Commits of the reports, and the nanoseconds they took.
+/// Returns the number of commits in the reports, and their nanoseconds in total.
 fn tally(reports: &[engine::Report]) -> (usize, u64) {
     reports.iter().fold((0, 0), |(commits, ns), report| {
         (commits + report.commits_us.len(), ns + report.to_ns - report.from_ns)
@@ -110,7 +110,7 @@ fn rate(commits: usize, ns: u64) -> f64 {
     commits as f64 * 1e9 / ns.max(1) as f64
 }
 
-/// How much a running total grew from the first report to the last.
+/// Returns the growth of a running total from the first report to the last.
 fn growth<T>(reports: &[T], total: fn(&T) -> u64) -> u64 {
     reports.last().map_or(0, total) - reports.first().map_or(0, total)
 }
@@ -121,13 +121,13 @@ fn sorted<T>(values: impl Iterator<Item = T>, order: fn(&T, &T) -> std::cmp::Ord
     values
 }
 
-/// The nearest rank of a sorted slice; the default for an empty one.
+/// Returns the nearest rank of a sorted slice; the default for an empty one.
 fn percentile<T: Copy + Default>(sorted: &[T], percent: usize) -> T {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).copied().unwrap_or_default()
 }
 
-/// All that is shown.
+/// The whole report.
 pub(super) struct Report<'a> {
     run: &'a Run,
     alone: Figures,
@@ -142,7 +142,7 @@ impl<'a> Report<'a> {
         Self { run, alone, guarded, inside }
     }
 
-    /// One JSON object with everything.
+    /// Returns one JSON object with everything.
     pub(super) fn json(&self) -> serde_json::Value {
         let throughput = |other: &Figures| {
             let versus = Versus { alone: &self.alone, other };
@@ -179,7 +179,7 @@ impl<'a> Report<'a> {
         })
     }
 
-    /// The table, the chart and the conclusion; the store's recovery.
+    /// Writes the table, the chart, the conclusion, and the store's recovery.
     pub(super) fn write_text(&self, screen: Screen, out: &mut impl Write) -> io::Result<()> {
         self.write_table(out)?;
         let resident =
@@ -236,7 +236,7 @@ impl<'a> Report<'a> {
         })
     }
 
-    /// What the figures say, in sentences.
+    /// Returns the conclusion in sentences.
     fn conclusion(&self) -> Vec<String> {
         let (alone, guarded, inside) = (&self.alone, &self.guarded, &self.inside);
         let before = alone.log_resident_end_bytes;
@@ -277,20 +277,20 @@ impl<'a> Report<'a> {
     }
 }
 
-/// The throughput of a part beside that of the first.
+/// The throughput of a part compared with the first.
 struct Versus<'a> {
     alone: &'a Figures,
     other: &'a Figures,
 }
 
 impl Versus<'_> {
-    /// The other's by that alone; `None` if nothing was committed alone.
+    /// Returns the part's throughput divided by that of the first; `None` if nothing was committed in the first.
     fn ratio(&self) -> Option<f64> {
         let (alone, other) = (self.alone.commits_per_second, self.other.commits_per_second);
         (self.alone.commits > 0).then(|| other / alone)
     }
 
-    /// Whether the parts differ by no more than single seconds of either; `None` if there were too few to say.
+    /// Whether the parts differ by no more than single seconds of either; `None` if there were too few seconds.
     fn within_noise(&self) -> Option<bool> {
         let (alone, other) = (self.alone, self.other);
         let difference = (other.commits_per_second - alone.commits_per_second).abs();
@@ -298,7 +298,8 @@ impl Versus<'_> {
         enough.then(|| difference <= alone.spread().max(other.spread()))
     }
 
-    /// The comparison in sentences; `loss` and `gain` say what may be behind one that is more than noise.
+    /// Returns the comparison in sentences; `loss` and `gain` name the possible reason of a difference that
+    /// exceeds noise.
     fn in_words(&self, name: &str, loss: &str, gain: &str) -> Vec<String> {
         let Some(ratio) = self.ratio() else {
             return vec![format!(
@@ -339,12 +340,12 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// A part of three seconds with these commits in each quarter of a second.
+    /// Returns a part of three seconds with this many commits in each quarter of a second.
     fn part(commits: usize, resident: u64) -> Part {
         uneven_part([commits; 3], resident)
     }
 
-    /// The same with other commits in each second.
+    /// Returns a part with a different number of commits in each second.
     fn uneven_part(commits: [usize; 3], resident: u64) -> Part {
         let report = |number: u64| engine::Report {
             from_ns: number * SECOND / 4,

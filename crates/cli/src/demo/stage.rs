@@ -1,10 +1,11 @@
-//! The run itself: starts the children, waits out the warm-ups and the three parts, and samples what files hold in memory.
+//! The run itself: it starts the children, waits for the warm-ups and the three parts, and samples the residency
+//! of the files.
 //!
-//! Invariants: the first part's pages are left as they are when the second begins, and nothing but the guard differs
-//! between these two. The third begins as the first did, on new files, with an engine that releases its pages itself, and without
-//! the guard. The store comes last, when the logs and their pages are gone. Each part is later than the one before, when a disk may have changed. Reports are sorted into the parts by
-//! their own times, so that their way through a pipe does not matter.
-//! Fails when a child ends early, and on SIGINT, SIGTERM and SIGHUP.
+//! Invariants: the pages of the first part are left as they are when the second begins, and these two parts differ
+//! only in the guard. The third begins as the first did, on new files, with an engine that releases its pages
+//! itself, and without the guard. The store comes last, after the logs and their pages were removed. The parts run
+//! one after another, so the disk may have changed in between. Reports are assigned to the parts by their own
+//! times, so a delay in a pipe does not matter. Fails when a child ends early, and on SIGINT, SIGTERM and SIGHUP.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -24,17 +25,19 @@ use super::children::{Child, Message, Role};
 use super::recovery::{Recovery, recover};
 use super::{REPORT_EACH, config, engine, monotonic_ns, place, store};
 
-/// Passes before the first part and before the third, unmeasured.
+/// Time before the first part and before the third that is not measured.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// The engine must have its files by then, and the store its rows: minutes on a processor that is emulated.
+/// Limit for the engine to make its files, and for the store to fill its rows: this takes minutes on an emulated
+/// processor.
 const START_LIMIT: Duration = Duration::from_secs(300);
-/// The guard must have found the logs by then, and have summed up: some seconds on an emulated processor that is busy.
+/// Limit for the guard to find the logs, and to write its summary: this takes some seconds on a busy emulated
+/// processor.
 const GUARD_LIMIT: Duration = Duration::from_secs(60);
 
-/// What the files hold in memory, and what memory is left.
+/// The residency of the files, and the available memory.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Sample {
-    /// When, in seconds from the start of the first part.
+    /// Time in seconds since the start of the first part.
     pub(super) seconds: f64,
     /// Resident bytes of the redo files.
     pub(super) redo_resident_bytes: u64,
@@ -51,7 +54,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Resident bytes of all log files.
+    /// Returns the resident bytes of all log files.
     pub(super) fn resident_bytes(&self) -> u64 {
         self.redo_resident_bytes + self.binlog_resident_bytes
     }
@@ -60,38 +63,38 @@ impl Sample {
 /// One part of the run.
 #[derive(Debug, Default)]
 pub(super) struct Part {
-    /// Samples, each [`REPORT_EACH`].
+    /// Samples, one each [`REPORT_EACH`].
     pub(super) samples: Vec<Sample>,
-    /// The engine's reports that lie wholly in it.
+    /// The engine's reports that lie entirely in this part.
     pub(super) engine: Vec<engine::Report>,
 }
 
-/// Everything that was seen.
+/// All results of the run.
 #[derive(Debug, Default)]
 pub(super) struct Run {
-    /// Seconds of all parts.
+    /// Total seconds of the three parts.
     pub(super) seconds: u64,
     /// The part in which pages are left to the kernel.
     pub(super) alone: Part,
-    /// The same, with the guard.
+    /// The part with the guard.
     pub(super) guarded: Part,
     /// The part in which the engine releases its pages itself.
     pub(super) inside: Part,
     /// The guard's summary, as it printed it.
     pub(super) guard_summary: serde_json::Value,
-    /// What the guard warned of or could not do.
+    /// The guard's warnings and failures.
     pub(super) guard_problems: Vec<String>,
     /// The opening of the store that was killed.
     pub(super) recovery: Recovery,
 }
 
-/// Runs the demo for `seconds`, with its files in a new directory inside `wanted` or a place of its own choice.
+/// Runs the demo for `seconds`, with its files in a new directory inside `wanted` or a chosen place.
 pub(super) fn perform(seconds: u64, wanted: Option<&Path>) -> anyhow::Result<Run> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("can't catch signals")?;
     }
-    // Declared before the stage, hence removed after its children are gone.
+    // Declared before the stage, so that it is removed after its children have ended.
     let scratch = place::make(wanted)?;
     let mut stage = Stage::new(scratch.path(), interrupted);
     let run = stage.run(seconds);
@@ -136,7 +139,8 @@ impl<'a> Stage<'a> {
         let alone = self.watch(third, "alone", Some(began_ns))?;
         let middle_ns = monotonic_ns();
         self.start(Role::Guard, &[engine])?;
-        // It would be ended before it can hear that on a machine where programs take seconds to start. What it did not find is said below.
+        // On a machine where programs take seconds to start, the guard would be ended before it can receive the
+        // signal. A log that it did not find is reported below.
         self.wait_for_guard("found")?;
         let guarded_ns = monotonic_ns();
         let guarded = self.watch(third, "under the guard", Some(began_ns))?;
@@ -169,7 +173,7 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Starts an engine on a new directory, and returns its process when it is warm.
+    /// Starts an engine on a new directory, and returns its process ID after the warm-up.
     fn start_engine(&mut self, role: Role, dir: &str) -> anyhow::Result<u32> {
         self.dir = self.scratch.join(dir);
         std::fs::create_dir(&self.dir).with_context(|| format!("can't create {}", escaped(&self.dir)))?;
@@ -180,7 +184,7 @@ impl<'a> Stage<'a> {
         Ok(engine)
     }
 
-    /// Ends the engine and removes its files, and with them their pages.
+    /// Ends the engine and removes its files, and so their pages.
     fn end_engine(&mut self) -> anyhow::Result<()> {
         self.children.clear();
         show_progress("removing the engine's files");
@@ -200,7 +204,7 @@ impl<'a> Stage<'a> {
             }
         }
         self.watch(config::STORE_COMMITS_FOR, "committing to a page store", None)?;
-        // By SIGKILL, and waited for: its lock is free then.
+        // The child is killed by SIGKILL and waited for, so its lock is free after this.
         self.children.clear();
         while let Ok(message) = self.messages.try_recv() {
             self.take(message);
@@ -216,7 +220,7 @@ impl<'a> Stage<'a> {
         Ok(pid)
     }
 
-    /// Waits until the engine that was started then commits.
+    /// Waits until the engine that was started at this time commits.
     fn wait_for_engine(&mut self, started_ns: u64) -> anyhow::Result<()> {
         let limit_ns = started_ns + nanoseconds(START_LIMIT);
         show_progress("preparing the log files");
@@ -229,7 +233,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Samples and listens for `time`. Without `began_ns` nothing is sampled.
+    /// Samples and receives messages for `time`. Without `began_ns` nothing is sampled.
     fn watch(&mut self, time: Duration, what: &str, began_ns: Option<u64>) -> anyhow::Result<Vec<Sample>> {
         let start_ns = monotonic_ns();
         let end_ns = start_ns + nanoseconds(time);
@@ -253,13 +257,13 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Takes messages for `time`; fails when a child has ended or a signal came.
+    /// Receives messages for `time`; fails when a child has ended or a signal has arrived.
     fn listen(&mut self, time: Duration) -> anyhow::Result<()> {
         self.take_messages(time)?;
         self.children.iter_mut().try_for_each(Child::check)
     }
 
-    /// Takes messages for `time`; fails when a signal came.
+    /// Receives messages for `time`; fails when a signal has arrived.
     fn take_messages(&mut self, time: Duration) -> anyhow::Result<()> {
         match self.messages.recv_timeout(time) {
             Ok(message) => self.take(message),
@@ -279,7 +283,8 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// The guard's first line of this kind, if there comes one in time. Others' messages come in meanwhile.
+    /// Returns the guard's first line of this kind, if one arrives in time. Messages of other children are
+    /// received meanwhile.
     fn wait_for_guard(&mut self, event: &str) -> anyhow::Result<Option<serde_json::Value>> {
         let limit_ns = monotonic_ns() + nanoseconds(GUARD_LIMIT);
         loop {
@@ -325,14 +330,14 @@ fn sample(dir: &Path, began_ns: u64) -> anyhow::Result<Sample> {
     Ok(sample)
 }
 
-/// What is resident of a directory's files.
+/// The residency of a directory's files.
 #[derive(Default)]
 struct Resident {
     resident: u64,
     unwritten: u64,
 }
 
-/// Files that are purged meanwhile are left out.
+/// Counts it; files that are purged meanwhile are left out.
 fn resident(dir: &Path) -> anyhow::Result<Resident> {
     let mut sum = Resident::default();
     for entry in std::fs::read_dir(dir).with_context(|| format!("can't list {}", escaped(dir)))? {
@@ -348,11 +353,11 @@ fn resident(dir: &Path) -> anyhow::Result<Resident> {
     Ok(sum)
 }
 
-/// Shows where the run is, on a terminal only.
+/// Shows the progress of the run, only on a terminal.
 fn show_progress(text: &str) {
     let mut out = std::io::stderr().lock();
     if out.is_terminal() {
-        // A terminal that is gone is no reason to end the run.
+        // The run goes on if the terminal is gone.
         let _ = write!(out, "\r\x1b[K{text}").and_then(|()| out.flush());
     }
 }

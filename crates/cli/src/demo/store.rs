@@ -1,9 +1,8 @@
-//! The demo's page store: a table of rows in its ordered map, and threads that commit changes of random rows until a kill ends them; and
-//! what each row must hold then.
+//! The demo's page store: a table of rows in its ordered map, threads that commit changes of random rows until
+//! they are killed, and the check of each row afterwards.
 //!
-//! Invariant: what a commit changes follows from its number alone, and numbers follow each other, so whoever knows how many
-//! commits there are knows every byte.
-//! Fails for good with the first thread that fails.
+//! Invariant: a commit's changes follow from its number alone, and numbers are consecutive, so every byte follows
+//! from the number of commits. Fails permanently when the first thread fails.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,20 +22,20 @@ use super::{config, send_line};
 
 /// Rows of one commit while the store is filled: they are journaled, too.
 const ROWS_PER_FILL: u64 = 4096;
-/// Where in a row the number of the last commit stands.
+/// Bytes of the number of the last commit, at the start of a row.
 const NUMBER: usize = 8;
 
-/// How often the process reports to its parent what is durable.
+/// Interval at which the process reports its durable commits to its parent.
 const TELL_EACH: Duration = Duration::from_millis(10);
 
-/// What it reports.
+/// Its report.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Report {
-    /// Commits that are durable, as it reported: all up to this number.
+    /// All commits up to this number are durable.
     pub(super) acknowledged: u64,
 }
 
-/// The store's directory.
+/// Returns the store's directory.
 pub(super) fn place(dir: &Path) -> PathBuf {
     dir.join("store")
 }
@@ -67,8 +66,8 @@ pub(super) fn run(dir: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// A store with all its rows in the data file. What is committed later comes there when the journal is at its cap, and not before, so
-/// that a recovery has much to do.
+/// Returns a store with all its rows in the data file. Later commits are applied to the data file only when the
+/// journal has reached its limit, so that a recovery has much to do.
 pub(super) fn make(dir: &Path) -> anyhow::Result<Store> {
     let options = Store::options().create(Create::New).journal_bytes(config::STORE_JOURNAL_BYTES);
     let store = options.memory(config::STORE_MEMORY_BYTES).background_apply(false).open(dir)?;
@@ -89,17 +88,17 @@ pub(super) fn make(dir: &Path) -> anyhow::Result<Store> {
     Ok(store)
 }
 
-/// The rows, which a transaction with this root page has.
+/// Returns the table of a transaction with this root page.
 pub(super) fn table(txn: &impl Pages, root: Option<PageNo>) -> anyhow::Result<Tree> {
     Ok(Tree::open(txn, root.context("the store has no root page")?)?)
 }
 
-/// Rows are in the order of their numbers.
+/// Returns a row's key; keys sort by row number.
 pub(super) fn key(row: u64) -> [u8; 8] {
     row.to_be_bytes()
 }
 
-/// One commit, durable; gives its number.
+/// Makes one durable commit, and returns its number.
 pub(super) fn commit(store: &Store) -> anyhow::Result<u64> {
     let mut txn = store.begin()?;
     let tree = table(&txn, txn.root())?;
@@ -115,12 +114,12 @@ pub(super) fn commit(store: &Store) -> anyhow::Result<u64> {
     Ok(number)
 }
 
-/// The number of the commit that left this metadata; 0 before the first.
+/// Returns the number of the commit that left this metadata; 0 before the first.
 pub(super) fn number_of(metadata: &[u8]) -> u64 {
     metadata.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// The rows that a commit changes; one may be there twice.
+/// Returns the rows that a commit changes; the same row may occur twice.
 pub(super) fn rows_of(number: u64) -> [u64; config::STORE_ROWS_PER_COMMIT] {
     let mut random = seed(number, 0);
     let mut bytes = [0; config::STORE_ROWS_PER_COMMIT * 8];
@@ -132,12 +131,12 @@ pub(super) fn rows_of(number: u64) -> [u64; config::STORE_ROWS_PER_COMMIT] {
     rows
 }
 
-/// What a row holds before the first commit that changes it.
+/// Writes a row's contents before its first change.
 fn begin_row(row: u64, value: &mut [u8]) {
     fill(value, &mut seed(0, row));
 }
 
-/// What a commit does to a row: its number, and some bytes at a random place.
+/// Applies a commit's change to a row: its number, and some bytes at a random offset.
 fn change(number: u64, row: u64, value: &mut [u8]) {
     let mut random = seed(number, row + 1);
     let mut bytes = [0; config::STORE_CHANGE_BYTES];
@@ -148,7 +147,8 @@ fn change(number: u64, row: u64, value: &mut [u8]) {
     value[at..at + bytes.len()].copy_from_slice(&bytes);
 }
 
-/// Never 0, and unlike that of neighbours: by a finaliser of Appleby's `MurmurHash3` (2011).
+/// Returns a seed that is never 0, and differs much between neighbours: the finaliser of Appleby's `MurmurHash3`
+/// (2011).
 fn seed(number: u64, row: u64) -> u64 {
     let mut mixed =
         number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ row.wrapping_add(1).wrapping_mul(0xff51_afd7_ed55_8ccd);
@@ -157,7 +157,7 @@ fn seed(number: u64, row: u64) -> u64 {
     (mixed ^ (mixed >> 33)) | 1
 }
 
-/// Whether the table is sound, and has every row, to the byte, as commits 1 to `last` left it.
+/// Checks that the table is sound, and that every byte of every row is as commits 1 to `last` left it.
 pub(super) fn check(read: &ReadTxn<'_>, last: u64) -> anyhow::Result<()> {
     let tree = table(read, read.root())?;
     tree.check(read)?;

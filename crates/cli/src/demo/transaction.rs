@@ -1,7 +1,7 @@
-//! What one commit brings to the logs, and the check that the binlog's follower makes of it.
+//! The log records of one commit, and the check that the binlog's follower makes of them.
 //!
-//! Invariant: each committer numbers its changes from 1, so one that is lost, doubled or out of order is found; that a change's
-//! bytes are as written is what the log's own checksum shows.
+//! Invariant: each committer numbers its changes from 1, so a lost, doubled or reordered change is found. The
+//! log's own checksum shows that a change's bytes are as written.
 
 use anyhow::{Context, ensure};
 use pagekeeper_log::{Event, Position};
@@ -11,11 +11,11 @@ use super::config::{BINLOG_PER_COMMIT_BYTES, COMMITTERS, REDO_PER_COMMIT_BYTES};
 /// The head of a change: committer, number and time, of 8 bytes each.
 const HEAD: usize = 24;
 
-/// One transaction: redo, and behind it the change for the binlog.
+/// One transaction: redo, followed by the change for the binlog.
 pub(super) struct Transaction(Vec<u8>);
 
 impl Transaction {
-    /// With bytes that do not repeat, by xorshift64 (Marsaglia, 2003). `random` is not 0.
+    /// Makes one with bytes that do not repeat, by xorshift64 (Marsaglia, 2003). `random` is not 0.
     pub(super) fn make(random: &mut u64, committer: u64, number: u64) -> Self {
         let mut bytes = vec![0; REDO_PER_COMMIT_BYTES + BINLOG_PER_COMMIT_BYTES];
         fill(&mut bytes, random);
@@ -25,12 +25,12 @@ impl Transaction {
         Self(bytes)
     }
 
-    /// What goes to the redo log.
+    /// Returns the bytes for the redo log.
     pub(super) fn redo(&self) -> &[u8] {
         &self.0[..REDO_PER_COMMIT_BYTES]
     }
 
-    /// What goes to the binlog, at this time: nanoseconds of the monotonic clock.
+    /// Returns the bytes for the binlog with this time, in nanoseconds of the monotonic clock.
     pub(super) fn change(&mut self, now_ns: u64) -> &[u8] {
         let change = &mut self.0[REDO_PER_COMMIT_BYTES..];
         change[16..HEAD].copy_from_slice(&now_ns.to_le_bytes());
@@ -38,7 +38,7 @@ impl Transaction {
     }
 }
 
-/// Fills `bytes`, a multiple of 8.
+/// Fills `bytes`, whose length is a multiple of 8.
 pub(super) fn fill(bytes: &mut [u8], random: &mut u64) {
     for chunk in bytes.as_chunks_mut::<8>().0 {
         *random ^= *random << 13;
@@ -56,7 +56,7 @@ pub(super) struct Checker {
 }
 
 impl Checker {
-    /// Takes the next event; returns when it was appended, in nanoseconds of the monotonic clock.
+    /// Checks the next event, and returns the time of its append in nanoseconds of the monotonic clock.
     pub(super) fn check(&mut self, event: &Event) -> anyhow::Result<u64> {
         self.check_change(&event.bytes, event.position)
     }

@@ -1,8 +1,11 @@
-//! `--fix`: evicts the pages that are left in the page cache of files used with direct I/O.
+//! `--fix`: evicts pages that are left in the page cache from files used with direct I/O.
 //!
-//! Invariants: a file that somebody may read or write through the page cache at this moment, that another program than its database read so
-//! while it was watched, or of which no profile says that its database reads it by direct I/O alone, is left alone; no byte of a file can
-//! change. Fails file by file.
+//! Invariants: no byte of a file can change. Three kinds of files are left alone:
+//! * files that a process may read or write through the page cache now,
+//! * files that a program other than their database read so during the watch,
+//! * files whose profile does not say that their database reads them by direct I/O only.
+//!
+//! Fails file by file.
 
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -19,7 +22,7 @@ use crate::output;
 use crate::problems::{Problem, Problems};
 use crate::size::Size;
 
-/// What was done to one file.
+/// The result for one file.
 #[derive(Debug, Serialize)]
 pub(super) struct Fixed {
     #[serde(serialize_with = "lossy")]
@@ -35,8 +38,8 @@ fn lossy<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok
     serializer.serialize_str(&unescaped(path))
 }
 
-/// Evicts what is left of files that were inspected just now, but not of those that were `read` while they were watched; what was done,
-/// and what failed.
+/// Evicts the rest of files that were just inspected, except for those in `read`, which were read during the
+/// watch. Returns the results and the failures.
 pub(super) fn fix(snapshot: &Snapshot, read: &HashSet<Inode>) -> (Vec<Fixed>, Vec<Problem>) {
     let problems = Problems::default();
     let mut all = Vec::new();
@@ -51,7 +54,7 @@ pub(super) fn fix(snapshot: &Snapshot, read: &HashSet<Inode>) -> (Vec<Fixed>, Ve
     (all, problems.into_sorted())
 }
 
-/// `None` if nothing of it is resident.
+/// Evicts one file's pages; `None` if none is resident.
 fn evict(file: &File, mixed_with: MixedWith, was_read: bool) -> Result<Option<Fixed>> {
     let resident = file.residency.map_or(0, |residency| residency.resident);
     if resident == 0 {
@@ -82,7 +85,7 @@ fn evict(file: &File, mixed_with: MixedWith, was_read: bool) -> Result<Option<Fi
     Ok(Some(Fixed { path: file.path.clone(), figures, left_alone: None }))
 }
 
-/// Shows for each file what was evicted, and what stayed and why.
+/// Shows for each file how much was evicted, and how much stayed and why.
 pub(super) fn show(all: &[Fixed], out: &mut impl Write) -> io::Result<()> {
     let mut evicted = 0;
     out.write_all(b"\n")?;
@@ -114,7 +117,7 @@ mod tests {
     use pagekeeper_kernel::{InspectedFile, Links, residency};
     use pagekeeper_testing::{Opens, disk_dir};
 
-    /// A file of 64 KiB that was just written.
+    /// Returns a file of 64 KiB that was just written.
     fn written(path: &Path) -> File {
         std::fs::write(path, vec![1; 1 << 16]).unwrap();
         let opened = InspectedFile::open(path, Links::Refuse).unwrap();

@@ -1,6 +1,7 @@
-//! What is read beside the two snapshots: the databases' settings, what their disks were measured to do, and where pages lie.
+//! Data that is read beside the two snapshots: the databases' settings, the measured properties of their disks,
+//! and the location of pages.
 //!
-//! Fails only for a snapshot that was named; what else can't be read is left out.
+//! Fails only for a snapshot that the user named; other data that can't be read is left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -23,12 +24,12 @@ use pagekeeper_policy::DiskProfile;
 
 use super::watch::Judged;
 
-/// Files whose stretches of pages are listed.
+/// Files whose ranges of pages are listed.
 const FILES: usize = 32;
-/// Stretches of each.
+/// Ranges listed for each file.
 const STRETCHES: usize = 16;
 
-/// What is read beside the snapshots.
+/// Data that is read beside the snapshots.
 pub(super) struct Gathered {
     pub(super) settings: Vec<Settings>,
     pub(super) journals: Vec<Option<Journal>>,
@@ -39,7 +40,7 @@ pub(super) struct Gathered {
     pub(super) releasable: Vec<Releasable>,
 }
 
-/// Reads all of it, where it may be that a file system does not answer.
+/// Reads all of it, in a way that allows for a file system that does not answer.
 pub(super) fn all(
     snapshot: &Arc<Snapshot>,
     judged: &Arc<Judged>,
@@ -66,13 +67,13 @@ pub(super) fn all(
     })
 }
 
-/// The settings of each database, in its order.
+/// Returns the settings of each database, in the order of the databases.
 fn settings(snapshot: &Snapshot, roots: &SysRoots) -> Vec<Settings> {
     let mut reader = SettingsReader::default();
     snapshot.databases.iter().map(|database| settings::read(&mut reader, database, snapshot, roots)).collect()
 }
 
-/// The databases that have more settings than are read of one.
+/// Returns gaps for the databases with more settings than are read.
 pub(super) fn cut_settings(snapshot: &Snapshot, settings: &[Settings]) -> Vec<VisibilityGap> {
     let cut = snapshot.databases.iter().zip(settings).filter(|(_, settings)| settings.is_cut());
     cut.map(|(database, _)| {
@@ -86,13 +87,13 @@ pub(super) fn cut_settings(snapshot: &Snapshot, settings: &[Settings]) -> Vec<Vi
     .collect()
 }
 
-/// What a recovery of each database would read, in its order; `settings` are theirs.
+/// Returns what a recovery of each database would read, in the order of the databases; `settings` are theirs.
 fn journals(snapshot: &Snapshot, settings: &[Settings], roots: &SysRoots) -> Vec<Option<Journal>> {
     let of = |(index, settings)| pagekeeper_doctor::journal(index, snapshot, settings, roots);
     settings.iter().enumerate().map(of).collect()
 }
 
-/// Reads a snapshot that was named.
+/// Reads a snapshot that the user named.
 pub(super) fn snapshot(path: &Path) -> anyhow::Result<SavedSnapshot> {
     let read =
         crate::snapshot::read(path).with_context(|| format!("can't use the snapshot {}", escaped(path)))?;
@@ -110,7 +111,7 @@ pub(super) fn snapshot(path: &Path) -> anyhow::Result<SavedSnapshot> {
     })
 }
 
-/// What is not known of databases that were just started, where no snapshot was named.
+/// Returns the gap for databases that have just started, if no snapshot was named.
 pub(super) fn without_snapshot(observation: &Observation<'_>) -> Option<VisibilityGap> {
     lacks_snapshot(observation).then(|| VisibilityGap {
         what: "whether as much data is resident as before the start".to_owned(),
@@ -121,8 +122,8 @@ pub(super) fn without_snapshot(observation: &Observation<'_>) -> Option<Visibili
     })
 }
 
-/// What the disks under the files were measured to do: as `given`, if it is of that very file system, else as saved; and
-/// what is not known for that.
+/// Returns the measured properties of the disks under the files: `given`, if it is of the same file system, else
+/// the saved ones. Also returns the gaps for disks without any.
 fn disks(snapshot: &Snapshot, given: Option<&DiskProfile>) -> (Vec<(u64, DiskProfile)>, Vec<VisibilityGap>) {
     let (mut disks, mut gaps) = (BTreeMap::new(), Vec::new());
     let mut seen = BTreeSet::new();
@@ -145,8 +146,8 @@ fn disks(snapshot: &Snapshot, given: Option<&DiskProfile>) -> (Vec<(u64, DiskPro
     (disks.into_iter().collect(), gaps)
 }
 
-/// Where the pages lie of files that direct I/O and the page cache meet on: the first few stretches of those that have
-/// the most.
+/// Returns the location of the pages of files that are used by both direct I/O and the page cache: the first few
+/// ranges of the files that have the most.
 fn stretches(snapshot: &Snapshot) -> Vec<(Inode, Vec<Range<u64>>)> {
     let resident = |file: &File| file.residency.map_or(0, |residency| residency.resident);
     let mut files: Vec<&File> = snapshot
@@ -159,7 +160,7 @@ fn stretches(snapshot: &Snapshot) -> Vec<(Inode, Vec<Range<u64>>)> {
     files.into_iter().filter_map(|file| Some((file.inode, stretches_of(file)?))).collect()
 }
 
-/// `None` if the file can't be read.
+/// Returns the first ranges of a file; `None` if it can't be read.
 fn stretches_of(file: &File) -> Option<Vec<Range<u64>>> {
     resident_extents(&file.open().ok()?, 0..u64::MAX).ok()?.take(STRETCHES).collect::<Result<_, _>>().ok()
 }

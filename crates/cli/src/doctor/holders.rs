@@ -1,9 +1,10 @@
-//! Searches the host for who holds page cache beside the databases, closed files too: one walk over its local file systems.
+//! Searches the host for the holders of page cache beside the databases, including closed files: one walk over its
+//! local file systems.
 //!
-//! Invariants: only reads; the walk ends after [`MOST_TIME`] or at a signal, which is said, and then files that a process has open are
-//! still found; what belongs to a database that was inspected is left out.
+//! Invariants: the search only reads. The walk ends after [`MOST_TIME`] or at a signal, which is reported; files
+//! that a process has open are still found then. Everything that belongs to an inspected database is left out.
 //!
-//! Where it fails that is a gap, not an error: the report stands without it.
+//! A failure is a gap, not an error: the report is made without it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,12 +17,13 @@ use pagekeeper_observe::{Census, CensusOptions, ObserveError, Progress, Query, R
 
 use crate::signals::Stop;
 
-/// How long is searched at the most.
+/// Longest time of the search.
 const MOST_TIME: Duration = Duration::from_secs(5);
-/// Files that are taken into account: those that have the most.
+/// Files that are considered: those with the most page cache.
 const FILES: usize = 20_000;
 
-/// Those that have the most page cache, of the files that are not in the snapshot; and why that may not be all.
+/// Returns the largest holders of page cache among the files that are not in the snapshot, and a gap if the list
+/// may be incomplete.
 pub(super) fn search(snapshot: &Snapshot, stop: &Stop) -> (Vec<Holder>, Option<VisibilityGap>) {
     let gap = |why: String| {
         Some(VisibilityGap {
@@ -44,7 +46,7 @@ pub(super) fn search(snapshot: &Snapshot, stop: &Stop) -> (Vec<Holder>, Option<V
     }
 }
 
-/// The files of the host with the most in memory.
+/// Returns the files of the host with the most page cache.
 fn rows(progress: &Arc<Progress>) -> Result<Vec<Row>, ObserveError> {
     hang::patiently(|| {
         let progress = Arc::clone(progress);
@@ -56,9 +58,9 @@ fn rows(progress: &Arc<Progress>) -> Result<Vec<Row>, ObserveError> {
     })?
 }
 
-/// `None` of what has no name.
+/// Returns the file; `None` if it has no name.
 fn held_file(row: Row) -> Option<HeldFile> {
-    // A deleted file is reached through a descriptor: no name for people.
+    // A deleted file is reached through a descriptor, a path that is useless to people.
     let path = if row.deleted { Some(format!("{} (deleted)", row.label).into()) } else { row.path };
     let open = row.owners.into_iter().filter(|owner| owner.used.is_some());
     Some(HeldFile {

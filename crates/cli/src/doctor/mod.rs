@@ -1,8 +1,8 @@
-//! `pagekeeper doctor`: inspects databases, watches them for a while, inspects them again, and says what they lose to the page
-//! cache, with the evidence and the fix.
+//! `pagekeeper doctor`: inspects databases, watches them for a while, inspects them again, and reports what they
+//! lose to the page cache, with the evidence and the fix.
 //!
-//! It only reads, but for `--fix`, which evicts pages that direct I/O left behind. SIGINT and SIGTERM end the watch early:
-//! what was seen so far is reported. A finding is no failure unless `--check` says so.
+//! It only reads, except with `--fix`, which evicts pages that direct I/O left behind. SIGINT and SIGTERM end the
+//! watch early, and the report covers the time until then. A finding is a failure only with `--check`.
 
 mod fix;
 mod gather;
@@ -32,7 +32,7 @@ use crate::output;
 use crate::problems::{self, Problem};
 use crate::signals::Stop;
 
-/// Of the schema; another for each field that is added, removed or given another meaning.
+/// Version of the schema; it changes with each field that is added, removed or changed in meaning.
 const SCHEMA_VERSION: u32 = 2;
 
 /// Find what databases lose to the page cache, and what fixes it
@@ -93,13 +93,13 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What the command prints, as `report.schema.json` of pagekeeper-doctor says.
+/// The command's output, as `report.schema.json` of pagekeeper-doctor describes it.
 #[derive(Debug, Serialize)]
 struct Output {
     schema_version: u32,
     #[serde(flatten)]
     report: Report,
-    /// What `--fix` did.
+    /// The results of `--fix`.
     #[serde(skip_serializing_if = "Option::is_none")]
     fixed: Option<Vec<fix::Fixed>>,
     errors: Vec<Problem>,
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let traced = match observer.source().map(TraceSource::level) {
         Some(TraceLevel::Bpf) => "events counted in the kernel",
         Some(TraceLevel::Tracefs) => "events read from tracefs",
-        // Why, the visibility gaps say.
+        // The visibility gaps give the reason.
         Some(TraceLevel::Counters) | None => "the machine's counters alone, without events",
     };
 
@@ -147,19 +147,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     report.visibility_gaps.extend(gather::cut_settings(&after, &observation.settings));
     report.visibility_gaps.extend(gather::without_snapshot(&observation).into_iter().chain(unmeasured));
     report.visibility_gaps.extend(syncs_unseen);
-    // Only where that was asked for: it opens files of everybody.
+    // Only on request: the search opens files of all users.
     if args.elsewhere {
         let (largest, gap) = holders::search(&after, &stop);
         report.inspected.largest_elsewhere = largest;
         report.visibility_gaps.extend(gap);
     }
     for gap in pagekeeper_observe::unanswered() {
-        // For how long, has changed.
+        // The duration in it has changed.
         report.visibility_gaps.retain(|known| known.what != gap.what);
         report.visibility_gaps.push(gap);
     }
     let (fixed, errors) = if args.fix {
-        // A writer or reader may have come meanwhile.
+        // A writer or reader may have appeared meanwhile.
         let now = Arc::new(observer.snapshot()?);
         let later = Observation::new(&after, &now);
         let of = |observation: &Observation<'_>| {
@@ -183,8 +183,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if unwell || !output.errors.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Whether nothing was seen of a database, so that finding nothing says nothing: there is none, or one of those that were
-/// `named` has ended. An empty directory is one that was seen.
+/// Whether nothing was seen of a database, so that the lack of findings means nothing: there is none, or one of
+/// the `named` processes has ended. An empty directory counts as seen.
 fn is_blind(report: &Report, named: &[u32]) -> bool {
     let databases = &report.inspected.databases;
     let ended = |pid: &u32| !databases.iter().any(|database| database.pid == Some(*pid));

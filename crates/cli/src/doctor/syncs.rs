@@ -1,8 +1,8 @@
-//! The syncs of all processes while the doctor watches, each with the file that its descriptor led to.
+//! The syncs of all processes during the doctor's watch, each with the file of its descriptor.
 //!
-//! Invariants: only reads; a descriptor is looked up at the tick after its first sync, and again once it was synced in another tick, so
-//! that one that is used for another file is known so for a tick at most. At most [`CALLS_MAX`] syncs are kept, the rest is counted.
-//! Where syncs can't be seen that is a gap, not an error.
+//! Invariants: the watch only reads. A descriptor is looked up at the tick after its first sync, and again
+//! whenever it was synced in a later tick: a reused descriptor counts for the old file for one tick at most. At
+//! most [`CALLS_MAX`] syncs are kept; the rest is counted. If syncs can't be seen, that is a gap, not an error.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -15,10 +15,10 @@ use pagekeeper_observe::{Snapshot, not_traced};
 use pagekeeper_trace::syncs::{SyncEvent, SyncEvents};
 use pagekeeper_trace::{Task, TraceError};
 
-/// Syncs that are kept: a minute of 8,000 a second.
+/// Syncs that are kept: one minute at 8,000 a second.
 const CALLS_MAX: usize = 500_000;
 
-/// The syncs since it was made.
+/// The syncs since this was made.
 pub(super) struct SyncWatch {
     events: Result<SyncEvents, TraceError>,
     began: Duration,
@@ -27,7 +27,7 @@ pub(super) struct SyncWatch {
 }
 
 impl SyncWatch {
-    /// Begins; threads of these databases that are in a sync already count from now on.
+    /// Begins the watch; from now on, it also counts threads of these databases that are already in a sync.
     pub(super) fn start(before: &Snapshot) -> Self {
         let events = SyncEvents::open();
         if let Ok(events) = &events {
@@ -38,7 +38,7 @@ impl SyncWatch {
         Self { events, began: SyncEvents::now(), proc: ProcRoot::default(), syncs: Syncs::default() }
     }
 
-    /// Takes what has ended since the last tick.
+    /// Takes the syncs that have ended since the last tick.
     pub(super) fn tick(&mut self) {
         let mut ended = Vec::new();
         if let Ok(events) = &mut self.events {
@@ -47,7 +47,7 @@ impl SyncWatch {
         self.keep(ended);
     }
 
-    /// The syncs, those that have not ended among them; and why they could not be looked at.
+    /// Returns the syncs, including those that have not ended, and a gap if they could not be seen.
     pub(super) fn finish(mut self) -> (Option<Syncs>, Option<VisibilityGap>) {
         self.tick();
         let (waiting, lost) = match &self.events {
@@ -82,7 +82,7 @@ impl SyncWatch {
         }
     }
 
-    /// The file behind a descriptor by now.
+    /// Returns the descriptor's current file.
     fn file_of(&self, event: &SyncEvent) -> Option<Arc<SyncedFile>> {
         let inode = self.proc.inode_behind(event.process, event.fd)?;
         let path: PathBuf = std::fs::read_link(self.proc.fd_path(event.process, event.fd)).ok()?;

@@ -1,7 +1,7 @@
-//! The time between the two snapshots: the guard's own rules are asked, without doing anything, what they would release.
+//! The time between the two snapshots: the guard's own rules say what they would release, and nothing is released.
 //!
-//! Invariants: nothing is released or written; the rules see several samples, since the place of a writer that shows no
-//! position is inferred from how its file changes.
+//! Invariants: nothing is released or written; the rules see several samples, since the position of a writer that
+//! does not show it is inferred from the changes of its file.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, IsTerminal, Write};
@@ -22,21 +22,21 @@ use pagekeeper_policy::ranges::append;
 use super::Args;
 use crate::signals::Stop;
 
-/// How often the rules are asked.
+/// Interval at which the rules are asked.
 const TICK: Duration = Duration::from_millis(500);
 
-/// What the guard's rules said while watching.
+/// The answers of the guard's rules during the watch.
 #[derive(Debug, Default)]
 pub(super) struct Judged {
-    /// The files that they were asked about.
+    /// The files that the rules were asked about.
     asked: HashSet<Inode>,
-    /// What they would release, by file.
+    /// The ranges that they would release, by file.
     ranges: HashMap<Inode, Vec<Range<u64>>>,
     /// Why they keep a log, by the path of one of its files.
     pub(super) kept: Vec<(PathBuf, String)>,
 }
 
-/// Watches for as long as was asked, or until a signal; calls `beside` at each tick.
+/// Watches for the requested time, or until a signal; calls `beside` at each tick.
 pub(super) fn watch(
     args: &Args,
     before: &Snapshot,
@@ -59,7 +59,7 @@ pub(super) fn watch(
         beside();
         let left = args.watch.saturating_sub(began.elapsed());
         progress.show(began.elapsed());
-        // To the end of the watch rather than into a sample that would come after it.
+        // Waits to the end of the watch, because another sample would come after it.
         let is_last = left <= 2 * TICK;
         match stop.wait(if is_last { left } else { TICK }) {
             Ok(false) if !is_last => {}
@@ -72,7 +72,7 @@ pub(super) fn watch(
     Ok(judged)
 }
 
-/// Where the logs are of databases that do not run.
+/// Returns the directories with the logs of databases that do not run.
 fn left_directories(snapshot: &Snapshot) -> Vec<PathBuf> {
     let rests = |file: &&File| {
         let database = file.database.and_then(|index| snapshot.databases.get(index));
@@ -92,7 +92,7 @@ impl Judged {
         self.asked.extend(asked);
         for act in decision.acts {
             match act.action {
-                // Dirty pages are to be written first, and released then.
+                // Dirty pages would be written first, and then released.
                 Action::StartWriteback | Action::Release => {
                     self.ranges.entry(act.inode).or_default().push(act.range);
                 }
@@ -101,7 +101,8 @@ impl Judged {
         self.kept.extend(decision.warnings.into_iter().map(|warning| (warning.path, warning.text)));
     }
 
-    /// How much of each log is resident that the rules would release. A file that can't be read is left out.
+    /// Returns for each log the resident bytes that the rules would release. A file that can't be read is left
+    /// out.
     pub(super) fn releasable(&self, snapshot: &Snapshot) -> Vec<Releasable> {
         snapshot
             .files
@@ -111,9 +112,10 @@ impl Judged {
             .collect()
     }
 
-    /// The same of one log; `None` if the guard does not watch it, or it can't be read.
+    /// Returns this for one log; `None` if the guard does not watch it, or it can't be read.
     ///
-    /// The guard knows a file by what stat shows, findings by what tracing shows: on btrfs these are two devices.
+    /// The guard identifies a file by the device in stat(2), findings by the device in trace events: on btrfs
+    /// these differ.
     fn releasable_of(&self, file: &File) -> Option<Releasable> {
         if !self.asked.contains(&file.stat_inode) {
             return None;
@@ -123,13 +125,13 @@ impl Judged {
     }
 }
 
-/// Bytes resident in any of the ranges; `None` if that can't be seen.
+/// Returns the bytes resident in any of the ranges; `None` if that can't be seen.
 fn resident(file: &InspectedFile, ranges: &[Range<u64>]) -> Option<u64> {
     let sizes = joined(ranges).into_iter().map(|range| Some(residency(file, range).ok()?.resident));
     sizes.sum()
 }
 
-/// The same bytes in ranges that ascend and don't overlap.
+/// Returns the same bytes as ranges that ascend and don't overlap.
 fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut ranges = ranges.to_vec();
     ranges.sort_by_key(|range| range.start);
@@ -140,7 +142,7 @@ fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     joined
 }
 
-/// One line on standard error while watching, if that is a terminal.
+/// One line on standard error during the watch, if that is a terminal.
 struct Progress {
     shown: bool,
     whom: String,
@@ -160,7 +162,7 @@ impl Progress {
     fn show(&mut self, elapsed: Duration) {
         if self.shown {
             let (at, of) = (elapsed.as_secs_f64(), self.length.as_secs_f64());
-            // Progress that can't be shown is no failure.
+            // Progress that can't be shown is not a failure.
             let _ =
                 write!(io::stderr(), "\r\x1b[Kwatching {}: {at:.0} of {of:.0} s, Ctrl-C ends it", self.whom);
         }

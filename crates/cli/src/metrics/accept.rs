@@ -1,8 +1,9 @@
-//! Which form of the exposition a client wants, by its header `Accept` (RFC 9110, section 12.5.1).
+//! Selects the exposition format by the request's `Accept` header (RFC 9110, section 12.5.1).
 
 use super::format::Format;
 
-/// `OpenMetrics` for who asks for it no less than for plain text; else plain text, also for who asks for neither.
+/// Returns `OpenMetrics` if the client wants it at least as much as plain text; otherwise plain text, also if it
+/// wants neither.
 pub(super) fn wanted<'a>(accept: impl Iterator<Item = &'a str>) -> Format {
     let (mut open, mut plain) = (0.0, 0.0);
     for range in accept.flat_map(|value| value.split(',')) {

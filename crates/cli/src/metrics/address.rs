@@ -1,8 +1,8 @@
-//! Where metrics are served: an address that is spelled out, or a port of the loopback interface.
+//! The address of the metrics server: a full address, or a port of the loopback interface.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// Reads `9417`, `localhost:9417`, `192.0.2.7:9417` or `[::1]:9417`. Names are not resolved.
+/// Parses `9417`, `localhost:9417`, `192.0.2.7:9417` or `[::1]:9417`. Names are not resolved.
 pub(crate) fn parse(text: &str) -> Result<SocketAddr, String> {
     let loopback =
         |port: &str| port.parse().map(|port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port));

@@ -1,9 +1,9 @@
-//! How every answer begins: what it is, and that nobody is to keep it.
+//! The common headers of all responses: content type, and no caching.
 
 use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use hyper::{Response, StatusCode};
 
-/// An answer that nobody is to keep, or to take for something else than it says.
+/// Creates a response that is not cached, and whose content type is not guessed.
 pub(super) fn builder(status: StatusCode, content_type: &str) -> hyper::http::response::Builder {
     Response::builder()
         .status(status)
@@ -14,7 +14,7 @@ pub(super) fn builder(status: StatusCode, content_type: &str) -> hyper::http::re
         .header("Cross-Origin-Resource-Policy", "same-origin")
 }
 
-/// The builder fails on headers that are none; those here are constants.
+/// Unwraps a response. The builder fails only on invalid headers; those here are constants.
 pub(super) fn made(response: Result<Response<String>, hyper::http::Error>) -> Response<String> {
     response.unwrap_or_else(|_| {
         let mut response = Response::new(String::new());

@@ -1,9 +1,9 @@
-//! The connections of the server, and who goes when there is no room for another.
+//! The connections of the server, and which one is closed to make room for another.
 //!
-//! Invariants: at most [`MAX_CONNECTIONS`], and answers that may not have been read yet of at most [`MAX_UNREAD`] bytes but
-//! for the last one; whoever was silent longest goes first. So none is kept out, also not a check of health, by clients
-//! that say nothing, slowly, or read nothing. [`HEALTH`] that have begun to ask for health stay until they are answered,
-//! however many newer ones come.
+//! Invariants: there are at most [`MAX_CONNECTIONS`] connections, and at most [`MAX_UNREAD`] bytes of possibly
+//! unread responses, apart from the last one. The connection that was silent longest is closed first. So clients
+//! that send nothing, send slowly or read nothing keep nobody out, including health checks. Up to [`HEALTH`]
+//! connections that have begun a health request stay until they are answered, however many newer ones arrive.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,11 +12,11 @@ use std::time::Instant;
 use pagekeeper_kernel::mutex::lock;
 use tokio::task::AbortHandle;
 
-/// Connections at a time.
+/// Maximum number of connections at a time.
 const MAX_CONNECTIONS: usize = 32;
-/// Of these, so many that ask for health go only for others that do.
+/// Up to this many of them, with health requests, are closed only for others of that kind.
 const HEALTH: usize = 8;
-/// Bytes of answers that may not have been read yet.
+/// Maximum bytes of responses that may not have been read yet.
 const MAX_UNREAD: usize = 64 << 20;
 
 /// All connections.
@@ -32,15 +32,15 @@ struct Known {
 #[derive(Debug)]
 struct Connection {
     task: Option<AbortHandle>,
-    /// When it came, or asked last.
+    /// The time of its arrival or last request.
     heard: Instant,
-    /// It asks for health, and is not answered yet.
+    /// Whether it has begun a health request that is not answered yet.
     health: bool,
-    /// The size of its last answer, which may not have been read yet.
+    /// The size of its last response, which may not have been read yet.
     unread: usize,
 }
 
-/// One connection's place, until it is dropped.
+/// The slot of one connection, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Entry {
     connections: Arc<Connections>,
@@ -48,7 +48,7 @@ pub(super) struct Entry {
 }
 
 impl Connections {
-    /// A place for one more. Another goes if there is none.
+    /// Takes a slot for a new connection. Closes another one if none is free.
     pub(super) fn enter(self: &Arc<Self>) -> Entry {
         let mut known = lock(&self.0);
         while known.open.len() >= MAX_CONNECTIONS && known.make_room() {}
@@ -58,7 +58,7 @@ impl Connections {
         Entry { connections: Arc::clone(self), number }
     }
 
-    /// How a connection is ended.
+    /// Sets how a connection is closed.
     pub(super) fn can_end(&self, number: u64, task: AbortHandle) {
         if let Some(connection) = lock(&self.0).open.get_mut(&number) {
             connection.task = Some(task);
@@ -67,13 +67,13 @@ impl Connections {
 }
 
 impl Known {
-    /// Ends one for another; whether there was one.
+    /// Closes a connection for another. Returns whether there was one.
     fn make_room(&mut self) -> bool {
         let stay = self.open.values().filter(|connection| connection.health).count() <= HEALTH;
         self.end_most_silent(|_, connection| !(stay && connection.health))
     }
 
-    /// Ends that one of some connections that was silent longest; whether there was one.
+    /// Closes the one of the selected connections that was silent longest. Returns whether there was one.
     fn end_most_silent(&mut self, of: impl Fn(u64, &Connection) -> bool) -> bool {
         let some = self.open.iter().filter(|(number, connection)| of(**number, connection));
         let Some(number) = some.min_by_key(|(_, connection)| connection.heard).map(|(number, _)| *number)
@@ -88,19 +88,20 @@ impl Known {
 }
 
 impl Entry {
-    /// Which connection it is.
+    /// Returns the connection's number.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// It has begun to ask for health.
+    /// Records that it has begun a health request.
     pub(super) fn asks_for_health(&self) {
         if let Some(connection) = lock(&self.connections.0).open.get_mut(&self.number) {
             connection.health = true;
         }
     }
 
-    /// It has asked, and is answered with so many bytes. Others go if that is too much with what they may not have read.
+    /// Records that it is answered with `bytes`. Closes others if that is too much together with their possibly
+    /// unread responses.
     pub(super) fn answers(&self, bytes: usize) {
         let mut known = lock(&self.connections.0);
         if let Some(connection) = known.open.get_mut(&self.number) {
@@ -134,7 +135,7 @@ mod tests {
         let new = connections.enter();
         assert_eq!(open(&connections).len(), MAX_CONNECTIONS);
         assert!(!open(&connections).contains(&2) && open(&connections).contains(&1));
-        // One that has gone already takes nobody else's place with it.
+        // A connection that is already closed does not close another one.
         drop(entries.remove(1));
         assert_eq!(open(&connections).len(), MAX_CONNECTIONS);
         drop((entries, new));

@@ -1,5 +1,5 @@
-//! What the page shows, as JSON: the present, and the last quarter of an hour. Sizes are bytes, times seconds, moments
-//! seconds since 1970; what is not known is `null`.
+//! The data of the page as JSON: the present, and the last quarter of an hour. Sizes are in bytes, durations in
+//! seconds, times in seconds since 1970; unknown values are `null`.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -18,7 +18,7 @@ struct Data {
     every: u64,
     began: f64,
     dry_run: bool,
-    /// For how long the guard's loop has not gone round.
+    /// How long the guard's loop has been stuck.
     stuck: Option<u64>,
     files: Option<usize>,
     cpu_seconds: f64,
@@ -85,7 +85,7 @@ impl From<Waited> for Waits {
     }
 }
 
-/// All of it.
+/// Formats all data.
 pub(super) fn write(state: &MetricsState) -> Result<String, serde_json::Error> {
     let (known, points) = state.history();
     let own = Own::read();

@@ -1,7 +1,7 @@
-//! A sample for metrics, by database and class: a few figures out of very many.
+//! The digest of a sample for metrics, by database and class: a few figures out of very many.
 //!
-//! Invariants: no figure is kept for a file, but for as many as were asked for; a database's name is the same from sample
-//! to sample and from start to start, as long as it lives in the same place.
+//! Invariants: figures are kept per database and class, and per file only for the requested number of files. A
+//! database's name is the same from sample to sample and from start to start, as long as its location is the same.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
@@ -19,22 +19,22 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_trace::{Losses, Task, TraceCounts};
 use serde::Serialize;
 
-/// Longest label of a database, in bytes.
+/// Maximum length of a database's label in bytes.
 const LONGEST_LABEL: usize = 240;
 
-/// Which database: what distinguishes it in every series about it.
+/// The identity of a database in all its series.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub(super) struct Name {
-    /// What kind it is: the profile's name.
+    /// Its kind: the profile's name.
     pub(super) database: String,
-    /// Where its files are, as it sees them.
+    /// The directory of its files, as it sees it.
     pub(super) directory: String,
-    /// Its memory cgroup: distinguishes containers, which all see the same directory.
+    /// Its memory cgroup, which distinguishes containers that all see the same directory.
     pub(super) cgroup: String,
 }
 
 impl Name {
-    /// Those that find no room of their own.
+    /// Returns the name for databases without a name of their own.
     pub(super) fn others() -> Self {
         Self { database: "other".to_owned(), directory: String::new(), cgroup: String::new() }
     }
@@ -53,17 +53,18 @@ impl Name {
     }
 }
 
-/// Where a database's files were seen.
+/// The directories in which a database's files were seen.
 #[derive(Debug, Clone, Default)]
 struct Places<'a> {
-    /// Directories of its own in which it has data.
+    /// Its own directories with data in them.
     with_data: BTreeSet<&'a Path>,
-    /// Directories above those that its logs are in, one for each partition or index: they come and go.
+    /// Directories above those of its logs, one for each partition or index: these come and go.
     above: BTreeSet<&'a Path>,
 }
 
-/// The directory that a database is known by: the one it works in, as servers of SQL do in that of their data; else the one above
-/// those that its profile names; else the first in which it has data, and not that of a log, which several may share.
+/// Returns the directory that identifies a database: its working directory, as SQL servers work in their data
+/// directory. Otherwise the one above those that its profile names, or else the first with data in it. A log's
+/// directory is not used, since several databases may share it.
 fn data_directory<'a>(
     directories: &'a [PathBuf],
     works_in: Option<&Path>,
@@ -77,7 +78,7 @@ fn data_directory<'a>(
         .or_else(|| own().next())
 }
 
-/// Of each database, by its index.
+/// Returns the places of each database, by its index.
 fn places(snapshot: &Snapshot) -> Vec<Places<'_>> {
     let nested: Vec<Nested<'_>> =
         snapshot.databases.iter().map(|database| Nested::new(&database.directories)).collect();
@@ -92,18 +93,18 @@ fn places(snapshot: &Snapshot) -> Vec<Places<'_>> {
     places
 }
 
-/// Directories, to find the deepest that a file is in at the cost of comparing a few paths, whatever they are: one of a
-/// hostile user can have two thousand components, and a database a thousand directories.
+/// Directories, prepared to find the deepest one of a file by comparing only a few paths. A hostile user's path
+/// can have two thousand components, and a database a thousand directories.
 struct Nested<'a> {
-    /// In the order of their bytes.
+    /// Sorted by bytes.
     all: Vec<Nest<'a>>,
 }
 
 struct Nest<'a> {
     directory: &'a Path,
-    /// Its path with one slash at the end: what the paths of the files in it begin with.
+    /// Its path with one trailing slash: the common prefix of the files in it.
     prefix: Vec<u8>,
-    /// The deepest that it is in itself.
+    /// The deepest other directory that contains it.
     around: Option<usize>,
 }
 
@@ -128,8 +129,8 @@ impl<'a> Nested<'a> {
         Self { all }
     }
 
-    /// The deepest directory that a file is in. All that it is in are the last one before it in the order, if not another one
-    /// comes between, and those around that one.
+    /// Returns the deepest directory that contains a file. The candidates are the last directory before the file
+    /// in the order, if no other one comes between, and those around it.
     fn deepest_around(&self, file: &Path) -> Option<&'a Path> {
         let file = file.as_os_str().as_bytes();
         let last = self.all.partition_point(|nest| nest.prefix.as_slice() <= file).checked_sub(1)?;
@@ -145,7 +146,8 @@ impl<'a> Nested<'a> {
     }
 }
 
-/// Gives those a number that would have the same name otherwise: each series is of one database. The first keeps its name.
+/// Numbers databases that would otherwise have the same name, since each series belongs to one database. The first
+/// keeps its name.
 fn distinguish(databases: &mut [Seen]) {
     let mut order: Vec<usize> = (0..databases.len()).collect();
     order.sort_by_key(|index| databases[*index].pid);
@@ -160,13 +162,13 @@ fn distinguish(databases: &mut [Seen]) {
     }
 }
 
-/// A label of what others named: escaped before anything is counted by it, since the formats of metrics escape line ends and
-/// quotes alone, and they are looked at, too.
+/// Returns a label of a foreign name. It is escaped before anything is counted by it, since the metrics formats
+/// escape only line ends and quotes, and people read them, too.
 pub(super) fn label<T: AsRef<OsStr> + ?Sized>(name: &T) -> String {
     bounded(escaped(name).into_cow().into_owned())
 }
 
-/// A label of a length that each of very many series can have: of a longer one the beginning, and a number made of it all.
+/// Returns a label short enough for very many series: a longer one is cut, and a hash of it all is appended.
 pub(super) fn bounded(label: String) -> String {
     if label.len() <= LONGEST_LABEL {
         return label;
@@ -177,8 +179,8 @@ pub(super) fn bounded(label: String) -> String {
     format!("{}…{:016x}", &label[..end], hasher.finish())
 }
 
-/// The cgroup as the kernel names it to this process: the one of memory, or of version 2. Also where no hierarchy is
-/// mounted, or none that has it, as in a container of one's own.
+/// Returns the kernel's name of the cgroup in this process's view: that of the memory controller, or of version 2.
+/// Works without a mounted hierarchy, or with one that lacks the cgroup, as in a private container.
 fn cgroup_name(paths: &[CgroupPath]) -> Option<String> {
     let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));
     let group = memory.or_else(|| paths.iter().find(|path| path.is_v2()))?;
@@ -186,7 +188,7 @@ fn cgroup_name(paths: &[CgroupPath]) -> Option<String> {
     Some(label(&named.collect::<PathBuf>()))
 }
 
-/// A file's class; `other` where the profile names none.
+/// A file's class; `other` if the profile states none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Class(pub(super) Option<FileClass>);
 
@@ -204,10 +206,10 @@ impl fmt::Display for Class {
 pub(super) struct Files {
     pub(super) count: u64,
     pub(super) size: u64,
-    /// How many could not be read: they are not in what follows.
+    /// The number of unreadable files, which the following figures exclude.
     pub(super) unreadable: u64,
     pub(super) resident: u64,
-    /// `None` where it is unknown of one of them.
+    /// `None` if it is unknown for one of them.
     pub(super) dirty: Option<u64>,
     pub(super) writeback: Option<u64>,
 }
@@ -217,25 +219,26 @@ pub(super) struct Files {
 pub(super) struct Seen {
     pub(super) name: Name,
     pub(super) pid: Option<u32>,
-    /// Whose it is; root's where it has no process, since it was named then.
+    /// Its user; root if it has no process, since it was named explicitly then.
     pub(super) user: u32,
     pub(super) directories: Vec<PathBuf>,
     pub(super) classes: BTreeMap<Class, Files>,
-    /// Files that are open past the page cache, and through it by another program than their database.
+    /// Number of files that are open with direct I/O, and through the page cache by a program other than their
+    /// database.
     pub(super) mixed: u64,
 }
 
 impl Seen {
-    /// Whether its profile knows some of its files, and they hold something.
+    /// Whether its profile knows some of its files, and they are not empty.
     pub(super) fn holds_logs(&self) -> bool {
         self.classes.iter().any(|(class, files)| class.0.is_some() && files.size > 0)
     }
 }
 
-/// How tasks had to wait.
+/// The waits of tasks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Waited {
-    /// Pauses for dirty pages.
+    /// Pauses because of dirty pages.
     pub(super) pauses: u64,
     pub(super) throttled: Duration,
     /// Direct reclaim.
@@ -244,7 +247,7 @@ pub(super) struct Waited {
 }
 
 impl Waited {
-    /// Adds more.
+    /// Adds further waits.
     pub(super) fn add(&mut self, more: &Self) {
         self.pauses += more.pauses;
         self.throttled = self.throttled.saturating_add(more.throttled);
@@ -253,20 +256,20 @@ impl Waited {
     }
 }
 
-/// What tracing counted since the sample before.
+/// The counts of the trace since the previous sample.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Traced {
-    /// Whether pauses were counted, and stalls.
+    /// Whether pauses and stalls were counted.
     pub(super) pauses: bool,
     pub(super) stalls: bool,
     /// By index into [`Digest::databases`].
     pub(super) databases: HashMap<usize, Waited>,
-    /// Of all tasks of the host.
+    /// Waits of all tasks of the host.
     pub(super) everyone: Waited,
     pub(super) losses: Losses,
 }
 
-/// One of the files with most resident.
+/// One of the files with the most resident bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Top {
     pub(super) name: Name,
@@ -275,7 +278,7 @@ pub(super) struct Top {
     pub(super) resident: u64,
 }
 
-/// What a sample came to.
+/// The result of a sample.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Digest {
     pub(super) databases: Vec<Seen>,
@@ -285,7 +288,7 @@ pub(super) struct Digest {
 }
 
 impl Digest {
-    /// Takes what metrics need out of a snapshot; of `top` files by their paths.
+    /// Extracts what metrics need from a snapshot, with the paths of the `top` largest files.
     pub(super) fn of(snapshot: &Snapshot, proc: &ProcRoot, top: usize) -> Self {
         let mut databases: Vec<Seen> = snapshot
             .databases
@@ -353,7 +356,7 @@ fn most_resident(files: &[File], databases: &[Seen], count: usize) -> Vec<Top> {
             resident: resident(&file),
         })
     });
-    // Removed files may have the name of others; a series is there once.
+    // Removed files may have the name of others; a series must be unique.
     let mut named = HashSet::new();
     let once = |top: &Top| named.insert((top.name.clone(), top.class, top.path.clone()));
     top.filter(once).take(count).collect()
@@ -542,7 +545,7 @@ mod tests {
 
     #[test]
     fn very_deep_paths_take_no_time_to_attribute() {
-        // Each ancestor of such a path was hashed: 10,000 open files took minutes.
+        // Hashing each ancestor of such paths takes minutes for 10,000 open files.
         let deep = PathBuf::from("/a".repeat(2031));
         let directories: Vec<PathBuf> = deep.ancestors().skip(900).step_by(2).map(Path::to_owned).collect();
         let nested = Nested::new(&directories);

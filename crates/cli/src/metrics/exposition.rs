@@ -1,8 +1,9 @@
-//! All metrics in words for Prometheus: `OpenMetrics` 1.0, written by `prometheus-client`; and from that the older text
-//! format 0.0.4.
+//! All metrics in text form for Prometheus: `OpenMetrics` 1.0, written by `prometheus-client`, and derived from it
+//! the older text format 0.0.4.
 //!
-//! Invariants: sizes are bytes, times seconds; what is not known has no sample, never zero; labels are those of
-//! [`Name`], the class, and words of this module. Paths are labels only of as many files as were asked for.
+//! Invariants: sizes are in bytes, durations in seconds. An unknown value has no sample, and is never zero. Labels
+//! are those of [`Name`], the class, and fixed words of this module. Paths are labels only for the requested
+//! number of files.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -22,7 +23,7 @@ use super::own::Own;
 use super::plain::plain;
 use super::state::Known;
 
-/// All metrics.
+/// Formats all metrics.
 pub(super) fn write(known: Known, own: Own, format: Format) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("pagekeeper");
     registry.register_collector(Box::new(Exposition { known, own }));
@@ -79,7 +80,7 @@ impl From<SystemTime> for Value {
     }
 }
 
-/// What a family is called (without unit and `_total`), its unit, and what it shows.
+/// The name of a metric family (without unit and `_total`), its unit, and its help text.
 type Family = (&'static str, Option<Unit>, &'static str);
 
 struct Sheet<'a>(DescriptorEncoder<'a>);
@@ -134,12 +135,12 @@ fn write_counter(family: &mut MetricEncoder<'_>, labels: &Labels, value: Value) 
     if labels.is_empty() { write(family) } else { write(&mut family.encode_family(labels)?) }
 }
 
-/// A family's only sample.
+/// Returns the only sample of a family.
 fn one<V>(value: V) -> [(Labels, V); 1] {
     [(Labels::new(), value)]
 }
 
-/// The same, if it is known.
+/// Returns the only sample of a family, if its value is known.
 fn known<V>(value: Option<V>) -> Option<(Labels, V)> {
     value.map(|value| (Labels::new(), value))
 }
@@ -681,7 +682,7 @@ impl Exposition {
     }
 }
 
-/// What a source is called in labels.
+/// Returns the label of a trace source.
 pub(super) fn level_name(level: TraceLevel) -> &'static str {
     match level {
         TraceLevel::Bpf => "bpf",

@@ -1,7 +1,7 @@
-//! Whether each database is watched, how soon it was, and what was refused: for whoever looks after many hosts.
+//! Whether each database is watched, how soon it was, and what was refused: for operators of many hosts.
 //!
-//! Invariants: nothing is kept of a process that neither runs as a database nor is seen as one. Sums by reason and budget are
-//! there from the start, so that the first one shows as an increase.
+//! Invariants: nothing is kept for a process that neither runs as a database nor is seen as one. Sums by reason
+//! and budget exist from the start, so that the first event shows as an increase.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -10,28 +10,29 @@ use pagekeeper_guard::{Budget, Event, GroupNews, Refusal};
 
 use super::digest::Seen;
 
-/// Longer than any sample takes, and the pause after it.
+/// Longer than any sample takes, including the pause after it.
 const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
 
-/// What the guard's events and the samples say together.
+/// The combined state from the guard's events and the samples.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Fleet {
-    /// By process: whether it is watched now, and how long it took at first.
+    /// By process: whether it is watched now, and how long the first detection took.
     watched: BTreeMap<u32, Watched>,
-    /// Processes that the configuration leaves out, and since when.
+    /// Processes that the configuration excludes, and since when.
     left_out: BTreeMap<u32, Instant>,
-    /// Processes with logs that are not watched, and between which samples they were seen so.
+    /// Processes with logs that are not watched, and the first and last sample that showed them so.
     unwatched: BTreeMap<u32, (Instant, Instant)>,
-    /// How long the last tick took, by process.
+    /// Duration of the last tick, by process.
     took: BTreeMap<u32, Duration>,
     refused: BTreeMap<Refusal, u64>,
     over_budget: BTreeMap<Budget, u64>,
     pub(super) shared: u64,
     pub(super) postponed: u64,
-    /// Reclaimed in memory cgroups, in bytes, and how often that was stopped.
+    /// Bytes reclaimed in memory cgroups, and how often that was stopped.
     pub(super) reclaimed: u64,
     pub(super) stopped: u64,
-    /// How often limits of these groups took effect: `memory.high`, `memory.max`, allocations that were about to fail, processes killed.
+    /// How often limits of these groups took effect: `memory.high`, `memory.max`, failing allocations, killed
+    /// processes.
     pub(super) limits_hit: [u64; 4],
 }
 
@@ -42,7 +43,7 @@ struct Watched {
 }
 
 impl Fleet {
-    /// Takes in an event of the guard; `after` is how long a database that was found had to wait, if that is known.
+    /// Takes in an event of the guard; `after` is how long a newly found database had to wait, if known.
     pub(super) fn record(&mut self, event: &Event, after: Option<Duration>) {
         match event {
             Event::Found { pid: Some(pid), .. } => {
@@ -86,22 +87,22 @@ impl Fleet {
         }
     }
 
-    /// All is found anew.
+    /// Records a new configuration: everything is detected anew.
     pub(super) fn reconfigured(&mut self) {
         self.watched.values_mut().for_each(|watched| watched.now = false);
         self.left_out.clear();
     }
 
-    /// A tick has ended, and took so long by process.
+    /// Records the end of a tick, with its durations by process.
     pub(super) fn ticked(&mut self, took: BTreeMap<u32, Duration>) {
         self.took = took;
     }
 
-    /// These were seen in a sample.
+    /// Takes in the databases of a sample.
     pub(super) fn sampled(&mut self, databases: &[Seen], now: Instant) {
         let running: BTreeSet<u32> = databases.iter().filter_map(|seen| seen.pid).collect();
         self.watched.retain(|pid, watched| watched.now || running.contains(pid));
-        // A sample that began before may not know it yet.
+        // A sample that began earlier may not know it yet.
         let is_new = |since: &Instant| now.saturating_duration_since(*since) < FORGET_AFTER;
         self.left_out.retain(|pid, since| running.contains(pid) || is_new(since));
         let before = std::mem::take(&mut self.unwatched);
@@ -117,12 +118,12 @@ impl Fleet {
         self.watched.get(&pid).is_some_and(|watched| watched.now)
     }
 
-    /// How long a database had to wait until it was watched.
+    /// Returns how long a database had to wait until it was watched.
     pub(super) fn watched_after(&self, seen: &Seen) -> Option<Duration> {
         self.watched.get(&seen.pid?)?.after
     }
 
-    /// How long a database has not been watched; nothing for one that is not to be.
+    /// Returns how long a database has not been watched; `None` if it should not be.
     pub(super) fn unwatched_for(&self, seen: &Seen) -> Option<Duration> {
         let pid = seen.pid.filter(|pid| !self.left_out.contains_key(pid))?;
         match self.unwatched.get(&pid) {
@@ -131,17 +132,17 @@ impl Fleet {
         }
     }
 
-    /// How long the last tick took for a database.
+    /// Returns how long the last tick took for a database.
     pub(super) fn took(&self, seen: &Seen) -> Option<Duration> {
         self.took.get(&seen.pid?).copied()
     }
 
-    /// How much was refused, by reason.
+    /// Returns the refused amounts, by reason.
     pub(super) fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
         Refusal::ALL.iter().map(|reason| (reason.name(), self.refused.get(reason).copied().unwrap_or(0)))
     }
 
-    /// How often a database was over a budget for the first time, by budget.
+    /// Returns how often databases first exceeded a budget, by budget.
     pub(super) fn over_budget(&self) -> impl Iterator<Item = (&'static str, u64)> {
         Budget::ALL.iter().map(|budget| (budget.name(), self.over_budget.get(budget).copied().unwrap_or(0)))
     }
@@ -184,17 +185,17 @@ mod tests {
         let long_ago = Instant::now().checked_sub(Duration::from_secs(90)).unwrap();
         fleet.sampled(&[seen(7), seen(8)], long_ago);
         fleet.record(&refused(8, Refusal::Never), None);
-        // One that began before that process.
+        // A sample that began before that process.
         fleet.sampled(&[seen(7)], Instant::now());
         fleet.sampled(&[seen(7), seen(8)], Instant::now());
         assert!(fleet.unwatched_for(&seen(7)).unwrap() >= Duration::from_secs(90));
         assert_eq!(fleet.unwatched_for(&seen(8)), None, "it is not to be watched");
         fleet.record(&found(7), Some(Duration::from_secs(2)));
-        // What is found there later does not count.
+        // Later discoveries in it do not count.
         fleet.record(&found(7), Some(Duration::from_secs(900)));
         assert_eq!(fleet.unwatched_for(&seen(7)), Some(Duration::ZERO));
         assert_eq!(fleet.watched_after(&seen(7)), Some(Duration::from_secs(2)));
-        // A new configuration, which leaves nothing out.
+        // A new configuration, which excludes nothing.
         fleet.reconfigured();
         fleet.sampled(&[seen(7), seen(8)], long_ago);
         fleet.sampled(&[seen(7), seen(8)], Instant::now());

@@ -1,6 +1,6 @@
-//! The forms of the exposition, as HTTP names them.
+//! The exposition formats, with their HTTP names.
 
-/// A form of the exposition.
+/// A format of the exposition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     /// `OpenMetrics` 1.0.
@@ -10,7 +10,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// The header `Content-Type`.
+    /// Returns the `Content-Type` header.
     pub(super) fn content_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",

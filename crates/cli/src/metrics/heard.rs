@@ -1,7 +1,7 @@
-//! A connection's stream, of which the first bytes are heard as they come: whether it asks for health, before its request is
+//! A connection's stream that inspects the first bytes on arrival, to detect a health request before it is
 //! complete.
 //!
-//! Nothing is changed or kept back. Fails as the stream does.
+//! Nothing is changed or held back. Fails as the stream does.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -13,9 +13,9 @@ use tokio::net::TcpStream;
 
 use super::connections::Entry;
 
-/// What a request for health begins with.
+/// The first bytes of a health request.
 const ASKS_FOR_HEALTH: [&[u8]; 2] = [b"GET /healthz", b"HEAD /healthz"];
-/// The length of the longest.
+/// The length of the longest one.
 const LONGEST: usize = 13;
 
 /// See the module.
@@ -23,12 +23,12 @@ const LONGEST: usize = 13;
 pub(super) struct Heard {
     stream: TcpStream,
     entry: Arc<Entry>,
-    /// The first bytes, as far as they matter.
+    /// The first bytes, as far as needed.
     first: Vec<u8>,
 }
 
 impl Heard {
-    /// The stream of a connection that has said nothing yet.
+    /// Creates the stream of a connection that has sent nothing yet.
     pub(super) fn new(stream: TcpStream, entry: Arc<Entry>) -> Self {
         Self { stream, entry, first: Vec::with_capacity(LONGEST) }
     }

@@ -1,11 +1,11 @@
-//! How long ticks took, in classes as Prometheus has them.
+//! The durations of ticks as a Prometheus histogram.
 
 use std::time::Duration;
 
-/// Where classes end, in seconds.
+/// Upper bounds of the buckets in seconds.
 const ENDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
-/// Lengths of time by class.
+/// Durations by bucket.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Histogram {
     counts: [u64; ENDS.len() + 1],
@@ -13,24 +13,24 @@ pub(super) struct Histogram {
 }
 
 impl Histogram {
-    /// Counts one in.
+    /// Adds a duration.
     pub(super) fn add(&mut self, length: Duration) {
         let seconds = length.as_secs_f64();
         self.counts[ENDS.iter().take_while(|end| seconds > **end).count()] += 1;
         self.sum += seconds;
     }
 
-    /// How many there were.
+    /// Returns the number of durations.
     pub(super) fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// All of them together, in seconds.
+    /// Returns their sum in seconds.
     pub(super) fn sum(&self) -> f64 {
         self.sum
     }
 
-    /// The end of each class in seconds, the last being infinite, and how many are in it.
+    /// Returns the upper bound of each bucket in seconds, the last being infinite, and its count.
     pub(super) fn classes(&self) -> Vec<(f64, u64)> {
         ENDS.into_iter().chain([f64::INFINITY]).zip(self.counts).collect()
     }

@@ -1,7 +1,6 @@
-//! The host's memory and its limits at one moment, as far as metrics need them. Cheap: some files of `/proc`.
+//! The host's memory and its limits at one moment, as far as metrics need them. Cheap: a few files of `/proc`.
 //!
-//! Invariants: sizes are bytes; what this kernel does not show is `None`. A file that can't be read leaves out what it
-//! would have shown.
+//! Invariants: sizes are in bytes. A figure that this kernel lacks, or whose file can't be read, is `None`.
 
 use std::time::Duration;
 
@@ -22,9 +21,9 @@ pub(super) struct Host {
 /// How long tasks have waited for a resource since boot.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Waits {
-    /// At least one of them.
+    /// At least one task waited.
     pub(super) some: Option<Duration>,
-    /// All of them at once.
+    /// All tasks waited at once.
     pub(super) full: Option<Duration>,
 }
 
@@ -32,7 +31,7 @@ pub(super) struct Waits {
 pub(super) const RESOURCES: [Resource; 2] = [Resource::Memory, Resource::Io];
 
 impl Host {
-    /// As it is now.
+    /// Reads the current state.
     pub(super) fn read(roots: &SysRoots) -> Self {
         let vmstat = VmStat::read(roots).ok();
         let waits = RESOURCES.map(|resource| {

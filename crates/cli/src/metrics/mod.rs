@@ -1,11 +1,11 @@
-//! Metrics of the guard, for Prometheus and for people: what it did, what the databases' files hold of the page cache,
-//! who has to wait, and how the host's memory stands.
+//! Metrics of the guard, for Prometheus and for people: its actions, the page cache of the databases' files, waits
+//! of tasks, and the host's memory.
 //!
-//! Two threads beside the guard's loop: one samples ([`watch`]), one answers ([`server`]); both end with the process.
-//! What is known is in one place ([`state`]).
+//! Two threads run beside the guard's loop: one samples ([`watch`]), one serves ([`server`]). Both end with the
+//! process. The shared state is in one place ([`state`]).
 //!
-//! Invariants: only reads, and only answers reads; nothing here can hold the guard's loop up, or grow without end.
-//! Fails at the start alone: where the address can't be had.
+//! Invariants: this module only reads, and only serves reads. Nothing here can delay the guard's loop, or grow
+//! without bound. Fails only at the start, if the address is not available.
 
 mod accept;
 pub(crate) mod address;
@@ -41,17 +41,17 @@ use pagekeeper_observe::VisibilityGap;
 use state::MetricsState;
 use watch::Wanted;
 
-/// The guard's loop may take so long on top of three of its longest pauses until it is said to hang.
+/// Time beyond three of its longest pauses after which the guard's loop counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An address that is listened on, before there is anything to serve there.
+/// A bound address, before anything is served there.
 pub(crate) struct Door {
     listener: TcpListener,
     address: SocketAddr,
 }
 
 impl Door {
-    /// Takes the address. Fails with a sentence where another program has it, or this host does not.
+    /// Binds the address. Fails with a sentence if another program uses it, or if this host does not have it.
     pub(crate) fn open(address: SocketAddr) -> anyhow::Result<Self> {
         let listener = match TcpListener::bind(address) {
             Ok(listener) => listener,
@@ -68,17 +68,17 @@ impl Door {
     }
 }
 
-/// The guard's metrics, served while the process lives.
+/// The guard's metrics, served for as long as the process lives.
 pub(crate) struct Metrics {
     state: Arc<MetricsState>,
     changes: Sender<Wanted>,
     said: Receiver<String>,
-    /// When the guard's loop went on.
+    /// The time at which the guard's loop continued.
     resumed: Cell<Instant>,
 }
 
 impl Metrics {
-    /// Starts to sample and to answer; the `top` files with the most resident are listed by their paths.
+    /// Starts to sample and to serve; the `top` files with the most resident bytes are listed by path.
     pub(crate) fn start(door: Door, options: &Options, top: usize) -> anyhow::Result<Self> {
         let state = Arc::new(MetricsState::new(options.dry_run, patience(options)));
         let ((changes, orders), (say, said)) = (channel(), channel());
@@ -93,7 +93,7 @@ impl Metrics {
             "metrics",
             Box::new(move || {
                 if let Err(error) = server::serve(door.listener, door.address, known) {
-                    // Whoever would receive it may have gone.
+                    // The receiver may be gone.
                     let _ = say.send(format!("metrics are no longer served: {error}"));
                 }
             }),
@@ -101,27 +101,27 @@ impl Metrics {
         Ok(Self { state, changes, said, resumed: Cell::new(Instant::now()) })
     }
 
-    /// Hears an event of the guard; what the threads have to say since the last one.
+    /// Records an event of the guard. Returns what the threads reported since the last one.
     pub(crate) fn record(&self, event: &Event) -> impl Iterator<Item = Event> {
         self.state.record(event);
         self.said.try_iter().map(|gap| Event::VisibilityGap { gap })
     }
 
-    /// A tick has ended, and did this; `streamed` is what became of streams so far, `took` how long
-    /// the tick took by process.
+    /// Records the end of a tick and its actions; `streamed` has the stream figures so far, `took` the tick's
+    /// duration by process.
     pub(crate) fn ticked(&self, done: &[Done], streamed: &StreamFigures, took: BTreeMap<u32, Duration>) {
         self.state.ticked(self.resumed.get().elapsed(), done, streamed, took);
     }
 
-    /// The next tick begins.
+    /// Records the start of the next tick.
     pub(crate) fn resumed(&self) {
         self.resumed.set(Instant::now());
     }
 
-    /// The guard has another configuration.
+    /// Records the guard's new configuration.
     pub(crate) fn reconfigured(&self, options: &Options) {
         self.state.reconfigured(options.dry_run, patience(options));
-        // Where the sampling thread has ended nobody needs it.
+        // If the sampling thread has ended, nobody needs it.
         let _ = self.changes.send(Wanted::of(options));
     }
 }
@@ -130,7 +130,7 @@ fn patience(options: &Options) -> Duration {
     options.idle_tick.max(options.tick).saturating_mul(3).saturating_add(PATIENCE)
 }
 
-/// What can't be seen, why, and what would show it.
+/// Formats a visibility gap: what, why, and what would show it.
 fn sentence(limit: &VisibilityGap) -> String {
     let needs = limit.needs.as_ref().map(|needs| format!("; {needs} would show it")).unwrap_or_default();
     format!("can't see {}: {}{needs}", limit.what, limit.why)

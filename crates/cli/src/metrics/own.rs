@@ -1,4 +1,4 @@
-//! What this process itself costs.
+//! The cost of this process itself.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use pagekeeper_kernel::page_size;
 pub(super) struct Own {
     /// CPU time so far, user and system.
     pub(super) cpu: Duration,
-    /// Resident memory in bytes; `None` where `/proc` does not show it.
+    /// Resident memory in bytes; `None` if `/proc` does not show it.
     pub(super) memory: Option<u64>,
-    /// The most that was resident.
+    /// Peak resident memory in bytes.
     pub(super) memory_peak: Option<u64>,
 }
 
 impl Own {
-    /// As it is now.
+    /// Reads the current state.
     pub(super) fn read() -> Self {
         let usage = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         let cpu = Duration::new(

@@ -1,5 +1,5 @@
-//! The page: one file, all in itself. Its Content-Security-Policy names the very style and script that it has, so that
-//! nothing else could run in it; it asks only the guard that it came from.
+//! The page: one self-contained file. Its Content-Security-Policy names exactly its own style and script, so that
+//! nothing else could run in it. It contacts only the guard that served it.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -11,7 +11,7 @@ use super::answer::{builder, made};
 
 const PAGE: &str = include_str!("page.html");
 
-/// The page, ready to be sent.
+/// The page, ready to send.
 pub(super) struct Page {
     policy: HeaderValue,
 }
@@ -24,11 +24,11 @@ impl Page {
             hash(inside("style")),
             hash(inside("script")),
         );
-        // Base64 and these words are a header's value.
+        // Base64 and these words are a valid header value.
         Self { policy: policy.parse().unwrap_or_else(|_| HeaderValue::from_static("default-src 'none'")) }
     }
 
-    /// The answer to who asks for it.
+    /// Returns the response with the page.
     pub(super) fn response(&self) -> Response<String> {
         let mut response = made(builder(StatusCode::OK, "text/html; charset=utf-8").body(PAGE.to_owned()));
         response.headers_mut().insert(CONTENT_SECURITY_POLICY, self.policy.clone());
@@ -36,7 +36,7 @@ impl Page {
     }
 }
 
-/// What is between the tags of the only element of this name.
+/// Returns the contents of the only element with this name.
 fn inside(name: &str) -> &'static str {
     let after = |text: &'static str, tag: &str| text.split_once(tag).map_or("", |(_, rest)| rest);
     let rest = after(PAGE, &format!("<{name}>"));
@@ -69,7 +69,7 @@ mod tests {
         let response = Page::new().response();
         let policy = response.headers()[CONTENT_SECURITY_POLICY].to_str().unwrap();
         assert!(policy.starts_with("default-src 'none'; style-src 'sha256-"), "{policy}");
-        // sha256sum of nothing, in Base64.
+        // sha256sum of an empty input, in Base64.
         assert_eq!(hash(""), "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='");
     }
 }

@@ -1,9 +1,9 @@
-//! `OpenMetrics` as Prometheus' own text format 0.0.4, which names a counter with its `_total`, and knows neither units nor
-//! `info`.
+//! Converts `OpenMetrics` to Prometheus' own text format 0.0.4, which names counters with `_total`, and has
+//! neither units nor `info`.
 
 use std::fmt;
 
-/// All samples of an exposition, in the older format.
+/// Returns all samples of an exposition in the older format.
 pub(super) fn plain(open: &str) -> String {
     let mut text = String::with_capacity(open.len());
     let mut help = "";

@@ -1,13 +1,13 @@
-//! The HTTP server: `/`, `/data.json`, `/metrics`, `/healthz`; only read, nothing else.
+//! The HTTP server: `/`, `/data.json`, `/metrics`, `/healthz`; read-only.
 //!
 //! Invariants:
-//! 1. Its one thread never holds the guard up: it copies what is known and goes.
-//! 2. No client can make it grow: each connection has a bounded request head, a time for that, and a life's end, and there
-//!    are only so many ([`Connections`]). Bodies of requests are not read.
-//! 3. No client can keep another out: whoever comes when there is no room takes the place of who was silent longest, but of
-//!    none that has begun to ask for health.
-//! 4. On a loopback address it answers only requests for this host: a page elsewhere that has its own name point
-//!    here (DNS rebinding) is refused.
+//! 1. Its one thread never delays the guard: it only copies the known state.
+//! 2. No client can make it grow: each connection has a limited request head, a time limit for that, and a limited
+//!    lifetime, and the number of connections is limited ([`Connections`]). Request bodies are not read.
+//! 3. No client can keep another out: without a free slot, a new client replaces the one that was silent longest,
+//!    but none that has begun a health request.
+//! 4. On a loopback address it answers only requests for this host: a remote page whose name resolves to this
+//!    address (DNS rebinding) is refused.
 
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
@@ -35,19 +35,19 @@ use super::page::Page;
 use super::state::{MetricsState, POINT_EVERY};
 use super::this_host::is_this_host;
 
-/// How long a request's head may take, and a connection may be idle.
+/// Time limit of a request's head, and of an idle connection.
 const HEAD_WITHIN: Duration = Duration::from_secs(5);
-/// How long a connection lives, then how long its last answer may take.
+/// Lifetime of a connection, and the time for its last response after that.
 const LIFE: Duration = Duration::from_secs(60);
 const LAST_ANSWER: Duration = Duration::from_secs(10);
-/// The largest head of a request, in bytes.
+/// Maximum size of a request's head in bytes.
 const MAX_HEAD: usize = 16 << 10;
 
-/// All that an answer is made of.
+/// The data that responses are made from.
 struct MetricsService {
     state: Arc<MetricsState>,
     page: Page,
-    /// Only requests for this host are answered.
+    /// Whether only requests for this host are answered.
     local: bool,
 }
 
@@ -70,22 +70,22 @@ pub(super) fn serve(
                     let number = entry.number();
                     let task = tokio::spawn(attend(stream, Arc::clone(&service), entry));
                     connections.can_end(number, task.abort_handle());
-                    // What it asks may be there already: it is answered before the next one comes.
+                    // Its request may already be there: it is answered before the next connection.
                     tokio::task::yield_now().await;
                 }
-                // Too many files are open, or the client left: neither ends the server.
+                // Too many open files, or the client has left: neither ends the server.
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             }
         }
     })
 }
 
-/// Whether only this host can ask there; also by an IPv4 address in the clothes of an IPv6 one.
+/// Whether only this host can connect there, including IPv4-mapped IPv6 addresses.
 fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// Reads the host's figures now and then: some files of `/proc`, a millisecond or two.
+/// Reads the host's figures periodically: a few files of `/proc`, a millisecond or two.
 async fn sample(state: Arc<MetricsState>) {
     let mut clock = tokio::time::interval(POINT_EVERY);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -110,7 +110,7 @@ async fn attend(stream: TcpStream, service: Arc<MetricsService>, entry: Entry) {
             .max_buf_size(MAX_HEAD)
             .serve_connection(TokioIo::new(stream), service)
     );
-    // How a connection ends is the client's affair.
+    // The way a connection ends is the client's concern.
     if tokio::time::timeout(LIFE, connection.as_mut()).await.is_err() {
         connection.as_mut().graceful_shutdown();
         let _ = tokio::time::timeout(LAST_ANSWER, connection).await;
@@ -178,7 +178,8 @@ fn text(status: StatusCode, body: &str) -> Response<String> {
     made(builder(status, "text/plain; charset=utf-8").body(body.to_owned()))
 }
 
-/// Whether a request names this host by an address, or as `localhost`. One without a `Host` comes from no browser.
+/// Whether a request names this host by an address, or as `localhost`. A request without `Host` does not come from
+/// a browser.
 fn asks_for_this_host(headers: &HeaderMap) -> bool {
     headers.get_all(HOST).iter().all(|host| host.to_str().is_ok_and(is_this_host))
 }
@@ -264,7 +265,7 @@ mod tests {
         }
     }
 
-    /// A server on a port of its own, which serves until the tests end.
+    /// Creates a server on its own port, which serves until the tests end.
     fn served() -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -274,7 +275,7 @@ mod tests {
         address
     }
 
-    /// The first line of the answer to a request of its own connection.
+    /// Returns the first line of the response to a request on its own connection.
     fn asked(address: SocketAddr, path: &str) -> String {
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -290,7 +291,7 @@ mod tests {
         let connect = || std::net::TcpStream::connect(address).unwrap();
         let mut idle: Vec<_> = (0..100).map(|_| connect()).collect();
         assert_eq!(asked(address, "/healthz"), "HTTP/1.1 200 OK");
-        // Heads that never end, a byte at a time, and answers that nobody reads.
+        // Endless heads, sent a byte at a time, and responses that nobody reads.
         for stream in &mut idle {
             let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nX: ");
         }
@@ -304,7 +305,7 @@ mod tests {
         for path in ["/healthz", "/metrics"] {
             assert_eq!(asked(address, path), "HTTP/1.1 200 OK");
         }
-        // A head that takes for ever is given up, however steadily its bytes come.
+        // An endless head is abandoned, however steadily its bytes arrive.
         let mut slow = connect();
         slow.set_nonblocking(true).unwrap();
         let closed = loop {
@@ -329,7 +330,7 @@ mod tests {
         let connect = || std::net::TcpStream::connect(address).unwrap();
         let mut health = connect();
         health.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        // In two pieces, of which neither says it all.
+        // In two pieces, neither of which is complete.
         for piece in ["GET /hea", "lthz HTTP/1.1\r\nHost: loc"] {
             health.write_all(piece.as_bytes()).unwrap();
             assert_eq!(asked(address, "/healthz"), "HTTP/1.1 200 OK");
@@ -343,7 +344,7 @@ mod tests {
                 stream
             })
             .collect();
-        // It has seen them all when it answers one that came later.
+        // It has seen them all when it answers a later one.
         assert_eq!(asked(address, "/metrics"), "HTTP/1.1 200 OK");
         health.write_all(b"alhost\r\nConnection: close\r\n\r\n").unwrap();
         let mut answer = String::new();

@@ -1,12 +1,13 @@
-//! The current figures, for all who ask: filled by the guard's loop, by the watching thread and by a clock.
+//! The current figures for all consumers: filled by the guard's loop, the watching thread and a clock.
 //!
 //! Invariants:
-//! 1. The lock is held to copy figures in or out, never over I/O: nobody who asks can hold the guard up.
-//! 2. All is bounded: [`MAX_DATABASES`] names and [`MAX_OF_USER`] of one user, [`MAX_POINTS`] points of history, per-file
-//!    figures only up to the requested number. Names beyond that are counted together, as `other`. So no user's databases
-//!    take away the series of another's, and databases that come and go make no new series for ever.
-//! 3. Counters never go down while their series lives. There is no figure for what can't be seen, and the figures of a sample that failed
-//!    are removed.
+//! 1. The lock is held to copy figures in or out, never over I/O: no consumer can delay the guard.
+//! 2. Everything is bounded: [`MAX_DATABASES`] names, [`MAX_OF_USER`] of one user, [`MAX_POINTS`] points of
+//!    history, and per-file figures only up to the requested number. Further names are counted together as
+//!    `other`. So no user's databases displace another user's series, and databases that come and go do not create
+//!    new series forever.
+//! 3. Counters never decrease while their series exists. An unknown value has no figure, and the figures of a
+//!    failed sample are removed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -25,9 +26,9 @@ use super::fleet::Fleet;
 use super::histogram::Histogram;
 use super::host::Host;
 
-/// Databases with series of their own. Each takes some 10 KB of an answer.
+/// Maximum number of databases with their own series. Each takes some 10 KB of a response.
 const MAX_DATABASES: usize = 1000;
-/// Those of one user; of whoever has most of them one goes for one of a user with fewer, where there is no room.
+/// Maximum per user. If there is no room, the user with the most loses one to a user with fewer.
 const MAX_OF_USER: usize = 250;
 /// Points of history: a quarter of an hour.
 pub(super) const MAX_POINTS: usize = 180;
@@ -35,19 +36,19 @@ pub(super) const MAX_POINTS: usize = 180;
 pub(super) const POINT_EVERY: Duration = Duration::from_secs(5);
 /// How long the counters of a database that has ended are kept.
 const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
-/// Releases that wait for a sample to show whose they are.
+/// Maximum number of releases that wait for a sample to show their owner.
 const MAX_PENDING: usize = 256;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct MetricsState(Mutex<Known>);
 
-/// All that is known.
+/// All known figures.
 #[derive(Debug, Clone)]
 pub(super) struct Known {
     pub(super) began: SystemTime,
     pub(super) dry_run: bool,
-    /// The longest time between the ends of two ticks that is no reason to worry.
+    /// The longest normal time between the ends of two ticks.
     pub(super) patience: Duration,
     pub(super) tick: Option<Tick>,
     pub(super) ticked: Option<(Instant, SystemTime)>,
@@ -56,7 +57,7 @@ pub(super) struct Known {
     pub(super) warnings: u64,
     pub(super) problems: u64,
     pub(super) released: BTreeMap<(Name, FileClass), Released>,
-    /// What became of streaming programs.
+    /// The results on streaming programs.
     pub(super) streamed: StreamFigures,
     pub(super) host: Host,
     pub(super) samples: Samples,
@@ -66,37 +67,37 @@ pub(super) struct Known {
     pub(super) trace: Option<Trace>,
     pub(super) top: Vec<Top>,
     pub(super) visibility_gaps: Vec<VisibilityGap>,
-    /// Databases of the last sample that are counted as others.
+    /// Databases of the last sample that are counted under `other`.
     pub(super) dropped: usize,
     pub(super) fleet: Fleet,
-    /// When a database's counters were last of use, and whose it is.
+    /// When a database's counters were last of use, and its user.
     alive: BTreeMap<Name, (Instant, u32)>,
     pending: Vec<Done>,
     history: VecDeque<Point>,
 }
 
-/// What was done to a database's files of one class.
+/// The actions on a database's files of one class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Released {
     pub(super) acts: u64,
     pub(super) bytes: u64,
-    /// What resisted.
+    /// Bytes that resisted.
     pub(super) kept: u64,
-    /// Read back by somebody since.
+    /// Bytes read back since.
     pub(super) read_back: u64,
 }
 
-/// The watching thread's own account.
+/// The watching thread's own statistics.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Samples {
     pub(super) done: u64,
     pub(super) failed: u64,
-    /// How long the last one took.
+    /// Duration of the last sample.
     pub(super) took: Duration,
     pub(super) at: Option<SystemTime>,
 }
 
-/// Where traced figures come from, and what of them was lost.
+/// The source of traced figures, and the lost events.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Trace {
     pub(super) level: TraceLevel,
@@ -105,20 +106,20 @@ pub(super) struct Trace {
     pub(super) losses: Losses,
 }
 
-/// A moment of the history. Counters are sums since the start.
+/// One point of the history. Counters are sums since the start.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Point {
     pub(super) at: SystemTime,
     pub(super) host: Host,
-    /// Resident by class.
+    /// Resident bytes by class.
     pub(super) resident: BTreeMap<super::digest::Class, u64>,
-    /// Waits of the watched databases, and of all tasks; `None` where they are not traced.
+    /// Waits of the watched databases, and of all tasks; `None` if they are not traced.
     pub(super) waited: Option<(Waited, Waited)>,
     pub(super) released: u64,
 }
 
 impl MetricsState {
-    /// Nothing is known.
+    /// Creates an empty state.
     pub(super) fn new(dry_run: bool, patience: Duration) -> Self {
         Self(Mutex::new(Known {
             began: SystemTime::now(),
@@ -149,17 +150,17 @@ impl MetricsState {
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
-        // No figure is left half written by a panic that would matter more than having none.
+        // No figure that a panic could leave half written matters more than having none.
         lock(&self.0)
     }
 
-    /// A copy, without its history.
+    /// Returns a copy without the history.
     pub(super) fn known(&self) -> Known {
         let known = self.lock();
         Known { history: VecDeque::new(), ..known.clone() }
     }
 
-    /// A copy, and its history.
+    /// Returns a copy, and the history.
     pub(super) fn history(&self) -> (Known, Vec<Point>) {
         let mut known = self.lock().clone();
         let points = std::mem::take(&mut known.history);
@@ -173,7 +174,7 @@ impl MetricsState {
             _ => None,
         };
         let mut known = self.lock();
-        // Nobody is late for what began before there was a guard.
+        // Time before the guard's start does not count as delay.
         let after = after.map(|age| age.min(known.began.elapsed().unwrap_or_default()));
         known.fleet.record(event, after);
         match event {
@@ -199,7 +200,7 @@ impl MetricsState {
         }
     }
 
-    /// A tick has ended.
+    /// Records the end of a tick.
     pub(super) fn ticked(
         &self,
         took: Duration,
@@ -218,14 +219,14 @@ impl MetricsState {
         }
     }
 
-    /// The guard has another configuration.
+    /// Records the guard's new configuration.
     pub(super) fn reconfigured(&self, dry_run: bool, patience: Duration) {
         let mut known = self.lock();
         (known.dry_run, known.patience) = (dry_run, patience);
         known.fleet.reconfigured();
     }
 
-    /// A sample has been taken, by this source of traces.
+    /// Records a sample, taken with this trace source.
     pub(super) fn files_sampled(&self, digest: Digest, took: Duration, level: Option<TraceLevel>) {
         let mut known = self.lock();
         known.samples.done += 1;
@@ -233,7 +234,7 @@ impl MetricsState {
         known.take_digest(digest, level);
     }
 
-    /// A sample has failed: nothing is known of any database.
+    /// Records a failed sample: nothing is known about any database.
     pub(super) fn failed(&self) {
         let mut known = self.lock();
         known.samples.failed += 1;
@@ -265,7 +266,7 @@ impl MetricsState {
 }
 
 impl Known {
-    /// Whether the guard's loop goes round; else for how long it has not.
+    /// Returns how long the guard's loop has been stuck, if it is.
     pub(super) fn stuck(&self) -> Option<Duration> {
         let since = match self.ticked {
             Some((at, _)) => at.elapsed(),
@@ -277,7 +278,7 @@ impl Known {
     fn take_digest(&mut self, digest: Digest, level: Option<TraceLevel>) {
         let now = Instant::now();
         self.fleet.sampled(&digest.databases, now);
-        // Those that hold logs first.
+        // Databases with logs first.
         let mut order: Vec<usize> = (0..digest.databases.len()).collect();
         order.sort_by_key(|index| !digest.databases[*index].holds_logs());
         let mut names: Vec<Name> = vec![Name::others(); order.len()];
@@ -321,7 +322,7 @@ impl Known {
         self.forget(now);
     }
 
-    /// The name under which a database's figures are kept.
+    /// Returns the name under which a database's figures are kept.
     fn room_for(&mut self, name: &Name, user: u32, now: Instant) -> Name {
         let kept = if self.alive.contains_key(name) || self.has_room_for(user) {
             name.clone()
@@ -332,7 +333,7 @@ impl Known {
         kept
     }
 
-    /// Whether a user has room for one more database; one of whoever has most goes where it takes that.
+    /// Whether a user has room for one more database. If needed, removes one of the user who has the most.
     fn has_room_for(&mut self, user: u32) -> bool {
         let others = Name::others();
         let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
@@ -392,7 +393,7 @@ impl Known {
         released.read_back += done.read_back_bytes;
     }
 
-    /// Whose files they were, by the last sample.
+    /// Returns the owner of the files, by the last sample.
     fn owner_of(&self, done: &Done) -> Option<Name> {
         let at = |seen: &&Seen| match done.pid {
             Some(pid) => seen.pid == Some(pid),
@@ -402,7 +403,7 @@ impl Known {
     }
 }
 
-/// The name of a database that no sample has found, by what the guard knows of it.
+/// Returns the name of a database that no sample has found, from the guard's knowledge.
 fn named_by(done: &Done) -> Name {
     Name { database: done.profile.clone(), directory: label(&done.directory), cgroup: String::new() }
 }
@@ -545,7 +546,7 @@ mod tests {
     fn nobodys_databases_take_the_series_of_anothers() {
         let state = state();
         let of_user = |user: u32, directory: &str| Seen { user, ..seen(user, directory) };
-        // More users than there is room for, each with all that one may have, new ones in each sample.
+        // More users than there is room for, each with the maximum, and new ones in each sample.
         for round in 0..3 {
             let fakes = (0..6).flat_map(|user| {
                 (0..MAX_OF_USER).map(move |n| (1000 + user, format!("/fake/{user}/{round}/{n}")))
@@ -554,7 +555,7 @@ mod tests {
             let known = state.known();
             assert!(known.alive.len() <= MAX_DATABASES + 1 && known.dropped > 0, "{}", known.dropped);
         }
-        // One who comes late has series all the same, and keeps them.
+        // A late user still gets series, and keeps them.
         for _ in 0..2 {
             let real = of_user(113, "/var/lib/mysql");
             let fakes = (0..MAX_OF_USER).map(|n| of_user(1000, &format!("/late/{n}")));

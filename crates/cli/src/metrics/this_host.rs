@@ -1,8 +1,9 @@
-//! Whether a client's header `Host` (RFC 9110, section 7.2) names this host.
+//! Checks whether a client's `Host` header (RFC 9110, section 7.2) names this host.
 
 use std::net::IpAddr;
 
-/// Whether it does by an address, or as `localhost`: a page elsewhere that has a name of its own point here can't have it say that.
+/// Whether it does so by an address, or as `localhost`: a remote page whose own name resolves to this address
+/// can't send that.
 pub(super) fn is_this_host(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']').map_or(rest, |(address, _)| address),

@@ -1,8 +1,8 @@
-//! The thread that samples all files of the databases for metrics, and counts who waits, at its own pace.
+//! The thread that samples all files of the databases for metrics, and counts waits, at its own pace.
 //!
-//! Invariants: it never takes more than a fiftieth of one processor in the long run, and samples every [`SAMPLE_EVERY`] if
-//! that allows it. What it can't see is said once, by the guard's own output. A sample that fails is counted, its figures
-//! are taken away, and the next one is tried.
+//! Invariants: in the long run it never takes more than a fiftieth of one processor, and it samples every
+//! [`SAMPLE_EVERY`] if that allows it. Visibility gaps are reported once, in the guard's own output. A failed
+//! sample is counted, its figures are removed, and the next one is tried.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -21,25 +21,25 @@ use super::state::MetricsState;
 
 /// Time between samples.
 const SAMPLE_EVERY: Duration = Duration::from_secs(5);
-/// After a sample that took a second, the next is no sooner than after so many.
+/// The next sample comes at least this many times the duration of the last one later.
 const SHARE: u32 = 50;
-/// But no later than this after it.
+/// Maximum time between samples.
 const SAMPLE_EVERY_MAX: Duration = Duration::from_secs(5 * 60);
-/// Files that are kept: some 1 KiB each, of the 256 MiB that the service with metrics may have.
+/// Maximum number of files kept: some 1 KiB each, of the 256 MiB that the service with metrics may use.
 const MAX_FILES: usize = 100_000;
-/// Kinds of things said that are remembered.
+/// Maximum number of message kinds remembered.
 const SENTENCES: usize = 200;
 
-/// What to sample.
+/// The scope of the samples.
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
     observer: ObserverOptions,
-    /// Of what is found only these, where processes and directories were named at once.
+    /// Restricts the results to these, if both processes and directories were named.
     only: Option<(Vec<u32>, Vec<PathBuf>)>,
 }
 
 impl Wanted {
-    /// The same as the guard.
+    /// Returns the same scope as the guard's.
     pub(super) fn of(options: &Options) -> Self {
         let (pids, directories) = (options.pids.clone(), options.directories.clone());
         let (scope, only) = match (pids.is_empty(), directories.is_empty()) {
@@ -48,7 +48,7 @@ impl Wanted {
             (true, false) => (Scope::Directories(directories), None),
             _ => (Scope::All, Some((pids, directories))),
         };
-        // Pages are not traced: no metric is made of them, and there are very many.
+        // Pages are not traced: no metric uses them, and there are very many.
         let trace =
             TraceOptions { pages: false, entries: 4096, buffer_bytes: 4 << 20, ..TraceOptions::default() };
         let named = |profile: &&Profile| options.profile.as_ref().is_none_or(|name| profile.name == *name);
@@ -63,7 +63,7 @@ impl Wanted {
         Self { observer, only }
     }
 
-    /// Leaves out the databases that were not named.
+    /// Removes the databases that were not named.
     fn restrict(&self, snapshot: &mut Snapshot) {
         let Some((pids, directories)) = &self.only else {
             return;
@@ -92,7 +92,7 @@ impl Wanted {
     }
 }
 
-/// What the guard's own lists leave alone is left alone.
+/// Returns the filter by the guard's own lists.
 fn selects(options: &Options) -> Selects {
     let (targets, proc) = (options.targets.clone(), ProcRoot::default());
     let (pids, directories) = (options.pids.clone(), options.directories.clone());
@@ -103,7 +103,7 @@ fn selects(options: &Options) -> Selects {
     })
 }
 
-/// Samples until nobody wants it any more; `changes` brings what to sample from then on.
+/// Samples until nobody wants it any more; `changes` delivers new scopes.
 pub(super) fn watch(
     mut wanted: Wanted,
     top: usize,
@@ -129,7 +129,7 @@ pub(super) fn watch(
     }
 }
 
-/// What comes after a wait.
+/// The event that ends a wait.
 enum Next {
     Again,
     Changed(Box<Wanted>),
@@ -162,7 +162,7 @@ fn look_on(
                 let digest = Digest::of(&snapshot, &wanted.observer.roots.proc, top);
                 drop(snapshot);
                 for gap in &digest.visibility_gaps {
-                    // The kind of gap; behind it come an example and a count, which change.
+                    // The kind of the gap; after it come an example and a count, which change.
                     let kind = gap.what.split(':').next().unwrap_or_default();
                     sayings.say(kind, super::sentence(gap));
                 }
@@ -180,7 +180,7 @@ fn look_on(
     }
 }
 
-/// Whether a metric is missing for that gap: what is dirty on each device is none.
+/// Whether a metric is missing because of that gap: no metric shows what is dirty on each device.
 fn metrics_lack(what: &str) -> bool {
     !what.starts_with("how much is dirty on each device")
 }
@@ -189,7 +189,7 @@ fn pause_after(took: Duration) -> Duration {
     SAMPLE_EVERY.saturating_sub(took).max(took.saturating_mul(SHARE)).min(SAMPLE_EVERY_MAX)
 }
 
-/// Says a thing of each kind once.
+/// Reports a message of each kind once.
 struct Sayings<'a> {
     said: &'a Sender<String>,
     before: BTreeSet<String>,
@@ -198,7 +198,7 @@ struct Sayings<'a> {
 impl Sayings<'_> {
     fn say(&mut self, kind: &str, sentence: String) {
         if self.before.len() < SENTENCES && self.before.insert(kind.to_owned()) {
-            // Whoever would receive it may have gone.
+            // The receiver may be gone.
             let _ = self.said.send(sentence);
         }
     }

@@ -1,8 +1,8 @@
-//! JSON that may be looked at: on a terminal, or in a journal.
+//! JSON that people may look at, on a terminal or in a journal.
 //!
-//! Names in it are others' bytes. JSON's own rules escape the control characters of ASCII but for DEL, and nothing else; what
-//! [`is_plain`] says steers a terminal, can't be seen, or turns the direction of text, is `\u009b` here. A parser reads the
-//! same strings.
+//! Names in it come from others. JSON's own rules escape only the control characters of ASCII except DEL. Here,
+//! all characters for which [`is_plain`] is false (they control a terminal, are invisible, or change the direction
+//! of text) are escaped, too, such as `\u009b`. A parser reads the same strings.
 
 use std::io::{self, Write};
 
@@ -11,12 +11,12 @@ use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::{CompactFormatter, Formatter};
 
-/// Writes a value on one line, without its end.
+/// Writes a value on one line, without a line end.
 pub(crate) fn write(out: &mut impl Write, value: &impl Serialize) -> serde_json::Result<()> {
     value.serialize(&mut Serializer::with_formatter(out, Shown))
 }
 
-/// The same as text.
+/// Returns the same as text.
 pub(crate) fn text(value: &impl Serialize) -> serde_json::Result<String> {
     let mut out = Vec::new();
     write(&mut out, value)?;
@@ -31,7 +31,7 @@ impl Formatter for Shown {
         let mut rest = fragment;
         while let Some((at, odd)) = rest.char_indices().find(|(_, c)| !is_plain(*c)) {
             CompactFormatter.write_string_fragment(out, &rest[..at])?;
-            // What does not fit into 16 bits is two of them.
+            // A character that does not fit into 16 bits becomes two escapes.
             for unit in odd.encode_utf16(&mut [0; 2]) {
                 write!(out, "\\u{unit:04x}")?;
             }

@@ -1,4 +1,4 @@
-//! A probe's report for people: what was measured, figure by figure, the profile in short, and one sentence.
+//! A probe's report for people: the measured figures, the profile in short, and one sentence.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -64,7 +64,7 @@ fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
     writeln!(out, "\n{}", report.summary)
 }
 
-/// A name and what is said of it.
+/// Writes a name and its text.
 fn line(out: &mut impl Write, name: &str, text: &str) -> io::Result<()> {
     writeln!(out, "{name:<17} {text}")
 }
@@ -157,7 +157,7 @@ fn atomic_text(atomic: &AtomicReport) -> String {
     }
 }
 
-/// Syncs, read-ahead, release.
+/// Writes the results for syncs, read-ahead and releasing.
 fn write_small(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let found = &report.found;
     if let Some(sync) = found.sync {
@@ -290,7 +290,7 @@ fn write_bulk(out: &mut impl Write, bulk: &BulkReport) -> io::Result<()> {
         let speed =
             case.bytes_per_second.map_or_else(|| "-".to_owned(), |bytes| rate(bytes / f64::from(1 << 20)));
         let pauses = case.pauses.map_or_else(|| "?".to_owned(), output::count);
-        // Of fewer than 1000 the longest stands for it.
+        // With fewer than 1000 appends, this would be the longest time.
         let p999 = if case.appends < 1000 { "-".to_owned() } else { time(case.p999_us) };
         let (p50, longest) = (time(case.p50_us), time(case.longest_us));
         writeln!(out, "{name:<18} {p50:>9} {p999:>9} {longest:>9} {speed:>12} {pauses:>9}")?;
@@ -298,7 +298,7 @@ fn write_bulk(out: &mut impl Write, bulk: &BulkReport) -> io::Result<()> {
     Ok(())
 }
 
-/// The profile, in a few words.
+/// Returns the profile in a few words.
 fn short(profile: &DiskProfile) -> String {
     let mut parts = Vec::new();
     parts.push(profile.direct.map_or_else(
@@ -331,7 +331,7 @@ fn short(profile: &DiskProfile) -> String {
     parts.join(", ")
 }
 
-/// A rate of whole things.
+/// Returns a rate of whole units.
 fn rate(number: f64) -> String {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is not negative")]
     output::count(number.round() as u64)
@@ -342,7 +342,7 @@ fn bytes_of(bytes: f64) -> Size {
     Size(bytes.round() as u64)
 }
 
-/// A time of microseconds.
+/// Returns a time given in microseconds.
 fn time(us: f64) -> String {
     match us {
         us if us >= 1e6 => format!("{:.1} s", us / 1e6),

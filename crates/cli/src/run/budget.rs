@@ -1,24 +1,25 @@
-//! How much the writers of one process may have unwritten at most: well under what the kernel lets be dirty, and a share of memory. They
-//! take as much only where a disk needs it to be busy.
+//! The limit of unwritten bytes for the writers of one process: well under what the kernel allows to be dirty, and
+//! a share of memory. They use that much only if a disk needs it to stay busy.
 //!
-//! Writers are slowed down from the middle between the two limits on (`domain_dirty_limits` and `balance_dirty_pages` of
-//! `mm/page-writeback.c`), whoever dirtied the pages: so a process takes a quarter of that, and leaves the rest to others. Of a memory
-//! cgroup with a limit, what it has in memory is somebody's hot set: there it takes a sixteenth.
+//! The kernel slows writers down from the midpoint between its two limits on, whoever dirtied the pages
+//! (`domain_dirty_limits` and `balance_dirty_pages` in `mm/page-writeback.c`). So a process takes a quarter of
+//! that, and leaves the rest to others. In a memory cgroup with a limit, its memory is somebody's hot set: there a
+//! process takes a sixteenth.
 
 use pagekeeper_kernel::pressure::{DirtyReport, DirtyThresholds, MemoryCgroup, SysRoots};
 
-/// The least, in bytes: less would wait for each write by itself.
+/// The minimum in bytes: less would wait for each write individually.
 const MIN: u64 = 1 << 20;
-/// The most, in bytes: a disk of 2 GB/s whose requests take 100 ms is busy with it.
+/// The maximum in bytes: it keeps a disk of 2 GB/s busy whose requests take 100 ms.
 const MAX: u64 = 256 << 20;
 
-/// The budget under these limits, and in a memory cgroup of so many bytes.
+/// Returns the budget under these limits, and in a memory cgroup of `memory` bytes.
 pub(crate) fn budget(limits: DirtyThresholds, memory: Option<u64>) -> u64 {
     let middle = limits.background / 2 + limits.limit / 2;
     (middle / 4).min(memory.unwrap_or(u64::MAX) / 16).clamp(MIN, MAX)
 }
 
-/// The budget on this host now; the least where its limits can't be seen.
+/// Returns the current budget on this host; the minimum if its limits can't be read.
 pub(crate) fn budget_here() -> u64 {
     let roots = SysRoots::default();
     let memory = MemoryCgroup::of(&roots, std::process::id()).ok().flatten();

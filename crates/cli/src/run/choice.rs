@@ -1,7 +1,8 @@
-//! What the processes do: the choice made on the command line and in a configuration, as the preloaded library takes it.
+//! The choice of rules on the command line and in a configuration, in the form that the preloaded library takes.
 //!
-//! The profiles and the list of streaming programs are the guard's. Invariants: of a profile nothing is lost in silence: what the library
-//! could not take (too many files, names it can't match) is refused. Fails with a sentence for the operator.
+//! The profiles and the list of streaming programs are the guard's. Invariants: nothing of a profile is dropped
+//! silently: anything the library could not take (too many files, names it can't match) is refused. Fails with a
+//! sentence for the operator.
 
 use std::path::PathBuf;
 
@@ -14,11 +15,11 @@ use pagekeeper_preload::settings::{Action, FileRule, ProfileRules, RULES_MAX, Ro
 
 use crate::output::UsageError;
 
-/// Programs that stream when they are started by hand or by a script, beside those that the guard searches for among all processes: it has to
-/// leave these alone, which do other things, too.
+/// Programs that stream when started by hand or by a script, in addition to those that the guard looks for among
+/// all processes. The guard must leave these alone, since they also do other things.
 const MORE_STREAMS: [&str; 8] = ["cat", "mv", "split", "openssl", "gpg", "b3sum", "pg_restore", "mysqlsh"];
 
-/// Bytes of a process's name that the kernel keeps.
+/// Bytes of a process name that the kernel keeps.
 const COMM_MAX: usize = 15;
 
 /// What `--as` says that all processes are.
@@ -32,7 +33,7 @@ pub(crate) enum As {
     Logs,
 }
 
-/// What was chosen.
+/// The choice.
 #[derive(Debug, Default)]
 pub(crate) struct Choice {
     /// `--profile`.
@@ -44,7 +45,7 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// The settings, without a report.
+    /// Returns the settings, without a report.
     pub(crate) fn settings(&self, budget: u64) -> Result<Settings, UsageError> {
         let given = self.config.as_deref().map(Options::read).transpose();
         let given = given.map_err(|error| UsageError(error.to_string()))?;
@@ -66,7 +67,7 @@ impl Choice {
             };
             return Ok(settings);
         }
-        // Reading the built-in profiles takes most of a start, and is not needed above.
+        // Reading the built-in profiles takes most of the start time, and is not needed above.
         let options = given.unwrap_or_default();
         settings.streams = streams(&options);
         settings.profiles = match self.profile.as_ref().or(options.profile.as_ref()) {
@@ -84,7 +85,7 @@ impl Choice {
                 many.name
             )));
         }
-        // The paths of the report and of what readers share come on top.
+        // The paths of the report and of the readers' shared file are added later.
         if settings.encode().len() > TEXT_MAX - 4096 {
             return Err(UsageError(format!(
                 "the profiles come to more than the {TEXT_MAX} bytes that a process takes: choose one with --profile"
@@ -94,7 +95,7 @@ impl Choice {
     }
 }
 
-/// The names of streaming programs.
+/// Returns the names of streaming programs.
 fn streams(options: &Options) -> Vec<String> {
     let given = &options.streams.processes;
     let own = *given != STREAMING_PROGRAMS;
@@ -102,8 +103,8 @@ fn streams(options: &Options) -> Vec<String> {
     given.iter().cloned().chain(more).collect()
 }
 
-/// The profiles by the names of processes. A name that several have (both MySQL and MariaDB are called `mysqld`) gets the files of all of
-/// them: their names distinguish them.
+/// Returns the profiles by process name. A name shared by several (both MySQL and MariaDB are called `mysqld`)
+/// gets the files of all of them, which their names distinguish.
 fn by_process(options: &Options) -> Result<Vec<ProfileRules>, UsageError> {
     let all = options.profiles.iter().map(|profile| {
         let names = profile.processes.iter().map(comm).collect::<Result<Vec<String>, _>>()?;
@@ -133,7 +134,7 @@ fn by_process(options: &Options) -> Result<Vec<ProfileRules>, UsageError> {
                 });
             }
         }
-        // One without, or whose names others have, too, says by its own name what its server's scripts are.
+        // A profile without process names, or with shared ones, identifies its server's scripts by its own name.
         if !own.processes.is_empty() {
             own.files = files(profile, options);
         }
@@ -142,7 +143,7 @@ fn by_process(options: &Options) -> Result<Vec<ProfileRules>, UsageError> {
     Ok(rules)
 }
 
-/// A process's name as the kernel keeps it.
+/// Returns a process name as the kernel keeps it.
 fn comm(name: &GlobMatcher) -> Result<String, UsageError> {
     let name = name.glob().glob();
     if name.contains(['?', '[', ']', '{', '}', '\\']) {
@@ -154,9 +155,9 @@ fn comm(name: &GlobMatcher) -> Result<String, UsageError> {
     Ok(if name.contains('*') { name } else { &name[..cut.unwrap_or(0)] }.to_owned())
 }
 
-/// What is done with each file of a profile.
+/// Returns the actions on the files of a profile.
 fn files(profile: &Profile, options: &Options) -> Vec<FileRule> {
-    // Text logs are the guard's alone: several processes append to one, so none of them knows where its end is.
+    // Text logs are left to the guard: several processes append to one, so none of them knows its end.
     let logs = profile.logs.iter().filter(|log| log.class != FileClass::Text).map(|log| FileRule {
         pattern: log.files.as_str().to_owned(),
         action: log_action(options.rule_of(&profile.name, log), log),
@@ -175,7 +176,7 @@ fn log_action(rule: Rule, log: &LogSpec) -> Action {
         | Rule::Budget { .. }
         | Rule::ReleaseOnRotation => Action::Log { rule, rewrite: log.rewrite_on(page_size()) },
         Rule::Direct => Action::Data { direct_only: true },
-        // The library sees no checkpoint: what recovery would read is not known to it, and so all stays.
+        // The library sees no checkpoint, so it does not know what recovery would read, and everything stays.
         Rule::Keep | Rule::ReleaseBeforeCheckpoint { .. } => Action::Leave,
     }
 }

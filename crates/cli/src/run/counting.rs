@@ -1,7 +1,8 @@
-//! The file that a command's processes count in, beside the library.
+//! The file in which a command's processes count, beside the library.
 //!
-//! It goes as this process ends. One that was killed leaves it: so who makes one holds a lock on it, and whoever runs next removes those
-//! without. Invariant: no file goes whose launcher lives. Removing never fails: what can't be looked at stays.
+//! It is removed when this process ends. A process that is killed leaves it behind, so its creator holds a lock on
+//! it, and the next run removes unlocked files. Invariant: no file is removed while its launcher lives. Removing
+//! never fails: a file that can't be inspected stays.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -13,19 +14,19 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 
 use super::library::{self, NoPlace};
 
-/// What the files' names begin with.
+/// The common prefix of the files' names.
 const PREFIX: &str = "report-";
-/// Others may take a file for left before it is locked.
+/// Maximum number of attempts: others may remove a file as left behind before it is locked.
 const ATTEMPTS: usize = 16;
 
-/// A report that is counted in.
+/// A report that is being counted.
 pub(crate) struct Counting {
     pub(crate) report: Report,
     file: tempfile::NamedTempFile,
 }
 
 impl Counting {
-    /// Makes one beside the library, or where there is room for it.
+    /// Creates the file beside the library, or where there is room for it.
     pub(crate) fn begin(library: &Path) -> Result<Self, NoPlace> {
         library::beside(library, |directory| {
             remove_left(directory);
@@ -39,11 +40,11 @@ impl Counting {
     }
 }
 
-/// Makes a file that is locked for as long as this process has it open.
+/// Creates a file that is locked for as long as this process has it open.
 fn locked(directory: &Path) -> io::Result<tempfile::NamedTempFile> {
     for _ in 0..ATTEMPTS {
         let file = tempfile::Builder::new().prefix(PREFIX).tempfile_in(directory)?;
-        // Where there are no locks nobody else gets one, and nothing is removed.
+        // Without lock support nobody else gets one, and nothing is removed.
         let _ = flock(file.as_file(), FlockOperation::NonBlockingLockExclusive);
         if file.as_file().metadata()?.nlink() > 0 {
             return Ok(file);
@@ -52,7 +53,7 @@ fn locked(directory: &Path) -> io::Result<tempfile::NamedTempFile> {
     Err(io::Error::other("the file for the counts is removed again and again"))
 }
 
-/// Removes the files of launchers that were killed.
+/// Removes the files of killed launchers.
 pub(crate) fn remove_left(directory: &Path) {
     let Ok(entries) = directory.read_dir() else { return };
     let is_report = |path: &PathBuf| {

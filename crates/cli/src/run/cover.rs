@@ -1,7 +1,8 @@
-//! What a command is, and what is in the library's way: known by its name, by `--as`, by a profile, or by a word of a command line that
-//! starts something else (`sudo -u db tar …`). [`super::means`] decides by that.
+//! Classifies a command, and finds what keeps the library out: by its name, by `--as`, by a profile, or by a word
+//! of a command line that starts something else (`sudo -u db tar …`). [`super::means`] decides from that.
 //!
-//! All that a followed process brings in is released, so a database is never taken for a stream: it would lose its cache. Never fails.
+//! Everything that a followed process brings in is released, so a database is never classified as a stream: it
+//! would lose its cache. Never fails.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -17,7 +18,7 @@ use super::means::ProgramKind;
 use super::obstacle::{self, Obstacle};
 use super::typed::{self, SHELLS};
 
-/// Programs that become another, with the library if that can have it.
+/// Programs that execute another one, with the library if that can have it.
 pub(super) const PREFIXES: [&str; 13] = [
     "env",
     "nice",
@@ -33,23 +34,23 @@ pub(super) const PREFIXES: [&str; 13] = [
     "flock",
     "systemd-run",
 ];
-/// Prefixes of prefixes that are followed.
+/// Maximum depth of nested prefixes.
 pub(super) const DEPTH_MAX: usize = 4;
 
-/// Programs that are many in one: which one their first word says.
+/// Multi-call programs: their first word names the applet.
 pub(super) const MANY_IN_ONE: [&str; 2] = ["busybox", "toybox"];
 
-/// Bytes of a process's name that the kernel keeps.
+/// Bytes of a process name that the kernel keeps.
 const COMM_MAX: usize = 15;
 
-/// What is in the library's way.
+/// What keeps the library out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Hindrance {
     /// The program itself.
     Program(Obstacle),
-    /// It starts another, which does not get the library.
+    /// It starts another program, which does not get the library.
     Wrapper(OsString),
-    /// It has somebody else start another.
+    /// It makes another process start the program.
     Elsewhere(OsString),
 }
 
@@ -71,17 +72,17 @@ impl std::fmt::Display for Hindrance {
     }
 }
 
-/// What a command is.
+/// The classification of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cover {
     pub(crate) kind: ProgramKind,
     /// Why the library does not reach it.
     pub(crate) hindrance: Option<Hindrance>,
-    /// Whether it is a stream that is known to map what it reads, which the library does not see.
+    /// Whether it is a stream known to map its input, which the library does not see.
     pub(crate) maps: bool,
 }
 
-/// What the command is whose program is this file.
+/// Classifies the command whose program is this file.
 pub(crate) fn cover(file: &Path, command: &[OsString], settings: &Settings) -> Cover {
     let (file, command) = behind_prefixes(file, command);
     let name = command.first().map_or(OsStr::new(""), |name| base(name));
@@ -94,11 +95,11 @@ pub(crate) fn cover(file: &Path, command: &[OsString], settings: &Settings) -> C
     Cover { kind, hindrance, maps }
 }
 
-/// The directory that chroot(1) makes the root of what it starts, if the command is that.
+/// Returns the directory that chroot(1) makes the root of its command, if the command is chroot.
 pub(crate) fn other_root(command: &[OsString]) -> Option<PathBuf> {
     let (_, command) = behind_prefixes(Path::new(""), command);
     let (name, rest) = command.split_first()?;
-    // Options may have values of their own: `--groups users`.
+    // Options may have separate values: `--groups users`.
     let is_value = |at: usize| at > 0 && (rest[at - 1] == "--groups" || rest[at - 1] == "--userspec");
     let is_root = |&(at, word): &(usize, &OsString)| {
         !word.as_bytes().starts_with(b"-") && !is_value(at) && Path::new(word).is_dir()
@@ -107,7 +108,7 @@ pub(crate) fn other_root(command: &[OsString]) -> Option<PathBuf> {
     Some(PathBuf::from(root))
 }
 
-/// What the command becomes behind what it only passes through, and its file.
+/// Returns the command behind its prefixes, and its file.
 fn behind_prefixes<'a>(file: &Path, mut command: &'a [OsString]) -> (PathBuf, &'a [OsString]) {
     let mut file = file.to_path_buf();
     for _ in 0..DEPTH_MAX {
@@ -119,7 +120,8 @@ fn behind_prefixes<'a>(file: &Path, mut command: &'a [OsString]) -> (PathBuf, &'
     (file, command)
 }
 
-/// What a prefix becomes: the first of its words that is a program, which its options and their values are not.
+/// Returns the command that a prefix executes: it starts at the first word that is a program. Options and their
+/// values are not.
 fn behind_prefix(command: &[OsString]) -> Option<(PathBuf, &[OsString])> {
     let (name, rest) = command.split_first()?;
     let name = base(name);
@@ -129,7 +131,7 @@ fn behind_prefix(command: &[OsString]) -> Option<(PathBuf, &[OsString])> {
     if is_prefix && !loses { first_program(rest) } else { None }
 }
 
-/// The first word that is a program, and its file; words of options, and variables, are none.
+/// Returns the first word that is a program, with its file; options and variables are skipped.
 pub(super) fn first_program(words: &[OsString]) -> Option<(PathBuf, &[OsString])> {
     words.iter().enumerate().find_map(|(at, word)| {
         let is_option = word.as_bytes().starts_with(b"-") || word.as_bytes().contains(&b'=');
@@ -148,7 +150,7 @@ fn hindrance(file: &Path, name: &OsStr, rest: &[OsString]) -> Option<Hindrance> 
     }
 }
 
-/// What a command is whose processes are on this host, behind what it only passes through.
+/// Classifies a command behind its prefixes, with its processes on this host.
 fn kind(command: &[OsString], settings: &Settings) -> ProgramKind {
     match settings.role {
         Role::Stream => return ProgramKind::Stream,
@@ -173,7 +175,7 @@ fn kind(command: &[OsString], settings: &Settings) -> ProgramKind {
     }
 }
 
-/// What sudo(8) and its like start.
+/// Classifies what sudo(8) and similar programs start.
 fn kind_behind_wrapper(rest: &[OsString], settings: &Settings) -> ProgramKind {
     let inner = first_program(rest).map(|(_, inner)| inner).filter(|inner| !inner.is_empty());
     let inner_name = inner.and_then(|inner| inner.first()).map(|name| base(name));
@@ -184,13 +186,13 @@ fn kind_behind_wrapper(rest: &[OsString], settings: &Settings) -> ProgramKind {
     if starts_stream {
         return ProgramKind::Stream;
     }
-    // By --profile the rules are for all that is no stream.
+    // With --profile the rules apply to everything that is not a stream.
     let is_ruled = settings.profiles.iter().any(|profile| profile.processes.iter().any(|name| name == "*"));
     let unknown = if is_ruled { ProgramKind::Server } else { ProgramKind::Script };
     inner.map_or(unknown, |inner| kind(inner, settings))
 }
 
-/// Whether a shell with these words is given a server to start: as its script, or as the first word of a command in its text.
+/// Whether a shell with these words starts a server: as its script, or as the first word of a command in its text.
 fn starts_server(words: &[OsString], settings: &Settings) -> bool {
     let is_option = |word: &&OsString| word.as_bytes().starts_with(b"-");
     let Some(text) = words.iter().find(|word| !is_option(word)) else { return false };
@@ -218,7 +220,7 @@ pub(super) fn base(word: &OsStr) -> &OsStr {
     Path::new(word).file_name().unwrap_or(word)
 }
 
-/// A program's name as the kernel keeps it of its process.
+/// Returns a program's name as the kernel keeps it for its process.
 pub(super) fn comm(name: &OsStr) -> &[u8] {
     let name = name.as_bytes();
     name.get(..COMM_MAX).unwrap_or(name)
@@ -230,22 +232,23 @@ pub(super) fn is_streaming(name: &OsStr, settings: &Settings) -> bool {
         || settings.streams.iter().any(|stream| names::matches_name(stream.as_bytes(), comm).is_some())
 }
 
-/// Whether a word of a command line names a stream, or is a shell's text in which a word does.
+/// Whether a word of a command line names a stream, or is shell text that contains such a word.
 fn starts_stream(word: &OsStr, settings: &Settings) -> bool {
     let words =
         word.as_bytes().split(|byte| byte.is_ascii_whitespace() || matches!(byte, b';' | b'|' | b'&' | b'('));
     words.filter(|word| !word.is_empty()).any(|word| is_streaming(base(OsStr::from_bytes(word)), settings))
 }
 
-/// `systemd-run --scope` becomes its command.
+/// `systemd-run --scope` executes its command itself.
 pub(super) fn is_in_scope(rest: &[OsString]) -> bool {
     rest.iter().any(|word| word == "--scope")
 }
 
-/// env(1) starts its command with the library unless it is to clear the environment, or take that variable out;
-/// unshare(1) and nsenter(1) unless they enter another root or tree of files, where the library may not be.
+/// Whether a program keeps the library's environment. env(1) does, unless it clears the environment or removes
+/// that variable. unshare(1) and nsenter(1) do, unless they enter another root or mount namespace, where the
+/// library may be missing.
 fn keeps_environment(name: &OsStr, rest: &[OsString]) -> bool {
-    // Up to the program: values of options, and variables, stand between.
+    // Up to the program: option values and variables come before it.
     let end = rest.iter().position(|word| {
         let is_option = word.as_bytes().starts_with(b"-") || word.as_bytes().contains(&b'=');
         !is_option && find::find(word).is_ok()

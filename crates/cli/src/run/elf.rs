@@ -1,8 +1,8 @@
-//! What an executable says of itself: for which machine it is, which loader it wants, whether Go made it.
+//! Facts from an executable: its machine, its loader, and whether Go made it.
 //!
-//! Invariants: reads little, whatever the file says of its size (headers, notes and names of sections, each up to a limit);
-//! never panics, and takes what it can't make sense of for absent. Layout: elf(5); `.go.buildinfo` and the note of Go: package
-//! `debug/buildinfo` and `cmd/link` of Go. Fails only where the file can't be read.
+//! Invariants: it reads little, whatever the file claims (headers, notes and section names, each up to a limit).
+//! It never panics, and treats invalid data as absent. Layout: elf(5); `.go.buildinfo` and Go's note: package
+//! `debug/buildinfo` and `cmd/link` of Go. Fails only if the file can't be read.
 
 use std::fs::File;
 use std::io;
@@ -13,37 +13,37 @@ const PROGRAM_HEADER: usize = 56;
 const SECTION_HEADER: usize = 64;
 const PT_INTERP: u32 = 3;
 const PT_NOTE: u32 = 4;
-/// The build id of Go's linker, by the owner "Go".
+/// The build ID of Go's linker, in notes of the owner "Go".
 const NT_GO_BUILD_ID: u32 = 4;
-/// Program and section headers that are read: real files have dozens.
+/// Maximum number of program and section headers read: real files have dozens.
 const HEADERS_MAX: usize = 4096;
-/// Bytes of a loader's path, of a note and of all names of sections that are read.
+/// Maximum bytes read of a loader's path, of a note, and of all section names.
 const TEXT_MAX: u64 = 64 << 10;
 
-/// What kind of machine code this program itself is; what it starts must be the same to have the library loaded.
+/// The machine type of this program itself; a program it starts must have the same to load the library.
 const OWN_MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
 /// An executable for this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Program {
-    /// The loader that it names; none in a program that is linked statically.
+    /// Its loader; `None` if it is statically linked.
     pub(crate) loader: Option<Vec<u8>>,
-    /// Made by Go: it calls the kernel by itself.
+    /// Whether Go made it: it then makes its own system calls.
     pub(crate) go: bool,
 }
 
-/// What a file is, by its first bytes.
+/// The kind of a file, from its first bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// For this machine.
     Native(Program),
-    /// For another machine, or of 32 bits.
+    /// For another machine, or 32-bit.
     Foreign,
     /// Not ELF.
     Other,
 }
 
-/// Reads what kind of program a file is.
+/// Returns the kind of a program file.
 pub(crate) fn inspect(file: &File) -> io::Result<Kind> {
     let header = read(file, 0, HEADER)?;
     if !header.starts_with(b"\x7fELF") {
@@ -70,8 +70,8 @@ pub(crate) fn inspect(file: &File) -> io::Result<Kind> {
     Ok(Kind::Native(program))
 }
 
-/// A table of headers, of which the ELF header has offset, size of one and number at these places. Empty where their size is
-/// not what it should be.
+/// Returns a table of headers; the ELF header has its offset, entry size and count at these positions. Empty if
+/// the entry size is unexpected.
 fn table(
     file: &File,
     header: &[u8],
@@ -116,11 +116,11 @@ fn text(file: &File, offset: u64, size: u64) -> io::Result<Vec<u8>> {
     read(file, offset, usize::try_from(size.min(TEXT_MAX)).expect("TEXT_MAX is small"))
 }
 
-/// As much as there is of a range.
+/// Reads as much of a range as exists.
 fn read(file: &File, offset: u64, length: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     let mut done = 0;
-    // An offset that the kernel would not take is past every file's end.
+    // An offset that the kernel would reject is past every file's end.
     while done < length && offset.checked_add(length as u64).is_some_and(|end| i64::try_from(end).is_ok()) {
         match file.read_at(&mut bytes[done..], offset + done as u64) {
             Ok(0) => break,
@@ -161,9 +161,9 @@ mod tests {
         inspect(&file).unwrap()
     }
 
-    /// This test itself, as the linker wrote it.
+    /// Returns this test itself, as the linker wrote it.
     fn own() -> Vec<u8> {
-        // Segments come first, sections last: these tests are of segments.
+        // Segments come first, sections last: these tests concern segments.
         read(&File::open("/proc/self/exe").unwrap(), 0, 1 << 14).unwrap()
     }
 
@@ -185,7 +185,7 @@ mod tests {
             other[at] = byte;
             assert_eq!(kind(&other), Kind::Foreign, "{at}");
         }
-        // No program headers: nothing asks for a loader.
+        // No program headers: nothing requests a loader.
         let mut bare = own;
         bare[56..58].fill(0);
         assert_eq!(kind(&bare), Kind::Native(Program::default()));

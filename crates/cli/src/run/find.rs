@@ -1,8 +1,8 @@
-//! Which file a command's name stands for, as execvp(3) finds it.
+//! Finds the file of a command's name, as execvp(3) does.
 //!
-//! Invariants: a name with a `/` is a path; else each directory of PATH is tried, an empty one being the working directory; a file
-//! that may not be executed is passed over, and remembered if nothing else is found. Fails with what a shell would say and the exit
-//! code it would give: 127 for a command that is not found, 126 for one that can't be executed.
+//! Invariants: a name with a `/` is a path. Otherwise each directory of PATH is tried; an empty one is the working
+//! directory. A file that may not be executed is skipped, and remembered in case nothing else is found. Fails with
+//! a shell's message and exit code: 127 for a command that is not found, 126 for one that can't be executed.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -13,20 +13,20 @@ use pagekeeper_kernel::text::escaped;
 
 use rustix::fs::Access;
 
-/// Where commands are searched for if there is no PATH (confstr(3), `_CS_PATH`).
+/// The search path without PATH (confstr(3), `_CS_PATH`).
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// Why a command can't be started.
 #[derive(Debug)]
 pub(crate) struct NotFound {
-    /// The exit code for it.
+    /// Its exit code.
     pub(crate) code: u8,
-    /// In words.
+    /// The message.
     pub(crate) sentence: String,
 }
 
 impl NotFound {
-    /// What the kernel's answer to execve(2) comes to.
+    /// Converts the kernel's answer to execve(2).
     pub(crate) fn of(command: &OsStr, error: &io::Error) -> Self {
         let command = escaped(Path::new(command));
         match error.kind() {
@@ -36,7 +36,7 @@ impl NotFound {
     }
 }
 
-/// The file of a command, by the PATH of this process.
+/// Returns the file of a command, by this process's PATH.
 pub(crate) fn find(command: &OsStr) -> Result<PathBuf, NotFound> {
     find_in(command, std::env::var_os("PATH"))
 }
@@ -53,7 +53,7 @@ fn find_in(command: &OsStr, path: Option<OsString>) -> Result<PathBuf, NotFound>
     let mut denied = None;
     for directory in std::env::split_paths(&path.unwrap_or_else(|| DEFAULT_PATH.into())) {
         let file = directory.join(command);
-        // A bare name would be searched for in PATH again.
+        // A bare name would be searched in PATH again.
         let file = if directory.as_os_str().is_empty() { Path::new(".").join(file) } else { file };
         match executable(&file) {
             Ok(()) => return Ok(file),
@@ -64,7 +64,7 @@ fn find_in(command: &OsStr, path: Option<OsString>) -> Result<PathBuf, NotFound>
     Err(refuse(denied.unwrap_or_else(|| io::ErrorKind::NotFound.into())))
 }
 
-/// Whether this process may execute the file.
+/// Checks that this process may execute the file.
 fn executable(file: &Path) -> io::Result<()> {
     if std::fs::metadata(file)?.is_dir() {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is a directory"));

@@ -1,9 +1,9 @@
-//! What a process of a command under `run` becomes, instead of a program that its library would not be loaded into
-//! (`pagekeeper_preload::launcher`): finds by what means the rules reach that program, and becomes it.
+//! The launcher for programs into which the library can't be loaded, started by a command's process under `run`
+//! (`pagekeeper_preload::launcher`). It finds the means by which the rules reach that program, and executes it.
 //!
-//! Invariants: the program gets what the process would have given it, and the library's variables where it can have the library. What is
-//! not reached is said once, or refused, and counted for the report. Fails as exec does: 127 where the program is not found, 126 where it
-//! can't be executed.
+//! Invariants: the program gets what the process would have given it, plus the library's variables if it can have
+//! the library. Anything not reached is reported once, or refused, and counted for the report. Fails as exec does:
+//! 127 if the program is not found, 126 if it can't be executed.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -22,7 +22,7 @@ use super::find::NotFound;
 use super::means::ProgramKind;
 use super::{Problem, Reach, prepare, refuse, refuse_as_required, sys};
 
-/// Becomes the program of `words`: how, the settings, and its file.
+/// Executes the program of `words`: the mode, the settings, and its file.
 pub(super) fn run(words: &[OsString], command: &[OsString], found: sys::Found) -> ExitCode {
     let ([how, text, file], Some((name, arguments))) = (words, command.split_first()) else {
         return ExitCode::from(2);
@@ -30,9 +30,9 @@ pub(super) fn run(words: &[OsString], command: &[OsString], found: sys::Found) -
     let path = Path::new(file);
     let mut program = Command::new(path);
     program.arg0(name).args(arguments);
-    // Without settings that are understood the command would have no rules either.
+    // Without valid settings the command would have no rules either.
     if let Some(settings) = Settings::decode(text.as_bytes()) {
-        // What a script starts comes here by itself, unless it loses the library.
+        // Whatever a script starts comes here by itself, unless it loses the library.
         let may_follow = |cover: &Cover| {
             cover.kind == ProgramKind::Stream || matches!(cover.hindrance, Some(Hindrance::Wrapper(_)))
         };

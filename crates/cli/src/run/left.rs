@@ -1,9 +1,10 @@
-//! What is left in the page cache of the files that the command's streams used: checked by this process as the command has ended.
+//! The pages left in the page cache of the files that the command's streams used: checked by this process after
+//! the command has ended.
 //!
-//! A file is opened by the path at which a process saw it, if that still leads there, and its resident pages are counted. What is more
-//! than was resident before the command opened it stayed. Invariants: nothing is changed; a path is the processes' word, and leads to no
-//! file but the one that was noted. Where it does not lead there (removed, renamed by a call that is not seen, in another root), what the
-//! process saw as it closed the file stands. Never fails.
+//! A file is opened by the path at which a process saw it, if that still leads there, and its resident pages are
+//! counted. The excess over those resident before the command opened it has stayed. Invariants: nothing is
+//! changed. A path comes from the processes, and leads to no file but the recorded one. If it does not lead there
+//! (removed, renamed by an unseen call, in another root), the state at the file's close counts. Never fails.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use pagekeeper_kernel::{Expected, Handle, Inode, Links, residency};
 use pagekeeper_preload::tracked_files::{FileEvents, TrackedFile};
 use serde::{Serialize, Serializer};
 
-/// Files that are listed for people; what is left of the others is one line.
+/// Maximum number of files listed for people; the others are summed up in one line.
 const LISTED: usize = 8;
 
 /// Why pages stayed.
@@ -23,15 +24,15 @@ const LISTED: usize = 8;
 pub(crate) enum Why {
     /// Being written, or in a pipe or a socket that nobody has read yet.
     InFlight,
-    /// A process maps them, or has.
+    /// A process maps them, or did.
     Mapped,
-    /// The user may read the file, and not see or release its pages one by one.
+    /// The user may read the file, but may not query or release its pages individually.
     NotPermitted,
     /// Their process ended before it closed the file.
     Killed,
     /// Read or written by calls that no rule sees.
     Unseen,
-    /// Small, and written by a disk that took longer than was waited.
+    /// Small, on a disk that took longer than the wait.
     NotWaitedFor,
     /// Somebody else reads them, too.
     AnotherReader,
@@ -51,14 +52,14 @@ impl Why {
     }
 }
 
-/// What stayed of one file.
+/// The pages of one file that stayed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct LeftFile {
     #[serde(serialize_with = "as_text")]
     path: PathBuf,
     stayed_bytes: u64,
     why: Why,
-    /// Whether that was seen now; else as the file was closed.
+    /// Whether this was checked now; otherwise it is the state at close.
     checked: bool,
 }
 
@@ -66,7 +67,7 @@ fn as_text<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(&unescaped(path))
 }
 
-/// What stayed of all, the most first.
+/// All pages that stayed, largest first.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Left(Vec<LeftFile>);
 
@@ -76,7 +77,7 @@ impl Left {
         let mut files: BTreeMap<Inode, TrackedFile> = BTreeMap::new();
         for file in noted {
             let inode = Inode { dev: file.device, ino: file.inode };
-            // One that was noted twice: what was there first was there before.
+            // For a file recorded twice, the first state counts as the earlier one.
             files
                 .entry(inode)
                 .and_modify(|other| other.before = other.before.min(file.before))
@@ -88,12 +89,12 @@ impl Left {
         Self(left)
     }
 
-    /// Bytes of all.
+    /// Returns the total bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.0.iter().map(|file| file.stayed_bytes).sum()
     }
 
-    /// A line for each file, and one for those beyond [`LISTED`].
+    /// Returns a line for each file, and one for those beyond [`LISTED`].
     pub(crate) fn lines(&self) -> Vec<String> {
         let listed = self.0.iter().take(LISTED).map(|file| {
             let LeftFile { path, stayed_bytes, why, checked } = file;
@@ -107,7 +108,7 @@ impl Left {
     }
 }
 
-/// What stayed of a file; `None`: nothing.
+/// Returns what stayed of a file; `None` if nothing did.
 fn left_of(inode: Inode, file: &TrackedFile) -> Option<LeftFile> {
     let opened = Handle::at(&file.path, Links::Refuse).and_then(|handle| handle.open(Expected::Inode(inode)));
     let seen = opened.as_ref().ok().map(|opened| residency(opened, 0..u64::MAX));
@@ -117,7 +118,7 @@ fn left_of(inode: Inode, file: &TrackedFile) -> Option<LeftFile> {
             let why = if now.unwritten() > 0 { Why::InFlight } else { why(file, stayed) };
             (stayed, why, true)
         }
-        // It was not to be seen by the command, and perhaps not by this process.
+        // The command could not see it, and perhaps this process can't either.
         (Some(Ok(now)), None) => (file.unobserved.min(now.resident), Why::NotPermitted, true),
         (Some(Err(_)), _) => (file.unobserved, Why::NotPermitted, false),
         (None, _) => (file.at_close, why(file, file.at_close), false),
@@ -125,14 +126,14 @@ fn left_of(inode: Inode, file: &TrackedFile) -> Option<LeftFile> {
     (stayed_bytes > 0).then(|| LeftFile { path: file.path.clone(), stayed_bytes, why, checked })
 }
 
-/// Why so many clean pages of a file stayed.
+/// Returns why clean pages of a file stayed.
 fn why(file: &TrackedFile, stayed: u64) -> Why {
     if file.has(FileEvents::Mapped) {
         Why::Mapped
     } else if file.has(FileEvents::Open) {
         Why::Killed
     } else if stayed > file.at_close && file.at_close == 0 {
-        // As it was closed there were none.
+        // There were none when it was closed.
         Why::AnotherReader
     } else if file.has(FileEvents::Sent) {
         Why::InFlight

@@ -1,9 +1,10 @@
-//! The library that is preloaded: carried in this program, and laid out where a loader can map it.
+//! The preloaded library: embedded in this program, and stored where a loader can map it.
 //!
-//! Invariants: it is named after what is in it, so that versions stand beside each other and a file is never changed, only put in place
-//! whole by a rename. What is there already is used only if it belongs to this user or root, nobody else may write it, and it is the
-//! same byte for byte. No link is followed below a directory that only they can change. A directory serves if the file can be mapped
-//! executable there, which is tried. Fails with all that was tried ([`NoPlace`]).
+//! Invariants: its name is a hash of its contents, so versions coexist and a file is never changed, only renamed
+//! into place complete. An existing file is used only if it belongs to this user or root, nobody else may write
+//! it, and it is identical byte for byte. No link is followed below a directory that only they can change. A
+//! directory is usable if the file can be mapped executable there, which is tested. Fails with everything that was
+//! tried ([`NoPlace`]).
 
 use std::fmt::Write as _;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -19,20 +20,21 @@ use sha2::{Digest, Sha256};
 
 use super::sys;
 
-/// Of a tmpfs (`linux/magic.h`).
+/// The magic number of tmpfs (`linux/magic.h`).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
-/// The library, as the build made it; empty where none can be made (a target without glibc).
+/// The library as built; empty if none can be built (a target without glibc).
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/library.so"));
 
 const PREFIX: &str = LIBRARY_PREFIX;
-/// `AddressSanitizer`'s library starts no program where another library comes first, but one whose path has `libasan.so` in it.
+/// `AddressSanitizer`'s library refuses to start if another library comes first, unless its path contains
+/// `libasan.so`.
 const SUFFIX: &str = "-before-libasan.so";
-/// What earlier versions had.
+/// The suffixes of earlier versions.
 const SUFFIXES: [&str; 2] = [SUFFIX, ".so"];
-/// Threads, in C libraries that keep them apart.
+/// The threads library, for C libraries that keep it separate.
 pub(crate) const THREADS: &[u8] = b"libpthread.so.0";
-/// Where distributions have glibc.
+/// The paths of glibc in distributions.
 const GLIBC: [&str; 3] = [
     if cfg!(target_arch = "aarch64") {
         "/lib/aarch64-linux-gnu/libc.so.6"
@@ -46,7 +48,7 @@ const BANNER: &[u8] = b"release version ";
 const STICKY: u32 = 0o1000;
 const OTHERS_WRITE: u32 = 0o022;
 
-/// No directory served; says what was tried.
+/// The error that no directory was usable; states what was tried.
 #[derive(Debug)]
 pub(crate) struct NoPlace(String);
 
@@ -56,12 +58,13 @@ impl std::fmt::Display for NoPlace {
     }
 }
 
-/// Lays the library out and returns its path, which has no character that parts names in `LD_PRELOAD`.
+/// Stores the library and returns its path, which contains no separator of `LD_PRELOAD`.
 pub(crate) fn lay_out() -> Result<PathBuf, NoPlace> {
     lay_out_in(&places_here(), LIBRARY)
 }
 
-/// Makes something beside the library or, where that can't be (no room; NFS takes none in advance), in the next place that serves.
+/// Creates something beside the library. If that fails (no room; NFS can't preallocate), uses the next usable
+/// place.
 pub(crate) fn beside<T>(library: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<T, NoPlace> {
     let first = library.parent().map(Path::to_path_buf);
     let others = places_here().into_iter().filter(|place| Some(place) != first.as_ref());
@@ -69,7 +72,8 @@ pub(crate) fn beside<T>(library: &Path, make: impl Fn(&Path) -> io::Result<T>) -
     first_that_serves(&places, |place| make(&own_directory(place)?)).map_err(NoPlace)
 }
 
-/// The same in a place on tmpfs: elsewhere a disk that is full later would end whoever writes to a mapping by a signal.
+/// Creates something in a place on tmpfs: on a disk that fills up later, a signal would end whoever writes to a
+/// mapping.
 pub(crate) fn in_memory<T>(library: &Path, make: impl Fn(&Path) -> io::Result<T>) -> Result<T, NoPlace> {
     beside(library, |directory| match rustix::fs::statfs(directory)?.f_type {
         TMPFS_MAGIC => make(directory),
@@ -85,7 +89,7 @@ fn lay_out_in(places: &[PathBuf], library: &[u8]) -> Result<PathBuf, NoPlace> {
         .map_err(|tried| NoPlace(format!("the library can't be laid out anywhere ({tried})")))
 }
 
-/// What is made in the first place where it can be; or all that was tried.
+/// Returns the result in the first place where it succeeds, or everything that was tried.
 fn first_that_serves<T>(places: &[PathBuf], attempt: impl Fn(&Path) -> io::Result<T>) -> Result<T, String> {
     let mut tried = String::new();
     for place in places {
@@ -101,22 +105,22 @@ fn first_that_serves<T>(places: &[PathBuf], attempt: impl Fn(&Path) -> io::Resul
     Err(tried)
 }
 
-/// Whether the C library of that version has threads in a library of their own, which a program without them does not load. The library
-/// that is preloaded has one.
+/// Whether this version of the C library has a separate threads library, which a program without threads does not
+/// load. The preloaded library uses threads.
 pub(crate) fn keeps_threads_apart(version: Option<&str>) -> bool {
     let mut numbers = version.unwrap_or_default().split('.').map(|number| number.parse().unwrap_or(u32::MAX));
     (numbers.next(), numbers.next()) < (Some(2), Some(34)) && version.is_some()
 }
 
-/// The version of the host's C library, as far as it is glibc: this program's own, or, where that is another, what the file of glibc
-/// says of itself.
+/// Returns the version of the host's glibc: that of this program, or, if this program uses another C library, the
+/// version in the host's glibc file.
 pub(crate) fn glibc() -> Option<String> {
     sys::c_library()
         .map(str::to_owned)
         .or_else(|| GLIBC.iter().find_map(|path| version_in(&std::fs::read(path).ok()?)))
 }
 
-/// The version that glibc prints when it is run: "… stable release version 2.36.".
+/// Returns the version that glibc prints when it is run: "… stable release version 2.36.".
 fn version_in(library: &[u8]) -> Option<String> {
     let at = library.windows(BANNER.len()).position(|bytes| bytes == BANNER)? + BANNER.len();
     let version = library[at..].iter().take_while(|byte| byte.is_ascii_digit() || **byte == b'.');
@@ -124,7 +128,7 @@ fn version_in(library: &[u8]) -> Option<String> {
     Some(version.trim_end_matches('.').to_owned())
 }
 
-/// Whether a file of that name is the library, of whatever version.
+/// Whether a file with this name is the library, in any version.
 pub(crate) fn is_library(path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     let rest = name.strip_prefix(PREFIX.as_bytes());
@@ -136,8 +140,8 @@ fn places_here() -> Vec<PathBuf> {
     places(|name| std::env::var_os(name).map(PathBuf::from))
 }
 
-/// Where it may be laid out, the best first: what stays for as long as a server may run and start others; what a log-out or a
-/// cleaner takes away comes last.
+/// Returns the possible places, best first: places that last as long as a server may run and start others come
+/// first; those that a log-out or a cleaner removes come last.
 fn places(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     let user = rustix::process::geteuid();
     let root = user.is_root();
@@ -156,7 +160,7 @@ fn places(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     .collect()
 }
 
-/// Lays it out in one directory.
+/// Stores it in one directory.
 fn place_in(directory: &Path, library: &[u8]) -> io::Result<PathBuf> {
     let directory = own_directory(directory)?;
     let hash = Sha256::digest(library);
@@ -181,14 +185,15 @@ fn place_in(directory: &Path, library: &[u8]) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// The directory, made if need be: this user's or root's, and nobody else can put files into it, or another in its place.
+/// Returns the directory, created if needed: it belongs to this user or root, and nobody else can put files into
+/// it or replace it.
 fn own_directory(directory: &Path) -> io::Result<PathBuf> {
     let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    // The parent may be reached by links that the administrator made (/var/run): only what it leads to is checked.
+    // The administrator's links may lead to the parent (/var/run): only their target is checked.
     let parent = match (parent.canonicalize(), parent.parent()) {
-        // ~/.cache of a new user: nothing is made in the home of another.
+        // ~/.cache of a new user: nothing is created in another user's home.
         (Err(error), Some(home)) if error.kind() == io::ErrorKind::NotFound => {
             check_above(&home.canonicalize()?)?;
             DirBuilder::new().mode(0o700).create(parent)?;
@@ -199,7 +204,7 @@ fn own_directory(directory: &Path) -> io::Result<PathBuf> {
     check_above(&parent)?;
     let directory = parent.join(name);
     match DirBuilder::new().mode(0o755).create(&directory) {
-        // The umask may have taken away what a server's own user needs.
+        // The umask may have removed permissions that a server's own user needs.
         Ok(()) => std::fs::set_permissions(&directory, Permissions::from_mode(0o755))?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error),
@@ -211,11 +216,11 @@ fn own_directory(directory: &Path) -> io::Result<PathBuf> {
     Ok(directory)
 }
 
-/// Checks that nobody but this user and root can put another directory in the place of this one.
+/// Checks that nobody but this user and root can replace this directory.
 fn check_above(directory: &Path) -> io::Result<()> {
     for above in directory.ancestors() {
         let metadata = above.symlink_metadata()?;
-        // In a sticky directory, as /tmp, others can't take away what is not theirs.
+        // In a sticky directory such as /tmp, others can't remove foreign files.
         let open = metadata.mode() & OTHERS_WRITE != 0 && metadata.mode() & STICKY == 0;
         if open || !is_trusted(metadata.uid()) {
             return Err(io::Error::other(format!("others can change {}", escaped(above))));
@@ -228,7 +233,7 @@ fn is_trusted(owner: u32) -> bool {
     owner == 0 || owner == rustix::process::geteuid().as_raw()
 }
 
-/// The file, if it is there and to be trusted.
+/// Returns the existing file, if it can be trusted.
 fn there_already(path: &Path, library: &[u8]) -> Option<File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
@@ -242,7 +247,7 @@ fn there_already(path: &Path, library: &[u8]) -> Option<File> {
     (bytes == library).then_some(file)
 }
 
-/// Writes it under another name and puts it in its place: whatever is there is replaced, not followed.
+/// Writes it under another name and renames it into place: an existing file is replaced, not followed.
 fn write(directory: &Path, path: &Path, library: &[u8]) -> io::Result<File> {
     let mut file = tempfile::Builder::new().prefix(".").tempfile_in(directory)?;
     file.write_all(library)?;
@@ -261,7 +266,7 @@ mod tests {
     const BYTES: &[u8] = b"a library";
 
     fn base() -> tempfile::TempDir {
-        // Not below a directory of another user's, whoever runs this.
+        // Not below another user's directory, whoever runs this.
         tempfile::tempdir().unwrap()
     }
 
@@ -331,7 +336,7 @@ mod tests {
         let good = dir.path().join("good");
         let all: Vec<PathBuf> = refused.into_iter().chain([good.clone()]).collect();
         assert_eq!(lay_out_in(&all, BYTES).unwrap().parent().unwrap(), good.canonicalize().unwrap());
-        // As /tmp is: others can put files there, and not take this one's place.
+        // Like /tmp: others can create files there, but not replace this one.
         std::fs::set_permissions(&open, Permissions::from_mode(0o1777)).unwrap();
         assert!(lay_out_in(&[open.join("mine")], BYTES).is_ok());
         assert!(lay_out_in(&[good], b"").unwrap_err().to_string().contains("without the library"));
@@ -366,7 +371,7 @@ mod tests {
             Some("2.33.9000")
         );
         assert_eq!(version_in(b"musl"), None);
-        // A build for glibc says the same of itself as the file that it has loaded.
+        // A glibc build reports the same version as the file it has loaded.
         let read = GLIBC.iter().find_map(|path| version_in(&std::fs::read(path).ok()?));
         assert_eq!(read.or_else(glibc), glibc());
     }

@@ -1,18 +1,18 @@
-//! Decides by which means the rules reach a command. It is pure, and the only place where that is decided.
+//! Decides by which means the rules reach a command. It is pure, and the only place with that decision.
 //!
-//! Events of the kernel come first, since they need nothing inside the program. The library is for its own rules (bulk pacing, logs at
-//! the sync, mixed I/O), and for streams where events are refused.
+//! Kernel events come first, since they need nothing inside the program. The library is for its own rules (bulk
+//! pacing, logs at the sync, mixed I/O), and for streams if events are refused.
 
 /// The kind of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProgramKind {
-    /// It streams, with all that it starts.
+    /// It streams, with all its descendants.
     Stream,
-    /// It only starts others: a shell, or what stands before one.
+    /// It only starts others: a shell, or a prefix of one.
     Script,
-    /// A profile, `--as bulk` or `--as logs` says what it does.
+    /// A server: a profile, `--as bulk` or `--as logs` describes its I/O.
     Server,
-    /// It has a process elsewhere start a command.
+    /// It makes a process elsewhere start a command.
     Elsewhere,
 }
 
@@ -21,7 +21,7 @@ pub(crate) enum ProgramKind {
 pub(crate) enum Followed {
     /// All.
     All,
-    /// Those with the name of a stream, and what they start.
+    /// Those with the name of a stream, and their descendants.
     ByName,
 }
 
@@ -30,14 +30,14 @@ pub(crate) enum Followed {
 pub(crate) enum Means {
     /// A process beside it follows these of its processes by events.
     Events(Followed),
-    /// The library is loaded into it and what it starts.
+    /// The library is loaded into it and its descendants.
     Library,
     /// None.
     Nothing,
 }
 
 impl ProgramKind {
-    /// Which of its processes are followed where that is possible.
+    /// Returns which of its processes are followed if that is possible.
     pub(crate) const fn followed(self) -> Option<Followed> {
         match self {
             Self::Stream => Some(Followed::All),
@@ -47,8 +47,8 @@ impl ProgramKind {
     }
 }
 
-/// Chooses the means for a command. `has_events`: this caller gets events on this kernel. `takes_library`: the library can be loaded
-/// into the program.
+/// Chooses the means for a command. `has_events`: this caller gets events on this kernel. `takes_library`: the
+/// library can be loaded into the program.
 pub(crate) const fn choose(kind: ProgramKind, has_events: bool, takes_library: bool) -> Means {
     match (kind, kind.followed()) {
         (_, Some(followed)) if has_events => Means::Events(followed),
@@ -82,7 +82,7 @@ mod tests {
         }
     }
 
-    /// The table in the book.
+    /// Returns the table in the book.
     fn table() -> String {
         let mut table = String::from(
             "| the command | with events | with events, and no library can be loaded | without events | without events, and no library can be loaded |\n\

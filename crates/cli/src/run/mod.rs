@@ -1,11 +1,12 @@
-//! `pagekeeper run`: starts a command with the rules for it: followed by events of the kernel, or with a library that its loader preloads
-//! ([`means`] decides); or follows processes that run already ([`running`]).
+//! `pagekeeper run`: starts a command with its rules, followed by kernel events or with a library that its loader
+//! preloads ([`means`] decides); or follows running processes ([`running`]).
 //!
-//! Without a report this process becomes the command, by execve(2): same process id, nothing left between. With a report it stays as the
-//! parent ([`parent`]). Invariants: whatever keeps both out, the command is started all the same, unless `--require` says
-//! otherwise; whatever becomes of the report, it ends as the command ends; what the command is given (arguments, descriptors, signals, the rest of its environment) is what this process was given.
+//! Without a report this process becomes the command, by execve(2): same process ID, nothing in between. With a
+//! report it stays as the parent ([`parent`]). Invariants: the command is started even if neither means is
+//! available, unless `--require` is given. It ends as the command ends, whatever happens to the report. The
+//! command gets what this process was given (arguments, descriptors, signals, the rest of its environment).
 //!
-//! Fails as shells and env(1) do: 127 where the command is not found, 126 where it can't be executed.
+//! Fails as shells and env(1) do: 127 if the command is not found, 126 if it can't be executed.
 
 mod budget;
 mod choice;
@@ -147,7 +148,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(directory) = library.as_deref().ok().and_then(Path::parent) {
         counting::remove_left(directory);
     }
-    // What a followed command starts is followed, too.
+    // The descendants of a followed command are followed, too.
     let launcher = follower.is_none().then(|| launcher(args.require)).flatten();
     let readers =
         library.as_deref().ok().and_then(|library| library::in_memory(library, open_readers::make).ok());
@@ -179,13 +180,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 impl Args {
-    /// Where the report goes, if there is to be one.
+    /// Returns the destination of the report, if there is one.
     fn report_to(&self) -> Option<&Path> {
         self.report.as_deref().or(self.json.then_some(Path::new(report::STANDARD_ERROR)))
     }
 }
 
-/// Why a pace that was asked for can't be kept, if so: a sentence.
+/// Returns a sentence why a requested pace can't be kept, if it can't.
 fn unpaced(pace: StreamPace, is_followed: bool, refusal: Option<&Refusal>) -> Option<String> {
     if pace == StreamPace::Auto || is_followed {
         return None;
@@ -197,33 +198,33 @@ fn unpaced(pace: StreamPace, is_followed: bool, refusal: Option<&Refusal>) -> Op
     ))
 }
 
-/// What a command is to have.
+/// The means for a command.
 struct Reach {
-    /// The library, laid out.
+    /// The library's stored path.
     library: Result<PathBuf, NoLibrary>,
     /// A process that follows it by events.
     follower: Option<Follower>,
-    /// Why it has none, where it was to have one.
+    /// Why it has no follower, if it should have one.
     refusal: Option<Refusal>,
-    /// What the rules do not reach, and why.
+    /// The part that the rules do not reach, and why.
     problem: Option<Problem>,
 }
 
 /// Why a command is started without the library.
 enum NoLibrary {
-    /// It could be laid out nowhere: a sentence.
+    /// It could not be stored anywhere; contains a sentence.
     Nowhere(String),
-    /// The command has no use for it; what it starts may.
+    /// The command has no use for it, but its descendants may.
     Unused,
-    /// What the command starts must not have it, either: it is followed, or would not find it.
+    /// The command's descendants must not have it either: they are followed, or would not find it.
     TakenOut,
 }
 
-/// What the rules do not reach of a command.
+/// The part of a command that the rules do not reach.
 enum Problem {
-    /// All: a sentence.
+    /// Everything; contains a sentence.
     All(String),
-    /// What the library does not see, of a command that can't be followed by events: a sentence.
+    /// The part that the library does not see, of a command that can't be followed by events; contains a sentence.
     Unseen(String),
 }
 
@@ -239,7 +240,7 @@ impl Problem {
 }
 
 impl Reach {
-    /// Lays out and starts what the command is to have. `may_follow` says which commands may have a process that follows them.
+    /// Prepares and starts the means for the command. `may_follow` says which commands may have a follower.
     fn of(
         file: &Path,
         command: &[OsString],
@@ -278,7 +279,7 @@ impl Reach {
 
     fn by_nothing(command: &[OsString], cover: &Cover, refusal: Option<Refusal>) -> Self {
         let library = match &cover.hindrance {
-            // It may yet reach what a wrapper starts.
+            // It may still reach what a wrapper starts.
             Some(Hindrance::Wrapper(_)) => {
                 library().map_err(NoLibrary::Nowhere).and_then(|library| below(command, library))
             }
@@ -294,23 +295,24 @@ impl Reach {
     }
 }
 
-/// The library, unless what the command starts would not find it below its root: its loader would complain.
+/// Returns the library, unless the command's descendants would not find it below their root: their loader would
+/// complain.
 fn below(command: &[OsString], library: PathBuf) -> Result<PathBuf, NoLibrary> {
     let has = |root: PathBuf| root.join(library.strip_prefix("/").unwrap_or(&library)).exists();
     if cover::other_root(command).is_none_or(has) { Ok(library) } else { Err(NoLibrary::TakenOut) }
 }
 
-/// This program, by which what the library does not reach is started.
+/// Returns this program, as the launcher of programs that the library does not reach.
 fn launcher(is_required: bool) -> Option<Launcher> {
     std::env::current_exe().ok().map(|path| Launcher { path, is_required })
 }
 
-/// The library, laid out; or a sentence.
+/// Stores the library, or returns a sentence.
 fn library() -> Result<PathBuf, String> {
     library::lay_out().map_err(|error| error.to_string())
 }
 
-/// What can be done instead.
+/// Returns an alternative.
 fn instead(hindrance: &Hindrance) -> &'static str {
     match hindrance {
         Hindrance::Program(obstacle) => match obstacle.why {
@@ -335,7 +337,8 @@ fn prepare(command: &mut Command, library: &Result<PathBuf, NoLibrary>, settings
             let all = others(&before).chain(own(library, threads));
             command.env(PRELOAD, joined(all)).env(VARIABLE, settings);
         }
-        // Where this process runs inside another `pagekeeper run`. Else the environment is passed on untouched, in its order.
+        // This process runs inside another `pagekeeper run`. Otherwise the environment is passed on unchanged, in
+        // its order.
         Err(NoLibrary::TakenOut) if has_library(&before) => {
             match joined(others(&before)) {
                 none if none.is_empty() => command.env_remove(PRELOAD),
@@ -347,7 +350,8 @@ fn prepare(command: &mut Command, library: &Result<PathBuf, NoLibrary>, settings
     }
 }
 
-/// What is preloaded already, but for the library, which comes once where this process runs inside another `pagekeeper run`.
+/// Returns the other preloaded libraries. Inside another `pagekeeper run` the library itself is already there, and
+/// must come once.
 fn others(before: &OsStr) -> impl Iterator<Item = &[u8]> {
     let parted = before.as_bytes().split(|byte| matches!(byte, b':' | b' '));
     parted.filter(|name| !name.is_empty() && !library::is_library(name) && *name != library::THREADS)
@@ -357,7 +361,7 @@ fn has_library(before: &OsStr) -> bool {
     before.as_bytes().split(|byte| matches!(byte, b':' | b' ')).any(library::is_library)
 }
 
-/// The library, and behind it, where the C library does not have them itself, threads.
+/// Returns the library, followed by the threads library if the C library lacks threads.
 fn own(library: &Path, threads: bool) -> impl Iterator<Item = &[u8]> {
     [library.as_os_str().as_bytes()].into_iter().chain(threads.then_some(library::THREADS))
 }
@@ -366,7 +370,7 @@ fn joined<'a>(names: impl Iterator<Item = &'a [u8]>) -> OsString {
     OsString::from_vec(names.collect::<Vec<_>>().join(&b':'))
 }
 
-/// Says that a command is not started since the rules don't reach it.
+/// Reports that a command is not started because the rules don't reach it.
 fn refuse_as_required(sentence: &str) -> ExitCode {
     output::complain(format_args!("{sentence}; not started, by --require"));
     ExitCode::FAILURE

@@ -1,8 +1,8 @@
-//! What keeps the library out of a program, seen before it is started: programs that have no loader, or another one, that call the
-//! kernel by themselves, or that get another's rights.
+//! Finds what keeps the library out of a program before it is started: programs without a loader, or with another
+//! one, that make their own system calls, or that get another user's privileges.
 //!
-//! Invariants: a script is judged by its interpreter, `env NAME` by NAME. What can't be read is taken for a program like others: the
-//! library is offered, and its loader leaves it out if it must. Never fails.
+//! Invariants: a script is judged by its interpreter, and `env NAME` by NAME. An unreadable program counts as an
+//! ordinary one: the library is offered, and the loader omits it if it has to. Never fails.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata, OpenOptions};
@@ -20,7 +20,8 @@ use super::find;
 
 /// Bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE`).
 const FIRST_LINE_MAX: u64 = 256;
-/// Scripts that are interpreters of scripts: the kernel follows five (`exec_binprm`), and so often `env` is followed here.
+/// Depth of interpreters that are scripts: the kernel follows five (`exec_binprm`), and `env` is followed as often
+/// here.
 const DEPTH_MAX: usize = 5;
 const S_ISUID: u32 = 0o4000;
 const S_ISGID: u32 = 0o2000;
@@ -29,24 +30,24 @@ const S_IXGRP: u32 = 0o0010;
 /// Why the library can't be loaded into a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// It is linked statically.
+    /// It is statically linked.
     Static,
     /// Go made it.
     Go,
-    /// It is for another kind of machine.
+    /// It is for another type of machine.
     Foreign,
     /// Its C library is musl.
     Musl,
-    /// It gets the rights of its owner or group, or capabilities.
+    /// It gets the privileges of its owner or group, or capabilities.
     Privileged,
 }
 
 /// A program that the library can't be loaded into, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Obstacle {
-    /// The program: the interpreter, for a script.
+    /// The program; for a script, its interpreter.
     pub(crate) program: PathBuf,
-    /// Why.
+    /// The reason.
     pub(crate) why: Why,
 }
 
@@ -64,11 +65,11 @@ impl std::fmt::Display for Obstacle {
     }
 }
 
-/// What is in the way of the library in the program that this file starts.
+/// Returns what keeps the library out of the program that this file starts.
 pub(crate) fn obstacle(path: &Path) -> Option<Obstacle> {
     let mut path = path.to_path_buf();
     for _ in 0..DEPTH_MAX {
-        // A FIFO would hold the opening up until somebody writes to it.
+        // Opening a FIFO would block until somebody writes to it.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).ok()?;
         let metadata = file.metadata().ok()?;
         if !metadata.is_file() {
@@ -98,8 +99,8 @@ fn is_musl(loader: &[u8]) -> bool {
     name.starts_with(b"ld-musl-")
 }
 
-/// Whether the loader of this program will run in its secure mode (`AT_SECURE`): where execve(2) changes the user or group, or adds
-/// capabilities to a user other than root (`cap_bprm_creds_from_file` of `security/commoncap.c`).
+/// Whether the loader of this program will run in secure mode (`AT_SECURE`): execve(2) changes the user or group,
+/// or adds capabilities to a user other than root (`cap_bprm_creds_from_file` of `security/commoncap.c`).
 fn is_privileged(file: &File, metadata: &Metadata) -> bool {
     let mount = rustix::fs::fstatvfs(file);
     let ignored = mount.is_ok_and(|mount| mount.f_flag.contains(StatVfsMountFlags::NOSUID))
@@ -116,11 +117,11 @@ fn is_privileged(file: &File, metadata: &Metadata) -> bool {
     user || group || capable
 }
 
-/// The program that a script's first line names.
+/// Returns the program that a script's first line names.
 fn interpreter(file: &File) -> Option<PathBuf> {
     let mut start = Vec::new();
     file.take(FIRST_LINE_MAX).read_to_end(&mut start).ok()?;
-    // A text without that line is given to the shell by execvp(3); what is binary is no program at all.
+    // execvp(3) passes a text without that line to the shell; a binary file is not a program at all.
     let Some(line) = start.strip_prefix(b"#!") else {
         return (!start.contains(&0)).then(|| PathBuf::from("/bin/sh"));
     };
@@ -168,7 +169,7 @@ mod tests {
         assert_eq!(obstacle(script("#!/bin/sh\n").path()), None);
         assert_eq!(obstacle(Path::new("/no/such/file")), None);
         assert_eq!(obstacle(Path::new("/dev/null")), None);
-        // One that interprets itself.
+        // A script that is its own interpreter.
         let own = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(own.path(), format!("#!{}\n", own.path().display())).unwrap();
         assert_eq!(obstacle(own.path()), None);

@@ -1,8 +1,9 @@
-//! The parent of a command with a report: passes signals on, stops as the command stops, and ends as it ended.
+//! The parent of a command with a report: it passes signals on, stops when the command stops, and ends as it
+//! ended.
 //!
-//! The command is started in this process's group, so that a terminal's keys reach it by themselves: what the kernel sent is not passed
-//! on, unless the command has left that group since; what a process sent always is. Signals are held back and taken one by one, so
-//! nothing runs in a handler.
+//! The command is started in this process's group, so that a terminal's keys reach it directly. Signals from the
+//! kernel are thus not passed on, unless the command has left that group since. Signals from processes always are.
+//! Signals are blocked and taken one by one, so nothing runs in a handler.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -18,7 +19,7 @@ use rustix::process::{
 use super::sys::{self, Held};
 use crate::output;
 
-/// What is passed on to the command.
+/// The signals passed on to the command.
 const PASSED_ON: [libc::c_int; 9] =
     [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP];
 
@@ -32,25 +33,25 @@ pub(crate) enum Ended {
 }
 
 impl Ended {
-    /// Ends this process likewise: does not return where a signal ended the command.
+    /// Ends this process in the same way: does not return if a signal ended the command.
     pub(crate) fn pass_on(self) -> ExitCode {
         match self {
             Self::Code(code) => ExitCode::from(code),
             Self::Signal(signal) => {
                 sys::die_of(signal);
-                // Not even so: what a shell would say.
+                // If even that fails: a shell's exit code.
                 ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))
             }
         }
     }
 }
 
-/// Runs the command to its end. Fails where it could not be started.
+/// Runs the command to its end. Fails if it could not be started.
 pub(crate) fn run(command: &mut Command) -> io::Result<Ended> {
     let held = Held::hold(&[&PASSED_ON[..], &[SIGCHLD]].concat());
     let child = command.spawn()?;
     let pid = Pid::from_child(&child);
-    // Only the leader of its session is notified of the terminal's end.
+    // Only the session leader is notified of the terminal's end.
     let leads_session = sys::leads_session();
     let has_left = || getpgid(Some(pid)).is_ok_and(|group| group != getpgrp());
     loop {
@@ -68,8 +69,8 @@ pub(crate) fn run(command: &mut Command) -> io::Result<Ended> {
     }
 }
 
-/// What became of the command: `Some` if it has ended. Waits for all other children, too: where this is the first process of a
-/// container, those whose parent has ended are its own.
+/// Returns how the command ended, if it has. Also reaps all other children: if this is the first process of a
+/// container, orphans become its children.
 fn ended(command: Pid) -> Option<Ended> {
     loop {
         match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
@@ -85,7 +86,7 @@ fn ended(command: Pid) -> Option<Ended> {
     }
 }
 
-/// Waits for the command alone, without a look at signals: the last resort.
+/// Waits for the command alone, without regard to signals: the last resort.
 fn waited_for(command: Pid) -> Ended {
     loop {
         match waitpid(Some(command), WaitOptions::empty()) {
@@ -103,15 +104,16 @@ fn waited_for(command: Pid) -> Ended {
     }
 }
 
-/// How the command ended, if it did; stops as it stopped.
+/// Returns how the command ended, if it did; stops as it stopped.
 fn is_ended(command: Pid, status: WaitStatus) -> Option<Ended> {
     let status = std::process::ExitStatus::from_raw(status.as_raw());
     if let Some(signal) = status.stopped_signal() {
-        // By the terminal, or for want of it: the shell waits for this process. What SIGSTOP stopped, somebody inspects.
+        // Stopped by the terminal, or for lack of it: the shell waits for this process. After SIGSTOP, somebody is
+        // inspecting the command.
         if matches!(signal, SIGTSTP | SIGTTIN | SIGTTOU) {
             let _ = kill_process(getpid(), Signal::STOP);
-            // Whoever has this process go on means the command: here, since a stop that follows at once takes back a signal to go on
-            // that has not been taken yet.
+            // Whoever continues this process means the command. The signal is sent here, since an immediately
+            // following stop cancels a pending continue signal.
             let _ = kill_process(command, Signal::CONT);
         }
         return None;

@@ -1,8 +1,9 @@
-//! What the rules did, reported when the command has ended: for people, or as one JSON object.
+//! The report on what the rules did, after the command has ended: for people, or as one JSON object.
 //!
-//! The processes count in a file that they map, beside the library; only this user may open it, so that nobody else can shorten it under
-//! them (so those that became another user can't count), and it goes when this process does ([`super::counting`]). Never fails: a report
-//! is no reason not to start the command, or to end otherwise than it; what can't be counted or written is said.
+//! The processes count in a file that they map, beside the library. Only this user may open it, so that nobody
+//! else can truncate it under them; processes that became another user thus can't count. It is removed when this
+//! process ends ([`super::counting`]). Never fails: a report is no reason not to start the command, or to end
+//! differently from it. Problems in counting or writing are reported.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -20,30 +21,30 @@ use super::left::Left;
 use super::report_file::Destination;
 use crate::output;
 
-/// The name of the report's file that stands for standard error.
+/// The file name that stands for standard error.
 pub(crate) const STANDARD_ERROR: &str = "-";
 
-/// The name of the report's file that stands for standard error, and one JSON object.
+/// The file name that stands for standard error, and for one JSON object.
 pub(crate) const JSON: &str = "json";
 
-/// Those that the rules are applied to, and that can't open the report.
+/// Processes with rules that can't open the report.
 const OTHERS: &str = "processes of other users";
 
-/// The name of the line that alone says nothing of what was done.
+/// The name of a line that alone says nothing about what was done.
 const INSIDE: &str = "inside";
 
 /// A report that is being counted.
 pub(crate) struct Pending {
     /// Whether the library is loaded at all.
     rules: bool,
-    /// Where nothing is loaded there is nothing to count.
+    /// `None` if nothing is loaded, since there is nothing to count.
     counting: Option<Counting>,
-    /// Standard error, if nothing else.
+    /// The destination; `None` for standard error.
     to: Option<Destination>,
     json: bool,
 }
 
-/// What the rules did, in one process or all.
+/// What the rules did, in one process or in all.
 #[derive(Debug, Default, Serialize)]
 struct Sums {
     stream_read_bytes: u64,
@@ -72,7 +73,7 @@ struct Sums {
     processes_not_reached: u64,
 }
 
-/// One process's.
+/// The counts of one process.
 #[derive(Debug, Serialize)]
 struct OfProcess {
     pid: u32,
@@ -84,25 +85,25 @@ struct OfProcess {
 /// The whole report.
 #[derive(Debug, Serialize)]
 struct Summary {
-    /// What became of the pages that the command brought in, where it was followed by events.
+    /// The page totals of the command, if it was followed by events.
     events: Option<FollowedPages>,
-    /// Why that is not known, where it was to be followed.
+    /// Why these are unknown, if it was to be followed.
     no_events: Option<String>,
     /// Whether the library was there at all.
     rules: bool,
-    /// Whether the processes had something to count in.
+    /// Whether the processes could count.
     counted: bool,
     total: Sums,
     processes: Vec<OfProcess>,
-    /// Processes beyond those that a report has room for.
+    /// Number of processes for which a report has no room.
     processes_not_counted: u64,
-    /// What of the streams' files is resident at the end, and was not before.
+    /// Bytes of the streams' files that are resident at the end, and were not before.
     stream_stayed_bytes: u64,
     stayed: Left,
 }
 
 impl Pending {
-    /// Makes what the processes count in, if there is a library; and the file that the report goes to.
+    /// Creates the counting file, if there is a library, and the destination file.
     pub(crate) fn begin(library: Option<&Path>, to: &Path, json: bool) -> Self {
         let is_json = to == Path::new(JSON);
         let has_file = to != Path::new(STANDARD_ERROR) && !is_json;
@@ -114,12 +115,13 @@ impl Pending {
         Self { rules: library.is_some(), counting, to, json: json || is_json }
     }
 
-    /// What the processes are to count in.
+    /// Returns the path of the counting file.
     pub(crate) fn path(&self) -> Option<PathBuf> {
         self.counting.as_ref().map(Counting::path)
     }
 
-    /// Prints it; `events` is what became of the command's pages, where it was followed, and `no_events` why that is not known.
+    /// Prints the report; `events` are the command's page totals, if it was followed, and `no_events` why they are
+    /// unknown.
     pub(crate) fn end(mut self, events: Option<FollowedPages>, no_events: Option<String>) {
         let text = match self.text(events, no_events) {
             Ok(text) => text,
@@ -134,7 +136,7 @@ impl Pending {
                 Err(error) => complain_of(&path, &error),
             }
         }
-        // If nobody listens there, nothing can be said.
+        // If nobody listens there, nothing can be reported.
         let _ = io::stderr().lock().write_all(text.as_bytes());
     }
 
@@ -150,7 +152,7 @@ impl Pending {
     }
 }
 
-/// The report isn't lost with its file.
+/// Reports a destination error; the report itself is not lost.
 fn complain_of(path: &Path, error: &io::Error) {
     let path = escaped(path);
     output::complain(format_args!("can't write {path}: {error}; the report goes to standard error"));
@@ -213,7 +215,7 @@ impl Sums {
         self.processes_not_reached += process.get(Count::NotReached);
     }
 
-    /// A line for each rule that did something.
+    /// Returns a line for each rule that did something.
     fn lines(&self) -> Vec<(&'static str, String)> {
         let mut lines = Vec::new();
         let mut line = |name, parts: &[Option<String>]| {
@@ -335,7 +337,7 @@ impl std::fmt::Display for Summary {
 }
 
 impl Summary {
-    /// What the rules did in the command's processes.
+    /// Formats what the rules did in the command's processes.
     fn fmt_rules(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if !self.rules {
             return writeln!(f, "pagekeeper: no rules were applied: the command ran without the library");
@@ -363,7 +365,7 @@ impl Summary {
         for (name, text) in &lines {
             writeln!(f, "  {name:<11} {text}")?;
         }
-        // What was started to become another user, as su(1), does nothing else.
+        // A program started to become another user, such as su(1), does nothing else.
         if lines.iter().all(|(name, _)| *name == INSIDE) {
             writeln!(f, "  {:<11} {OTHERS}", "not counted")?;
         }
@@ -401,7 +403,7 @@ mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
 
-    /// The summary of processes that counted these.
+    /// Returns the summary of processes with these counts.
     fn summary(processes: &[(&str, &[(Count, u64)])]) -> Summary {
         let file = tempfile::tempfile().unwrap();
         let report = pagekeeper_preload::counters::Report::begin(file.try_clone().unwrap()).unwrap();

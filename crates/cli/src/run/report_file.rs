@@ -1,7 +1,7 @@
-//! The file that a report goes to.
+//! The destination file of a report.
 //!
-//! Invariant: nobody waits for it before the command has run, and afterwards only for a reader that takes what is written: a pipe that
-//! nobody reads is opened once more at the end, and given up.
+//! Invariant: nobody waits for it before the command has run, and afterwards only for a reader that takes the
+//! data. A pipe that nobody reads is opened once more at the end, and then abandoned.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -12,17 +12,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-/// How long a pipe that is full is waited for.
+/// Maximum wait for a full pipe.
 const READER_MAX: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// A file that a report goes to, or a pipe that nobody reads yet.
+/// A destination file, or a pipe that nobody reads yet.
 pub(super) struct Destination {
     pub(super) path: PathBuf,
     file: Option<File>,
 }
 
 impl Destination {
-    /// Makes or empties the file.
+    /// Creates or truncates the file.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = match open(path) {
             Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => None,
@@ -31,7 +31,7 @@ impl Destination {
         Ok(Self { path: path.to_path_buf(), file })
     }
 
-    /// Writes all of it.
+    /// Writes all bytes.
     pub(super) fn write(self, mut bytes: &[u8]) -> io::Result<()> {
         let mut file = match self.file {
             Some(file) => file,
@@ -52,7 +52,7 @@ impl Destination {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // A pipe would hold the opening up until somebody reads it.
+    // Opening a pipe would block until somebody reads it.
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     OpenOptions::new().write(true).create(true).truncate(true).custom_flags(flags).open(path)
 }

@@ -1,7 +1,7 @@
-//! `pagekeeper run --pid`: follows processes that run already, and their children, until they end or a signal comes.
+//! `pagekeeper run --pid`: follows running processes and their children, until they end or a signal arrives.
 //!
-//! Invariants: none of them is a database, a thread of the kernel, the first process, or one that the caller could not end. Nothing is
-//! done to them, and what they brought in before stays. Fails with a sentence before it follows any.
+//! Invariants: none of them is a database, a kernel thread, the first process, or one that the caller could not
+//! kill. Nothing is done to them, and pages brought in earlier stay. Fails with a sentence before it follows any.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -25,13 +25,13 @@ use super::sys::Held;
 use super::{Args, report};
 use crate::output;
 
-/// How long a signal may wait where nothing comes in.
+/// Maximum delay of a signal while no pages come in.
 const IDLE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Follows the processes that were named.
+/// Follows the named processes.
 pub(super) fn run(args: &Args, settings: &Settings) -> ExitCode {
     let plan = FollowPlan::new(Followed::All, settings, args.pace);
-    // Before a thread is started that would take them.
+    // Before a thread is started that would receive them.
     let held = Held::hold(&[SIGINT, SIGTERM, SIGHUP]);
     let mut streams = match start(&args.pids, &plan, args.config.as_deref()) {
         Ok(streams) => streams,
@@ -63,7 +63,7 @@ fn start(pids: &[u32], plan: &FollowPlan, config: Option<&Path>) -> Result<Strea
         return Err(refused(Refusal::NotPermitted(NoService::Unasked).to_string()));
     }
     let mut streams = plan.start().map_err(|error| refused(error.to_string()))?;
-    // Once more for those that were started before their parent was followed.
+    // Repeated for processes that were started before their parent was followed.
     for _ in 0..2 {
         for pid in with_children(&proc, pids).into_iter().filter(|pid| !plan.is_never(*pid)) {
             plan.follow(&mut streams, pid).map_err(|error| refused(error.to_string()))?;
@@ -72,7 +72,7 @@ fn start(pids: &[u32], plan: &FollowPlan, config: Option<&Path>) -> Result<Strea
     Ok(streams)
 }
 
-/// The profiles that databases are known by.
+/// Returns the profiles that identify databases.
 fn profiles(config: Option<&Path>) -> Result<Vec<Arc<Profile>>, String> {
     let options =
         config.map(pagekeeper_guard::Options::read).transpose().map_err(|error| error.to_string())?;
@@ -114,13 +114,13 @@ fn check(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Result<(), Str
     }
 }
 
-/// Whether the number is a process's; threads are not listed.
+/// Whether the number is a process ID; threads are not listed.
 fn is_process(pid: u32) -> bool {
     let mut entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.any(|entry| entry.file_name() == OsStr::new(&pid.to_string()))
 }
 
-/// The processes, and what descends from them.
+/// Returns the processes and their descendants.
 fn with_children(proc: &ProcRoot, pids: &[u32]) -> BTreeSet<u32> {
     let all = proc.pids().unwrap_or_default();
     let parents: Vec<(u32, u32)> =

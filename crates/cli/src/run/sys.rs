@@ -1,9 +1,11 @@
-//! The unsafe part of the command: signals and standard descriptors as they were found at the start, signals waited for one by one, and
-//! died of; a process beside the command, and word to it; and a try whether a file's bytes may be executed.
+//! The unsafe part of the command: signals and standard descriptors as found at the start, waiting for single
+//! signals, and dying of a signal. Also a process beside the command with messages to it, and a test whether a
+//! file's bytes may be executed.
 //!
-//! Facts: Rust's runtime ignores SIGPIPE before `main`, and resets it and the signal mask in what it starts; and opens /dev/null where
-//! one of the descriptors 0 to 2 is closed. A program must find all as if nothing had stood before it: services have SIGPIPE ignored
-//! (systemd.exec(5), `IgnoreSIGPIPE=`), nohup(1) SIGHUP; and what is written where nothing is open has to fail.
+//! Facts: Rust's runtime ignores SIGPIPE before `main`, and resets it and the signal mask in the processes it
+//! starts. It also opens /dev/null in place of a closed descriptor 0 to 2. A program must find everything as if
+//! nothing had stood before it. Services have SIGPIPE ignored (systemd.exec(5), `IgnoreSIGPIPE=`), and nohup(1)
+//! ignores SIGHUP; a write to a closed descriptor must fail.
 #![allow(unsafe_code, reason = "system calls that rustix has no safe form of; each block states its proof")]
 
 use std::fs::File;
@@ -23,12 +25,12 @@ use rustix::process::{Pid, Resource, WaitOptions, getpid, waitpid};
 
 use crate::stack;
 
-/// Whether SIGPIPE was ignored as this process began.
+/// Whether SIGPIPE was ignored when this process started.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 /// A bit for each of the descriptors 0 to 2 that was closed then.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
-/// The loader calls it before `main`, and so before Rust's runtime changes anything.
+/// The loader calls this before `main`, and so before Rust's runtime changes anything.
 #[used]
 // SAFETY: entries of this section are pointers to functions of this form, called by the loader once each, when the C library is
 // ready (System V gABI, "Initialization and Termination Functions").
@@ -52,7 +54,7 @@ fn is_ignored(signal: libc::c_int) -> bool {
     }
 }
 
-/// How this process found its signals and standard descriptors.
+/// The signals and standard descriptors as this process found them.
 #[derive(Clone, Copy)]
 pub(crate) struct Found {
     mask: libc::sigset_t,
@@ -63,7 +65,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Reads them; before anything here changes them.
+    /// Reads them, before anything here changes them.
     pub(crate) fn now() -> Self {
         let mut mask = empty_set();
         // SAFETY: only asks; `mask` is a set.
@@ -77,7 +79,7 @@ impl Found {
         }
     }
 
-    /// Makes a command start with all as it was found.
+    /// Makes a command start with everything as it was found.
     pub(crate) fn pass_on(self, command: &mut Command) {
         let stack = stack::given();
         let restore = move || {
@@ -101,13 +103,13 @@ impl Found {
     }
 }
 
-/// Has a write beyond the limit of a file's size (`RLIMIT_FSIZE`) fail, and not end this process.
+/// Makes a write beyond the file size limit (`RLIMIT_FSIZE`) fail instead of ending this process.
 pub(crate) fn survive_size_limit() {
     // SAFETY: SIG_IGN is an action of that signal.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// Holds all signals back in this thread; what was held back before.
+/// Blocks all signals in this thread. Returns the previously blocked ones.
 pub(crate) fn hold_all() -> HeldBefore {
     let (mut all, mut before) = (empty_set(), empty_set());
     // SAFETY: all are sets.
@@ -118,19 +120,19 @@ pub(crate) fn hold_all() -> HeldBefore {
     HeldBefore(before)
 }
 
-/// Signals that a thread held back.
+/// The signals that a thread had blocked.
 #[derive(Clone, Copy)]
 pub(crate) struct HeldBefore(libc::sigset_t);
 
 impl HeldBefore {
-    /// Has this thread hold back the same.
+    /// Restores them in this thread.
     pub(crate) fn restore(self) {
         // SAFETY: it is a set.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
     }
 }
 
-/// Whether this process leads its session. Its leader's id is 0 where it lives outside of this namespace of processes
+/// Whether this process leads its session. The leader's ID is 0 if it is outside of this PID namespace
 /// (`pid_namespaces(7)`), as in a container that is entered from outside.
 pub(crate) fn leads_session() -> bool {
     // SAFETY: both only ask, and touch no memory.
@@ -146,20 +148,20 @@ fn empty_set() -> libc::sigset_t {
     }
 }
 
-/// Signals that are held back, and taken one by one.
+/// Blocked signals, taken one by one.
 pub(crate) struct Held(libc::sigset_t);
 
-/// A signal that came.
+/// A received signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Came {
     /// Its number.
     pub(crate) signal: libc::c_int,
-    /// A process sent it; else the kernel did, as it does for a terminal's keys.
+    /// Whether a process sent it, rather than the kernel, as for a terminal's keys.
     pub(crate) sent: bool,
 }
 
 impl Held {
-    /// Holds these back from now on, in this thread and those it starts; and has children waited for.
+    /// Blocks these from now on, in this thread and those it starts; and makes children waitable.
     pub(crate) fn hold(signals: &[libc::c_int]) -> Self {
         let mut set = empty_set();
         // SAFETY: `set` is a set; numbers that are no signals are refused. SIG_DFL is an action of SIGCHLD.
@@ -173,14 +175,14 @@ impl Held {
         Self(set)
     }
 
-    /// Whether one has come; it is taken.
+    /// Whether one has arrived; if so, takes it.
     pub(crate) fn has_come(&self) -> bool {
         let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: both point to values of their types; nothing is to be said of the signal.
         unsafe { libc::sigtimedwait(&raw const self.0, std::ptr::null_mut(), &raw const now) > 0 }
     }
 
-    /// Waits for the next.
+    /// Waits for the next one.
     pub(crate) fn next(&self) -> io::Result<Came> {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
         loop {
@@ -199,7 +201,8 @@ impl Held {
     }
 }
 
-/// Ends this process by a signal, as the one that it stands for ended; without a core, which that one has left if any was wanted.
+/// Ends this process by a signal, as the represented process ended; without a core dump, which that one has left
+/// if it was wanted.
 pub(crate) fn die_of(signal: libc::c_int) {
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
@@ -214,7 +217,7 @@ pub(crate) fn die_of(signal: libc::c_int) {
     }
 }
 
-/// The version of the C library that this program has; `None` where that is another than glibc.
+/// Returns the version of this program's C library; `None` if it is not glibc.
 pub(crate) fn c_library() -> Option<&'static str> {
     #[cfg(target_env = "gnu")]
     // SAFETY: a string that is the C library's for good.
@@ -223,7 +226,7 @@ pub(crate) fn c_library() -> Option<&'static str> {
     None
 }
 
-/// Whether a file's bytes may be executed where it lies: a mount with noexec, or a security module, forbids it.
+/// Tests whether a file's bytes may be executed where it is: noexec mounts and security modules forbid it.
 pub(crate) fn may_execute(file: &File) -> io::Result<()> {
     const LENGTH: usize = 1;
     let protection = ProtFlags::READ | ProtFlags::EXEC;
@@ -235,17 +238,17 @@ pub(crate) fn may_execute(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts a process that does `work` and ends: no child of this one's, in a session of its own, in the root directory, with nothing
-/// open but `kept` and, for standard descriptors, `/dev/null`.
+/// Starts a process that does `work` and ends. It is not a child of this one, and is in its own session and in the
+/// root directory. Only `kept` and, as standard descriptors, `/dev/null` are open in it.
 ///
 /// # Errors
 ///
-/// Where it can't be started or left alone, or this process has other threads.
+/// If it can't be started or detached, or if this process has other threads.
 pub(crate) fn apart(kept: &[BorrowedFd<'_>], work: impl FnOnce()) -> io::Result<()> {
     let child = fork(|| {
         // SAFETY: it takes nothing and touches no memory.
         unsafe { libc::setsid() };
-        // The one that is forked here is left to init as this one ends.
+        // The process forked here is reparented to init when this one ends.
         stand_apart(kept).is_ok()
             && fork(|| {
                 work();
@@ -257,12 +260,12 @@ pub(crate) fn apart(kept: &[BorrowedFd<'_>], work: impl FnOnce()) -> io::Result<
         .and_then(|is_fine| if is_fine { Ok(()) } else { Err(io::Error::other("no process can be started")) })
 }
 
-/// Has the process that becomes the command send its number, as an `u32`, and wait for an answer, as long as the socket's timeout says.
-/// No answer is no reason not to become it.
+/// Makes the process that becomes the command send its ID, as a `u32`, and wait for an answer, up to the socket's
+/// timeout. It becomes the command even without an answer.
 pub(crate) fn announce(command: &mut Command, socket: Arc<UnixStream>) {
     let announce = move || {
         let pid = getpid().as_raw_pid().to_ne_bytes();
-        // Whoever reads may have ended, which is to end nobody here.
+        // The reader may have ended, which must not end this process.
         if send(&*socket, &pid, SendFlags::NOSIGNAL).is_ok() {
             let _ = recv(&*socket, &mut [0; ANSWER_MAX], RecvFlags::empty());
         }
@@ -272,10 +275,11 @@ pub(crate) fn announce(command: &mut Command, socket: Arc<UnixStream>) {
     unsafe { command.pre_exec(announce) };
 }
 
-/// Bytes that an answer has at most, or whose rest nobody reads.
+/// Maximum bytes of an answer; the rest is never read.
 const ANSWER_MAX: usize = 256;
 
-/// Forks a child that does `work`, and ends by whether that succeeded. It runs nothing else of this process: no destructor, no `atexit`.
+/// Forks a child that does `work`, and whose exit code says whether that succeeded. It runs nothing else of this
+/// process: no destructor, no `atexit`.
 fn fork(work: impl FnOnce() -> bool) -> io::Result<libc::pid_t> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 + usize::from(stack::has_waiting_thread()) {
         return Err(io::Error::other("this process has other threads"));
@@ -295,7 +299,8 @@ fn fork(work: impl FnOnce() -> bool) -> io::Result<libc::pid_t> {
     }
 }
 
-/// Waits for a child's end: whether it ended by itself, with code 0. Where ended children are not kept (SIGCHLD ignored), it is taken to have.
+/// Waits for a child's end. Returns whether it exited by itself with code 0; true if ended children are not kept
+/// (SIGCHLD ignored).
 fn wait(child: libc::pid_t) -> io::Result<bool> {
     let Some(child) = Pid::from_raw(child) else { return Ok(false) };
     loop {
@@ -308,10 +313,10 @@ fn wait(child: libc::pid_t) -> io::Result<bool> {
     }
 }
 
-/// The nice value of what is to act before others have the processor again.
+/// The nice value of a process that has to run before others.
 const AHEAD: i32 = -10;
 
-/// Leaves all that a process was started with: descriptors, directory, signals, priority.
+/// Leaves everything that a process was started with: descriptors, directory, signals, priority.
 fn stand_apart(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
@@ -337,13 +342,15 @@ fn stand_apart(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
     // SAFETY: `set` is a set; both are actions of all these signals.
     unsafe {
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
-        // What ends a command's whole service or terminal is not to end what cleans up behind it.
+        // A signal that ends a command's whole service or terminal must not end the process that cleans up after
+        // it.
         for signal in [libc::SIGPIPE, libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
             libc::signal(signal, libc::SIG_IGN);
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
     }
-    // Ahead of what it watches, also on a busy machine; without the right to it the command's own priority has to do.
+    // Ahead of the process it watches, even on a busy machine. Without permission, the command's own priority must
+    // do.
     let _ = rustix::process::setpriority_process(None, AHEAD);
     Ok(())
 }

@@ -1,7 +1,8 @@
-//! The command that was typed behind `run --`: where no list and no profile knows it, it is taken for a stream.
+//! The command typed after `run --`: if no list and no profile knows it, it counts as a stream.
 //!
-//! Whoever types `run --` before a command has it stream, unless it is a server. Shells, and the runtime that servers are started with whose
-//! profiles name no process (Java), only start what does the work: of that each process is judged by itself. Never fails.
+//! Whoever types `run --` before a command wants it to stream, unless it is a server. Shells, and the runtime of
+//! servers whose profiles name no process (Java), only start the programs that do the work: there each process is
+//! judged by itself. Never fails.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -14,17 +15,18 @@ use pagekeeper_preload::settings::{Role, Settings};
 use super::cover::{self, PREFIXES};
 use crate::output;
 
-/// Programs that only start what does the work.
+/// Programs that only start the ones that do the work.
 pub(super) const SHELLS: [&str; 10] =
     ["sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh"];
 
-/// Programs that start a server, and have none of its names.
+/// Programs that start a server, but have none of its names.
 const STARTERS: [&str; 5] = ["pg_ctl", "pg_ctlcluster", "supervisord", "s6-svscan", "runsvdir"];
 
-/// What names have in them that a server's has not, whatever else they begin with: `mysql-backup.sh`.
+/// Parts of names that a server's name does not have, whatever else it starts with: `mysql-backup.sh`.
 const NO_SERVER: [&[u8]; 2] = [b"backup", b"dump"];
 
-/// The name of the command (`comm`), if it is on no list and in no profile, and its processes are taken for what they are called.
+/// Returns the name of the command (`comm`) if it is on no list and in no profile, and its processes count as what
+/// they are called.
 pub(super) fn unlisted(command: &[OsString], settings: &Settings) -> Option<String> {
     if settings.role != Role::Auto {
         return None;
@@ -45,7 +47,7 @@ pub(super) fn unlisted(command: &[OsString], settings: &Settings) -> Option<Stri
     std::str::from_utf8(comm).ok().filter(|comm| !comm.contains('\n')).map(str::to_owned)
 }
 
-/// Says what is done with it.
+/// Reports how it is treated.
 pub(super) fn say(command: &str) {
     let command = escaped(Path::new(command));
     output::complain(format_args!(
@@ -53,7 +55,7 @@ pub(super) fn say(command: &str) {
     ));
 }
 
-/// The command behind all that starts it. `None`: somebody else starts it, or which it is can't be seen.
+/// Returns the command behind all its starters; `None` if another process starts it, or if it can't be determined.
 fn behind_starters(mut command: &[OsString]) -> Option<&[OsString]> {
     for _ in 0..=cover::DEPTH_MAX {
         let (name, rest) = command.split_first()?;
@@ -70,7 +72,7 @@ fn behind_starters(mut command: &[OsString]) -> Option<&[OsString]> {
     None
 }
 
-/// Whether a profile says what is done with it: one for processes of that name, or of which the name is part (`cassandra`,
+/// Whether a profile applies to it: one for processes of that name, or whose name is part of it (`cassandra`,
 /// `kafka-server-start.sh`, `mariadbd-safe`).
 pub(super) fn is_server(comm: &[u8], settings: &Settings) -> bool {
     if STARTERS.iter().any(|starter| starter.as_bytes() == comm) {
@@ -80,14 +82,14 @@ pub(super) fn is_server(comm: &[u8], settings: &Settings) -> bool {
     settings.profiles.iter().any(|profile| {
         let mut names = profile.processes.iter().map(String::as_str).chain([profile.name.as_str()]);
         names.any(|name| {
-            // One that was cut may fit by its pattern alone.
+            // A truncated name may match only by its pattern.
             (comm.starts_with(name.as_bytes()) && !is_no_server)
                 || names::matches_name(name.as_bytes(), comm).is_some()
         })
     })
 }
 
-/// Whether a word names a server's program, as those of an entry point do: `docker-entrypoint.sh mariadbd`.
+/// Whether a word names a server's program, as in the words of an entry point: `docker-entrypoint.sh mariadbd`.
 pub(super) fn are_given_a_server(words: &[OsString], settings: &Settings) -> bool {
     let is_program = |word: &OsString| {
         let comm = cover::comm(cover::base(word));
@@ -95,7 +97,7 @@ pub(super) fn are_given_a_server(words: &[OsString], settings: &Settings) -> boo
         names.any(|name| name != "*" && names::matches_name(name.as_bytes(), comm).is_some())
     };
     let is_path = |word: &OsString| word.as_encoded_bytes().contains(&b'/');
-    // Directories of servers are called like them.
+    // Directories of servers have their names, too.
     words.iter().any(|word| is_program(word) && (!is_path(word) || Path::new(word).is_file()))
 }
 

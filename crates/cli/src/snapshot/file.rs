@@ -1,7 +1,8 @@
 //! Reading and replacing the snapshot file.
 //!
-//! Invariants: a new snapshot is written beside the old one, synced and renamed over it, so that at every moment one
-//! whole file is there; a link is followed, so that it stays one; what is no snapshot is replaced only when forced.
+//! Invariants: a new snapshot is written beside the old one, synced and renamed over it, so that one complete file
+//! exists at every moment. A link is followed, so that it remains a link. A file that is not a snapshot is
+//! replaced only when forced.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,12 +15,12 @@ use rustix::fs::OFlags;
 
 use super::format::{FormatError, MAGIC, Snapshot, decode, encode};
 
-/// Larger files are not read: 4 GiB of snapshot would name a hundred million extents.
+/// Larger files are not read: 4 GiB of snapshot would hold a hundred million extents.
 const LARGEST: u64 = 4 << 30;
 
 /// Reads a snapshot file.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Snapshot> {
-    // A FIFO is refused, not waited for.
+    // A FIFO is refused without waiting for a writer.
     let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(nonblocking).open(path)?;
     let metadata = file.metadata()?;
@@ -39,16 +40,16 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Snapshot> {
     Ok(decode(&bytes)?)
 }
 
-/// Where a snapshot is to be written.
+/// The place for a new snapshot.
 #[derive(Debug)]
 pub(super) struct Target {
     path: PathBuf,
-    /// A file is there, and may be replaced.
+    /// A file exists, and may be replaced.
     replace: bool,
 }
 
 impl Target {
-    /// Finds out whether `path` can be written, before any work is done.
+    /// Checks that `path` can be written, before any work is done.
     pub(super) fn new(path: &Path, force: bool) -> anyhow::Result<Self> {
         let shown = escaped(path);
         let metadata = match std::fs::metadata(path) {
@@ -82,10 +83,10 @@ impl Target {
 
     fn replace_by(&self, bytes: &[u8]) -> anyhow::Result<()> {
         let directory = self.path.parent().context("a directory can't be written as a file")?;
-        // Opened here, since tempfile's own errors show a path that nobody named.
+        // Opened here, because tempfile's own errors show a path that the user did not name.
         let mut failure = None;
         let mut open = |path: &Path| {
-            // Readable by its owner only: it holds names of files that others may not list.
+            // Readable only by its owner: it holds names of files that others may not list.
             let opened = File::options().write(true).create_new(true).mode(0o600).open(path);
             opened.inspect_err(|error| failure = error.raw_os_error())
         };

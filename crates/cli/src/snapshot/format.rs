@@ -27,18 +27,19 @@ use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-/// What every snapshot file begins with. The first byte is no text, the last one is spoilt by line-end conversion.
+/// The first bytes of every snapshot file. The first byte is not text, and the last one changes if line ends are
+/// converted.
 pub(super) const MAGIC: [u8; 8] = *b"\x89PKSNAP\n";
 
 const VERSION: u16 = 1;
 
 const CHECKSUM_BYTES: usize = 4;
 
-/// The content of a snapshot file.
+/// The contents of a snapshot file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     pub(crate) created: Time,
-    /// In bytes; extents count in it.
+    /// In bytes; extents count in pages of this size.
     pub(crate) page_size: u64,
     pub(crate) files: Vec<FileEntry>,
 }
@@ -46,15 +47,15 @@ pub(crate) struct Snapshot {
 /// One file as it was when the snapshot was taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileEntry {
-    /// Absolute.
+    /// Absolute path.
     pub(crate) path: PathBuf,
     pub(crate) dev: u64,
     pub(crate) ino: u64,
     /// In bytes.
     pub(crate) size: u64,
-    /// Of the content.
+    /// Time of the last change of the contents.
     pub(crate) changed: Time,
-    /// The later of the last access, as far as the file system keeps it, and the last change.
+    /// The later of the last access, as far as the file system records it, and the last change.
     pub(crate) last_used: Time,
     /// Resident extents in pages: sorted, not empty, not touching.
     pub(crate) extents: Vec<Range<u64>>,
@@ -68,16 +69,16 @@ pub(crate) struct Time {
     pub(crate) nanos: u32,
 }
 
-/// Why bytes are no snapshot.
+/// Why bytes are not a valid snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FormatError {
-    /// It does not begin as one.
+    /// They do not begin as a snapshot does.
     NotASnapshot,
     /// Bytes are missing or were changed.
     Damaged,
     /// Written by a later version of this program.
     UnknownVersion(u16),
-    /// The checksum holds, the content makes no sense: whoever wrote it did so wrongly.
+    /// The checksum is correct, but the contents are invalid: the program that wrote them has a bug.
     Malformed(&'static str),
 }
 
@@ -98,7 +99,7 @@ impl fmt::Display for FormatError {
 
 impl std::error::Error for FormatError {}
 
-/// Writes a snapshot as bytes.
+/// Encodes a snapshot as bytes.
 pub(super) fn encode(snapshot: &Snapshot) -> Vec<u8> {
     let mut out = Vec::with_capacity(64 + snapshot.files.len() * 128);
     out.extend_from_slice(&MAGIC);
@@ -142,10 +143,10 @@ fn put_time(out: &mut Vec<u8>, time: Time) {
     put(out, u64::from(time.nanos));
 }
 
-/// Reads a snapshot from the bytes of its file.
+/// Decodes a snapshot from the bytes of its file.
 pub(super) fn decode(bytes: &[u8]) -> Result<Snapshot, FormatError> {
     if !bytes.starts_with(&MAGIC) {
-        // Cut within the magic, or something else altogether.
+        // Cut within the magic, or another kind of file.
         let cut = !bytes.is_empty() && MAGIC.starts_with(bytes);
         return Err(if cut { FormatError::Damaged } else { FormatError::NotASnapshot });
     }
@@ -166,7 +167,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Snapshot, FormatError> {
     if input.0.is_empty() { Ok(snapshot) } else { Err(FormatError::Malformed("bytes after its end")) }
 }
 
-/// What is yet to be read.
+/// The bytes that remain to be read.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -177,7 +178,7 @@ impl<'a> Input<'a> {
             return Err(FormatError::Malformed("an impossible page size"));
         }
         let count = self.number()?;
-        // No capacity is taken from a count: it follows what is really there.
+        // No capacity is taken from a count, which may be wrong: the vector grows with the entries that exist.
         let mut files = Vec::new();
         for _ in 0..count {
             files.push(self.file(u64::MAX / page_size)?);
@@ -261,7 +262,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Version 1 as it was first written. It must be readable for ever: never make it anew.
+    /// Version 1 as it was first written. It must stay readable: never regenerate it.
     const GOLDEN_V1: &[u8] = include_bytes!("testdata/v1.snapshot");
 
     fn golden_content() -> Snapshot {
@@ -322,7 +323,7 @@ mod tests {
         assert_eq!(decode(b"-- MySQL dump"), Err(FormatError::NotASnapshot));
     }
 
-    /// Bytes with a right checksum, as a broken or hostile writer could make them.
+    /// Returns bytes with a correct checksum, as a faulty or hostile writer could make them.
     fn sealed(version: u16, content: &[u8]) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&version.to_le_bytes());
@@ -340,7 +341,7 @@ mod tests {
 
     #[test]
     fn huge_counts_take_no_memory() {
-        // Created 0, page size 4096, then 2⁶³ files, of which none is there.
+        // Created 0, page size 4096, then 2⁶³ files, none of which exists.
         let mut content = vec![0, 0, 0x80, 0x20];
         put(&mut content, 1 << 63);
         assert_eq!(decode(&sealed(1, &content)), Err(FormatError::Malformed("it ends in the middle")));
@@ -418,7 +419,7 @@ mod tests {
             let mut content = bytes[MAGIC.len() + 2..bytes.len() - CHECKSUM_BYTES].to_vec();
             let at = at.index(content.len());
             content[at] = byte;
-            // Read as something else, or refused; what is read can be written again.
+            // It is read with other contents, or refused; what was read can be written again.
             if let Ok(read) = decode(&sealed(1, &content)) {
                 prop_assert_eq!(decode(&encode(&read)), Ok(read));
             }

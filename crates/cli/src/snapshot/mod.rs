@@ -1,8 +1,8 @@
-//! `pagekeeper snapshot`: saves which pages of files are resident, for `warm --from` to bring them back after a
+//! `pagekeeper snapshot`: saves which pages of files are resident, for `warm --from` to read them again after a
 //! restart.
 //!
-//! Invariants: the snapshot file is whole or not there; a file that is no snapshot is not written over unasked. Files
-//! that fail are reported and left out, the rest is saved.
+//! Invariants: the snapshot file is complete or missing; another kind of file is overwritten only on request.
+//! Files that fail are reported and left out, the others are saved.
 
 mod file;
 mod format;
@@ -73,12 +73,12 @@ struct SavedFile<'a> {
 
 #[derive(Debug, Default, Serialize)]
 struct Total {
-    /// With pages resident, and so in the snapshot.
+    /// Files with resident pages, which are in the snapshot.
     files: u64,
     files_seen: u64,
     resident: u64,
     extents: u64,
-    /// Of the snapshot file.
+    /// Size of the snapshot file in bytes.
     written: u64,
     seconds: f64,
 }
@@ -86,7 +86,7 @@ struct Total {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
-    // Before the work, so that a refusal does not come after it.
+    // Before the work, so that a refusal comes first.
     let target = file::Target::new(&args.output, args.force)?;
     let (snapshot, files_seen, problems) = take(args)?;
     let written = target.write(&snapshot)?;
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if report.errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Inspects all files; also returns how many there were, and which failed.
+/// Inspects all files; also returns their number, and those that failed.
 fn take(args: &Args) -> anyhow::Result<(Snapshot, u64, Problems)> {
     let tree = args.tree.tree()?;
     let problems = Problems::default();
@@ -137,7 +137,7 @@ fn take(args: &Args) -> anyhow::Result<(Snapshot, u64, Problems)> {
     Ok((Snapshot { created, page_size: page_size(), files }, files_seen, problems))
 }
 
-/// A file's entry; `None` if nothing of it is resident.
+/// Returns a file's entry; `None` if nothing of it is resident.
 fn entry_of(file: &InspectedFile) -> Result<Option<FileEntry>, Error> {
     let page = page_size();
     let extents = resident_extents(file, 0..u64::MAX)?
@@ -160,8 +160,8 @@ fn entry_of(file: &InspectedFile) -> Result<Option<FileEntry>, Error> {
     }))
 }
 
-/// The path from the root; for a symbolic link (which the user named or asked to follow) that of the file itself, so
-/// that restoring need not follow any.
+/// Returns the path from the root. For a symbolic link (which the user named or asked to follow) it is the path of
+/// the file itself, so that restoring follows no links.
 fn lasting_path(path: &Path) -> std::io::Result<PathBuf> {
     if std::fs::symlink_metadata(path)?.is_symlink() {
         std::fs::canonicalize(path)
@@ -171,15 +171,16 @@ fn lasting_path(path: &Path) -> std::io::Result<PathBuf> {
 }
 
 impl FileEntry {
-    /// Pages in all extents together.
+    /// Returns the number of pages in all extents together.
     pub(crate) fn resident_pages(&self) -> u64 {
         self.extents.iter().map(|extent| extent.end - extent.start).sum()
     }
 }
 
 impl Time {
-    /// From `stat`'s seconds and nanoseconds. A file system may be damaged or hostile, and give nanoseconds that are none: no
-    /// reason to stop. They are brought into range, here and when they are compared later, so the same file has the same time.
+    /// Converts from `stat`'s seconds and nanoseconds. A damaged or hostile file system may return invalid
+    /// nanoseconds, which is no reason to stop. They are brought into range, here and when they are compared
+    /// later, so the same file has the same time.
     pub(crate) fn from_parts(seconds: i64, nanos: i64) -> Self {
         Self { seconds, nanos: u32::try_from(nanos).unwrap_or(0).min(999_999_999) }
     }
@@ -191,7 +192,7 @@ impl Time {
     }
 }
 
-/// Reads a snapshot file, saying in words what is wrong with it.
+/// Reads a snapshot file; errors say in words what is wrong with it.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Snapshot> {
     read(path).with_context(|| format!("can't restore from {}", escaped(path)))
 }

@@ -1,6 +1,6 @@
-//! Which files `stat` shows, and in which order.
+//! Chooses the files that `stat` shows, and their order.
 //!
-//! Invariant: of a tree of any size not many more rows are kept at a time than will be shown.
+//! Invariant: for a tree of any size, it keeps few more rows than will be shown.
 
 use std::cmp::Ordering;
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::columns::Sort;
 use super::row::Row;
 
 impl Sort {
-    /// Greatest figure first, then by path: no two rows are alike.
+    /// Sorts by figure, greatest first, then by path: no two rows are equal.
     fn order(self, a: &Row, b: &Row) -> Ordering {
         let by_path = || a.path.as_os_str().cmp(b.path.as_os_str());
         match self {
@@ -19,10 +19,10 @@ impl Sort {
     }
 }
 
-/// How many files are not in the table, and why.
+/// Number of files that are not in the table, by reason.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LeftOut {
-    /// By the limit on the number of rows.
+    /// Beyond the limit on the number of rows.
     pub(super) by_top: u64,
     /// Below the least size.
     pub(super) by_min: u64,
@@ -42,13 +42,13 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// Chooses the first `top` rows of those with at least `min` of the figure that is sorted by; with `all`, those of
-    /// files of which nothing is or was resident, too.
+    /// Makes a choice of the first `top` rows with at least `min` of the figure that is sorted by. With `all`, it
+    /// includes files of which nothing is or was resident.
     pub(super) fn new(sort: Sort, top: usize, min: u64, all: bool) -> Self {
         Self { sort, top, min, all, rows: Vec::new(), left_out: LeftOut::default() }
     }
 
-    /// Considers a row. One of a file that the user named is not left out for having nothing to show.
+    /// Considers a row. The row of a file that the user named is not left out for being empty.
     pub(super) fn add(&mut self, row: Row, is_named: impl FnOnce(&Path) -> bool) {
         /// Rows kept beyond `top` before they are sorted out: enough to make that cheap.
         const SLACK: usize = 1024;
@@ -72,7 +72,7 @@ impl Choice {
         }
     }
 
-    /// The rows in order, and what is left out.
+    /// Returns the rows in order, and the number of rows left out.
     pub(super) fn finish(mut self) -> (Vec<Row>, LeftOut) {
         self.sort_out();
         self.rows.sort_unstable_by(|a, b| self.sort.order(a, b));
@@ -109,7 +109,7 @@ mod tests {
     fn the_top_of_very_many_is_right_and_the_rest_is_counted() {
         let mut choice = Choice::new(Sort::named("resident"), 3, 0, false);
         for index in 0..10_000 {
-            // Two of each figure; the greatest ones are neither first nor last.
+            // Two rows for each figure; the greatest ones are neither first nor last.
             choice.add(row(index, (index * 7919 % 10_000) / 2 * 2), |_| false);
         }
         assert!(choice.rows.len() < 2000, "{}", choice.rows.len());
@@ -117,7 +117,7 @@ mod tests {
         let figures: Vec<u64> = rows.iter().map(Row::resident).collect();
         assert_eq!(figures, [9998, 9998, 9996]);
         assert!(rows[0].path < rows[1].path);
-        // The two files of figure 0 have nothing to show.
+        // The two files with figure 0 have nothing to show.
         assert_eq!((left_out.by_top, left_out.empty), (9995, 2));
     }
 

@@ -1,6 +1,6 @@
-//! The figures that `stat` shows of each file.
+//! The figures that `stat` shows for each file.
 //!
-//! To add one: an entry in [`COLUMNS`]. The table, `--sort`, the total and the JSON follow from it.
+//! To add one, add an entry to [`COLUMNS`]. The table, `--sort`, the total and the JSON follow from it.
 
 use super::row::Row;
 
@@ -11,17 +11,17 @@ pub(super) struct Column {
     pub(super) head: &'static str,
     /// Its key in the JSON, and its name for `--sort`.
     pub(super) key: &'static str,
-    /// Its name in the total; empty where the figure says it alone.
+    /// Its name in the total; empty if the figure needs none.
     pub(super) total: &'static str,
-    /// In bytes; `None` where it is unknown.
+    /// In bytes; `None` if unknown.
     pub(super) value: fn(&Row) -> Option<u64>,
-    /// What `--sort` sorts by, 0 where it is unknown; `None` where it does not sort by this figure.
+    /// The value that `--sort` sorts by, 0 if unknown; `None` if this figure can't be sorted by.
     pub(super) sort: Option<fn(&Row) -> u64>,
-    /// Its share of the file has a column of its own, and so has its change with `--watch`: one figure has this.
+    /// Its share of the file has its own column, and so has its change with `--watch`; only one figure has this.
     pub(super) shared: bool,
     /// 0 is usual, and is drawn as a dash.
     pub(super) quiet: bool,
-    /// Drawn with `--wide` only.
+    /// Drawn only with `--wide`.
     pub(super) wide: bool,
 }
 
@@ -65,15 +65,15 @@ pub(super) const COLUMNS: [Column; 6] = [
     },
 ];
 
-/// A state of pages that few files have any in.
+/// Returns the column of a page state that is rare.
 const fn state(head: &'static str, key: &'static str, total: &'static str) -> Column {
     Column { head, key, total, value: |_| None, sort: None, shared: false, quiet: true, wide: false }
 }
 
-/// What to sort by.
+/// The sort order.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Sort {
-    /// A figure, by this function.
+    /// By a figure, which this function returns.
     Figure(fn(&Row) -> u64),
     Path,
 }
@@ -81,18 +81,18 @@ pub(super) enum Sort {
 impl Sort {
     const PATH: &'static str = "path";
 
-    /// The names that `--sort` takes.
+    /// Returns the names that `--sort` takes.
     pub(super) fn names() -> impl Iterator<Item = &'static str> {
         COLUMNS.iter().filter(|column| column.sort.is_some()).map(|column| column.key).chain([Self::PATH])
     }
 
-    /// By one of [`Self::names`]; by path if it is none.
+    /// Returns the order for one of [`Self::names`]; by path for any other name.
     pub(super) fn named(name: &str) -> Self {
         let column = COLUMNS.iter().find(|column| column.key == name);
         column.and_then(|column| column.sort).map_or(Self::Path, Self::Figure)
     }
 
-    /// This figure of a row, of what is resident where rows are sorted by path; 0 where it is unknown.
+    /// Returns this figure of a row, the resident bytes if rows are sorted by path; 0 if unknown.
     pub(super) fn of(self, row: &Row) -> u64 {
         match self {
             Self::Figure(of) => of(row),

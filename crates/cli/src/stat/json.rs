@@ -33,7 +33,7 @@ struct Map<'a> {
 struct Total<'a>(&'a Totals);
 
 impl<'a> Report<'a> {
-    /// The report of rows that are sorted and cut already.
+    /// Returns the report of rows that are already sorted and cut.
     pub(super) fn new(rows: &'a [Row], totals: &'a Totals, errors: &'a [Problem]) -> Self {
         Self { files: rows.iter().map(File).collect(), total: Total(totals), errors }
     }

@@ -1,8 +1,8 @@
-//! `pagekeeper stat`: what of each file is in the page cache, and in what state.
+//! `pagekeeper stat`: how much of each file is in the page cache, and in which state.
 //!
-//! The rows shown are those with something to show, most resident first, at most twenty of them unless asked otherwise;
-//! the total is of every file. Fails path by path; ends with 1 if a path failed or a file's figures are not for this
-//! user.
+//! Rows with nothing to show are left out. The rest is sorted by resident bytes, and at most twenty rows are shown
+//! unless requested otherwise; the total covers every file. Fails path by path; ends with 1 if a path failed or
+//! the user may not see a file's figures.
 
 mod choice;
 mod columns;
@@ -114,7 +114,7 @@ enum Sample {
     Later(Before),
 }
 
-/// Takes a sample, shows it, and returns what the next one is compared with.
+/// Takes a sample, shows it, and returns the figures that the next one is compared with.
 fn sample(args: &Args, tree: &Tree, screen: Screen, this: &Sample) -> anyhow::Result<(Before, ExitCode)> {
     let top = args.top.unwrap_or(if args.json || args.all { usize::MAX } else { 20 });
     let choice = Choice::new(args.sort, top, args.min.unwrap_or(0), args.all || args.json);
@@ -152,7 +152,7 @@ fn sample(args: &Args, tree: &Tree, screen: Screen, this: &Sample) -> anyhow::Re
     Ok((seen, if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }))
 }
 
-/// One sentence on the figures that this user can't have.
+/// Reports in one sentence the figures that this user may not see.
 fn report_unknown(totals: &Totals) {
     if totals.unknown_files > 0 {
         output::complain(format_args!(

@@ -1,4 +1,4 @@
-//! What is found of one file.
+//! The results for one file.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use pagekeeper_kernel::Residency;
 pub(super) struct Row {
     pub(super) path: PathBuf,
     pub(super) size: u64,
-    /// `None` where the kernel does not show this user.
+    /// `None` if the kernel does not show it to this user.
     pub(super) residency: Option<Residency>,
     /// Boxed, since most rows have none.
     pub(super) picture: Option<Box<Picture>>,
@@ -18,18 +18,18 @@ pub(super) struct Row {
 /// Which parts of a file are resident.
 #[derive(Debug, Clone)]
 pub(super) struct Picture {
-    /// Bytes each cell stands for.
+    /// Bytes of each cell.
     pub(super) cell_bytes: u64,
-    /// Share of each cell that is resident, 0 to [`FULL`].
+    /// Resident share of each cell, 0 to [`FULL`].
     pub(super) cells: Vec<u8>,
 }
 
 impl Row {
-    /// Resident bytes; 0 where that is unknown.
+    /// Returns the resident bytes; 0 if unknown.
     pub(super) fn resident(&self) -> u64 {
         self.residency.map_or(0, |counts| counts.resident)
     }
 }
 
-/// A cell that is wholly resident.
+/// Value of a cell that is entirely resident.
 pub(super) const FULL: u8 = 8;

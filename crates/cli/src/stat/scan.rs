@@ -1,7 +1,7 @@
-//! One sample of a tree: a row for each file worth keeping, and the sum of all.
+//! One sample of a tree: a row for each file to keep, and the sum of all files.
 //!
-//! Invariants: every file is in the totals once; a file whose figures are not for this user is counted as unknown,
-//! never guessed; a file is opened, counted and closed before the next one of its thread.
+//! Invariants: every file is in the totals once; a file whose figures the user may not see is counted as unknown,
+//! never estimated; a file is opened, counted and closed before its thread takes the next one.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -22,24 +22,24 @@ use crate::problems::{Problem, Problems};
 /// What to find out beyond the figures.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted {
-    /// Cells of each file's picture; none without a number.
+    /// Cells of each file's picture; `None` for no pictures.
     pub(super) cells: Option<usize>,
-    /// Remember what is resident of every file, shown or not.
+    /// Record the resident bytes of every file, shown or not.
     pub(super) remember: bool,
 }
 
-/// The outcome.
+/// The result.
 #[derive(Debug)]
 pub(super) struct Scan {
     pub(super) choice: Choice,
     pub(super) totals: Totals,
     pub(super) problems: Vec<Problem>,
     pub(super) mounted: MountedDevices,
-    /// Resident bytes of the files that have any, if they are to be remembered.
+    /// Resident bytes of the files that have any, if they are to be recorded.
     pub(super) remembered: HashMap<PathBuf, u64>,
 }
 
-/// Inspects every file of the tree, and makes a choice among them.
+/// Inspects every file of the tree, and chooses among them.
 pub(super) fn scan(tree: &Tree, choice: Choice, wanted: Wanted) -> Scan {
     let threads = WalkOptions::default().threads;
     let (problems, mounted) = (Problems::default(), MountedDevices::default());
@@ -70,7 +70,7 @@ pub(super) fn scan(tree: &Tree, choice: Choice, wanted: Wanted) -> Scan {
     Scan { problems: problems.into_sorted(), mounted, ..scan }
 }
 
-/// A file's figures, if they are for this user, and its picture, if it is wanted.
+/// A file's figures, if the user may see them, and its picture, if requested.
 type Seen = (Option<Residency>, Option<Box<Picture>>);
 
 fn inspect(file: &InspectedFile, wanted: Wanted, threads: usize) -> pagekeeper_kernel::Result<Seen> {
@@ -86,11 +86,11 @@ fn inspect(file: &InspectedFile, wanted: Wanted, threads: usize) -> pagekeeper_k
 }
 
 impl Picture {
-    /// The picture of a file of `size` bytes.
+    /// Returns the picture of a file of `size` bytes.
     fn of(map: &ResidencyMap, size: u64) -> Self {
         let page = page_size();
         let cell = |(index, &resident): (usize, &u64)| {
-            // The last cell is cut short by the end of the file, which may have moved since.
+            // The last cell ends at the end of the file, which may have moved since.
             let rest = size.saturating_sub(index as u64 * map.cell_bytes).clamp(1, map.cell_bytes);
             level(resident, rest.next_multiple_of(page))
         };
@@ -98,7 +98,7 @@ impl Picture {
     }
 }
 
-/// The share as a level that is 0 only for none and [`FULL`] only for all.
+/// Returns the share as a level that is 0 only for none and [`FULL`] only for all.
 fn level(resident: u64, whole: u64) -> u8 {
     if resident == 0 {
         return 0;

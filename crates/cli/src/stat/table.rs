@@ -14,7 +14,7 @@ use super::totals::Totals;
 use crate::output::{self, Screen, percent};
 use crate::size::Size;
 
-/// How to draw.
+/// How to draw the table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Style {
     pub(super) screen: Screen,
@@ -24,12 +24,12 @@ pub(super) struct Style {
     pub(super) wide: bool,
 }
 
-/// What was resident one sample earlier.
+/// Resident bytes one sample earlier.
 #[derive(Debug, Default)]
 pub(super) struct Before {
-    /// Of each file that had something resident, in bytes.
+    /// Bytes of each file that had any.
     pub(super) files: HashMap<PathBuf, u64>,
-    /// Of all files.
+    /// Bytes of all files.
     pub(super) total: u64,
 }
 
@@ -55,7 +55,7 @@ impl Style {
         bytes.map_or_else(|| "?".to_owned(), |bytes| self.size(bytes))
     }
 
-    /// Quieter where nothing is the rule.
+    /// Returns the figure, or a dash for the usual 0.
     fn figure_or_dash(self, bytes: Option<u64>) -> String {
         if bytes == Some(0) { "-".to_owned() } else { self.figure(bytes) }
     }
@@ -68,7 +68,7 @@ impl Style {
         }
     }
 
-    /// Draws it all: the rows as given, the total, and what is left out.
+    /// Draws everything: the rows in the given order, the total, and the number left out.
     pub(super) fn draw(
         self,
         out: &mut impl Write,

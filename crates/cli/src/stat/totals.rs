@@ -1,4 +1,4 @@
-//! The sums below the table of `stat`, in which the unknown stays unknown.
+//! The sums below the table of `stat`, in which unknown figures stay unknown.
 
 use pagekeeper_kernel::page_size;
 
@@ -9,16 +9,16 @@ use super::row::Row;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Totals {
     pub(super) files: u64,
-    /// Of each of [`COLUMNS`].
+    /// The sum of each of [`COLUMNS`].
     pub(super) sums: [Sum; COLUMNS.len()],
-    /// Sizes of the files whose residency is known, in whole pages: what is resident is a share of this.
+    /// Sizes, in whole pages, of the files whose residency is known: the resident share refers to this.
     pub(super) whole_pages: u64,
     pub(super) unknown_files: u64,
-    /// Files of which the fallback knew only what is resident.
+    /// Files for which the fallback knew only the resident bytes.
     pub(super) resident_only_files: u64,
 }
 
-/// A sum of figures some of which are unknown.
+/// A sum of figures, some of which are unknown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Sum {
     known: u64,
@@ -37,7 +37,7 @@ impl Sum {
         }
     }
 
-    /// The sum of what is known; `None` if files were there and nothing is known of any.
+    /// Returns the sum of the known figures; `None` if there were files and none is known.
     fn get(self) -> Option<u64> {
         (self.any_known || !self.any_unknown).then_some(self.known)
     }
@@ -58,13 +58,13 @@ impl Totals {
         }
     }
 
-    /// The sum of each figure; `None` where it is known of no file.
+    /// Returns the sum of each figure; `None` if it is known for no file.
     pub(super) fn of_columns(&self) -> impl Iterator<Item = (&'static Column, Option<u64>)> {
         const ALL: &[Column] = &COLUMNS;
         ALL.iter().zip(self.sums.map(Sum::get))
     }
 
-    /// What is resident of the files of which that is known.
+    /// Returns the resident bytes of the files for which they are known.
     pub(super) fn resident(&self) -> u64 {
         let resident = self.of_columns().find(|(column, _)| column.shared);
         resident.and_then(|(_, sum)| sum).unwrap_or(0)

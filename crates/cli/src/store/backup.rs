@@ -1,8 +1,8 @@
-//! `store backup` and `store restore`: a copy of a store, whole or as an increment, each page of it checked. One that a process has open
-//! is copied by that process, if it serves backups.
+//! `store backup` and `store restore`: a copy of a store, whole or as an increment, with each page checked. A
+//! store that a process has open is copied by that process, if it serves backups.
 //!
-//! Invariant: the destination is made, and is a store (or an increment) only when all of it is durable; what is there already is left as it is. The
-//! source is only read.
+//! Invariant: the destination is created, and is a store (or an increment) only when all of it is durable; an
+//! existing destination is left as it is. The source is only read.
 
 use std::borrow::Cow;
 use std::io::Write;
@@ -80,15 +80,15 @@ pub(super) struct RestoreArgs {
 struct Report<'a> {
     from: Cow<'a, str>,
     to: Cow<'a, str>,
-    /// Of an increment: the commit that it begins at.
+    /// The commit that an increment begins at.
     #[serde(skip_serializing_if = "Option::is_none")]
     since: Option<u64>,
-    /// Of a restore: what was put over the backup.
+    /// The increments that a restore applied to the backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     increments: Option<Vec<Cow<'a, str>>>,
-    /// The commit that it is as of.
+    /// The commit that the copy is as of.
     seq: u64,
-    /// Of an increment: those that are in it.
+    /// The pages in an increment.
     pages: u64,
     bytes: u64,
     seconds: f64,
@@ -123,7 +123,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     report.print(&args.to, page_size, args.json)
 }
 
-/// Has the process that has the store open make the copy.
+/// Requests the copy from the process that has the store open.
 fn run_elsewhere<'a>(
     args: &'a Args,
     base: impl Fn(&'a Path) -> anyhow::Result<pagekeeper_store::Base>,

@@ -1,6 +1,7 @@
-//! `store compact`: the data file of a store is made smaller.
+//! `store compact`: makes the data file of a store smaller.
 //!
-//! Invariant: the one command that writes to a store. Wherever it ends, the store is what it was but for free pages.
+//! Invariant: this is the only command that writes to a store. Whenever it ends, even early, the store differs
+//! from before only in its free pages.
 
 use std::borrow::Cow;
 use std::io::Write;
@@ -44,19 +45,19 @@ pub(super) struct Args {
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     store: Cow<'a, str>,
-    /// The commit that it is as of.
+    /// The commit that the store is as of.
     seq: u64,
     pages_before: u64,
     pages: u64,
     cut_bytes: u64,
-    /// `null` where the file system takes none.
+    /// `null` if the file system supports no holes.
     given_back_bytes: Option<u64>,
     /// The journal's limit.
     max_journal_bytes: u64,
     seconds: f64,
 }
 
-/// The limit of a journal.
+/// Parses the limit of a journal.
 fn parse_journal(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text)?;
     if (64 << 10..=1 << 40).contains(&bytes) { Ok(bytes) } else { Err("give 64K to 1T".to_owned()) }

@@ -1,7 +1,7 @@
 //! `store dump`: the pages of a store, one a line, or one page byte by byte.
 //!
-//! Invariant: pages are read and shown some MiB at a time, however many there are. What is damaged is shown as that, and the
-//! command ends with 1.
+//! Invariant: pages are read and shown some MiB at a time, whatever their number. Damage is shown as such, and the
+//! command then ends with 1.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -20,11 +20,11 @@ use crate::size::Size;
 
 /// Bytes that are read at a time.
 const STEP: usize = 4 << 20;
-/// Pages that are listed if nothing is said.
+/// Pages that are listed by default.
 const LIMIT: u64 = 100;
 /// Bytes of a page's header, before the payload.
 const HEADER: usize = 32;
-/// Bytes of a line of a hexdump.
+/// Bytes in a line of a hexdump.
 const LINE: usize = 16;
 
 /// List a store's pages, or show the bytes of one
@@ -86,7 +86,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if damaged == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What of a store is no page.
+/// The parts of a store that are not pages.
 #[derive(Debug, Serialize)]
 struct Head<'a> {
     path: Cow<'a, str>,
@@ -94,7 +94,7 @@ struct Head<'a> {
     seq: u64,
     page_count: u64,
     root: Option<u64>,
-    /// The user's, in hexadecimal.
+    /// The user's metadata, in hexadecimal.
     metadata: String,
     free_list: Free,
 }
@@ -151,7 +151,7 @@ impl From<&PageInfo> for Line {
     }
 }
 
-/// Lists pages; gives the number of damaged ones, and of faults of the free list.
+/// Lists pages; returns the number of damaged ones, and of faults of the free list.
 fn dump_all(store: &Store, args: &Args) -> anyhow::Result<u64> {
     let read = store.begin_read()?;
     let free: Free = store.free_list()?.into();
@@ -187,7 +187,7 @@ fn dump_all(store: &Store, args: &Args) -> anyhow::Result<u64> {
     Ok(listing.damaged.get() + in_list)
 }
 
-/// Which pages are listed of a store of so many.
+/// Returns the pages to list, for a store of this many pages.
 fn listed(wanted: &Range<u64>, limit: Option<u64>, json: bool, pages: u64) -> Result<Range<u64>, Error> {
     if wanted.start >= pages && wanted.start > 0 {
         return Err(Error::OutOfRange { page: wanted.start, pages });
@@ -207,9 +207,9 @@ struct Everything<'a> {
 struct Listing<'a> {
     store: &'a Store,
     pages: Range<u64>,
-    /// How many of those shown.
+    /// The number of damaged pages among those shown.
     damaged: Cell<u64>,
-    /// What ended it early.
+    /// The error that ended it early.
     failed: RefCell<Option<Error>>,
 }
 
@@ -260,7 +260,7 @@ impl Serialize for Listing<'_> {
 }
 
 impl Head<'_> {
-    /// All but the path.
+    /// Writes everything but the path.
     fn write_text(&self, metadata: &[u8], out: &mut impl Write) -> io::Result<()> {
         let size = Size(self.page_size as u64);
         writeln!(out, ": {} of {size}, as of commit {}", pages(self.page_count), count(self.seq))?;
@@ -285,7 +285,7 @@ impl Head<'_> {
     }
 }
 
-/// Shows one page; gives 1 if it is damaged.
+/// Shows one page; returns 1 if it is damaged.
 fn dump_page(store: &Store, page: u64, json: bool) -> anyhow::Result<u64> {
     #[derive(Serialize)]
     struct Shown {
@@ -322,7 +322,7 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// As `hexdump -C` does: lines that repeat the one before are a star.
+/// Writes as `hexdump -C` does: lines that repeat the previous one become a star.
 fn write_hex(bytes: &[u8], out: &mut impl Write) -> io::Result<()> {
     let mut before: Option<&[u8]> = None;
     let mut starred = false;

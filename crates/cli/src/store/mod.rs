@@ -1,7 +1,7 @@
-//! `pagekeeper store`: what a page store is like, whether it is sound, and what its pages hold; copies, repairs, and making it smaller.
+//! `pagekeeper store`: figures, checks and page contents of a page store, and its copies, repair and compaction.
 //!
-//! Invariant: not one byte of the store is written, and no file made, but by `compact`. Fails as opening the store does: where it is in use, is none, or
-//! is of a newer version.
+//! Invariant: only `compact` writes to the store or makes files in it. Fails as opening the store does: if it is
+//! in use, is not a store, or has a newer version.
 
 mod backup;
 mod compact;
@@ -17,7 +17,7 @@ use anyhow::anyhow;
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_store::{Error, Store, StoreOptions};
 
-/// Bytes of memory for an inspection: nothing is kept for later.
+/// Bytes of memory for an inspection, which keeps nothing for later.
 const MEMORY: u64 = 64 << 20;
 
 /// Show a page store's figures, verify it, list its pages, copy, compact or repair it
@@ -74,12 +74,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Opens a store to inspect it: nothing is written, and no thread started, so that nothing is brought back.
+/// Opens a store to inspect it: nothing is written, and no thread is started, so nothing is recovered.
 fn open(dir: &Path) -> anyhow::Result<Store> {
     options().open(dir).map_err(|error| in_use(dir, error))
 }
 
-/// That somebody has the store open, in plain words.
+/// Returns the error that a process has the store open.
 fn in_use(dir: &Path, error: Error) -> anyhow::Error {
     match error {
         Error::Io(pagekeeper_io::Error::Locked { .. }) => {
@@ -89,17 +89,17 @@ fn in_use(dir: &Path, error: Error) -> anyhow::Error {
     }
 }
 
-/// To read only, with little memory.
+/// Returns options for reading only, with little memory.
 fn options() -> StoreOptions {
     Store::options().read_only(true).memory(MEMORY).without_threads()
 }
 
-/// "1 page", "2 pages".
+/// Returns "1 page", "2 pages".
 fn pages(number: u64) -> String {
     format!("{} {}", crate::output::count(number), if number == 1 { "page" } else { "pages" })
 }
 
-/// "1 commit", "2 commits".
+/// Returns "1 commit", "2 commits".
 fn commits(number: u64) -> String {
     format!("{} {}", crate::output::count(number), if number == 1 { "commit" } else { "commits" })
 }

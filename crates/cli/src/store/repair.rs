@@ -1,6 +1,6 @@
-//! `store repair`: what can be saved of a damaged store, as a store elsewhere, and a list of what is lost.
+//! `store repair`: saves the readable pages of a damaged store as a new store elsewhere, and lists what is lost.
 //!
-//! Invariant: the damaged store is only read, and what is at the destination is left as it is.
+//! Invariant: the damaged store is only read, and existing files at the destination are left as they are.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::{MEMORY, pages};
 use crate::output::{self, count};
 
-/// Pages that are listed in text, of each kind.
+/// Pages of each kind that are listed in text.
 const MAX_LISTED: usize = 100;
 
 /// Save what can be saved of a damaged store, to a new one
@@ -49,7 +49,7 @@ struct Report<'a> {
     from: Cow<'a, str>,
     to: Cow<'a, str>,
     complete: bool,
-    /// The newest commit that a page is of.
+    /// The newest commit of any page.
     seq: u64,
     pages: u64,
     data_pages: u64,
@@ -57,7 +57,7 @@ struct Report<'a> {
     never_written_pages: u64,
     lost: Vec<Line<'a>>,
     doubtful: Vec<Line<'a>>,
-    /// What else was damaged, in words.
+    /// Other damage, in words.
     notes: &'a [String],
     seconds: f64,
 }

@@ -1,4 +1,4 @@
-//! `store stat`: a store in figures, and what an opening after a crash would have to do.
+//! `store stat`: figures of a store, and the work of opening it after a crash.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -33,7 +33,7 @@ struct Report<'a> {
     free_pages: u64,
     root: Option<u64>,
     metadata_bytes: usize,
-    /// The last commit, and the last that the data file has.
+    /// The last commit, followed by the last commit in the data file.
     seq: u64,
     checkpoint_seq: u64,
     journal_bytes: u64,
@@ -117,7 +117,7 @@ impl<'a> Report<'a> {
         Self { root, metadata_bytes, ..self }
     }
 
-    /// All but the path.
+    /// Writes everything but the path.
     fn write_text(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, ": a store of pages of {}", Size(self.page_size as u64))?;
         let bytes = self.pages.saturating_mul(self.page_size as u64);

@@ -1,4 +1,4 @@
-//! `store verify`: everything that is wrong with a store, each fault named.
+//! `store verify`: finds every fault of a store, and names each.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -36,7 +36,7 @@ struct Report<'a> {
     never_written_pages: u64,
     whole_superblocks: u64,
     faults: u64,
-    /// The first of them, in words.
+    /// The first faults, in words.
     named: &'a [String],
 }
 

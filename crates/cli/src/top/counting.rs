@@ -1,24 +1,24 @@
-//! A census that goes on where a file system hangs: it begins anew, without that.
+//! A census that continues if a file system hangs: it restarts without that file system.
 
 use pagekeeper_kernel::hang;
 use pagekeeper_observe::{Census, CensusOptions, CensusTick, ObserveError};
 
-/// A census, and how to begin it anew.
+/// A census, and what is needed to restart it.
 pub(super) struct Counting {
     options: CensusOptions,
-    /// None while it is to begin.
+    /// `None` until it has started.
     census: Option<Census>,
 }
 
 impl Counting {
-    /// Starts it, by the first walk.
+    /// Starts it with the first walk.
     pub(super) fn start(options: CensusOptions) -> Result<Self, ObserveError> {
         let mut counting = Self { options, census: None };
         counting.renew()?;
         Ok(counting)
     }
 
-    /// Walks all file systems again. If that fails the old census goes on.
+    /// Walks all file systems again. If that fails, the old census continues.
     pub(super) fn renew(&mut self) -> Result<(), ObserveError> {
         let census = hang::patiently(|| {
             let options = self.options.clone();
@@ -28,7 +28,7 @@ impl Counting {
         Ok(())
     }
 
-    /// Brings all up to date.
+    /// Brings all figures up to date.
     pub(super) fn tick(&mut self) -> Result<CensusTick, ObserveError> {
         let (census, tick) = hang::patiently(|| {
             let (census, options) = (self.census.take(), self.options.clone());
@@ -42,7 +42,7 @@ impl Counting {
         tick
     }
 
-    /// The census, unless it failed.
+    /// Returns the census, unless it failed.
     pub(super) fn census(&mut self) -> Option<&mut Census> {
         self.census.as_mut()
     }

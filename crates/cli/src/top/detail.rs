@@ -1,4 +1,4 @@
-//! One file: its figures, who has it, and a map of which parts are resident.
+//! One file: its figures, the processes that use it, and a map of its resident parts.
 
 use pagekeeper_kernel::ResidencyMap;
 use pagekeeper_kernel::text::escaped;
@@ -11,11 +11,11 @@ use super::figures::{cut_front, figure, percent, rate, size};
 use super::model::Model;
 use super::theme::Theme;
 
-/// Columns of a map, and its lines at most.
+/// Columns of a map, and its greatest number of lines.
 const COLUMNS: u16 = 72;
 const LINES: u16 = 8;
 
-/// How many cells a map has on a screen of this size.
+/// Returns the number of a map's cells on a screen of this size.
 pub(super) fn cells(area: Rect) -> usize {
     usize::from(columns(area)) * usize::from(LINES.min(area.height.saturating_sub(12).max(1)))
 }
@@ -24,7 +24,7 @@ fn columns(area: Rect) -> u16 {
     COLUMNS.min(area.width.saturating_sub(6))
 }
 
-/// The lines of what is shown of a file.
+/// Returns the lines about a file.
 pub(super) fn lines<'a>(model: &Model, row: Option<&Row>, area: Rect, theme: Theme) -> Vec<Line<'a>> {
     let Some(row) = row else {
         return vec![Line::from("this file has nothing in memory any more"), Line::from("Esc goes back")];
@@ -120,7 +120,7 @@ fn map_lines<'a>(model: &Model, row: &Row, width: usize, theme: Theme) -> Vec<Li
     }
 }
 
-/// A sign for each cell: none only where nothing is resident, all only where everything is.
+/// Returns a sign for each cell: the first sign only if nothing is resident, the last only if everything is.
 fn signs(map: &ResidencyMap, file_size: u64, theme: Theme) -> Vec<char> {
     let shades = theme.shades();
     let last = map.resident.len().saturating_sub(1);

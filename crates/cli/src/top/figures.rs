@@ -1,10 +1,10 @@
-//! Figures as a narrow screen shows them.
+//! Figures for a narrow screen.
 //!
-//! Invariants: a size takes 5 columns at most, a rate 6; what is not known is "?", never 0.
+//! Invariants: a size takes at most 5 columns, a rate 6; an unknown figure is "?", never 0.
 
 use pagekeeper_observe::Explained;
 
-/// A size in few columns: "512B", "1.2M", "34G".
+/// Returns a size in few columns: "512B", "1.2M", "34G".
 pub(super) fn size(bytes: u64) -> String {
     const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
     if bytes < 1000 {
@@ -24,7 +24,7 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
-/// The same, of a figure that may not be known, and quieter where it is none.
+/// Returns a size that may be unknown; 0 is drawn less prominently.
 pub(super) fn figure(bytes: Option<u64>) -> String {
     match bytes {
         None => "?".to_owned(),
@@ -33,7 +33,7 @@ pub(super) fn figure(bytes: Option<u64>) -> String {
     }
 }
 
-/// A change a second: "+1.2M", "-34K", or nothing.
+/// Returns a change per second: "+1.2M", "-34K", or nothing.
 pub(super) fn rate(bytes: i64) -> String {
     match bytes {
         0 => "-".to_owned(),
@@ -42,7 +42,7 @@ pub(super) fn rate(bytes: i64) -> String {
     }
 }
 
-/// A length of time: "0.8ms", "120ms", "1.5s".
+/// Returns a duration: "0.8ms", "120ms", "1.5s".
 pub(super) fn time(time: std::time::Duration) -> String {
     let millis = time.as_secs_f64() * 1e3;
     match millis {
@@ -53,12 +53,12 @@ pub(super) fn time(time: std::time::Duration) -> String {
     }
 }
 
-/// A share in percent, one decimal.
+/// Returns a share in percent.
 pub(super) fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
 }
 
-/// How much of `Cached` the files add up to, or which part of it they are where the others are not counted.
+/// Returns how much of `Cached` the files add up to, or their share of it if other files are not counted.
 pub(super) fn explained(explained: &Explained) -> String {
     if explained.scoped {
         return format!("{} of Cached {} are of these files", size(explained.files), size(explained.cached));
@@ -72,7 +72,8 @@ pub(super) fn explained(explained: &Explained) -> String {
     )
 }
 
-/// Text cut to a width in columns from its front, where a path says least: "…/data/base/1".
+/// Returns text cut to a width in columns. It is cut at its front, the least important part of a path:
+/// "…/data/base/1".
 pub(super) fn cut_front(text: &str, width: usize, mark: &str) -> String {
     let length = text.chars().count();
     if length <= width {
@@ -83,7 +84,7 @@ pub(super) fn cut_front(text: &str, width: usize, mark: &str) -> String {
     mark.chars().take(width).chain(kept.chars()).collect()
 }
 
-/// A share as text.
+/// Returns a share as text.
 pub(super) fn percent(part: u64, whole: u64) -> String {
     format!("{:.0} %", share(part, whole))
 }

@@ -1,8 +1,8 @@
-//! The live screen: the terminal, the census and the acts, each in a thread, brought together.
+//! The live screen: it combines the terminal, the census and the actions, each in a thread.
 //!
-//! Invariants: the terminal is as it was before when [`run`] returns or panics, also after SIGINT and SIGTERM; the screen
-//! is drawn only when something changed; one thread writes to the terminal.
-//! Fails with a sentence where there is no terminal that can show it, and with the census' error.
+//! Invariants: when [`run`] returns or panics, also after SIGINT and SIGTERM, the terminal is restored. The screen
+//! is drawn only when something changed. One thread writes to the terminal. Fails with an error if the terminal
+//! can't show the screen, and with the census' error.
 
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,28 +30,28 @@ use crate::output::{Screen, UsageError};
 use crate::problems::in_words;
 use crate::signals::Stop;
 
-/// So many ticks wait for a screen that does not read them.
+/// Ticks that may wait for a screen that does not read them.
 const UNREAD: usize = 8;
 
-/// When file systems were mounted meanwhile all files are read anew, but no sooner than so long after the last time:
-/// it takes seconds of a processor.
+/// Least time between two full walks. A full walk is repeated when file systems were mounted meanwhile, and takes
+/// seconds of processor time.
 const RENEW: Duration = Duration::from_secs(300);
 
-/// What wakes the screen.
+/// Events that wake the screen.
 enum News {
     Key(Key),
     Resized,
-    /// What the census saw, whether that is of a new tick, and a token that is gone when it is read.
+    /// The census' result, whether it is of a new tick, and a token that is dropped when the result is read.
     Seen(Box<Seen>, bool, Arc<()>),
     /// The census failed or ended.
     Failed(anyhow::Error),
-    /// An act ended.
+    /// An action ended.
     Done(String),
     Map(Inode, Result<ResidencyMap, String>),
     Stop,
 }
 
-/// Whether this terminal can show it; else why not.
+/// Returns why this terminal can't show the screen, if it can't.
 fn refusal() -> Option<String> {
     let instead = "use --once for a table, or --once --json";
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
@@ -84,7 +84,7 @@ fn is_unicode() -> bool {
     })
 }
 
-/// Shows the screen until it is quit.
+/// Shows the screen until the user quits.
 pub(super) fn run(query: Query, census: CensusOptions, interval: Duration) -> anyhow::Result<()> {
     if let Some(why) = refusal() {
         return Err(UsageError(why).into());
@@ -98,7 +98,7 @@ pub(super) fn run(query: Query, census: CensusOptions, interval: Duration) -> an
     let first = model.query.clone();
     let sender = news.clone();
     let counting = aside("pk-count", sender, move |sender| count(&census, first, interval, &taken, sender))?;
-    // Its panic hook puts the terminal back.
+    // Its panic hook restores the terminal.
     let mut terminal = ratatui::try_init().context("set up the terminal")?;
     listen(&news, stop);
     let mut shown = Shown { model, theme, news, orders, progress, drawing: None };
@@ -106,30 +106,31 @@ pub(super) fn run(query: Query, census: CensusOptions, interval: Duration) -> an
     ratatui::restore();
     shown.progress.cancel();
     drop(shown);
-    // The kernel's part of tracing is taken down there. A panic there has been reported by its hook.
+    // The thread removes the kernel's part of tracing. Its panic, if any, was reported by the hook.
     let _ = counting.join();
     ended
 }
 
-/// Starts a thread whose failure ends the screen; a panic of it too, whose hook has taken the terminal away from the screen.
+/// Starts a thread whose failure ends the screen; so does its panic, because the panic hook has restored the
+/// terminal.
 fn aside(
     name: &str,
     news: Sender<News>,
     work: impl FnOnce(&Sender<News>) -> anyhow::Result<()> + Send + 'static,
 ) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-        // Nothing that it leaves half done is used again.
+        // Nothing that it leaves in an inconsistent state is used again.
         let ended = catch_unwind(AssertUnwindSafe(|| work(&news))).unwrap_or_else(|_| {
             Err(anyhow!("a part of this program failed: that is an error in pagekeeper"))
         });
         if let Err(error) = ended {
-            // Nobody listens any more if the screen was quit.
+            // Nobody receives it if the user has quit.
             let _ = news.send(News::Failed(error));
         }
     })
 }
 
-/// Threads that pass on keys and signals. They end with the process.
+/// Starts the threads that pass on keys and signals. They end with the process.
 fn listen(news: &Sender<News>, stop: Stop) {
     let keys = news.clone();
     std::thread::spawn(move || {
@@ -149,7 +150,7 @@ fn listen(news: &Sender<News>, stop: Stop) {
     std::thread::spawn(move || {
         while matches!(stop.wait(Duration::from_secs(3600)), Ok(false)) {}
         let _ = signals.send(News::Stop);
-        // The second signal ends the process while `stop` is there.
+        // The second signal ends the process as long as `stop` exists.
         std::thread::park();
     });
 }
@@ -175,7 +176,7 @@ fn translate(key: KeyEvent) -> Option<Key> {
     })
 }
 
-/// The census' thread: ticks, and answers questions in between.
+/// The census' thread: it ticks, and answers queries in between.
 fn count(
     options: &CensusOptions,
     mut query: Query,
@@ -190,19 +191,19 @@ fn count(
     loop {
         if started.elapsed() > RENEW && counting.census().is_some_and(|census| census.is_outdated()) {
             started = Instant::now();
-            // If that fails, the old one goes on, and says what it does not see.
+            // If that fails, the old one continues, and reports what it does not see.
             let _failed = counting.renew();
         }
         let tick = counting.tick()?;
         let Some(census) = counting.census() else { continue };
         let mut ticked = true;
-        // What was asked for during the first walk.
+        // The query that was made during the first walk.
         query = orders.try_iter().last().unwrap_or(query);
         next = (next + interval).max(Instant::now());
         loop {
             let rows = census.rows(&query);
             let seen = Seen { tick: tick.clone(), rows, query: query.clone() };
-            // A terminal at the end of a stalled line may not be written to for hours.
+            // A terminal behind a stalled connection may not accept output for hours.
             if Arc::strong_count(&unread) <= UNREAD
                 && news.send(News::Seen(Box::new(seen), ticked, Arc::clone(&unread))).is_err()
             {
@@ -224,7 +225,7 @@ struct Shown {
     news: Sender<News>,
     orders: Sender<Query>,
     progress: Arc<Progress>,
-    /// The file whose map is being drawn: a large one may take longer than a tick.
+    /// The file whose map is being drawn: for a large one, this may take longer than a tick.
     drawing: Option<Inode>,
 }
 
@@ -239,7 +240,7 @@ impl Shown {
             terminal.draw(|frame| screen::draw(frame, &mut self.model, self.theme)).context("draw")?;
             let cells = detail::cells(terminal.get_frame().area());
             let mut waited = self.next(coming);
-            // All that is there before it is drawn again.
+            // Takes all pending news before the screen is drawn again.
             while let Some(news) = waited {
                 if !self.take(news, cells)? {
                     return Ok(());
@@ -249,17 +250,17 @@ impl Shown {
         }
     }
 
-    /// Waits for news; during the first walk not for long, since its progress is shown.
+    /// Waits for news; during the first walk only shortly, since its progress is shown.
     fn next(&self, coming: &Receiver<News>) -> Option<News> {
         if self.model.seen.is_none() {
             coming.recv_timeout(Duration::from_millis(200)).ok()
         } else {
-            // The sender of this side is kept, so that it never ends.
+            // This side keeps a sender, so the channel never closes.
             coming.recv().ok()
         }
     }
 
-    /// Takes news in; returns whether to go on.
+    /// Processes news; returns whether to continue.
     fn take(&mut self, news: News, cells: usize) -> anyhow::Result<bool> {
         match news {
             News::Stop => return Ok(false),
@@ -271,7 +272,7 @@ impl Shown {
                 self.model.map = Some((inode, map));
             }
             News::Seen(seen, ticked, _read) => {
-                // An answer to what is no longer asked.
+                // Drops an answer to an outdated query.
                 if seen.query == self.model.query {
                     self.model.take(*seen, ticked);
                 }
@@ -283,7 +284,7 @@ impl Shown {
                 None => {}
                 Some(Action::Quit) => return Ok(false),
                 Some(Action::Ask) => {
-                    // It may have failed; its own news reports that.
+                    // The census may have failed; its own news reports that.
                     let _ = self.orders.send(self.model.query.clone());
                 }
                 Some(Action::Map(target)) => self.draw_map(target, cells),
@@ -300,7 +301,7 @@ impl Shown {
         }
         let started = aside("pk-map", self.news.clone(), move |news| {
             let map = open(&target).and_then(|file| residency_map(&file, cells, 1).map_err(|e| in_words(&e)));
-            // Nobody listens any more if the screen was quit.
+            // Nobody receives it if the user has quit.
             let _ = news.send(News::Map(inode, map));
             Ok(())
         });
@@ -317,7 +318,7 @@ impl Shown {
                 Act::Warm => load(&target),
             };
             let text = outcome.unwrap_or_else(|why| format!("can't {} {}: {why}", act.verb(), target.label));
-            // Nobody listens any more if the screen was quit.
+            // Nobody receives it if the user has quit.
             let _ = news.send(News::Done(text));
             Ok(())
         });
@@ -327,7 +328,7 @@ impl Shown {
     }
 }
 
-/// Opens the very file that was on the screen.
+/// Opens the same file that was on the screen.
 fn open(target: &Target) -> Result<InspectedFile, String> {
     let handle = if target.path.starts_with("/proc") {
         Handle::of_magic_link(&target.path, target.label.clone().into())

@@ -1,10 +1,10 @@
-//! `pagekeeper top`: which files are in the page cache, live: a screen to read and act on, or one sample as a table or
-//! JSON.
+//! `pagekeeper top`: shows which files are in the page cache, on a live screen with actions, or as one sample in a
+//! table or JSON.
 //!
-//! [`model`] is the screen's state, keys in and acts out; [`screen`] draws it; [`live`] brings both together with the
-//! census, the terminal and the acts, each in a thread of its own. Invariants: only what was confirmed is evicted or
-//! warmed; the terminal is put back as it was however the program ends, short of SIGKILL.
-//! Fails with a sentence where the terminal can't show it.
+//! [`model`] is the screen's state, which turns keys into actions; [`screen`] draws it; [`live`] combines both
+//! with the census, the terminal and the actions, each in its own thread. Invariants: only what the user confirmed
+//! is evicted or warmed; the terminal is restored however the program ends, except by SIGKILL. Fails with an error
+//! if the terminal can't show the screen.
 
 mod counting;
 mod detail;
@@ -174,7 +174,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One sample.
+/// Takes and prints one sample.
 fn once(args: &Args) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signals().context("catch signals")?;
     let began = Instant::now();

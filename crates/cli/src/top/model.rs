@@ -1,7 +1,7 @@
-//! The screen's state: what is shown, and what a key does to it. Plain data in, plain data out.
+//! The screen's state: what is shown, and the effect of each key. It holds and returns plain data.
 //!
-//! Invariants: no act without a question that was answered with y; what is chosen stays chosen while rows move; history
-//! is kept of rows that are there and for a minute of those that left. Never fails.
+//! Invariants: no action happens without a question that was answered with y. The chosen row stays chosen while
+//! rows move. The history of a row is kept while the row exists, and for a minute after it left. Never fails.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -14,10 +14,10 @@ use pagekeeper_observe::{CensusTick, Group, Query, Row, RowKey, Rows, Sort};
 pub(super) const HISTORY: usize = 8;
 /// Ticks for which the history of a row that left is kept.
 const REMEMBERED: u64 = 60;
-/// Rows asked of the census: more than any screen has, so that one can scroll.
+/// Rows requested from the census: more than any screen has, so that one can scroll.
 const ROWS: usize = 200;
 
-/// A key, as far as it means something here.
+/// A key with a meaning here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Key {
     Char(char),
@@ -36,7 +36,7 @@ pub(super) enum Key {
     Interrupt,
 }
 
-/// What can be done to a file.
+/// An action on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Act {
     Evict,
@@ -57,17 +57,17 @@ impl Act {
 pub(super) struct Target {
     pub(super) path: PathBuf,
     pub(super) inode: Inode,
-    /// What it is called on the screen.
+    /// Its name on the screen.
     pub(super) label: String,
     pub(super) resident: u64,
     pub(super) size: u64,
 }
 
-/// What is to be done outside.
+/// What the caller is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Action {
     Quit,
-    /// Other rows are wanted.
+    /// Request other rows.
     Ask,
     /// Do this to a file.
     Do(Act, Target),
@@ -75,7 +75,7 @@ pub(super) enum Action {
     Map(Target),
 }
 
-/// What lies over the table.
+/// What covers the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Over {
     Nothing,
@@ -86,12 +86,12 @@ pub(super) enum Over {
     Detail(RowKey),
 }
 
-/// What the census saw last.
+/// The latest result of the census.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub(super) tick: CensusTick,
     pub(super) rows: Rows,
-    /// What the rows were asked by.
+    /// The query that selected the rows.
     pub(super) query: Query,
 }
 
@@ -103,18 +103,18 @@ pub(super) struct Model {
     /// Files read so far, before the first tick.
     pub(super) walked: u64,
     chosen: Option<RowKey>,
-    /// Where the chosen row was, if it has left.
+    /// The position of the chosen row, if it has left.
     place: usize,
     pub(super) over: Over,
-    /// A filter is being typed; what it was before.
+    /// The previous filter, while a new one is typed.
     typing: Option<String>,
     pub(super) paused: bool,
-    /// The outcome of the last act, or what is under way, and for how many ticks more it is shown.
+    /// The result of the last action, or the one in progress, and the number of ticks for which it is still shown.
     message: Option<(String, u32)>,
     history: HashMap<RowKey, (u64, VecDeque<u64>)>,
     ticks: u64,
     pub(super) map: Option<(Inode, Result<ResidencyMap, String>)>,
-    /// Rows that fit on the screen, set by who draws.
+    /// Rows that fit on the screen, set by the code that draws.
     pub(super) visible: usize,
     pub(super) interval: Duration,
 }
@@ -139,7 +139,7 @@ impl Model {
         }
     }
 
-    /// Takes over what the census saw. `ticked` if time has passed, and not only other rows were asked for.
+    /// Takes a result of the census. `ticked` if time has passed, false if only other rows were requested.
     pub(super) fn take(&mut self, seen: Seen, ticked: bool) {
         if self.paused && ticked && self.seen.is_some() {
             return;
@@ -164,7 +164,7 @@ impl Model {
         self.seen = Some(Box::new(seen));
     }
 
-    /// What a finished act, or a failed one, has to say.
+    /// Shows the message of an action that finished or failed.
     pub(super) fn say(&mut self, text: String) {
         // About ten seconds.
         let ticks = Duration::from_secs(10).div_duration_f64(self.interval.max(Duration::from_millis(1)));
@@ -181,14 +181,14 @@ impl Model {
         self.seen.as_ref().map_or(&[], |seen| &seen.rows.rows)
     }
 
-    /// The number of the chosen row.
+    /// Returns the number of the chosen row.
     pub(super) fn cursor(&self) -> usize {
         let rows = self.rows();
         let at = self.chosen.as_ref().and_then(|key| rows.iter().position(|row| row.key == *key));
         at.unwrap_or(self.place).min(rows.len().saturating_sub(1))
     }
 
-    /// The first row on the screen: the chosen one is always on it.
+    /// Returns the first row on the screen, so that the chosen one is visible.
     pub(super) fn first(&self) -> usize {
         (self.cursor() + 1).saturating_sub(self.visible.max(1))
     }
@@ -197,18 +197,18 @@ impl Model {
         self.rows().get(self.cursor())
     }
 
-    /// What was resident of a row in the last ticks, the oldest first.
+    /// Returns the resident bytes of a row in the last ticks, the oldest first.
     pub(super) fn history(&self, key: &RowKey) -> impl ExactSizeIterator<Item = u64> {
         const NONE: &VecDeque<u64> = &VecDeque::new();
         self.history.get(key).map_or(NONE, |(_, history)| history).iter().copied()
     }
 
-    /// What is typed so far, if something is.
+    /// Whether a filter is being typed.
     pub(super) fn typing(&self) -> bool {
         self.typing.is_some()
     }
 
-    /// What a key does.
+    /// Handles a key.
     pub(super) fn press(&mut self, key: Key) -> Option<Action> {
         if key == Key::Interrupt {
             return Some(Action::Quit);
@@ -287,7 +287,7 @@ impl Model {
     fn press_detail(&mut self, key: Key, row: RowKey) -> Option<Action> {
         match key {
             Key::Char('q') => return Some(Action::Quit),
-            // The file on show may have left the table: then another row is the chosen one.
+            // The displayed file may have left the table: then another row is the chosen one.
             Key::Char('e' | 'w') if self.chosen().is_none_or(|chosen| chosen.key != row) => {
                 self.say("this file has nothing in memory any more".to_owned());
             }
@@ -301,7 +301,7 @@ impl Model {
 
     fn sort(&mut self, sort: Sort) -> Action {
         self.query.sort = sort;
-        // The greatest are wanted, not the one that was chosen.
+        // The greatest rows are wanted, not the chosen one.
         (self.chosen, self.place) = (None, 0);
         Action::Ask
     }
@@ -311,7 +311,7 @@ impl Model {
         self.chosen = self.rows().get(self.place).map(|row| row.key.clone());
     }
 
-    /// The chosen file, if it can be opened.
+    /// Returns the chosen file, if it can be opened.
     fn target(&self) -> Result<Target, &'static str> {
         let row = self.chosen().ok_or("no row is chosen")?;
         match (&row.key, &row.path) {
@@ -353,7 +353,7 @@ impl Model {
         Some(Action::Map(target))
     }
 
-    /// The file whose map is on show, to be drawn anew now and then.
+    /// Returns the file whose map is displayed, to be redrawn at intervals.
     pub(super) fn mapped(&self) -> Option<Target> {
         match &self.over {
             Over::Detail(key) => self.target().ok().filter(|target| RowKey::File(target.inode) == *key),

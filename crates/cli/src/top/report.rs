@@ -1,6 +1,6 @@
 //! `top --once`: one sample, as a plain table or as one JSON object.
 //!
-//! Invariants: figures of JSON are bytes, bytes a second and seconds; what is not known is null.
+//! Invariants: figures in JSON are bytes, bytes per second and seconds; unknown ones are null.
 
 use std::io::{self, Write};
 
@@ -47,13 +47,13 @@ struct Memory {
     watermark_high: u64,
 }
 
-/// What the kernel calls `Cached`, and whose it is.
+/// The kernel's `Cached`, and what it consists of.
 #[derive(Debug, Serialize)]
 struct Cached {
     bytes: u64,
     files: u64,
     shmem: u64,
-    /// As the share: null where only the files of some directories are counted.
+    /// Like the share, null if only the files of some directories are counted.
     unexplained: Option<i64>,
     explained_share: Option<f64>,
 }
@@ -94,7 +94,7 @@ struct Line {
     owners: Vec<Holder>,
 }
 
-/// What came to a file's pages and what left, while it was watched.
+/// Bytes that entered and left a file's page cache during the sample.
 #[derive(Debug, Serialize)]
 struct Moved {
     added: u64,
@@ -115,7 +115,7 @@ struct Holder {
     brought_in: u64,
 }
 
-/// Who had to wait.
+/// Threads that had to wait.
 #[derive(Debug, Serialize)]
 struct Tasks {
     throttled: Vec<Throttled>,
@@ -293,7 +293,7 @@ impl Reclaiming {
     }
 }
 
-/// A gap in a sentence.
+/// Returns a gap as a sentence.
 pub(super) fn in_words(gap: &VisibilityGap) -> String {
     let VisibilityGap { what, why, needs } = gap;
     match needs {
@@ -302,7 +302,7 @@ pub(super) fn in_words(gap: &VisibilityGap) -> String {
     }
 }
 
-/// Prints it for people.
+/// Prints the sample for people.
 pub(super) fn print(tick: &CensusTick, rows: &Rows, group: Group) -> io::Result<()> {
     let mut out = output::stdout();
     for line in memory_lines(tick) {
@@ -343,7 +343,7 @@ pub(super) fn print(tick: &CensusTick, rows: &Rows, group: Group) -> io::Result<
     out.flush()
 }
 
-/// What the column of names holds.
+/// Returns the heading of the column of names.
 pub(super) fn heading(group: Group) -> &'static str {
     match group {
         Group::File => "FILE",
@@ -385,7 +385,7 @@ fn memory_lines(tick: &CensusTick) -> Vec<String> {
     ]
 }
 
-/// Who had to wait, one a line.
+/// Returns the threads that had to wait, one a line.
 fn task_lines(tick: &CensusTick) -> Vec<String> {
     let mut lines = Vec::new();
     for throttled in tick.pauses.iter().flatten().take(5) {

@@ -1,8 +1,8 @@
-//! Draws the state: memory, who waits, the table, and what lies over it.
+//! Draws the state: memory, waiting tasks, the table, and what covers it.
 //!
-//! Invariants: nothing of a file's name can steer the terminal; without colour every part has a letter or sign of its own;
-//! below [`MIN_SIZE`] columns and rows one sentence is drawn instead. What is drawn follows from the model alone.
-//! Writing to a `String` can't fail.
+//! Invariants: no file name can control the terminal; without colour, every part has its own letter or sign; below
+//! [`MIN_SIZE`] columns and rows, one sentence is drawn instead. The drawing follows from the model alone. Writing
+//! to a `String` can't fail.
 
 use std::fmt::Write as _;
 
@@ -21,7 +21,7 @@ use super::theme::Theme;
 use crate::output;
 use pagekeeper_kernel::text::escaped;
 
-/// Columns and rows that are needed.
+/// Least number of columns and rows.
 pub(super) const MIN_SIZE: (u16, u16) = (60, 14);
 
 /// A part of memory: its letter, name, colour and size.
@@ -41,7 +41,7 @@ fn parts(split: &Split) -> [Part; 9] {
     ]
 }
 
-/// Draws all.
+/// Draws everything.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, theme: Theme) {
     let area = frame.area();
     if area.width < MIN_SIZE.0 || area.height < MIN_SIZE.1 {
@@ -109,7 +109,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, theme: Theme) {
     }
 }
 
-/// Something over the table, with a frame of blanks and lines.
+/// Draws lines over the table, in a frame with margins.
 fn over(frame: &mut Frame<'_>, area: Rect, lines: Vec<Line<'_>>) {
     let width = lines.iter().map(Line::width).max().unwrap_or(0);
     let width = u16::try_from(width + 4).unwrap_or(u16::MAX).min(area.width);
@@ -124,7 +124,7 @@ fn over(frame: &mut Frame<'_>, area: Rect, lines: Vec<Line<'_>>) {
     });
     let framed: Vec<Line<'_>> = std::iter::once(rule.clone()).chain(indented).collect();
     frame.render_widget(Paragraph::new(framed), place);
-    // Below whatever fitted.
+    // Below all lines that fitted.
     let last = Rect { y: place.y + height - 1, height: 1, ..place };
     frame.render_widget(Clear, last);
     frame.render_widget(Paragraph::new(rule), last);
@@ -163,7 +163,7 @@ fn memory_lines<'a>(model: &Model, tick: &CensusTick, width: u16, theme: Theme) 
     ]
 }
 
-/// Memory as one bar; every part that is there has a column at least, if there is room.
+/// Returns memory as one bar; every part above zero has at least one column, if there is space.
 fn bar<'a>(parts: &[Part], total: u64, width: u16, theme: Theme) -> Line<'a> {
     let width = u64::from(width).saturating_sub(2);
     let columns = |bytes: u64| if bytes == 0 { 0 } else { (bytes * width / total.max(1)).max(1) };
@@ -181,7 +181,7 @@ fn bar<'a>(parts: &[Part], total: u64, width: u16, theme: Theme) -> Line<'a> {
     Line::from(spans)
 }
 
-/// Who is throttled for dirty pages, and who has to reclaim memory.
+/// Returns the tasks that are throttled for dirty pages, or have to reclaim memory.
 fn wait_lines<'a>(tick: &CensusTick, most: usize, theme: Theme) -> Vec<Line<'a>> {
     let (Some(pauses), Some(stalls)) = (&tick.pauses, &tick.reclaim) else {
         return vec![Line::from("who is throttled or has to reclaim is not seen without tracing")];
@@ -232,7 +232,7 @@ fn wait_lines<'a>(tick: &CensusTick, most: usize, theme: Theme) -> Vec<Line<'a>>
 /// Columns of the table before the name: resident, growth, dirty, evicted, history.
 const FIGURES: usize = 9 + 7 + 7 + 8 + HISTORY + 2;
 
-/// Wide screens show who has the file, too.
+/// Returns the columns for the processes that use a file, which only wide screens show.
 fn owner_columns(width: u16) -> usize {
     if width >= 100 { 18 } else { 0 }
 }
@@ -308,7 +308,7 @@ fn row_line<'a>(model: &Model, row: &Row, chosen: bool, width: u16, theme: Theme
     if chosen { line.style(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED)) } else { line }
 }
 
-/// What was resident in the last ticks, between its least and its most.
+/// Returns the resident bytes in the last ticks as signs, scaled from the least to the greatest.
 fn trend(model: &Model, key: &RowKey, theme: Theme) -> String {
     let history = model.history(key);
     let skipped = history.len().saturating_sub(HISTORY);
@@ -364,7 +364,7 @@ fn help_lines<'a>(model: &Model) -> Vec<Line<'a>> {
     lines
 }
 
-/// Text in lines of a width.
+/// Returns text in lines of this width.
 pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {

@@ -11,7 +11,7 @@ use super::model::{Model, Seen};
 
 const GIB: u64 = 1 << 30;
 
-/// A file with that many MiB resident.
+/// Returns a file with this many MiB resident.
 pub(super) fn file_row(ino: u64, path: &str, mib: u64) -> Row {
     Row {
         key: RowKey::File(Inode { dev: 1, ino }),
@@ -34,7 +34,7 @@ pub(super) fn file_row(ino: u64, path: &str, mib: u64) -> Row {
     }
 }
 
-/// A tick with round figures.
+/// Returns a tick with round figures.
 pub(super) fn tick() -> CensusTick {
     let memory = MemInfo::read(&SysRoots::default()).expect("there is a /proc");
     CensusTick {
@@ -67,7 +67,7 @@ pub(super) fn tick() -> CensusTick {
     }
 }
 
-/// A screen that shows these rows.
+/// Returns a screen that shows these rows.
 pub(super) fn model_with(rows: &[Row]) -> Model {
     let mut model = Model::new(Query::default(), Duration::from_secs(1));
     let rows = Rows { rows: rows.to_vec(), matching: rows.len(), resident: 0 };

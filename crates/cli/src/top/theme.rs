@@ -1,13 +1,13 @@
-//! Colours and signs, as the terminal can show them.
+//! Colours and signs that the terminal can show.
 
 use ratatui::style::{Color, Style};
 
 /// What the terminal can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Theme {
-    /// Colours are welcome.
+    /// Colours may be used.
     pub(super) colour: bool,
-    /// Its characters are those of Unicode.
+    /// Its characters are Unicode.
     pub(super) unicode: bool,
 }
 
@@ -20,7 +20,7 @@ impl Theme {
         if self.unicode { "…" } else { "..." }
     }
 
-    /// Signs of growing height.
+    /// Returns signs of growing height.
     pub(super) fn heights(self) -> &'static [char] {
         if self.unicode {
             &['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
@@ -29,7 +29,7 @@ impl Theme {
         }
     }
 
-    /// Signs of growing share, the first for none and the last for all.
+    /// Returns signs of growing share, the first for none and the last for all.
     pub(super) fn shades(self) -> &'static [char] {
         if self.unicode { &['·', '░', '▒', '▓', '█'] } else { &['.', '-', '+', '*', '#'] }
     }

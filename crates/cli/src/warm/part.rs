@@ -1,4 +1,4 @@
-//! Which part of each file is wanted: as sizes, or in percent of the file, since of several each has its own.
+//! Which part of each file is wanted: as sizes, or in percent of the file, since several files differ in size.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ pub(crate) struct Part {
     end: Place,
 }
 
-/// A place in a file.
+/// A position in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// In bytes from its start.
@@ -37,14 +37,14 @@ impl Place {
 }
 
 impl Part {
-    /// The bytes of a file of this size; none where its end is not after its start.
+    /// Returns the range for a file of this size; empty if its end is not after its start.
     pub(crate) fn of(self, size: u64) -> Range<u64> {
         let (start, end) = (self.start.of(size), self.end.of(size));
         start..end.max(start)
     }
 }
 
-/// Reads a part, for clap's `value_parser`: `A..B`, `A..`, `..B`, each in a size or in percent of the file.
+/// Reads a part, for clap's `value_parser`: `A..B`, `A..`, `..B`, each as a size or in percent of the file.
 pub(super) fn parse_part(text: &str) -> Result<Part, String> {
     let (start, end) = text.split_once("..").ok_or_else(|| match range_meant_by(text) {
         Some(range) => format!("\"{text}\" is not a range: give {range} for the first {text} of each file"),
@@ -63,7 +63,7 @@ pub(super) fn parse_part(text: &str) -> Result<Part, String> {
     Ok(Part { start, end })
 }
 
-/// The range that somebody means who writes a range or a share of a file where neither is taken, if it is one.
+/// Returns the range that the user means who writes a range or a share of a file where neither is accepted.
 pub(super) fn range_meant_by(text: &str) -> Option<String> {
     let range = if text.contains("..") {
         text.to_owned()

@@ -1,4 +1,4 @@
-//! What warming did, as JSON and in words.
+//! The results of warming, as JSON and in words.
 
 use std::borrow::Cow;
 use std::io::Write;
@@ -22,11 +22,11 @@ pub(super) struct Report {
     pub(super) errors: Vec<Problem>,
 }
 
-/// Figures in bytes; `None` where residency can't be seen.
+/// Figures in bytes; `None` if residency can't be seen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Figures {
     requested: u64,
-    /// Of these in holes, which are not loaded.
+    /// The requested bytes in holes, which are not loaded.
     holes: u64,
     resident_before: Option<u64>,
     loaded: u64,
@@ -35,7 +35,7 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    /// Loaded or resident before, and gone by the end.
+    /// Returns the bytes that were loaded or already resident, and are gone at the end.
     fn gone(&self) -> u64 {
         match (self.resident_before, self.resident_after) {
             (Some(before), Some(after)) => (before + self.loaded).saturating_sub(after),
@@ -49,7 +49,7 @@ impl Figures {
 pub(super) struct Done {
     pub(super) path: PathBuf,
     figures: Figures,
-    /// When restoring.
+    /// Only when restoring.
     state: Option<SinceSnapshot>,
 }
 
@@ -137,7 +137,7 @@ impl Total {
     }
 }
 
-/// A failure to lock, without the path.
+/// Returns a failure to lock, without the path.
 pub(super) fn lock_error(error: &LockError) -> String {
     match error {
         LockError::Limit { wanted, limit, .. } => format!(
@@ -156,7 +156,7 @@ pub(super) fn lock_error(error: &LockError) -> String {
     }
 }
 
-/// One sentence on the figures that this user can't have.
+/// Prints one sentence about the figures that this user may not see.
 pub(super) fn print_unknown(total: &Total) {
     if total.unknown_files > 0 {
         output::complain(format_args!(
@@ -167,7 +167,7 @@ pub(super) fn print_unknown(total: &Total) {
     }
 }
 
-/// Shows it on standard output.
+/// Shows the report on standard output.
 pub(super) fn show(report: &Report, verbose: bool) -> std::io::Result<()> {
     let mut out = output::stdout();
     for done in &report.files {
@@ -228,7 +228,7 @@ fn summary(total: &Total) -> Vec<String> {
     let wanted = Size(figures.requested - figures.holes);
     let files = output::files(total.files);
     parts.push(match figures.resident_after {
-        // Counted in whole pages, of which small files fill but a part.
+        // Counted in whole pages, of which small files fill only a part.
         Some(after) if after >= figures.requested - figures.holes => {
             format!("all {wanted} of {files} is resident now")
         }

@@ -1,4 +1,4 @@
-//! Restoring from a snapshot: what to read of which file, in what order, and what became of each file since.
+//! Restoring from a snapshot: what to read from which file, in which order, and how each file has changed since.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::work::{Item, Wanted};
 use crate::snapshot::{self, FileEntry, Snapshot, Time};
 
-/// What a snapshot knows of a file.
+/// A snapshot's record of a file.
 #[derive(Debug)]
 pub(super) struct Remembered {
     /// In bytes.
@@ -21,7 +21,7 @@ pub(super) struct Remembered {
     changed: Time,
 }
 
-/// What became of a file since its snapshot was taken.
+/// How a file has changed since its snapshot was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum SinceSnapshot {
@@ -29,18 +29,18 @@ pub(super) enum SinceSnapshot {
     Same,
     /// Written since.
     Modified,
-    /// Larger: its end was not there to be remembered.
+    /// Larger: its new end is not in the snapshot.
     Grew,
-    /// Smaller: what is past its end is left out.
+    /// Smaller: extents past its end are left out.
     Shrank,
     /// Another file of that name.
     Replaced,
-    /// Nothing of that name.
+    /// No file of that name.
     Missing,
 }
 
 impl Remembered {
-    /// The device is not compared: its number may change when the host starts again.
+    /// The device is not compared: its number may change when the host restarts.
     pub(super) fn since_snapshot(&self, file: &InspectedFile) -> Result<SinceSnapshot, Error> {
         let metadata = file.file().metadata().map_err(|e| Error::call("fstat", file.path(), e))?;
         Ok(if metadata.ino() != self.ino {
@@ -57,7 +57,7 @@ impl Remembered {
     }
 }
 
-/// Reads the snapshot file: what to warm, most recently used files first.
+/// Reads the snapshot file; returns what to warm, most recently used files first.
 pub(super) fn items(snapshot: &Path) -> anyhow::Result<Vec<Item>> {
     Ok(in_order(snapshot::open(snapshot)?))
 }
@@ -68,7 +68,7 @@ fn in_order(snapshot: Snapshot) -> Vec<Item> {
     files.into_iter().map(|entry| item(entry, page_size)).collect()
 }
 
-/// Extents in bytes: so a snapshot of another page size, which is a power of two as well, fits too.
+/// Converts extents to bytes, so a snapshot with another page size (also a power of two) fits too.
 fn item(entry: FileEntry, page_size: u64) -> Item {
     let bytes = entry.resident_pages() * page_size;
     let extents =

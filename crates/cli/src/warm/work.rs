@@ -1,7 +1,7 @@
-//! The work: files in order, small ones side by side, large ones each by all threads.
+//! The work: files in order, several small ones at once, each large one by all threads.
 //!
-//! Invariants: files start in the order given; once a stop is requested, no further file is started; each file ends in
-//! the report, the problems, or (stopped before its turn) neither.
+//! Invariants: files start in the given order; once a stop is requested, no further file is started; each file
+//! ends in the report, in the problems, or (if stopped before its turn) in neither.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -22,24 +22,24 @@ use super::restore::{Remembered, SinceSnapshot};
 use crate::problems::Problems;
 use crate::signals::Stop;
 
-/// Up to this many bytes a file is read by one thread, beside others.
+/// Files up to this many bytes are read by one thread, beside others.
 const SMALL: u64 = 16 << 20;
 
 /// A file to warm.
 #[derive(Debug)]
 pub(super) struct Item {
     pub(super) path: PathBuf,
-    /// About how many bytes there are to read.
+    /// Estimate of the bytes to read.
     pub(super) bytes: u64,
     pub(super) wanted: Wanted,
 }
 
-/// What of it.
+/// The wanted part of it.
 #[derive(Debug)]
 pub(super) enum Wanted {
-    /// A range of the very file that was listed.
+    /// A range of the same file that was listed.
     Range { range: Range<u64>, inode: Inode },
-    /// What a snapshot remembers.
+    /// The extents in a snapshot.
     Remembered(Remembered),
 }
 
@@ -52,13 +52,13 @@ impl Item {
 /// One run of the command.
 pub(super) struct WarmRun<'a> {
     options: &'a WarmOptions,
-    /// The same with one thread.
+    /// The same options with one thread.
     narrow: WarmOptions,
     stop: &'a Stop,
     problems: Problems,
     bar: &'a ProgressBar,
     lock: bool,
-    /// Keep every file's figures, not only of those that are reported.
+    /// Keep the figures of every file, not only of those that are reported.
     keep_all: bool,
     results: Mutex<Results>,
 }
@@ -70,7 +70,7 @@ struct Results {
     locks: Vec<Lock>,
 }
 
-/// Fails where the kernel dropped a block device's pages as it was closed here.
+/// Fails if the kernel dropped a block device's pages when it was closed here.
 fn require_kept(path: &Path, range: &Range<u64>, inode: Inode) -> Result<(), Error> {
     let device = Handle::at(path, Links::Follow)?.open_file_or_device(Expected::Inode(inode))?;
     if residency(&device, range.clone())?.resident > 0 {
@@ -148,7 +148,7 @@ impl<'a> WarmRun<'a> {
         let mut state = None;
         let (file, report) = match &item.wanted {
             Wanted::Range { range, inode } => {
-                // A link was followed when it was listed, if at all: it must lead to the same file still.
+                // A link was followed when it was listed, if at all: it must still lead to the same file.
                 let opened =
                     Handle::at(&item.path, Links::Follow)?.open_file_or_device(Expected::Inode(*inode));
                 let file = opened.map_err(|error| match error {
@@ -177,7 +177,7 @@ impl<'a> WarmRun<'a> {
         };
         let locked = match &item.wanted {
             Wanted::Range { range, .. } if self.lock && !report.cancelled => {
-                // A failure to lock is reported; what was loaded is reported all the same.
+                // A failure to lock is reported; so are the loaded bytes.
                 lock(&file, range.clone())
                     .map_err(|error| self.problems.add(&item.path, super::report::lock_error(&error)))
                     .ok()
@@ -206,7 +206,7 @@ impl<'a> WarmRun<'a> {
         }
     }
 
-    /// What came of it, and the locks that hold while they are kept.
+    /// Returns the report, and the locks that hold as long as they are kept.
     pub(super) fn into_report(self, elapsed: Duration) -> (Report, Vec<Lock>) {
         let Results { mut files, mut total, locks } = ignore_poison(self.results.into_inner());
         files.sort_by(|a, b| a.path.cmp(&b.path));

@@ -1,4 +1,4 @@
-//! When which setting of InnoDB in `MariaDB` and `MySQL` is offered.
+//! Decides which settings of InnoDB in `MariaDB` and `MySQL` are advised.
 
 use super::row::Advice;
 use super::table::innodb::{
@@ -39,18 +39,19 @@ pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
     }
 }
 
-/// What keeps `MariaDB`'s redo log out of the page cache, where its own setting has it there; `MySQL` has none.
+/// Returns the fix that keeps `MariaDB`'s redo log out of the page cache, if a setting of its own put it there;
+/// `MySQL` has none.
 pub(crate) fn redo(settings: &Settings) -> Option<Fix> {
     let row = &MARIADB_LOG_FILE_BUFFERING;
-    // Where it is only seen to be so, it is not for this setting.
+    // If the redo log is only observed to be buffered, this setting is not the cause.
     let on = settings.written(row.setting).is_some_and(|setting| setting.is_on() == Some(true));
     (settings.engine == Engine::MariaDb && on && settings.engine_doubt.is_none())
         .then(|| row.fix(settings))
         .flatten()
 }
 
-/// That `MariaDB`'s redo log is in the page cache for a setting that is about durability, which no page cache is a
-/// reason to change.
+/// Returns a remark if `MariaDB`'s redo log is in the page cache because of a durability setting, which is no
+/// reason to change that setting.
 pub(crate) fn by_commit(settings: &Settings) -> Option<String> {
     let setting = settings.get("innodb_flush_log_at_trx_commit").filter(|setting| setting.value == "2")?;
     (settings.engine == Engine::MariaDb).then(|| {
@@ -63,24 +64,24 @@ pub(crate) fn by_commit(settings: &Settings) -> Option<String> {
     })
 }
 
-/// Why InnoDB reads and writes its tables through the page cache.
+/// Why InnoDB uses the page cache for its tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tables {
-    /// `innodb_flush_method` says so, or says nothing.
+    /// Because of `innodb_flush_method`, or its default.
     FlushMethod,
-    /// `innodb_data_file_buffering` says so, beside which `innodb_flush_method` has no effect (`MariaDB` 11).
+    /// Because of `innodb_data_file_buffering`, which overrides `innodb_flush_method` (`MariaDB` 11).
     DataFileBuffering,
-    /// It is configured for `O_DIRECT`, and has them open without: the file system refused.
+    /// It is configured for `O_DIRECT` but has them open without it: the file system refused.
     Refused,
 }
 
-/// Whether InnoDB is known to do so, and why.
+/// Returns why InnoDB uses the page cache for its tables, if it is known to.
 pub(crate) fn tables(settings: &Settings) -> Option<Tables> {
     if settings.is_on("innodb_data_file_buffering") == Some(true) {
         return Some(Tables::DataFileBuffering);
     }
     let method = settings.get("innodb_flush_method").filter(|setting| !is_direct(setting))?;
-    // A file that was changed since it started may say what will be.
+    // A file changed after the start may state a future value.
     let configured = settings.written("innodb_flush_method").filter(|setting| setting.doubt.is_none());
     if method.value == BUFFERED && configured.is_some_and(is_direct) {
         return Some(Tables::Refused);
@@ -93,7 +94,7 @@ fn is_direct(setting: &Setting) -> bool {
 }
 
 impl Tables {
-    /// The setting that fixes it; `None` where none does.
+    /// Returns the setting that fixes it; `None` if none does.
     pub(crate) fn fix(self, settings: &Settings) -> Option<Fix> {
         let row: &Advice = match (self, settings.engine) {
             (Self::FlushMethod, Engine::MySql) => &MYSQL_FLUSH_METHOD,

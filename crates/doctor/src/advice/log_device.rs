@@ -1,4 +1,4 @@
-//! Moving a log to a disk of its own: the setting for the very log that has to wait, with what else is to be done.
+//! Moving a log to its own disk: the setting for the log that has to wait, and the other steps.
 
 use std::path::Path;
 
@@ -19,7 +19,8 @@ use crate::{Confidence, Fix, HoldsFor, Restart, Risk, Terms};
 
 const DISK: &str = "/ANOTHER/DISK";
 
-/// What moves the log of a database that a file is part of; `None` where nothing is known that does, or its settings were not read.
+/// Returns the fix that moves the log that a file belongs to; `None` if none is known, or if the settings were not
+/// read.
 pub(crate) fn move_log_of(
     observation: &Observation<'_>,
     database: usize,
@@ -32,7 +33,7 @@ pub(crate) fn move_log_of(
     move_log(observation.settings_of(database)?, class, log)
 }
 
-/// etcd takes it from its command line, the environment or a file, which are the operator's.
+/// etcd takes the directory from its command line, environment or a file, which belong to the operator.
 fn move_etcd_wal(log: &Path) -> Fix {
     Fix::advice(
         format!("--wal-dir={DISK}/wal for etcd (wal-dir in its file, ETCD_WAL_DIR in its environment)"),
@@ -53,7 +54,7 @@ fn move_etcd_wal(log: &Path) -> Fix {
     )
 }
 
-/// The same by the database's settings.
+/// Returns the fix that moves a log by the database's settings.
 fn move_log(settings: &Settings, class: FileClass, log: &Path) -> Option<Fix> {
     if settings.engine_doubt.is_some() {
         return None;

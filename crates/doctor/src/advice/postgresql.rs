@@ -1,4 +1,4 @@
-//! When which setting of `PostgreSQL` is offered.
+//! Decides which settings of `PostgreSQL` are advised.
 
 use super::table::postgresql::{BGWRITER_FLUSH_AFTER, CHECKPOINT_FLUSH_AFTER, PREWARM, SHARED_BUFFERS};
 use super::{Advised, Goal};
@@ -39,7 +39,7 @@ pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
     }
 }
 
-/// `shared_buffers` for so much memory, in bytes.
+/// Returns `shared_buffers` for this much memory, in bytes.
 pub(crate) fn shared_buffers(settings: &Settings, memory: u64) -> Option<Fix> {
     let default = bytes_of(SHARED_BUFFERS.default).unwrap_or_default();
     SHARED_BUFFERS.fix_to(settings, &format!("{}MB", (memory / 4).max(default) >> 20))

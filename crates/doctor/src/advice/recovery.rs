@@ -1,8 +1,8 @@
 //! Settings that shorten a recovery, for a target that the operator gave.
 //!
-//! Invariants: no value is below the vendor's default, however short the target is; where the defaults don't reach it,
-//! that is said. Without a target nothing here is asked: longer recoveries are the price of fewer checkpoints, which is
-//! the operator's to choose.
+//! Invariants: no value is below the vendor's default, however short the target. If the defaults do not reach it,
+//! that is stated. Without a target this module is not used: longer recoveries are the price of fewer checkpoints,
+//! which is the operator's choice.
 
 use super::row::{Advice, bytes_of};
 use super::table::innodb::{
@@ -17,14 +17,14 @@ use super::{Advised, rocksdb, uncertain};
 use crate::Fix;
 use crate::settings::{Engine, Settings};
 
-/// Sizes are multiples of it: a segment of WAL (16 MiB).
+/// Sizes are multiples of this: a WAL segment (16 MiB).
 const STEP: u64 = 16 << 20;
 
 const NOTHING_LEFT: &str = "no setting shortens it further: none is offered below the vendor's default";
 const MEMTABLES: &str = "a memtable that is flushed earlier bounds its log, too: write_buffer_size in \
                          rocksdb_default_cf_options, whose default is 64m";
 
-/// What makes a recovery read no more than about so many bytes.
+/// Returns the settings with which a recovery reads at most about `most` bytes.
 pub(crate) fn shorten(settings: &Settings, most: u64) -> Advised {
     let mut advised = Advised::default();
     if let Some(remark) = uncertain(settings) {
@@ -44,7 +44,7 @@ pub(crate) fn shorten(settings: &Settings, most: u64) -> Advised {
             advised.fixes.extend(bounded(settings, &MYSQL_REDO_LOG_CAPACITY, most));
         }
         Engine::MySql => {
-            // It is the size of each of them.
+            // The setting is the size of each file.
             let files = settings.bytes("innodb_log_files_in_group").unwrap_or(2).max(1);
             advised.fixes.extend(bounded(settings, &MYSQL_LOG_FILE_SIZE, most / files));
         }
@@ -88,7 +88,7 @@ fn logs_of_rocksdb(settings: &Settings, most: u64, advised: &mut Advised) {
     }
 }
 
-/// A size that a recovery is bound by; `None` where it is no larger now.
+/// Returns the fix for a size that bounds a recovery; `None` if it is not larger now.
 fn bounded(settings: &Settings, row: &Advice, most: u64) -> Option<Fix> {
     bounded_from(settings, row, settings.bytes(row.setting), most)
 }
@@ -100,7 +100,7 @@ fn bounded_from(settings: &Settings, row: &Advice, now: Option<u64>, most: u64) 
     larger.then(|| row.fix_to(settings, &size(settings.engine, bytes))).flatten()
 }
 
-/// A size in the engine's own syntax; a whole number of MiB.
+/// Formats a size in the engine's own syntax; a whole number of MiB.
 fn size(engine: Engine, bytes: u64) -> String {
     let mib = bytes >> 20;
     match engine {

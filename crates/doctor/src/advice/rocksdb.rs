@@ -1,7 +1,6 @@
-//! When which option of `RocksDB` is offered, by the name that the program which embeds it has for it.
+//! Decides which options of `RocksDB` are advised, by the name that the embedding program uses.
 //!
-//! Invariant: no option is named that the program does not have: a server with a line that it does not know does not
-//! start.
+//! Invariant: no option is named that the program lacks: a server does not start with an unknown line.
 
 use pagekeeper_observe::File;
 
@@ -66,7 +65,7 @@ pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
     }
 }
 
-/// The row for this program, of those of `RocksDB`, `MyRocks` and `TiKV`.
+/// Returns the row for this program, among those of `RocksDB`, `MyRocks` and `TiKV`.
 pub(super) fn of(settings: &Settings, [rocksdb, myrocks, tikv]: [&'static Advice; 3]) -> &'static Advice {
     match settings.engine {
         Engine::MariaDb | Engine::MySql => myrocks,
@@ -80,36 +79,36 @@ pub(crate) fn reads_directly(settings: &Settings) -> bool {
     is_on(settings, "use_direct_reads") == Some(true)
 }
 
-/// Whether a file is a table file of `RocksDB`, which it names so in every program.
+/// Whether a file is a table file of `RocksDB`, which has this name in every program.
 pub(crate) fn is_rocksdb(file: &File) -> bool {
     file.path.extension().is_some_and(|ending| ending == "sst")
 }
 
-/// In the place of direct I/O, which comes before it.
+/// Marks a fix as the alternative to direct I/O, which comes before it.
 fn or(fix: Fix) -> Fix {
     Fix { does: format!("or, if direct I/O can't be: {}", fix.does), ..fix }
 }
 
-/// What makes logs new files instead of recycled ones: only programs have it that open the database with options of
-/// their own.
+/// Returns the fix that makes logs new files instead of recycled ones: only for programs that open the database
+/// with their own options.
 pub(crate) fn recycled(settings: &Settings) -> Option<Fix> {
     let number = size(settings, RECYCLE.setting).filter(|number| *number > 0);
     number.filter(|_| settings.engine == Engine::RocksDb).and_then(|_| RECYCLE.fix(settings))
 }
 
-/// What moves the WAL.
+/// Returns the fix that moves the WAL.
 pub(crate) fn move_wal(settings: &Settings, disk: &str) -> Option<Fix> {
     of(settings, [&WAL_DIRECTORY, &MYROCKS_WAL_DIRECTORY, &TIKV_WAL_DIRECTORY]).fix_to(settings, disk)
 }
 
-/// An option of `RocksDB` as it is in force, by whatever name this engine has for it.
+/// Returns an option of `RocksDB` as it is in force, by whatever name this engine uses.
 pub(crate) fn rocks_setting<'a>(settings: &'a Settings, option: &str) -> Option<&'a Setting> {
     let found = match settings.engine {
         Engine::MariaDb | Engine::MySql => settings.get(&format!("rocksdb_{option}")),
         Engine::TiKv => settings.get(option).or_else(|| settings.get(&format!("rocksdb.{option}"))),
         Engine::PostgreSql | Engine::RocksDb | Engine::MongoDb | Engine::Other => settings.get(option),
     };
-    // MyRocks names column families before the prefix.
+    // MyRocks puts the column family before the prefix.
     found.or_else(|| settings.get(&option.replacen('.', ".rocksdb_", 1)))
 }
 

@@ -1,7 +1,8 @@
-//! One row of the table of advice: a setting of one product, the value that is offered, and all that has to be known of it.
+//! One row of the table of advice: a setting of one product, the advised value, and everything that has to be
+//! known about it.
 //!
-//! Invariants, which a test holds for the whole table: no row touches durability or replication, and recovery only where
-//! the goal is recovery itself or a log that moves; no value is below the vendor's default.
+//! Invariants, which a test checks for the whole table: no row touches durability or replication. A row touches
+//! recovery only if its goal is recovery itself or moving a log. No value is below the vendor's default.
 
 use pagekeeper_kernel::text::{escaped, unescaped};
 
@@ -9,7 +10,7 @@ use super::statement;
 use crate::settings::{Engine, Origin, Setting, Settings, option_file};
 use crate::{Confidence, Fix, FixKind, Goal, HoldsFor, Restart, Risk, Terms};
 
-/// Whose setting it is.
+/// The product that a setting belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Product {
     /// `MariaDB`.
@@ -20,14 +21,14 @@ pub enum Product {
     MyRocks,
     /// `PostgreSQL`.
     PostgreSql,
-    /// A program that opens `RocksDB` with options of its own.
+    /// A program that opens `RocksDB` with its own options.
     RocksDb,
     /// `TiKV`.
     TiKv,
 }
 
 impl Product {
-    /// Its name.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::MariaDb => "MariaDB",
@@ -39,7 +40,8 @@ impl Product {
         }
     }
 
-    /// Versions before it are supported by nobody: a row that holds since then holds for a server of unknown version, too.
+    /// Returns the oldest supported version: a row that holds since then also holds for a server of unknown
+    /// version.
     fn oldest(self) -> &'static str {
         match self {
             Self::MariaDb | Self::MyRocks => "10.5",
@@ -51,24 +53,24 @@ impl Product {
     }
 }
 
-/// The value that is offered.
+/// The advised value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offer {
-    /// Always the same.
+    /// A fixed value.
     Is(&'static str),
-    /// It is reckoned for this server, and never below the vendor's default.
+    /// A value computed for this server, never below the vendor's default.
     Reckoned {
-        /// How, in words.
+        /// The method, in words.
         how: &'static str,
     },
 }
 
-/// How the value that is offered stands to the vendor's default.
+/// The advised value compared to the vendor's default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Against {
     /// It is the default, or the default is its lower bound.
     Default,
-    /// It is another, and not a weaker one: why.
+    /// It is a different value, and not a weaker one; contains the reason.
     Other(&'static str),
 }
 
@@ -85,41 +87,41 @@ pub enum Effect {
     Reload,
 }
 
-/// One row.
+/// One row of the table.
 #[derive(Debug, Clone, Copy)]
 pub struct Advice {
-    /// Its name, for programs: "mariadb-redo-direct".
+    /// Its name for programs: "mariadb-redo-direct".
     pub id: &'static str,
-    /// Whose setting it is.
+    /// The product of the setting.
     pub product: Product,
-    /// The first version that it holds for.
+    /// The first version that has the setting.
     pub since: &'static str,
-    /// The first version that it does not hold for any more; `None`: it holds still.
+    /// The first version that no longer has it; `None` if all later ones do.
     pub before: Option<&'static str>,
-    /// What it serves.
+    /// The goals it serves.
     pub goals: &'static [Goal],
     /// The setting's name.
     pub setting: &'static str,
-    /// What is offered.
+    /// The advised value.
     pub offer: Offer,
-    /// The vendor's default, as it is documented.
+    /// The vendor's documented default.
     pub default: &'static str,
-    /// How what is offered stands to it.
+    /// The advised value compared to the default.
     pub against: Against,
     /// When it takes effect.
     pub effect: Effect,
-    /// What it does then.
+    /// Its effect.
     pub does: &'static str,
-    /// What it costs.
+    /// Its cost.
     pub costs: &'static str,
-    /// What it does to recovery after a crash; `None`: nothing. Nothing touches durability or replication.
+    /// Its effect on recovery after a crash; `None` if there is none. No row affects durability or replication.
     pub recovery: Option<&'static str>,
-    /// The vendor's documentation of it.
+    /// The vendor's documentation of the setting.
     pub source: &'static str,
 }
 
 impl Advice {
-    /// Its versions in words: "10.8 and later", "10.5 to 10.11".
+    /// Returns its versions in words: "10.8 and later", "10.5 to 10.11".
     pub fn versions(&self) -> String {
         match self.before {
             Some(before) => format!("{} and later, before {before}", self.since),
@@ -127,8 +129,8 @@ impl Advice {
         }
     }
 
-    /// Whether a server has the setting: by its version, or, where that is not known, because every supported version
-    /// has it, or because it is set already.
+    /// Whether a server has the setting: by its version. If that is unknown, because every supported version has
+    /// it, or because it is already set.
     pub(crate) fn holds(&self, settings: &Settings) -> bool {
         match settings.version.as_deref().filter(|version| parts(version).is_some()) {
             Some(version) => self.holds_for(version),
@@ -136,14 +138,15 @@ impl Advice {
         }
     }
 
-    /// Whether it holds for a version: "10.11.14". `MyRocks` goes by the version of its `MariaDB`.
+    /// Whether it holds for a version: "10.11.14". For `MyRocks` this is the version of its `MariaDB`.
     pub fn holds_for(&self, version: &str) -> bool {
         let Some(version) = parts(version) else { return false };
         let since = parts(self.since).is_some_and(|since| version >= since);
         since && self.before.and_then(parts).is_none_or(|before| version < before)
     }
 
-    /// The fix with the value of the row; `None` where this server has no such setting, or the value is reckoned.
+    /// Returns the fix with the row's value; `None` if this server lacks the setting, or if the value has to be
+    /// computed.
     pub(crate) fn fix(&self, settings: &Settings) -> Option<Fix> {
         match self.offer {
             Offer::Is(value) => self.fix_to(settings, value),
@@ -151,7 +154,7 @@ impl Advice {
         }
     }
 
-    /// The fix with a value that was reckoned.
+    /// Returns the fix with a computed value.
     pub(crate) fn fix_to(&self, settings: &Settings, value: &str) -> Option<Fix> {
         self.holds(settings).then(|| self.made(settings, self.setting, value))
     }
@@ -192,7 +195,7 @@ impl Advice {
         }
     }
 
-    /// As the engine's file has it.
+    /// Returns the line in the syntax of the engine's file.
     fn line(&self, engine: Engine, name: &str, value: &str) -> String {
         match (engine, self.product) {
             (Engine::PostgreSql, _) => format!("{name} = '{value}'"),
@@ -207,7 +210,7 @@ impl Advice {
         }
     }
 
-    /// Where it goes: to the line that sets it now, else to the engine's own file.
+    /// Returns where the line goes: to the one that sets it now, or else to the engine's own file.
     fn place(&self, settings: &Settings, name: &str) -> String {
         if self.product == Product::RocksDb {
             let now = known(settings, self.product, name).map(now).unwrap_or_default();
@@ -228,7 +231,7 @@ impl Advice {
         }
     }
 
-    /// What shows that it applies here.
+    /// Returns the evidence that the row applies here.
     fn why(&self, setting: Option<&Setting>) -> (String, Confidence) {
         match setting {
             Some(Setting { value, from: Origin::Seen, .. }) => (
@@ -250,7 +253,7 @@ impl Advice {
         }
     }
 
-    /// How to take it back.
+    /// Returns how to revert the fix.
     fn undo(&self, settings: &Settings, name: &str) -> String {
         let again = match self.effect {
             Effect::Restart => ", and restart",
@@ -288,12 +291,12 @@ impl Effect {
     }
 }
 
-/// A default as text shows it.
+/// Returns a default as text shows it.
 pub(super) fn shown(default: &str) -> &str {
     if default.is_empty() { "empty" } else { default }
 }
 
-/// Where a setting stands now.
+/// Describes the setting's current value.
 fn now(setting: &Setting) -> String {
     match &setting.from {
         Origin::Seen => String::new(),
@@ -301,7 +304,7 @@ fn now(setting: &Setting) -> String {
     }
 }
 
-/// What is known of a setting, by whatever name it stands in the files that were read.
+/// Returns a known setting, by whatever name it has in the files that were read.
 fn known<'a>(settings: &'a Settings, product: Product, name: &str) -> Option<&'a Setting> {
     match product {
         Product::MyRocks | Product::RocksDb | Product::TiKv => {
@@ -313,7 +316,7 @@ fn known<'a>(settings: &'a Settings, product: Product, name: &str) -> Option<&'a
     }
 }
 
-/// What an engine writes itself is not to be edited.
+/// Whether a setting may be edited: a file that the engine writes itself may not.
 fn is_editable(setting: &Setting) -> bool {
     match &setting.from {
         Origin::CommandLine => true,
@@ -325,7 +328,7 @@ fn is_editable(setting: &Setting) -> bool {
     }
 }
 
-/// The numbers of a version: "10.11.14-MariaDB" is 10, 11, 14.
+/// Returns the numbers of a version: "10.11.14-MariaDB" is 10, 11, 14.
 pub(crate) fn parts(version: &str) -> Option<Vec<u32>> {
     let numbers = version.split(|c: char| !c.is_ascii_digit() && c != '.').next()?;
     let parts: Option<Vec<u32>> = numbers.split('.').map(|part| part.parse().ok()).collect();
@@ -336,7 +339,7 @@ fn at_least(version: &str, other: &str) -> bool {
     parts(version) >= parts(other)
 }
 
-/// A size in the vendor's syntax, in bytes.
+/// Parses a size in the vendor's syntax to bytes.
 pub(crate) fn bytes_of(text: &str) -> Option<u64> {
     let plain = text.trim_end_matches(['B', 'b']).trim_end_matches('i');
     option_file::size(plain)

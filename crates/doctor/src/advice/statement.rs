@@ -1,18 +1,18 @@
-//! Settings that stand in a file which the server writes itself: `postgresql.auto.conf`, `mysqld-auto.cnf`.
+//! Settings in a file that the server writes itself: `postgresql.auto.conf`, `mysqld-auto.cnf`.
 //!
-//! Invariants: such a file is not to be edited, and what it says counts more than the files of the administrator: what
-//! stands there is set by the server's own statement. A statement sets the value that was meant, in the syntax of SQL.
+//! Invariants: such a file must not be edited, and it takes precedence over the administrator's files. So its
+//! settings are set by the server's own statement. A statement sets the intended value, in SQL syntax.
 
 use super::row::Effect;
 use crate::settings::{Engine, Origin, Setting, Settings, option_file};
 
-/// What is said of a setting of `PostgreSQL` that a reload puts in force.
+/// The text for a setting of `PostgreSQL` that a reload puts in force.
 pub(super) const RELOAD: &str = "SELECT pg_reload_conf() puts it in force";
 
-/// Settings of `PostgreSQL` that are lists: in a statement each of their parts is quoted by itself.
+/// Settings of `PostgreSQL` that are lists: a statement quotes each of their parts.
 const LISTS: [&str; 1] = ["shared_preload_libraries"];
 
-/// The setting, if it stands in the server's own file now.
+/// Returns the setting if it is in the server's own file now.
 pub(super) fn of<'a>(settings: &'a Settings, name: &str) -> Option<&'a Setting> {
     let own = match settings.engine {
         Engine::PostgreSql => "postgresql.auto.conf",
@@ -23,7 +23,7 @@ pub(super) fn of<'a>(settings: &'a Settings, name: &str) -> Option<&'a Setting> 
     settings.written(name).filter(is_own)
 }
 
-/// The statement that sets it, where it is given, and when it takes effect.
+/// Returns the statement that sets it, where to execute it, and when it takes effect.
 pub(super) fn set(
     engine: Engine,
     setting: &Setting,
@@ -55,7 +55,7 @@ pub(super) fn set(
     (act, place, effect.to_owned())
 }
 
-/// A statement of `MySQL` takes a size in bytes alone.
+/// Formats a value for `MySQL`, whose statements take sizes in bytes only.
 fn of_mysql(value: &str) -> String {
     match option_file::size(value) {
         Some(bytes) => bytes.to_string(),

@@ -1,6 +1,6 @@
 //! The table of all advice, as data.
 //!
-//! `docs/src/commands/doctor.md` shows it. Tests here walk all of it and hold what [`Advice`] promises.
+//! `docs/src/commands/doctor.md` shows it. Tests here check every row for the promises of [`Advice`].
 
 pub(crate) mod innodb;
 pub(crate) mod postgresql;
@@ -10,7 +10,7 @@ use super::row::Advice;
 
 const COUNT: usize = innodb::ROWS.len() + postgresql::ROWS.len() + rocksdb::ROWS.len();
 
-/// All settings of databases that are ever offered.
+/// All database settings that are ever advised.
 pub const TABLE: [&Advice; COUNT] = {
     let mut all = [innodb::ROWS[0]; COUNT];
     let parts: [&[&Advice]; 3] = [&innodb::ROWS, &postgresql::ROWS, &rocksdb::ROWS];

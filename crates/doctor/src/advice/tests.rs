@@ -101,7 +101,7 @@ fn each_fix_says_why_it_applies_what_it_costs_and_how_it_is_taken_back() {
     assert_eq!(json["risk"]["restart"], "database");
     assert_eq!(json["risk"]["durability"], serde_json::Value::Null);
     assert!(json["source"].as_str().unwrap().starts_with("https://mariadb.com/"), "{json}");
-    // What is not known to be set is taken out again.
+    // A setting that is not known to be set is reverted by removing it.
     let fix = &fixes(Goal::SteadyWriteback, &Settings::new(Engine::RocksDb))[0];
     assert_eq!(fix.terms.undo, "remove it (the default is false), and restart");
     assert_eq!(fix.terms.confidence, Confidence::Estimated);
@@ -129,7 +129,7 @@ fn what_is_set_so_already_is_left_out() {
             "wal_bytes_per_sync=524288"
         ]
     );
-    // The later two stand in for the first.
+    // The last two replace the first.
     let instead = |settings: &Settings| {
         let fixes = fixes(Goal::SteadyWriteback, settings);
         fixes.iter().map(|fix| fix.does.starts_with("or, if direct I/O can't be: ")).collect::<Vec<_>>()
@@ -229,7 +229,7 @@ fn what_a_server_keeps_itself_is_set_by_its_own_statement() {
         assert!(fixes[0].does.contains(", line 3, which the server writes itself; "), "{fixes:?}");
         assert!(fixes[0].does.contains(effect), "{fixes:?}");
     }
-    // The command line counts more.
+    // The command line takes precedence.
     let mut settings = postgresql("checkpoint_flush_after", "0");
     settings.add("checkpoint_flush_after", "0", Origin::CommandLine);
     assert_eq!(acts(Goal::SteadyWriteback, &settings), ["checkpoint_flush_after = '256kB'"]);
@@ -270,7 +270,7 @@ fn every_fix_says_where_it_goes() {
 
 #[test]
 fn only_options_that_the_program_has_are_named() {
-    // As `mariadbd --verbose --help --plugin-load-add=ha_rocksdb` of 10.11 lists them, of those that are named here.
+    // The options named here, as listed by `mariadbd --verbose --help --plugin-load-add=ha_rocksdb` of 10.11.
     let known = [
         "rocksdb_bytes_per_sync",
         "rocksdb_max_total_wal_size",

@@ -1,13 +1,14 @@
-//! Memory cgroups (containers, pods, units) that are near their limit because of page cache: of what that is, what the working set would
-//! be without it that Kubernetes goes by, and what to do in a pod's terms.
+//! Memory cgroups (containers, pods, units) near their limit because of page cache: the composition of that cache,
+//! the working set without it (the figure that Kubernetes uses), and advice in terms of a pod.
 //!
-//! kubelet, and what reads its figures, counts `usage − inactive_file` as the working set, so that file pages that were used twice
-//! count as memory that is needed; by that it ranks pods for eviction, against their requests. The kernel reclaims all of it before it
-//! kills for the limit.
+//! kubelet, and everything that reads its figures, counts `usage − inactive_file` as the working set. File pages
+//! used twice thus count as needed memory, and kubelet ranks pods for eviction by this figure relative to their
+//! requests. The kernel reclaims all of these pages before it kills for the limit.
 //!
-//! Invariants: one finding for each group, however many databases are in it. A group that would be near its limit without page cache, too, is not one
-//! of these. Whether a page of a log is on the active list can't be seen, so the working set without logs is a range, and never less
-//! than what would be left if all of them were active. No advice lowers a limit or touches durability.
+//! Invariants: one finding per group, however many databases are in it. A group that would be near its limit
+//! without page cache, too, is left out. Whether a log's page is on the active list is not visible, so the working
+//! set without logs is a range. Its lower end assumes that all of them are active. No advice lowers a limit or
+//! affects durability.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -25,16 +26,16 @@ use crate::observation::Observation;
 use crate::phrases::{number, percent};
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Kind, Severity, Terms};
 
-/// A group with less than this part of its limit unused is near it, …
+/// A group with less than one part in this many of its limit unused is near it, …
 const NEAR_PART: u64 = 5;
-/// … because of page cache if that is this part of the limit at least.
+/// … because of page cache if that is at least one part in this many of the limit.
 const CACHE_PART: u64 = 4;
-/// From this part of the limit in log pages that nobody will read again it is more than a note.
+/// From one part in this many of the limit in log pages that nobody will read again, it is more than a note.
 const WASTED_PART: u64 = 10;
 /// A request is a multiple of this, in bytes.
 const ROOM: u64 = 64 << 20;
 
-/// One finding for each group near its limit because of page cache.
+/// Returns one finding for each group near its limit because of page cache.
 pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<Finding> {
     let mut seen = BTreeSet::new();
     let groups = observation.databases().filter_map(|(index, database)| {
@@ -43,7 +44,7 @@ pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<F
     });
     let found = groups.filter_map(|(index, group)| {
         let mut found = near(observation, index, group)?;
-        // One that is at its limit has them there.
+        // The finding about a group at its limit already has these.
         if let Some(short) = earlier.of(Kind::MemoryShort, index) {
             found.fixes.retain(|fix| !short.fixes.contains(fix));
             found.remarks.retain(|remark| !short.remarks.contains(remark));
@@ -53,13 +54,13 @@ pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<F
     found.collect()
 }
 
-/// What kubelet takes for the memory that a group needs.
+/// Returns what kubelet considers the memory that a group needs.
 fn working_set(group: &MemoryCgroup) -> u64 {
     group.usage.saturating_sub(group.inactive_file)
 }
 
-/// Of what a group's page cache is, as far as that is known, in bytes. Whether a page is charged to this very group is not: no sum is more than
-/// the group has.
+/// The known composition of a group's page cache, in bytes. Whether a page is charged to this very group is
+/// unknown, so no sum exceeds what the group has.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Held {
     databases: u64,
@@ -113,7 +114,7 @@ impl Held {
     }
 }
 
-/// The databases in a memory cgroup.
+/// Returns the databases in a memory cgroup.
 pub(super) fn in_group<'a>(
     observation: &Observation<'a>,
     group: &MemoryCgroup,
@@ -181,7 +182,7 @@ fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Op
     })
 }
 
-/// Pages that are dirty can't be dropped; clean ones can at once.
+/// Describes the cost: dirty pages can't be dropped, clean ones can at once.
 fn cost(unwritten: Option<u64>) -> String {
     let monitors = "Monitors and kubelet take a part of it for needed memory: they alert, evict the pod when the node is short, and \
                     have limits raised that the database does not need.";
@@ -218,10 +219,10 @@ fn filled(group: &MemoryCgroup, limit: u64, cache: u64) -> Evidence {
     .with("working_set_bytes", working_set(group))
 }
 
-/// How often limits took effect since it was made, or the group above it whose limit is the effective one, and how often of that
-/// while watching.
+/// Returns how often limits took effect since the creation of the group, or of the group above it whose limit is
+/// the effective one, and how often during the watch.
 fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Option<Evidence> {
-    /// How a counter is shown, the counter, and its figures: of all the time, and of what came while watching.
+    /// The label of a counter, the counter, and its figures: in total, and during the watch.
     type Counter = (&'static str, fn(&MemoryEvents) -> Option<u64>, Figure, Figure);
     type Figure = fn(Evidence, u64) -> Evidence;
     const COUNTERS: [Counter; 4] = [
@@ -270,7 +271,7 @@ fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Option<Evidenc
     (!named.is_empty()).then_some(evidence)
 }
 
-/// The working set without what the guard would release.
+/// Returns the working set without the pages that the guard would release.
 fn without(group: &MemoryCgroup, held: &Held) -> Option<Evidence> {
     let releasable = held.releasable.filter(|releasable| *releasable > 0)?;
     let most = working_set(group);
@@ -287,12 +288,12 @@ fn without(group: &MemoryCgroup, held: &Held) -> Option<Evidence> {
     Some(evidence.with("usage_without_bytes", usage).with("working_set_without_least_bytes", least))
 }
 
-/// The least that the working set can be without so much page cache: all of it was active.
+/// Returns the minimum of the working set without this much page cache: all of it was active.
 fn least_without(group: &MemoryCgroup, releasable: u64) -> u64 {
     working_set(group).saturating_sub(releasable.min(group.active_file))
 }
 
-/// What programs beside the databases brought in while watching that are in the group.
+/// Returns what programs in the group other than the databases brought in during the watch.
 fn streams(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<Evidence> {
     let pages = observation.trace()?.pages.as_ref()?;
     let is_database = |pid| {
@@ -324,7 +325,7 @@ fn streams(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<Eviden
     (all > 0).then(|| Evidence::new(text).with("stream_bytes", all))
 }
 
-/// Whether kubelet made the group, by either of its drivers: `/kubepods.slice/…`, `/kubepods/…`.
+/// Whether kubelet created the group, by either of its drivers: `/kubepods.slice/…`, `/kubepods/…`.
 fn is_pod(directory: &Path) -> bool {
     directory.iter().any(|name| name == "kubepods" || name == "kubepods.slice")
 }
@@ -393,7 +394,7 @@ mod tests {
     use pagekeeper_observe::Snapshot;
     use std::path::PathBuf;
 
-    /// `usage` of 1 GiB used, of it 700 MiB page cache: 400 active, 300 inactive.
+    /// Returns a group with `usage` of 1 GiB used, of which 700 MiB are page cache: 400 active, 300 inactive.
     fn group(usage: u64) -> MemoryCgroup {
         MemoryCgroup {
             file: 700 * MIB,
@@ -541,14 +542,15 @@ mod tests {
             (&said.figures["limit_hits"], &said.figures["limit_hits_watched"]),
             (&52.into(), &12.into())
         );
-        // A group made anew at the same path has counted less, and one that was never at its limits has nothing to say.
+        // A new group at the same path has lower counts, and one that was never at its limits has no counts to
+        // report.
         now.events = events(None, Some(3));
         let found = find(&now);
         assert!(
             found.evidence.iter().any(|one| one.text == "since it was made: 3 times at its limit"),
             "{found:?}"
         );
-        // Of a group above, others than this one count, too; and what it counted before is of another.
+        // The counts of a group above include other groups, and earlier counts belong to another group.
         now.limited_by = Some(PathBuf::from("/sys/fs/cgroup/pod"));
         let said = "since /sys/fs/cgroup/pod was made, whose limit it is: 3 times at its limit";
         let found = find(&now);

@@ -1,7 +1,8 @@
-//! The limits on dirty pages: which form of each is in force, how full they were, and what others would change.
+//! The limits on dirty pages: which form of each is in force, how full they were, and what other values would
+//! change.
 //!
-//! What another limit would change is an estimate from the rates that were watched: it holds if all goes on as it did,
-//! and it says so. Nothing here promises.
+//! The effect of another limit is an estimate from the rates during the watch. It holds only if the load
+//! continues, and the text says so.
 
 mod device;
 
@@ -21,14 +22,14 @@ use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Kind, Observation
 
 pub(crate) use device::{cap, is_own as is_devices_own};
 
-/// A limit that would take more of the memory than this, in percent of what can be dirty, is not advised.
+/// A limit above this percentage of dirtyable memory is not advised.
 const MAX_PERCENT: u64 = 40;
-/// Limits are advised in steps of so many bytes.
+/// Limits are advised in steps of this many bytes.
 const STEP: u64 = 64 << 20;
-/// A limit that lasts longer than this is as good as one that lasts for ever.
+/// A limit that lasts longer than this counts as lasting forever.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// What the limits do that they should not.
+/// Returns the problems with the limits.
 pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
     let report = &observation.after.host.dirty;
     let throttled = database_pauses(observation);
@@ -42,22 +43,22 @@ pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding
     findings
 }
 
-/// The thresholds that the kernel goes by.
+/// Returns the thresholds that the kernel uses.
 fn in_force(report: &DirtyReport) -> DirtyThresholds {
     report.kernel_thresholds.unwrap_or(report.thresholds)
 }
 
-/// Where throttling begins: halfway between background writeback and the limit.
+/// Returns where throttling starts: halfway between background writeback and the limit.
 fn begins(thresholds: &DirtyThresholds) -> u64 {
     thresholds.background.midpoint(thresholds.limit)
 }
 
-/// The pauses for the limits on the whole, those that a device's own limit made left out.
+/// Returns the pauses because of the global limits, without those of a device's own limit.
 fn pauses<'a>(observation: &Observation<'a>) -> impl Iterator<Item = &'a PauseCounts> + use<'a> {
     observation.pauses().filter(|pause| !is_devices_own(pause))
 }
 
-/// How long the databases' tasks were throttled so.
+/// Returns how long the databases' tasks were throttled by them.
 fn database_pauses(observation: &Observation<'_>) -> Duration {
     pauses(observation)
         .filter(|pause| database_of(observation, &pause.task).is_some())
@@ -65,7 +66,8 @@ fn database_pauses(observation: &Observation<'_>) -> Duration {
         .sum()
 }
 
-/// The most that was seen dirty or on its way to storage: at both ends of the watch, and when tasks were throttled.
+/// Returns the maximum of dirty and writeback pages seen: at both ends of the watch, and when tasks were
+/// throttled.
 fn fullest(observation: &Observation<'_>) -> u64 {
     let levels = [observation.before, observation.after]
         .map(|snapshot| snapshot.host.dirty.dirty + snapshot.host.dirty.writeback);
@@ -73,17 +75,17 @@ fn fullest(observation: &Observation<'_>) -> u64 {
     pauses.map(|pause| pause.levels.dirty).chain(levels).max().unwrap_or_default()
 }
 
-/// What came and went while watching, in bytes a second.
+/// The rates during the watch, in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Flow {
     dirtied: u64,
     written: u64,
-    /// What would have been made dirty, had nobody been throttled.
+    /// The rate of dirtying if nobody had been throttled.
     wanted: u64,
 }
 
 impl Flow {
-    /// `None` where the kernel does not count, or nothing was watched.
+    /// Returns `None` if the kernel does not count it, or if nothing was watched.
     fn watched(observation: &Observation<'_>) -> Option<Self> {
         let change = observation.change()?;
         let period = observation.period();
@@ -92,12 +94,13 @@ impl Flow {
         Some(Self { dirtied, written, wanted: dirtied + held_back(observation, period) })
     }
 
-    /// How much faster pages would be made dirty than they are written.
+    /// Returns by how much pages would be dirtied faster than they are written.
     fn excess(&self) -> u64 {
         self.wanted.saturating_sub(self.written)
     }
 
-    /// How long it takes from `level` to where throttling begins with these thresholds; `None` if for ever.
+    /// Returns how long it takes from `level` to the start of throttling with these thresholds; `None` if it is
+    /// never reached.
     fn lasts(&self, level: u64, thresholds: &DirtyThresholds) -> Option<Duration> {
         let room = begins(thresholds).saturating_sub(level);
         let seconds = room.checked_div(self.excess())?;
@@ -105,7 +108,7 @@ impl Flow {
     }
 }
 
-/// What throttled tasks would have written in the time of their pauses, in bytes a second: each at its own rate.
+/// Returns what throttled tasks would have written during their pauses, in bytes per second: each at its own rate.
 fn held_back(observation: &Observation<'_>, period: Duration) -> u64 {
     let Some(trace) = observation.trace() else { return 0 };
     let mut throttled: HashMap<&Task, Duration> = HashMap::new();
@@ -116,7 +119,7 @@ fn held_back(observation: &Observation<'_>, period: Duration) -> u64 {
     let added = added.iter().filter_map(|(task, flow)| Some((throttled.get(task)?, flow.added.bytes)));
     added
         .map(|(throttled, bytes)| {
-            // One that hardly ran says little of its rate.
+            // A task that hardly ran says little about its rate.
             let ran = period.saturating_sub(*throttled).max(period / 10);
             let without = per_second(bytes, ran).unwrap_or_default();
             without.saturating_sub(per_second(bytes, period).unwrap_or_default())
@@ -124,20 +127,20 @@ fn held_back(observation: &Observation<'_>, period: Duration) -> u64 {
         .sum()
 }
 
-/// A higher limit, and what it would change.
+/// A higher limit, and its effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Raise {
     limit: u64,
-    /// How long the burst was that it is reckoned for.
+    /// The duration of the burst that it is calculated for.
     burst: Duration,
     flow: Flow,
-    /// What sets the limit that is in force now.
+    /// The command that restores the present limit.
     undo: String,
 }
 
 impl Raise {
-    /// The least limit with which what was watched would not have throttled anybody, with a quarter to spare; `None` where
-    /// that is more than memory should hold of dirty pages.
+    /// Returns the lowest limit at which the load during the watch would not have throttled anybody, with a
+    /// quarter in reserve. Returns `None` if that is more than memory should hold of dirty pages.
     fn reckon(observation: &Observation<'_>, flow: Flow, fullest: u64) -> Option<Self> {
         let report = &observation.after.host.dirty;
         let thresholds = in_force(report);
@@ -194,8 +197,9 @@ impl Raise {
     }
 }
 
-/// A limit high enough for what was watched, as a fix; `None` where no sensible one is, or nothing is known of the rates, or somebody
-/// syncs: each sync waits behind what is dirty on its device, the longer the more that may be.
+/// Returns a limit high enough for the load during the watch, as a fix. Returns `None` if no sensible one exists,
+/// if the rates are unknown, or if somebody syncs: each sync waits behind the dirty data of its device, and longer
+/// the more dirty data is allowed.
 pub(crate) fn raise(observation: &Observation<'_>) -> Option<Fix> {
     if !synced_devices(observation).is_empty() {
         return None;
@@ -203,7 +207,7 @@ pub(crate) fn raise(observation: &Observation<'_>) -> Option<Fix> {
     Some(Raise::reckon(observation, Flow::watched(observation)?, fullest(observation))?.fix())
 }
 
-/// The devices on which somebody syncs: one limit holds for all, and volumes may share a disk.
+/// Returns the devices with syncs: one limit applies to all of them, and volumes may share a disk.
 fn synced_devices(observation: &Observation<'_>) -> BTreeSet<String> {
     let synced = observation.syncs.iter().flat_map(|syncs| &syncs.calls);
     let mut devices: BTreeSet<String> =
@@ -212,14 +216,14 @@ fn synced_devices(observation: &Observation<'_>) -> BTreeSet<String> {
     devices
 }
 
-/// Those of them that writers are throttled for, or all where none is.
+/// Returns those of them that writers are throttled for, or all if there is none.
 fn capped_devices(observation: &Observation<'_>, synced: &BTreeSet<String>) -> BTreeSet<String> {
     let throttled: BTreeSet<String> = pauses(observation).map(|pause| pause.device.clone()).collect();
     let both: BTreeSet<String> = synced.intersection(&throttled).cloned().collect();
     if both.is_empty() { synced.clone() } else { both }
 }
 
-/// The databases whose tasks were throttled for the limits on the whole.
+/// Returns the databases whose tasks were throttled by the global limits.
 fn throttled_databases(observation: &Observation<'_>) -> String {
     let throttled = pauses(observation).filter_map(|pause| database_of(observation, &pause.task));
     let throttled: BTreeSet<usize> = throttled.collect();
@@ -227,7 +231,7 @@ fn throttled_databases(observation: &Observation<'_>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// What helps where the limits are full.
+/// Returns the advice for full limits.
 fn fixes(observation: &Observation<'_>, flow: Option<&Flow>) -> Advised {
     let synced = synced_devices(observation);
     if synced.is_empty() {
@@ -246,7 +250,7 @@ fn fixes(observation: &Observation<'_>, flow: Option<&Flow>) -> Advised {
     }
 }
 
-/// Tasks were throttled, or there is so much dirty that they would be.
+/// Returns the finding that tasks were throttled, or that so much is dirty that they would be.
 fn full(observation: &Observation<'_>, throttled: Duration, fullest: u64) -> Finding {
     let report = &observation.after.host.dirty;
     let thresholds = in_force(report);
@@ -314,7 +318,7 @@ fn traced(observation: &Observation<'_>) -> bool {
     observation.trace().is_some_and(|trace| trace.pauses.is_some())
 }
 
-/// What is known of waits where they were not traced.
+/// Returns what is known about waits if they were not traced.
 fn waited_for_storage(observation: &Observation<'_>) -> Option<Evidence> {
     let stalled = observation
         .change()?
@@ -331,7 +335,7 @@ fn waited_for_storage(observation: &Observation<'_>) -> Option<Evidence> {
     )
 }
 
-/// Which form of each limit is in force, and what it amounts to.
+/// Returns the form of each limit in force, and the resulting threshold.
 fn forms(report: &DirtyReport) -> Evidence {
     let thresholds = in_force(report);
     Evidence::new(format!(
@@ -389,7 +393,7 @@ fn rates(flow: &Flow) -> Evidence {
     .with("written_bytes_per_second", flow.written)
 }
 
-/// The same by device, where the kernel shows it (debugfs).
+/// Returns the state by device, if the kernel shows it (debugfs).
 fn devices(observation: &Observation<'_>) -> Vec<Evidence> {
     let mut found: Vec<Evidence> = Vec::new();
     let mut names: Vec<&str> = Vec::new();
@@ -418,7 +422,7 @@ fn devices(observation: &Observation<'_>) -> Vec<Evidence> {
     found
 }
 
-/// How long other limits would last.
+/// Returns how long other limits would last.
 fn alternatives(report: &DirtyReport, flow: &Flow) -> Evidence {
     let twice = in_force(report).limit.saturating_mul(2);
     let others = [
@@ -429,7 +433,7 @@ fn alternatives(report: &DirtyReport, flow: &Flow) -> Evidence {
     let (mut said, mut alternatives) = (Vec::new(), Vec::new());
     for (name, limit) in others.into_iter().filter(|(_, limit)| *limit != report.parameters.limit) {
         let thresholds = DirtyParameters { limit, ..report.parameters }.thresholds(report.dirtyable);
-        // What is dirty stays about where throttling begins now.
+        // The dirty level stays about where throttling starts now.
         let lasts = flow.lasts(begins(&in_force(report)), &thresholds);
         let when = match lasts.filter(|lasts| *lasts < LONG) {
             Some(lasts) if lasts.is_zero() => "at once".to_owned(),
@@ -447,7 +451,7 @@ fn alternatives(report: &DirtyReport, flow: &Flow) -> Evidence {
     Evidence::new(text).with("alternatives", alternatives)
 }
 
-/// Databases in memory cgroups with dirty limits of their own.
+/// Returns the databases in memory cgroups with their own dirty limits.
 fn groups(observation: &Observation<'_>) -> Vec<Evidence> {
     let groups = observation.databases().filter_map(|(_, database)| {
         let group = database.cgroup.as_ref().filter(|group| group.version == CgroupVersion::V2)?;
@@ -490,7 +494,7 @@ fn no_limit_will_do(flow: &Flow) -> Fix {
     )
 }
 
-/// What is odd about the limits, whether or not they are full.
+/// Returns unusual settings of the limits, whether they are full or not.
 fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u64) -> Vec<Finding> {
     let mut findings = Vec::new();
     let background = match parameters.background {
@@ -568,7 +572,7 @@ fn odd(parameters: &DirtyParameters, thresholds: &DirtyThresholds, dirtyable: u6
     findings
 }
 
-/// What sets one of a pair of limits to what it is now.
+/// Returns the command that sets one of a pair of limits to its present value.
 fn undo_of(limit: Limit, name: &str) -> String {
     match limit {
         Limit::Bytes(bytes) => format!("sysctl -w vm.{name}_bytes={bytes}"),
@@ -576,7 +580,7 @@ fn undo_of(limit: Limit, name: &str) -> String {
     }
 }
 
-/// "30 s".
+/// Formats hundredths of a second: "30 s".
 fn centiseconds(time: u64) -> String {
     format!("{} s", time as f64 / 100.0)
 }

@@ -1,8 +1,9 @@
-//! Log files in the page cache (redo, binlog, relay, WAL): how much they hold, and how much of it nobody will read again.
+//! Log files in the page cache (redo, binlog, relay, WAL): how much they hold, and how much of it nobody will read
+//! again.
 //!
-//! Invariants: what is "never read again" is what the guard's own rules would release now ([`Observation::releasable`]); where they
-//! were not asked, no share is claimed, nor of a log that the next start of a database reads that does not run. The cost
-//! is memory, never throughput: that was measured.
+//! Invariants: "never read again" means what the guard's own rules would release now
+//! ([`Observation::releasable`]). No share is claimed if the rules were not evaluated, or for a log that the next
+//! start of a stopped database reads. The cost is memory, never throughput, as measurements showed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,34 +20,34 @@ use crate::observation::Observation;
 use crate::phrases::{file_name, largest, number, percent};
 use crate::{Advised, Cost, Evidence, Finding, Goal, Kind, Severity};
 
-/// Less than this that nobody will read again is not worth a word (16 MiB): the rules themselves keep a few MiB.
+/// Minimum of bytes that nobody will read again to be reported (16 MiB): the rules themselves keep a few MiB.
 pub(crate) const RELEASABLE_MIN: u64 = 16 << 20;
-/// Where the rules were not asked, less than this in log files is not worth a word (64 MiB).
+/// Minimum of bytes in log files to be reported if the rules were not evaluated (64 MiB).
 const RESIDENT_LEAST: u64 = 64 << 20;
-/// From so many bytes on it is more than a note (1 GiB) …
+/// From this many bytes on it is more than a note (1 GiB) …
 const WARNING_BYTES: u64 = 1 << 30;
-/// … or from this share of memory, in percent.
+/// … or from this percentage of memory.
 const WARNING_PERCENT: u64 = 5;
-/// Growth below this while watching is not reported (1 MiB).
+/// Growth below this during the watch is not reported (1 MiB).
 const GROWTH_LEAST: u64 = 1 << 20;
-/// Unwritten pages from this part of a cgroup's limit on make its allocations wait.
+/// From one part in this many of a cgroup's limit on, unwritten pages make its allocations wait.
 pub(crate) const UNWRITTEN_PART: u64 = 10;
-/// Files that are named of each class.
+/// Maximum number of files listed per class.
 const NAMED: usize = 3;
 
-/// What of one database's log files is in the page cache, in bytes.
+/// The part of one database's log files in the page cache, in bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Logs<'a> {
     pub(crate) files: Vec<&'a File>,
     pub(crate) resident: u64,
     pub(crate) unwritten: u64,
-    /// What nobody will read again; `None` if that was not judged.
+    /// Bytes that nobody will read again; `None` if that was not evaluated.
     pub(crate) releasable: Option<u64>,
-    /// What of that is of streams and topics, which readers may come back to.
+    /// The part of these in streams and topics, which readers may come back to.
     older_messages: u64,
-    /// More resident than when the watch began.
+    /// Growth of the resident bytes since the watch began.
     growth: u64,
-    /// Resident of logs that nobody has open and that the next start reads.
+    /// Resident bytes of logs that nobody has open and that the next start reads.
     next_start: u64,
 }
 
@@ -60,7 +61,7 @@ impl<'a> Logs<'a> {
                 continue;
             };
             let releasable = observation.releasable.iter().find(|releasable| releasable.file == file.inode);
-            // Streams and topics are the data, too: what the rules keep of them is no waste.
+            // Streams and topics are also the data: what the rules keep of them is not wasted.
             if file.class == Some(FileClass::Messages) && releasable.is_none() {
                 continue;
             }
@@ -82,18 +83,19 @@ impl<'a> Logs<'a> {
         logs
     }
 
-    /// Whether all that would go is of streams and topics: by their budget.
+    /// Whether everything to release belongs to streams and topics: by their budget.
     fn is_of_messages(&self) -> bool {
         self.older_messages > 0 && self.releasable == Some(self.older_messages)
     }
 
-    /// What the guard may be offered for: it would release what a database's next start reads, too.
+    /// Returns the bytes for which the guard may be advised: it would also release what a database's next start
+    /// reads.
     pub(crate) fn guard_may_release(&self) -> Option<u64> {
         self.releasable.filter(|_| self.next_start == 0)
     }
 }
 
-/// One finding for each database whose logs hold much for nobody.
+/// Returns one finding for each database whose logs hold much for nobody.
 pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
     observation.databases().filter_map(|(index, database)| find_in(observation, index, database)).collect()
 }
@@ -140,7 +142,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
     }
     evidence.extend(kept(observation, &logs).into_iter().map(Evidence::new));
     evidence.extend(observation.settings_of(index).map(redo_settings).into_iter().flatten());
-    // There is nothing to fix about what the next start reads.
+    // There is nothing to fix about the logs that the next start reads.
     let advised = if logs.next_start == 0 {
         observation.advise(Goal::LogsOutOfCache, index)
     } else {
@@ -170,7 +172,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
     })
 }
 
-/// The guard for this database alone, in backticks.
+/// Returns the guard command for this database alone, in backticks.
 pub(crate) fn guard_command(database: &Database) -> String {
     match (database.pid, database.directories.first()) {
         (Some(pid), _) => format!("`pagekeeper guard --pid {pid}`"),
@@ -179,14 +181,14 @@ pub(crate) fn guard_command(database: &Database) -> String {
     }
 }
 
-/// The memory that the database's pages are charged to: that of its cgroup, or of the host.
+/// Returns the memory that the database's pages are charged to: that of its cgroup, or of the host.
 fn memory_of(observation: &Observation<'_>, database: &Database) -> u64 {
     let limit = database.cgroup.as_ref().and_then(|group| group.effective_limit);
     let total = observation.after.host.memory.total;
     limit.map_or(total, |limit| limit.min(total))
 }
 
-/// Why the guard's rules keep what these logs hold.
+/// Returns why the guard's rules keep these logs' pages.
 fn kept(observation: &Observation<'_>, logs: &Logs<'_>) -> Vec<String> {
     let own = |path: &Path| logs.files.iter().any(|file| file.path == path);
     let kept = observation.kept.iter().filter(|(path, _)| own(path));
@@ -230,7 +232,7 @@ fn by_class(logs: &Logs<'_>) -> Vec<Evidence> {
     classes.into_iter().map(evidence).collect()
 }
 
-/// What is never read again, and how that was judged.
+/// Returns the bytes never read again, and how that was determined.
 fn judged(logs: &Logs<'_>) -> Option<Evidence> {
     let releasable = logs.releasable?;
     let reading = |file: &&&File| file.class.is_some_and(|class| class.is_log() && class != FileClass::Redo);
@@ -266,7 +268,7 @@ fn judged(logs: &Logs<'_>) -> Option<Evidence> {
     )
 }
 
-/// What the next start reads; which logs it needs is not examined.
+/// Returns what the next start reads; which logs it needs is not examined.
 fn read_at_start(logs: &Logs<'_>) -> Option<Evidence> {
     let bytes = Some(logs.next_start).filter(|bytes| *bytes > 0)?;
     let text = format!(
@@ -318,17 +320,18 @@ fn resident(file: &File) -> u64 {
     file.residency.map_or(0, |residency| residency.resident)
 }
 
-/// Whether a file is certainly no shared memory: its file system is on a device. (That of btrfs and of overlays has no number either.)
+/// Whether a file is certainly not shared memory: its file system is on a device. (btrfs and overlays have no
+/// device number either.)
 fn is_on_disk(file: &File) -> bool {
     rustix::fs::major(file.stat_inode.dev) != 0
 }
 
-/// What files have resident beyond all the page cache that is charged to their database's memory cgroup, in bytes.
+/// Resident bytes of files beyond all the page cache that is charged to their database's memory cgroup.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Elsewhere {
-    /// Of the logs of one database, at least.
+    /// Minimum for the logs of one database.
     logs: u64,
-    /// Of all files of the databases in the group, at least: the kernel does not say of which.
+    /// Minimum for all files of the databases in the group: the kernel does not say for which.
     files: u64,
 }
 
@@ -339,7 +342,7 @@ impl Elsewhere {
         let disks = in_group(observation, group).flat_map(|(index, _)| observation.files_of(index));
         let all: u64 = disks.filter(|file| is_on_disk(file)).map(resident).sum();
         let of_logs: u64 = logs.files.iter().filter(|file| is_on_disk(file)).map(|file| resident(file)).sum();
-        // The group's `file` counts shared memory, too, which is no page of a file on a disk.
+        // The group's `file` includes shared memory, which belongs to no file on a disk.
         let cache = group.file.saturating_sub(group.shmem.unwrap_or(0));
         let beyond_all = logs.resident.saturating_sub(group.file);
         Self { logs: of_logs.saturating_sub(cache).max(beyond_all), files: all.saturating_sub(cache) }
@@ -359,7 +362,7 @@ mod tests {
         super::find(observation, Earlier(&[]))
     }
 
-    /// Ten binlogs of 128 MiB, all resident, and a redo log that is not.
+    /// Creates binlogs of 128 MiB, all resident, and a redo log that is not.
     fn logs_of(count: u64) -> (Snapshot, Snapshot) {
         let mut after = sample();
         for number in 1..=count {
@@ -428,7 +431,7 @@ mod tests {
         let mut observation = Observation::new(&before, &after);
         observation.releasable = releasable(&after, 0);
         assert_eq!(find(&observation), []);
-        // One file of 12 MiB that nobody reads is not worth a word.
+        // One file of 12 MiB that nobody reads is not reported.
         observation.releasable[0].resident = 12 * MIB;
         assert_eq!(find(&observation), []);
     }
@@ -457,7 +460,7 @@ mod tests {
         let (before, mut after) = logs_of(1);
         after.databases[0].pid = None;
         after.files.push(file("/var/lib/mysql/ib_logfile1", FileClass::Redo, 96 * MIB, 96 * MIB));
-        // The rules say so of all: without a process nothing is known of a writer.
+        // The rules report it for all: without a process nothing is known about a writer.
         let mut observation = Observation::new(&before, &after);
         observation.releasable = releasable(&after, 100);
         let found = find(&observation);
@@ -517,7 +520,7 @@ mod tests {
     #[test]
     fn pages_that_another_group_pays_for_are_no_share_of_this_ones_limit() {
         let (before, mut after) = logs_of(10);
-        // Of 1280 MiB of logs the group has 100 MiB at most: the rest was brought in before it was made.
+        // Of 1280 MiB of logs the group has at most 100 MiB: the rest was brought in before its creation.
         let group = crate::testing::cgroup(400 * MIB, GIB);
         after.databases[0].cgroup =
             Some(pagekeeper_kernel::pressure::MemoryCgroup { file: 100 * MIB, ..group });
@@ -540,10 +543,10 @@ mod tests {
         for file in &mut after.files {
             file.stat_inode.dev = rustix::fs::makedev(8, 1);
         }
-        // Shared memory is no page cache of these files.
+        // Shared memory is not page cache of these files.
         let cost = cost_in(of_group(1380 * MIB, 1280 * MIB), &mut after);
         assert!(cost.contains("1.2 GiB of it at least are charged to another"), "{cost}");
-        // Enough for the logs, and not for tables of 4 GiB with them.
+        // Enough for the logs, but not for tables of 4 GiB as well.
         let cost = cost_in(of_group(2304 * MIB, 0), &mut after);
         assert!(cost.starts_with("at most 16 % of the memory"), "{cost}");
         assert!(cost.contains("hold 3 GiB at least are charged to another one"), "{cost}");
@@ -551,7 +554,7 @@ mod tests {
             let cost = cost_in(group, &mut after);
             assert!(!cost.contains("charged to another") && !cost.contains("at most"), "{cost}");
         }
-        // Files that are shared memory themselves are not in the group twice.
+        // Files that are shared memory themselves are not counted twice in the group.
         for file in &mut after.files {
             file.stat_inode.dev = 25;
         }

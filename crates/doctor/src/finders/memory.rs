@@ -1,10 +1,10 @@
-//! Memory that is short: free memory against the kernel's watermarks, tasks that wait for memory, and a database's
+//! Memory shortage: free memory against the kernel's watermarks, tasks that wait for memory, and a database's
 //! memory cgroup at its limit.
 //!
-//! Invariants: a host whose free memory is all page cache is not short of it: without tasks that waited there is no
-//! finding about the host. Waits are traced by task where that can be, counted otherwise. The pressure stall information
-//! of the host holds those of tasks at the limit of *their cgroup*, too: it is the host's only where tasks had to reclaim
-//! the host's memory (`allocstall`, which leaves out reclaim for a cgroup).
+//! Invariants: a host whose free memory is all in the page cache is not short of memory: without waiting tasks
+//! there is no finding about the host. Waits are traced by task if possible, and counted otherwise. The host's
+//! pressure stall information includes tasks at the limit of *their cgroup*. It is the host's only if tasks had to
+//! reclaim the host's memory (`allocstall`, which excludes reclaim for a cgroup).
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -26,22 +26,22 @@ use crate::phrases::{number, percent, time};
 use crate::phrases::{per_second, rate};
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Streamer, Terms};
 
-/// Waiting below this share of the time is not reported: a busy host never has none …
+/// Waiting below this share of the time is not reported, since a busy host never has none …
 const WAITED_LEAST: f64 = 0.01;
 /// … from this on it is more than a note …
 const WAITED_WARNING: f64 = 0.05;
 /// … and from this on it is serious.
 const WAITED_SERIOUS: f64 = 0.2;
-/// A cgroup with less than this part of its limit unused is at it.
+/// A cgroup with less than one part in this many of its limit unused is at it.
 const AT_LIMIT_PART: u64 = 20;
-/// From so many bytes a second on that a cgroup's files are read again, its limit costs something (1 MiB).
+/// From this many bytes per second of rereads on, a cgroup's limit has a cost (1 MiB).
 const READ_AGAIN: u64 = 1 << 20;
 /// Another limit is a multiple of this, in bytes.
 const ROOM: u64 = 64 << 20;
-/// Tasks that are named.
+/// Maximum number of tasks listed.
 const NAMED: usize = 3;
 
-/// The host if it is short of memory, and each database whose cgroup is at its limit.
+/// Returns findings on the host if it is short of memory, and on each database whose cgroup is at its limit.
 pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<Finding> {
     let stream_of = |index| earlier.of(Kind::Stream, index);
     let groups = observation
@@ -50,7 +50,7 @@ pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<F
     host(observation).into_iter().chain(groups).collect()
 }
 
-/// Direct reclaim of one kind, by process, the longest first.
+/// Returns direct reclaim of one kind, by process, longest first.
 fn waits(
     observation: &Observation<'_>,
     kind: ReclaimKind,
@@ -120,7 +120,7 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
     let stalled = machine.memory_stalled.filter(|_| machine.allocation_stalls != Some(0));
     let pressed_share = stalled.map_or(0.0, |stalled| share_of(stalled, period));
     let share = traced_share.max(pressed_share);
-    // Without times there is at least their number; it says little.
+    // Without durations there is at least their number, which says little.
     let counted = traced.is_none() && machine.memory_stalled.is_none() && machine.allocation_stalls > Some(0);
     if share < WAITED_LEAST && !counted {
         return None;
@@ -187,7 +187,7 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
     })
 }
 
-/// A share of 0 and more, in percent.
+/// Formats a share, 0 or more, in percent.
 fn percent_of(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
@@ -219,7 +219,7 @@ fn free(observation: &Observation<'_>) -> Evidence {
     .with("page_cache_bytes", memory.cached.saturating_sub(memory.shmem))
 }
 
-/// `stream` is what was found of one that pushes the database's pages out.
+/// Examines a database's group. `stream` is the finding on a stream that pushes the database's pages out.
 fn group(
     observation: &Observation<'_>,
     index: usize,
@@ -228,7 +228,8 @@ fn group(
 ) -> Option<Finding> {
     let group = database.cgroup.as_ref()?;
     let limit = group.effective_limit?;
-    // What is free below the limit of a group above it is not known; its own usage is the least that counts there.
+    // The free memory below the limit of a group above it is unknown; its own usage is the minimum that counts
+    // there.
     if group.usage < limit - limit / AT_LIMIT_PART {
         return None;
     }
@@ -310,11 +311,11 @@ fn group(
     })
 }
 
-/// What was read in again in the memory cgroup of a database, after it had been reclaimed.
+/// The bytes read again in a database's memory cgroup after they were reclaimed.
 struct Again {
-    /// Bytes, of whomever; `None` if there were none, or that was not counted.
+    /// All bytes, whoever read them; `None` if there were none, or if that was not counted.
     all: Option<u64>,
-    /// Of those the database's, at most; `None` where that was not traced, or not all of it.
+    /// Upper bound of the database's part; `None` if that was not traced, or not completely.
     own: Option<u64>,
     period: Duration,
 }
@@ -326,7 +327,7 @@ impl Again {
         Self { all, own, period: observation.period() }
     }
 
-    /// The database's, as far as that is known, in bytes.
+    /// Returns the database's part, as far as known, in bytes.
     fn of_database(&self) -> u64 {
         self.own.or(self.all).unwrap_or(0)
     }
@@ -335,12 +336,13 @@ impl Again {
         bytes.and_then(|bytes| per_second(bytes, self.period)).filter(|rate| *rate >= READ_AGAIN)
     }
 
-    /// The rate, if so much is read in again of the database that it costs something.
+    /// Returns the rate, if the database rereads enough to matter.
     fn much(&self) -> Option<u64> {
         self.rate_of(self.own.or(self.all))
     }
 
-    /// The rate and the bytes, if so much is read in again in its group and next to nothing of it is the database's.
+    /// Returns the rate and the bytes, if enough is reread in its group and next to nothing of it is the
+    /// database's.
     fn much_of_others(&self) -> Option<(u64, u64)> {
         let others = self.all.zip(self.own).map(|(all, own)| all - own);
         self.rate_of(others).filter(|_| self.much().is_none()).zip(others)
@@ -373,9 +375,9 @@ impl Again {
     }
 }
 
-/// Bytes that came into the page cache while watching of a database's own files, or of any file by its own processes, and so
-/// the most of it that can have come back: its program and libraries are in no list of files, nor are those that were left out
-/// of it, or have been deleted. `None` where that was not traced, or not all of it, or not who it was.
+/// Returns the bytes that came into the page cache during the watch from a database's own files, or from any file
+/// by its own processes. This is an upper bound of its rereads: its program and libraries, omitted files and
+/// deleted files are in no list. Returns `None` if that was not traced, not completely, or not by task.
 fn brought_in(observation: &Observation<'_>, index: usize) -> Option<u64> {
     let trace = observation.trace().filter(|trace| trace.losses.total() == 0)?;
     let files: HashSet<Inode> = observation.files_of(index).map(|file| file.inode).collect();
@@ -388,13 +390,13 @@ fn brought_in(observation: &Observation<'_>, index: usize) -> Option<u64> {
     Some(bytes)
 }
 
-/// Who else brings pages in that the group of this database pays for, or may pay for.
+/// Other processes that bring pages in which this database's group pays for, or may pay for.
 struct Neighbours {
-    /// Those that run in it, and what each brought in, the most first.
+    /// Those that run in it, with the bytes that each brought in, largest first.
     inside: Vec<String>,
-    /// What those brought in together, in bytes.
+    /// Total bytes that they brought in.
     inside_bytes: u64,
-    /// Those that have ended: their groups are not known.
+    /// Those that have ended: their groups are unknown.
     ended: Vec<String>,
 }
 
@@ -428,7 +430,7 @@ impl Neighbours {
         Self { inside: named(inside, name), inside_bytes, ended: named(ended, name_ended) }
     }
 
-    /// What it costs that so much a second is read again which is not known to be the database's, `bytes` in all.
+    /// Describes the cost of rereads at this rate that are not known to be the database's, `bytes` in total.
     fn cost(&self, rate_of: u64, bytes: u64) -> String {
         let by =
             if self.inside.is_empty() { String::new() } else { format!(", by {}", self.inside.join(", ")) };
@@ -448,15 +450,16 @@ impl Neighbours {
     }
 }
 
-/// Names those who brought in enough to matter, the most first.
+/// Lists the processes that brought in enough to matter, largest first.
 fn named(all: BTreeMap<u32, (&str, u64)>, name: impl Fn(u32, &str, u64) -> String) -> Vec<String> {
     let mut all: Vec<_> = all.into_iter().filter(|(_, (_, bytes))| *bytes >= READ_AGAIN).collect();
     all.sort_by_key(|(pid, (_, bytes))| (std::cmp::Reverse(*bytes), *pid));
     all.into_iter().take(NAMED).map(|(pid, (own, bytes))| name(pid, own, bytes)).collect()
 }
 
-/// A limit with room for what the database was seen to miss: what came back while watching, or was taken not long ago. All
-/// that was ever taken and is not back holds much that nobody wants any more; it is the most that can be missed.
+/// Returns a limit with room for what the database was seen to miss: rereads during the watch, or recently
+/// reclaimed pages. All pages ever reclaimed and not read back include many that nobody wants any more; they are
+/// the upper bound of what can be missed.
 fn more(
     observation: &Observation<'_>,
     index: usize,
@@ -472,7 +475,7 @@ fn more(
             *evicted.get_or_insert(0) += of_file;
         }
     }
-    // What comes back is read again and again: counted once for each time.
+    // Pages that come back repeatedly are counted each time.
     let missed = recently.max(refaulted.min(evicted.unwrap_or(u64::MAX)));
     let setting = match group.version {
         CgroupVersion::V1 => "memory.limit_in_bytes",
@@ -498,7 +501,7 @@ fn more(
     Fix::system(act, note, terms)
 }
 
-/// Waits for memory that was not the host's.
+/// Returns waits for memory that was not the host's.
 fn pressed(observation: &Observation<'_>) -> Option<Evidence> {
     let machine = observation.change()?.machine;
     let none_of_host = machine.allocation_stalls == Some(0);
@@ -529,7 +532,7 @@ fn filled(group: &MemoryCgroup, limit: u64, unwritten: u64) -> Evidence {
     .with("unwritten_bytes", unwritten)
 }
 
-/// What the logs have of it; whether it is charged to this very cgroup is not known.
+/// Returns the logs' part of it; whether it is charged to this very cgroup is unknown.
 fn held(logs: &Logs<'_>) -> Evidence {
     let releasable = match logs.releasable {
         Some(releasable) => format!(", {} of it never read again", percent(releasable, logs.resident)),

@@ -1,12 +1,14 @@
-//! Files that are used with direct I/O and through the page cache at once: open with `O_DIRECT` in one place and buffered or mapped in another,
-//! or open with `O_DIRECT` while pages of them are left in the page cache.
+//! Files used with direct I/O and through the page cache at the same time: open with `O_DIRECT` in one place and
+//! buffered or mapped in another, or open with `O_DIRECT` while pages of them are left in the page cache.
 //!
-//! Engines such as `ClickHouse` use both on purpose: resident pages are leftovers only where the database's profile says that it reads by
-//! direct I/O alone ([`Profile::is_direct_only`](pagekeeper_catalog::Profile::is_direct_only)), and nobody tells a database to stop.
+//! Engines such as `ClickHouse` use both on purpose. Resident pages count as leftovers only if the database's
+//! profile says that it reads by direct I/O alone
+//! ([`Profile::is_direct_only`](pagekeeper_catalog::Profile::is_direct_only)). No database is advised to stop.
 //!
-//! Invariants: what it costs is said from what was measured on the file's own file system ([`Observation::disk`]), never from
-//! the kernel's version; where nothing was measured, that is said with the command that measures. One finding for each
-//! database and kind of use beside direct I/O, the costly kind first; a file is in one of them.
+//! Invariants: the cost comes from measurements on the file's own file system ([`Observation::disk`]), never from
+//! the kernel's version. Without measurements, the text says so and names the command that measures. There is one
+//! finding for each database and kind of use beside direct I/O, costliest kind first; a file belongs to one of
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -24,29 +26,30 @@ use crate::observation::Observation;
 use crate::phrases::{file_name, number};
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Terms, advise};
 
-/// Files that are listed of each database and kind, and processes in one sentence.
+/// Maximum number of files listed per database and kind, and of processes in one sentence.
 const NAMED: usize = 5;
-/// Stretches of resident pages that are listed of each file.
+/// Maximum number of stretches of resident pages listed per file.
 const STRETCHES: usize = 3;
-/// A share of the rate from which on it costs nothing worth a warning.
+/// From this fraction of the rate on, the cost does not justify a warning.
 const CHEAP: f64 = 0.9;
-/// A share of the rate below which it makes the database wait.
+/// Below this fraction of the rate, the database has to wait.
 const DEAR: f64 = 0.7;
 
-/// What direct I/O on a file is mixed with, the costly first.
+/// The use that direct I/O on a file is mixed with, costliest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MixedWith {
-    /// Another program than its database may write it through the page cache.
+    /// A program other than its database may write it through the page cache.
     Writer,
-    /// Another program than its database may read it through the page cache.
+    /// A program other than its database may read it through the page cache.
     Reader,
-    /// Pages that its database does not read, since it reads by direct I/O alone.
+    /// Leftover pages that its database does not read, since it reads by direct I/O alone.
     Leftover,
-    /// Its database uses the page cache, too, or may.
+    /// Its database also uses the page cache, or may.
     OnPurpose,
 }
 
-/// What direct I/O on this file of a snapshot is mixed with; `None` where it is not open with `O_DIRECT`, or nothing else uses it.
+/// Returns the use that direct I/O on this file of a snapshot is mixed with; `None` if it is not open with
+/// `O_DIRECT`, or has no other use.
 ///
 /// ```
 /// # use pagekeeper_doctor::{MixedWith, mixed_with};
@@ -84,7 +87,8 @@ fn database<'a>(snapshot: &'a Snapshot, file: &File) -> Option<&'a Database> {
     file.database.and_then(|index| snapshot.databases.get(index))
 }
 
-/// Whether an opener is the file's database. Where no process of that is known: whether it has the file open with `O_DIRECT`.
+/// Whether an opener is the file's database. If no process of that is known: whether it has the file open with
+/// `O_DIRECT`.
 fn is_own(snapshot: &Snapshot, file: &File, opener: &Opener) -> bool {
     match database(snapshot, file) {
         Some(Database { pid: Some(pid), workers, .. }) => opener.pid == *pid || workers.contains(&opener.pid),
@@ -92,8 +96,8 @@ fn is_own(snapshot: &Snapshot, file: &File, opener: &Opener) -> bool {
     }
 }
 
-/// Whether another program than its database brought pages of a file in while watching, or may have: without tracing, whoever made more
-/// of it resident.
+/// Whether a program other than its database brought in pages of a file during the watch, or may have: without
+/// tracing, whether more of it became resident.
 pub fn was_read_through_cache(observation: &Observation<'_>, file: &File) -> bool {
     if observation.trace().is_some_and(|trace| trace.pages.is_some()) {
         return !brought_in_by(observation, &[file]).is_empty();
@@ -105,7 +109,7 @@ fn is_direct(opener: &Opener) -> bool {
     matches!(opener.kind, OpenerKind::Direct(access) if access != Access::Neither)
 }
 
-/// Whether it may write through the page cache.
+/// Whether an opener may write through the page cache.
 fn may_write(opener: &Opener) -> bool {
     matches!(
         opener.kind,
@@ -113,7 +117,7 @@ fn may_write(opener: &Opener) -> bool {
     )
 }
 
-/// Whether it may read through the page cache, and no more.
+/// Whether an opener may only read through the page cache.
 fn may_read(opener: &Opener) -> bool {
     matches!(opener.kind, OpenerKind::Buffered(Access::ReadOnly) | OpenerKind::Mapped { writable: false })
 }
@@ -122,7 +126,7 @@ fn resident(file: &File) -> u64 {
     file.residency.map_or(0, |residency| residency.resident)
 }
 
-/// One finding for each database and kind of use beside direct I/O.
+/// Returns one finding for each database and kind of use beside direct I/O.
 pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
     let mut groups: BTreeMap<(Option<usize>, MixedWith), Vec<&File>> = BTreeMap::new();
     for file in &observation.after.files {
@@ -208,8 +212,8 @@ fn found(
     }
 }
 
-/// The settings that fix it; those of `MyRocks` only where a file is its own. What is on purpose needs none, unless the settings say that
-/// all reads are direct: then what is written through the page cache is of no use there.
+/// Returns the settings that fix it; those of `MyRocks` only if a file is its own. Intentional use needs none,
+/// unless the settings make all reads direct: pages written through the page cache are then useless.
 fn settings_for(
     observation: &Observation<'_>,
     index: usize,
@@ -228,7 +232,7 @@ fn settings_for(
     advise(Goal::NoMixedIo, settings)
 }
 
-/// One file: who has it and how, and where its pages are.
+/// Describes one file: the processes that have it open and how, and the positions of its pages.
 fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWith) -> Evidence {
     let who = |wanted: &dyn Fn(&Opener) -> bool| -> Vec<String> {
         let named = file.openers.iter().filter(|opener| wanted(opener));
@@ -295,7 +299,7 @@ fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWi
     evidence
 }
 
-/// An opener for programs.
+/// Returns an opener in the form for programs.
 fn shown(opener: &Opener) -> serde_json::Value {
     let how = match opener.kind {
         OpenerKind::Direct(_) => "direct",
@@ -307,8 +311,8 @@ fn shown(opener: &Opener) -> serde_json::Value {
     serde_json::json!({"pid": opener.pid, "name": opener.name, "how": how, "writes": writes})
 }
 
-/// Whether it was seen that somebody wrote it through the page cache while watching: dirty pages, or pages brought in by
-/// one who may write so.
+/// Whether the file was seen to be written through the page cache during the watch: it has dirty pages, or an
+/// opener that may write brought pages in.
 fn is_written(observation: &Observation<'_>, file: &File) -> bool {
     let unwritten = |file: &File| file.residency.is_some_and(|residency| residency.unwritten() > 0);
     let brought_in = || {
@@ -323,7 +327,7 @@ fn is_written(observation: &Observation<'_>, file: &File) -> bool {
     unwritten(file) || observation.before(file.inode).is_some_and(unwritten) || brought_in()
 }
 
-/// Who brought pages of files in that nobody has open through the page cache by now.
+/// A program that brought in pages of files, and that has none of them open through the page cache any more.
 struct Reader<'a> {
     name: &'a str,
     pids: BTreeSet<u32>,
@@ -331,7 +335,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// "cat (process 7)", "cat (12 processes)".
+    /// Formats its name: "cat (process 7)", "cat (12 processes)".
     fn named(&self) -> String {
         match (self.pids.first(), self.pids.len()) {
             (Some(pid), 1) => format!("{} (process {pid})", self.name),
@@ -340,8 +344,8 @@ impl Reader<'_> {
     }
 }
 
-/// Those who brought in pages of these files while watching, as tracing saw it, the most first: programs that come and go in a
-/// loop are in no list of who has a file open. Not the database that a file is of.
+/// Returns the programs that brought in pages of these files during the watch, as traced, largest first. Programs
+/// that start and end in a loop are in no list of openers. The database that a file belongs to is excluded.
 fn brought_in_by<'a>(observation: &Observation<'a>, files: &[&File]) -> Vec<Reader<'a>> {
     let pages = observation.trace().and_then(|trace| trace.pages.as_ref());
     let inodes: HashSet<Inode> = files.iter().map(|file| file.inode).collect();
@@ -365,7 +369,8 @@ fn brought_in_by<'a>(observation: &Observation<'a>, files: &[&File]) -> Vec<Read
     readers
 }
 
-/// The first of these in a sentence, and how many more there are: whoever starts very many programs does not fill the report.
+/// Lists the first entries in a sentence, and the number of further ones: very many short-lived programs must not
+/// fill the report.
 fn listed(mut named: Vec<String>) -> String {
     let more = named.len().saturating_sub(NAMED);
     named.truncate(NAMED);
@@ -373,7 +378,7 @@ fn listed(mut named: Vec<String>) -> String {
     if more > 0 { format!("{named} and {more} more") } else { named }
 }
 
-/// How much it matters, and what it costs in a sentence.
+/// Returns the severity, and the cost in one sentence.
 fn cost(
     observation: &Observation<'_>,
     mixed_with: MixedWith,
@@ -391,7 +396,7 @@ fn cost(
         MixedWith::Reader => (mixed.buffered_reader_read, None),
         MixedWith::Leftover | MixedWith::OnPurpose => (mixed.leftover_read, mixed.leftover_write),
     };
-    // One of them was not measured: the other alone does not show all of the cost.
+    // One of them was not measured: the other alone does not show the full cost.
     let is_half = mixed_with != MixedWith::Reader && (read.is_none() || write.is_none());
     let Some(worst) = least(read, write).filter(|worst| !is_half || *worst < CHEAP) else {
         let (severity, text) = unmeasured(mixed_with, files);
@@ -422,7 +427,7 @@ fn cost(
     (severity, Cost::measured(sentence(&text)))
 }
 
-/// With a capital letter at its start.
+/// Capitalises the first letter.
 fn sentence(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())

@@ -1,7 +1,8 @@
-//! Which fixes for writeback are printed where nobody syncs on a device and where somebody does: each state once, against the book's table.
+//! Tests which fixes for writeback are printed with and without syncs on a device: each state once, against the
+//! book's table.
 //!
-//! What a fix does to the longest commit is what the benchmarks and the story on a slow disk show; it is a word here, as times are none of
-//! a test's.
+//! The effect of a fix on the longest commit is shown by the benchmarks and by the end-to-end test on a slow disk.
+//! Here it is only a word, since tests assert no times.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -29,7 +30,7 @@ const KINDS: [Kind; 6] = [
 ];
 const LOG: &str = "/data/000007.log";
 
-/// What each does to the longest commit where somebody syncs on that device.
+/// The effect of each fix on the longest commit if somebody syncs on that device.
 const EFFECTS: [(&str, &str); 9] = [
     ("sysctl -w vm.dirty_bytes=N", "longer"),
     ("echo N >/sys/class/bdi/N:N/strict_limit", "longer"),
@@ -76,12 +77,12 @@ fn state(levels: DirtyLevels, strict: bool) -> Snapshot {
     after
 }
 
-/// Mostly dirty, and at its limit.
+/// Returns a group that is mostly dirty, and at its limit.
 fn group() -> MemoryCgroup {
     MemoryCgroup { dirty: Some(500 * MIB), ..cgroup(1020 * MIB, GIB) }
 }
 
-/// The acts of all fixes, with numbers as "N".
+/// Returns the acts of all fixes, with numbers as "N".
 fn acts(after: &Snapshot, syncs: Option<Syncs>) -> BTreeSet<String> {
     let mut before = after.clone();
     before.files.clear();
@@ -111,7 +112,7 @@ fn without_numbers(act: &str) -> String {
     text
 }
 
-/// The acts in any state of the limits: those on the whole full, and the device's own.
+/// Returns the acts in either state: the global limits full, or the device's own.
 fn in_any_state(syncs: impl Fn() -> Syncs) -> BTreeSet<String> {
     let whole =
         DirtyLevels { dirty: 31 * MIB, setpoint: 28 * MIB, limit: 32 * MIB, ..DirtyLevels::default() };

@@ -1,6 +1,6 @@
-//! Settings that make a database use the page cache where it need not: findings of kind [`Kind::Setting`].
+//! Settings that make a database use the page cache unnecessarily: findings of kind [`Kind::Setting`].
 //!
-//! Only what is known to be set so, or seen to be so, is reported: a setting that was not found is no finding.
+//! Only settings that are known or seen to be so are reported: a setting that was not found is no finding.
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::text::unescaped;
@@ -18,21 +18,21 @@ use crate::settings::{Engine, Origin, Setting, Settings};
 use crate::syncs::SYNC_AT_COMMIT;
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Goal, Kind, Observation, Severity, advise};
 
-/// Pages of a log or of tables are worth a word from so many bytes on.
+/// Minimum bytes of pages of a log or of tables to be reported.
 const WORTH_A_WORD: u64 = 16 << 20;
-/// And cost something from so many on.
+/// Minimum bytes that have a cost.
 const COSTS: u64 = 64 << 20;
 
-/// `MyRocks` without tables of users has smaller files, for its own dictionary.
+/// `MyRocks` without user tables has only smaller files, for its own dictionary.
 const DICTIONARY: u64 = 1 << 20;
 
-/// Where `O_DIRECT` is set and not had.
+/// The text for `O_DIRECT` that is set but refused.
 const REFUSED: &str = "no setting helps: O_DIRECT is set, and the file system of these files refuses it (tmpfs, \
 some network \
                        and FUSE file systems, encrypted directories). Move them to one that has it, such as \
                        ext4 or XFS";
 
-/// Questionable settings of the databases.
+/// Returns the questionable settings of the databases.
 pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (index, database) in observation.databases() {
@@ -75,7 +75,7 @@ impl About<'_> {
         }
     }
 
-    /// How much of some of its files is resident, in bytes.
+    /// Returns the resident bytes of some of its files.
     fn resident(&self, which: impl Fn(&File) -> bool) -> u64 {
         let files = self.observation.files_of(self.index).filter(|file| which(file));
         files.filter_map(|file| Some(file.residency?.resident)).sum()
@@ -119,10 +119,10 @@ impl About<'_> {
         }
         let (fix, by_commit) = (innodb::redo(self.settings), innodb::by_commit(self.settings));
         let buffering = self.settings.get("innodb_log_file_buffering");
-        // What is seen counts: a server that has it open O_DIRECT is well whatever is configured.
+        // The observed state counts: a server that has it open with O_DIRECT is fine, whatever is configured.
         let seen_direct =
             buffering.is_some_and(|setting| setting.from == Origin::Seen && setting.value == "OFF");
-        // A finding about all of its logs names the same settings and the same fixes.
+        // A finding about all of its logs names the same settings and fixes.
         if (fix.is_none() && by_commit.is_none())
             || seen_direct
             || self.earlier.of(Kind::LogsInCache, self.index).is_some()
@@ -152,7 +152,7 @@ impl About<'_> {
         if !settings.holds_rocksdb()
             || is_on(settings, direct) != Some(false)
             || size(settings, "bytes_per_sync") != Some(0)
-            // A finding about writers that it made wait names the same fixes.
+            // A finding about the waiting writers names the same fixes.
             || self.earlier.of(Kind::WritersThrottled, self.index).is_some()
             || self.is_without_rocksdb_tables()
         {
@@ -168,7 +168,7 @@ impl About<'_> {
         Some(finding)
     }
 
-    /// Whether it is a server that has `MyRocks` and keeps next to nothing there.
+    /// Whether it is a server that has `MyRocks` but keeps next to nothing there.
     fn is_without_rocksdb_tables(&self) -> bool {
         let tables = self.observation.files_of(self.index).filter(|file| is_rocksdb(file));
         self.settings.myrocks && tables.map(|file| file.size).sum::<u64>() < DICTIONARY
@@ -245,7 +245,7 @@ impl About<'_> {
             .as_ref()
             .and_then(|group| group.effective_limit)
             .map_or(host, |limit| limit.min(host));
-        // The manual's own bound: "unlikely that an allocation of more than 40% of RAM … will work better".
+        // The manual's own limit: "unlikely that an allocation of more than 40% of RAM … will work better".
         if memory == 0 || buffers <= memory / 5 * 2 {
             return None;
         }
@@ -265,7 +265,7 @@ impl About<'_> {
     }
 }
 
-/// The settings that have `MariaDB`'s redo log go through the page cache, as far as they are known, where they do.
+/// Returns the known settings because of which `MariaDB`'s redo log goes through the page cache, if it does.
 pub(super) fn redo_settings(settings: &Settings) -> Vec<Evidence> {
     if innodb::redo(settings).is_none() && innodb::by_commit(settings).is_none() {
         return Vec::new();
@@ -278,7 +278,7 @@ fn is_innodb_redo(file: &File) -> bool {
     file.path.file_name().is_some_and(|name| unescaped(name).starts_with("ib_"))
 }
 
-/// A setting as evidence, with the place where it was read.
+/// Returns a setting as evidence, with the place where it was read.
 fn evidence_of(setting: &Setting) -> Evidence {
     let Setting { name, value, from, doubt } = setting;
     let doubt = doubt.as_ref().map(|doubt| format!(" ({doubt})")).unwrap_or_default();
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!(said[1], "it has table files open without O_DIRECT");
         assert_eq!(all[0].fixes, []);
         assert!(all[0].remarks[0].starts_with("no setting helps"), "{:?}", all[0].remarks);
-        // Nor do other findings offer what is set already.
+        // Other findings do not advise what is already set either.
         assert_eq!(advise(Goal::NoMixedIo, &observation.settings[0]).fixes, []);
     }
 

@@ -1,8 +1,8 @@
-//! After a restart: is the data as resident as before; and what would the next recovery read?
+//! After a restart: whether the data is as resident as before, and what the next recovery would read.
 //!
-//! [`journal`](crate::journal) gathers what the second needs. A comparison needs a snapshot of before the
-//! restart: without one little can be said, and that is said. How long a recovery may take is the operator's to say:
-//! without a target a long one is reported, and no setting named.
+//! [`journal`](crate::journal) provides the latter. A comparison needs a snapshot from before the restart: without
+//! one little can be said, and the text says so. The operator decides how long a recovery may take: without a
+//! target a long one is reported, but no setting is named.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,21 +19,22 @@ use crate::journal::kind_of_log;
 use crate::phrases::{percent, time};
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity, Terms};
 
-/// A database that has been running for less has just been started.
+/// A database that has run for less than this was just started.
 const JUST_STARTED: Duration = Duration::from_secs(15 * 60);
-/// Less data than this is loaded before anybody notices, in bytes.
+/// Less data than this, in bytes, is loaded before anybody notices.
 const LITTLE: u64 = 16 << 20;
-/// A recovery that reads more than this is worth to know, in bytes: twice what `PostgreSQL` lets WAL grow to by default,
-/// which is the most of any vendor's default but `TiKV`'s.
+/// A recovery that reads more bytes than this is reported. This is twice the WAL size that `PostgreSQL` allows by
+/// default, which is the largest default of any vendor except `TiKV`'s.
 const LONG: u64 = 2 << 30;
-/// Or one that takes longer than this.
+/// A recovery that takes longer than this is reported.
 const LONG_TIME: Duration = Duration::from_secs(5 * 60);
-/// For so much of a journal one page of data is taken to be read, in bytes.
+/// Bytes of journal per page of data that is assumed to be read.
 const BYTES_PER_PAGE: u64 = 8 << 10;
-/// So many files of a journal are named one by one.
+/// Maximum number of journal files listed individually.
 const FEW: usize = 3;
 
-/// Databases that were started with little of their data resident, and those whose recovery would be long.
+/// Returns the databases that were started with little of their data resident, and those whose recovery would be
+/// long.
 pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
     observation
         .databases()
@@ -44,9 +45,9 @@ pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding
         .collect()
 }
 
-/// Whether there is nothing to compare a database with that was just started.
+/// Whether there is nothing to compare a just started database with.
 ///
-/// A program can say then how to make a snapshot for the next time.
+/// A program can then explain how to make a snapshot for the next time.
 pub fn lacks_snapshot(observation: &Observation<'_>) -> bool {
     observation.snapshot.is_none() && observation.databases().any(|(_, database)| just_started(database))
 }
@@ -57,7 +58,7 @@ fn just_started(database: &Database) -> bool {
 
 fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Option<Finding> {
     let snapshot = observation.snapshot.as_ref()?;
-    // A directory without a process has no start: then it was named to be compared.
+    // A directory without a process has no start: it was named for the comparison.
     if database.uptime.is_some() && !just_started(database) {
         return None;
     }
@@ -71,7 +72,7 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
         kept += before.resident.min(residency.resident);
     }
     let lost = then - kept;
-    // A fifth of it makes reads of the hot set wait.
+    // Losing a fifth of it makes reads of the hot set wait.
     if lost < LITTLE || kept > then / 5 * 4 {
         return None;
     }
@@ -117,21 +118,22 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
     })
 }
 
-/// Whether all who have it open bypass the page cache: what is resident of it says nothing.
+/// Whether all openers bypass the page cache: its resident pages then say nothing.
 fn bypassed(file: &File) -> bool {
     !file.openers.is_empty() && file.openers.iter().all(|opener| matches!(opener.kind, OpenerKind::Direct(_)))
 }
 
-/// How long a recovery is reckoned to take.
+/// The estimated duration of a recovery.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Estimate {
     time: Duration,
-    /// One cold read, in microseconds, as the disk was measured.
+    /// Latency of one cold read in microseconds, as measured on the disk.
     read_us: f64,
 }
 
 impl Estimate {
-    /// Of a journal of so many bytes; `None` where the disk of the database's files was not measured.
+    /// Estimates the recovery of a journal of `bytes`; `None` if the disk of the database's files was not
+    /// measured.
     fn of(observation: &Observation<'_>, index: usize, bytes: u64) -> Option<Self> {
         let mut disks = observation.files_of(index).filter_map(|file| observation.disk(file));
         let read_us = disks.find_map(|disk| disk.reads.first())?.p50_us;
@@ -139,7 +141,7 @@ impl Estimate {
         Some(Self { time: Duration::try_from_secs_f64(microseconds / 1e6).ok()?, read_us })
     }
 
-    /// How much of a journal can be recovered in so much time, in bytes.
+    /// Returns how much of a journal can be recovered within `target`, in bytes.
     fn bytes_in(self, target: Duration) -> u64 {
         let read = Duration::from_secs_f64(self.read_us / 1e6).as_nanos().max(1);
         let pages = u64::try_from(target.as_nanos() / read).unwrap_or(u64::MAX);
@@ -194,7 +196,7 @@ fn long_recovery(observation: &Observation<'_>, index: usize, database: &Databas
     })
 }
 
-/// What makes its recovery fit the target; without one nothing does.
+/// Returns the settings that make its recovery fit the target; none without a target.
 fn bounds(observation: &Observation<'_>, index: usize, estimate: Option<Estimate>) -> Advised {
     let remark = |text: &str| Advised { remarks: vec![text.to_owned()], ..Advised::default() };
     match (observation.recovery_target, estimate, observation.settings_of(index)) {
@@ -211,11 +213,12 @@ fn bounds(observation: &Observation<'_>, index: usize, estimate: Option<Estimate
     }
 }
 
-/// What can be warmed for a recovery: all that it reads through the page cache. `None` where it reads nothing so.
+/// Returns what can be warmed for a recovery: everything that it reads through the page cache; `None` if there is
+/// nothing.
 fn warmed(observation: &Observation<'_>, index: usize, database: &Database) -> Option<String> {
     let is_data = |file: &&File| file.class == Some(FileClass::Data);
     let (what, has) = if observation.files_of(index).filter(is_data).any(bypassed) {
-        // What one of them is opened with, they all are, those too that nobody has open now.
+        // All data files are opened in the same way, including those that nobody has open now.
         let has =
             "the journal in parallel; the data is read past the page cache, where warming does not help";
         (buffered_journal(observation, index)?, has)
@@ -231,7 +234,8 @@ fn warmed(observation: &Observation<'_>, index: usize, database: &Database) -> O
     ))
 }
 
-/// The journal's files that are read through the page cache, as arguments: where they are many, by what they lie in.
+/// Returns the journal's files that are read through the page cache, as arguments: their directories, if there are
+/// many.
 fn buffered_journal(observation: &Observation<'_>, index: usize) -> Option<String> {
     let is_journal = |file: &File| kind_of_log(file).is_some();
     let files: Vec<&File> =
@@ -334,7 +338,7 @@ mod tests {
         assert_eq!(find(&observation), []);
     }
 
-    /// Of a disk that takes so long for one cold read, in microseconds.
+    /// Returns a disk with this latency of a cold read, in microseconds.
     fn reads_in(p50_us: f64) -> DiskProfile {
         let reads = vec![DepthProfile { depth: 1, per_second: 1e6 / p50_us, p50_us, p99_us: p50_us }];
         DiskProfile { reads, ..DiskProfile::default() }
@@ -348,7 +352,7 @@ mod tests {
         let mut settings = Settings::new(Engine::PostgreSql);
         settings.add("max_wal_size", "2GB", Origin::CommandLine);
         observation.settings = vec![settings];
-        // What servers at the default or twice it have, is no finding.
+        // Servers at the default, or at twice the default, give no finding.
         for bytes in [100 * MIB, 612 * MIB, GIB, 2 * GIB] {
             observation.journals = journal(bytes, true);
             assert_eq!(find(&observation), []);
@@ -378,7 +382,7 @@ mod tests {
         let unmeasured = find(&observation);
         assert_eq!((unmeasured[0].severity, &unmeasured[0].fixes), (Severity::Note, &Vec::new()));
         assert!(unmeasured[0].remarks[0].contains("probe --save"), "{:?}", unmeasured[0].remarks);
-        // 524,288 pages of 200 µs.
+        // 524,288 pages at 200 µs.
         observation.disks = vec![(DEV, reads_in(200.0))];
         let found = find(&observation);
         assert_eq!(found[0].severity, Severity::Warning);

@@ -1,10 +1,10 @@
 //! Streams that push a database's hot set out of the page cache: backups, archivers, dumps, copies.
 //!
-//! Found are processes that are no database and bring many pages in, or drop a database's pages, while pages of its data
-//! files leave the page cache; a database's own workers that send a backup or a copy are taken for streams, too. Nothing
-//! is found where nothing was pushed out, or where it was not for want of memory: a stream in plenty of memory harms
-//! nobody. What takes pages however much is free is reported by itself ([`idle`]). It takes tracing: without it nobody is
-//! blamed.
+//! A stream is a process other than a database that brings in many pages, or drops a database's pages, while pages
+//! of the database's data files leave the page cache. A database's own workers that send a backup or a copy count
+//! as streams, too. There is no finding if nothing was pushed out, or if memory was not short: a stream in plenty
+//! of memory does no harm. Reclaim of idle pages regardless of free memory is reported separately ([`idle`]). All
+//! this requires tracing: without it nobody is blamed.
 
 mod finding;
 mod fixes;
@@ -28,14 +28,14 @@ use crate::phrases::per_second;
 use crate::{Finding, Observation, Streamer, StreamerFile};
 use idle::Takers;
 
-/// Who brings less in is no stream, in bytes ...
+/// Minimum bytes that a stream brings in …
 const MIN_MOVED: u64 = 32 << 20;
-/// ... nor who does so more slowly, in bytes a second.
+/// … and its minimum rate in bytes per second.
 const SLOWEST: u64 = 1 << 20;
-/// Of a database's pages so many have to leave, in bytes.
+/// Minimum bytes of a database's pages that have to leave.
 const PUSHED: u64 = 16 << 20;
 
-/// Databases whose hot set is pushed out by streams.
+/// Returns the databases whose hot set is pushed out by streams.
 pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
     let Some(trace) = observation.trace() else { return Vec::new() };
     let Some(pages) = &trace.pages else { return Vec::new() };
@@ -53,14 +53,15 @@ pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding
     found.flatten().flatten().collect()
 }
 
-/// The files whose pages a database wants to keep: those that were there all the time and are no logs.
+/// Returns the files whose pages a database wants to keep: those that existed all the time and are not logs.
 fn data_files<'a>(observation: &Observation<'a>, index: usize) -> HashMap<Inode, &'a File> {
     let before: HashMap<Inode, &File> =
         observation.before.files.iter().map(|file| (file.inode, file)).collect();
     observation
         .files_of(index)
         .filter(|file| !file.class.is_some_and(FileClass::is_log))
-        // What a file lost at its end was cut off, not pushed out; and the number of one that was removed is used again.
+        // Pages lost at the end of a file were truncated, not pushed out; and the number of a removed file may be
+        // reused.
         .filter(|file| {
             before.get(&file.inode).is_some_and(|then| then.path == file.path && then.size <= file.size)
         })
@@ -72,23 +73,23 @@ fn data_files<'a>(observation: &Observation<'a>, index: usize) -> HashMap<Inode,
 struct Stream<'a> {
     pid: u32,
     name: &'a str,
-    /// What is known of it; `None` if it had ended.
+    /// Its inspected data; `None` if it had ended.
     streamer: Option<&'a Streamer>,
-    /// It is one of the database's own workers.
+    /// Whether it is one of the database's own workers.
     worker: bool,
     /// Bytes that it brought in.
     added: u64,
-    /// ... of the database's data.
+    /// The part of these in the database's data.
     added_own: u64,
-    /// Bytes of the database's data that left at its hands.
+    /// Bytes of the database's data that it removed.
     removed_own: u64,
-    /// Bytes that it reclaimed for itself, of whomever.
+    /// Bytes that it reclaimed for itself, whoever owned them.
     reclaimed: u64,
-    /// The files that it brought in most of: bytes, and the path where it is known.
+    /// The files of which it brought in most: bytes, and the inode.
     files: Vec<(u64, Inode)>,
 }
 
-/// Who moves as many pages as a stream does.
+/// Returns the processes that move as many pages as a stream.
 fn streams<'a>(
     observation: &'a Observation<'_>,
     trace: &TraceCounts,
@@ -99,7 +100,7 @@ fn streams<'a>(
 ) -> Vec<Stream<'a>> {
     let mut all: BTreeMap<u32, Stream<'a>> = BTreeMap::new();
     for (task, counts) in pages.iter().filter_map(|counts| Some((counts.task.as_ref()?, counts))) {
-        // What reclaims for others drops nothing of its own accord.
+        // A process that reclaims for others drops nothing of its own accord.
         if takers.has(task) || idle::is_background(observation, task) {
             continue;
         }
@@ -139,7 +140,7 @@ fn streams<'a>(
     streams
 }
 
-/// The name of the thread of a process that brought the most in.
+/// Returns the name of a process's thread that moved most.
 fn name_of(pages: &[PageCounts], pid: u32) -> &str {
     let mut names: BTreeMap<&str, u64> = BTreeMap::new();
     for (task, counts) in pages.iter().filter_map(|counts| Some((counts.task.as_ref()?, counts))) {
@@ -155,12 +156,12 @@ fn reclaimed_by(trace: &TraceCounts, pid: u32) -> u64 {
     reclaim.filter(|reclaim| reclaim.task.process == pid).map(|reclaim| reclaim.reclaimed).sum()
 }
 
-/// "tar (process 77)".
+/// Formats a process: "tar (process 77)".
 fn named(name: &str, pid: u32) -> String {
     format!("{name} (process {pid})")
 }
 
-/// Whether a worker with such a title reads for a copy: a PostgreSQL process that sends a backup, or serves `COPY`.
+/// Whether a worker with this title reads for a copy: a PostgreSQL process that sends a backup, or serves `COPY`.
 fn copies(title: &str) -> bool {
     title.contains("sending backup") || title.contains("walsender") || title.ends_with(" COPY")
 }
@@ -173,18 +174,19 @@ impl Stream<'_> {
         moved >= MIN_MOVED && fast(moved)
     }
 
-    /// Bytes of the database's data that it dropped itself (`POSIX_FADV_DONTNEED`): what left at its hands and was not
-    /// reclaimed for want of memory.
+    /// Returns the bytes of the database's data that it dropped itself (`POSIX_FADV_DONTNEED`): removed, but not
+    /// reclaimed for lack of memory.
     fn dropped(&self) -> u64 {
         self.removed_own.saturating_sub(self.reclaimed)
     }
 
-    /// Whether it can be what pushes the database's pages out: it drops them, or takes memory that both share.
+    /// Whether it can be the cause of pushing the database's pages out: it drops them, or takes memory that both
+    /// share.
     fn is_to_blame(&self, observation: &Observation<'_>, database: &Database, loss: &Loss) -> bool {
         if self.dropped() >= PUSHED {
             return true;
         }
-        // A database that is larger than its memory pushes itself out; beside that a small stream does not count.
+        // A database larger than its memory pushes itself out; a small stream beside that does not count.
         if self.added < loss.came_back / 4 {
             return false;
         }
@@ -192,12 +194,12 @@ impl Stream<'_> {
         if let Some(streamer) = self.streamer.filter(|streamer| !streamer.title.is_empty()) {
             return share_memory(observation, streamer.cgroup.as_ref(), group);
         }
-        // It has ended. What it had to reclaim of the database's shows whose memory it took.
+        // It has ended. Its reclaim of the database's pages shows whose memory it took.
         let unlimited = group.is_none_or(|group| group.effective_limit.is_none());
         self.removed_own >= PUSHED || (unlimited && has_reclaimed(observation))
     }
 
-    /// What it does with the file that it brought in most of.
+    /// Returns a verb for its use of the file of which it brought in most.
     fn verb(&self) -> &'static str {
         let access = self.files.first().and_then(|(_, inode)| self.open(*inode)).map(|file| file.access);
         match access {
@@ -211,7 +213,7 @@ impl Stream<'_> {
         self.streamer?.open(inode)
     }
 
-    /// The path of the file that it brought in most of, among those whose paths are known.
+    /// Returns the path of the file of which it brought in most, among those with known paths.
     fn path<'b>(&'b self, data: &HashMap<Inode, &'b File>) -> Option<&'b Path> {
         self.files.iter().find_map(|(_, inode)| {
             let open = self.open(*inode).map(|file| file.path.as_path());
@@ -220,7 +222,8 @@ impl Stream<'_> {
     }
 }
 
-/// Whether what one brings in can push out the other's pages: one limit, or none but the machine's, holds for both.
+/// Whether pages brought in by one can push out the other's: both are under one limit, or only under the
+/// machine's.
 fn share_memory(
     observation: &Observation<'_>,
     stream: Option<&MemoryCgroup>,
@@ -235,18 +238,18 @@ fn share_memory(
             a.effective_limit == b.effective_limit
                 && if unlimited { has_reclaimed(observation) } else { above || beside }
         }
-        // The one can't be seen: it has no limit but the machine's.
+        // One of the two is not visible: its only limit is the machine's.
         (Some(group), None) | (None, Some(group)) if group.effective_limit.is_some() => is_short(observation),
         _ => has_reclaimed(observation),
     }
 }
 
-/// Whether the machine reclaimed for want of memory while watching, as far as it is counted.
+/// Whether the machine reclaimed for lack of memory during the watch, as far as that is counted.
 fn has_reclaimed(observation: &Observation<'_>) -> bool {
     observation.reclaimed_by_host().is_none_or(|bytes| bytes >= PUSHED)
 }
 
-/// Whether tasks had to reclaim the machine's memory themselves while watching.
+/// Whether tasks had to reclaim the machine's memory themselves during the watch.
 fn is_short(observation: &Observation<'_>) -> bool {
     let stalls = observation.change().and_then(|change| change.machine.allocation_stalls);
     stalls.is_some_and(|stalls| stalls > 0)
@@ -254,20 +257,20 @@ fn is_short(observation: &Observation<'_>) -> bool {
 
 /// What a database lost meanwhile, in bytes.
 struct Loss {
-    /// Of its data left the page cache, what was taken for being idle left out.
+    /// Data that left the page cache, excluding pages reclaimed as idle.
     pushed: u64,
-    /// Its own processes brought in again, growth and streams left out.
+    /// Data that its own processes brought in again, excluding growth and streams.
     came_back: u64,
-    /// Streams dropped so much themselves; the kernel does not remember such pages.
+    /// Data that streams dropped themselves; the kernel does not remember such pages.
     dropped: u64,
-    /// More of it is remembered by the kernel as pushed out than before; `None` where that is not known.
+    /// Increase of the evicted pages that the kernel remembers; `None` if unknown.
     evicted: Option<u64>,
-    /// The kernel counted so much as read in again after it had been pushed out, and where.
+    /// The kernel's count of rereads after eviction, and its scope.
     refaulted: Option<(u64, &'static str)>,
 }
 
 impl Loss {
-    /// Whether so much left, and not by the database's own doing alone: the kernel knows of pages that it took.
+    /// Whether enough left, and not by the database's own doing alone: the kernel knows of pages that it took.
     fn is_one(&self) -> bool {
         let taken = self.evicted.is_none_or(|bytes| bytes > 0)
             || self.refaulted.is_none_or(|(bytes, _)| bytes > 0)
@@ -275,7 +278,8 @@ impl Loss {
         self.pushed >= PUSHED && taken
     }
 
-    /// What it had to read from storage again, at most: no more than the kernel knows to have come back.
+    /// Returns an upper bound of what it had to read from storage again: not more than the kernel knows to have
+    /// come back.
     fn missed(&self) -> u64 {
         match self.refaulted {
             Some((bytes, _)) => self.came_back.min(bytes.saturating_add(self.dropped)),
@@ -312,7 +316,7 @@ impl Loss {
             data.get(&inode).map_or(0, |file| file.size.saturating_sub(before))
         };
         Self {
-            // What a stream read of the files itself and lost again was not the database's.
+            // Pages that a stream itself read from the files and lost again were not the database's.
             pushed: files.values().map(|[removed, streamed, _]| removed.saturating_sub(*streamed)).sum(),
             came_back: files.iter().map(|(inode, [_, _, own])| own.saturating_sub(grown(*inode))).sum(),
             dropped: streams.iter().map(Stream::dropped).filter(|bytes| *bytes >= PUSHED).sum(),
@@ -334,7 +338,7 @@ fn evicted(observation: &Observation<'_>, data: &HashMap<Inode, &File>) -> Optio
     known
 }
 
-/// By the database's memory cgroup, else by the machine.
+/// Returns the rereads in the database's memory cgroup, or else on the machine.
 fn refaulted(observation: &Observation<'_>, database: &Database) -> Option<(u64, &'static str)> {
     match observation.refaulted_in_group(database) {
         Some(bytes) => Some((bytes, "in its memory cgroup")),

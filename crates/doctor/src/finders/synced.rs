@@ -1,9 +1,10 @@
-//! Logs whose syncs wait for data that others wrote to the same device: how long, in which file, and whose data that was.
+//! Logs whose syncs wait for data that others wrote to the same device: how long, in which file, and whose data.
 //!
-//! A sync is no pause for dirty pages: the thread waits in fdatasync(2) for the device's queue, and for the journal's transaction, which on
-//! ext4 and XFS orders others' data before itself. Higher limits on dirty pages make that wait longer, lower ones for the device shorter.
+//! A sync is not throttling because of dirty pages. The thread waits in fdatasync(2) for the device's queue, and
+//! on ext4 and XFS also for the journal's transaction, which orders others' data before it. Higher limits on dirty
+//! pages lengthen that wait; lower ones for the device shorten it.
 //!
-//! Only logs are looked at: that a checkpoint syncs its tables for long is what it is for.
+//! Only logs are considered: a long sync of a checkpoint's tables is normal.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,14 +22,14 @@ use crate::phrases::{file_name, number, time};
 use crate::syncs::{SeenSync, SyncTimes, SyncedFile, Syncs};
 use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
 
-/// A sync below this is not reported: what a disk with a queue takes.
+/// Shorter syncs are not reported: a disk with a queue takes this long.
 const LONG: Duration = Duration::from_millis(100);
 /// From this on it is serious, and reported whatever it waited for.
 const VERY_LONG: Duration = Duration::from_secs(1);
-/// Less data of others makes no sync wait for long.
+/// Less data of others does not delay a sync for long.
 const MUCH: u64 = 4 << 20;
 
-/// The logs whose syncs wait.
+/// Returns the logs whose syncs wait.
 pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
     let mut logs: BTreeMap<(usize, String, FileClass), Vec<&SeenSync>> = BTreeMap::new();
     for (file, calls) in observation.syncs.iter().flat_map(Syncs::by_file) {
@@ -46,15 +47,15 @@ pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding
     logs.filter_map(|log| log.finding(observation)).collect()
 }
 
-/// The class of the log that a database's task synced; `None` where it is no log.
+/// Returns the class of the log that a database's task synced; `None` if it is not a log.
 fn class_of(observation: &Observation<'_>, index: usize, file: &SyncedFile) -> Option<FileClass> {
     let known = observation.synced_file(file).and_then(|file| file.class);
-    // A log that came and went while watching is in neither snapshot.
+    // A log that was created and removed during the watch is in neither snapshot.
     let class = known.or_else(|| observation.after.databases[index].profile.class_of(&file.path))?;
     Some(class).filter(|class| class.is_log())
 }
 
-/// Syncs of one database's logs of a class on a device, of which there is at least one.
+/// The syncs of one database's logs of a class on a device; there is at least one.
 struct SyncedLog<'a> {
     index: usize,
     device: String,
@@ -63,16 +64,16 @@ struct SyncedLog<'a> {
     times: SyncTimes,
 }
 
-/// Whose data the syncs waited for.
+/// The owner of the data that the syncs waited for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Filler {
-    /// A program beside the database.
+    /// A program other than the database.
     Program(String),
     /// The database itself, or another one.
     Database(usize),
-    /// Somebody who wrote it before the look.
+    /// Somebody who wrote it before the observation.
     Earlier,
-    /// Nobody was seen to write much.
+    /// Unknown: nobody was seen to write much.
     Unknown,
 }
 
@@ -126,7 +127,7 @@ impl SyncedLog<'_> {
         }
     }
 
-    /// Who wrote most to the device that is not this log.
+    /// Returns who wrote most to the device, apart from this log.
     fn filler(&self, observation: &Observation<'_>) -> Filler {
         let all = attribution::on_device(observation, &self.device).unwrap_or_default();
         let is_own = |owner: &Owner| *owner == Owner::Database(self.index);
@@ -145,7 +146,8 @@ impl SyncedLog<'_> {
         }
     }
 
-    /// What was dirty or under writeback for the device when the look began and when it ended; `None` where that is not known.
+    /// Returns what was dirty or under writeback for the device at both ends of the observation; `None` if
+    /// unknown.
     fn unwritten(&self, observation: &Observation<'_>) -> Option<(u64, u64)> {
         let of = |devices: &[(u64, pagekeeper_kernel::pressure::BackingDevice)]| {
             let stats = devices.iter().find(|(_, device)| device.name == self.device)?.1.stats?;
@@ -178,7 +180,7 @@ impl SyncedLog<'_> {
         evidence
     }
 
-    /// The file that most of the time was spent in.
+    /// Returns the file in which most of the time was spent.
     fn of_file(&self, looked: Duration) -> Evidence {
         let slowest = self.calls.iter().max_by_key(|call| call.took);
         let file = slowest.and_then(|call| call.file.as_ref());
@@ -234,7 +236,7 @@ impl SyncedLog<'_> {
         advised
     }
 
-    /// What moves the log to another disk.
+    /// Returns the fix that moves the log to another disk.
     fn moved(&self, observation: &Observation<'_>) -> Option<Fix> {
         let file = self.calls.iter().find_map(|call| call.file.as_ref())?;
         move_log_of(observation, self.index, self.class, &file.path)

@@ -1,12 +1,14 @@
-//! Databases whose writes are throttled for dirty pages, whose pages those are, and whether the log that has to wait shares
-//! a device with what fills the limits.
+//! Databases whose writes are throttled because of dirty pages, whose pages these are, and whether the waiting log
+//! shares a device with the output that fills the limits.
 //!
-//! A write into the page cache returns at once until too much is dirty; then the kernel makes whoever writes wait
-//! (`balance_dirty_pages`), whoever made the pages dirty. Whose output it is comes from page-cache adds ([`written`](crate::attribution)).
+//! A write into the page cache returns at once until too much is dirty. Then the kernel makes every writer wait
+//! (`balance_dirty_pages`), whoever dirtied the pages. The owner of the output is derived from page-cache
+//! additions ([`attribution`](crate::attribution)).
 //!
-//! Background threads are reported apart: throttling them is what the limits are for.
+//! Background threads are reported separately: the limits are meant to throttle them.
 //!
-//! Without tracing there are no tasks: then [`dirty_limits`] says that so much is dirty that writers are being throttled.
+//! Without tracing there are no tasks: then [`dirty_limits`] reports that so much is dirty that writers are being
+//! throttled.
 
 pub(super) mod help;
 
@@ -27,20 +29,20 @@ use crate::observation::called;
 use crate::phrases::{file_name, number, percent, time};
 use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
 
-/// So many tasks are listed, the others counted together.
+/// Maximum number of tasks listed; the others are summed up.
 const TASKS: usize = 4;
-/// Fewer bytes are no bulk output.
+/// Minimum bytes of bulk output.
 const BULK: u64 = 4 << 20;
-/// A wait of this length, or this share (one in so many) of the time watched, is serious.
+/// A wait of this length, or of one part in this many of the watch, is serious.
 const LONG_WAIT: Duration = Duration::from_millis(50);
 const LARGE_SHARE: u32 = 100;
-/// A log that is this part (one in so many) of all that was written to logs is worth moving.
+/// A log is worth moving if it has at least one part in this many of everything written to logs.
 const WORTH_MOVING: u64 = 10;
 
-/// PostgreSQL's processes in the background.
+/// PostgreSQL's background processes.
 const POSTGRESQL: [&str; 4] = ["checkpointer", "background writer", "walwriter", "autovacuum worker"];
 
-/// Databases whose writers were throttled, and those whose log shares the device with what they were throttled for.
+/// Returns the databases whose writers were throttled, and those whose log shares the device with the cause.
 pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
     let Some(pauses) = observation.trace().and_then(|trace| trace.pauses.as_ref()) else {
         return Vec::new();
@@ -62,14 +64,14 @@ fn is_throttled(observation: &Observation<'_>, pause: &PauseCounts, database: us
     pause.pauses.count() > 0 && attribution::database_of(observation, &pause.task) == Some(database)
 }
 
-/// The pauses of one database's tasks, of each at least one.
+/// The pauses of one database's tasks; each has at least one.
 struct Throttled<'a> {
     index: usize,
     pauses: Vec<&'a PauseCounts>,
 }
 
 impl Throttled<'_> {
-    /// By device.
+    /// Groups the pauses by device.
     fn devices(&self) -> BTreeMap<&str, Vec<&PauseCounts>> {
         let mut devices: BTreeMap<&str, Vec<&PauseCounts>> = BTreeMap::new();
         for pause in &self.pauses {
@@ -94,7 +96,7 @@ impl Throttled<'_> {
         let Advised { mut fixes, mut remarks } = observation.advise(Goal::SteadyWriteback, self.index);
         let other = help::most_by_another(observation, self.devices().into_keys());
         fixes.extend(other.iter().flat_map(|name| help::of_another(name)));
-        // The command, with what it would change, is in the finding about the limits, which comes with this one.
+        // The command and its effect are in the finding about the limits, which accompanies this one.
         let (own_limit, whole): (Vec<&PauseCounts>, Vec<&PauseCounts>) =
             self.pauses.iter().partition(|pause| dirty_limits::is_devices_own(pause));
         if !own_limit.is_empty() {
@@ -124,7 +126,8 @@ impl Throttled<'_> {
         }
     }
 
-    /// A device that holds the database's log, and takes the bulk output that its writers were throttled for.
+    /// Returns a finding if a device holds the database's log and takes the bulk output that throttled its
+    /// writers.
     fn shared(&self, observation: &Observation<'_>, severity: Severity) -> Option<Finding> {
         let devices = self.devices();
         devices.keys().find_map(|device| {
@@ -142,7 +145,7 @@ impl Throttled<'_> {
             let log = own.iter().find_map(|written| written.path).unwrap_or(&largest.path);
             let fixes = self.moves(observation, &own, largest);
             let (own, output) = (sum(&own), sum(&bulk));
-            // A log that is written over in place brings no pages in, but it has dirty ones.
+            // A log overwritten in place brings no pages in, but has dirty ones.
             let unwritten: u64 = logs.iter().filter_map(|file| Some(file.residency?.unwritten())).sum();
             if output < BULK || output < own / 4 || own.max(unwritten) == 0 {
                 return None;
@@ -178,7 +181,7 @@ impl Throttled<'_> {
 }
 
 impl Throttled<'_> {
-    /// What it costs. Syncs are waits of their own: what they wait for is in no pause.
+    /// Describes the cost. Syncs are separate waits, which are in no pause.
     fn cost(&self, observation: &Observation<'_>, only_background: bool, all: &Sum) -> String {
         let syncs = observation.sync_times_of(self.index);
         let waited = syncs.filter(|syncs| syncs.longest >= LONG_WAIT);
@@ -209,12 +212,13 @@ impl Throttled<'_> {
         )
     }
 
-    /// Why nothing is named that moves a log.
+    /// Returns why no setting is named that moves a log.
     fn remarks(&self, observation: &Observation<'_>) -> Vec<String> {
         observation.settings_of(self.index).and_then(uncertain).into_iter().collect()
     }
 
-    /// What moves the logs that were written to the device, or the largest where none was seen to be.
+    /// Returns the fixes that move the logs written to the device, or the largest one if none was seen to be
+    /// written.
     fn moves(&self, observation: &Observation<'_>, own: &[&DeviceOutput<'_>], largest: &File) -> Vec<Fix> {
         let all: u64 = own.iter().map(|written| written.bytes).sum();
         let mut logs: Vec<(FileClass, &Path)> = own
@@ -231,7 +235,7 @@ impl Throttled<'_> {
     }
 }
 
-/// Pauses together.
+/// A sum of pauses.
 struct Sum {
     count: u64,
     total: Duration,
@@ -256,8 +260,8 @@ impl Sum {
     }
 }
 
-/// Whether a thread does work in the background: being slowed is what the limits are for. RocksDB names its threads for flushing
-/// and merging so, in every program that embeds it; PostgreSQL has processes, which say it in their titles.
+/// Whether a thread works in the background, where being slowed is intended. RocksDB names its flushing and
+/// merging threads, in every program that embeds it. PostgreSQL has processes, which show it in their titles.
 pub(crate) fn is_background(observation: &Observation<'_>, task: &Task) -> bool {
     // "postgres: checkpointer", or "postgres: NAME OF THE CLUSTER: checkpointer".
     let work = |title: &str| Some(title.strip_prefix("postgres: ")?.rsplit(": ").next()?.to_owned());
@@ -266,12 +270,12 @@ pub(crate) fn is_background(observation: &Observation<'_>, task: &Task) -> bool 
     task.name.starts_with("rocksdb:") || POSTGRESQL.iter().any(|name| work.starts_with(name))
 }
 
-/// Whether all who have the file open leave the page cache aside.
+/// Whether all openers of the file bypass the page cache.
 fn is_direct(file: &File) -> bool {
     !file.openers.is_empty() && file.openers.iter().all(|opener| matches!(opener.kind, OpenerKind::Direct(_)))
 }
 
-/// Who was throttled for a device, the longest first.
+/// Lists the tasks throttled for a device, longest first.
 fn tasks(observation: &Observation<'_>, device: &str, mut pauses: Vec<&PauseCounts>) -> Vec<Evidence> {
     pauses.sort_by_key(|pause| {
         (is_background(observation, &pause.task), std::cmp::Reverse(pause.pauses.total()), pause.task.thread)
@@ -318,7 +322,7 @@ fn tasks(observation: &Observation<'_>, device: &str, mut pauses: Vec<&PauseCoun
     evidence
 }
 
-/// How full the limits were when tasks were throttled for a device.
+/// Describes how full the limits were when tasks were throttled for a device.
 fn levels(device: &str, pauses: &[&PauseCounts]) -> Evidence {
     let count = pauses.iter().map(|pause| u128::from(pause.pauses.count())).sum::<u128>().max(1);
     let mean = |of: fn(&DirtyLevels) -> u64| {
@@ -353,7 +357,7 @@ fn levels(device: &str, pauses: &[&PauseCounts]) -> Evidence {
     .with("device_setpoint_bytes", steered)
 }
 
-/// Who wrote what share of what came to a device.
+/// Describes each owner's share of the output to a device.
 pub(super) fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
     let Some(all) = attribution::on_device(observation, device) else {
         return Evidence::new(format!(
@@ -391,7 +395,7 @@ pub(super) fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
     .with("shares", serde_json::Value::Array(shares.collect()))
 }
 
-/// "by rocksdb (process 7) to its data files".
+/// Formats the owner: "by rocksdb (process 7) to its data files".
 fn owner(observation: &Observation<'_>, written: &DeviceOutput<'_>) -> String {
     match &written.owner {
         Owner::Database(index) => {
@@ -406,7 +410,7 @@ fn owner(observation: &Observation<'_>, written: &DeviceOutput<'_>) -> String {
     }
 }
 
-/// One kind of output to a shared device.
+/// Describes one kind of output to a shared device.
 fn output_of(observation: &Observation<'_>, written: &DeviceOutput<'_>, total: u64) -> Evidence {
     let path = written.path;
     let like = path.as_ref().map(|path| format!(", such as {}", file_name(path))).unwrap_or_default();
@@ -423,7 +427,7 @@ fn output_of(observation: &Observation<'_>, written: &DeviceOutput<'_>, total: u
     evidence
 }
 
-/// "device 7:0, which holds /var/lib/x".
+/// Formats a device: "device 7:0, which holds /var/lib/x".
 fn device_words(observation: &Observation<'_>, device: &str) -> String {
     let databases = observation.databases().filter(|(index, _)| {
         observation
@@ -438,7 +442,7 @@ fn device_words(observation: &Observation<'_>, device: &str) -> String {
     }
 }
 
-/// Events that are missing from the counts.
+/// Returns the events missing from the counts.
 fn losses(observation: &Observation<'_>) -> Option<Evidence> {
     let losses = observation.trace()?.losses;
     (losses.total() > 0).then(|| {
@@ -446,7 +450,7 @@ fn losses(observation: &Observation<'_>) -> Option<Evidence> {
     })
 }
 
-/// "once", "65 times".
+/// Formats a count: "once", "65 times".
 fn times(count: u64) -> String {
     match count {
         1 => "once".to_owned(),

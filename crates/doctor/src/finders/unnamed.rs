@@ -1,7 +1,7 @@
-//! Files that a server writes as one writes a log, and that no pattern of its profile names: nobody releases their pages.
+//! Files that a server writes like logs and that no pattern of its profile matches: nobody releases their pages.
 //!
-//! Invariants: only files that a process of the database has open for writing through the page cache; what makes one a log is the
-//! policy's to say. The lines for a profile are offered where a pattern can be made of the name.
+//! Invariants: only files that a process of the database has open for writing through the page cache. The policy
+//! decides what counts as a log. Lines for a profile are offered if a pattern can be made from the name.
 
 use std::collections::BTreeSet;
 
@@ -16,18 +16,18 @@ use crate::observation::Observation;
 use crate::phrases::{number, percent};
 use crate::{Cost, Evidence, Finding, Kind, Severity};
 
-/// Files that are named.
+/// Maximum number of files listed.
 const NAMED: usize = 5;
 
-/// A file that no pattern names.
+/// A file that no pattern matches.
 struct Unnamed<'a> {
     file: &'a File,
     resident: u64,
-    /// How much it grew while watching.
+    /// Its growth during the watch, in bytes.
     appended: u64,
 }
 
-/// One finding for each database that has such files.
+/// Returns one finding for each database with such files.
 pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding> {
     observation.databases().filter_map(|(index, database)| find_in(observation, index, database)).collect()
 }
@@ -61,7 +61,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
     })
 }
 
-/// The file, if it is one that no pattern names and that the database writes much to as one writes a log.
+/// Returns the file if no pattern matches it and the database writes much to it, as to a log.
 fn unnamed<'a>(observation: &Observation<'a>, database: &Database, file: &'a File) -> Option<Unnamed<'a>> {
     let resident = file.residency?.resident;
     if file.class.is_some() || !database.profile.is_unnamed(&file.path) {
@@ -96,7 +96,7 @@ fn evidence(observation: &Observation<'_>, unnamed: &Unnamed<'_>) -> Evidence {
         .with("growth_bytes", *appended)
 }
 
-/// What has the guard release them: lines for a profile.
+/// Returns the lines of a profile that make the guard release them.
 fn lines(profile: &str, files: &[Unnamed<'_>]) -> Option<String> {
     let names = files.iter().filter_map(|unnamed| Some(unescaped(unnamed.file.path.file_name()?)));
     // A profile is UTF-8, and so are the names in it.
@@ -106,7 +106,7 @@ fn lines(profile: &str, files: &[Unnamed<'_>]) -> Option<String> {
         .into_iter()
         .take(NAMED)
         .map(|pattern| {
-            // A string of JSON is one of TOML.
+            // A JSON string is also a TOML string.
             let files = serde_json::Value::from(pattern);
             format!(
                 "\n[[log]]\nclass = \"text\"\nfiles = {files}\nrule = \"release-behind-followers\"\nrewrite = \"never\""
@@ -152,7 +152,7 @@ mod tests {
         let profile = pagekeeper_catalog::Profile::parse(&profile, "x.toml".as_ref()).unwrap();
         let next = std::path::Path::new("/var/lib/mysql/statements-20261130.txt");
         assert_eq!(profile.class_of(next), Some(FileClass::Text));
-        // Of what is named nothing is said, nor of little.
+        // Files with a pattern are not reported, and small ones are not either.
         for resident in [200 * MIB, MIB] {
             let class = (resident > MIB).then_some(FileClass::Text);
             for file in &mut after.files {

@@ -1,4 +1,4 @@
-//! Memory cgroups whose page cache is mostly dirty: nothing of it can be reclaimed before the disk has it.
+//! Memory cgroups whose page cache is mostly dirty: none of it can be reclaimed before it is written.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use super::throttled::help;
 use crate::attribution::database_of;
 use crate::{Advised, Goal, Observation, Streamer};
 
-/// What is still to be written of a group's page cache, in bytes.
+/// Returns the unwritten bytes of a group's page cache.
 pub(super) fn unwritten(group: &MemoryCgroup) -> u64 {
     group.dirty.unwrap_or(0) + group.writeback.unwrap_or(0)
 }
 
-/// What helps where most of a group's page cache is dirty.
+/// Returns the advice for a group whose page cache is mostly dirty.
 pub(super) fn of_unwritten(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Advised {
     let mut advised = observation.advise(Goal::SteadyWriteback, index);
     if let Some(name) = largest_stream(observation, group) {
@@ -31,7 +31,7 @@ pub(super) fn of_unwritten(observation: &Observation<'_>, index: usize, group: &
     advised
 }
 
-/// The program beside the databases that brought most in while watching, of those in the group.
+/// Returns the program in the group, other than a database, that brought in most during the watch.
 fn largest_stream(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<String> {
     let pages = observation.trace()?.pages.as_ref()?;
     let mut programs: BTreeMap<&str, u64> = BTreeMap::new();

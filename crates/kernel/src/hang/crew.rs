@@ -1,26 +1,26 @@
-//! A thread for jobs that may hang: calls into file systems.
+//! A worker thread for jobs that may hang: calls into file systems.
 //!
-//! A network file system whose server is gone, or one in user space that never answers, holds a thread for as long as it likes.
-//! Jobs are done by one worker, in turn. If one does not come back in time the worker is left to it, and the next job gets a
-//! new one; what the job gives in the end can still be had.
+//! A network file system whose server is gone, or a user-space one that never answers, can block a thread
+//! indefinitely. One worker runs the jobs in turn. If a job does not return in time, the worker is abandoned to
+//! it, and the next job gets a new one. The abandoned job's result can still be received later.
 //!
-//! Invariants: nobody waits for a job longer than was said; no lock is held meanwhile. A worker that was left ends with its
-//! job, or with the process: a wait in such a file system ends by a kill, unless its request was read by a program that
-//! keeps it.
+//! Invariants: nobody waits for a job longer than specified, and no lock is held meanwhile. An abandoned worker
+//! ends with its job, or with the process. A kill ends a wait in such a file system, unless a program has read the
+//! request and keeps it.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// The worker, once there was a job.
+/// The worker, created for the first job.
 #[derive(Debug, Default)]
 pub struct Crew {
     tasks: Option<Sender<Task>>,
 }
 
 impl Crew {
-    /// Whether there is a worker, or one can be had: without one a job is done in the caller's thread.
+    /// Whether there is a worker, or one can be created. Without a worker, jobs run in the caller's thread.
     pub fn is_ready(&mut self) -> bool {
         if self.tasks.is_none() {
             self.tasks = start();
@@ -28,11 +28,11 @@ impl Crew {
         self.tasks.is_some()
     }
 
-    /// Does a job, and waits for it so long; then gives what will have its answer.
+    /// Runs a job and waits for it up to `patience`. If it takes longer, returns the receiver of its result.
     ///
     /// # Panics
     ///
-    /// If the job does.
+    /// If the job panics.
     pub fn run<T: Send + 'static>(
         &mut self,
         patience: Duration,
@@ -41,11 +41,11 @@ impl Crew {
         self.run_while(patience, || false, job)
     }
 
-    /// The same, but asks each time that it has waited so long whether to wait on.
+    /// Runs a job as [`Self::run`] does, but asks `wait_on` after each `pause` whether to go on waiting.
     ///
     /// # Panics
     ///
-    /// If the job does.
+    /// If the job panics.
     pub fn run_while<T: Send + 'static>(
         &mut self,
         pause: Duration,
@@ -54,7 +54,7 @@ impl Crew {
     ) -> Result<T, Receiver<T>> {
         let (give, take) = channel();
         let task: Task = Box::new(move || {
-            // Nobody may want it any more.
+            // The receiver may be gone.
             let _ = give.send(job());
         });
         self.is_ready();
@@ -62,7 +62,7 @@ impl Crew {
             Some(tasks) => tasks.send(task).err().map(|error| error.0),
             None => Some(task),
         };
-        // No thread to be had: better at some risk than not at all.
+        // No thread could be created: running the job here is risky, but better than not running it.
         if let Some(task) = unsent {
             task();
         }

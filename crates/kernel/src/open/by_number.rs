@@ -1,8 +1,8 @@
-//! Files by number: of a file that an event of the kernel names, only numbers are known.
+//! Opens files by number, for kernel events that name a file only by its numbers.
 //!
-//! Invariants: those of [`Handle`], by which the file is opened: the inode is resolved first, which calls no driver and breaks no
-//! lease, and looked at. What is opened is that very inode: its number, generation and subvolume are asked again of what was
-//! resolved. An inode without a name is not opened, nor one on which somebody has a lease.
+//! Invariants: those of [`Handle`], by which the file is opened. The inode is resolved and inspected first, which
+//! calls no driver and breaks no lease. Number, generation and subvolume of the resolved inode are checked again,
+//! so exactly that inode is opened. An inode without a name, or with a lease on it, is not opened.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -24,22 +24,24 @@ const INO64_GENERATION: i32 = 0x81;
 /// btrfs: number and subvolume in 64 bits each, generation in 32.
 const BTRFS: i32 = 0x4d;
 
-/// How often an inode is looked up again while its number is about to be another's.
+/// Number of retries while the number of an inode is being assigned to another one.
 const NUMBER_TAKEN_RETRIES: usize = 3;
 
-/// What tells an inode from every other one of its file system, earlier and later ones of its number included.
+/// The unique identity of an inode in its file system, distinct also from earlier and later inodes with its
+/// number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct InodeId {
     /// The inode number.
     pub ino: u64,
     /// The generation.
     pub generation: u32,
-    /// The subvolume, on btrfs alone.
+    /// The subvolume, on btrfs only.
     pub subvolume: Option<u64>,
 }
 
 impl InodeId {
-    /// The identity of what is open, or resolved; `None` where its file system has no such numbers, or keeps them otherwise.
+    /// Returns the identity of an open or resolved file; `None` if its file system has no such numbers, or encodes
+    /// them differently.
     pub fn of(open: impl AsFd) -> Option<Self> {
         Self::parse(&handle_of(open.as_fd()).ok()?)
     }
@@ -55,7 +57,7 @@ impl InodeId {
         }
     }
 
-    /// The handle of the file system's own form.
+    /// Returns the handle in the file system's own form.
     fn handle(&self, form: i32) -> Option<FileHandle> {
         let (number, generation) = (self.ino.to_ne_bytes(), self.generation.to_ne_bytes());
         let bytes = match form {
@@ -73,17 +75,17 @@ impl InodeId {
 #[derive(Debug)]
 pub struct OpenMount {
     directory: OwnedFd,
-    /// The file system's, which on btrfs no file shows.
+    /// The device number of the file system, which no file shows on btrfs.
     dev: u64,
     form: i32,
     point: PathBuf,
 }
 
 impl OpenMount {
-    /// Opens where a file system is mounted that this process sees, by its device number. Without such a mount, one that the process
-    /// `pid` sees.
+    /// Opens the mount point of a file system by its device number: one that this process sees, or else one that the
+    /// process `pid` sees.
     ///
-    /// Fails with [`Error::Unsupported`] where it is not mounted, or is of another kind.
+    /// Fails with [`Error::Unsupported`] if the file system is not mounted, or has another type.
     pub fn of_device(proc: &ProcRoot, dev: u64, pid: u32) -> Result<Self> {
         let own = proc.own_mounts()?;
         let theirs = || proc.mounts(pid).unwrap_or_default();
@@ -94,7 +96,7 @@ impl OpenMount {
         };
         let of_device = |mounts: Vec<Mount>| {
             let mut mounts: Vec<Mount> = mounts.into_iter().filter(|mount| mount.dev == dev).collect();
-            // By a mount of all of it, paths are whole.
+            // A mount of the file system's root shows whole paths.
             mounts.sort_by_key(|mount| mount.root.as_os_str().len());
             mounts
         };
@@ -121,7 +123,7 @@ impl OpenMount {
             }
         };
         let directory = Handle::at(&path, Links::RefuseAll)?;
-        // Another one may be mounted over it.
+        // Another file system may be mounted over it.
         if mount_id(directory.as_fd()) != Some(mount.id) {
             return Err(Error::MountPoint { path });
         }
@@ -129,10 +131,11 @@ impl OpenMount {
         Ok(Self { directory, dev: mount.dev, form, point: path })
     }
 
-    /// Opens a regular file that has a name, under the name that the kernel knows of it; under its number where it knows none.
+    /// Opens a regular file that has a name. Its path is the name that the kernel knows, or its number if the
+    /// kernel knows none.
     ///
-    /// Fails with an error that [is gone](Error::is_gone) for an inode that was removed, also where a new one has its number; with
-    /// [`Error::Unsupported`] for one that is among the `leases`.
+    /// Fails with an error that [is gone](Error::is_gone) if the inode was removed, even if a new one has its
+    /// number. Fails with [`Error::Unsupported`] if the inode is among the `leases`.
     pub fn open(&self, id: &InodeId, leases: &Leases) -> Result<InspectedFile> {
         const CALL: &str = "open_by_handle_at";
         let shown = self.point.join(format!("#{}", id.ino));
@@ -145,7 +148,7 @@ impl OpenMount {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = || open_by_handle(self.directory.as_fd(), &handle, flags);
         let mut found = resolve();
-        // ext4 says so while it makes a new inode of that number, for a moment.
+        // ext4 returns this for a moment while it creates a new inode with that number.
         for _ in 0..NUMBER_TAKEN_RETRIES {
             if found.as_ref().err() != Some(&Errno::NOMEM) {
                 break;
@@ -157,7 +160,7 @@ impl OpenMount {
         let path = name_of(found.as_fd()).unwrap_or(shown);
         let found = Handle::of(found, path)?;
         require_regular(found.stat(), found.path())?;
-        // ext4 takes a generation of 0 for any.
+        // ext4 accepts a generation of 0 as any.
         if found.stat().st_nlink == 0 || InodeId::of(&found) != Some(*id) {
             return Err(Error::call(CALL, found.path(), Errno::STALE));
         }
@@ -171,9 +174,10 @@ impl OpenMount {
 }
 
 impl InspectedFile {
-    /// Opens the block device of that number, unless a file system on it is mounted: its pages are that one's own.
+    /// Opens the block device with this number, unless a file system on it is mounted, which owns its pages.
     ///
-    /// Fails with [`Error::Unsupported`] if it is mounted, and with [`Error::OtherFile`] where `/dev` leads to another.
+    /// Fails with [`Error::Unsupported`] if it is mounted, and with [`Error::OtherFile`] if `/dev` leads to
+    /// another device.
     pub fn open_device_by_number(proc: &ProcRoot, sys: &Path, device: u64) -> Result<Self> {
         let path = Path::new("/dev").join(device_name(sys, device)?);
         if is_device_in_use(proc, sys, device)? {
@@ -188,13 +192,14 @@ impl InspectedFile {
     }
 }
 
-/// The mount that a descriptor leads into.
+/// Returns the ID of the mount that a descriptor leads into.
 fn mount_id(open: BorrowedFd<'_>) -> Option<u64> {
     let found = rustix::fs::statx(open, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
     (found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(found.stx_mnt_id)
 }
 
-/// The path of what is open, as far as the kernel knows one: an inode that was looked up by its number alone may have none.
+/// Returns the path of an open file, if the kernel knows one: an inode that was looked up by its number alone may
+/// have none.
 fn name_of(open: BorrowedFd<'_>) -> Option<PathBuf> {
     let link = format!("/proc/thread-self/fd/{}", open.as_raw_fd());
     let path = std::fs::read_link(link).ok()?;

@@ -1,6 +1,6 @@
-//! The names in a directory that is open, up to a number: whoever owns it may have put any number there.
+//! Lists the names in an open directory, up to a limit: its owner may have created any number of them.
 //!
-//! Fails with the error of the call; the file system is announced before each call ([`hang`](crate::hang)).
+//! Fails with the call's error; the file system is announced before each call ([`hang`](crate::hang)).
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,9 +12,9 @@ use rustix::fs::RawDir;
 use crate::hang::asking_from;
 use crate::{Error, Result};
 
-/// The first `most` names in a directory that was opened for listing, in its own order, without `.` and `..`.
+/// Returns the first `most` names in a directory opened for listing, in its own order, without `.` and `..`.
 ///
-/// `path` is the whole path, for errors. What has that name by now does not matter.
+/// `path` is the whole path, for errors. It does not matter if another directory has that name by now.
 ///
 /// ```
 /// use pagekeeper_kernel::{Links, first_names, open_directory};

@@ -58,7 +58,7 @@ fn nothing_beneath_a_directory_leads_out_of_it() {
 #[test]
 fn links_above_are_refused_where_all_are() {
     let dir = tempfile::tempdir().unwrap().keep();
-    // The path of the temporary directory itself may hold links.
+    // The path of the temporary directory may contain links.
     let dir = std::fs::canonicalize(dir).unwrap();
     std::fs::create_dir(dir.join("real")).unwrap();
     std::fs::write(dir.join("real/file"), b"x").unwrap();

@@ -1,8 +1,10 @@
-//! Backing devices: read-ahead, and each one's share of dirty memory (`Documentation/ABI/testing/sysfs-class-bdi`).
+//! Backing devices: their read-ahead, and each one's share of dirty memory
+//! (`Documentation/ABI/testing/sysfs-class-bdi`).
 //!
-//! The kernel knows a disk's by `MAJOR:MINOR`, partitions by their disk's. File systems without a disk of their own
-//! have one under another name, or under the anonymous device number that `st_dev` shows (NFS, FUSE). A file on btrfs
-//! shows an anonymous `st_dev` that leads nowhere: its mount is found instead ([`BackingDevice::for_file`]).
+//! The kernel names a disk's by `MAJOR:MINOR`; partitions share that of their disk. File systems without their own
+//! disk have one under another name, or under the anonymous device number that `st_dev` shows (NFS, FUSE). A file
+//! on btrfs shows an anonymous `st_dev` without a backing device: it is found by the mount
+//! ([`BackingDevice::for_file`]).
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -16,49 +18,49 @@ use crate::process::{Mount, malformed, read_text};
 use crate::text::unescaped;
 use crate::{Error, Result};
 
-/// One backing device's settings.
+/// The settings of one backing device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackingDevice {
     /// The kernel's name: `8:0`, `btrfs-1`, `0:45`.
     pub name: String,
-    /// How much sequential reading reads ahead, in bytes; also what one `POSIX_FADV_WILLNEED` loads at most.
+    /// Read-ahead of sequential reads in bytes; also the most that one `POSIX_FADV_WILLNEED` loads.
     pub read_ahead: u64,
-    /// The share of dirty memory it may always have, in percent.
+    /// The share of dirty memory it may always use, in percent.
     pub min_ratio: u64,
-    /// The share of dirty memory it may have at most, in percent.
+    /// The maximum share of dirty memory it may use, in percent.
     pub max_ratio: u64,
-    /// The same as `min_ratio` in bytes, where the kernel reports it (since Linux 6.2).
+    /// `min_ratio` in bytes, if the kernel reports it (since Linux 6.2).
     pub min_bytes: Option<u64>,
-    /// The same as `max_ratio` in bytes, where the kernel reports it (since Linux 6.2).
+    /// `max_ratio` in bytes, if the kernel reports it (since Linux 6.2).
     pub max_bytes: Option<u64>,
-    /// Whether its share holds even while dirty memory as a whole is low (since Linux 6.2).
+    /// Whether its share applies even while total dirty memory is low (since Linux 6.2).
     pub strict_limit: Option<bool>,
-    /// Whether pages must not change while they are written: a writer to such a page waits (since Linux 3.9).
+    /// Whether pages must not change during writeback: a writer to such a page waits (since Linux 3.9).
     pub stable_pages: Option<bool>,
-    /// What is dirty on it; `None` where debugfs is not mounted or not permitted.
+    /// Its dirty pages; `None` if debugfs is not mounted or not permitted.
     pub stats: Option<BackingDeviceStats>,
 }
 
-/// A backing device's dirty pages, from debugfs. In bytes.
+/// The dirty pages of a backing device from debugfs, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackingDeviceStats {
-    /// On their way to it.
+    /// Under writeback.
     pub writeback: u64,
-    /// Dirty, to be written to it.
+    /// Dirty, waiting for writeback.
     pub dirty: u64,
     /// Its share of the limit at which writers wait.
     pub dirty_threshold: u64,
-    /// Ever made dirty.
+    /// Dirtied since boot.
     pub dirtied: u64,
-    /// Ever written.
+    /// Written since boot.
     pub written: u64,
-    /// How fast the kernel believes it writes, in bytes a second.
+    /// The kernel's estimate of its write speed, in bytes per second.
     pub write_bandwidth: u64,
 }
 
 impl BackingDevice {
-    /// The backing device of the device number in a stat result; `None` where there is none (tmpfs, overlayfs, btrfs:
-    /// see [`Self::for_file`]).
+    /// Returns the backing device of a device number from a stat result; `None` if there is none (tmpfs,
+    /// overlayfs, btrfs: see [`Self::for_file`]).
     ///
     /// ```
     /// use pagekeeper_kernel::pressure::{BackingDevice, SysRoots};
@@ -82,9 +84,9 @@ impl BackingDevice {
         }
     }
 
-    /// The backing device of an open file, on btrfs too; `path` is for errors.
+    /// Returns the backing device of an open file, also on btrfs; `path` is for errors.
     ///
-    /// On overlayfs it is `None`: pages belong to the file of the layer below.
+    /// Returns `None` on overlayfs, where pages belong to the file of the lower layer.
     pub fn for_file(roots: &SysRoots, file: impl AsFd, path: &Path) -> Result<Option<Self>> {
         let file = file.as_fd();
         let stat = rustix::fs::fstat(file).map_err(|e| Error::call("fstat", path, e))?;
@@ -100,7 +102,7 @@ impl BackingDevice {
         }
     }
 
-    /// The backing device of a mounted file system.
+    /// Returns the backing device of a mounted file system.
     pub fn for_mount(roots: &SysRoots, mount: &Mount) -> Result<Option<Self>> {
         if let Some(found) = Self::for_dev(roots, mount.dev)? {
             return Ok(Some(found));
@@ -114,7 +116,7 @@ impl BackingDevice {
         }
     }
 
-    /// The backing device the kernel calls `name`.
+    /// Returns the backing device with the kernel's name `name`.
     fn named(roots: &SysRoots, name: &str) -> Result<Option<Self>> {
         let directory = roots.sys.join("class/bdi").join(name);
         let Some(read_ahead) = optional_number(&directory.join("read_ahead_kb"))? else {
@@ -146,7 +148,7 @@ impl BackingDeviceStats {
         let field = |name: &str| {
             let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             let number = value.and_then(|value| value.split_ascii_whitespace().next()?.parse::<u64>().ok());
-            // "kB" and "kBps" alike.
+            // Both "kB" and "kBps".
             number.map(|kib| kib.saturating_mul(1024)).ok_or_else(|| malformed(&path, name))
         };
         Ok(Some(Self {
@@ -160,9 +162,9 @@ impl BackingDeviceStats {
     }
 }
 
-/// The disk's number, if `number` is a partition's.
+/// Returns the number of the disk, if `number` is a partition's.
 fn disk_of_partition(roots: &SysRoots, number: &str) -> Result<Option<String>> {
-    // A link to the device's own directory, which a partition has inside its disk's.
+    // A link to the device's own directory; a partition's is inside its disk's.
     let Ok(device) = std::fs::canonicalize(roots.sys.join("dev/block").join(number)) else {
         return Ok(None);
     };
@@ -173,10 +175,10 @@ fn disk_of_partition(roots: &SysRoots, number: &str) -> Result<Option<String>> {
     Ok(Some(read_text(&disk)?.trim().to_string()))
 }
 
-/// The backing device of the btrfs file system that has the block device `source`.
+/// Returns the backing device of the btrfs file system on the block device `source`.
 #[allow(clippy::disallowed_methods, reason = "of /sys")]
 fn btrfs_name(roots: &SysRoots, source: &Path) -> Result<Option<String>> {
-    // `source` may be a link (`/dev/mapper/…`) to what sysfs names otherwise.
+    // `source` may be a link (`/dev/mapper/…`) to a device with another name in sysfs.
     let asking = asking(source)?;
     let real = rustix::fs::stat(source)
         .ok()
@@ -223,7 +225,7 @@ mod tests {
         BdiDirtied:            4191000 kB\nBdiWritten:            3915264 kB\nBdiWriteBandwidth:        6652 kBps\n\
         b_dirty:                    20\nstate:                       5\n";
 
-    /// A disk 8:0 with a partition 8:1, on an older kernel; and a btrfs on loop1.
+    /// A disk 8:0 with a partition 8:1 on an older kernel, and a btrfs on loop1.
     fn machine() -> (tempfile::TempDir, SysRoots) {
         let (tree, roots) = tree(&[
             ("sys/class/bdi/8:0/read_ahead_kb", "128\n"),
@@ -348,7 +350,7 @@ mod tests {
         let found = BackingDevice::for_file(&roots, &file, &point).unwrap().unwrap();
         assert!(found.name.starts_with("btrfs-"), "{found:?}");
 
-        // What maps the file is found as well, though the maps show yet another device number.
+        // Mappings of the file are found as well, though the maps show yet another device number.
         let inode = crate::Inode::of(&rustix::fs::fstat(&file).unwrap());
         let _mapping = crate::sys::mapping::FileMapping::new(&file, 0, 4096).unwrap();
         let own = std::process::id();

@@ -1,8 +1,8 @@
-//! The memory cgroup of a process: how much memory it has, and how much of that is page cache (versions 1 and 2:
+//! The memory cgroup of a process: its memory use, and the page cache in it (versions 1 and 2:
 //! `Documentation/admin-guide/cgroup-v1/memory.rst`, `Documentation/admin-guide/cgroup-v2.rst`).
 //!
-//! Page cache is charged to the group that first touched it, whoever uses it later. A group's figures contain those of
-//! the groups below it.
+//! Page cache is charged to the group that first touched it, whoever uses it later. A group's figures include
+//! those of its descendants.
 
 use std::path::{Path, PathBuf};
 
@@ -10,54 +10,55 @@ use super::{MemoryEvents, MemoryPlace, SysRoots, read_number, read_optional};
 use crate::Result;
 use crate::process::{malformed, read_text};
 
-/// Which version of control groups holds the memory controller.
+/// The version of the control groups that have the memory controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CgroupVersion {
     /// Version 1. Dirty memory is limited for the whole machine only.
     V1,
-    /// Version 2. Each group has dirty thresholds of its own.
+    /// Version 2. Each group has its own dirty thresholds.
     V2,
 }
 
-/// A memory cgroup's figures, in bytes where not said otherwise.
+/// The figures of a memory cgroup, in bytes unless stated otherwise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryCgroup {
     /// The version.
     pub version: CgroupVersion,
-    /// Where its files are.
+    /// The directory of its files.
     pub directory: PathBuf,
     /// All memory charged to it.
     pub usage: u64,
     /// Its own limit; `None` if unlimited.
     pub limit: Option<u64>,
-    /// The lowest limit of it and the groups above it that can be seen from here; `None` if all are unlimited.
+    /// The lowest limit among it and the visible groups above it; `None` if all are unlimited.
     pub effective_limit: Option<u64>,
-    /// Page cache, tmpfs and shared memory included.
+    /// Page cache, including tmpfs and shared memory.
     pub file: u64,
-    /// tmpfs and shared memory, where reported.
+    /// tmpfs and shared memory, if reported.
     pub shmem: Option<u64>,
-    /// Dirty page cache, where reported.
+    /// Dirty page cache, if reported.
     pub dirty: Option<u64>,
-    /// Page cache on its way to storage, where reported.
+    /// Page cache under writeback, if reported.
     pub writeback: Option<u64>,
-    /// File pages that are next to be reclaimed.
+    /// File pages that are reclaimed next.
     pub inactive_file: u64,
     /// File pages used more than once. Kubernetes and others count them as used memory.
     pub active_file: u64,
-    /// File pages read in again after they had been reclaimed: pages, since the group was made, where reported.
+    /// Number of file pages read again after they were reclaimed, since the group's creation, if reported.
     pub file_refaults: Option<u64>,
-    /// Where the files of the group above it are whose limit is the effective one; `None` where that is its own, there is none, and on
-    /// version 1.
+    /// The directory of the group above it whose limit is the effective one. `None` if that is its own limit, if
+    /// there is none, and on version 1.
     pub limited_by: Option<PathBuf>,
-    /// How often limits took effect, on version 2 of the group whose limit is the effective one: there the kernel counts.
+    /// How often limits took effect. On version 2 of the group whose limit is the effective one, where the kernel
+    /// counts.
     pub events: MemoryEvents,
 }
 
 impl MemoryCgroup {
-    /// The memory cgroup of a process.
+    /// Returns the memory cgroup of a process.
     ///
-    /// `None` where it is in none that can be seen: in the root group of version 2 (which has no figures), with the
-    /// memory controller off, or with its hierarchy not mounted here.
+    /// Returns `None` if no such group is visible: in the root group of version 2 (which has no figures), with the
+    /// memory controller off, or if its hierarchy is not mounted here.
     ///
     /// ```
     /// use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
@@ -70,11 +71,12 @@ impl MemoryCgroup {
         MemoryPlace::of(roots, pid)?.map_or(Ok(None), |place| Self::charged_in(&place))
     }
 
-    /// The group that what is at a place is charged to, with the limits above it; `None` with the memory controller off there.
+    /// Returns the group that memory at a place is charged to, with the limits above it; `None` if the memory
+    /// controller is off there.
     ///
     /// # Errors
     ///
-    /// As reading the files of that directory.
+    /// If the files of that directory can't be read.
     pub fn charged_in(place: &MemoryPlace) -> Result<Option<Self>> {
         match place.version {
             CgroupVersion::V1 => read_v1(place.directory.clone()).map(Some),
@@ -82,11 +84,13 @@ impl MemoryCgroup {
         }
     }
 
-    /// The figures of the group whose files are in this directory, as the hierarchy below it is seen: its effective limit is its own.
+    /// Returns the figures of the group in this directory, without the hierarchy above it: its effective limit is
+    /// its own.
     ///
     /// # Errors
     ///
-    /// Where its files can't be read, or hold other than they do in Linux up to 6.18; or it has no memory controller.
+    /// If its files can't be read, or differ in form from those of Linux up to 6.18, or if it has no memory
+    /// controller.
     pub(super) fn at(version: CgroupVersion, directory: &Path) -> Result<Self> {
         match version {
             CgroupVersion::V1 => read_v1(directory.to_path_buf()),
@@ -98,7 +102,7 @@ impl MemoryCgroup {
 
 fn read_v1(directory: PathBuf) -> Result<MemoryCgroup> {
     let stat = Stat::read(&directory)?;
-    // The plain fields leave out the groups below; the usage and the `total_` fields contain them.
+    // The plain fields exclude the descendants; the usage and the `total_` fields include them.
     let total = |name: &str| stat.get(&format!("total_{name}"));
     let required = |name: &str| total(name)?.ok_or_else(|| malformed(&stat.path, format!("total_{name}")));
     let file_refaults = match total("workingset_refault_file")? {
@@ -123,13 +127,13 @@ fn read_v1(directory: PathBuf) -> Result<MemoryCgroup> {
     })
 }
 
-/// Version 1 says "unlimited" by the largest whole number of pages below 2^63.
+/// Version 1 expresses "unlimited" by the largest number of whole pages below 2^63.
 fn limited_v1(limit: u64) -> Option<u64> {
     let max_pages = i64::MAX.cast_unsigned() / crate::page_size();
     (limit / crate::page_size() < max_pages).then_some(limit)
 }
 
-/// Reads the nearest group at or above `group` that has the memory controller: the one the process is charged to.
+/// Reads the nearest group at or above `group` with the memory controller, which the process is charged to.
 fn read_v2(group: &Path, top: &Path) -> Result<Option<MemoryCgroup>> {
     let up_to_top = || group.ancestors().take_while(|directory| directory.starts_with(top));
     let Some(directory) = up_to_top().find(|directory| directory.join("memory.current").exists()) else {
@@ -168,7 +172,7 @@ fn read_v2(group: &Path, top: &Path) -> Result<Option<MemoryCgroup>> {
     }))
 }
 
-/// A group's limit of version 2; the root group has none to read.
+/// Returns a group's limit of version 2; the root group has none.
 fn limit_v2(directory: &Path) -> Result<Option<u64>> {
     let path = directory.join("memory.max");
     match read_optional(&path)?.as_deref().map(str::trim) {
@@ -177,7 +181,7 @@ fn limit_v2(directory: &Path) -> Result<Option<u64>> {
     }
 }
 
-/// `memory.stat`: a name and a number a line.
+/// The file `memory.stat`: one name and number per line.
 struct Stat {
     path: PathBuf,
     text: String,

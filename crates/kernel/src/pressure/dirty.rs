@@ -1,12 +1,12 @@
-//! How many dirty pages the kernel allows: its parameters, and what they amount to now.
+//! The kernel's limits of dirty pages: its parameters, and the thresholds that follow from them now.
 //!
-//! Facts: `Documentation/admin-guide/sysctl/vm.rst` and `domain_dirty_limits`, `global_dirtyable_memory` of
-//! `mm/page-writeback.c`. Each limit has a ratio and a bytes form; **setting one form sets the other to 0**, so that
-//! only one of each pair is ever in force. Ratios are of *dirtyable* memory, free memory plus file pages less the
-//! kernel's reserves, not of all memory: the thresholds move with every allocation.
+//! Sources: `Documentation/admin-guide/sysctl/vm.rst`, and `domain_dirty_limits` and `global_dirtyable_memory` in
+//! `mm/page-writeback.c`. Each limit has a ratio and a bytes form. **Setting one form sets the other to 0**, so
+//! only one of each pair is ever in force. Ratios apply to *dirtyable* memory (free memory plus file pages less
+//! the kernel's reserves), not to all memory, so the thresholds move with every allocation.
 //!
-//! Not in the reckoning: tasks of real-time priority get at least a quarter more, single disks get a share only
-//! (see [`BackingDevice`](super::BackingDevice)), and a memory cgroup of version 2 has thresholds of its own.
+//! Not included: tasks of real-time priority get at least a quarter more, single disks get only a share (see
+//! [`BackingDevice`](super::BackingDevice)), and a memory cgroup of version 2 has its own thresholds.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use super::{MemInfo, SysRoots, VmStat, Watermarks, read_number};
 use crate::process::malformed;
 use crate::{Result, page_size};
 
-/// One of the two forms of a limit: the one in force.
+/// The form of a limit that is in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
     /// Percent of dirtyable memory, 0 to 100.
@@ -23,42 +23,42 @@ pub enum Limit {
     Bytes(u64),
 }
 
-/// The kernel's parameters of dirty memory, as set now.
+/// The kernel's current parameters for dirty memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirtyParameters {
-    /// Where background writeback starts: `dirty_background_ratio` or `dirty_background_bytes`.
+    /// Start of background writeback: `dirty_background_ratio` or `dirty_background_bytes`.
     pub background: Limit,
-    /// Where writers are made to wait: `dirty_ratio` or `dirty_bytes`.
+    /// Limit at which writers wait: `dirty_ratio` or `dirty_bytes`.
     pub limit: Limit,
-    /// How old a dirty page must be to be written out by the periodic writeback, in 1/100 s.
+    /// Minimum age of a dirty page for periodic writeback, in 1/100 s.
     pub expire_centisecs: u64,
-    /// How often the periodic writeback wakes, in 1/100 s; 0 is never.
+    /// Interval of the periodic writeback, in 1/100 s; 0 is never.
     pub writeback_centisecs: u64,
 }
 
-/// What the parameters amount to, in bytes.
+/// The thresholds that follow from the parameters, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirtyThresholds {
-    /// Where background writeback starts.
+    /// Start of background writeback.
     pub background: u64,
-    /// Where writers are made to wait. They are slowed down from the middle between the two on.
+    /// Limit at which writers wait. They are slowed down from the midpoint between the two on.
     pub limit: u64,
 }
 
-/// The parameters, what they amount to, and how much is dirty, in one snapshot. Displays itself for an operator.
+/// The parameters, the thresholds and the dirty memory in one snapshot. `Display` formats it for an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirtyReport {
     /// The parameters in force.
     pub parameters: DirtyParameters,
-    /// The memory that ratios are of, in bytes.
+    /// The dirtyable memory that ratios apply to, in bytes.
     pub dirtyable: u64,
-    /// What the parameters amount to, computed as the kernel does.
+    /// The thresholds, computed as the kernel does.
     pub thresholds: DirtyThresholds,
-    /// The kernel's own figures, where it shows them.
+    /// The kernel's own thresholds, if it shows them.
     pub kernel_thresholds: Option<DirtyThresholds>,
-    /// Dirty now, in bytes.
+    /// Dirty memory in bytes.
     pub dirty: u64,
-    /// On its way to storage now, in bytes; it counts against the limit too.
+    /// Memory under writeback in bytes; it counts against the limit too.
     pub writeback: u64,
 }
 
@@ -80,7 +80,7 @@ impl DirtyParameters {
         })
     }
 
-    /// What these parameters would amount to with `dirtyable` bytes of dirtyable memory.
+    /// Returns the thresholds of these parameters with `dirtyable` bytes of dirtyable memory.
     ///
     /// A background limit that is not below the other counts as half of it.
     ///
@@ -93,7 +93,7 @@ impl DirtyParameters {
     /// # Ok::<(), pagekeeper_kernel::Error>(())
     /// ```
     pub fn thresholds(&self, dirtyable: u64) -> DirtyThresholds {
-        // As the kernel: in pages, the ratio in 1/PAGE_SIZE, limits below 2^32 pages.
+        // As in the kernel: in pages, the ratio in 1/PAGE_SIZE, limits below 2^32 pages.
         let page = u128::from(page_size());
         let available = u128::from(dirtyable) / page;
         let pages = |limit: Limit| match limit {
@@ -109,7 +109,7 @@ impl DirtyParameters {
 }
 
 impl DirtyReport {
-    /// Reads the parameters and what they amount to now.
+    /// Reads the parameters and computes the current thresholds.
     pub fn read(roots: &SysRoots) -> Result<Self> {
         let parameters = DirtyParameters::read(roots)?;
         let reserve = Watermarks::read(roots)?.reserve;
@@ -121,10 +121,10 @@ impl DirtyReport {
                 .map(|pages| pages.saturating_mul(page_size()))
                 .ok_or_else(|| malformed(&roots.proc_file("vmstat"), name))
         };
-        // The same figure twice, but for kernels that initialise memory late and count it in the first only, and
-        // for containers that are shown a `meminfo` of their own.
+        // Both are the same figure, with two exceptions: kernels that initialise memory late count it only in the
+        // first, and containers may be shown their own `meminfo`.
         let free = memory.free.max(pages("nr_free_pages")?);
-        // On 32-bit machines high memory is left out as well; there this is too high.
+        // On 32-bit machines high memory is excluded as well; there this is too high.
         let file = pages("nr_inactive_file")?.saturating_add(pages("nr_active_file")?);
         let dirtyable = free.saturating_sub(reserve).saturating_add(file).saturating_add(page_size());
         let kernel_thresholds = vmstat.dirty_background_threshold().zip(vmstat.dirty_threshold());
@@ -169,7 +169,7 @@ impl fmt::Display for DirtyReport {
     }
 }
 
-/// Which form of a limit is in force, in words.
+/// Formats which form of a limit is in force.
 struct Form {
     limit: Limit,
     name: &'static str,
@@ -192,7 +192,7 @@ impl fmt::Display for Form {
     }
 }
 
-/// A number of bytes for reading.
+/// Formats a number of bytes.
 struct Size(u64);
 
 impl fmt::Display for Size {
@@ -211,7 +211,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// Hundredths of a second for reading.
+/// Formats hundredths of a second.
 struct Seconds(u64);
 
 impl fmt::Display for Seconds {
@@ -234,8 +234,8 @@ mod tests {
     #[test]
     fn the_kernels_own_figures_are_met_within_two_percent() {
         let near = |computed: u64, kernel: u64| computed.abs_diff(kernel) <= kernel / 50;
-        // Free memory is read a moment before the kernel's figures, and a neighbour may take a lot of it in between:
-        // some attempts are allowed.
+        // Free memory is read a moment before the kernel's figures, and another process may allocate a lot in
+        // between: some attempts are allowed.
         let met = (0..100_u64).any(|attempt| {
             std::thread::sleep(std::time::Duration::from_millis(attempt.min(50)));
             let report = DirtyReport::read(&SysRoots::default()).unwrap();
@@ -280,7 +280,7 @@ mod tests {
     fn thresholds_as_the_kernel_rounds_them() {
         let page = page_size();
         let ratios = parameters(Limit::Ratio(10), Limit::Ratio(20)).thresholds(GIB);
-        // 10 % is 409/4096 in the kernel's reckoning.
+        // The kernel computes 10 % as 409/4096.
         assert_eq!(ratios.background, page * 10 / 100 * (GIB / page) / page * page);
         assert!(ratios.limit.abs_diff(GIB / 5) < GIB / 1000);
         let bytes = parameters(Limit::Bytes(1), Limit::Bytes(page + 1)).thresholds(GIB);

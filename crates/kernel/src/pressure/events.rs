@@ -1,29 +1,30 @@
-//! How often a memory cgroup's limits took effect: `memory.events` of version 2, `memory.failcnt` and `memory.oom_control` of version 1.
+//! How often a memory cgroup's limits took effect: `memory.events` of version 2, `memory.failcnt` and
+//! `memory.oom_control` of version 1.
 //!
-//! Of version 2 the groups below count, of version 1 they do not.
+//! Version 2 includes descendants, version 1 does not.
 
 use std::path::Path;
 
 use super::{CgroupVersion, read_optional};
 
-/// How often a group's limits took effect, since it was made. `None`: this kernel does not count it.
+/// How often a group's limits took effect since its creation. `None`: this kernel does not count it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryEvents {
-    /// Reclaimed below its protection (`memory.low`).
+    /// It was reclaimed below its protection (`memory.low`).
     pub low: Option<u64>,
     /// Its tasks were slowed down over `memory.high`.
     pub high: Option<u64>,
-    /// Its usage was about to pass `memory.max` (version 1: `memory.failcnt`, of that group alone).
+    /// Its usage was about to exceed `memory.max` (version 1: `memory.failcnt`, of that group alone).
     pub max: Option<u64>,
     /// It was at its limit, and an allocation was about to fail.
     pub oom: Option<u64>,
-    /// Processes that were killed for it.
+    /// Processes killed because of it.
     pub oom_kill: Option<u64>,
 }
 
 impl MemoryEvents {
-    /// Of the group whose files are in this directory. What is missing, can't be read or is no number is not counted: the group's
-    /// other figures stand without it.
+    /// Reads the events of the group in this directory. A file that is missing, unreadable or not a number counts
+    /// as `None`, so that the group's other figures remain usable.
     pub(super) fn read(version: CgroupVersion, directory: &Path) -> Self {
         let text = |name| read_optional(&directory.join(name)).ok().flatten().unwrap_or_default();
         match version {
@@ -46,7 +47,8 @@ impl MemoryEvents {
         }
     }
 
-    /// What came on top of `before`; `None` of a counter that is not in both, and that of another group after it.
+    /// Returns the increase since `before`; `None` for a counter that is missing in either, or that belongs to
+    /// another group and is lower.
     ///
     /// ```
     /// use pagekeeper_kernel::pressure::MemoryEvents;
@@ -67,7 +69,7 @@ impl MemoryEvents {
     }
 }
 
-/// A counter of a file with a name and a number a line.
+/// Returns a counter of a file with one name and number per line.
 fn counted(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value?.trim().parse().ok()

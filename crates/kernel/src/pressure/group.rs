@@ -1,15 +1,16 @@
-//! One memory cgroup, held by a descriptor of its directory: its figures and stalls, and asking the kernel to reclaim its file pages
-//! (`Documentation/admin-guide/cgroup-v2.rst`: `memory.pressure`, `memory.reclaim`).
+//! One memory cgroup, held by a descriptor of its directory: its figures and stalls, and requests to the kernel to
+//! reclaim its file pages (`Documentation/admin-guide/cgroup-v2.rst`: `memory.pressure`, `memory.reclaim`).
 //!
 //! Invariants:
-//! 1. What is read and what is asked for is of the very group that was opened: no link is followed on the way, what is no control
-//!    group is refused, and a group made anew at the same path is another one ([`HeldGroup::id`]). Who may make groups (a delegated
-//!    part of the tree) can't have another's reclaimed.
-//! 2. The one file that is ever written is `memory.reclaim`, which changes no byte of any file and no setting. Anonymous memory is not
-//!    reclaimed: where the kernel can't be asked for that, nothing is asked for.
+//! 1. All reads and requests apply to the very group that was opened. No link is followed on the way, directories
+//!    other than control groups are refused, and a new group at the same path counts as another one
+//!    ([`HeldGroup::id`]). A user who may create groups (a delegated part of the tree) can't have another user's
+//!    group reclaimed.
+//! 2. The only file ever written is `memory.reclaim`, which changes no byte of any file and no setting. Anonymous
+//!    memory is not reclaimed: if the kernel can't exclude it, nothing is requested.
 //!
-//! What this kernel lacks is a sentence ([`Reclaim::Refused`]), not an error. Fails as the calls do; a group that was removed
-//! [is gone](Error::is_gone).
+//! A missing kernel feature is a sentence ([`Reclaim::Refused`]), not an error. Fails as the calls do; the error
+//! for a removed group [is gone](Error::is_gone).
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use crate::open::descend;
 use crate::process::malformed;
 use crate::{Error, Result};
 
-/// How a group's directory is opened.
+/// Flags for opening a group's directory.
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -30,14 +31,14 @@ const DIRECTORY: OFlags =
 const CGROUP_V1_MAGIC: u64 = 0x0027_e0eb;
 const CGROUP_V2_MAGIC: u64 = 0x6367_7270;
 
-/// What came of asking for reclaim.
+/// The result of a reclaim request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reclaim {
-    /// So much was reclaimed as was asked for, or more.
+    /// The requested amount was reclaimed, or more.
     All,
-    /// Less: the kernel found no more that it would reclaim now.
+    /// Less was reclaimed: the kernel found no more to reclaim now.
     Part,
-    /// Nothing was asked for, and why: in a sentence that says what would help.
+    /// Nothing was requested. The sentence says why, and what would help.
     Refused(String),
 }
 
@@ -51,11 +52,11 @@ pub struct HeldGroup {
 }
 
 impl HeldGroup {
-    /// Opens the group whose files are in `path`, an absolute path without links.
+    /// Opens the group in the directory `path`, an absolute path without links.
     ///
     /// # Errors
     ///
-    /// Where there is none, a link is on the way, or the directory is of no control group of that version.
+    /// If there is none, if a link is on the way, or if the directory is not a control group of that version.
     #[allow(
         clippy::disallowed_methods,
         reason = "a directory of the kernel's own, which is checked below; no link is followed"
@@ -64,7 +65,7 @@ impl HeldGroup {
         let failed = |call, error: Errno| Error::call(call, path, error);
         let no_links = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let directory = match rustix::fs::openat2(CWD, path, DIRECTORY, Mode::empty(), no_links) {
-            // Missing (before Linux 5.6), or forbidden by a filter that does not know it.
+            // Missing (before Linux 5.6), or blocked by a filter that does not know it.
             Err(Errno::NOSYS | Errno::PERM) => by_names(path).map_err(|error| failed("open", error))?,
             other => other.map_err(|error| failed("openat2", error))?,
         };
@@ -80,18 +81,19 @@ impl HeldGroup {
         Ok(Self { version, path: path.to_path_buf(), directory, id })
     }
 
-    /// The number of the group: another one made later at the same path has another.
+    /// Returns the group's number: a later group at the same path has another one.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The group's figures. The effective limit is its own: what is above is not looked at.
+    /// Returns the group's figures. The effective limit is its own; groups above are not considered.
     pub fn figures(&self) -> Result<MemoryCgroup> {
         let figures = MemoryCgroup::at(self.version, &self.through())?;
         Ok(MemoryCgroup { directory: self.path.clone(), ..figures })
     }
 
-    /// `memory.high`, in bytes: where its tasks are slowed down; `None` if there is none, and on version 1.
+    /// Returns `memory.high` in bytes, at which its tasks are slowed down; `None` if there is none, and on version
+    /// 1.
     pub fn high(&self) -> Result<Option<u64>> {
         self.limit("memory.high")
     }
@@ -104,7 +106,8 @@ impl HeldGroup {
         }
     }
 
-    /// The time its tasks lost for want of memory; `None` where that is not measured (version 1, `psi=0`).
+    /// Returns the time that its tasks lost waiting for memory; `None` if that is not measured (version 1,
+    /// `psi=0`).
     pub fn memory_pressure(&self) -> Result<Option<Pressure>> {
         match self.version {
             CgroupVersion::V1 => Ok(None),
@@ -112,16 +115,17 @@ impl HeldGroup {
         }
     }
 
-    /// Has the kernel reclaim file pages of it and of the groups below, about so many bytes; no anonymous memory. Waits for that.
+    /// Requests the kernel to reclaim about `bytes` of file pages from the group and its descendants, but no
+    /// anonymous memory. Waits for the result.
     ///
-    /// The kernel takes what it holds for least used, clean pages first.
+    /// The kernel takes the pages that it considers least used, clean ones first.
     pub fn reclaim_file(&self, roots: &SysRoots, bytes: u64) -> Result<Reclaim> {
         if self.version == CgroupVersion::V1 {
             let why = "control groups of version 1 have no memory.reclaim; version 2 has, since Linux 5.19";
             return Ok(Reclaim::Refused(why.to_owned()));
         }
-        // Since some release between Linux 6.1 and 6.12 the kernel can be asked to leave anonymous memory alone; before, "invalid
-        // argument" is all it says.
+        // Since a release between Linux 6.1 and 6.12 the kernel can exclude anonymous memory. Older ones return
+        // "invalid argument".
         let asked = self.write_reclaim(&format!("{bytes} swappiness=0"))?;
         match asked {
             Asked::Invalid if self.may_swap(roots)? => Ok(Reclaim::Refused(
@@ -129,7 +133,7 @@ impl HeldGroup {
                  memory.swap.max=0 for the group, or no swap space, keeps it from that"
                     .to_owned(),
             )),
-            // Without swap there is nothing else to reclaim than file pages.
+            // Without swap only file pages can be reclaimed.
             Asked::Invalid => Ok(self.write_reclaim(&bytes.to_string())?.outcome()),
             other => Ok(other.outcome()),
         }
@@ -159,7 +163,7 @@ impl HeldGroup {
             Ok(_) => Ok(Asked::All),
             Err(Errno::AGAIN) => Ok(Asked::Part),
             Err(Errno::INVAL) => Ok(Asked::Invalid),
-            // A file of a group that was removed meanwhile.
+            // The group of the file was removed meanwhile.
             Err(Errno::NODEV) => Err(Error::call("write", path(), Errno::NOENT)),
             Err(error) => Err(Error::call("write", path(), error)),
         }
@@ -175,13 +179,13 @@ impl HeldGroup {
         .is_ok()
     }
 
-    /// The directory by its descriptor, whatever the path leads to now.
+    /// Returns the path of the directory by its descriptor, wherever the original path leads now.
     fn through(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.directory.as_raw_fd()))
     }
 }
 
-/// Opens a directory by one name after the other, without following a link.
+/// Opens a directory one name at a time, without following links.
 #[allow(
     clippy::disallowed_methods,
     reason = "a directory of the kernel's own, which is checked by who asks for it; no link is followed"
@@ -191,7 +195,7 @@ fn by_names(path: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat(descend(above, path)?, c".", DIRECTORY, Mode::empty())
 }
 
-/// What the kernel answered to a write.
+/// The kernel's answer to a write.
 enum Asked {
     All,
     Part,
@@ -225,7 +229,7 @@ mod tests {
     use crate::pressure::MemoryPlace;
     use crate::testing::skip;
 
-    /// A group of this test's own beside this process's; `None`, with a sentence, where none can be made.
+    /// Creates a group for this test beside this process's own; `None`, with a sentence, if none can be created.
     fn own_group(test: &str) -> Option<(CgroupVersion, PathBuf)> {
         let place = MemoryPlace::of(&SysRoots::default(), std::process::id()).unwrap();
         let made = place.and_then(|place| {
@@ -249,7 +253,7 @@ mod tests {
         let group = HeldGroup::open(version, &path).unwrap();
         let figures = group.figures().unwrap();
         assert_eq!((figures.version, &figures.directory, figures.file), (version, &path, 0));
-        // The same as stands in the file, line by line.
+        // The same values as in the file, line by line.
         let text = std::fs::read_to_string(path.join("memory.stat")).unwrap();
         let prefix = if version == CgroupVersion::V1 { "total_" } else { "" };
         for (name, figure) in [("inactive_file", figures.inactive_file), ("active_file", figures.active_file)]
@@ -263,7 +267,7 @@ mod tests {
                 assert!(why.contains("version 1"), "{why}");
                 assert_eq!(group.memory_pressure().unwrap(), None);
             }
-            // There is nothing in it.
+            // The group is empty.
             (CgroupVersion::V2, Reclaim::Part | Reclaim::Refused(_)) => {}
             other => panic!("{other:?}"),
         }
@@ -278,7 +282,7 @@ mod tests {
         std::fs::remove_dir(&path).unwrap();
     }
 
-    /// Ends with its value, and takes its groups along.
+    /// A child process that is killed on drop, along with its groups.
     struct Child(std::process::Child, Vec<PathBuf>);
 
     impl Drop for Child {
@@ -291,7 +295,7 @@ mod tests {
         }
     }
 
-    /// What `a_group_beside_the_root_of_a_namespace_is_found` runs inside.
+    /// The part of `a_group_beside_the_root_of_a_namespace_is_found` that runs inside.
     #[test]
     #[ignore = "runs in another test"]
     fn inside_a_namespace() {
@@ -359,7 +363,7 @@ mod tests {
         for refused in ["link/db", "slice/last", "slice/../slice/db", "file", "slice/none"] {
             assert!(by_names(&tree_path.join(refused)).is_err(), "{refused}");
         }
-        // The same as is opened otherwise.
+        // The same result as by the other way of opening.
         if let Some((version, path)) = own_group("names") {
             let id = HeldGroup::open(version, &path).unwrap().id();
             assert_eq!(inode(&by_names(&path).unwrap()), id);

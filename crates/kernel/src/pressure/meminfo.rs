@@ -4,30 +4,30 @@ use super::SysRoots;
 use crate::Result;
 use crate::process::{malformed, read_text};
 
-/// The fields of `/proc/meminfo` that matter to page caching. All in bytes.
+/// The fields of `/proc/meminfo` that matter to page caching, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemInfo {
-    /// All memory the kernel manages.
+    /// All memory that the kernel manages.
     pub total: u64,
-    /// Used for nothing at all.
+    /// Unused memory.
     pub free: u64,
-    /// What programs could have without swapping, as the kernel estimates (since Linux 3.14).
+    /// The kernel's estimate of memory available to programs without swapping (since Linux 3.14).
     pub available: u64,
     /// Page cache of block devices, and file system metadata in it.
     pub buffers: u64,
     /// Page cache of files; `shmem` is part of it, `buffers` is not.
     pub cached: u64,
-    /// Changed in memory and not yet under way to storage.
+    /// Changed in memory and not yet under writeback.
     pub dirty: u64,
-    /// Under way to storage.
+    /// Under writeback.
     pub writeback: u64,
-    /// tmpfs and shared memory: it can't be dropped.
+    /// tmpfs and shared memory, which can't be dropped.
     pub shmem: u64,
     /// File pages that processes map.
     pub mapped: u64,
     /// File pages used more than once: reclaimed last.
     pub active_file: u64,
-    /// File pages that are next to be reclaimed.
+    /// File pages that are reclaimed next.
     pub inactive_file: u64,
     /// Locked in memory by mlock(2).
     pub mlocked: u64,
@@ -37,7 +37,7 @@ pub struct MemInfo {
     pub swap_total: u64,
     /// Unused swap space.
     pub swap_free: u64,
-    /// In memory and in swap as well.
+    /// In memory and also in swap.
     pub swap_cached: u64,
 }
 
@@ -68,7 +68,7 @@ impl MemInfo {
     }
 }
 
-/// The field in bytes: the file counts KiB, and says "kB".
+/// Returns a field in bytes: the file counts KiB, labelled "kB".
 fn parse_field(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     value.trim().strip_suffix("kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)

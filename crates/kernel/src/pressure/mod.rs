@@ -1,8 +1,9 @@
-//! How pressed memory is, and what the kernel will do about dirty pages: read from `/proc` and `/sys`.
+//! Memory pressure, and the kernel's limits of dirty pages: read from `/proc` and `/sys`.
 //!
-//! Invariants: only reads, but for [`HeldGroup::reclaim_file`]; every function takes the roots it reads from, so that tests and containers can give others.
-//! Figures are bytes unless a name says otherwise. What this kernel does not have is `None`, never zero.
-//! Fails with the read's own error, or [`Error::Malformed`] naming the line.
+//! Invariants: this module only reads, except for [`HeldGroup::reclaim_file`]. Every function takes the roots it
+//! reads from, so that tests and containers can pass others. Figures are bytes unless a name says otherwise. A
+//! figure that this kernel lacks is `None`, never zero. Fails with the read's own error, or [`Error::Malformed`]
+//! naming the line.
 //!
 //! ```
 //! use pagekeeper_kernel::pressure::{DirtyReport, MemInfo, SysRoots};
@@ -41,7 +42,7 @@ pub use zones::Watermarks;
 use crate::process::{ProcRoot, malformed, read_text};
 use crate::{Error, Result};
 
-/// Where the kernel's file systems are mounted.
+/// The mount points of the kernel's file systems.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SysRoots {
     /// The process file system: `/proc`.
@@ -57,7 +58,7 @@ impl Default for SysRoots {
 }
 
 impl SysRoots {
-    /// A tree that holds `proc` and `sys`: another machine's, or a test's.
+    /// Returns the roots in a tree with `proc` and `sys`: another machine's, or a test's.
     pub fn at(root: impl AsRef<Path>) -> Self {
         let root = root.as_ref();
         Self { proc: ProcRoot::at(root.join("proc")), sys: root.join("sys") }
@@ -77,13 +78,13 @@ fn read_optional(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Reads a file that holds one number.
+/// Reads a file that contains one number.
 fn read_number(path: &Path) -> Result<u64> {
     let text = read_text(path)?;
     text.trim().parse().map_err(|_| malformed(path, text.trim()))
 }
 
-/// Whether a read failed because this kernel lacks the file, or has its content switched off (`psi=0`).
+/// Whether a read failed because this kernel lacks the file, or has the feature switched off (`psi=0`).
 fn missing(error: &Error) -> bool {
     matches!(error.errno(), Some(libc::ENOENT | libc::ENOTDIR | libc::ENODEV | libc::EOPNOTSUPP))
 }
@@ -92,7 +93,7 @@ fn missing(error: &Error) -> bool {
 mod testing {
     use super::SysRoots;
 
-    /// A fake tree of `/proc` and `/sys` with these files.
+    /// Creates a fake tree of `/proc` and `/sys` with these files.
     pub(super) fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, SysRoots) {
         let tree = tempfile::tempdir().unwrap();
         for (name, content) in files {

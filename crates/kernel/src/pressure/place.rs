@@ -1,11 +1,13 @@
-//! Where a process is in the hierarchy of control groups that has the memory controller.
+//! The place of a process in the hierarchy of control groups that has the memory controller.
 //!
-//! The kernel names groups and mounts from the root of the reader's cgroup namespace, with `..` for what is above it. A container may see a
-//! part of the hierarchy only, bound to the usual place; or have the host's mounted beside its own, whose root it sees as `/../../..`, and
-//! other containers' groups as `/../../pod/container`: then the names of the groups in between have to be looked for.
+//! The kernel names groups and mounts relative to the root of the reader's cgroup namespace, with `..` for groups
+//! above it. A container may see only a part of the hierarchy, bound to the usual place. It may also have the
+//! host's hierarchy mounted beside its own. It then sees that root as `/../../..`, and other containers' groups as
+//! `/../../pod/container`, so the names of the groups in between have to be searched.
 //!
-//! Invariants: no path with `..` in it is ever opened; a group that was looked for is one that holds the process; one that is not found where
-//! not all could be looked through is an error, never "not mounted": who makes thousands of groups must not hide others'.
+//! Invariants: no path with `..` is ever opened. A group found by a search contains the process. If not everything
+//! could be searched, a missing group is an error, never "not mounted": a user who creates thousands of groups
+//! must not hide the groups of others.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -14,48 +16,51 @@ use super::{CgroupVersion, MemoryCgroup, SysRoots};
 use crate::process::{CgroupPath, Mount, read_text};
 use crate::{Error, Result};
 
-/// So many levels of groups are looked through, and so many groups of each.
+/// Maximum number of levels searched, and of groups per level.
 const LEVELS: usize = 4;
 const GROUPS: usize = 4096;
 const TOO_DEEP: &str =
     "a process's control group, looked for from 4 levels above this one's at most, was not found";
 const TOO_MANY: &str = "a process's control group was not found among the first 4096 of a level";
 
-/// Where a process is in the hierarchy that has the memory controller, or would have it.
+/// The place of a process in the hierarchy with the memory controller, or in the one that would have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryPlace {
     /// The version of that hierarchy.
     pub version: CgroupVersion,
-    /// The directory of the process's own group, whether the controller is on there or not.
+    /// The directory of the process's own group, whether the controller is enabled there or not.
     pub directory: PathBuf,
-    /// Where the hierarchy is mounted: the topmost group that can be seen.
+    /// The mount point of the hierarchy: the topmost visible group.
     pub top: PathBuf,
-    /// The group, from the hierarchy's root: of this process's cgroup namespace, or where a mount goes higher up, of that.
+    /// The path of the group from the hierarchy's root: the root of this process's cgroup namespace, or that of a
+    /// mount that reaches higher.
     pub group: PathBuf,
 }
 
 impl MemoryPlace {
-    /// The group that the process's memory is charged to, of which `figures` are: its own, or the nearest above that has the controller.
+    /// Returns the group that the process's memory is charged to, given its `figures`: its own, or the nearest one
+    /// above with the controller.
     pub fn charged(&self, figures: &MemoryCgroup) -> PathBuf {
         let below =
             self.directory.strip_prefix(&figures.directory).map_or(0, |rest| rest.components().count());
         self.group.ancestors().nth(below).unwrap_or(&self.group).to_path_buf()
     }
 
-    /// The place of a process; `None` where its hierarchy is not mounted here.
+    /// Returns the place of a process; `None` if its hierarchy is not mounted here.
     ///
     /// # Errors
     ///
-    /// Where the process is gone, its groups or the mounts can't be read, or not all groups could be looked through for its own.
+    /// If the process has ended, if its groups or the mounts can't be read, or if not all groups could be searched
+    /// for its own.
     pub fn of(roots: &SysRoots, pid: u32) -> Result<Option<Self>> {
         Self::among(roots, pid, &roots.proc.own_mounts()?)
     }
 
-    /// The same by this process's mounts, which whoever asks for many processes reads once.
+    /// Returns the same with mounts that the caller has read once for many processes.
     ///
     /// # Errors
     ///
-    /// Where the process is gone, its groups can't be read, or not all could be looked through for its own.
+    /// If the process has ended, if its groups can't be read, or if not all of them could be searched for its own.
     pub fn among(roots: &SysRoots, pid: u32, mounts: &[Mount]) -> Result<Option<Self>> {
         let paths = roots.proc.cgroup_paths(pid)?;
         let memory = |path: &&CgroupPath| path.controllers.iter().any(|name| name == "memory");
@@ -83,11 +88,11 @@ impl MemoryPlace {
     }
 }
 
-/// The group's directory under a mount, and its path from the root of that.
+/// Returns the group's directory under a mount, and its path from the mount's root.
 fn beneath(mount: &Mount, group: &Path, pid: u32) -> Result<Option<(PathBuf, PathBuf)>> {
     let (Some((above, root)), Some((up, rest))) = (split(&mount.root), split(group)) else { return Ok(None) };
     let below = if above == up {
-        // Both begin at one group: by the names of both.
+        // Both start at one group: compare their names.
         rest.strip_prefix(&root).ok().map(Path::to_path_buf)
     } else if root == Path::new("")
         && let Some(levels) = above.checked_sub(up)
@@ -97,13 +102,14 @@ fn beneath(mount: &Mount, group: &Path, pid: u32) -> Result<Option<(PathBuf, Pat
         None
     };
     let Some(below) = below else { return Ok(None) };
-    // A path of no components would end in a slash.
+    // An empty path would add a trailing slash.
     let directory = if below == Path::new("") { mount.point.clone() } else { mount.point.join(&below) };
     let group = if above == 0 { group.to_path_buf() } else { Path::new("/").join(root).join(below) };
     Ok(directory.is_dir().then_some((directory, group)))
 }
 
-/// How many levels above the root of the namespace a path begins, and the rest of it; `None` where it goes up again.
+/// Returns how many levels above the namespace's root a path starts, and the rest of it; `None` if it goes up
+/// again later.
 fn split(path: &Path) -> Option<(usize, PathBuf)> {
     let path = path.strip_prefix("/").ok()?;
     let up = path.components().take_while(|name| *name == Component::ParentDir).count();
@@ -111,7 +117,8 @@ fn split(path: &Path) -> Option<(usize, PathBuf)> {
     rest.components().all(|name| matches!(name, Component::Normal(_))).then_some((up, rest))
 }
 
-/// Looks for a group so many levels below a directory, by the end of its path, that holds the process, among at most so many of a level.
+/// Searches for a group `levels` below a directory, by the end of its path, that contains the process. Considers
+/// at most `most` groups per level.
 #[allow(clippy::disallowed_methods, reason = "directories of the kernel's own")]
 fn look_for(top: &Path, levels: usize, rest: &Path, pid: u32, most: usize) -> Result<Option<PathBuf>> {
     let holds = |group: &Path| {
@@ -228,7 +235,8 @@ mod tests {
             said.iter().all(|said| *said == format!("{}: {TOO_MANY}", tree.path().display())),
             "{said:?}"
         );
-        // Another mount of the hierarchy that has it is enough; without one it is an error, of which the guard and the doctor tell.
+        // Another mount of the hierarchy with the group is enough. Without one it is an error, which the guard and
+        // the doctor report.
         let roots = SysRoots::at(tree.path());
         fs::create_dir_all(tree.path().join("proc/7")).unwrap();
         fs::write(tree.path().join("proc/7/cgroup"), "0::/../../../../../out\n").unwrap();

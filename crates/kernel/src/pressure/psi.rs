@@ -1,5 +1,5 @@
-//! Pressure stall information: for how much of the time work waited for a resource (`Documentation/accounting/psi.rst`,
-//! since Linux 4.20).
+//! Pressure stall information: the share of time for which work waited for a resource
+//! (`Documentation/accounting/psi.rst`, since Linux 4.20).
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::{SysRoots, read_optional};
 use crate::Result;
 use crate::process::malformed;
 
-/// What was waited for.
+/// The resource that was waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Resource {
     /// A processor.
@@ -20,7 +20,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// The kernel's name for it.
+    /// Returns the kernel's name for it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -30,7 +30,7 @@ impl Resource {
     }
 }
 
-/// The share of time lost, as moving averages in percent, and all that was lost since boot.
+/// The share of time lost, as moving averages in percent, and the total time lost since boot.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stalled {
     /// Over the last 10 seconds, in percent of the time.
@@ -39,7 +39,7 @@ pub struct Stalled {
     pub avg60: f64,
     /// Over the last five minutes, in percent.
     pub avg300: f64,
-    /// All the time lost since boot.
+    /// Total time lost since boot.
     pub total: Duration,
 }
 
@@ -48,17 +48,17 @@ pub struct Stalled {
 pub struct Pressure {
     /// At least one task waited.
     pub some: Stalled,
-    /// All tasks that had work waited. For the processor since Linux 5.13 only.
+    /// All tasks with work waited. For the processor only since Linux 5.13.
     pub full: Option<Stalled>,
 }
 
 impl Pressure {
-    /// The machine's pressure on a resource; `None` where the kernel does not measure it.
+    /// Returns the machine's pressure on a resource; `None` if the kernel does not measure it.
     pub fn read(roots: &SysRoots, resource: Resource) -> Result<Option<Self>> {
         Self::read_file(&roots.proc_file("pressure").join(resource.name()))
     }
 
-    /// The pressure that a file in this format holds: also `memory.pressure` and its kin in a cgroup of version 2.
+    /// Reads the pressure from a file in this format, such as `memory.pressure` of a cgroup of version 2.
     pub fn read_file(path: &Path) -> Result<Option<Self>> {
         let Some(text) = read_optional(path)? else {
             return Ok(None);

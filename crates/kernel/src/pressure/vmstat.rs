@@ -1,7 +1,7 @@
 //! The virtual memory counters (`/proc/vmstat`; `mm/vmstat.c` names them).
 //!
-//! One read is one snapshot; counters keep their text and are looked up by name, so that reading is cheap and any
-//! counter of any kernel can be asked for.
+//! One read is one snapshot. The counters stay text and are looked up by name, so reading is cheap and any counter
+//! of any kernel can be queried.
 
 use super::SysRoots;
 use crate::process::{malformed, read_text};
@@ -9,8 +9,8 @@ use crate::{Result, page_size};
 
 /// A snapshot of `/proc/vmstat`.
 ///
-/// Names that begin with `nr_` are present amounts, the others count since boot. A counter that this kernel does not
-/// have is `None`.
+/// Names starting with `nr_` are current amounts, the others count since boot. A counter that this kernel lacks is
+/// `None`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmStat {
     text: String,
@@ -27,12 +27,12 @@ impl VmStat {
         }
     }
 
-    /// All counters in the kernel's order. Most are pages or events.
+    /// Returns all counters in the kernel's order. Most are pages or events.
     pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
         self.text.lines().filter_map(parse_line)
     }
 
-    /// One counter by the kernel's name.
+    /// Returns one counter by the kernel's name.
     pub fn get(&self, name: &str) -> Option<u64> {
         self.iter().find_map(|(key, value)| (key == name).then_some(value))
     }
@@ -46,66 +46,66 @@ impl VmStat {
         Some(self.get(name)?.saturating_mul(page_size()))
     }
 
-    /// Dirty page cache in bytes.
+    /// Returns the dirty page cache in bytes.
     pub fn dirty(&self) -> Option<u64> {
         self.bytes("nr_dirty")
     }
 
-    /// Page cache on its way to storage, in bytes.
+    /// Returns the page cache under writeback in bytes.
     pub fn writeback(&self) -> Option<u64> {
         self.bytes("nr_writeback")
     }
 
-    /// Where writers are made to wait, in bytes, as the kernel sees it now. A quarter and more higher than for others
-    /// where the reading thread has a real-time priority.
+    /// Returns the kernel's current limit at which writers wait, in bytes. It is at least a quarter higher if the
+    /// reading thread has real-time priority.
     pub fn dirty_threshold(&self) -> Option<u64> {
         self.bytes("nr_dirty_threshold")
     }
 
-    /// Where background writeback starts, in bytes, as the kernel sees it now.
+    /// Returns the kernel's current threshold of background writeback, in bytes.
     pub fn dirty_background_threshold(&self) -> Option<u64> {
         self.bytes("nr_dirty_background_threshold")
     }
 
-    /// File pages read in again after they had been reclaimed: pages, since boot. Before Linux 5.9 those of anonymous
-    /// memory are counted in.
+    /// Returns the number of file pages read again after they were reclaimed, since boot. Before Linux 5.9 it
+    /// includes anonymous memory.
     pub fn file_refaults(&self) -> Option<u64> {
         self.get("workingset_refault_file").or_else(|| self.get("workingset_refault"))
     }
 
-    /// Pages scanned by background reclaim (kswapd), since boot.
+    /// Returns the pages scanned by background reclaim (kswapd), since boot.
     pub fn scanned_in_background(&self) -> Option<u64> {
         self.sum(|name| is_or_has_zone(name, "pgscan_kswapd"))
     }
 
-    /// Pages scanned by programs that had to reclaim for themselves, since boot.
+    /// Returns the pages scanned by programs that had to reclaim for themselves, since boot.
     pub fn scanned_directly(&self) -> Option<u64> {
         // pgscan_direct_throttle counts waits, not pages.
         self.sum(|name| name != "pgscan_direct_throttle" && is_or_has_zone(name, "pgscan_direct"))
     }
 
-    /// Pages reclaimed by background reclaim (kswapd), since boot.
+    /// Returns the pages reclaimed by background reclaim (kswapd), since boot.
     pub fn reclaimed_in_background(&self) -> Option<u64> {
         self.sum(|name| is_or_has_zone(name, "pgsteal_kswapd"))
     }
 
-    /// Pages reclaimed by programs for themselves, since boot.
+    /// Returns the pages reclaimed by programs for themselves, since boot.
     pub fn reclaimed_directly(&self) -> Option<u64> {
         self.sum(|name| is_or_has_zone(name, "pgsteal_direct"))
     }
 
-    /// How often a program had to wait for memory, all zones together, since boot.
+    /// Returns how often a program had to wait for memory, summed over all zones, since boot.
     pub fn allocation_stalls(&self) -> Option<u64> {
         self.sum(|name| is_or_has_zone(name, "allocstall"))
     }
 
-    /// Page faults that had to read from storage, since boot.
+    /// Returns the page faults that had to read from storage, since boot.
     pub fn major_faults(&self) -> Option<u64> {
         self.get("pgmajfault")
     }
 }
 
-/// Before Linux 4.8 the reclaim counters were kept by zone; the stalls have been since.
+/// Before Linux 4.8 reclaim counters were per zone; since then stalls are.
 fn is_or_has_zone(name: &str, counter: &str) -> bool {
     name.strip_prefix(counter).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
 }

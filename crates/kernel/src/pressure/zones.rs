@@ -1,12 +1,12 @@
-//! Memory zones: how low free memory may go (`/proc/zoneinfo`; `mm/page_alloc.c`).
+//! Memory zones: the watermarks of free memory (`/proc/zoneinfo`; `mm/page_alloc.c`).
 
 use super::SysRoots;
 use crate::process::{malformed, read_text};
 use crate::{Result, page_size};
 
-/// The marks of free memory that govern reclaim, summed over all zones. In bytes.
+/// The watermarks of free memory that control reclaim, summed over all zones, in bytes.
 ///
-/// Zones are reclaimed each for itself, so that reclaim may start a little before the sum is reached.
+/// Each zone is reclaimed separately, so reclaim may start slightly before the sum is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Watermarks {
     /// Below it, programs must reclaim for themselves before they get memory.
@@ -15,7 +15,7 @@ pub struct Watermarks {
     pub low: u64,
     /// Above it, background reclaim sleeps again.
     pub high: u64,
-    /// What the kernel keeps out of the reckoning of dirty memory: each zone's high mark and its largest reserve for
+    /// Memory that the kernel excludes from dirtyable memory: each zone's high mark and its largest reserve for
     /// other zones' allocations (`totalreserve_pages`).
     pub reserve: u64,
 }
@@ -61,13 +61,13 @@ impl Watermarks {
 }
 
 impl Zone {
-    /// Takes a line's figure if it is one of those wanted; `None` if it is but can't be read.
+    /// Takes in a line if it has one of the needed figures; `None` if the figure can't be parsed.
     fn take(&mut self, line: &str) -> Option<()> {
         let mut words = line.split_ascii_whitespace();
         let field = match words.next() {
             Some("min") => &mut self.min,
             Some("low") => &mut self.low,
-            // The per-processor lists have a "high:" of their own.
+            // The per-processor lists also have a line "high:".
             Some("high") => &mut self.high,
             Some("managed") => &mut self.managed,
             Some("protection:") => {
@@ -102,7 +102,7 @@ mod tests {
         let marks = Watermarks::read(&roots).unwrap();
         let page = page_size();
         assert_eq!((marks.min, marks.low, marks.high), (1057 * page, 2071 * page, 3085 * page));
-        // 85 + 4427 is more than the first zone has.
+        // 85 + 4427 exceeds the size of the first zone.
         assert_eq!(marks.reserve, (3840 + 3000) * page);
     }
 

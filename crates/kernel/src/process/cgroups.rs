@@ -1,4 +1,4 @@
-//! Which control groups a process is in (cgroups(7)): one line a hierarchy of version 1, one for version 2.
+//! The control groups of a process (cgroups(7)): one line per hierarchy of version 1, and one for version 2.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -11,11 +11,12 @@ use crate::text::unescaped_bytes;
 /// A process's place in one cgroup hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupPath {
-    /// The hierarchy's number; 0 is that of version 2.
+    /// The hierarchy's number; 0 for version 2.
     pub hierarchy: u32,
     /// The controllers of a version 1 hierarchy (`memory`, `cpu` …, or `name=systemd`); empty for version 2.
     pub controllers: Vec<String>,
-    /// The group, from the hierarchy's root as this process's cgroup namespace sees it: `/system.slice/x.service`.
+    /// The group's path from the hierarchy's root, as this process's cgroup namespace shows it:
+    /// `/system.slice/x.service`.
     pub path: PathBuf,
 }
 
@@ -27,7 +28,7 @@ impl CgroupPath {
 }
 
 impl ProcRoot {
-    /// The control groups of the process, as the kernel lists them.
+    /// Returns the control groups of the process, as the kernel lists them.
     pub fn cgroup_paths(&self, pid: u32) -> Result<Vec<CgroupPath>> {
         let content = self.read_optional(pid, "cgroup", "this kernel has no control groups")?;
         let lines = || content.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
@@ -40,7 +41,7 @@ impl ProcRoot {
 }
 
 fn parse_line(line: &[u8]) -> Option<CgroupPath> {
-    // The group's name may hold colons, and bytes of any kind but newlines.
+    // The group's name may contain colons, and any bytes except newlines.
     let mut fields = line.splitn(3, |byte| *byte == b':');
     let mut text = || Some(unescaped_bytes(fields.next()?));
     let hierarchy = text()?.parse().ok()?;

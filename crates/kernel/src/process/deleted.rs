@@ -1,9 +1,9 @@
-//! Whether a name that the kernel shows for an open or mapped file still leads to it.
+//! Determines whether a name that the kernel shows for an open or mapped file still leads to it.
 //!
-//! The kernel appends ` (deleted)` to the path of an unlinked file, and a file may really be named so.
+//! The kernel appends ` (deleted)` to the path of an unlinked file, but a file's real name may also end so.
 //!
-//! Invariant: to find that out no file system is asked that might never answer. The name of a file that is held open, and
-//! those of the directories above it, are in the kernel's cache while it has that name, and are looked up there.
+//! Invariant: no file system that might never answer is contacted. While an open file has its name, that name and
+//! those of the directories above it are in the kernel's cache, and are looked up there.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -16,22 +16,22 @@ use crate::Inode;
 
 const MARK: &[u8] = b" (deleted)";
 
-/// The name without the kernel's mark, if it ends in it.
+/// Returns the name without the kernel's mark, if it ends with it.
 pub(super) fn strip_mark(text: &[u8]) -> Option<&[u8]> {
     text.strip_suffix(MARK)
 }
 
-/// The path that `text` means, and whether that name no longer leads to that inode.
+/// Returns the path that `text` means, and whether it no longer leads to that inode.
 ///
-/// `links` is the inode's link count where known; `root` is the process's root directory.
+/// `links` is the inode's link count if known; `root` is the process's root directory.
 pub(super) fn named(text: &[u8], inode: Inode, links: Option<u32>, root: &Path) -> (PathBuf, bool) {
     let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
     let Some(stripped) = strip_mark(text) else {
         return (path(text), links == Some(0));
     };
     if links != Some(0) {
-        // Either the file is really named so, or this one of its names was removed. The kernel's paths hold no
-        // symbolic links, so that this lookup can't leave `root`.
+        // Either the file really has this name, or this one of its names was removed. The kernel's paths contain
+        // no symbolic links, so this lookup can't leave `root`.
         if look_up(root, text, inode.dev).is_some_and(|stat| stat.stx_ino == inode.ino) {
             return (path(text), false);
         }
@@ -39,8 +39,8 @@ pub(super) fn named(text: &[u8], inode: Inode, links: Option<u32>, root: &Path) 
     (path(stripped), true)
 }
 
-/// What a name of an open or mapped file leads to by now, without asking a file system that might never answer; `dev`
-/// is the file's device.
+/// Looks up the current target of an open or mapped file's name, without contacting a file system that might never
+/// answer; `dev` is the file's device.
 #[allow(clippy::disallowed_methods, reason = "only references to it, inside the root of the process")]
 pub(super) fn look_up(root: &Path, text: &[u8], dev: u64) -> Option<Statx> {
     let handle = OFlags::PATH | OFlags::CLOEXEC;
@@ -51,8 +51,8 @@ pub(super) fn look_up(root: &Path, text: &[u8], dev: u64) -> Option<Statx> {
         rustix::fs::openat2(&base, &below, handle | OFlags::NOFOLLOW, Mode::empty(), resolve)
     };
     let found = match look_up(ResolveFlags::CACHED) {
-        // On a disk what is not cached may be asked for. Other devices have no major number (FUSE, NFS): the name is
-        // asked of a server each time, which is not done, and it counts as gone.
+        // On a disk, an uncached name may be read. Other devices have no major number (FUSE, NFS) and would need a
+        // request to a server each time: the name then counts as gone.
         Err(Errno::AGAIN | Errno::INVAL) if rustix::fs::major(dev) != 0 => look_up(ResolveFlags::empty()),
         found => found,
     };
@@ -61,7 +61,7 @@ pub(super) fn look_up(root: &Path, text: &[u8], dev: u64) -> Option<Statx> {
             let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
             rustix::fs::statx(found, c"", flags, StatxFlags::BASIC_STATS).ok()
         }
-        // Before Linux 5.6, or forbidden by a filter that does not know the call.
+        // Before Linux 5.6, or blocked by a filter that does not know the call.
         Err(Errno::NOSYS | Errno::PERM) if rustix::fs::major(dev) != 0 => {
             let flags = AtFlags::SYMLINK_NOFOLLOW;
             rustix::fs::statx(base, &below, flags, StatxFlags::BASIC_STATS).ok()
@@ -70,15 +70,15 @@ pub(super) fn look_up(root: &Path, text: &[u8], dev: u64) -> Option<Statx> {
     }
 }
 
-/// `path` beneath `root`.
+/// Returns `path` beneath `root`.
 pub(super) fn beneath(root: &Path, path: &[u8]) -> PathBuf {
     let start = path.iter().position(|byte| *byte != b'/').unwrap_or(path.len());
     root.join(OsStr::from_bytes(&path[start..]))
 }
 
-/// Whether a path shown by the kernel can't be a file with a page cache of its own: sockets, pipes, anonymous inodes
-/// (none of which start with a slash, but for rings of asynchronous I/O and buffers of devices) and device nodes. `/dev/shm`
-/// holds files.
+/// Whether a path shown by the kernel can't be a file with its own page cache: sockets, pipes, anonymous inodes
+/// and device nodes. None of these start with a slash, except for asynchronous I/O rings, device buffers and nodes
+/// in `/dev`; `/dev/shm` contains files.
 pub(super) fn is_no_file(text: &[u8]) -> bool {
     let name = strip_mark(text).unwrap_or(text);
     !text.starts_with(b"/")
@@ -105,7 +105,7 @@ mod tests {
         // Another file took that name, or none has it: the mark was the kernel's.
         assert_eq!(named(b"/x (deleted)", other, Some(1), root.path()), ("/x".into(), true));
         assert_eq!(named(b"/y (deleted)", same, Some(1), root.path()), ("/y".into(), true));
-        // It was really named so and is deleted now: one mark goes.
+        // The file really had this name and is deleted now: one mark is removed.
         assert_eq!(
             named(b"/x (deleted) (deleted)", same, Some(0), root.path()),
             ("/x (deleted)".into(), true)

@@ -1,11 +1,11 @@
-//! The descriptors of many processes, read in slices of processor time.
+//! Reads the descriptors of many processes in slices of processor time.
 //!
-//! A process may have very many: its descriptors are read in pieces, in turns with others that have many, and after all
-//! that have few. So nobody is kept waiting by how many another has. What a slice costs is counted in the processor time
-//! of the calling thread: a busy machine does not make it longer.
+//! A process may have very many descriptors. These are read in pieces, in turns with other such processes, and
+//! after all processes with few. So no process delays others by the number of its descriptors. The cost of a slice
+//! is measured in processor time of the calling thread, so a busy machine does not lengthen it.
 //!
-//! A process that ends meanwhile ends with an error for which [`Error::is_gone`] holds. Only `/proc` is read, and nothing
-//! of it stays open between two pieces, however many processes have many.
+//! A process that ends meanwhile yields an error for which [`Error::is_gone`] holds. Only `/proc` is read, and
+//! nothing in it stays open between two pieces, however many processes have many descriptors.
 
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
@@ -20,12 +20,12 @@ use rustix::io::Errno;
 use super::ProcRoot;
 use crate::{Error, Result};
 
-/// Descriptors of a piece, at least: who has fewer is read at once.
+/// Minimum number of descriptors in a piece: a process with fewer is read at once.
 const PIECE: usize = 256;
-/// One in so many turns is not of those in a hurry.
+/// One turn in this many goes to a process that is not urgent.
 const HURRIED: u32 = 4;
 
-/// Processor time that the calling thread has used so far (`CLOCK_THREAD_CPUTIME_ID` of `clock_gettime(2)`).
+/// Returns the processor time used by the calling thread so far (`CLOCK_THREAD_CPUTIME_ID` of `clock_gettime(2)`).
 ///
 /// ```
 /// let before = pagekeeper_kernel::process::thread_cpu_time();
@@ -43,7 +43,7 @@ pub fn thread_cpu_time() -> Duration {
 pub(super) struct FdPieces {
     pid: u32,
     path: PathBuf,
-    /// Where the next piece begins, and when the process started of which it is: the process id may be used again.
+    /// The start of the next piece, and the start time of the process: its ID may be reused.
     next: Option<(u64, Option<u64>)>,
 }
 
@@ -52,7 +52,8 @@ impl FdPieces {
         Self { pid, path: proc.of(pid, "fd"), next: None }
     }
 
-    /// Gives the next few hundred descriptors to `each`, with what their links say; whether there may be more.
+    /// Passes the next few hundred descriptors with their link targets to `each`. Returns whether there may be
+    /// more.
     #[allow(clippy::disallowed_methods, reason = "of /proc")]
     pub(super) fn next(&mut self, proc: &ProcRoot, each: &mut dyn FnMut(RawFd, &Path)) -> Result<bool> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -80,11 +81,11 @@ impl FdPieces {
             match rustix::fs::readlinkat_raw(&directory, entry.file_name(), &mut target_buffer) {
                 Ok((target, _)) => each(fd, Path::new(std::ffi::OsStr::from_bytes(target))),
                 Err(Errno::NAMETOOLONG) => each(fd, &proc.fd_path(self.pid, fd)),
-                // Closed meanwhile; when the process has ended, so has the list.
+                // Closed meanwhile; if the process has ended, the list is gone, too.
                 Err(Errno::NOENT | Errno::SRCH) => {}
                 Err(error) => return Err(Error::call("readlink", proc.fd_path(self.pid, fd), error)),
             }
-            // What is in the buffer would be read twice.
+            // Entries left in the buffer would be read twice.
             if seen >= PIECE && entries.is_buffer_empty() {
                 self.next = Some((position, proc.start_time(self.pid).ok()));
                 return Ok(true);
@@ -94,32 +95,32 @@ impl FdPieces {
     }
 }
 
-/// What is done with the descriptors of processes.
+/// A visitor of the descriptors of processes.
 pub trait FdVisitor {
-    /// What is kept of a process while it is read.
+    /// The state kept for a process while it is read.
     type Process;
 
-    /// Begins with a process; none if it is not to be read after all.
+    /// Starts a process; `None` if it should not be read after all.
     fn begin(&mut self, pid: u32) -> Option<Self::Process>;
 
-    /// Takes in a descriptor and what its link says, as in [`ProcRoot::fd_links`].
+    /// Takes in a descriptor and its link target, as in [`ProcRoot::fd_links`].
     fn descriptor(&mut self, process: &mut Self::Process, fd: RawFd, target: &Path);
 
-    /// A part of a process was read, and the rest is read later, which may take long.
+    /// A part of a process was read; the rest follows later, possibly much later.
     fn goes_on(&mut self, _pid: u32, _process: &Self::Process) {}
 
-    /// Ends with a process: whether all could be read, and the processor time that it took.
+    /// Ends a process: whether everything could be read, and the processor time it took.
     fn end(&mut self, pid: u32, process: Self::Process, read: Result<()>, cost: Duration);
 }
 
-/// Processes whose descriptors are to be read, and those that are being read.
+/// The processes whose descriptors are to be read or are being read.
 #[derive(Debug)]
 pub struct FdRounds<S> {
-    /// Those that are in a hurry.
+    /// Urgent processes.
     first: VecDeque<u32>,
     next: VecDeque<u32>,
     long: VecDeque<Long<S>>,
-    /// How many were begun with.
+    /// The number of processes started.
     steps: u32,
 }
 
@@ -138,33 +139,33 @@ impl<S> Default for FdRounds<S> {
 }
 
 impl<S> FdRounds<S> {
-    /// Reads this process after those that wait.
+    /// Queues this process after all waiting ones.
     pub fn push(&mut self, pid: u32) {
         self.next.push_back(pid);
     }
 
-    /// Reads this process before those that wait, and after those in the same hurry: whoever makes processes without end delays
-    /// the others, but keeps none of them waiting for ever.
+    /// Queues this process before the other waiting ones, and after those queued here earlier. A user who creates
+    /// processes without end delays the others, but keeps none of them waiting forever.
     pub fn push_first(&mut self, pid: u32) {
         self.first.push_back(pid);
     }
 
-    /// How many processes wait that were not begun with.
+    /// Returns the number of processes that wait and were not started.
     pub fn waiting(&self) -> usize {
         self.first.len() + self.next.len()
     }
 
-    /// Whether there is nothing to be read.
+    /// Whether there is nothing to read.
     pub fn is_empty(&self) -> bool {
         self.first.is_empty() && self.next.is_empty() && self.long.is_empty()
     }
 
-    /// The processes of which a part was read.
+    /// Returns the processes of which a part was read.
     pub fn begun(&self) -> impl Iterator<Item = u32> {
         self.long.iter().map(|long| long.pieces.pid)
     }
 
-    /// The next process to begin with: of those in a hurry, but for one in [`HURRIED`] turns.
+    /// Returns the next process to start: an urgent one, except in one of [`HURRIED`] turns.
     fn pop(&mut self) -> Option<u32> {
         self.steps = self.steps.wrapping_add(1);
         let (first, then) = if self.steps.is_multiple_of(HURRIED) {
@@ -175,14 +176,15 @@ impl<S> FdRounds<S> {
         first.pop_front().or_else(|| then.pop_front())
     }
 
-    /// Forgets what is to be read.
+    /// Forgets all queued processes.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Reads until so much processor time is used up: some hundred descriptors of two processes at least. Whether all were read.
+    /// Reads until `budget` of processor time is used: at least some hundred descriptors of two processes. Returns
+    /// whether everything was read.
     ///
-    /// A piece is not interrupted: it takes a microsecond for each descriptor, and what the visitor takes.
+    /// A piece is not interrupted: it takes a microsecond per descriptor, plus the visitor's time.
     pub fn advance<V: FdVisitor<Process = S>>(
         &mut self,
         proc: &ProcRoot,
@@ -195,7 +197,8 @@ impl<S> FdRounds<S> {
             if self.is_empty() {
                 break;
             }
-            // One with few first, then one with many, which go on however many with few come; then those with few.
+            // First a process with few descriptors, then one with many, which thus progress however many with few
+            // arrive; then the other ones with few.
             let of_many = step == 1 && !self.long.is_empty();
             let next = if of_many { None } else { self.pop() };
             let long = match next {
@@ -232,7 +235,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// Counts descriptors; what ended, in order.
+    /// A visitor that counts descriptors and records the processes that ended, in order.
     #[derive(Default)]
     struct Counting(Vec<(u32, usize, bool)>);
 
@@ -294,7 +297,7 @@ mod tests {
         rounds.push(1);
         rounds.push_first(2);
         for _ in 0..20 {
-            // More come at each turn than are read.
+            // More processes arrive in each turn than are read.
             (0..4).for_each(|_| rounds.push_first(3));
             rounds.advance(&proc, &mut seen, Duration::ZERO);
         }

@@ -1,7 +1,10 @@
-//! The files a process holds open, and how: from `/proc/PID/fd` and `/proc/PID/fdinfo` (`proc_pid_fdinfo(5)`).
+//! The files that a process holds open, and how: from `/proc/PID/fd` and `/proc/PID/fdinfo`
+//! (`proc_pid_fdinfo(5)`).
 //!
-//! [`ProcRoot::open_files`] lists one process; of several, or by a selection, [`OpenFilesScan`](super::OpenFilesScan) does.
-//! [`ProcRoot::fd_links`] and [`ProcRoot::fd_info`] are the cheap halves: all names, and the position of one descriptor.
+//! [`ProcRoot::open_files`] lists one process; [`OpenFilesScan`](super::OpenFilesScan) lists several, or a
+//! selection. [`ProcRoot::fd_links`] and [`ProcRoot::fd_info`] are the cheap halves: all names, and the position
+//! of one descriptor.
+//!
 //! Invariants: no file is opened; a descriptor that is closed meanwhile is left out.
 
 use std::os::fd::RawFd;
@@ -15,7 +18,7 @@ use super::{ProcRoot, Selection, deleted, malformed};
 use crate::text::unescaped_bytes;
 use crate::{Error, Inode, Result};
 
-/// What a descriptor allows: the access mode of open(2).
+/// The access that a descriptor permits: the access mode of open(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// `O_RDONLY`: a reader.
@@ -28,21 +31,21 @@ pub enum Access {
     Neither,
 }
 
-/// What `/proc/PID/fdinfo/FD` says of a descriptor.
+/// The contents of `/proc/PID/fdinfo/FD`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FdInfo {
-    /// The file position in bytes. It follows read, write and lseek; pread and pwrite leave it alone.
+    /// The file position in bytes. It follows read, write and lseek, but not pread and pwrite.
     pub position: u64,
-    /// The open flags of open(2), as this architecture numbers them.
+    /// The open flags of open(2), in this architecture's numbering.
     pub flags: u32,
-    /// The mount's id, as in `/proc/PID/mountinfo` (since Linux 3.15).
+    /// The mount's ID, as in `/proc/PID/mountinfo` (since Linux 3.15).
     pub mount_id: Option<u64>,
     /// The inode number (since Linux 5.14).
     pub inode_number: Option<u64>,
 }
 
 impl FdInfo {
-    /// What the descriptor allows.
+    /// Returns the access that the descriptor permits.
     pub fn access(&self) -> Access {
         let flags = self.open_flags();
         if flags.contains(OFlags::PATH) {
@@ -76,16 +79,16 @@ impl FdInfo {
 pub struct OpenFile {
     /// The descriptor's number in that process.
     pub fd: RawFd,
-    /// The name, as the process's mount namespace shows it, the kernel's ` (deleted)` stripped. The name that
-    /// `/proc/PID/fd/FD` itself has where it is longer than a page.
+    /// The name as the process's mount namespace shows it, without the kernel's ` (deleted)`. A name longer than a
+    /// page is replaced by that of the link, `/proc/PID/fd/FD`.
     pub path: PathBuf,
-    /// Whether that name no longer leads to the file: it was removed since it was opened.
+    /// Whether that name no longer leads to the file: it was removed after the file was opened.
     pub deleted: bool,
-    /// Which file it is.
+    /// The file's identity.
     pub inode: Inode,
-    /// Its size in bytes. On a network file system, as last known to this machine.
+    /// Its size in bytes; on a network file system, as last known to this machine.
     pub size: u64,
-    /// What the descriptor allows.
+    /// The access that the descriptor permits.
     pub access: Access,
     /// Whether it bypasses the page cache (`O_DIRECT`).
     pub direct: bool,
@@ -93,24 +96,25 @@ pub struct OpenFile {
     pub append: bool,
     /// The file position in bytes; see [`FdInfo::position`].
     pub position: u64,
-    /// The id of its mount; see [`FdInfo::mount_id`].
+    /// The ID of its mount; see [`FdInfo::mount_id`].
     pub mount_id: Option<u64>,
-    /// The inode number as fdinfo shows it ([`FdInfo::inode_number`]), which on overlayfs may differ from stat's. To
-    /// recognise the descriptor by its [`FdInfo`] alone.
+    /// The inode number in fdinfo ([`FdInfo::inode_number`]), which may differ from stat's on overlayfs. It
+    /// identifies the descriptor by its [`FdInfo`] alone.
     pub shown_inode: Option<u64>,
 }
 
 impl ProcRoot {
-    /// The link of one descriptor: [`InspectedFile::open_magic_link`](crate::InspectedFile::open_magic_link) opens the
-    /// very file behind it, deleted or in another mount namespace though it may be.
+    /// Returns the path of a descriptor's link.
+    /// [`InspectedFile::open_magic_link`](crate::InspectedFile::open_magic_link) opens the very file behind it,
+    /// even if it is deleted or in another mount namespace.
     pub fn fd_path(&self, pid: u32, fd: RawFd) -> PathBuf {
         self.of(pid, &format!("fd/{fd}"))
     }
 
-    /// Calls `each` with every descriptor and what its link says: a path, which may carry the kernel's ` (deleted)`, or
-    /// a text such as `socket:[12]`.
+    /// Calls `each` with every descriptor and its link target: a path, which may end in the kernel's ` (deleted)`,
+    /// or a text such as `socket:[12]`.
     ///
-    /// One readdir for all and one readlink each; nothing is allocated per descriptor.
+    /// It costs one readdir in total and one readlink per descriptor; nothing is allocated per descriptor.
     ///
     /// ```
     /// # use pagekeeper_kernel::process::ProcRoot;
@@ -130,7 +134,8 @@ impl ProcRoot {
         Ok(())
     }
 
-    /// Calls `each` as [`ProcRoot::fd_links`] does, and stops soon after `max` descriptors: at most a few hundred more are read.
+    /// Calls `each` as [`ProcRoot::fd_links`] does, but stops soon after `max` descriptors: it reads at most a few
+    /// hundred more.
     ///
     /// ```
     /// # use pagekeeper_kernel::process::ProcRoot;
@@ -154,8 +159,8 @@ impl ProcRoot {
         }
     }
 
-    /// How many descriptors a process has open, by one stat and without a look at any: since Linux 6.2 that is the size of
-    /// `/proc/PID/fd`. `None` before, and where it can't be known.
+    /// Returns the number of open descriptors by one stat, without reading any: since Linux 6.2 it is the size of
+    /// `/proc/PID/fd`. Returns `None` on older kernels, and if it is unknown.
     ///
     /// ```
     /// use pagekeeper_kernel::process::ProcRoot;
@@ -168,14 +173,16 @@ impl ProcRoot {
         (stat.stx_size > 0).then_some(stat.stx_size)
     }
 
-    /// The selected regular file behind one descriptor; none where it is closed, or as in [`Self::open_file_at`].
+    /// Returns the selected regular file behind one descriptor; `None` if it is closed, or as in
+    /// [`Self::open_file_at`].
     pub fn selected_file_at(&self, pid: u32, fd: RawFd, selection: &Selection<'_>) -> Option<OpenFile> {
         let link = rustix::fs::readlink(self.fd_path(pid, fd), Vec::new()).ok()?;
         let target = Path::new(std::ffi::OsStr::from_bytes(link.as_bytes()));
         self.open_file(pid, fd, target, &self.root(pid), selection)
     }
 
-    /// Whether a process has the block device of this number open, by one of its first `max` descriptors. The device is not touched.
+    /// Whether a process has this block device open by one of its first `max` descriptors. The device is not
+    /// accessed.
     pub fn has_device_open(&self, pid: u32, device: u64, max: usize) -> bool {
         let mut has = false;
         let mut look = |fd, target: &Path| {
@@ -187,33 +194,33 @@ impl ProcRoot {
                 has = stat.is_ok_and(is_it);
             }
         };
-        // One that has ended has nothing open.
+        // A process that has ended has nothing open.
         let _ = self.first_fd_links(pid, max, &mut look);
         has
     }
 
-    /// The position and flags of one descriptor, in one read.
+    /// Returns the position and flags of one descriptor, in one read.
     #[allow(clippy::disallowed_methods, reason = "of /proc")]
     pub fn fd_info(&self, pid: u32, fd: RawFd) -> Result<FdInfo> {
         let path = self.of(pid, &format!("fdinfo/{fd}"));
         let file = rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| Error::call("open", &path, e))?;
-        // The lines wanted come first; locks and watches may follow in any number.
+        // The needed lines come first; any number of locks and watches may follow.
         let mut buffer = [0; 256];
         let length = rustix::io::read(&file, &mut buffer).map_err(|e| Error::call("read", &path, e))?;
         parse_fd_info(&buffer[..length]).ok_or_else(|| malformed(&path, &buffer[..length]))
     }
 
-    /// Which file is behind a descriptor; `None` when it is closed, the process ended, or stat is refused.
+    /// Returns the inode behind a descriptor; `None` if it is closed, the process has ended, or stat is refused.
     /// Never waits for a network file system's server.
     pub fn inode_behind(&self, pid: u32, fd: RawFd) -> Option<Inode> {
         stat_quietly(&self.fd_path(pid, fd)).ok().map(|stat| inode_of(&stat))
     }
 
-    /// The regular files the process holds open, by ascending descriptor.
+    /// Returns the regular files that the process holds open, by ascending descriptor.
     ///
-    /// Left out: descriptors closed or reused meanwhile, and files whose stat is refused (a FUSE file system of another
-    /// user). A file opened twice is listed twice.
+    /// Descriptors closed or reused meanwhile are left out, and so are files whose stat is refused (another user's
+    /// FUSE file system). A file opened twice is listed twice.
     pub fn open_files(&self, pid: u32) -> Result<Vec<OpenFile>> {
         let mut files = Vec::new();
         self.each_selected_file(pid, &Selection::default(), |file| files.push(file))?;
@@ -221,8 +228,8 @@ impl ProcRoot {
         Ok(files)
     }
 
-    /// Gives those of [`Self::open_files`] that are selected to `each`. The filters come first: what one rejects is
-    /// neither sampled nor read any further.
+    /// Passes the selected files among [`Self::open_files`] to `each`. Filters are applied first: rejected files
+    /// are not read any further.
     pub(super) fn each_selected_file(
         &self,
         pid: u32,
@@ -237,8 +244,8 @@ impl ProcRoot {
         })
     }
 
-    /// The regular file behind a descriptor whose link says `target`; none where it is no regular file, was closed or
-    /// reused meanwhile, or its stat is refused.
+    /// Returns the regular file behind a descriptor whose link target is `target`; `None` if it is not a regular
+    /// file, was closed or reused meanwhile, or its stat is refused.
     pub fn open_file_at(&self, pid: u32, fd: RawFd, target: &Path) -> Option<OpenFile> {
         self.open_file(pid, fd, target, &self.root(pid), &Selection::default())
     }
@@ -263,7 +270,7 @@ impl ProcRoot {
             return None;
         }
         let info = self.fd_info(pid, fd).ok()?;
-        // Either its number was reused for another file between the two reads, or overlayfs shows two inode numbers.
+        // Either the descriptor was reused between the two reads, or overlayfs shows two inode numbers.
         let differs = info.inode_number.is_some_and(|ino| ino != inode.ino);
         if differs && self.inode_behind(pid, fd) != Some(inode) {
             return None;
@@ -285,7 +292,7 @@ impl ProcRoot {
     }
 }
 
-/// Stats the file behind a link without asking a network file system's server, which might never answer.
+/// Stats the file behind a link without contacting a network file system's server, which might never answer.
 pub(super) fn stat_quietly(link: &Path) -> rustix::io::Result<Statx> {
     rustix::fs::statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)
 }
@@ -301,7 +308,7 @@ fn parse_fd_info(content: &[u8]) -> Option<FdInfo> {
         let Some((key, value)) = line.split_once(':') else { continue };
         let value = value.trim();
         match key {
-            // The kernel's own lines come first; those of a driver or of locks may be called the same.
+            // The kernel's own lines come first; lines of drivers or locks may have the same keys.
             "pos" if position.is_none() => position = value.parse().ok(),
             "flags" if flags.is_none() => flags = u32::from_str_radix(value, 8).ok(),
             "mnt_id" if mount_id.is_none() => mount_id = value.parse().ok(),
@@ -444,7 +451,7 @@ mod tests {
             proc.fd_links(pid, |_, _| count += 1).unwrap();
             count
         };
-        // It may still have what its loader has open.
+        // It may still have files of its loader open.
         let began = std::time::Instant::now();
         while proc.fd_count(pid).is_some_and(|count| count != counted()) {
             assert!(began.elapsed() < std::time::Duration::from_secs(60));

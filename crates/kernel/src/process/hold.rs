@@ -1,11 +1,13 @@
-//! Stopping other processes for a moment, by ptrace(2).
+//! Stops other processes for a moment, by ptrace(2).
 //!
-//! Invariants: whoever traces them ends, by `kill -9` too, and the kernel lets all of them go. No memory or register of theirs is read
-//! or written. A signal that arrives at a stopped process is delivered when it is let go; SIGKILL ends it at once. A process that a
-//! signal has stopped stays so.
-//! A system call that the kernel does not restart returns EINTR after a hold, as after a debugger's stop. To begin a hold waits while the process
-//! is in execve(2), which is looked at before: a hold may begin late where it enters that just then.
-//! Fails where another process traces it already, and where the kernel refuses that (`CAP_SYS_PTRACE`, Yama, a seccomp filter).
+//! Invariants: if the tracer ends, even by `kill -9`, the kernel lets all of them go. Their memory and registers
+//! are neither read nor written. A signal that arrives at a stopped process is delivered when it is let go;
+//! SIGKILL ends it at once. A process stopped by a signal stays stopped.
+//!
+//! A system call that the kernel does not restart returns EINTR after a hold, as after a debugger's stop. Starting
+//! a hold blocks while the process is in execve(2). That is checked before, but a process may enter execve just
+//! then, and the hold starts late. Fails if another process traces it already, or if the kernel refuses tracing
+//! (`CAP_SYS_PTRACE`, Yama, a seccomp filter).
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -19,31 +21,33 @@ use crate::sys::scheduling::be_of_real_time;
 use crate::text::unescaped_bytes;
 use crate::{Error, Result};
 
-/// How long each round waits for stops: a thread inside of a long call stops at its end.
+/// Time that each round waits for stops: a thread in a long call stops at the call's end.
 const STOP_PATIENCE: Duration = Duration::from_millis(2);
-/// Between two looks for stops.
+/// Interval between two checks for stops.
 const STOP_POLL: Duration = Duration::from_micros(50);
-/// The highest priority of those that are not of real time.
+/// The highest priority below real time.
 const NICE_MIN: i32 = -20;
-/// Looks at a process's threads: those that start meanwhile are found by the next.
+/// Number of passes over a process's threads: each finds the threads started during the previous one.
 const ROUNDS: usize = 3;
 
-/// A thread that is traced.
+/// A traced thread.
 #[derive(Debug, Clone, Copy)]
 struct Tracee {
-    /// The process that it is held for; 0: it is let go as soon as it stops.
+    /// The process that it is held for; 0 if it is let go as soon as it stops.
     pid: u32,
-    /// The signal that it takes when it goes on, or 0; `None` while it runs.
+    /// The signal that it receives when it continues, or 0; `None` while it runs.
     stopped: Option<i32>,
 }
 
-/// The processes that the calling thread holds.
+/// The processes held by the calling thread.
 ///
-/// A thread that is inside of a long call, or waits for a disk, goes on until that call ends. To be polled every few
-/// milliseconds while [`Self::is_settled`] is false, so that such a thread is let go soon after it has stopped.
+/// A thread inside a long call, or one that waits for a disk, continues until that call ends. Call [`Self::poll`]
+/// every few milliseconds while [`Self::is_settled`] is false, so that such a thread is let go soon after it has
+/// stopped.
 ///
-/// Only for threads that start no process, and not for children of the calling process: wait(2) would take their stops.
-/// The thread that drops it must end soon: the kernel then lets go the threads that had not stopped.
+/// Only for threads that start no process, and not for children of the calling process: wait(2) would receive
+/// their stops. The thread that drops this value must end soon: the kernel then lets go the threads that had not
+/// stopped.
 #[derive(Debug, Default)]
 pub struct ProcessHolds {
     proc: ProcRoot,
@@ -53,25 +57,27 @@ pub struct ProcessHolds {
 }
 
 impl ProcessHolds {
-    /// Holds no process.
+    /// Creates holds without any process.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Has the calling thread run as soon as it has something to do, as far as it may (`CAP_SYS_NICE`): processes that are to be stopped
-    /// go on for as long as it waits for a processor. It must need little of one.
+    /// Raises the calling thread's priority as far as it may (`CAP_SYS_NICE`), so that it runs as soon as it has
+    /// work. Processes to be stopped continue for as long as it waits for a processor. The thread must use little
+    /// processor time.
     pub fn run_first() {
         if be_of_real_time().is_err() {
-            // Of this thread alone.
+            // For this thread only.
             let _ = rustix::process::setpriority_process(None, NICE_MIN);
         }
     }
 
-    /// Stops all threads of a process, as far as they stop within some milliseconds.
+    /// Stops all threads of a process that can stop within some milliseconds.
     ///
     /// # Errors
     ///
-    /// If it has ended ([`Error::is_gone`]), or may not be traced ([`Error::is_denied`]): nothing of it is held then.
+    /// If it has ended ([`Error::is_gone`]) or may not be traced ([`Error::is_denied`]). Nothing of it is held
+    /// then.
     pub fn hold(&mut self, pid: u32) -> Result<()> {
         let held = self.seize_all(pid);
         if held.is_err() {
@@ -83,7 +89,7 @@ impl ProcessHolds {
     fn seize_all(&mut self, pid: u32) -> Result<()> {
         for _ in 0..ROUNDS {
             let threads = self.proc.threads(pid)?;
-            // The kernel lets nobody trace it until that is over, and who asks waits.
+            // The kernel lets nobody trace it until execve is over, and a tracer would block.
             if threads.iter().any(|thread| self.proc.is_becoming_another(*thread)) {
                 return Err(Error::Unsupported { path: self.proc.of(pid, ""), reason: "it is in execve(2)" });
             }
@@ -99,7 +105,7 @@ impl ProcessHolds {
         Ok(())
     }
 
-    /// Whether a thread is traced from now on.
+    /// Seizes a thread. Returns whether it is newly traced.
     fn seize(&mut self, pid: u32, thread: i32) -> Result<bool> {
         let failed = |errno| Error::call("ptrace(PTRACE_SEIZE)", self.proc.of(pid, ""), errno);
         if let Some(known) = self.threads.get_mut(&thread) {
@@ -107,7 +113,7 @@ impl ProcessHolds {
                 known.pid = pid;
                 return Ok(false);
             }
-            // The thread of before has ended, or its process has become another program.
+            // The previous thread has ended, or its process has become another program.
             self.threads.remove(&thread);
         }
         match seize(thread) {
@@ -119,7 +125,7 @@ impl ProcessHolds {
             Err(errno) => return Err(failed(errno)),
         }
         self.threads.insert(thread, Tracee { pid, stopped: None });
-        // Without effect it is about to end.
+        // If this fails, the thread is about to end.
         let _ = interrupt(thread);
         Ok(true)
     }
@@ -141,7 +147,8 @@ impl ProcessHolds {
         for (thread, tracee) in &mut self.threads {
             if tracee.pid == pid {
                 tracee.pid = 0;
-                // One that was killed stays in hand until its end is seen, or its parent would wait for that for ever.
+                // A killed thread stays listed until its end is seen; otherwise its parent would wait for that
+                // forever.
                 if tracee.stopped.is_some_and(|signal| detach(*thread, signal).is_err()) {
                     tracee.stopped = None;
                 }
@@ -150,14 +157,14 @@ impl ProcessHolds {
         self.threads.retain(|_, tracee| tracee.pid != 0 || tracee.stopped.is_none());
     }
 
-    /// Takes note of threads that have stopped or ended, and lets those go that are not to be held any more.
+    /// Records threads that have stopped or ended, and lets those go that are no longer held.
     pub fn poll(&mut self) {
         loop {
             match next_event() {
                 Ok(Some((thread, TraceEvent::Ended))) => drop(self.threads.remove(&thread)),
                 Ok(Some((thread, TraceEvent::Stopped { signal }))) => self.stopped(thread, signal),
                 Ok(None) => return,
-                // Nobody is traced, whatever was thought: a thread that becomes another program takes its process's number.
+                // Nothing is traced any more: a thread that executes another program takes its process's ID.
                 Err(_) => return self.threads.clear(),
             }
         }
@@ -171,19 +178,19 @@ impl ProcessHolds {
         }
     }
 
-    /// Whether every thread that is traced has stopped.
+    /// Whether every traced thread has stopped.
     pub fn is_settled(&self) -> bool {
         self.threads.values().all(|tracee| tracee.stopped.is_some())
     }
 
-    /// Whether a held process was stopped on its way to take a signal.
+    /// Whether a held process was stopped while receiving a signal.
     pub fn has_signal(&self, pid: u32) -> bool {
         self.threads
             .values()
             .any(|tracee| tracee.pid == pid && tracee.stopped.is_some_and(|signal| signal > 0))
     }
 
-    /// Whether a process is held: at least one thread of it has stopped.
+    /// Whether a process is held: at least one of its threads has stopped.
     pub fn is_held(&self, pid: u32) -> bool {
         self.threads.values().any(|tracee| tracee.pid == pid && tracee.stopped.is_some())
     }
@@ -201,7 +208,7 @@ impl Drop for ProcessHolds {
 }
 
 impl ProcRoot {
-    /// The numbers of a process's threads.
+    /// Returns the IDs of a process's threads.
     #[allow(clippy::disallowed_methods, reason = "of /proc")]
     fn threads(&self, pid: u32) -> Result<Vec<i32>> {
         let path = self.of(pid, "task");
@@ -215,7 +222,7 @@ impl ProcRoot {
         Ok(threads)
     }
 
-    /// Whether a thread is in execve(2), as far as that can be seen.
+    /// Whether a thread is in execve(2), as far as that is visible.
     fn is_becoming_another(&self, thread: i32) -> bool {
         let call = read(&self.of(thread.unsigned_abs(), "syscall")).unwrap_or_default();
         let call = unescaped_bytes(&call);
@@ -223,12 +230,13 @@ impl ProcRoot {
         number.is_some_and(|number: i64| [libc::SYS_execve, libc::SYS_execveat].contains(&number))
     }
 
-    /// Whether a process has ended, or is about to be taken note of by its parent.
+    /// Whether a process has ended, including while its parent has not waited for it yet.
     fn has_ended(&self, pid: u32) -> bool {
         self.stat(pid).map_or(true, |stat| matches!(stat.state, 'Z' | 'X'))
     }
 
-    /// Whether a signal waits for a process that its first thread does not block. A process that is held takes it when it is let go.
+    /// Whether a signal is pending for a process that its first thread does not block. A held process receives it
+    /// when it is let go.
     pub fn has_pending_signal(&self, pid: u32) -> Result<bool> {
         let path = self.of(pid, "status");
         let text = read(&path)?;

@@ -1,5 +1,5 @@
-//! The leases that processes hold on files (fcntl(2), "Leases"): to open such a file interrupts its holder. And the locks and leases that
-//! others wait for.
+//! The leases that processes hold on files (fcntl(2), "Leases"), whose holders are interrupted if such a file is
+//! opened; and the locks and leases that other processes wait for.
 
 use std::collections::HashSet;
 
@@ -9,23 +9,24 @@ use super::reading::each_line;
 use crate::text::unescaped_bytes;
 use crate::{Inode, Result};
 
-/// Descriptors of a process that are looked at for locks.
+/// Number of descriptors of a process checked for locks.
 const LOOKED_AT_MAX: usize = 256;
-/// Descriptors of a process that are looked at.
+/// Number of descriptors of a process checked for open files.
 const DESCRIPTORS_MAX: usize = 4096;
 
-/// The files on which somebody had a lease when it was asked: file servers, for what their clients keep.
+/// The files with a lease at the time of the query: file servers take leases for their clients' caches.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leases(HashSet<Inode>);
 
 impl Leases {
-    /// Whether somebody has one on an inode. Its device is the file system's, which on btrfs stat(2) does not show.
+    /// Whether somebody has a lease on an inode. Its device is that of the file system, which stat(2) does not
+    /// show on btrfs.
     pub fn is_on(&self, inode: Inode) -> bool {
         self.0.contains(&inode)
     }
 }
 
-/// The files that somebody waits for, because another process has a lock or a lease on them.
+/// The files that somebody waits for because another process has a lock or a lease on them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AwaitedLocks {
     holders: HashSet<u32>,
@@ -33,7 +34,8 @@ pub struct AwaitedLocks {
 }
 
 impl ProcRoot {
-    /// The locks and leases that others wait for now (`/proc/locks`), as far as this process can see their holders.
+    /// Returns the locks and leases that others wait for now (`/proc/locks`), as far as this process can see their
+    /// holders.
     pub fn awaited_locks(&self) -> Result<AwaitedLocks> {
         let mut awaited = AwaitedLocks::default();
         let mut held = None;
@@ -41,13 +43,14 @@ impl ProcRoot {
         Ok(awaited)
     }
 
-    /// Whether others wait for a process: it has such a lock or lease, or has the file open, since a lock may be shared with a child.
+    /// Whether others wait for a process: it holds an awaited lock or lease. A process that has the file open
+    /// counts too, since a lock may be shared with a child.
     pub fn is_awaited(&self, pid: u32, awaited: &AwaitedLocks) -> bool {
         if awaited.inodes.is_empty() || awaited.holders.contains(&pid) {
             return !awaited.inodes.is_empty();
         }
         let mut is_open = false;
-        // On btrfs the device of /proc/locks is not the one of stat(2), so inode numbers alone are compared.
+        // On btrfs the device in /proc/locks differs from that of stat(2), so only inode numbers are compared.
         let listed = self.first_fd_links(pid, DESCRIPTORS_MAX, |fd, path| {
             let is_file = !is_open && path.is_absolute();
             is_open |= is_file
@@ -56,8 +59,8 @@ impl ProcRoot {
         is_open || listed.is_err()
     }
 
-    /// Whether a process may have a lock or a lease, by `/proc/PID/fdinfo` (Linux 4.1): cheaper than [`Self::awaited_locks`], for which the
-    /// kernel stops all that take locks. What can't be known may be.
+    /// Whether a process may have a lock or a lease, by `/proc/PID/fdinfo` (Linux 4.1). This is cheaper than
+    /// [`Self::awaited_locks`], for which the kernel stops all lock operations. Returns true if that is unknown.
     #[allow(clippy::disallowed_methods, reason = "of /proc")]
     pub fn may_have_locks(&self, pid: u32) -> bool {
         let Ok(descriptors) = std::fs::read_dir(self.of(pid, "fdinfo")) else { return true };
@@ -75,7 +78,7 @@ impl ProcRoot {
         false
     }
 
-    /// The leases and delegations that are held now (`/proc/locks`), by processes that this one can see.
+    /// Returns the leases and delegations held now (`/proc/locks`) by processes that this one can see.
     pub fn leases(&self) -> Result<Leases> {
         let mut leases = HashSet::new();
         each_line(&self.path().join("locks"), |line| add_leased(line, &mut leases))?;
@@ -83,14 +86,14 @@ impl ProcRoot {
     }
 }
 
-/// Adds the file of a line, if that is of a lease; `None` for a line of another form.
+/// Adds the file of a line if that describes a lease; `None` for a line of another form.
 fn add_leased(line: &[u8], leases: &mut HashSet<Inode>) -> Option<()> {
     let line = unescaped_bytes(line);
     let mut fields = line.split_ascii_whitespace().skip(1).skip_while(|field| *field == "->");
     if !matches!(fields.next()?, "LEASE" | "DELEG") {
         return Some(());
     }
-    // How far the holder is asked to give it back, its kind, and the holder.
+    // Skips the state of the lease's recall, its type, and its holder.
     let mut numbers = fields.nth(3)?.split(':');
     let mut hex = || u32::from_str_radix(numbers.next()?, 16).ok();
     let dev = rustix::fs::makedev(hex()?, hex()?);
@@ -98,7 +101,7 @@ fn add_leased(line: &[u8], leases: &mut HashSet<Inode>) -> Option<()> {
     Some(())
 }
 
-/// Adds the lock before a line that waits for it, and a lease that is asked back; `None` for a line of another form.
+/// Adds the lock that a waiting line follows, and a lease being recalled; `None` for a line of another form.
 fn add_awaited(line: &[u8], held: &mut Option<(u32, u64)>, awaited: &mut AwaitedLocks) -> Option<()> {
     let line = unescaped_bytes(line);
     let mut fields = line.split_ascii_whitespace().skip(1).peekable();

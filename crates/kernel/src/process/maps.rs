@@ -1,9 +1,10 @@
-//! The files a process maps into its memory (`proc_pid_maps(5)`): their pages can't be dropped from outside.
+//! The files that a process maps into its memory (`proc_pid_maps(5)`): their mapped pages can't be dropped from
+//! outside.
 //!
-//! The kernel shows a mapped file's device as the file system's own, which on btrfs is another than stat(2) shows, and
-//! on overlayfs before Linux 6.7 is that of the layer below: so a mapping is compared with a file by inode number
-//! first, then by stat through `/proc/PID/map_files` or by its path. An overlay file whose two inode numbers differ
-//! (`xino=on`, before Linux 6.7) is not recognised.
+//! The kernel shows a mapped file's device as that of the file system. On btrfs this differs from stat(2); on
+//! overlayfs before Linux 6.7 it is that of the lower layer. So a mapping is compared with a file by inode number
+//! first, then by stat through `/proc/PID/map_files` or by its path. An overlay file whose two inode numbers
+//! differ (`xino=on`, before Linux 6.7) is not recognised.
 
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -20,15 +21,15 @@ use crate::{Inode, Result};
 /// A part of a file that a process has mapped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mapping {
-    /// The name, as the process's mount namespace shows it, the kernel's ` (deleted)` stripped.
+    /// The name as the process's mount namespace shows it, without the kernel's ` (deleted)`.
     pub path: PathBuf,
     /// Whether that name no longer leads to the file.
     pub deleted: bool,
-    /// Device and inode number as the kernel shows them; the device may not be what stat shows (see the module).
+    /// Device and inode number as the kernel shows them; the device may differ from stat's (see the module).
     pub inode: Inode,
-    /// Which bytes of the file, whole pages; may reach beyond the file's end.
+    /// The mapped bytes of the file, in whole pages; they may extend beyond the file's end.
     pub range: Range<u64>,
-    /// Where in the process's memory.
+    /// The addresses in the process's memory.
     pub addresses: Range<u64>,
     /// Whether changes go to the file (`MAP_SHARED`) rather than to a private copy.
     pub shared: bool,
@@ -36,26 +37,27 @@ pub struct Mapping {
     pub writable: bool,
 }
 
-/// Who maps a file.
+/// The processes that map a file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MappedBy {
-    /// The processes that map a part of it, ascending; this one too, if it does.
+    /// The processes that map a part of it, ascending, including this one.
     pub pids: Vec<u32>,
-    /// What they map of it that reaches into the range asked for: each process with the bytes of the file, whole pages.
+    /// Their mappings that overlap the requested range: each process with the mapped bytes of the file, in whole
+    /// pages.
     pub stretches: Vec<(u32, Range<u64>)>,
-    /// How many processes could not be read, for lack of permission.
+    /// The number of processes that could not be read, for lack of permission.
     pub denied: usize,
 }
 
 impl ProcRoot {
-    /// The parts of files that the process has mapped, by address. Empty for kernel threads and zombies.
+    /// Returns the parts of files that the process has mapped, by address. Empty for kernel threads and zombies.
     pub fn mappings(&self, pid: u32) -> Result<Vec<Mapping>> {
         let mut mappings = Vec::new();
         self.each_mapped(pid, |mapping| mappings.push(mapping))?;
         Ok(mappings)
     }
 
-    /// Gives each of [`Self::mappings`] to `each`.
+    /// Passes each of [`Self::mappings`] to `each`.
     pub(super) fn each_mapped(&self, pid: u32, mut each: impl FnMut(Mapping)) -> Result<()> {
         let root = self.root(pid);
         self.each_mapping(pid, |line| {
@@ -73,9 +75,9 @@ impl ProcRoot {
         })
     }
 
-    /// Which processes map any byte of `range` of the file `inode`, and which parts.
+    /// Returns the processes that map any byte of `range` of the file `inode`, and the mapped parts.
     ///
-    /// Reads the maps of every process: some 50 µs each, more for those with thousands of mappings.
+    /// It reads the maps of every process: some 50 µs each, more for those with thousands of mappings.
     pub fn mapped_by(&self, inode: Inode, range: &Range<u64>) -> Result<MappedBy> {
         let mut found = MappedBy::default();
         for pid in self.pids()? {
@@ -102,7 +104,8 @@ impl ProcRoot {
         Ok(found)
     }
 
-    /// Where in its memory a process maps bytes of `range` of the file `inode`: at most so many mappings.
+    /// Returns the addresses at which a process maps bytes of `range` of the file `inode`: at most `at_most`
+    /// mappings.
     pub(super) fn mapped_at(
         &self,
         pid: u32,
@@ -126,7 +129,7 @@ impl ProcRoot {
         Ok(found)
     }
 
-    /// Whether a mapping with the right inode number is of that very file.
+    /// Whether a mapping with the right inode number belongs to that very file.
     fn is_mapping_of(&self, pid: u32, line: &MapsLine<'_>, inode: Inode) -> bool {
         if line.inode.dev == inode.dev {
             return true;
@@ -137,20 +140,20 @@ impl ProcRoot {
         stat.is_some_and(|stat| inode_of(&stat) == inode)
     }
 
-    /// The link to the very file behind a mapping. Following it needs `CAP_CHECKPOINT_RESTORE` (`CAP_SYS_ADMIN` before Linux
-    /// 5.9), and finds deleted files as well.
+    /// Returns the link to the very file behind a mapping. Following it requires `CAP_CHECKPOINT_RESTORE`
+    /// (`CAP_SYS_ADMIN` before Linux 5.9), and also finds deleted files.
     pub fn mapping_path(&self, pid: u32, addresses: &Range<u64>) -> PathBuf {
         self.of(pid, &format!("map_files/{:x}-{:x}", addresses.start, addresses.end))
     }
 
-    /// A path that leads to the file behind a mapping, and its stat; `None` where it can't be reached.
+    /// Returns a path that leads to the file behind a mapping, and its stat; `None` if it can't be reached.
     pub(super) fn behind_mapping(&self, pid: u32, mapping: &Mapping) -> Option<(PathBuf, Statx)> {
         let same = |stat: &Statx| stat.stx_ino == mapping.inode.ino;
         let magic = self.mapping_path(pid, &mapping.addresses);
         if let Some(stat) = stat_quietly(&magic).ok().filter(same) {
             return Some((magic, stat));
         }
-        // The kernel's paths hold no links, so this lookup can't leave the process's root.
+        // The kernel's paths contain no links, so this lookup can't leave the process's root.
         let name = mapping.path.as_os_str().as_bytes();
         let found = deleted::look_up(&self.root(pid), name, mapping.inode.dev).filter(same)?;
         Some((deleted::beneath(&self.root(pid), name), found))
@@ -167,7 +170,7 @@ impl ProcRoot {
     }
 }
 
-/// A line as it stands; `text` is the path with its escapes and marks.
+/// A line of the file; `text` is the path with its escapes and marks.
 struct MapsLine<'a> {
     addresses: Range<u64>,
     shared: bool,
@@ -178,7 +181,7 @@ struct MapsLine<'a> {
 }
 
 fn parse_line(line: &[u8]) -> Option<MapsLine<'_>> {
-    // Five fields by single spaces, then padding, then the path, which may hold spaces itself.
+    // Five fields separated by single spaces, then padding, then the path, which may contain spaces.
     let mut fields = line.splitn(6, |byte| *byte == b' ');
     let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
     let range = unescaped_bytes(fields.next()?);
@@ -290,7 +293,7 @@ mod tests {
 
     #[test]
     fn another_device_number_is_settled_by_the_path() {
-        // As on btrfs: stat shows the subvolume's device, the maps the file system's.
+        // As on btrfs: stat shows the subvolume's device, the maps show the file system's.
         let (tree, proc) = fake(b"");
         let file = tree.path().join("8/root/data");
         std::fs::write(&file, b"x").unwrap();

@@ -1,10 +1,11 @@
-//! What processes hold open and map, read from `/proc`: the evidence of who uses a file, and how.
+//! The files that processes hold open and map, read from `/proc`: the evidence of which processes use a file, and
+//! how.
 //!
-//! Invariants: only reads `/proc`, attaches to no process but those that [`ProcessHolds`] stops, and never opens the files it reports (stat follows the
-//! links of `/proc/PID/fd`). A process id is a `u32` and may be reused at any time: keep
-//! [`ProcRoot::start_time`] beside it.
-//! Fails with an error whose [`Error::is_gone`] holds when the process has ended, and [`Error::is_denied`] when it is
-//! another user's (ptrace(2), "Ptrace access mode checking": `CAP_SYS_PTRACE` reads them all).
+//! Invariants: the module only reads `/proc`. It attaches to no process except those that [`ProcessHolds`] stops,
+//! and never opens the files it reports (stat follows the links of `/proc/PID/fd`). A process ID is a `u32` and
+//! may be reused at any time: keep [`ProcRoot::start_time`] beside it. Errors satisfy [`Error::is_gone`] if the
+//! process has ended, and [`Error::is_denied`] if it belongs to another user (ptrace(2), "Ptrace access mode
+//! checking": `CAP_SYS_PTRACE` reads them all).
 //!
 //! ```
 //! use pagekeeper_kernel::process::ProcRoot;
@@ -52,9 +53,9 @@ pub use status::{ProcessStat, ProcessUsers};
 use crate::text::unescaped;
 use crate::{Error, Result};
 
-/// Where the process file system is mounted.
+/// The mount point of the process file system.
 ///
-/// A container that watches its host can be given the host's `/proc`; tests give it a tree of plain files.
+/// A container that watches its host can be given the host's `/proc`; tests use a tree of plain files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcRoot {
     path: PathBuf,
@@ -67,38 +68,39 @@ impl Default for ProcRoot {
 }
 
 impl ProcRoot {
-    /// The process file system mounted at `path`.
+    /// Creates the root of a process file system mounted at `path`.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 
-    /// Where it is mounted.
+    /// Returns its mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The processes (thread groups) that exist now, in ascending order, this one among them.
+    /// Returns the existing processes (thread groups) in ascending order, including this one.
     #[allow(clippy::disallowed_methods, reason = "of /proc")]
     pub fn pids(&self) -> Result<Vec<u32>> {
         let entries = std::fs::read_dir(&self.path).map_err(|e| Error::call("readdir", &self.path, e))?;
         let mut pids = Vec::new();
         for entry in entries {
             let entry = entry.map_err(|e| Error::call("readdir", &self.path, e))?;
-            // Numbers only: `/proc` holds much else.
+            // Numbers only: `/proc` contains much else.
             pids.extend(unescaped(&entry.file_name()).parse::<u32>().ok());
         }
         pids.sort_unstable();
         Ok(pids)
     }
 
-    /// This process, as the mounted `/proc` numbers it: in a container that was given its host's, not as it knows itself.
+    /// Returns this process's ID in the mounted `/proc`. In a container that was given its host's `/proc`, it
+    /// differs from the process's own view.
     pub fn own_pid(&self) -> u32 {
         let link = std::fs::read_link(self.path.join("self")).ok();
         let shown = link.and_then(|link| unescaped(&link).parse().ok());
         shown.unwrap_or_else(std::process::id)
     }
 
-    /// The file `name` of a process.
+    /// Returns the path of the file `name` of a process.
     fn of(&self, pid: u32, name: &str) -> PathBuf {
         self.path.join(format!("{pid}/{name}"))
     }
@@ -108,7 +110,7 @@ impl ProcRoot {
         rustix::fs::lstat(self.of(pid, "")).is_ok()
     }
 
-    /// Reads a file that only some kernels have: `Unsupported` where a living process lacks it.
+    /// Reads a file that only some kernels have: `Unsupported` if a living process lacks it.
     fn read_optional(&self, pid: u32, name: &str, reason: &'static str) -> Result<Vec<u8>> {
         let path = self.of(pid, name);
         read(&path).map_err(|error| {

@@ -1,6 +1,6 @@
-//! The mounts a process sees (`proc_pid_mountinfo(5)`).
+//! The mounts that a process sees (`proc_pid_mountinfo(5)`).
 //!
-//! Who may mount, be it in a user namespace of their own or by fusermount(1), chooses names and options, which need
+//! Whoever may mount, even in their own user namespace or by fusermount(1), chooses names and options, which may
 //! not be UTF-8.
 
 use std::ffi::OsString;
@@ -18,24 +18,24 @@ use crate::{Handle, Links, Result};
 /// One mounted file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// The mount's id, as `mnt_id` of [`FdInfo`](super::FdInfo) names it.
+    /// The mount's ID, as in `mnt_id` of [`FdInfo`](super::FdInfo).
     pub id: u64,
-    /// The file system's device as `st_dev` encodes it. On btrfs the files of a subvolume show another.
+    /// The file system's device as encoded in `st_dev`. On btrfs the files of a subvolume show another one.
     pub dev: u64,
-    /// The directory of the file system that is mounted: `/` unless a bind mount.
+    /// The mounted directory of the file system: `/` unless it is a bind mount.
     pub root: PathBuf,
-    /// Where it is mounted, as the process sees it.
+    /// The mount point as the process sees it.
     pub point: PathBuf,
-    /// The file system's type: `ext4`, `cgroup2` … What is not UTF-8 (of `fuse.NAME`) is replaced.
+    /// The file system's type: `ext4`, `cgroup2` … Invalid UTF-8 (in `fuse.NAME`) is replaced.
     pub kind: String,
     /// The device or other source: `/dev/sda1`.
     pub source: OsString,
-    /// The file system's own options, by commas, as the kernel escapes them.
+    /// The file system's own options, comma-separated, as the kernel escapes them.
     pub options: OsString,
 }
 
 impl Mount {
-    /// Whether what it holds is elsewhere, or made by a program as it is read.
+    /// Whether its contents are elsewhere, or produced by a program on reading.
     pub fn is_remote(&self) -> bool {
         matches!(
             self.kind.as_str(),
@@ -56,14 +56,16 @@ impl Mount {
         ) || self.kind.starts_with("fuse.")
     }
 
-    /// Whether a server, or a program, answers for it, which may never do so. `fuseblk` is a disk of this host's, and a program answers.
+    /// Whether it depends on a server or a program, which may never answer. `fuseblk` is a local disk served by a
+    /// program.
     pub fn may_never_answer(&self) -> bool {
         self.is_remote() || self.kind == "fuseblk" || self.kind.starts_with("fuseblk.")
     }
 
-    /// Whether it is of the file system on the block device of that number. Of a btrfs on several devices only one is known.
+    /// Whether its file system is on the block device with this number. Of a btrfs on several devices only one is
+    /// known.
     pub fn is_on_device(&self, device: u64) -> bool {
-        // Whoever mounts by FUSE names any source.
+        // A FUSE mount may state any source.
         let is_named = || {
             let source = Path::new(&self.source);
             let is_local = source.starts_with("/dev") && !self.may_never_answer();
@@ -74,10 +76,10 @@ impl Mount {
         self.dev == device || is_named()
     }
 
-    /// The mount that a path lies on, by its name alone: no file system is asked.
+    /// Returns the mount of a path, by its name alone, without contacting a file system.
     pub fn of_path<'a>(mounts: &'a [Self], path: &Path) -> Option<&'a Self> {
         let above = mounts.iter().filter(|mount| path.starts_with(&mount.point));
-        // Of several at one place the last is seen.
+        // Of several mounts at one place the last is visible.
         above.max_by_key(|mount| mount.point.as_os_str().len())
     }
 
@@ -86,7 +88,7 @@ impl Mount {
         self.each_option().any(|option| option == name.as_bytes())
     }
 
-    /// The value of an option that is written `NAME=VALUE`.
+    /// Returns the value of an option written as `NAME=VALUE`.
     pub fn option(&self, name: &str) -> Option<OsString> {
         let value =
             self.each_option().find_map(|option| option.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
@@ -99,20 +101,20 @@ impl Mount {
 }
 
 impl ProcRoot {
-    /// The mounts a process sees.
+    /// Returns the mounts that a process sees.
     pub fn mounts(&self, pid: u32) -> Result<Vec<Mount>> {
         read_mounts(&self.of(pid, "mountinfo"))
     }
 
-    /// The mounts this process sees.
+    /// Returns the mounts that this process sees.
     pub fn own_mounts(&self) -> Result<Vec<Mount>> {
         read_mounts(&self.path().join("self/mountinfo"))
     }
 
-    /// Where the file system on the block device of that number is mounted, as this process and the host's first one see it; nowhere where
-    /// there is none.
+    /// Returns the mount points of the file system on this block device, as seen by this process and by the host's
+    /// first process; empty if there are none.
     pub fn mount_points_of(&self, device: u64) -> Result<Vec<PathBuf>> {
-        // The first process's are for root to see.
+        // Only root can see the first process's mounts.
         let others = self.mounts(1).unwrap_or_default();
         let all = self.own_mounts()?.into_iter().chain(others);
         let mut points: Vec<PathBuf> =
@@ -122,7 +124,7 @@ impl ProcRoot {
         Ok(points)
     }
 
-    /// The mount that a file or directory is on which this process has open; nothing where it has no `/proc`.
+    /// Returns the mount of a file or directory that this process has open; `None` without `/proc`.
     pub fn own_mount_of(&self, open: impl AsFd) -> Option<Mount> {
         let id = self.fd_info(std::process::id(), open.as_fd().as_raw_fd()).ok()?.mount_id?;
         self.own_mounts().ok()?.into_iter().find(|mount| mount.id == id)
@@ -142,7 +144,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
     let dev = unescaped_bytes(fields.get(2)?);
     let (major, minor) = dev.split_once(':')?;
-    // Optional fields stand between the mount's options and a lone dash.
+    // Optional fields are between the mount's options and a single dash.
     let dash = 6 + fields.get(6..)?.iter().position(|field| *field == b"-")?;
     Some(Mount {
         id: unescaped_bytes(fields[0]).parse().ok()?,
@@ -155,7 +157,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// Undoes the kernel's octal escapes: `\040` is a space.
+/// Decodes the kernel's octal escapes: `\040` is a space.
 pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -237,7 +239,7 @@ mod tests {
         assert_eq!(mounts[0].option("lowerdir").unwrap().as_bytes(), b"/l\xff");
         assert_eq!((mounts[0].option("workdir").unwrap(), mounts[0].option("rw")), ("/w,".into(), None));
         assert_eq!(mounts[1].kind, "fuse.\u{fffd}");
-        // A kernel that says something else altogether.
+        // A kernel with an entirely different format.
         std::fs::write(tree.path().join("3/mountinfo"), "what is this\n").unwrap();
         assert!(ProcRoot::at(tree.path()).mounts(3).unwrap_err().to_string().contains("what is this"));
     }

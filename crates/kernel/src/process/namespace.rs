@@ -1,12 +1,13 @@
 //! Paths as another process sees them: mount namespaces (containers) and chroots.
 //!
-//! `/proc/PID/root` leads to the process's root directory in its own mount namespace. A path put behind it is right as
-//! long as no symbolic link in it is absolute: **the kernel resolves absolute links against the root of the caller, not
-//! of that process**, so that `/proc/PID/root/var/lib/mysql` may end in our own `/data`.
-//! What the kernel shows (of descriptors and maps) begins at the root of a mount namespace, not of a process: see
-//! [`ProcRoot::as_seen_by`]. [`ProcRoot::in_namespace`] serves such paths, which hold no links;
-//! [`ProcRoot::open_directory_in_namespace`] serves all others: it resolves links inside the process's root and can't
-//! be led out of it.
+//! `/proc/PID/root` leads to the process's root directory in its own mount namespace. A path appended to it is
+//! correct as long as it contains no absolute symbolic link: **the kernel resolves absolute links against the root
+//! of the caller, not of that process**, so `/proc/PID/root/var/lib/mysql` may end in our own `/data`.
+//!
+//! Paths that the kernel shows (of descriptors and maps) start at the root of a mount namespace, not of a process:
+//! see [`ProcRoot::as_seen_by`]. [`ProcRoot::in_namespace`] serves such paths, which contain no links.
+//! [`ProcRoot::open_directory_in_namespace`] serves all others: it resolves links inside the process's root and
+//! can't be led out of it.
 
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
@@ -21,15 +22,15 @@ use crate::open::descend;
 use crate::text::unescaped;
 use crate::{Error, Expected, Handle, Result};
 
-/// How a process names paths; see [`ProcRoot::as_seen_by`].
+/// The view of a process on paths; see [`ProcRoot::as_seen_by`].
 #[derive(Debug, Clone)]
 pub struct View {
-    /// Its root, as the kernel shows it; empty where that can't be read.
+    /// Its root as the kernel shows it; empty if that can't be read.
     root: PathBuf,
 }
 
 impl View {
-    /// A path that the kernel shows of the process, as the process itself names it.
+    /// Converts a path that the kernel shows for the process to the process's own view.
     pub fn path(&self, shown: &Path) -> PathBuf {
         match shown.strip_prefix(&self.root) {
             Ok(below) if self.root.has_root() => Path::new("/").join(below),
@@ -39,17 +40,17 @@ impl View {
 }
 
 impl ProcRoot {
-    /// The id of the mount namespace the process lives in.
+    /// Returns the ID of the process's mount namespace.
     pub fn mount_namespace(&self, pid: u32) -> Result<u64> {
         namespace(&self.of(pid, "ns/mnt"))
     }
 
-    /// Whether the process lives in the mount namespace of this one.
+    /// Whether the process is in the same mount namespace as this one.
     pub fn same_mount_namespace(&self, pid: u32) -> Result<bool> {
         Ok(self.mount_namespace(pid)? == namespace(&self.path().join("self/ns/mnt"))?)
     }
 
-    /// The link to the process's root directory, whatever namespace or chroot that is in.
+    /// Returns the link to the process's root directory, in whatever namespace or chroot.
     pub fn root(&self, pid: u32) -> PathBuf {
         self.of(pid, "root")
     }
@@ -62,21 +63,21 @@ impl ProcRoot {
         Ok(self.same_mount_namespace(pid)? && inode(self.root(pid))? == inode(self.path().join("self/root"))?)
     }
 
-    /// The process itself, if its paths are to be opened through its root; `None` only where it is certain that they mean
-    /// the same to this process. That can't be seen of some processes: their paths are no paths of ours then.
+    /// Returns the process if its paths have to be opened through its root, or `None` if they certainly mean the
+    /// same to this process. For some processes that is not visible: their paths then count as different.
     pub fn through(&self, pid: u32) -> Option<u32> {
         (!self.same_root(pid).is_ok_and(|same| same)).then_some(pid)
     }
 
-    /// A path that the kernel shows of the process (of a descriptor, of its working directory), as the process itself
-    /// names it: from its own root on.
+    /// Converts a path that the kernel shows for the process (of a descriptor, or its working directory) to the
+    /// process's own view, from its own root on.
     ///
-    /// The kernel shows paths from the root of the mount namespace on, also those of a process in a chroot(2).
+    /// The kernel shows paths from the root of the mount namespace, even for a process in a chroot(2).
     pub fn as_seen_by(&self, pid: u32, shown: &Path) -> PathBuf {
         self.view_of(pid).path(shown)
     }
 
-    /// The same for several paths: where its root is, is asked once.
+    /// Returns the process's view, for converting several paths: its root is read once.
     ///
     /// ```
     /// use pagekeeper_kernel::process::ProcRoot;
@@ -88,11 +89,11 @@ impl ProcRoot {
         View { root: std::fs::read_link(self.root(pid)).unwrap_or_default() }
     }
 
-    /// A path as the process sees it, as one this process can open: unchanged where both see the same, else behind
-    /// `/proc/PID/root`. A relative path starts at the process's working directory.
+    /// Converts a path as the process sees it to one that this process can open: unchanged if both see the same,
+    /// else behind `/proc/PID/root`. A relative path starts at the process's working directory.
     ///
-    /// For paths of [`ProcRoot::as_seen_by`], which hold no symbolic links; see the module for those that may hold
-    /// symbolic links. `..` never climbs above the process's root.
+    /// Only for paths of [`ProcRoot::as_seen_by`], which contain no symbolic links; see the module for paths that
+    /// may. `..` never climbs above the process's root.
     pub fn in_namespace(&self, pid: u32, path: &Path) -> Result<PathBuf> {
         if path.is_relative() {
             let cwd = self.of(pid, "cwd");
@@ -116,11 +117,12 @@ impl ProcRoot {
         Ok(seen)
     }
 
-    /// Opens a directory by an absolute path as the process sees it, following symbolic links as the process would:
-    /// inside its root, never out of it (openat2(2) `RESOLVE_IN_ROOT`, Linux 5.6).
+    /// Opens a directory by an absolute path as the process sees it, following symbolic links as the process
+    /// would: inside its root, never out of it (openat2(2) `RESOLVE_IN_ROOT`, Linux 5.6).
     ///
-    /// A relative path starts at the process's working directory and may not lead out of that. Where openat2 is
-    /// missing or forbidden by a sandbox, no symbolic link is followed, unless the process has this one's root.
+    /// A relative path starts at the process's working directory and must not lead out of it. If openat2 is
+    /// missing or blocked by a sandbox, no symbolic link is followed, unless the process has the same root as this
+    /// one.
     ///
     /// ```
     /// # use pagekeeper_kernel::process::ProcRoot;
@@ -137,8 +139,8 @@ impl ProcRoot {
         self.handle_in_namespace(pid, path)?.open_directory(Expected::Any)
     }
 
-    /// Resolves a path as the process sees it, of a file or a directory, and opens nothing: as
-    /// [`ProcRoot::open_directory_in_namespace`] does, also with a link at the end.
+    /// Resolves a path of a file or directory as the process sees it, without opening anything. Works as
+    /// [`ProcRoot::open_directory_in_namespace`], also with a link at the end.
     #[allow(clippy::disallowed_methods, reason = "only references to it, inside the root of the process")]
     pub fn handle_in_namespace(&self, pid: u32, path: &Path) -> Result<Handle> {
         let (start, resolve) = if path.is_absolute() {
@@ -152,7 +154,8 @@ impl ProcRoot {
         let resolve = resolve | ResolveFlags::NO_MAGICLINKS;
         let _asking = asking(&start.join(path.strip_prefix("/").unwrap_or(path)))?;
         let found = match rustix::fs::openat2(&base, path, handle, Mode::empty(), resolve) {
-            // Where links end is certain without openat2 in one case only: the process sees what this one does.
+            // Without openat2, the targets of links are certain in one case only: the process sees the same as
+            // this one.
             Err(Errno::NOSYS | Errno::PERM)
                 if path.is_absolute() && self.same_root(pid).is_ok_and(|same| same) =>
             {
@@ -165,7 +168,7 @@ impl ProcRoot {
     }
 }
 
-/// The id in a namespace link, `mnt:[4026531841]`.
+/// Returns the ID in a namespace link, `mnt:[4026531841]`.
 fn namespace(link: &Path) -> Result<u64> {
     let target = std::fs::read_link(link).map_err(|e| Error::call("readlink", link, e))?;
     let text = unescaped(&target);
@@ -180,7 +183,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::fs::symlink;
 
-    /// A process 5 with its own root, beside a `self` with another.
+    /// Creates a process 5 with its own root, beside a `self` with another.
     fn tree(namespaces: (&str, &str)) -> (tempfile::TempDir, ProcRoot) {
         let tree = tempfile::tempdir().unwrap();
         for dir in ["5/ns", "5/root/data/real", "5/cwd/sub", "self/ns", "self/root/data/real", "real"] {
@@ -285,7 +288,7 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("inner")).unwrap();
-        // A tmpfs over `inner` that only the child's namespace has.
+        // A tmpfs over `inner`, only in the child's namespace.
         let script =
             "mount -t tmpfs none \"$0/inner\" && touch \"$0/inner/theirs\" && echo ready && read -r _";
         let child = std::process::Command::new("unshare")

@@ -1,14 +1,17 @@
-//! One snapshot of who has which files open or mapped.
+//! One snapshot of the files that processes have open or mapped.
 //!
-//! [`OpenFilesScan`] goes from process to process, in slices where its caller has little time, and ends in [`OpenFiles`];
-//! [`ProcRoot::files_of`] does one process, and [`ProcRoot::each_file_of`] keeps nothing of it. A [`Selection`] says which files are wanted. It is applied as early as
-//! possible: a descriptor whose name is not wanted costs one readlink, one whose inode is not wanted a stat besides.
+//! [`OpenFilesScan`] goes from process to process, in slices for callers with little time, and ends in
+//! [`OpenFiles`]. [`ProcRoot::files_of`] reads one process, and [`ProcRoot::each_file_of`] does so without storing
+//! anything. A [`Selection`] restricts the files. It is applied as early as possible: a descriptor with an
+//! unwanted name costs one readlink, one with an unwanted inode also one stat.
 //!
-//! Invariants: no file is opened; the cost is linear in the descriptors and mappings of the processes; a process that
-//! ends meanwhile has no files and is no error. What can't be read of a process is its [`ProcessFiles::error`], and what
-//! was read before stays.
-//! A file is known by device and inode number, and by its mount's id. An inode's generation is not among them: the
-//! kernel shows it only to those who open the file. Who keeps an inode beyond one snapshot has to reckon with reuse.
+//! Invariants: no file is opened. The cost is linear in the descriptors and mappings of the processes. A process
+//! that ends meanwhile has no files and is not an error. A failure to read a process is its
+//! [`ProcessFiles::error`], and everything read before is kept.
+//!
+//! A file is identified by device and inode number, and by its mount's ID. An inode's generation is not included:
+//! the kernel shows it only to those who open the file. A caller that keeps an inode beyond one snapshot has to
+//! expect reuse.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -20,26 +23,28 @@ use super::fds::inode_of;
 use super::{Mapping, OpenFile, ProcRoot};
 use crate::{Error, Inode, Result};
 
-/// Which files of a process are wanted. By default all that it has open, and no mappings.
+/// The selected files of a process. By default all open files, and no mappings.
 #[derive(Clone, Copy, Default)]
 pub struct Selection<'a> {
-    /// Only files whose name passes. It is the name that the kernel shows: of a removed file it ends in ` (deleted)`.
+    /// Only files whose name passes. This is the name that the kernel shows: that of a removed file ends in `
+    /// (deleted)`.
     pub name: Option<&'a dyn Fn(&Path) -> bool>,
     /// Only these files.
     pub inodes: Option<&'a InodeSet>,
-    /// Which mappings.
+    /// How to treat mappings.
     pub mappings: Mappings,
 }
 
-/// What a snapshot does about mappings.
+/// How a snapshot treats mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mappings {
     /// They are not read.
     #[default]
     Ignored,
-    /// They are listed with the inode that the kernel shows: cheap, but the device may not be stat's (see [`Mapping`]).
+    /// They are listed with the inode that the kernel shows. This is cheap, but the device may differ from stat's
+    /// (see [`Mapping`]).
     AsShown,
-    /// Each is resolved to the file behind it, by one stat or two; those whose file can't be reached are left out.
+    /// Each is resolved to the file behind it, by one or two stats; unreachable files are left out.
     Resolved,
 }
 
@@ -63,7 +68,7 @@ impl fmt::Debug for Selection<'_> {
     }
 }
 
-/// A set of files, each under the inode that stat shows and under the one that mappings show.
+/// A set of files, each with the inode that stat shows and the one that mappings show.
 #[derive(Debug, Clone, Default)]
 pub struct InodeSet {
     inodes: HashSet<Inode>,
@@ -72,37 +77,39 @@ pub struct InodeSet {
 }
 
 impl InodeSet {
-    /// Adds a file: as stat shows it, and with the device of its file system as a whole (the same but on btrfs).
+    /// Adds a file: with the inode that stat shows, and with the device of its whole file system (they differ only
+    /// on btrfs).
     pub fn insert(&mut self, inode: Inode, on_file_system: Inode) {
         self.inodes.insert(inode);
         self.numbers.insert(inode.ino);
         self.by_file_system.insert(on_file_system, inode);
     }
 
-    /// Whether a file is in it, as stat shows it.
+    /// Whether the set contains a file, with the inode that stat shows.
     pub fn contains(&self, inode: Inode) -> bool {
         self.inodes.contains(&inode)
     }
 
-    /// Whether it has no files.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.inodes.is_empty()
     }
 }
 
-/// A part of a file that a process has mapped, and which file that is.
+/// A mapped part of a file, and the file's identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MappedFile {
     /// The mapping.
     pub mapping: Mapping,
-    /// The file as stat shows it; with [`Mappings::AsShown`] as the mapping does.
+    /// The file's inode as stat shows it; with [`Mappings::AsShown`] as the mapping shows it.
     pub inode: Inode,
-    /// With [`Mappings::Resolved`], unless the file was selected by its inode: a path that leads to the very file (see
-    /// [`InspectedFile::open_magic_link`](crate::InspectedFile::open_magic_link)), and its size in bytes.
+    /// A path that leads to the very file (see
+    /// [`InspectedFile::open_magic_link`](crate::InspectedFile::open_magic_link)), and its size in bytes. Only
+    /// with [`Mappings::Resolved`], unless the file was selected by its inode.
     pub reached: Option<(PathBuf, u64)>,
 }
 
-/// How a process has a selected file.
+/// How a process holds a selected file.
 #[derive(Debug)]
 pub enum HeldFile {
     /// By a descriptor.
@@ -116,32 +123,32 @@ pub enum HeldFile {
 pub struct ProcessFiles {
     /// The process.
     pub pid: u32,
-    /// What it is called (`comm`); empty where that can't be read, or it has no selected files.
+    /// Its name (`comm`); empty if that can't be read, or if it has no selected files.
     pub name: OsString,
-    /// By descriptors, ascending. A file opened twice is listed twice.
+    /// Files by descriptor, ascending. A file opened twice is listed twice.
     pub open: Vec<OpenFile>,
-    /// By mappings, by address.
+    /// Files by mapping, in address order.
     pub mapped: Vec<MappedFile>,
-    /// Why not all of its files are listed. [`Error::is_gone`] where it has ended.
+    /// Why not all of its files are listed. [`Error::is_gone`] if it has ended.
     pub error: Option<Error>,
 }
 
-/// Who has which files open or mapped.
+/// The files that processes have open or mapped.
 #[derive(Debug, Default)]
 pub struct OpenFiles {
-    /// The processes that have selected files, or whose files could not be read, in the order asked for.
+    /// The processes with selected files, and those that could not be read, in the requested order.
     pub processes: Vec<ProcessFiles>,
 }
 
 impl OpenFiles {
-    /// The processes that could not be read, and why.
+    /// Returns the processes that could not be read, and why.
     pub fn errors(&self) -> impl Iterator<Item = (u32, &Error)> {
         self.processes.iter().filter_map(|process| Some((process.pid, process.error.as_ref()?)))
     }
 }
 
 impl ProcRoot {
-    /// The selected files of one process.
+    /// Returns the selected files of one process.
     pub fn files_of(&self, pid: u32, selection: &Selection<'_>) -> ProcessFiles {
         let mut files =
             ProcessFiles { pid, name: OsString::new(), open: Vec::new(), mapped: Vec::new(), error: None };
@@ -157,10 +164,10 @@ impl ProcRoot {
         files
     }
 
-    /// Gives each selected file of one process to `each`, those by descriptors first. Nothing of them is kept, however
-    /// many there are.
+    /// Passes each selected file of one process to `each`, descriptors first. Nothing is stored, however many
+    /// there are.
     ///
-    /// Fails where not all of them could be read, [`Error::is_gone`] where the process has ended.
+    /// Fails if not all of them could be read; [`Error::is_gone`] if the process has ended.
     pub fn each_file_of(
         &self,
         pid: u32,
@@ -204,7 +211,7 @@ impl ProcRoot {
     }
 }
 
-/// A snapshot in the making.
+/// A snapshot in progress.
 ///
 /// ```
 /// use pagekeeper_kernel::process::{Mappings, OpenFilesScan, ProcRoot, Selection};
@@ -226,26 +233,26 @@ impl ProcRoot {
 pub struct OpenFilesScan<'a> {
     proc: &'a ProcRoot,
     selection: Selection<'a>,
-    /// Those to come, the next one last.
+    /// The remaining processes, the next one last.
     pids: Vec<u32>,
     found: OpenFiles,
 }
 
 impl<'a> OpenFilesScan<'a> {
-    /// Of these processes, in this order.
+    /// Creates a snapshot of these processes, in this order.
     pub fn of(proc: &'a ProcRoot, pids: impl IntoIterator<Item = u32>, selection: Selection<'a>) -> Self {
         let mut pids: Vec<u32> = pids.into_iter().collect();
         pids.reverse();
         Self { proc, selection, pids, found: OpenFiles::default() }
     }
 
-    /// Of all processes that exist now, this one among them.
+    /// Creates a snapshot of all existing processes, including this one.
     pub fn of_all(proc: &'a ProcRoot, selection: Selection<'a>) -> Result<Self> {
         Ok(Self::of(proc, proc.pids()?, selection))
     }
 
-    /// Reads processes until the budget is used up, at least one; whether it has read them all. One process takes some
-    /// microseconds for each descriptor, and is not interrupted.
+    /// Reads at least one process, and further ones until the budget is used. Returns whether all were read. One
+    /// process takes some microseconds per descriptor, and is not interrupted.
     pub fn advance(&mut self, budget: Duration) -> bool {
         let began = Instant::now();
         while let Some(pid) = self.pids.pop() {
@@ -262,7 +269,7 @@ impl<'a> OpenFilesScan<'a> {
         self.pids.is_empty()
     }
 
-    /// Reads what is left, and ends.
+    /// Reads the remaining processes and returns the snapshot.
     pub fn finish(mut self) -> OpenFiles {
         self.advance(Duration::MAX);
         self.found
@@ -278,7 +285,7 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::symlink;
 
-    /// A `/proc` with processes that each have these files open, from descriptor 3 on.
+    /// Creates a `/proc` with processes that each have these files open, from descriptor 3 on.
     fn fake(processes: &[(u32, &[&Path])]) -> (tempfile::TempDir, ProcRoot) {
         let tree = tempfile::tempdir().unwrap();
         for (pid, files) in processes {
@@ -372,7 +379,8 @@ mod tests {
         // As on btrfs: the kernel shows another device than stat.
         let (dir, paths) = files(&["a", "b"]);
         let (tree, proc) = fake(&[(7, &[])]);
-        // A root of its own: what leads to the directory may be an overlay that asks the layer below each time, as over 9p.
+        // A separate root: the path to the directory may be on an overlay that contacts the lower layer each time,
+        // as over 9p.
         let root = tree.path().join("7/root");
         std::fs::remove_file(&root).unwrap();
         symlink(dir.path(), &root).unwrap();

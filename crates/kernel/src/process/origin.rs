@@ -1,9 +1,10 @@
-//! From where a process comes: a container of root's making, or a user namespace that somebody made.
+//! The origin of a process: a container created by root, or a user namespace.
 //!
-//! Who is root there has as many user ids as the namespace was given, or all of them. So what is counted for each user can
-//! be had thousands of times over, unless these ids count as one: the container, or the user who made the namespace.
+//! Root inside a container or user namespace has as many user IDs as the namespace was given, or all of them.
+//! Per-user limits could thus be multiplied by thousands, unless these IDs count as one: the container, or the
+//! user who created the namespace.
 //!
-//! Only the outermost namespace below this process's own counts: those within may be made by anybody there.
+//! Only the outermost namespace below this process's own counts: anybody inside may create further ones.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -14,24 +15,24 @@ use super::ProcRoot;
 use crate::sys::nsfs;
 use crate::{Error, Inode, Result};
 
-/// From where a process comes.
+/// The origin of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// From this process's namespaces, or from none below them.
+    /// This process's namespaces, or none below them.
     Here,
-    /// From a PID namespace that was made by who has the rights of root here: a container. Its inode number.
+    /// A PID namespace created with root's privileges here: a container. Contains its inode number.
     Container(u64),
-    /// From a user namespace.
+    /// A user namespace.
     UserNamespace {
         /// Its inode number.
         namespace: u64,
-        /// Who made it, in the user ids of this process; the overflow id if that one has none here.
+        /// The user who created it, in this process's user IDs; the overflow ID if they have none here.
         owner: u32,
     },
 }
 
 impl ProcRoot {
-    /// From where a process comes. See the module.
+    /// Returns the origin of a process. See the module.
     pub fn origin(&self, pid: u32) -> Result<Origin> {
         let own_users = self.inode_of_namespace(None, "user")?;
         if let Some(pids) = self.outermost(pid, "pid")? {
@@ -48,7 +49,7 @@ impl ProcRoot {
         Ok(Origin::UserNamespace { namespace, owner })
     }
 
-    /// The outermost namespace of a process that is below this one's own; none if it is in the same, or in one above.
+    /// Returns a process's outermost namespace below this one's own; `None` if it is in the same, or in one above.
     #[allow(clippy::disallowed_methods, reason = "of /proc")]
     fn outermost(&self, pid: u32, kind: &str) -> Result<Option<OwnedFd>> {
         let own = self.inode_of_namespace(None, kind)?;
@@ -59,7 +60,7 @@ impl ProcRoot {
         let path = self.of(pid, &format!("ns/{kind}"));
         let mut namespace =
             rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| self.failed(pid, kind, e))?;
-        // Linux nests 32 of them.
+        // Linux nests at most 32 of them.
         loop {
             let above = match nsfs::parent(namespace.as_fd()) {
                 Ok(above) => above,
@@ -73,7 +74,7 @@ impl ProcRoot {
         }
     }
 
-    /// Which namespace of a kind a process is in, or this one; none where the kernel has no such.
+    /// Returns the namespace of a kind that a process, or this one, is in; `None` if the kernel lacks that kind.
     fn inode_of_namespace(&self, pid: Option<u32>, kind: &str) -> Result<Option<Inode>> {
         let path = match pid {
             Some(pid) => self.of(pid, &format!("ns/{kind}")),
@@ -101,7 +102,7 @@ mod tests {
     use std::io::{BufRead as _, BufReader};
     use std::process::{Child, Command, Stdio};
 
-    /// A program started by `words`, and the process that says its id (of a mounted `/proc` here) when it is there.
+    /// A program started by `words`, and the process that prints its ID (in a mounted `/proc`) once it is ready.
     struct Started(Child);
 
     impl Drop for Started {
@@ -112,7 +113,7 @@ mod tests {
         }
     }
 
-    /// The origin of what a command becomes, which prints a line once it is there.
+    /// Returns the origin of a command's final process, which prints a line once it is ready.
     fn origin(words: &[&str]) -> (Started, u32, Origin) {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig=KILL", "--"]).args(words).args(["sh", "-c", "echo; exec sleep 600"]);
@@ -122,7 +123,7 @@ mod tests {
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line).unwrap();
         assert_eq!(line, "\n", "{words:?}");
-        // The one that sleeps is the last below it.
+        // The sleeping process is the last of its descendants.
         let proc = ProcRoot::default();
         let mut pid = child.0.id();
         let parent = |pid: u32| proc.stat(pid).map(|stat| stat.parent);
@@ -161,7 +162,7 @@ mod tests {
             Origin::UserNamespace { owner, .. } => owner,
             Origin::Here | Origin::Container(_) => panic!("{found:?}"),
         };
-        // With namespaces within, which say nothing.
+        // With nested namespaces, which do not matter.
         let (_one, _, found) = origin(&[&user[..], &["unshare", "-U", "-r", "unshare", "-U", "-r"]].concat());
         assert_eq!(owner(found), 54321);
         let (_two, _, found) =
@@ -174,7 +175,7 @@ mod tests {
         if !can_run("origins of processes in containers") {
             return;
         }
-        // Of root's making, with ids of its own: whoever becomes another user in it, or makes another namespace.
+        // Created by root, with its own IDs: another user in it may create another namespace.
         let (child, first, found) = origin(&["unshare", "-U"]);
         let Origin::UserNamespace { owner: 0, .. } = found else { panic!("{found:?}") };
         for map in ["uid_map", "gid_map"] {
@@ -189,7 +190,7 @@ mod tests {
         let (_own, _, other) = origin(&[&seven[..], &within].concat());
         assert_eq!(other, found);
         drop(child);
-        // With all ids there are: what it does with them is the container's.
+        // With all IDs: what it does with them is up to the container.
         let (_child, first, found) = origin(&["unshare", "-p", "-f", "--kill-child"]);
         let Origin::Container(_) = found else { panic!("{found:?}") };
         let first = first.to_string();

@@ -1,4 +1,4 @@
-//! Paging out what a process maps of a file: advice to the file itself leaves pages that are mapped.
+//! Pages out a process's mappings of a file: advice on the file itself does not affect mapped pages.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -9,20 +9,21 @@ use super::ProcRoot;
 use crate::sys::process_advice::page_out;
 use crate::{Error, Inode, Result};
 
-/// Mappings of one file that are paged out in a call at most.
+/// Maximum number of mappings of one file that a call pages out.
 const MAPPINGS_MAX: usize = 1024;
 
 impl ProcRoot {
-    /// Pages out what a process maps of `range` of a file: clean pages that no other process maps. Returns the length of what was
-    /// advised, in bytes, whether it was resident or not.
+    /// Pages out a process's mappings of `range` of a file: clean pages that no other process maps. Returns the
+    /// length of the advised ranges in bytes, whether they were resident or not.
     ///
-    /// The process may map something else at these addresses by the time: that is paged out then, and no content changes. Needs
-    /// `CAP_SYS_NICE` and the right to trace the process. A process that has ended is an error ([`Error::is_gone`]).
+    /// The process may map something else at these addresses by then. That is paged out instead; no content
+    /// changes. Requires `CAP_SYS_NICE` and permission to trace the process. A process that has ended is an error
+    /// ([`Error::is_gone`]).
     pub fn page_out(&self, pid: u32, inode: Inode, range: &Range<u64>) -> Result<u64> {
         let failed = |call, errno: rustix::io::Errno| Error::call(call, self.of(pid, "maps"), errno);
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let number = number.ok_or_else(|| failed("pidfd_open", rustix::io::Errno::SRCH))?;
-        // Opened first: whoever has the number later is not advised.
+        // Opened first, so that a later process with this ID is not advised.
         let process = pidfd_open(number, PidfdFlags::empty()).map_err(|errno| failed("pidfd_open", errno))?;
         let mut advised = 0;
         let mut refused = None;

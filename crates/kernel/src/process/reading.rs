@@ -1,8 +1,8 @@
-//! How files of `/proc` and `/sys` are read. Others choose part of what stands in them (names, paths, mount options, titles),
-//! and how much of it there is.
+//! Reads files of `/proc` and `/sys`. Other users choose part of their contents (names, paths, mount options,
+//! titles), and its size.
 //!
-//! Invariants: text is bytes, valid UTF-8 or not; no file takes more memory than [`LONGEST`] says; a line that can't be
-//! understood hides no other line.
+//! Invariants: text is bytes, valid UTF-8 or not. No file takes more memory than [`LONGEST`]. An invalid line
+//! hides no other line.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -11,13 +11,14 @@ use std::path::Path;
 use crate::text::{escaped_bytes, unescaped_bytes};
 use crate::{Error, Result};
 
-/// No more of a file is read, in bytes. The kernel's own words are far shorter; a title or a list of locks need not be.
+/// Limit of bytes read from a file. The kernel's own text is far shorter, but a title or a list of locks may be
+/// long.
 const LONGEST: u64 = 4 << 20;
-/// Most files are no longer, in bytes: `/proc/PID/status` and `stat` among them.
+/// Usual maximum length of a file in bytes, such as `/proc/PID/status` and `stat`.
 const USUAL: usize = 2 << 10;
-/// No more of a list with a line for each mapping or mount is read, in bytes: a quarter of a million usual ones.
+/// Limit of bytes read from a list with one line per mapping or mount: a quarter of a million usual lines.
 const LONGEST_LIST: u64 = 32 << 20;
-/// Longer lines are passed over, in bytes.
+/// Length limit of a line in bytes; longer ones are skipped.
 const LONGEST_LINE: u64 = 1 << 20;
 
 /// Reads a file of `/proc` or `/sys`, at most [`LONGEST`] bytes of it.
@@ -28,20 +29,20 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
 /// Reads the first `max` bytes of a file of `/proc` or `/sys`.
 #[allow(clippy::disallowed_methods, reason = "of /proc or /sys")]
 pub(super) fn read_start(path: &Path, max: u64) -> Result<Vec<u8>> {
-    // Most are read by one call, and their end by another.
+    // Most files are read by one call, and their end by another.
     let mut content = Vec::with_capacity(USUAL);
     let read = File::open(path).and_then(|file| file.take(max).read_to_end(&mut content));
     read.map_err(|error| Error::call("read", path, error))?;
     Ok(content)
 }
 
-/// Reads a file of `/proc` or `/sys` that is text by its nature.
+/// Reads a file of `/proc` or `/sys` that consists of text.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
     Ok(unescaped_bytes(&read(path)?).into_owned())
 }
 
-/// Gives each line to `parse`, without its end, and passes over those that it does not understand (`None`). An
-/// [`Error::Malformed`] with the first of them where it understands none: then it is the kernel that speaks otherwise.
+/// Passes each line to `parse`, without its line end, and skips those that can't be parsed (`None`). If no line
+/// can be parsed, the kernel's format is unknown: returns an [`Error::Malformed`] with the first line.
 #[allow(clippy::disallowed_methods, reason = "of /proc")]
 pub(super) fn each_line(path: &Path, mut parse: impl FnMut(&[u8]) -> Option<()>) -> Result<()> {
     let failed = |error| Error::call("read", path, error);
@@ -67,7 +68,7 @@ pub(super) fn each_line(path: &Path, mut parse: impl FnMut(&[u8]) -> Option<()>)
     odd.filter(|_| !understood).map_or(Ok(()), Err)
 }
 
-/// An [`Error::Malformed`] about a line or field.
+/// Returns an [`Error::Malformed`] about a line or field.
 pub(crate) fn malformed(path: &Path, what: impl AsRef<[u8]>) -> Error {
     Error::Malformed { path: path.to_path_buf(), what: escaped_bytes(what.as_ref()).to_string() }
 }

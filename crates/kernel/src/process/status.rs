@@ -1,7 +1,7 @@
-//! What a process is: its name, command line, parent, age and kind.
+//! Facts about a process: its name, command line, parent, age and kind.
 //!
-//! Source: `proc_pid_stat(5)`, `proc_pid_comm(5)`, `proc_pid_cmdline(5)`, `proc_pid_status(5)`. A name may hold spaces,
-//! parentheses and newlines.
+//! Source: `proc_pid_stat(5)`, `proc_pid_comm(5)`, `proc_pid_cmdline(5)`, `proc_pid_status(5)`. A name may contain
+//! spaces, parentheses and newlines.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -12,45 +12,45 @@ use super::{ProcRoot, malformed, read};
 use crate::text::unescaped_bytes;
 use crate::{Error, Result};
 
-/// No more of a command line is read, in bytes. A process may declare all of its memory to be its arguments
+/// Limit of bytes read from a command line. A process may declare all of its memory to be its arguments
 /// (`PR_SET_MM_MAP`, prctl(2)).
 const LONGEST_COMMAND_LINE: u64 = 256 << 10;
 /// `PF_KTHREAD` of `linux/sched.h`.
 const KERNEL_THREAD: u32 = 0x0020_0000;
 
-/// The fields of `/proc/PID/stat` that say what a process is.
+/// The fields of `/proc/PID/stat` that describe a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessStat {
     /// The name, at most 15 bytes for a user process.
     pub name: OsString,
     /// The state's letter: `R`unning, `S`leeping, `D` waiting for a disk, `Z`ombie …
     pub state: char,
-    /// The parent's process id; 0 for those the kernel started.
+    /// The parent's process ID; 0 for processes that the kernel started.
     pub parent: u32,
-    /// Whether it is a thread of the kernel.
+    /// Whether it is a kernel thread.
     pub kernel_thread: bool,
-    /// How many threads it has.
+    /// The number of its threads.
     pub threads: u32,
-    /// When it started, in clock ticks (1/100 s) since boot. Differs when a process id has been reused.
+    /// Its start time, in clock ticks (1/100 s) since boot. Differs if a process ID was reused.
     pub start_time: u64,
 }
 
-/// Whose rights a process has: the user ids of `/proc/PID/status`, in the user namespace of the reader.
+/// The users of a process: the user IDs of `/proc/PID/status`, in the reader's user namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessUsers {
-    /// Who started it.
+    /// The user who started it.
     pub real: u32,
-    /// Whose rights it has.
+    /// The user whose privileges it has.
     pub effective: u32,
-    /// Whose rights it may take back.
+    /// The user whose privileges it can regain.
     pub saved: u32,
-    /// Whose rights it has to files.
+    /// The user whose file permissions it has.
     pub file_system: u32,
 }
 
 impl ProcessUsers {
-    /// The one user that it is, wherever it is asked for. A process with rights of two users (setuid) is none's: who
-    /// started it chose its directory and descriptors, but not its rights.
+    /// Returns the one user that all four IDs name. A process with two users' privileges (setuid) belongs to none:
+    /// the user who started it chose its directory and descriptors, but not its privileges.
     pub fn one(&self) -> Option<u32> {
         let same = [self.effective, self.saved, self.file_system].iter().all(|user| *user == self.real);
         same.then_some(self.real)
@@ -58,26 +58,26 @@ impl ProcessUsers {
 }
 
 impl ProcRoot {
-    /// What the process is, in one read.
+    /// Returns the facts about a process, in one read.
     pub fn stat(&self, pid: u32) -> Result<ProcessStat> {
         let path = self.of(pid, "stat");
         let content = read(&path)?;
         parse_stat(&content).ok_or_else(|| malformed(&path, &content))
     }
 
-    /// The name of the process (`comm`), at most 15 bytes.
+    /// Returns the name of the process (`comm`), at most 15 bytes.
     pub fn name(&self, pid: u32) -> Result<OsString> {
         let mut name = read(&self.of(pid, "comm"))?;
-        // The name itself may end in newlines: only the kernel's own goes.
+        // The name itself may end in newlines: only the kernel's own is removed.
         name.pop_if(|last| *last == b'\n');
         Ok(OsString::from_vec(name))
     }
 
-    /// The arguments the process was started with; empty for kernel threads and zombies.
+    /// Returns the arguments that the process was started with; empty for kernel threads and zombies.
     ///
-    /// A server that writes a title over its arguments (`postgres: walsender …`) shows the title as the
-    /// first element. Empty arguments at the very end look the same as such a title's padding and are left out.
-    /// What comes after 256 KiB is left out, too.
+    /// If a server writes a title over its arguments (`postgres: walsender …`), the title is the first element.
+    /// Empty arguments at the very end look like such a title's padding and are left out. Everything beyond 256
+    /// KiB is left out, too.
     pub fn command_line(&self, pid: u32) -> Result<Vec<OsString>> {
         let content = read_start(&self.of(pid, "cmdline"), LONGEST_COMMAND_LINE)?;
         let end = content.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
@@ -87,30 +87,30 @@ impl ProcRoot {
         Ok(content[..end].split(|byte| *byte == 0).map(|arg| OsString::from_vec(arg.to_vec())).collect())
     }
 
-    /// The parent's process id.
+    /// Returns the parent's process ID.
     pub fn parent(&self, pid: u32) -> Result<u32> {
         Ok(self.stat(pid)?.parent)
     }
 
-    /// When the process started, in clock ticks since boot: a reused process id has another.
+    /// Returns the process's start time, in clock ticks since boot: a reused process ID has another one.
     pub fn start_time(&self, pid: u32) -> Result<u64> {
         Ok(self.stat(pid)?.start_time)
     }
 
-    /// Whether it is a thread of the kernel: it has no files, maps or executable.
+    /// Whether it is a kernel thread, which has no files, maps or executable.
     pub fn is_kernel_thread(&self, pid: u32) -> Result<bool> {
         Ok(self.stat(pid)?.kernel_thread)
     }
 
-    /// Whose rights the process has; of its first thread, where threads differ.
+    /// Returns the users of a process: those of its first thread, if threads differ.
     pub fn users(&self, pid: u32) -> Result<ProcessUsers> {
         let path = self.of(pid, "status");
         let content = read(&path)?;
         parse_users(&content).ok_or_else(|| malformed(&path, "Uid"))
     }
 
-    /// Whose rights the process has, and its groups: the one that its rights to files go by, and the supplementary ones. In one read, so
-    /// that they belong together.
+    /// Returns the users and groups of a process: the group of its file permissions, and the supplementary groups.
+    /// Both come from one read, so that they are consistent.
     pub fn users_and_groups(&self, pid: u32) -> Result<(ProcessUsers, Vec<u32>)> {
         let path = self.of(pid, "status");
         let content = read(&path)?;
@@ -118,8 +118,8 @@ impl ProcRoot {
         Ok((users, parse_groups(&content).ok_or_else(|| malformed(&path, "Groups"))?))
     }
 
-    /// The program the process runs, as the process's own mount namespace names it, ` (deleted)` stripped where the
-    /// program was replaced; `None` for kernel threads and zombies.
+    /// Returns the path of the process's program in its own mount namespace, without ` (deleted)` if the program
+    /// was replaced; `None` for kernel threads and zombies.
     pub fn executable(&self, pid: u32) -> Result<Option<PathBuf>> {
         let path = self.of(pid, "exe");
         match std::fs::read_link(&path) {
@@ -133,14 +133,14 @@ impl ProcRoot {
         }
     }
 
-    /// The process's working directory, as its own mount namespace names it.
+    /// Returns the process's working directory, as its own mount namespace names it.
     pub fn working_directory(&self, pid: u32) -> Result<PathBuf> {
         let path = self.of(pid, "cwd");
         std::fs::read_link(&path).map_err(|e| Error::call("readlink", path, e))
     }
 }
 
-/// The numbers of a line of `/proc/PID/status`.
+/// Returns the numbers in a line of `/proc/PID/status`.
 fn parse_ids(content: &[u8], line: &[u8]) -> Option<Vec<u32>> {
     // The kernel escapes newlines in the name, which comes first.
     let line = content.split(|byte| *byte == b'\n').find_map(|other| other.strip_prefix(line))?;
@@ -160,7 +160,7 @@ fn parse_users(content: &[u8]) -> Option<ProcessUsers> {
 }
 
 fn parse_stat(content: &[u8]) -> Option<ProcessStat> {
-    // The name may hold anything, ')' too; nothing after it does.
+    // The name may contain anything, even ')', but nothing after it does.
     let open = content.iter().position(|byte| *byte == b'(')?;
     let close = content.iter().rposition(|byte| *byte == b')')?;
     let name = content.get(open + 1..close)?;
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn a_title_without_an_end_is_cut() {
         let (tree, proc) = tree(1, &[("cmdline", b"mysqld\0--sync-binlog=1\0")]);
-        // As a process that says that all of its memory is its arguments: much of it, then a letter.
+        // As for a process that declares all of its memory as arguments: much of it, then a letter.
         let title = std::fs::File::options().append(true).open(tree.path().join("1/cmdline")).unwrap();
         title.set_len(1 << 40).unwrap();
         assert_eq!(proc.command_line(1).unwrap(), ["mysqld", "--sync-binlog=1"]);

@@ -14,7 +14,7 @@ struct CachestatRange {
     len: u64,
 }
 
-/// What the kernel counts, in pages (`struct cachestat` of `linux/mman.h`).
+/// The kernel's counts, in pages (`struct cachestat` of `linux/mman.h`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -25,7 +25,7 @@ pub(crate) struct Counts {
     pub(crate) recently_evicted: u64,
 }
 
-/// Counts pages in `len` bytes from `off`; `len` 0 means to the end of the file.
+/// Counts pages in `len` bytes from `off`; a `len` of 0 means to the end of the file.
 pub(crate) fn cachestat(file: impl AsFd, off: u64, len: u64) -> Result<Counts, Errno> {
     let range = CachestatRange { off, len };
     let mut counts = Counts::default();
@@ -44,7 +44,7 @@ pub(crate) fn cachestat(file: impl AsFd, off: u64, len: u64) -> Result<Counts, E
     if result == 0 { Ok(counts) } else { Err(last_errno()) }
 }
 
-/// The calling thread's `errno`.
+/// Returns the calling thread's `errno`.
 pub(crate) fn last_errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::cachestat::last_errno;
 
-/// Bytes of the longest handle (`MAX_HANDLE_SZ` of `linux/exportfs.h`).
+/// Length of the longest handle in bytes (`MAX_HANDLE_SZ` of `linux/exportfs.h`).
 const HANDLE_BYTES_MAX: usize = 128;
 
 /// `struct file_handle` of `linux/fcntl.h`, with room for its bytes.
@@ -20,7 +20,7 @@ struct RawHandle {
     bytes: [u8; HANDLE_BYTES_MAX],
 }
 
-/// What a file system calls one of its inodes, in a form of its own.
+/// A file system's own identifier of an inode, in its own form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileHandle {
     /// The form: `enum fid_type` of `linux/exportfs.h`.
@@ -28,7 +28,7 @@ pub(crate) struct FileHandle {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// The handle of what is open, be it by `O_PATH` alone.
+/// Returns the handle of an open file, even one opened by `O_PATH`.
 pub(crate) fn handle_of(open: BorrowedFd<'_>) -> Result<FileHandle, Errno> {
     let room = libc::c_uint::try_from(HANDLE_BYTES_MAX).map_err(|_| Errno::OVERFLOW)?;
     let mut raw = RawHandle { length: room, kind: 0, bytes: [0; HANDLE_BYTES_MAX] };
@@ -53,7 +53,7 @@ pub(crate) fn handle_of(open: BorrowedFd<'_>) -> Result<FileHandle, Errno> {
     Ok(FileHandle { kind: raw.kind, bytes: raw.bytes[..length].to_vec() })
 }
 
-/// Opens what a handle names in the file system that `mount`, an open directory, lies on.
+/// Opens the file of a handle in the file system of `mount`, an open directory.
 pub(crate) fn open_by_handle(
     mount: BorrowedFd<'_>,
     handle: &FileHandle,

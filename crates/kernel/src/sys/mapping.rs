@@ -1,7 +1,7 @@
 //! A read-only shared mapping of a byte range of a file, used only as a handle for mincore(2) and madvise(2).
 //!
-//! Invariant: the mapped memory is never dereferenced by this process, so a file that is cut while it is mapped can't
-//! raise SIGBUS here, and no page is touched by mapping it (no `MAP_POPULATE`).
+//! Invariant: this process never dereferences the mapped memory, so truncating a mapped file can't raise SIGBUS
+//! here. Mapping touches no page (no `MAP_POPULATE`).
 
 #![allow(unsafe_code)]
 
@@ -38,8 +38,8 @@ impl FileMapping {
         NonNull::new(start).map(|start| Self { start, len }).ok_or(Errno::NOMEM)
     }
 
-    /// One byte for each page: bit 0 says resident. Only for files the caller may write or owns; else the kernel says
-    /// that all is resident (mincore(2), Linux 5.2).
+    /// Returns one byte per page, with bit 0 set if it is resident. Only for files that the caller owns or may
+    /// write; otherwise the kernel claims that all are resident (mincore(2), Linux 5.2).
     pub(crate) fn mincore(&self, pages: &mut Vec<u8>) -> Result<(), Errno> {
         pages.clear();
         pages.resize(self.len.div_ceil(page_size_usize()), 0);
@@ -49,7 +49,7 @@ impl FileMapping {
         if result == 0 { Ok(()) } else { Err(last_errno()) }
     }
 
-    /// Reads all pages of the mapping in, and waits for them: `MADV_POPULATE_READ` (Linux 5.14).
+    /// Reads all pages of the mapping, and waits for them: `MADV_POPULATE_READ` (Linux 5.14).
     pub(crate) fn populate_read(&self) -> Result<(), Errno> {
         loop {
             // SAFETY: the range is this value's own live mapping; the advice faults pages in and changes no content.
@@ -60,26 +60,27 @@ impl FileMapping {
         }
     }
 
-    /// Asks for large folios and, on a fault, for read-ahead in their size (2 MiB and the next one on x86-64) whatever
-    /// the device's `read_ahead_kb`: `MADV_HUGEPAGE`. Fails with EINVAL on kernels without transparent huge pages.
+    /// Requests large folios and, on a fault, read-ahead in their size (2 MiB and the next one on x86-64)
+    /// regardless of the device's `read_ahead_kb`: `MADV_HUGEPAGE`. Fails with EINVAL on kernels without
+    /// transparent huge pages.
     pub(crate) fn advise_huge(&self) -> Result<(), Errno> {
         // SAFETY: the range is this value's own live mapping; the advice changes how pages are read in, no content.
         unsafe { rustix::mm::madvise(self.start.as_ptr(), self.len, Advice::LinuxHugepage) }
     }
 
-    /// Asks for no read-ahead, so that faults read what they need alone: `MADV_RANDOM`.
+    /// Disables read-ahead, so that faults read only what they need: `MADV_RANDOM`.
     pub(crate) fn advise_random(&self) -> Result<(), Errno> {
         // SAFETY: the range is this value's own live mapping; the advice changes how pages are read in, no content.
         unsafe { rustix::mm::madvise(self.start.as_ptr(), self.len, Advice::Random) }
     }
 
-    /// Takes back what was asked for, which decides how the pages are unmapped, too: `MADV_NORMAL`.
+    /// Withdraws the advice, which also affects how the pages are unmapped: `MADV_NORMAL`.
     pub(crate) fn advise_normal(&self) -> Result<(), Errno> {
         // SAFETY: as for `advise_random`.
         unsafe { rustix::mm::madvise(self.start.as_ptr(), self.len, Advice::Normal) }
     }
 
-    /// Locks the pages in memory (mlock(2)), reading them in first; they stay locked while this value lives.
+    /// Locks the pages in memory (mlock(2)), reading them first; they stay locked while this value lives.
     pub(crate) fn lock(&self) -> Result<(), Errno> {
         // SAFETY: the range is this value's own live mapping; locking changes no content and ends with munmap.
         unsafe { rustix::mm::mlock(self.start.as_ptr(), self.len) }
@@ -94,7 +95,7 @@ impl Drop for FileMapping {
     }
 }
 
-/// The page size as a `usize`.
+/// Returns the page size as a `usize`.
 fn page_size_usize() -> usize {
     usize::try_from(page_size()).expect("a page fits in memory")
 }

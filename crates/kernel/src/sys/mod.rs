@@ -1,7 +1,7 @@
-//! The system calls that neither the standard library nor rustix offers safely.
+//! System calls that neither the standard library nor rustix offers safely.
 //!
-//! The only `unsafe` code of this crate is here. Each function is a thin, safe wrapper: it checks what the call
-//! needs, and hands back the kernel's own error. Nothing in here decides anything.
+//! All `unsafe` code of this crate is here. Each function is a thin, safe wrapper: it checks the call's
+//! preconditions and returns the kernel's own error. Nothing here makes decisions.
 
 pub(crate) mod cachestat;
 pub(crate) mod file_handle;

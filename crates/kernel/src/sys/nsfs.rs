@@ -1,4 +1,4 @@
-//! What a namespace is below, and whose it is: `ioctl_nsfs(2)`.
+//! The parent and the owner of a namespace: `ioctl_nsfs(2)`.
 
 #![allow(unsafe_code)]
 
@@ -8,12 +8,12 @@ use rustix::io::Errno;
 
 use super::cachestat::last_errno;
 
-/// The namespace above this PID or user namespace. `EPERM` above those of the caller.
+/// Returns the parent of this PID or user namespace. `EPERM` if it is above the caller's.
 pub(crate) fn parent(namespace: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     related(namespace, libc::NS_GET_PARENT)
 }
 
-/// The user namespace in which a namespace was made. `EPERM` if that is not below the caller's.
+/// Returns the user namespace in which a namespace was created. `EPERM` if that is not below the caller's.
 pub(crate) fn user_namespace(namespace: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     related(namespace, libc::NS_GET_USERNS)
 }
@@ -28,7 +28,7 @@ fn related(namespace: BorrowedFd<'_>, request: libc::Ioctl) -> Result<OwnedFd, E
     Ok(unsafe { OwnedFd::from_raw_fd(result) })
 }
 
-/// The user who made a user namespace, in the ids of the caller's.
+/// Returns the user who created a user namespace, in the caller's user IDs.
 pub(crate) fn owner(namespace: BorrowedFd<'_>) -> Result<u32, Errno> {
     let mut user: libc::uid_t = 0;
     // SAFETY: the kernel writes one uid_t to `user`, which lives through the call, and keeps nothing. The descriptor is

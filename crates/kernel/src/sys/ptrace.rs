@@ -1,6 +1,7 @@
-//! `ptrace(2)` as far as it takes to stop threads of another process for a moment, and `waitpid(2)` for their stops.
+//! The part of `ptrace(2)` needed to stop threads of another process for a moment, and `waitpid(2)` for their
+//! stops.
 //!
-//! All of it counts for the calling thread alone: it is the tracer.
+//! Everything applies to the calling thread alone: it is the tracer.
 
 #![allow(unsafe_code)]
 
@@ -8,26 +9,26 @@ use rustix::io::Errno;
 
 use super::cachestat::last_errno;
 
-/// What became of a traced thread.
+/// An event of a traced thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TraceEvent {
-    /// It has stopped, about to take this signal, or 0.
+    /// It has stopped before receiving this signal; 0 for none.
     Stopped { signal: i32 },
     /// It has ended.
     Ended,
 }
 
-/// Traces a thread, which goes on. It is let go when the calling thread ends.
+/// Starts tracing a thread, which keeps running. The kernel lets it go when the calling thread ends.
 pub(crate) fn seize(thread: i32) -> Result<(), Errno> {
     call(libc::PTRACE_SEIZE, thread, 0)
 }
 
-/// Has a traced thread stop soon.
+/// Makes a traced thread stop soon.
 pub(crate) fn interrupt(thread: i32) -> Result<(), Errno> {
     call(libc::PTRACE_INTERRUPT, thread, 0)
 }
 
-/// Traces a stopped thread no longer: it goes on, with the signal that it was about to take, unless its process is stopped by one.
+/// Stops tracing a stopped thread. It continues with the given signal, unless a signal has stopped its process.
 pub(crate) fn detach(thread: i32, signal: i32) -> Result<(), Errno> {
     call(libc::PTRACE_DETACH, thread, signal)
 }
@@ -39,7 +40,8 @@ fn call(request: libc::c_uint, thread: i32, data: i32) -> Result<(), Errno> {
     if result == -1 { Err(last_errno()) } else { Ok(()) }
 }
 
-/// The next stop or end of a thread that the calling thread traces, or of a child that it started, if there is one. Never waits.
+/// Returns the next stop or end of a thread that the calling thread traces, or of a child that it started, if any.
+/// Never blocks.
 pub(crate) fn next_event() -> Result<Option<(i32, TraceEvent)>, Errno> {
     let mut status = 0;
     // SAFETY: `status` is a live integer that the call writes to.
@@ -50,7 +52,7 @@ pub(crate) fn next_event() -> Result<Option<(i32, TraceEvent)>, Errno> {
         0 => Ok(None),
         _ if !libc::WIFSTOPPED(status) => Ok(Some((thread, TraceEvent::Ended))),
         _ => {
-            // A stop that was asked for, or of the whole process, is no delivery of a signal.
+            // A requested stop, or a stop of the whole process, delivers no signal.
             let is_asked = status >> 16 == libc::PTRACE_EVENT_STOP;
             let signal = if is_asked { 0 } else { libc::WSTOPSIG(status) };
             Ok(Some((thread, TraceEvent::Stopped { signal })))

@@ -1,4 +1,4 @@
-//! `sched_setscheduler(2)`, as far as one thread needs it for itself.
+//! The part of `sched_setscheduler(2)` that one thread needs for itself.
 
 #![allow(unsafe_code)]
 
@@ -6,7 +6,8 @@ use rustix::io::Errno;
 
 use super::cachestat::last_errno;
 
-/// Has the calling thread run before all that are not of real time, as soon as it can. Its children are started without that.
+/// Gives the calling thread real-time priority, so that it runs before all normal threads. Its children do not
+/// inherit that.
 pub(crate) fn be_of_real_time() -> Result<(), Errno> {
     let parameters = libc::sched_param { sched_priority: 1 };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;

@@ -1,4 +1,4 @@
-//! `sync_file_range(2)`: writeback of a byte range, started or waited for. It writes no metadata and flushes no device
+//! `sync_file_range(2)`: starts or awaits writeback of a byte range. It writes no metadata and flushes no device
 //! cache: it makes pages clean, not data durable.
 
 #![allow(unsafe_code)]
@@ -9,8 +9,8 @@ use rustix::io::Errno;
 
 use super::cachestat::last_errno;
 
-/// Starts writeback of the dirty pages of the range, or (`wait`) writes them and waits until none is under writeback.
-/// `len` 0 means to the end of the file.
+/// Starts writeback of the dirty pages of the range. With `wait`, writes them and waits until none is under
+/// writeback. A `len` of 0 means to the end of the file.
 pub(crate) fn sync_file_range(file: impl AsFd, off: u64, len: u64, wait: bool) -> Result<(), Errno> {
     let mut flags = libc::SYNC_FILE_RANGE_WRITE;
     if wait {

@@ -1,7 +1,8 @@
-//! Reading pieces of a file into the page cache from several threads, and waiting for each.
+//! Reads pieces of a file into the page cache from several threads, and waits for each.
 //!
-//! Invariants: a piece has been waited for when it is counted as loaded; the first error stops all threads and is the
-//! one reported; no lock is held over I/O. A file cut meanwhile is no error: its pieces end where it ends.
+//! Invariants: a piece counts as loaded only after it was waited for. The first error stops all threads and is
+//! reported. No lock is held over I/O. Truncating the file meanwhile is not an error: its pieces end at the new
+//! end.
 
 use std::fs::File;
 use std::num::NonZeroU64;
@@ -19,25 +20,26 @@ use crate::mutex::{ignore_poison, lock};
 use crate::sys::mapping::FileMapping;
 use crate::{Error, InspectedFile, Result, page_size};
 
-/// Bytes read between two checks of cancellation and rate.
+/// Bytes read between two checks for cancellation and rate.
 pub(super) const CHUNK: u64 = 8 << 20;
 
-/// From this length on a piece is populated: what a fault reads around it weighs little then.
+/// Minimum length of a piece that is populated: the extra data read around a fault matters little then.
 pub(super) const POPULATE_FROM: u64 = 4 << 20;
 
-/// A piece that starts on this alignment and ends the file is populated from [`POPULATE_FILE_FROM`] on: nothing lies
-/// around it that could be read needlessly.
+/// A piece with this alignment that ends the file is populated from [`POPULATE_FILE_FROM`] on: nothing around it
+/// could be read needlessly.
 const POPULATE_ALIGN: u64 = 2 << 20;
 const POPULATE_FILE_FROM: u64 = 64 << 10;
 
-/// So far from where it reads, read-ahead may bring pages in: twice `read_ahead_kb`, up to 8192 of that. So much of a range's end is
-/// read exactly.
+/// Distance in bytes from a read within which read-ahead may bring pages in: twice a `read_ahead_kb` of at most
+/// 8192. This much of a range's end is read exactly.
 const READ_AHEAD_REACH: u64 = 16 << 20;
 
-/// Short pieces that one thread asks for at once: with 64 of 16 KiB from each of 4 threads the measured disk was busy.
+/// Number of short pieces that one thread requests at once: 64 of 16 KiB from each of 4 threads kept the measured
+/// disk busy.
 const READ_AHEAD_PIECES: usize = 64;
 
-/// Bytes of one `POSIX_FADV_WILLNEED`: the kernel cuts a call short near `read_ahead_kb`, 128 by default.
+/// Bytes of one `POSIX_FADV_WILLNEED`: the kernel cuts a call off near `read_ahead_kb`, 128 by default.
 const READ_AHEAD_STEP: u64 = 128 << 10;
 
 /// Loads pieces of one file.
@@ -48,7 +50,7 @@ pub(super) struct Loader<'a> {
     null: OwnedFd,
     /// The file's size at the start.
     size: u64,
-    /// Where read-ahead brings in nothing but what was asked for.
+    /// The range in which read-ahead brings in only requested pages.
     inner: Range<u64>,
     chunk: u64,
     loaded: AtomicU64,
@@ -76,7 +78,7 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// Bytes loaded so far.
+    /// Returns the bytes loaded so far.
     pub(super) fn loaded(&self) -> u64 {
         self.loaded.load(Ordering::Relaxed)
     }
@@ -104,7 +106,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// What a thread takes at once: a long piece, or a run of short ones.
+    /// Splits the pieces into units that a thread takes at once: a long piece, or a run of short ones.
     fn units<'p>(&self, pieces: &'p [Range<u64>]) -> Vec<(WarmMethod, &'p [Range<u64>])> {
         let mut units = Vec::new();
         let mut rest = pieces;
@@ -147,7 +149,8 @@ impl<'a> Loader<'a> {
 
     fn work(&self, shared: &Shared<'_>) {
         let done = reopen(self.file).and_then(|reader| {
-            // Asked for, and waited for when the next unit is asked for too: the device is not left idle in between.
+            // Requested pieces, which are awaited only after the next unit was requested: the device is not idle
+            // in between.
             let mut asked: &[Range<u64>] = &[];
             while let Some((method, pieces)) = shared.units.get(shared.next.fetch_add(1, Ordering::Relaxed)) {
                 if *method == WarmMethod::ReadAhead {
@@ -170,7 +173,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Waits for the turn of `bytes` under the rate, if there is one; false if work is to stop.
+    /// Waits for the turn of `bytes` under the rate, if there is one. Returns false if work has to stop.
     fn take_turn(&self, bytes: u64, shared: &Shared<'_>) -> bool {
         if let Some(rate) = &self.options.rate {
             rate.wait(bytes, || self.stopped(shared));
@@ -182,7 +185,7 @@ impl<'a> Loader<'a> {
         self.cancel.load(Ordering::Relaxed) || shared.failed.load(Ordering::Relaxed)
     }
 
-    /// Asks for all the pieces; false if work is to stop.
+    /// Requests all the pieces. Returns false if work has to stop.
     fn ask(&self, reader: &File, pieces: &[Range<u64>], shared: &Shared<'_>) -> Result<bool> {
         let bytes = pieces.iter().map(|piece| piece.end - piece.start).sum();
         if !self.take_turn(bytes, shared) {
@@ -200,10 +203,10 @@ impl<'a> Loader<'a> {
         Ok(true)
     }
 
-    /// Waits for each piece that was asked for.
+    /// Waits for each requested piece.
     fn wait(&self, reader: &File, pieces: &[Range<u64>], shared: &Shared<'_>) -> Result<()> {
         for piece in pieces {
-            // Reading would go on with the read-ahead that brought in the pages before.
+            // Reading would continue the read-ahead that brought in the previous pages.
             if self.inner.contains(&piece.start) || wait_mapped(reader, piece).is_err() {
                 self.send(reader, piece)?;
             }
@@ -212,7 +215,7 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Reads a piece from its start to its end.
+    /// Reads a piece from start to end.
     fn read_through(
         &self,
         reader: &File,
@@ -226,7 +229,8 @@ impl<'a> Loader<'a> {
             if !self.take_turn(part.end - part.start, shared) {
                 return Ok(());
             }
-            // What populating can't do or won't explain (EFAULT for an unreadable block or a cut file), reading can.
+            // If populating fails or can't explain an error (EFAULT for an unreadable block or a truncated file),
+            // reading can.
             if method != WarmMethod::Populate || populate(reader, &part).is_err() {
                 self.send(reader, &part)?;
             }
@@ -259,47 +263,51 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// What the threads of one [`Loader::load`] share.
+/// The state shared by the threads of one [`Loader::load`].
 struct Shared<'a> {
     units: &'a [(WarmMethod, &'a [Range<u64>])],
-    /// The first unit that nobody has taken.
+    /// The first unit that no thread has taken.
     next: AtomicUsize,
     failed: AtomicBool,
     error: Mutex<Option<Error>>,
     progress: WarmProgress<'a>,
 }
 
-/// A huge page is read in as a whole, and the next one with it: as much as a part has at the most.
+/// Largest usable huge page: it is read as a whole, together with the next one, which is as much as a part has at
+/// most.
 const HUGE_MAX: u64 = 2 << 20;
 
-/// Bytes of a huge page where a page has so many: what one page of the page table's lowest level maps, by entries of 8 bytes.
+/// Returns the size of a huge page for a page size: the bytes mapped by one page of the page table's lowest level,
+/// with entries of 8 bytes.
 pub(super) fn huge_page(page: u64) -> u64 {
     page / 8 * page
 }
 
-/// Faults all pages of a part in, and waits for them.
+/// Faults in all pages of a part, and waits for them.
 fn populate(reader: &File, part: &Range<u64>) -> std::result::Result<(), Errno> {
     let len = usize::try_from(part.end - part.start).map_err(|_| Errno::NOMEM)?;
     let map = FileMapping::new(reader, part.start, len)?;
-    // Without large folios it is still a way to read. Those of larger pages (32 MiB of 16 KiB) would bring in what nobody asked for.
+    // Without large folios this still reads. Huge pages of larger base pages (32 MiB for 16 KiB) would bring in
+    // unrequested data.
     if huge_page(page_size()) <= HUGE_MAX {
         let _ = map.advise_huge();
     }
     map.populate_read()
 }
 
-/// Waits for a piece that was asked for, and reads nothing but that.
+/// Waits for a requested piece, and reads nothing else.
 fn wait_mapped(reader: &File, piece: &Range<u64>) -> std::result::Result<(), Errno> {
     let len = usize::try_from(piece.end - piece.start).map_err(|_| Errno::NOMEM)?;
     let map = FileMapping::new(reader, piece.start, len)?;
     map.advise_random()?;
     map.populate_read()?;
-    // Unmapped from a mapping that is read at random, pages would not count as used, and reclaim would take them first.
+    // Pages unmapped from a mapping with random access would not count as used, and would be reclaimed first.
     map.advise_normal()
 }
 
-/// The part of a range in which read-ahead brings in nothing else, where the range ends before its file does: from the first huge page
-/// that begins in it to where read-ahead no longer reaches its end.
+/// Returns the part of a range in which read-ahead brings in nothing else, if the range ends before its file does.
+/// It starts at the first huge page that begins in the range, and ends where read-ahead can no longer reach the
+/// range's end.
 pub(super) fn inner(range: &Range<u64>, size: u64) -> Range<u64> {
     let start = range.start.next_multiple_of(POPULATE_ALIGN);
     if range.end >= size {
@@ -308,8 +316,8 @@ pub(super) fn inner(range: &Range<u64>, size: u64) -> Range<u64> {
     start..range.end.saturating_sub(READ_AHEAD_REACH) / POPULATE_ALIGN * POPULATE_ALIGN
 }
 
-/// The same file with a position and read-ahead state of its own, so that threads do not upset each other's; where that
-/// can't be had (no /proc, no more permission), the file as it is.
+/// Reopens the file with its own position and read-ahead state, so that threads do not disturb each other. If that
+/// fails (no /proc, no permission any more), returns the same open file.
 #[allow(clippy::disallowed_methods, reason = "the file is open already")]
 fn reopen(file: &InspectedFile) -> Result<File> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
@@ -321,11 +329,12 @@ fn reopen(file: &InspectedFile) -> Result<File> {
         .map_err(|e| Error::call("dup", file.path(), e))
 }
 
-/// Holds reading down to a number of bytes a second, over all threads and calls that share it. Bursts are up to 8 MiB.
+/// Limits reading to a number of bytes per second, over all threads and calls that share it. Bursts are up to 8
+/// MiB.
 #[derive(Debug, Clone)]
 pub struct WarmRate {
     bytes_per_second: u64,
-    /// When the next part may be read.
+    /// The time at which the next part may be read.
     next: Arc<Mutex<Instant>>,
 }
 
@@ -333,12 +342,12 @@ impl WarmRate {
     /// The longest sleep before cancellation is checked again.
     const NAP: Duration = Duration::from_millis(100);
 
-    /// At most `bytes_per_second`; 0 counts as 1.
+    /// Creates a limit of `bytes_per_second`; 0 counts as 1.
     pub fn new(bytes_per_second: u64) -> Self {
         Self { bytes_per_second: bytes_per_second.max(1), next: Arc::new(Mutex::new(Instant::now())) }
     }
 
-    /// Bytes between two checks of cancellation: sixteen steps a second where the rate is low.
+    /// Returns the bytes between two checks for cancellation: sixteen steps per second at a low rate.
     fn chunk(&self) -> u64 {
         (self.bytes_per_second / 16).next_power_of_two().clamp(256 << 10, CHUNK)
     }
@@ -355,7 +364,7 @@ impl WarmRate {
         }
     }
 
-    /// Takes the next turn and puts the one after it as late as the bytes ask for. Time that nobody used is lost.
+    /// Takes the next turn and delays the one after it by the cost of the bytes. Unused time is lost.
     fn book(&self, bytes: u64) -> Instant {
         let cost = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
         let mut next = lock(&self.next);

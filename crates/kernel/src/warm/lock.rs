@@ -1,8 +1,8 @@
-//! Lock: keeping pages of a file in memory, by mlock(2) on a mapping that is never touched.
+//! Lock: keeps pages of a file in memory, by mlock(2) on a mapping that is never touched.
 //!
-//! Invariant: the pages stay resident while the [`Lock`] lives; the kernel neither evicts nor writes over them for it.
-//! Holes are not locked, since locking would fill them with pages of zeros. Fails whole: what was locked before the
-//! failure is given back.
+//! Invariant: the pages stay resident while the [`Lock`] lives; the kernel does not evict them. Holes are not
+//! locked, since locking would fill them with zero pages. Failures are complete: everything locked before the
+//! failure is unlocked.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::sys::mapping::FileMapping;
 use crate::text::escaped;
 use crate::{Error, InspectedFile, Result, page_size};
 
-/// Stretches of data with less than this between them are locked as one, to spare mappings: a process may have 65,530
+/// Stretches of data with gaps smaller than this are locked as one, to save mappings: a process may have 65,530
 /// (`vm.max_map_count`).
 const JOIN: u64 = 1 << 20;
 
@@ -38,7 +38,7 @@ pub enum LockError {
         /// The limit, in bytes.
         limit: u64,
     },
-    /// There is not enough memory to read the pages in, or the process has too many mappings.
+    /// There is not enough memory for the pages, or the process has too many mappings.
     #[error(
         "{}: can't lock {wanted} bytes: there is not enough memory free for them, or this process has too many mappings \
          (`vm.max_map_count`). Lock less, or a range at a time",
@@ -50,7 +50,7 @@ pub enum LockError {
         /// Bytes to lock at the moment of the failure.
         wanted: u64,
     },
-    /// Something else failed.
+    /// Another failure.
     #[error(transparent)]
     Kernel(#[from] Error),
 }
@@ -64,20 +64,20 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Bytes locked, in whole pages.
+    /// Returns the locked bytes, in whole pages.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// How many mappings hold them.
+    /// Returns the number of mappings that hold them.
     pub fn mappings(&self) -> usize {
         self.mappings.len()
     }
 }
 
-/// Locks the pages of `range`, reading in what is missing; an end of `u64::MAX` means the end of the file.
+/// Locks the pages of `range`, reading missing ones; an end of `u64::MAX` means the end of the file.
 ///
-/// Reading in is by page faults from this thread: [`warm`](super::warm()) the range first, it is faster.
+/// They are read by page faults of this thread: it is faster to [`warm`](super::warm()) the range first.
 pub fn lock(file: &InspectedFile, range: Range<u64>) -> std::result::Result<Lock, LockError> {
     let mut locked = Lock { mappings: Vec::new(), bytes: 0 };
     for part in data(file, range)? {
@@ -94,7 +94,7 @@ pub fn lock(file: &InspectedFile, range: Range<u64>) -> std::result::Result<Lock
     Ok(locked)
 }
 
-/// The stretches of data in the range, in whole pages, near ones joined.
+/// Returns the stretches of data in the range, in whole pages, with near ones joined.
 fn data(file: &InspectedFile, range: Range<u64>) -> Result<Vec<Range<u64>>> {
     let page = page_size();
     let mut parts: Vec<Range<u64>> = Vec::new();
@@ -114,7 +114,8 @@ fn data(file: &InspectedFile, range: Range<u64>) -> Result<Vec<Range<u64>>> {
     Ok(parts)
 }
 
-/// mlock(2) says ENOMEM both for the limit and for want of memory, EPERM for a limit of 0, EAGAIN for both again.
+/// Interprets the error of mlock(2): ENOMEM stands for both the limit and a lack of memory, EPERM for a limit of
+/// 0, and EAGAIN for either again.
 fn explain(file: &InspectedFile, wanted: u64, errno: Errno) -> LockError {
     let path = file.path().to_path_buf();
     if !matches!(errno, Errno::NOMEM | Errno::PERM | Errno::AGAIN) {

@@ -1,12 +1,15 @@
-//! Warm: reading pages into the page cache that are not there, from several threads, and making sure that they are.
+//! Warm: reads missing pages into the page cache with several threads, and makes sure that they are there.
 //!
-//! Invariants: what is resident is not read again; [`warm`] leaves holes of sparse files alone, since reading them
-//! costs no device anything; every page that was missing has been waited for when the call returns, unless it was
-//! cancelled; memory use follows neither the file's size nor the number of extents missing (beyond what the caller
-//! lists). Pages whose reading another process has begun count as resident and are not waited for.
+//! Invariants:
+//! * Resident pages are not read again.
+//! * [`warm`] leaves holes of sparse files alone, since reading them costs no device access.
+//! * Every missing page has been waited for when the call returns, unless it was cancelled. Pages that another
+//!   process has started to read count as resident and are not waited for.
+//! * Memory use depends neither on the file's size nor on the number of missing extents (beyond those that the
+//!   caller lists).
 //!
-//! How pages are read, as measured (Linux 6.18, ext4, virtio disk of about 2.2 GiB/s, 4 GiB cold, medians of 9 shuffled
-//! rounds, GiB/s with `read_ahead_kb` 8192 and 128, and ms to evict a GiB of it again):
+//! The methods, as measured (Linux 6.18, ext4, virtio disk of about 2.2 GiB/s, 4 GiB cold, medians of 9 shuffled
+//! rounds, in GiB/s with `read_ahead_kb` 8192 and 128, and in ms to evict one GiB again):
 //!
 //! | method | 8192 | 128 | evict |
 //! |---|---|---|---|
@@ -15,15 +18,19 @@
 //! | sendfile(2) to /dev/null, 4 threads | 2.15 | 2.15 | 9-11 |
 //! | `vmtouch -t` (one thread) | 1.53 | 1.69 | 4-9 |
 //!
-//! Populating is the choice for long stretches: as fast within the noise, hardly any CPU time, the largest folios
-//! whatever the read-ahead setting, and its pages count as used once, so that reclaim does not take them first. It
-//! reads the 2 MiB around where it faults, and what read-ahead makes of that: of the first 40 MiB of a file with
-//! `read_ahead_kb` 8192, 14 MiB after them. So short stretches, and the last 16 MiB of a range that ends before its file,
-//! are read by `POSIX_FADV_WILLNEED`, which reads exactly what it is asked for (in single pages, which take 20 times as
-//! long to evict), and waited for by sendfile(2), or at the ends of a range, where that would go on with the read-ahead
-//! of the pages before, by populating with `MADV_RANDOM`. That costs a range some 15 ms: 16 MiB took 27 ms instead of 11.
-//! 28,807 extents of 16 KiB and more came 2.4 to 3.2 times as fast as by pread(2) from one thread, and about as fast
-//! as direct reads of 16 KiB with 64 in flight. Reading over the gaps between them gained nothing.
+//! Long stretches are populated. This is as fast as the alternatives and takes hardly any CPU time. It makes the
+//! largest folios whatever the read-ahead setting, and its pages count as used once, so that they are not
+//! reclaimed first. But it also reads the 2 MiB around each fault, and the read-ahead that follows: after the
+//! first 40 MiB of a file with `read_ahead_kb` 8192, 14 MiB more.
+//!
+//! So short stretches, and the last 16 MiB of a range that ends before its file, are read by
+//! `POSIX_FADV_WILLNEED`. It reads exactly the requested pages, as single pages, which take 20 times as long to
+//! evict. They are waited for by sendfile(2). At the ends of a range, where sendfile would continue the read-ahead
+//! of the previous pages, they are waited for by populating with `MADV_RANDOM`. That costs a range some 15 ms: 16
+//! MiB took 27 ms instead of 11.
+//!
+//! 28,807 extents of at least 16 KiB were read 2.4 to 3.2 times as fast as by pread(2) from one thread, and about
+//! as fast as by direct reads of 16 KiB with 64 in flight. Reading across the gaps between them gained nothing.
 //!
 //! Fails with the error of the read, or of another call on the file.
 
@@ -41,33 +48,34 @@ use crate::{Error, InspectedFile, Result, page_size, residency};
 use load::Loader;
 use plan::{EmptyRanges, Plan};
 
-/// How missing pages are read.
+/// The method of reading missing pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum WarmMethod {
-    /// [`Populate`](Self::Populate) for stretches of 4 MiB and more and for whole files, [`ReadAhead`](Self::ReadAhead)
-    /// for the rest and for the last 16 MiB of a range that ends before its file: what was measured as best.
+    /// [`Populate`](Self::Populate) for stretches of at least 4 MiB and for whole files,
+    /// [`ReadAhead`](Self::ReadAhead) for everything else and for the last 16 MiB of a range that ends before its
+    /// file. This measured best.
     #[default]
     Auto,
-    /// `MADV_POPULATE_READ` on a mapping advised `MADV_HUGEPAGE`: large folios, but up to 2 MiB more than was asked for
-    /// before a stretch, and twice the device's `read_ahead_kb` after it, 4 MiB at least. Where the kernel can't (before
-    /// Linux 5.14), [`SendFile`](Self::SendFile).
+    /// `MADV_POPULATE_READ` on a mapping with `MADV_HUGEPAGE`. It makes large folios, but also reads up to 2 MiB
+    /// before a stretch, and up to twice the device's `read_ahead_kb` after it, at least 4 MiB. Falls back to
+    /// [`SendFile`](Self::SendFile) before Linux 5.14.
     Populate,
     /// sendfile(2) to `/dev/null`, with the kernel's read-ahead.
     SendFile,
-    /// `POSIX_FADV_WILLNEED` for each stretch, then waiting for it: exact, in pages of their own.
+    /// `POSIX_FADV_WILLNEED` for each stretch, then a wait for it: exact, in single pages.
     ReadAhead,
 }
 
-/// How to warm.
+/// Options of warming.
 #[derive(Debug, Clone)]
 pub struct WarmOptions {
-    /// Threads that read at once; at least 1. Default 4: with 2 the measured disk was 97 % as fast, and disks that are
-    /// wider but slower in each answer gain more.
+    /// Number of reading threads; at least 1. The default is 4. The measured disk reached 97 % of that speed with
+    /// 2, and disks with more parallelism and longer latency gain more.
     pub width: usize,
-    /// How missing pages are read.
+    /// The method of reading missing pages.
     pub method: WarmMethod,
-    /// Read no faster than this; all calls whose options are clones of each other share it.
+    /// Limits the rate; calls whose options are clones of each other share the limit.
     pub rate: Option<WarmRate>,
 }
 
@@ -77,29 +85,30 @@ impl Default for WarmOptions {
     }
 }
 
-/// What warming did, in bytes; all but `requested` in whole pages.
+/// The result of warming, in bytes; all figures except `requested` are in whole pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WarmReport {
-    /// Bytes of the range that lie in the file.
+    /// Bytes of the range inside the file.
     pub requested: u64,
-    /// Of these in holes, which are not loaded.
+    /// Bytes of these in holes, which are not loaded.
     pub holes: u64,
-    /// Resident in the range at first; `None` where that can't be seen (see [`residency`]).
+    /// Bytes resident at first; `None` if that can't be seen (see [`residency`]).
     pub resident_before: Option<u64>,
-    /// Found missing and read in. Where residency can't be seen: read through, resident or not.
+    /// Missing bytes that were read. If residency can't be seen: bytes read, resident or not.
     pub loaded: u64,
-    /// Resident in the range at the end; less than the rest suggests if the kernel took pages away meanwhile.
+    /// Bytes resident at the end. The sum of the others is larger if the kernel reclaimed pages meanwhile.
     pub resident_after: Option<u64>,
-    /// Whether it was cancelled before all was read.
+    /// Whether it was cancelled before everything was read.
     pub cancelled: bool,
 }
 
-/// Called with the bytes dealt with since the last call: read, or found to need no reading. Called from several threads.
+/// Called with the bytes handled since the last call: read, or found not to need reading. Called from several
+/// threads.
 pub type WarmProgress<'a> = &'a (dyn Fn(u64) + Sync);
 
-/// Reads the missing pages of `range` in; an end of `u64::MAX` means the end of the file.
+/// Reads the missing pages of `range`; an end of `u64::MAX` means the end of the file.
 ///
-/// `cancel` is checked before every 8 MiB or less; when it is set, the report says how far it came.
+/// `cancel` is checked at least every 8 MiB. If it is set, the report says how far the call got.
 ///
 /// ```
 /// use std::sync::atomic::AtomicBool;
@@ -119,9 +128,9 @@ pub fn warm(
     Warming::new(file, &[range], true, options, progress, cancel)?.run()
 }
 
-/// Reads the missing pages of many extents in, exactly these; holes among them are loaded too.
+/// Reads the missing pages of exactly these extents; holes in them are loaded too.
 ///
-/// `extents` are sorted and do not overlap; parts past the end of the file are left out.
+/// `extents` must be sorted and not overlap; parts past the end of the file are left out.
 pub fn warm_extents(
     file: &InspectedFile,
     extents: &[Range<u64>],
@@ -135,9 +144,9 @@ pub fn warm_extents(
 /// One call of [`warm`] or [`warm_extents`].
 struct Warming<'a> {
     file: &'a InspectedFile,
-    /// Within the file, not empty.
+    /// Inside the file, not empty.
     ranges: Vec<Range<u64>>,
-    /// Outside of this pages are read exactly.
+    /// Outside of this range pages are read exactly.
     inner: Range<u64>,
     skip_holes: bool,
     options: &'a WarmOptions,
@@ -163,7 +172,7 @@ impl<'a> Warming<'a> {
             .collect();
         let inner = match (options.method, &ranges[..]) {
             (WarmMethod::Auto, [range]) if skip_holes => load::inner(range, size),
-            // Of many extents, most are too short for anything else, and what a long one brings in besides is little.
+            // Most of many extents are too short for anything else, and the extra data around a long one is small.
             _ => 0..u64::MAX,
         };
         Ok(Self {
@@ -196,7 +205,7 @@ impl<'a> Warming<'a> {
     }
 
     fn plan(&self, residency_known: bool) -> Plan<'_> {
-        // Parts small enough for all threads to have some, and long enough for the kernel's read-ahead to get going.
+        // Parts small enough that every thread gets some, and long enough for the kernel's read-ahead to start.
         let share = self.requested / (4 * self.options.width.max(1) as u64);
         let longest = match self.options.method {
             WarmMethod::ReadAhead => load::CHUNK,
@@ -216,7 +225,7 @@ impl<'a> Warming<'a> {
         Ok(())
     }
 
-    /// Resident bytes of the ranges; `None` where that can't be seen.
+    /// Returns the resident bytes of the ranges; `None` if that can't be seen.
     fn resident(&self) -> Result<Option<u64>> {
         /// Fewer ranges are not worth a thread: 1024 take about a millisecond.
         const SHARE: usize = 1024;
@@ -241,7 +250,7 @@ impl<'a> Warming<'a> {
     }
 }
 
-/// Resident bytes of the ranges, which are in file order.
+/// Returns the resident bytes of the ranges, which are in file order.
 fn resident_in(file: &InspectedFile, ranges: &[Range<u64>]) -> Result<u64> {
     let mut empty = EmptyRanges::new(file);
     let mut resident = 0;
@@ -253,8 +262,8 @@ fn resident_in(file: &InspectedFile, ranges: &[Range<u64>]) -> Result<u64> {
     Ok(resident)
 }
 
-/// Whether some pages that were read are gone again, but so few that reading them again is no fight against a kernel
-/// that has no room for them.
+/// Whether some pages that were read are gone again, but so few that reading them again does not work against a
+/// kernel that has no room for them.
 fn few_went_away(report: &WarmReport) -> bool {
     let (Some(before), Some(after)) = (report.resident_before, report.resident_after) else {
         return false;
@@ -263,7 +272,7 @@ fn few_went_away(report: &WarmReport) -> bool {
     gone > 0 && gone <= (report.loaded / 64).max(page_size())
 }
 
-/// An error of a call on `file`.
+/// Returns an error of a call on `file`.
 fn call_error(call: &'static str, file: &InspectedFile, errno: rustix::io::Errno) -> Error {
     Error::call(call, file.path(), errno)
 }

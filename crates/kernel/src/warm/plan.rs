@@ -1,7 +1,8 @@
-//! The plan: which pages of the ranges are missing, found piece by piece just before they are read.
+//! The plan: finds the missing pages of the ranges piece by piece, just before they are read.
 //!
-//! Invariants: pieces come in file order, in whole pages, none longer than the given length, none resident when it was
-//! inspected; a batch is at most [`BATCH`] pieces. Fails with the error of a call on the file.
+//! Invariants: pieces come in file order and in whole pages. None is longer than the given length, and none was
+//! resident when it was inspected. A batch has at most [`BATCH`] pieces. Fails with the error of a call on the
+//! file.
 
 use std::ops::Range;
 
@@ -13,10 +14,10 @@ use super::{WarmProgress, call_error};
 use crate::extents::Stretches;
 use crate::{InspectedFile, Result, page_size, residency};
 
-/// How many pieces are planned ahead: 256 KiB of memory, up to a TiB of a file.
+/// Number of pieces planned ahead: 256 KiB of memory, up to a TiB of a file.
 const BATCH: usize = 16_384;
 
-/// What is missing of the ranges.
+/// The missing parts of the ranges.
 pub(super) struct Plan<'a> {
     file: &'a InspectedFile,
     ranges: std::slice::Iter<'a, Range<u64>>,
@@ -26,11 +27,11 @@ pub(super) struct Plan<'a> {
     /// Pieces end where this begins and ends, and those outside are short.
     inner: Range<u64>,
     empty: EmptyRanges<'a>,
-    /// The current range's rest, in which data is still to be found.
+    /// The rest of the current range, in which data is still to be found.
     rest: Range<u64>,
-    /// The current data, split by what is resident.
+    /// The current data, split by residency.
     stretches: Option<Stretches<'a>>,
-    /// What is missing next.
+    /// The next missing part.
     missing: Range<u64>,
     holes: u64,
 }
@@ -59,12 +60,12 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Bytes of holes passed over so far.
+    /// Returns the bytes of the holes skipped so far.
     pub(super) fn holes(&self) -> u64 {
         self.holes
     }
 
-    /// The next pieces; none at the end. `progress` counts what needs no reading.
+    /// Returns the next pieces; empty at the end. `progress` counts bytes that need no reading.
     pub(super) fn next_batch(&mut self, progress: WarmProgress<'_>) -> Result<Vec<Range<u64>>> {
         let mut pieces: Vec<Range<u64>> = Vec::new();
         while pieces.len() < BATCH {
@@ -78,7 +79,7 @@ impl<'a> Plan<'a> {
         Ok(pieces)
     }
 
-    /// Where the piece ends that begins with what is missing.
+    /// Returns the end of the piece that starts with the next missing part.
     fn end_of_piece(&self) -> u64 {
         let Range { start, end } = self.missing;
         let longest =
@@ -88,7 +89,7 @@ impl<'a> Plan<'a> {
         border.unwrap_or(longest)
     }
 
-    /// Finds the next missing stretch; false at the end.
+    /// Finds the next missing stretch. Returns false at the end.
     fn find_missing(&mut self, progress: WarmProgress<'_>) -> Result<bool> {
         loop {
             while let Some(stretch) = self.stretches.as_mut().and_then(Iterator::next) {
@@ -131,13 +132,13 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// The first stretch of `range` that is not a hole (lseek(2) `SEEK_DATA`); empty at its end if there is none. Pages
-/// reserved but never written count as holes: reading them costs the device nothing.
+/// Returns the first stretch of `range` that is not a hole (lseek(2) `SEEK_DATA`); empty at the end if there is
+/// none. Space that is reserved but unwritten counts as a hole: reading it costs no device access.
 pub(super) fn next_data(file: &InspectedFile, range: &Range<u64>) -> Result<Range<u64>> {
     let start = match rustix::fs::seek(file, SeekFrom::Data(range.start)) {
         Ok(start) => start.min(range.end),
         Err(Errno::NXIO) => range.end,
-        // Not known here: all is data.
+        // Not supported here: all counts as data.
         Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(range.clone()),
         Err(errno) => return Err(call_error("lseek", file, errno)),
     };
@@ -152,8 +153,8 @@ pub(super) fn next_data(file: &InspectedFile, range: &Range<u64>) -> Result<Rang
     }
 }
 
-/// Knows, for ranges asked in file order, whether nothing is resident ahead of them: one call then serves all the
-/// small ranges in the next [`Self::AHEAD`] bytes.
+/// Remembers, for ranges queried in file order, whether nothing is resident ahead of them: one call then serves
+/// all small ranges in the next [`Self::AHEAD`] bytes.
 pub(super) struct EmptyRanges<'a> {
     file: &'a InspectedFile,
     inspected_until: u64,
@@ -167,7 +168,7 @@ impl<'a> EmptyRanges<'a> {
         Self { file, inspected_until: 0, empty_until: 0 }
     }
 
-    /// Whether all of `range` is known to have nothing resident.
+    /// Whether `range` is known to have no resident pages.
     pub(super) fn hold(&mut self, range: &Range<u64>) -> Result<bool> {
         if range.start >= self.inspected_until {
             let ahead = range.start..range.end.max(range.start.saturating_add(Self::AHEAD));

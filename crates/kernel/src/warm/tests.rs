@@ -18,7 +18,7 @@ fn warm_all(file: &InspectedFile, options: &WarmOptions) -> WarmReport {
     warm(file, 0..u64::MAX, options, &|_| {}, &never()).unwrap()
 }
 
-/// By mincore, which counts no page that is still being read.
+/// Returns the resident bytes by mincore, which does not count pages that are still being read.
 fn really_resident(file: &InspectedFile) -> u64 {
     residency_by_mincore(file, 0..u64::MAX).unwrap().resident
 }

@@ -11,8 +11,8 @@ const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 const TICK: u64 = 50_000;
 
-/// A disk that takes requests in order, each at `rate` bytes a second and `latency` beside all others. A sync stands behind all data that
-/// was submitted before it, as a journal has it that orders data.
+/// A disk that takes requests in order, each at `rate` bytes a second plus a `latency` that overlaps with others'.
+/// A sync waits for all data submitted before it, as in a journal that orders data.
 struct Disk {
     latency: u64,
     rate: u64,
@@ -26,7 +26,7 @@ impl Disk {
     }
 }
 
-/// Others' requests, as they are counted.
+/// Requests of others, counted as the kernel counts them.
 #[derive(Default)]
 struct Counted {
     open: VecDeque<(u64, u64)>,
@@ -40,7 +40,7 @@ impl Counted {
         self.open.push_back((now, done_at));
     }
 
-    /// What was counted until now, since the last call.
+    /// Returns the requests counted since the last call.
     fn take(&mut self, now: u64, ns: u64) -> OthersRequests {
         while let Some(&(begun, done)) = self.open.front().filter(|(_, done)| *done <= now) {
             self.open.pop_front();
@@ -52,7 +52,8 @@ impl Counted {
     }
 }
 
-/// A process that commits in an open loop: so many are due in a second, all that are due go together, in two requests one after the other.
+/// A process that commits in an open loop: a fixed number is due per second, and all due commits go together, as
+/// two requests one after the other.
 struct Commits {
     every: u64,
     due: VecDeque<u64>,
@@ -100,7 +101,7 @@ impl Commits {
     }
 }
 
-/// A stream's output through a pacer that hears of others every 10 ms if `hears`.
+/// A stream's output through a pacer, which learns of others every 10 ms if `hears`.
 #[derive(Default)]
 struct Output {
     pacer: Pacer,
@@ -108,7 +109,7 @@ struct Output {
     parts: VecDeque<(u64, u64, u64, u64)>,
     last_done: u64,
     not_before: u64,
-    /// Bytes in each tenth of a second.
+    /// Bytes written in each tenth of a second.
     written: Vec<u64>,
 }
 
@@ -142,7 +143,7 @@ fn quick_disk() -> Disk {
     Disk { latency: 100_000, rate: 100_000_000, free_at: 0 }
 }
 
-/// Commits for `on` beside output, for `seconds`.
+/// Runs commits during `on` beside output, for `seconds`.
 fn beside(seconds: u64, hears: bool, on: std::ops::Range<u64>) -> (Commits, Output) {
     let (mut disk, mut commits) = (quick_disk(), Commits::new(1500));
     let (mut output, mut counted) = (Output::default(), Counted::default());
@@ -167,7 +168,7 @@ fn commits_in_an_open_loop_are_kept_at_most_of_the_disk() {
     let rate = output.written[100..].iter().sum::<u64>() / 10;
     assert!(rate >= 30_000_000, "{rate}");
     assert!(commits.quantile(100) < 30 * MS, "{}", commits.quantile(100));
-    // And it is quicker for them than a pacer that knows of others by its own pieces alone.
+    // It is also faster for them than a pacer that infers others from its own pieces alone.
     let (mut alone, _) = beside(20, false, 0..u64::MAX);
     assert!(commits.quantile(2) <= alone.quantile(2), "{} {}", commits.quantile(2), alone.quantile(2));
 }
@@ -184,7 +185,8 @@ fn a_stream_yields_within_a_tenth_of_a_second_and_takes_all_within_one() {
     assert!(rate(71..118) >= 97_000_000, "{}", rate(71..118));
 }
 
-/// Four threads of small reads beside a stream with read-ahead; the share of each of what it has alone.
+/// Runs four threads of small reads beside a stream with read-ahead. Returns each side's throughput as a fraction
+/// of its throughput alone.
 fn readers_beside_a_stream(hears: bool) -> (f64, f64) {
     let run = |reads: bool, streams: bool| {
         let mut disk = quick_disk();
@@ -227,7 +229,7 @@ fn small_reads_get_more_than_half_beside_a_stream_in_turns() {
 fn alone_on_its_disk_a_stream_is_never_held() {
     let (mut contention, mut duty) = (DiskContention::default(), ReadDuty::default());
     for tick in 0..10_000 {
-        // Somebody writes a line to a log each second.
+        // Another process writes a line to a log each second.
         let one = u64::from(tick % 100 == 0);
         let seen = OthersRequests { ns: 10 * MS, begun: one, done: one, waited_ns: one * 200_000 };
         assert_eq!(duty.step(contention.others(seen), tick * 10 * MS), None);

@@ -1,9 +1,9 @@
-//! Numbers in file names: how each kind is read, and what sequence it gives.
+//! Numbers in file names: their syntax and the sequences they yield.
 //!
-//! Invariants: a sequence never falls from a file of a log to a later one, and grows by exactly 1 to the next. Reading a number
-//! fails where it does not fit in 64 bits, and nowhere else.
+//! Invariants: a sequence never falls from a file of a log to a later one, and grows by exactly 1 to the next.
+//! Reading a number fails only if it does not fit in 64 bits.
 
-/// What a number in a pattern looks like.
+/// The syntax of a number in a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
     Decimal,
@@ -12,7 +12,7 @@ pub(super) enum Class {
 }
 
 impl Class {
-    /// Reads the number that `text` starts with, and returns what comes after it.
+    /// Reads the number at the start of `text`, and returns it with the rest.
     pub(super) fn read(self, text: &[u8]) -> Option<(Number, &[u8])> {
         let (length, radix) = match self {
             Self::Decimal => (text.iter().take_while(|byte| byte.is_ascii_digit()).count(), 10),
@@ -29,7 +29,7 @@ impl Class {
         Some((Number::Counted(value(digits, radix)?), after))
     }
 
-    /// Whether a number that follows this byte would be cut by it. A WAL segment has a fixed length.
+    /// Whether this byte belongs to the number that follows it. A WAL segment has a fixed length.
     pub(super) const fn continues_after(self, byte: u8) -> bool {
         match self {
             Self::Decimal => byte.is_ascii_digit(),
@@ -39,7 +39,7 @@ impl Class {
     }
 }
 
-/// How many hexadecimal digits, of either case, `text` starts with.
+/// Returns the number of hexadecimal digits, of either case, at the start of `text`.
 pub(super) fn hexadecimal_digits(text: &[u8]) -> usize {
     text.iter().take_while(|byte| byte.is_ascii_hexdigit()).count()
 }
@@ -54,17 +54,17 @@ fn value(digits: &[u8], radix: u32) -> Option<u64> {
 /// The number in a name that orders the files of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Number {
-    /// The name has none.
+    /// The name has no number.
     None,
-    /// One that goes up by 1 from file to file.
+    /// A number that goes up by 1 from file to file.
     Counted(u64),
-    /// A PostgreSQL WAL segment's, which wraps around in its low part.
+    /// A PostgreSQL WAL segment, whose low part wraps around.
     WalSegment(WalSegment),
 }
 
 impl Number {
-    /// Which file of its log it is: the next file's sequence is larger by 1; 0 for a name without a number. WAL segments need
-    /// the size of the segments of their log ([`WalSegment::sequence`]).
+    /// Returns the file's position in its log: the next file's sequence is larger by 1. Returns 0 for a name
+    /// without a number. WAL segments need the segment size of their log ([`WalSegment::sequence`]).
     pub const fn sequence(self, segment_size: Option<SegmentSize>) -> u64 {
         match self {
             Self::None => 0,
@@ -77,19 +77,19 @@ impl Number {
 /// The name of a PostgreSQL WAL segment: three numbers of 8 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WalSegment {
-    /// The timeline. It does not order: the same position on two timelines has one sequence.
+    /// The timeline. It does not order files: the same position on two timelines has one sequence.
     pub timeline: u32,
-    /// Which 4 GiB of the log.
+    /// The number of the segment's 4 GiB section of the log.
     pub high: u32,
-    /// Which segment of these 4 GiB.
+    /// The number of the segment within that section.
     pub low: u32,
 }
 
 impl WalSegment {
-    /// Length of the name.
+    /// Length of a segment name.
     pub const DIGITS: usize = 24;
 
-    /// Reads a name: 24 digits, upper-case as PostgreSQL writes them.
+    /// Parses a name: 24 digits, upper-case as PostgreSQL writes them.
     pub fn of_name(name: &[u8]) -> Option<Self> {
         let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'A'..=b'F');
         if name.len() != Self::DIGITS || !name.iter().all(is_digit) {
@@ -99,12 +99,12 @@ impl WalSegment {
         Some(Self { timeline: part(0, 8)?, high: part(8, 16)?, low: part(16, 24)? })
     }
 
-    /// Which segment of its log it is, timelines aside.
+    /// Returns the segment's position in its log, regardless of the timeline.
     ///
-    /// The low part goes up to the number of segments in 4 GiB, which their size decides. Where that is not known, it is taken to
-    /// be PostgreSQL's default ([`SegmentSize::DEFAULT`]). A low part that segments of this size don't have counts as the last
-    /// one: then sequences still don't fall, and a distance is rather too small than too large, so that what a reader is near
-    /// stays.
+    /// The low part counts up to the number of segments in 4 GiB, which depends on the segment size. If the size
+    /// is unknown, PostgreSQL's default is used ([`SegmentSize::DEFAULT`]). A low part beyond the last segment of
+    /// this size counts as the last one. Sequences then still do not fall, and distances are underestimated rather
+    /// than overestimated, so that the files near a reader stay.
     ///
     /// ```
     /// use pagekeeper_policy::names::{SegmentSize, WalSegment};
@@ -125,11 +125,11 @@ impl WalSegment {
     }
 }
 
-/// The size of PostgreSQL's WAL segments: a power of two from 1 MiB to 1 GiB (`initdb --wal-segsize`). All segments of one log
-/// have the same.
+/// The size of PostgreSQL's WAL segments: a power of two from 1 MiB to 1 GiB (`initdb --wal-segsize`), the same
+/// for all segments of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SegmentSize {
-    /// Its logarithm to base 2, from 20 to 30.
+    /// The logarithm to base 2, from 20 to 30.
     bits: u32,
 }
 
@@ -137,19 +137,20 @@ impl SegmentSize {
     /// PostgreSQL's default, 16 MiB.
     pub const DEFAULT: Self = Self { bits: 24 };
 
-    /// The size of segments, by the size of one's file in bytes. `None` where that can't be a segment's, such as while it is
-    /// copied to its place.
+    /// Returns the segment size from the size of a segment file in bytes. Returns `None` if no segment has that
+    /// size, as while the file is being copied.
     pub const fn of_file(bytes: u64) -> Option<Self> {
         let bits = bytes.trailing_zeros();
         if bytes.is_power_of_two() && 20 <= bits && bits <= 30 { Some(Self { bits }) } else { None }
     }
 
-    /// The size, in bytes.
+    /// Returns the size in bytes.
     pub const fn bytes(self) -> u64 {
         1 << self.bits
     }
 
-    /// Where a position of the log (an LSN, in bytes) is: the sequence of its segment, and the offset in that, in bytes.
+    /// Returns the place of a log position (an LSN, in bytes): the sequence of its segment, and the offset in the
+    /// segment in bytes.
     ///
     /// ```
     /// use pagekeeper_policy::names::{SegmentSize, WalSegment};

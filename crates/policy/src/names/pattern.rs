@@ -1,4 +1,4 @@
-//! Patterns as profiles have them: text that was checked, matched against paths of the operating system.
+//! Checked patterns for profiles, matched against paths of the operating system.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -9,7 +9,7 @@ use std::str::FromStr;
 use super::rotation::without_rotation;
 use super::{Matched, Number, check, directories, matches, matches_name, split_last};
 
-/// A pattern that was checked.
+/// A checked pattern.
 ///
 /// ```
 /// use pagekeeper_policy::names::Pattern;
@@ -26,7 +26,7 @@ pub struct Pattern {
     text: String,
 }
 
-/// A text that is no pattern.
+/// The error for a text that is not a pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PatternError {
     pattern: String,
@@ -42,34 +42,35 @@ impl fmt::Display for PatternError {
 impl std::error::Error for PatternError {}
 
 impl Pattern {
-    /// Matches the last components of a path: the file's name, and as many directories above it as the pattern names.
+    /// Matches the last components of a path: the file name, and as many directories above it as the pattern
+    /// names.
     pub fn matches<'n>(&self, path: &'n Path) -> Option<Matched<'n>> {
         matches(self.text.as_bytes(), path.as_os_str().as_bytes())
     }
 
-    /// Matches a bare file name, whatever directory it is in.
+    /// Matches a bare file name, in any directory.
     pub fn matches_name<'n>(&self, name: &'n OsStr) -> Option<Matched<'n>> {
         matches_name(split_last(self.text.as_bytes()).1, name.as_bytes())
     }
 
-    /// The directory that a path that matches is found from: above those that the pattern names.
+    /// Returns the base directory of a matching path: the one above those that the pattern names.
     pub fn base_of<'a>(&self, path: &'a Path) -> Option<&'a Path> {
         self.matches(path)?;
         path.ancestors().nth(directories(self.text.as_bytes()) + 1)
     }
 
-    /// The name of the directory that the file must be in, if the pattern names one, without a `*`.
+    /// Returns the name of the directory that the file must be in, if the pattern names one without a `*`.
     pub fn directory(&self) -> Option<&str> {
         let (directory, _) = self.text.rsplit_once('/')?;
         (!directory.contains(['/', '*'])).then_some(directory)
     }
 
-    /// Whether the files of a log can be called so: in at most one directory, whose name has no `*`.
+    /// Whether the pattern suits the files of a log: it names at most one directory, without a `*`.
     pub fn is_for_logs(&self) -> bool {
         !self.text.contains('/') || self.directory().is_some()
     }
 
-    /// The pattern as it was written.
+    /// Returns the pattern as it was written.
     pub fn as_str(&self) -> &str {
         &self.text
     }
@@ -86,8 +87,8 @@ impl FromStr for Pattern {
 }
 
 impl Matched<'_> {
-    /// Returns what the names of one log have in common: the stem, and where no number orders the files, that without dates and the
-    /// numbers of rotated files.
+    /// Returns the common part of the names of one log: the stem. If no number orders the files, dates and the
+    /// numbers of rotated files are removed from it.
     ///
     /// ```
     /// use pagekeeper_policy::names::matches_name;
@@ -105,7 +106,7 @@ impl Matched<'_> {
         }
     }
 
-    /// The name of the log's index: the stem, with `index` at its end.
+    /// Returns the name of the log's index file: the stem, with `index` appended.
     pub fn index_name(&self) -> OsString {
         let mut name = self.stem().concat();
         name.extend_from_slice(b"index");

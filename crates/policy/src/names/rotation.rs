@@ -1,11 +1,14 @@
-//! The parts of a file name that the rotation of a log changes: dates, times, weekdays, months, and the number of a rotated file.
+//! The parts of a file name that log rotation changes: dates, times, weekdays, months, and the number of a rotated
+//! file.
 //!
-//! Invariant: numbers of servers, hosts and ports stay, since logs that differ in these are different logs.
+//! Invariant: numbers of servers, hosts and ports stay, since they tell different logs apart.
 
-/// The digits from which on a number is a date, a time or a count: `YYMMDD`, `HHMMSS`, seconds of the epoch. Ports have fewer.
+/// Minimum digits of a number that counts as a date, a time or a count: `YYMMDD`, `HHMMSS`, seconds since the
+/// epoch. Ports have fewer.
 const DATE_DIGITS_MIN: usize = 6;
 
-/// Words that stand for a date, in full or by their first three letters, and the name of a log that was rotated once.
+/// Words that stand for a date, in full or by their first three letters, and the suffix of a log that was rotated
+/// once.
 const WORDS: [&[u8]; 20] = [
     b"Monday",
     b"Tuesday",
@@ -29,14 +32,14 @@ const WORDS: [&[u8]; 20] = [
     b"old",
 ];
 
-/// The endings of rotated files that were compressed.
+/// The endings of compressed rotated files.
 const COMPRESSED: [&[u8]; 4] = [b".gz", b".xz", b".bz2", b".zst"];
 
 /// Returns a name without the parts that rotation changes and the separators before them.
 pub(super) fn without_rotation(name: &[u8]) -> Vec<u8> {
     let mut kept = Vec::with_capacity(name.len());
     let mut rest = COMPRESSED.iter().find_map(|ending| name.strip_suffix(*ending)).unwrap_or(name);
-    // Whether the last part that is no separator was dropped: short numbers after it go on with the date.
+    // Whether the last part other than a separator was dropped: short numbers after it continue the date.
     let mut is_in_date = false;
     while let Some((part, after)) = split_part(rest) {
         let is_count = after.is_empty() && kept.ends_with(b".") && part.iter().all(u8::is_ascii_digit);
@@ -100,7 +103,7 @@ mod tests {
             (&["LOG", "LOG.old.1764406800000000"], "LOG"),
             (&["pg-2026-11-29_090511.csv", "pg-Mon.csv", "pg-Wednesday.csv", "pg-Nov-29.csv"], "pg.csv"),
             (&["server_log.1905", "server_log.Sun"], "server_log"),
-            // Another server's, host's or port's.
+            // Names with the number of a server, host or port.
             (&["error-3307.log"], "error-3307.log"),
             (&["node2-2026-11-29.log"], "node2.log"),
             (&["10.0.0.5-slow.log"], "10.0.0.5-slow.log"),

@@ -7,11 +7,12 @@ use super::*;
 const MIB: u64 = 1 << 20;
 const MS: u64 = 1_000_000;
 
-/// A disk that takes requests in order: each waits `latency` beside all others, then its turn at `rate` bytes a second.
+/// A disk that takes requests in order: each takes a `latency` that overlaps with others', then its turn at `rate`
+/// bytes a second.
 struct Disk {
     latency: u64,
     rate: u64,
-    /// When the last request's turn ends.
+    /// The end of the last request's turn.
     free_at: u64,
 }
 
@@ -24,7 +25,7 @@ impl Disk {
         bytes * 1000 / (self.rate / 1_000_000)
     }
 
-    /// When the request is done.
+    /// Submits a request and returns the time at which it is done.
     fn submit(&mut self, now: u64, bytes: u64) -> u64 {
         self.free_at = self.free_at.max(now) + self.transfer(bytes);
         self.free_at + self.latency
@@ -59,7 +60,7 @@ impl Writer {
         self.parts.iter().map(|part| part.0).sum()
     }
 
-    /// Sees what is done by now, and begins what may be.
+    /// Notices the requests that are done, and begins those that may begin.
     fn go_on(&mut self, now: u64, disk: &mut Disk) {
         while let Some(&(bytes, in_flight, begun, done)) = self.parts.front()
             && done <= now
@@ -85,17 +86,18 @@ impl Writer {
     }
 }
 
-/// What a run of both came to.
+/// The outcome of a run of both.
 struct Outcome {
     writer: Writer,
-    /// Share of the disk's rate that the writer got.
+    /// Fraction of the disk's rate that the writer got.
     share: f64,
     commits: u64,
     longest_commit: u64,
 }
 
-/// Runs the writer for `seconds` in steps of 50 µs. `commits`: how many requests, one after the other, a commit makes, of 8 KiB each,
-/// and the nanoseconds until the next one; `is_on` says when the database is at work.
+/// Runs the writer for `seconds` in steps of 50 µs. `commits` has the number of requests, of 8 KiB each, that a
+/// commit makes one after the other, and the nanoseconds until the next commit. `is_on` says when the database is
+/// at work.
 fn simulate(
     mut disk: Disk,
     seconds: u64,
@@ -123,7 +125,7 @@ fn simulate(
                 continue;
             }
         }
-        // The journal's commit stands behind what was submitted before it.
+        // The journal's commit waits behind everything submitted before it.
         wake = disk.submit(now, 8 << 10);
     }
     let share = writer.written as f64 / (disk.rate * seconds) as f64;
@@ -149,7 +151,7 @@ fn a_piece_is_three_milliseconds_of_the_disk() {
     let quick = alone(Disk::new(50_000, 2_000_000_000)).writer;
     assert!((MIB..=PIECE_MAX).contains(&quick.pacer.piece()), "{}", quick.pacer.piece());
     assert_eq!(quick.pacer.backlog(), BACKLOG_MAX);
-    // Of a slow one less may be unwritten.
+    // On a slow disk less may be unwritten.
     assert!(alone(Disk::new(0, 10_000_000)).writer.pacer.backlog() < 6 * MIB);
 }
 
@@ -157,14 +159,14 @@ fn a_piece_is_three_milliseconds_of_the_disk() {
 fn a_disk_that_answers_slowly_but_serves_much_at_once_gets_longer_pieces() {
     let wide = alone(Disk::new(40 * MS, 200_000_000));
     assert!(wide.share > 0.6 && wide.writer.longest_piece <= WIDE_PIECE_MAX, "{}", wide.share);
-    // And one that is merely slow does not.
+    // A merely slow disk does not.
     let slow = alone(Disk::new(0, 40_000_000));
     assert!(slow.writer.pacer.piece() == PIECE_MIN && slow.share > 0.9, "{}", slow.share);
 }
 
 #[test]
 fn a_writer_in_a_closed_loop_keeps_most_of_its_commits() {
-    // A slow answer to a flush, then two milliseconds between.
+    // A slow flush, then a pause of two milliseconds.
     for commit in [(3, 2 * MS), (1, 2 * MS)] {
         let mut idle = Disk::new(500_000, 100_000_000);
         let (mut now, mut alone) = (0, 0);
@@ -180,14 +182,15 @@ fn a_writer_in_a_closed_loop_keeps_most_of_its_commits() {
     }
 }
 
-/// A database that submits bursts, as a checkpoint does: the stream stands back, and takes all again once they are over.
+/// A database that submits bursts, as a checkpoint does: the stream yields, and takes all again once they are
+/// over.
 #[test]
 fn a_burst_is_made_room_for_and_the_rest_is_taken() {
     let (mut disk, mut writer) = (Disk::new(0, 100_000_000), Writer::new());
     let mut during = 0;
     for now in (0..12 * SECOND).step_by(50_000) {
         let second = now / SECOND;
-        // Four mebibytes every 50 ms: most of the disk.
+        // 4 MiB every 50 ms: most of the disk's rate.
         if (4..6).contains(&second) && now % (50 * MS) == 0 {
             disk.submit(now, 4 * MIB);
         }
@@ -225,7 +228,7 @@ fn steps_follow_the_piece_and_the_calls() {
         of(PIECE_MIN, 16 * MIB, 4096),
         Pace { step: 128 << 10, budget: 16 * MIB - (128 << 10), release: true }
     );
-    // A write of a MiB makes folios of that size, which go as a whole.
+    // A write of 1 MiB makes folios of that size, which are written as a whole.
     assert_eq!(of(PIECE_MIN, 16 * MIB, MIB).step, MIB);
     assert_eq!(of(PIECE_MIN, 16 * MIB, 64 * MIB).step, MIB);
     // A small share of the backlog.

@@ -18,7 +18,7 @@ fn a_writer_with_little_runs_beside_one_with_much() {
     assert_eq!(device.decide(LIMITS, at(0)).held, [1]);
     device.dirtied(2, 16 * MIB, at(1));
     assert_eq!(device.decide(LIMITS, at(1)).held, [1, 2], "both have their share");
-    // Where twice the bound was left behind by who has ended, nobody is spared.
+    // Where processes that have ended left twice the bound, nobody is spared.
     let mut device = DeviceHolds::default();
     device.dirtied(1, 33 * MIB, at(0));
     device.dirtied(2, MIB, at(0));
@@ -67,7 +67,7 @@ fn a_rate_is_kept_on_average() {
     assert!((100 * MIB..102 * MIB).contains(&dirtied), "{dirtied}");
 }
 
-/// What happens to a device.
+/// An event on a device.
 #[derive(Debug, Clone)]
 enum Event {
     Dirtied(u32, u64),
@@ -120,7 +120,7 @@ proptest! {
         }
     }
 
-    /// A simulated disk and writers that write whenever they are free: the bound is kept but for what one step lets through, the disk
+    /// A simulated disk with writers that write whenever they run: the bound holds up to one step's data, the disk
     /// never runs dry, and equal writers get equal parts.
     #[test]
     fn the_bound_is_kept_and_writers_get_equal_parts(
@@ -138,7 +138,7 @@ proptest! {
             let now = Duration::from_micros(now_us);
             let free: Vec<u32> = (0..writers).filter(|writer| !held.contains(writer)).collect();
             for writer in &free {
-                // One memory for all.
+                // All writers share one memory bandwidth.
                 let bytes = speed * step_us / free.len() as u64;
                 device.dirtied(*writer, bytes, now);
                 got[*writer as usize] += bytes;
@@ -150,7 +150,7 @@ proptest! {
                 let decision = device.decide(LIMITS, now);
                 (held, again) = (decision.held, decision.again_at.unwrap_or(now));
             }
-            // Ten milliseconds of the writers, at most, before the first decision knows their pace.
+            // At most ten milliseconds of writing, before the first decision knows the pace.
             prop_assert!(device.unwritten() < BOUND + 12_000 * speed, "{}", device.unwritten());
             now_us += step_us;
         }
@@ -166,7 +166,7 @@ proptest! {
         let mut cycle = HoldCycle::default();
         let (mut now, mut held, mut free) = (0, None, None);
         for (is_wanted, later) in steps {
-            // Whoever asks comes no later than it was asked to.
+            // The caller comes no later than requested.
             let most = match cycle.next(is_wanted, Duration::from_micros(now)) {
                 HoldStep::Stop => {
                     prop_assert!(is_wanted && held.is_none());

@@ -1,7 +1,7 @@
 //! The rules that say which pages are due, and when.
 //!
-//! Where uses are seen and the file has any, pages that were used are due, and pages that were read ahead wait for their use. Otherwise
-//! (older kernels, and files that are only written) the additions alone say where streams are.
+//! If uses are seen and the file has any, used pages are due, and pages that were read ahead wait for their use.
+//! Otherwise (older kernels, and files that are only written) the additions alone show where streams are.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -10,46 +10,48 @@ use super::window_pages::{PageBits, WindowPages, runs};
 use super::{PAGE, PAGES, StreamPages};
 use crate::{READ_AHEAD, WINDOW};
 
-/// Time after its newest use in which a window is current: nothing of it is due, since a reader may be in the midst of it. Two steps
-/// of the caller, and 20 MiB of a reader at 1 GB/s.
+/// Time after its newest use for which a window is current: nothing of it is due, since a reader may be inside it.
+/// This is two steps of the caller, and 20 MiB of a reader at 1 GB/s.
 const CURRENT: Duration = Duration::from_millis(20);
-/// Time without an event after which also the window of the newest use is due, as far as it was used. Longer than a reader waits for
-/// a disk as a rule, and short enough that a program that goes from file to file has few of them waiting.
+/// Time without an event after which the used pages of the window of the newest use are due too. Longer than a
+/// reader usually waits for a disk, and short enough that a program that goes from file to file leaves few of them
+/// waiting.
 const IDLE_AFTER_USE: Duration = Duration::from_millis(50);
-/// Time after which pages that were not used are due: counted from their addition, or from the newest use just before them if that is
-/// later. A reader that has not come for so long is not about to.
+/// Time after which unused pages are due: counted from their addition, or from the newest use just before them if
+/// that is later. A reader that has not come for so long is unlikely to come.
 const UNUSED_AGE: Duration = Duration::from_secs(2);
-/// Pages that may wait for their use, in bytes, apart from those just ahead of a reader: eight of the largest read-aheads.
+/// Bytes of pages that may wait for their use, apart from those just ahead of a reader: eight of the largest
+/// read-aheads.
 const UNUSED_BYTES: u64 = 8 * READ_AHEAD;
-/// Windows with pages that may wait for their use. Only scattered single pages come to so many before they come to
+/// Windows with pages that may wait for their use. Only scattered single pages reach this limit before
 /// [`UNUSED_BYTES`].
 const UNUSED_WINDOWS: usize = 4096;
-/// Distance behind additions within which a stream may still be if its uses are not seen, in bytes: it reads one of the largest
+/// Bytes behind additions within which a stream may still be if its uses are not seen: it reads one of the largest
 /// read-aheads while the kernel brings in the next.
 const UNSEEN_DISTANCE: u64 = 2 * READ_AHEAD;
-/// Time without additions near them after which pages are due if uses are not seen. A reader of 8 MiB/s takes so long for the largest
-/// read-ahead, during which nothing is added; a slower one fetches it twice.
+/// Time without additions near them after which pages are due if uses are not seen. A reader at 8 MiB/s takes this
+/// long for the largest read-ahead, during which nothing is added; a slower one fetches it twice.
 const UNSEEN_IDLE: Duration = Duration::from_secs(1);
-/// Size of the largest range that is given at once, in bytes. One page that stays has the whole range tried again, so ranges are
-/// short; they cost three system calls each.
+/// Size of the largest range returned at once, in bytes. A single page that stays causes a retry of the whole range,
+/// so ranges are short; they cost three system calls each.
 const RANGE_MAX: u64 = 8 * WINDOW;
 
-/// A range that is to be released now.
+/// A range to release now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DueRange {
     /// Its bytes, in whole pages.
     pub bytes: Range<u64>,
-    /// How many attempts left pages of it so far, since the last addition to it or first use of it.
+    /// The number of attempts that left pages of it, since the last addition to it or first use of it.
     pub attempts: u32,
-    /// When [`StreamPages::due`] gave it.
+    /// The time at which [`StreamPages::due`] returned it.
     pub asked: Duration,
 }
 
-/// The circumstances that the rules ask for.
+/// The circumstances that the rules depend on.
 #[derive(Debug, Clone, Copy)]
 struct Circumstances {
     now: Duration,
-    /// Whether the file's uses say what is due.
+    /// Whether the file's uses decide what is due.
     by_use: bool,
     /// Whether all streams that used the file have ended.
     ended: bool,
@@ -63,8 +65,8 @@ struct DueTimes {
 }
 
 impl StreamPages {
-    /// Returns the ranges that are to be released now, ascending and disjoint. The same ranges are due again until [`Self::tried`] says
-    /// what became of them.
+    /// Returns the ranges to release now, ascending and disjoint. The same ranges are due again until
+    /// [`Self::tried`] reports the result.
     ///
     /// `sees_use` says whether uses are seen at all, `ended` whether all streams that used the file have ended.
     ///
@@ -79,7 +81,7 @@ impl StreamPages {
         let too_old = self.too_many_unused(circumstances);
         let mut ranges = Vec::new();
         for (index, window) in &self.windows {
-            // Quickly past the many that wait for writeback.
+            // Skips the many windows that wait for writeback.
             if window.retry_at > now {
                 continue;
             }
@@ -99,7 +101,7 @@ impl StreamPages {
         ranges
     }
 
-    /// Returns when [`Self::due`] has something to say if no event comes before, or `None` if nothing is left.
+    /// Returns when [`Self::due`] has a range to return if no event comes before; `None` if nothing is left.
     pub fn next_due(&self, now: Duration, sees_use: bool, ended: bool) -> Option<Duration> {
         let circumstances = self.circumstances(now, sees_use, ended);
         if self.too_many_unused(circumstances).is_some() {
@@ -139,7 +141,8 @@ impl StreamPages {
         DueTimes { used: used.max(window.retry_at), unused: unused.max(window.retry_at) }
     }
 
-    /// Whether pages of a window wait for their use, and neither a reader is in the window or shortly before it nor was an attempt made.
+    /// Whether pages of a window wait for their use. They do not if a reader is in the window or shortly before
+    /// it, or if an attempt was made.
     fn is_waiting(&self, index: u64, window: &WindowPages, circumstances: Circumstances) -> bool {
         let since = |time: Duration| circumstances.now.saturating_sub(time);
         window.attempts == 0
@@ -148,7 +151,7 @@ impl StreamPages {
             && window.unused_count() > 0
     }
 
-    /// Returns the time of additions up to which pages that wait for their use are due at once, if too many wait.
+    /// Returns the addition time up to which pages that wait for their use are due at once, if too many wait.
     fn too_many_unused(&self, circumstances: Circumstances) -> Option<Duration> {
         if !circumstances.by_use || circumstances.ended {
             return None;
@@ -177,7 +180,7 @@ impl StreamPages {
     }
 }
 
-/// Adds the runs of a window's pages, as one with the last range where they meet and have been tried as often.
+/// Adds the runs of a window's pages. Joins them with the last range if they touch and have as many attempts.
 fn push_runs(ranges: &mut Vec<DueRange>, index: u64, bits: &PageBits, attempts: u32, now: Duration) {
     let first = index * u64::from(PAGES);
     for run in runs(bits) {

@@ -1,4 +1,4 @@
-//! The places in a file where streams go on.
+//! The positions in a file at which streams continue.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -6,26 +6,26 @@ use std::time::Duration;
 use super::{PAGE, PAGES};
 use crate::{READ_AHEAD, WINDOW};
 
-/// Places that are remembered of one file: as many readers as programs have at work on one file. Where more take turns, the one that
-/// rests longest is forgotten.
+/// Positions remembered per file: as many as programs have readers at work on one file. Beyond this, the position
+/// that has rested longest is forgotten.
 const POSITIONS_MAX: usize = 16;
 
-/// One place, as the number of a page, and its newest event.
+/// One position, as a page number, and its newest event.
 #[derive(Debug, Clone, Copy)]
 struct Position {
     end: u64,
     at: Duration,
 }
 
-/// The places where streams go on, the newest first.
+/// The positions at which streams continue, newest first.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Positions {
     newest_first: Vec<Position>,
 }
 
 impl Positions {
-    /// Moves the place that `pages` continue to their end, or begins another. Events of several processors may be out of order, so
-    /// `pages` may begin up to a window before the place, or a read-ahead behind it.
+    /// Moves the position that `pages` continue to their end, or adds a new one. Events of several processors may
+    /// be out of order, so `pages` may start up to a window before the position, or a read-ahead behind it.
     pub(super) fn note(&mut self, pages: &Range<u64>, now: Duration) {
         let continues = |position: &Position| {
             pages.start >= position.end.saturating_sub(WINDOW / PAGE)
@@ -42,12 +42,13 @@ impl Positions {
         }
     }
 
-    /// Whether no event came yet.
+    /// Whether no event has come yet.
     pub(super) fn is_empty(&self) -> bool {
         self.newest_first.is_empty()
     }
 
-    /// Returns the newest event of a place that has a window less than `behind` bytes before it, or less than `ahead` bytes after it.
+    /// Returns the newest event of a position that has a window less than `behind` bytes before it, or less than
+    /// `ahead` bytes after it.
     pub(super) fn newest_near(&self, window: u64, behind: u64, ahead: u64) -> Option<Duration> {
         let first = window * u64::from(PAGES);
         let end = first + u64::from(PAGES);

@@ -23,7 +23,7 @@ fn released(range: &DueRange) -> ReleaseOutcome {
     ReleaseOutcome { released: range.bytes.end - range.bytes.start, ..ReleaseOutcome::default() }
 }
 
-/// Releases all that is due.
+/// Releases everything that is due.
 fn release_due(pages: &mut StreamPages, now: Duration, sees_use: bool, ended: bool) -> Vec<Range<u64>> {
     let due = pages.due(now, sees_use, ended);
     for range in &due {
@@ -85,7 +85,7 @@ fn the_window_of_the_newest_use_stays_until_the_file_is_idle() {
     pages.used(0..3 * MIB, at(10));
     assert_eq!(bytes(&pages.due(at(59), true, false)), [0..2 * MIB]);
     assert_eq!(bytes(&pages.due(at(60), true, false)), [0..3 * MIB]);
-    // An addition elsewhere shows that the stream goes on.
+    // An addition elsewhere shows that the stream continues.
     pages.added(50 * MIB..51 * MIB, at(60));
     assert_eq!(bytes(&pages.due(at(109), true, false)), [0..2 * MIB]);
 }
@@ -105,7 +105,7 @@ fn pages_that_were_read_ahead_are_due_after_2_s() {
     pages.added(0..16 * MIB, at(0));
     pages.used(0..4 * MIB, at(100));
     assert_eq!(release_due(&mut pages, at(150), true, false), [0..4 * MIB]);
-    // Those ahead of the reader wait for it.
+    // Pages ahead of the reader wait for it.
     assert_eq!(pages.next_due(at(150), true, false), Some(at(2000)));
     assert_eq!(release_due(&mut pages, at(2000), true, false), [12 * MIB..16 * MIB]);
     assert_eq!(release_due(&mut pages, at(2100), true, false), [4 * MIB..12 * MIB]);
@@ -255,7 +255,7 @@ fn half_a_million_single_pages_take_a_window_for_each_512() {
             }
             most_windows = most_windows.max(pages.windows.len());
         }
-        // What comes within two steps of 10 ms and a current window's time, or the distance that a reader may be behind.
+        // The data of two steps of 10 ms and a current window's time, or the distance that a reader may be behind.
         assert!(most_windows <= 45, "{most_windows}");
         release_due(&mut pages, at(2000), sees_use, true);
         let sums = pages.totals();

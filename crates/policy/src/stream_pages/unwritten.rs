@@ -1,4 +1,4 @@
-//! The pages of one file that streams wrote to and that are not known to be on disk.
+//! The pages of one file that streams wrote and that are not known to be on disk.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,19 +7,20 @@ use std::time::Duration;
 use super::window_pages::{PageBits, count, mask, runs, union, without};
 use super::{PAGE, PAGES, pages_of, part_of, parts, window_numbers};
 
-/// Windows that are kept of one file. Beyond this many, which is scattered writes of 8 GiB at least, the kernel alone writes the rest.
+/// Windows kept per file. Beyond this many, which takes scattered writes over at least 8 GiB, the kernel alone
+/// writes the rest.
 const WINDOWS_MAX: usize = 4096;
-/// The largest range that is given at once, in pages.
+/// The largest range returned at once, in pages.
 const RANGE_PAGES: u64 = (4 << 20) / PAGE;
 
 /// The unwritten pages of one window.
 #[derive(Debug, Clone, Default)]
 struct UnwrittenWindow {
-    /// Pages that are not on their way.
+    /// Dirty pages that are not in flight.
     dirty: PageBits,
-    /// Pages that somebody was asked to write; those written to since are in both.
+    /// Pages whose writeback was requested. Pages written to since are in both sets.
     asked: PageBits,
-    /// The first write to one that was clean.
+    /// Time of the first write to a clean page.
     since: Duration,
 }
 
@@ -29,7 +30,7 @@ impl UnwrittenWindow {
     }
 }
 
-/// The pages of one file that streams wrote to and that are not known to be on disk.
+/// The pages of one file that streams wrote and that are not known to be on disk.
 ///
 /// ```
 /// use pagekeeper_policy::stream_pages::UnwrittenPages;
@@ -52,7 +53,7 @@ pub struct UnwrittenPages {
 }
 
 impl UnwrittenPages {
-    /// Takes note of a write to clean pages at `now`. Returns how many bytes more are unwritten.
+    /// Records a write to clean pages at `now`. Returns the bytes that became unwritten.
     pub fn dirtied(&mut self, bytes: Range<u64>, now: Duration) -> u64 {
         let pages = pages_of(&bytes);
         if pages.is_empty() {
@@ -75,7 +76,7 @@ impl UnwrittenPages {
         (self.pages - before) * PAGE
     }
 
-    /// Takes the pages of a range as being on their way.
+    /// Marks the pages of a range as in flight.
     pub fn ask_range(&mut self, bytes: &Range<u64>) {
         let pages = pages_of(bytes);
         if pages.is_empty() {
@@ -89,7 +90,8 @@ impl UnwrittenPages {
         }
     }
 
-    /// Returns ranges that are not on their way, the first pages of the file first, up to about so many bytes, and takes them as such.
+    /// Returns ranges that are not in flight, in file order and up to about `at_most` bytes in total, and marks
+    /// them as in flight.
     pub fn ask(&mut self, at_most: u64) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         let mut left = at_most.div_ceil(PAGE);
@@ -115,7 +117,7 @@ impl UnwrittenPages {
         ranges
     }
 
-    /// Takes note that what was asked for of a range is on disk. Returns how many bytes less are unwritten.
+    /// Records that the requested pages of a range are on disk. Returns the bytes that are no longer unwritten.
     pub fn written(&mut self, bytes: Range<u64>) -> u64 {
         let pages = pages_of(&bytes);
         if pages.is_empty() {
@@ -134,7 +136,7 @@ impl UnwrittenPages {
         done
     }
 
-    /// Takes note that nobody writes what was asked for: it is to be asked for again.
+    /// Records that nobody writes the requested pages: they are to be requested again.
     pub fn ask_again(&mut self) {
         for window in self.windows.values_mut() {
             window.dirty = union(&window.dirty, &window.asked);
@@ -142,18 +144,18 @@ impl UnwrittenPages {
         }
     }
 
-    /// Forgets all. Returns how many bytes were unwritten.
+    /// Forgets everything. Returns the bytes that were unwritten.
     pub fn clear(&mut self) -> u64 {
         self.windows.clear();
         std::mem::take(&mut self.pages) * PAGE
     }
 
-    /// Bytes that are unwritten.
+    /// Returns the unwritten bytes.
     pub fn bytes(&self) -> u64 {
         self.pages * PAGE
     }
 
-    /// When the first of the pages that are not on their way was written to.
+    /// Returns the time of the first write to a page that is not in flight.
     pub fn oldest(&self) -> Option<Duration> {
         let windows = self.windows.values().filter(|window| window.dirty != PageBits::default());
         windows.map(|window| window.since).min()

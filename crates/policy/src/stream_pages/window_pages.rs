@@ -8,7 +8,7 @@ use std::time::Duration;
 pub(super) const PAGES: u32 = 512;
 const WORDS: usize = PAGES as usize / 64;
 
-/// One bit for each page of a window, the lowest first.
+/// One bit for each page of a window, lowest page first.
 pub(super) type PageBits = [u64; WORDS];
 
 /// Returns the bits of a range of pages inside a window.
@@ -22,7 +22,7 @@ pub(super) fn mask(pages: Range<u32>) -> PageBits {
     array::from_fn(|word| below(pages.end, word) & !below(pages.start, word))
 }
 
-/// Returns the runs of bits that are set, ascending, as numbers of pages inside the window.
+/// Returns the runs of set bits, ascending, as page numbers inside the window.
 pub(super) fn runs(bits: &PageBits) -> impl Iterator<Item = Range<u32>> + '_ {
     let mut from = 0;
     std::iter::from_fn(move || {
@@ -33,7 +33,7 @@ pub(super) fn runs(bits: &PageBits) -> impl Iterator<Item = Range<u32>> + '_ {
     })
 }
 
-/// Returns the first page from `from` on whose bit is `set`.
+/// Returns the first page at or after `from` whose bit equals `set`.
 fn next(bits: &PageBits, from: u32, set: bool) -> Option<u32> {
     let mut page = from;
     while page < PAGES {
@@ -63,7 +63,7 @@ pub(super) fn without(bits: &PageBits, other: &PageBits) -> PageBits {
     array::from_fn(|word| bits[word] & !other[word])
 }
 
-/// The numbers of pages that an attempt left resident, and of those that have left the page cache.
+/// The number of pages that an attempt left resident, and of those that have left the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KeptPages {
     pub(super) resident: u32,
@@ -76,13 +76,13 @@ pub(super) struct WindowPages {
     pages: PageBits,
     /// The part of `pages` that a stream used since it was added.
     used: PageBits,
-    /// How many of `pages` have left the page cache, in an attempt that does not say which.
+    /// The number of `pages` that have left the page cache in attempts that do not say which.
     absent: u32,
     /// The newest addition.
     pub(super) added_at: Duration,
     /// The newest use.
     pub(super) used_at: Duration,
-    /// When the pause after the last attempt ends.
+    /// The end of the pause after the last attempt.
     pub(super) retry_at: Duration,
     /// Attempts that left pages, since the last addition or first use.
     pub(super) attempts: u32,
@@ -93,17 +93,17 @@ impl WindowPages {
         self.pages == [0; WORDS]
     }
 
-    /// Returns how many pages are resident, as far as is known.
+    /// Returns the number of resident pages, as far as is known.
     pub(super) fn resident(&self) -> u32 {
         count(&self.pages) - self.absent
     }
 
-    /// Returns the pages that were used.
+    /// Returns the used pages.
     pub(super) fn used(&self) -> PageBits {
         self.used
     }
 
-    /// Returns the pages that were not used.
+    /// Returns the unused pages.
     pub(super) fn unused(&self) -> PageBits {
         without(&self.pages, &self.used)
     }
@@ -113,7 +113,7 @@ impl WindowPages {
         self.pages
     }
 
-    /// Returns how many pages were not used.
+    /// Returns the number of unused pages.
     pub(super) fn unused_count(&self) -> u32 {
         count(&self.unused())
     }
@@ -130,7 +130,7 @@ impl WindowPages {
         again - were_absent
     }
 
-    /// Marks pages as used, as far as they are the streams'.
+    /// Marks those of the pages as used that belong to the streams.
     pub(super) fn use_pages(&mut self, mask: &PageBits, now: Duration) {
         self.used_at = now;
         let first_used = both(&self.unused(), mask);
@@ -140,7 +140,8 @@ impl WindowPages {
         }
     }
 
-    /// Removes pages that others use. Returns how many of them were resident: all, as far as that many are.
+    /// Removes pages that others use. Returns how many of them were resident, assuming that as many as possible
+    /// were.
     pub(super) fn hand_on(&mut self, mask: &PageBits) -> u32 {
         let pages = count(&both(&self.pages, mask));
         let handed_on = pages.min(self.resident());
@@ -148,7 +149,7 @@ impl WindowPages {
         handed_on
     }
 
-    /// Removes pages that are not resident any more. Returns how many of them were, as far as was known.
+    /// Removes pages that are no longer resident. Returns how many of them were, as far as was known.
     pub(super) fn release(&mut self, mask: &PageBits) -> u32 {
         let pages = count(&both(&self.pages, mask));
         let absent = pages.min(self.absent);
@@ -156,7 +157,7 @@ impl WindowPages {
         pages - absent
     }
 
-    /// Keeps pages of which at most `stays` are still resident; it is not known which.
+    /// Keeps pages of which at most `stays` are still resident, without knowing which.
     pub(super) fn keep(&mut self, mask: &PageBits, stays: u32) -> KeptPages {
         let pages = count(&both(&self.pages, mask));
         let before = pages - pages.min(self.absent);

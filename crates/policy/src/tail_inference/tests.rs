@@ -1,4 +1,4 @@
-//! The writer of a ring by what it does to the pages, and what goes of the ring then.
+//! Infers the writer of a ring from changes of its pages, and checks which part of the ring is released then.
 
 use super::QUIET_STEPS;
 use crate::examples::{MIB, clean, dirty, file, flush, log_of, release, written_at};
@@ -7,7 +7,7 @@ use crate::{
     step,
 };
 
-/// One file of 20 windows, written with `pwrite`, and what the executor made of the acts so far.
+/// One file of 20 windows, written with `pwrite`, and the effect of the acts so far.
 struct Ring {
     state: StepState,
     rule: Rule,
@@ -37,7 +37,7 @@ impl Ring {
         }
     }
 
-    /// A step whose releases drop the pages.
+    /// Runs a step whose releases drop the pages.
     fn step(&mut self) -> Vec<Act> {
         let facts = log_of([self.facts()]);
         let acts = step(&mut self.state, &facts);
@@ -198,7 +198,7 @@ fn a_refused_release_is_no_writer() {
     assert_eq!(ring.step(), [release(1, 2..3)], "not protected: it is tried again when it has changed");
 }
 
-/// A step with the checkpoint at this byte of the ring.
+/// Runs a step with the checkpoint at this byte of the ring.
 fn step_with(ring: &mut Ring, checkpoint: u64) -> Vec<Act> {
     let at = Checkpoint::InRing { offset: checkpoint };
     let facts = Facts {
@@ -249,7 +249,7 @@ fn a_writer_that_went_on_without_a_trace_is_at_its_checkpoint() {
     ring.write(9);
     assert_eq!(step_at(&mut ring, 10 * MIB), [release(1, 0..5), release(1, 14..100)]);
     ring.sync();
-    // Over pages that were there, and synced. Windows 14 to 99 have gone.
+    // Writes over resident pages, synced. Windows 14 to 99 are released.
     ring.windows.retain(|window| window.start < 28 * MIB);
     assert_eq!(step_at(&mut ring, 20 * MIB + 9), [release(1, 5..9)]);
 }
@@ -270,7 +270,7 @@ fn around_the_end_of_the_file_it_stays_too() {
 fn a_checkpoint_in_the_headers_window_does_not_hide_a_writer_at_the_end() {
     let mut ring = recovered((1..16).map(clean));
     step_with(&mut ring, MIB);
-    // Close to the end of the file, and the header is written.
+    // Close to the end of the file, with the header written.
     ring.write(0);
     ring.write(16);
     ring.write(17);

@@ -1,7 +1,7 @@
-//! The process beside the command: follows it, and releases what it brings in.
+//! The process beside the command: it follows the command, and releases the pages it brings in.
 //!
-//! Invariant: it ends when nobody whom it follows runs and nothing is left to be released, which `pagekeeper_streams` gives up a minute
-//! behind the end. Never fails: what can't be released stays, and is counted.
+//! Invariant: it ends when no followed process runs and nothing is left to release; `pagekeeper_streams` gives up
+//! a minute after the end. Never fails: pages that can't be released stay, and are counted.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -11,12 +11,13 @@ use pagekeeper_streams::Streams;
 
 use super::{FollowPlan, FollowedPages, READY, REPORTED_AFTER};
 
-/// How often it looks where something comes in.
+/// Interval of checks while pages come in.
 pub(crate) const BUSY_INTERVAL: Duration = Duration::from_millis(10);
-/// How often it looks whether somebody asks for a report, where nothing comes in.
+/// Interval of checks for report requests while no pages come in.
 const IDLE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Says over the socket that it can follow, or why not; follows the process whose number comes then, to its end.
+/// Reports over the socket that it can follow, or why not; then follows the process whose ID arrives, until its
+/// end.
 pub(super) fn run(plan: &FollowPlan, socket: &UnixStream) {
     let mut streams = match plan.start() {
         Ok(streams) => streams,
@@ -32,12 +33,12 @@ pub(super) fn run(plan: &FollowPlan, socket: &UnixStream) {
             answer(socket, "followed");
             follow(&mut streams, socket);
         }
-        // Whoever waits starts the command.
+        // The waiting process starts the command.
         Err(unavailable) => answer(socket, &unavailable.to_string()),
     }
 }
 
-/// Nobody reads it where the other end has ended or become the command.
+/// Sends an answer. Nobody reads it if the other end has ended or become the command.
 fn answer(mut socket: &UnixStream, line: &str) {
     let _ = socket.write_all(format!("{}\n", line.replace('\n', " ")).as_bytes());
 }
@@ -65,7 +66,7 @@ fn follow(streams: &mut Streams, socket: &UnixStream) {
     }
 }
 
-/// Whether the other end says no more: it wants the report, or has become the command.
+/// Whether the other end sends no more: it wants the report, or has become the command.
 fn is_asked(socket: &UnixStream) -> bool {
     let received = socket.set_nonblocking(true).and_then(|()| (&*socket).read(&mut [0]));
     let _ = socket.set_nonblocking(false);

@@ -1,14 +1,16 @@
-//! Follows a command by events of the kernel: any program that streams, whatever it is linked with, and the streams that a script starts.
+//! Follows a command by kernel events: any streaming program, however it is linked, and the streams that a script
+//! starts.
 //!
-//! A process [`beside`] the command follows it and all that it starts, and releases the pages that they bring into the page cache
-//! (`pagekeeper_streams`). The process that becomes the command names itself to that process just before it is executed, and waits for
-//! the answer: so no page of the command's is missed.
+//! A process [`beside`] the command follows it and its descendants, and releases the pages that they bring into
+//! the page cache (`pagekeeper_streams`). The process that becomes the command reports its ID just before
+//! execution, and waits for the answer, so no page of the command is missed.
 //!
-//! Whoever may not do that asks the guard's [`service`] to follow the command, where one listens.
+//! A caller without permission for that asks the guard's [`service`] to follow the command, if one listens.
 //!
-//! Invariants: the process beside the command is no child of the command's, holds none of its descriptors, and ends by itself. The command
-//! waits for [`ANSWERED_AFTER`] at most until it is ready, and as long for its answer, and is started all the same. If it is killed, nothing is held: the command goes on
-//! without the rules. Fails, before anything is started, where the command can't be followed ([`Refusal`]).
+//! Invariants: the process beside the command is not its child, holds none of its descriptors, and ends by itself.
+//! The command waits at most [`ANSWERED_AFTER`] until that process is ready, and as long for its answer, and is
+//! started in any case. If that process is killed, nothing is held: the command continues without the rules. Fails
+//! before anything is started if the command can't be followed ([`Refusal`]).
 
 mod beside;
 mod pages;
@@ -36,9 +38,10 @@ use service::Service;
 
 use crate::run::sys;
 
-/// How long the process beside the command may take for an answer: to load its programs into the kernel takes some 10 ms, and a second on an emulated processor.
+/// Time limit for an answer of the process beside the command: loading its programs into the kernel takes some 10
+/// ms, and a second on an emulated processor.
 const ANSWERED_AFTER: Duration = Duration::from_secs(10);
-/// How long whoever reports waits for what is still being written.
+/// How long a report waits for data that is still being written.
 const REPORTED_AFTER: Duration = Duration::from_secs(2);
 /// The answer that it can follow.
 const READY: &str = "ready";
@@ -46,13 +49,13 @@ const READY: &str = "ready";
 /// Why a command can't be followed by events.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// The kernel does not allow it: a sentence.
+    /// The kernel does not allow it; contains a sentence.
     Unavailable(String),
-    /// This process has not the permissions; and why the guard's service does not follow it.
+    /// This process lacks the permissions; contains why the guard's service does not follow it.
     NotPermitted(NoService),
     /// The process beside the command does not answer.
     Silent,
-    /// Processes whose parent has ended become this one's children, which the command would not know.
+    /// Orphaned processes become this one's children, which the command does not expect.
     Inherits,
     /// No process can be started.
     Failed(io::Error),
@@ -74,16 +77,16 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Who follows the command.
+/// The follower of the command.
 pub(crate) enum Follower {
-    /// A process beside it, which is ready to.
+    /// A process beside it, ready to follow.
     Beside(Arc<UnixStream>),
-    /// The guard's service, which follows this process and all that it starts already.
+    /// The guard's service, which already follows this process and its descendants.
     Service(Service),
 }
 
 impl Follower {
-    /// Starts the process.
+    /// Starts the follower.
     pub(crate) fn start(plan: &FollowPlan) -> Result<Self, Refusal> {
         if !is_permitted() {
             let service =
@@ -110,7 +113,7 @@ impl Follower {
         Ok(socket)
     }
 
-    /// Has it follow the process that becomes the command, and what that starts.
+    /// Makes it follow the process that becomes the command, and its descendants.
     pub(crate) fn attach(&self, command: &mut Command) {
         match self {
             Self::Beside(socket) => sys::announce(command, Arc::clone(socket)),
@@ -118,13 +121,13 @@ impl Follower {
         }
     }
 
-    /// What became of the pages, as the command has ended; or why that is not known.
+    /// Returns the page totals after the command has ended, or why they are unknown.
     pub(crate) fn end(self) -> Result<FollowedPages, &'static str> {
         let socket = match self {
             Self::Beside(socket) => socket,
             Self::Service(service) => return service.end(),
         };
-        // This asks for them.
+        // This requests them.
         let _ = socket.shutdown(Shutdown::Write);
         let _ = socket.set_read_timeout(Some(2 * REPORTED_AFTER));
         let mut lines = BufReader::new(&*socket).lines().map_while(Result::ok);
@@ -134,20 +137,21 @@ impl Follower {
     }
 }
 
-/// Where the guard's service listens, if it does.
+/// Returns the socket path of the guard's service.
 fn service_path() -> PathBuf {
     std::env::var_os("PAGEKEEPER_STREAM_SOCKET").map_or_else(|| STREAM_SOCKET.into(), PathBuf::from)
 }
 
-/// The next answer of a process beside the command. `None`: it has ended, or takes too long.
+/// Returns the next answer of a process beside the command; `None` if it has ended or takes too long.
 fn next_answer(socket: &UnixStream) -> Option<String> {
     let mut line = String::new();
-    // Its next answer comes once it was asked again: nothing of it is in the reader's buffer.
+    // The next answer comes only after another request, so nothing of it is in the reader's buffer.
     BufReader::new(socket).read_line(&mut line).ok()?;
     Some(line).filter(|line| line.ends_with('\n')).map(|line| line.trim_end().to_owned())
 }
 
-/// Whether this process may load programs into the kernel and open files by their handles: else no process is started in vain.
+/// Whether this process may load programs into the kernel and open files by handle: otherwise no process is
+/// started in vain.
 pub(crate) fn is_permitted() -> bool {
     let Ok(sets) = rustix::thread::capabilities(None) else { return false };
     let has = |capability| sets.effective.contains(capability);

@@ -1,4 +1,4 @@
-//! What became of the pages that a followed command brought in: sent by the process beside it as JSON, and shown in the report.
+//! The page totals of a followed command: sent as JSON by the process beside it, and shown in the report.
 
 use std::fmt;
 use std::path::Path;
@@ -9,15 +9,15 @@ use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_streams::{FileReport, StayReason, StreamReport};
 use serde::{Deserialize, Serialize};
 
-/// Files that are named: their paths have room in a socket's buffer.
+/// Maximum number of files listed: their paths fit into a socket's buffer.
 const NAMED_MAX: usize = 16;
 
-/// What became of the pages, in bytes: what was added was released, used by others, has gone or is left.
+/// The page totals in bytes: added pages were released, used by others, have gone or are left.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FollowedPages {
-    /// Whether the guard's service followed the command, and not a process beside it.
+    /// Whether the guard's service followed the command, rather than a process beside it.
     pub(crate) by_guard: bool,
-    /// Brought in; a page that came twice counts twice.
+    /// Brought in; a page that comes twice counts twice.
     pub(crate) added_bytes: u64,
     pub(crate) released_bytes: u64,
     /// Used by other processes since, and left to them.
@@ -25,15 +25,15 @@ pub(crate) struct FollowedPages {
     /// Dropped by the kernel, or with their file.
     pub(crate) gone_bytes: u64,
     pub(crate) left_bytes: u64,
-    /// Brought in without being seen: no room was in the kernel's buffer.
+    /// Brought in unseen: the kernel's buffer had no room.
     pub(crate) lost_bytes: u64,
-    /// Whether some of the command's processes go on, and are followed.
+    /// Whether some of the command's processes still run, and are followed.
     pub(crate) goes_on: bool,
-    /// The files that most is left of.
+    /// The files with the most pages left.
     pub(crate) left: Vec<LeftOfFile>,
 }
 
-/// What is left of a file.
+/// The pages left of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LeftOfFile {
     path: String,
@@ -65,7 +65,7 @@ impl Why {
 }
 
 impl FollowedPages {
-    /// What is known so far; whether some of the processes `goes_on`.
+    /// Converts the state so far; `goes_on` says whether some of the processes still run.
     pub(crate) fn of(report: &StreamReport, goes_on: bool) -> Self {
         let totals = report.totals;
         Self {
@@ -81,7 +81,7 @@ impl FollowedPages {
         }
     }
 
-    /// What the guard's service says, which names no files.
+    /// Converts the sums of the guard's service, which names no files.
     pub(super) fn of_sums(sums: &StreamSums) -> Self {
         Self {
             by_guard: true,

@@ -1,4 +1,4 @@
-//! What a process beside a command follows of it.
+//! The scope of a process that follows a command.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -15,9 +15,9 @@ use crate::run::means::Followed;
 /// Which processes are followed, and how.
 #[derive(Debug)]
 pub(crate) struct FollowPlan {
-    /// The names of streams, where only those are followed; `None`: all processes.
+    /// The names of streams, if only those are followed; `None` for all processes.
     names: Option<Vec<String>>,
-    /// Patterns of names of databases, which are not followed; `*` stands for any characters.
+    /// Patterns of database names, which are not followed; `*` stands for any characters.
     never: Vec<String>,
     pace: StreamPace,
 }
@@ -26,7 +26,7 @@ impl FollowPlan {
     pub(crate) fn new(followed: Followed, settings: &Settings, pace: StreamPace) -> Self {
         let names = match followed {
             Followed::All => None,
-            // Which applet of many it is the kernel does not see.
+            // The kernel does not see which applet of a multi-call program runs.
             Followed::ByName => {
                 let streams = settings.streams.iter().filter_map(|name| stream_name(name).ok());
                 Some(streams.chain(MANY_IN_ONE.map(str::to_owned)).collect())
@@ -35,7 +35,7 @@ impl FollowPlan {
         Self { names, never: databases(settings), pace }
     }
 
-    /// Begins to follow, but nobody yet.
+    /// Starts following, without any process yet.
     pub(crate) fn start(&self) -> Result<Streams, Unavailable> {
         let databases = self.never.clone();
         let decide = move |pid, _: Option<&Path>| {
@@ -48,39 +48,40 @@ impl FollowPlan {
         if self.names.is_some() { Streams::start_below(options) } else { Streams::start(options) }
     }
 
-    /// Whether the guard's service may follow in place of a process of its own: it knows neither names nor paces of others.
+    /// Whether the guard's service can do the same: it supports neither names nor other paces.
     pub(crate) fn suits_service(&self) -> bool {
         self.names.is_none() && self.pace == StreamPace::Auto
     }
 
-    /// Follows what this process and its children do.
+    /// Follows this process and its children.
     pub(crate) fn follow(&self, streams: &mut Streams, pid: u32) -> Result<(), Unavailable> {
         if self.names.is_some() { streams.heed_names_below(pid) } else { streams.follow(pid) }
     }
 
-    /// Whether a process of this name is not followed.
+    /// Whether a process with this name is never followed.
     pub(crate) fn is_never(&self, pid: u32) -> bool {
         is_called(pid, &self.never)
     }
 }
 
-/// The programs that a followed command may start, and that are not followed.
+/// Returns the programs that a followed command may start and that are not followed.
 fn databases(settings: &Settings) -> Vec<String> {
     if settings.role == Role::Stream {
         return Vec::new();
     }
     let names = settings.profiles.iter().flat_map(|profile| &profile.processes);
-    // By --profile it is for every process that is no stream.
+    // With --profile it applies to every process that is not a stream.
     names.filter(|name| *name != "*").cloned().collect()
 }
 
-/// A pattern of names as the kernel compares it: up to its first `*`. One that begins with that can't be compared there.
+/// Returns a name pattern in the kernel's form: up to its first `*`. One that starts with `*` can't be compared
+/// there.
 fn kernel_name(pattern: &str) -> Option<String> {
     let name = pattern.split_once('*').map_or_else(|| pattern.to_owned(), |(begin, _)| format!("{begin}*"));
     stream_name(&name).ok().filter(|name| name != "*")
 }
 
-/// Whether a process's name is one of these patterns.
+/// Whether a process's name matches one of these patterns.
 fn is_called(pid: u32, patterns: &[String]) -> bool {
     ProcRoot::default().name(pid).is_ok_and(|name| {
         patterns.iter().any(|pattern| names::matches_name(pattern.as_bytes(), name.as_bytes()).is_some())

@@ -1,7 +1,9 @@
-//! The guard's service, which follows the command for a user who may not do that: see `pagekeeper_guard::stream_request`.
+//! The guard's service, which follows the command for a user without permission: see
+//! `pagekeeper_guard::stream_request`.
 //!
-//! Invariants: this process itself is followed, and so what it starts or becomes; the connection is closed as it becomes the command. Each
-//! wait has a bound. Where nobody listens nothing is said, since the library serves as well.
+//! Invariants: this process itself is followed, and so is everything it starts or becomes. The connection is
+//! closed when it becomes the command. Each wait is bounded. If nobody listens, nothing is reported, since the
+//! library serves as well.
 
 use std::fmt;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -15,7 +17,7 @@ use pagekeeper_kernel::text::escaped;
 
 use super::FollowedPages;
 
-/// Longest wait for each line. The report waits 2 s for what is still being written.
+/// Maximum wait for each line. The report waits 2 s for data that is still being written.
 const ANSWERED_AFTER: Duration = Duration::from_secs(8);
 
 /// Why the service does not follow a command.
@@ -25,7 +27,7 @@ pub(crate) enum NoService {
     Unasked,
     /// Nobody listens.
     Absent,
-    /// A sentence.
+    /// It refused; contains a sentence.
     Refused(String),
 }
 
@@ -39,11 +41,11 @@ impl fmt::Display for NoService {
     }
 }
 
-/// A connection by which the service follows this process.
+/// The connection by which the service follows this process.
 pub(crate) struct Service(UnixStream);
 
 impl Service {
-    /// Has this process followed, and all that it starts from now on.
+    /// Requests that this process and everything it starts from now on be followed.
     pub(super) fn ask(path: &Path) -> Result<Self, NoService> {
         let socket = connect(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => NoService::Absent,
@@ -57,7 +59,7 @@ impl Service {
         let bounded = socket
             .set_read_timeout(Some(ANSWERED_AFTER))
             .and_then(|()| socket.set_write_timeout(Some(ANSWERED_AFTER)));
-        // One that refuses at once may have closed it already: its answer can be read all the same.
+        // A service that refuses at once may have closed it already: its answer can still be read.
         let _ = bounded.is_ok().then(|| (&socket).write_all(request_line().as_bytes()));
         match bounded.ok().and_then(|()| next_answer(&socket)) {
             Some(StreamAnswer::Followed) => Ok(Self(socket)),
@@ -68,7 +70,7 @@ impl Service {
         }
     }
 
-    /// What became of the pages; or why that is not known.
+    /// Returns the page totals, or why they are unknown.
     pub(super) fn end(self) -> Result<FollowedPages, &'static str> {
         let _ = self.0.shutdown(Shutdown::Write);
         match next_answer(&self.0) {
@@ -82,7 +84,7 @@ impl Service {
 
 fn next_answer(socket: &UnixStream) -> Option<StreamAnswer> {
     let mut line = Vec::new();
-    // One line at a time is under way.
+    // One line is in flight at a time.
     let most = u64::try_from(LINE_MAX).unwrap_or(u64::MAX);
     BufReader::new(socket.take(most)).read_until(b'\n', &mut line).ok()?;
     StreamAnswer::parse(&line)
@@ -94,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// What a client makes of these answers.
+    /// Returns a client's result for these answers.
     fn with_answers(answers: &'static str) -> (Result<Service, NoService>, tempfile::TempDir) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");

@@ -3,7 +3,7 @@
 use crate::Goal;
 use crate::advice::row::{Advice, Against, Effect, Offer, Product};
 
-/// What those of `MariaDB` have in common.
+/// The common part of the rows of `MariaDB`.
 const MARIADB: Advice = Advice {
     id: "",
     product: Product::MariaDb,
@@ -20,7 +20,7 @@ const MARIADB: Advice = Advice {
     recovery: None,
     source: "",
 };
-/// What those of `MySQL` have in common.
+/// The common part of the rows of `MySQL`.
 const MYSQL: Advice = Advice { product: Product::MySql, since: "5.7", ..MARIADB };
 
 const TABLES: &[Goal] = &[Goal::LessPageCache, Goal::NoMixedIo, Goal::SteadyWriteback];
@@ -115,7 +115,7 @@ pub(crate) const MYSQL_POOL_LOAD: Advice = Advice {
     ..MYSQL_POOL_DUMP
 };
 
-/// A redo log that fits the target for a recovery.
+/// A redo log size for the recovery target.
 const REDO: Advice = Advice {
     goals: &[Goal::ShortRecovery],
     offer: Offer::Reckoned { how: "what can be recovered within the target, and at least the default" },
@@ -164,7 +164,7 @@ pub(crate) const MYSQL_REDO_LOG_CAPACITY: Advice = Advice {
     ..REDO
 };
 
-/// A log on a disk of its own.
+/// A log on its own disk.
 const MOVED: Advice = Advice {
     goals: &[Goal::LogOnItsOwnDisk],
     offer: Offer::Reckoned { how: "a directory on another disk" },
@@ -231,7 +231,7 @@ pub(crate) const MYSQL_RELAY_LOG: Advice = Advice {
     ..MYSQL_BINLOG
 };
 
-/// All of them.
+/// All rows.
 pub(super) const ROWS: [&Advice; 19] = [
     &MARIADB_FLUSH_METHOD,
     &MARIADB_DATA_FILE_BUFFERING,

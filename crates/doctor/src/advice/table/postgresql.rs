@@ -3,7 +3,7 @@
 use crate::Goal;
 use crate::advice::row::{Advice, Against, Effect, Offer, Product};
 
-/// What all of them have in common.
+/// The common part of all rows.
 const POSTGRESQL: Advice = Advice {
     id: "",
     product: Product::PostgreSql,
@@ -131,7 +131,7 @@ pub(crate) const RECOVERY_PREFETCH: Advice = Advice {
     ..POSTGRESQL
 };
 
-/// All of them.
+/// All rows.
 pub(super) const ROWS: [&Advice; 8] = [
     &CHECKPOINT_FLUSH_AFTER,
     &BGWRITER_FLUSH_AFTER,

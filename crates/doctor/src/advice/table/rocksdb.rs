@@ -1,11 +1,11 @@
-//! The rows of `RocksDB`: as a program's own options, as `MyRocks` has them, as `TiKV` has them.
+//! The rows of `RocksDB`: as a program's own options, and as settings of `MyRocks` and `TiKV`.
 //!
-//! Figures were measured: `RocksDB` 7.8, 25 MB/s of puts, a disk held to 60 MB/s, `dirty_bytes` 128 MiB.
+//! Measured figures: `RocksDB` 7.8, 25 MB/s of puts, a disk limited to 60 MB/s, `dirty_bytes` 128 MiB.
 
 use crate::Goal;
 use crate::advice::row::{Advice, Against, Effect, Offer, Product};
 
-/// What those of a program's own options have in common.
+/// The common part of a program's own options.
 const ROCKSDB: Advice = Advice {
     id: "",
     product: Product::RocksDb,
@@ -273,7 +273,7 @@ pub(crate) const TIKV_RAFT_DIRECTORY: Advice = Advice {
     ..TIKV_WAL_DIRECTORY
 };
 
-/// All of them.
+/// All rows.
 pub(super) const ROWS: [&Advice; 22] = [
     &DIRECT_OUTPUT,
     &DIRECT_READS,

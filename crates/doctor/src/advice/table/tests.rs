@@ -5,7 +5,7 @@ use super::TABLE;
 use crate::Goal;
 use crate::advice::row::{Advice, Against, Effect, Offer, Product, bytes_of, parts, shown};
 
-/// Settings that durability, replication or recovery rest on: no advice is about them.
+/// Settings that durability, replication or recovery depend on: no advice concerns them.
 const NEVER: [&str; 27] = [
     "innodb_flush_log_at_trx_commit",
     "innodb_flush_log_at_timeout",
@@ -45,7 +45,7 @@ fn last_part(setting: &str) -> String {
 fn no_row_is_about_what_durability_replication_or_recovery_rest_on() {
     for row in TABLE {
         assert!(!NEVER.contains(&last_part(row.setting).as_str()), "{}", row.id);
-        // What recovery reads may only be moved, or bounded for a target that the operator gave.
+        // Settings of recovery may only move a log, or bound it for a target that the operator gave.
         let for_recovery = [Goal::ShortRecovery, Goal::LogOnItsOwnDisk];
         assert!(
             row.recovery.is_none() || row.goals.iter().all(|goal| for_recovery.contains(goal)),
@@ -67,7 +67,7 @@ fn no_value_is_below_the_vendors_default() {
             }
             (Against::Other(why), Offer::Is(value)) => {
                 assert!(!why.is_empty() && value != documented, "{}", row.id);
-                // Where both are sizes it is the larger one.
+                // If both are sizes, the larger one is advised.
                 if let (Some(value), Some(default)) = (bytes_of(value), bytes_of(documented)) {
                     assert!(value >= default, "{}", row.id);
                 }
@@ -105,7 +105,7 @@ fn every_row_is_whole() {
 
 #[test]
 fn tikv_is_given_no_key_that_it_does_not_have() {
-    // Those of its documentation (tikv-configuration-file) that are named here.
+    // The keys named here, from its documentation (tikv-configuration-file).
     let documented = [
         "raft-engine.dir",
         "rocksdb.bytes-per-sync",
@@ -121,7 +121,7 @@ fn tikv_is_given_no_key_that_it_does_not_have() {
     assert_eq!(named, documented);
 }
 
-/// A row as the book has it.
+/// Returns a row as the book shows it.
 fn documented(row: &Advice) -> String {
     let offer = match row.offer {
         Offer::Is(value) => format!("`{value}`"),

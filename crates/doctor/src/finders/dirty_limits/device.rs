@@ -1,5 +1,5 @@
-//! A device's own limit on dirty pages (`strict_limit`): it pauses writers while dirty memory as a whole is far below the
-//! limits, so that no other limit on the whole helps.
+//! A device's own limit on dirty pages (`strict_limit`): it throttles writers while total dirty memory is far
+//! below the limits, so no change of the global limits helps.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use crate::fix::HoldsFor;
 use crate::phrases::time;
 use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
 
-/// Dirty bytes of a device whose files are synced: what a disk of 100 MB/s writes in the sixth part of a second.
+/// Dirty bytes allowed on a device whose files are synced: a disk of 100 MB/s writes this in a sixth of a second.
 const CAP: u64 = 16 << 20;
 
-/// Whether these pauses came from the device's own limit: the whole was below where it pauses anybody.
+/// Whether these pauses came from the device's own limit: total dirty memory was below the throttling threshold.
 pub(crate) fn is_own(pause: &PauseCounts) -> bool {
     pause.levels.dirty < pause.levels.threshold()
 }
 
-/// The devices whose own limits throttled databases.
+/// Returns the devices whose own limits throttled databases.
 pub(super) fn find(observation: &Observation<'_>) -> Vec<Finding> {
     let pauses = observation.pauses();
     let mut devices: BTreeMap<&str, Vec<&PauseCounts>> = BTreeMap::new();
@@ -79,8 +79,8 @@ fn of_name<'a>(observation: &Observation<'a>, name: &str) -> Option<&'a BackingD
     observation.after.host.devices.iter().map(|(_, device)| device).find(|device| device.name == name)
 }
 
-/// What bounds the dirty pages of a device whose files are synced: each sync then has no more than that before it. `None` where the
-/// kernel has no such setting, or a bound is set.
+/// Returns the fix that bounds the dirty pages of a device whose files are synced, so that each sync has at most
+/// that much before it. Returns `None` if the kernel has no such setting, or if a bound is already set.
 pub(crate) fn cap(observation: &Observation<'_>, name: &str) -> Option<Fix> {
     let device = of_name(observation, name)?;
     let strict = device.strict_limit.filter(|strict| !strict)?;
@@ -111,7 +111,7 @@ pub(crate) fn cap(observation: &Observation<'_>, name: &str) -> Option<Fix> {
     ))
 }
 
-/// The device's settings, as far as they can be read.
+/// Describes the device's settings, as far as they can be read.
 fn in_force(name: &str, device: Option<&BackingDevice>) -> Evidence {
     let place = format!("/sys/class/bdi/{name}");
     let Some(device) = device else {

@@ -10,7 +10,7 @@ fn find(observation: &Observation<'_>) -> Vec<Finding> {
     super::find(observation, Earlier(&[]))
 }
 
-/// 16 and 32 MiB in force; in 10 s `dirtied` MiB were made dirty and `written` written.
+/// Returns limits of 16 and 32 MiB in force; in 10 s `dirtied` MiB were dirtied and `written` MiB written.
 fn low(dirtied: u64, written: u64) -> (Snapshot, Snapshot) {
     let before = sample();
     let mut after = sample();
@@ -93,7 +93,8 @@ fn full_limits_with_what_others_would_change() {
         assert!(said.contains(part), "{part:?} in {said}");
     }
     assert_eq!(said.matches("for device 8:0").count(), 1, "partitions have one device: {said}");
-    // 12 MiB/s more than is written for 10 s: 120 MiB, a quarter to spare: throttling would begin at 150 MiB.
+    // 12 MiB/s more than is written for 10 s is 120 MiB; with a quarter in reserve throttling would start at 150
+    // MiB.
     assert_eq!(found.fixes[0].act, format!("sysctl -w vm.dirty_bytes={}", 320 * MIB));
     let note = &found.fixes[0].does;
     for part in [
@@ -109,7 +110,7 @@ fn full_limits_with_what_others_would_change() {
 #[test]
 fn a_devices_own_limit_is_not_taken_for_that_on_the_whole() {
     let (before, mut after) = low(400, 380);
-    // Pauses would begin at 24 MiB; 5 MiB were dirty.
+    // Pauses would start at 24 MiB; 5 MiB were dirty.
     let levels = DirtyLevels {
         dirty: 5 * MIB,
         setpoint: 28 * MIB,
@@ -154,7 +155,7 @@ fn a_devices_own_limit_is_not_taken_for_that_on_the_whole() {
         ["echo 0 >/sys/class/bdi/8:0/strict_limit", "echo 4 >/sys/class/bdi/8:0/max_ratio"],
         "a higher vm.dirty_bytes does nothing"
     );
-    // Where the whole was full as well, both are reported.
+    // If the global limit was full as well, both are reported.
     pause(&mut after, 101, 100);
     after.databases[0].workers = vec![101];
     assert_eq!(find(&Observation::new(&before, &after)).len(), 2);
@@ -166,7 +167,7 @@ fn pauses_of_others_are_a_note_at_most() {
     pause(&mut after, 77, 10);
     let findings = find(&Observation::new(&before, &after));
     assert_eq!(findings[0].severity, Severity::Note);
-    // As fast as they are made dirty: room for the fullest is enough.
+    // Written as fast as dirtied: room for the maximum is enough.
     assert_eq!(findings[0].fixes[0].act, format!("sysctl -w vm.dirty_bytes={}", 64 * MIB));
 }
 
@@ -178,7 +179,7 @@ fn no_limit_bridges_a_disk_that_is_far_too_slow() {
     let observation = Observation::new(&before, &after);
     assert_eq!(find(&observation)[0].fixes[0].kind, FixKind::Advice);
     assert_eq!(raise(&observation), None);
-    // Nothing is advised where nothing was counted.
+    // Nothing is advised if nothing was counted.
     after.change.as_mut().unwrap().machine.written = None;
     assert_eq!(find(&Observation::new(&before, &after))[0].fixes, []);
 }

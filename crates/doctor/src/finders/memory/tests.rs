@@ -21,14 +21,14 @@ fn reclaim(process: u32, name: &str, kind: ReclaimKind, milliseconds: &[u64]) ->
     }
 }
 
-/// A snapshot after 10 s with these waits.
+/// Returns a snapshot after 10 s with these waits.
 fn after(waits: Vec<ReclaimCounts>) -> Snapshot {
     let mut change: HostChange = change();
     change.trace.as_mut().unwrap().reclaim = Some(waits);
     Snapshot { change: Some(change), ..sample() }
 }
 
-/// The group of a database at its limit, with so many bytes read in again.
+/// Returns the group of a database at its limit, with this many bytes read again.
 fn again(bytes: u64) -> MemoryCgroup {
     let pages = bytes / pagekeeper_kernel::page_size();
     MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) }
@@ -40,12 +40,12 @@ fn a_host_at_rest_is_not_short_of_memory() {
     after.host.memory.free = after.host.watermarks.low - 1;
     let before = sample();
     assert_eq!(find(&Observation::new(&before, &after)), [], "free memory low, but nobody waits");
-    // What is read in again is no waiting for memory, nor are 0.3 % of the time.
+    // Rereads are not waits for memory, and 0.3 % of the time is too little.
     let machine = &mut after.change.as_mut().unwrap().machine;
     (machine.refaulted, machine.allocation_stalls) = (Some(GIB), Some(1));
     machine.memory_stalled = Some(Duration::from_millis(30));
     assert_eq!(find(&Observation::new(&before, &after)), []);
-    // 90 milliseconds in ten seconds are not worth a word.
+    // 90 milliseconds in ten seconds are not reported.
     let after = self::after(vec![reclaim(7, "cc1", ReclaimKind::Machine, &[40, 50])]);
     assert_eq!(find(&Observation::new(&before, &after)), []);
 }
@@ -131,7 +131,7 @@ fn waits_at_the_limit_of_a_cgroup_are_not_the_hosts() {
     before.databases[0].cgroup = Some(cgroup(GIB, GIB));
     let pages = 20 * MIB / pagekeeper_kernel::page_size();
     after.databases[0].cgroup = Some(MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) });
-    // Nobody was seen to bring its files in: what came back is not its own.
+    // Nobody was seen to bring its files in, so the rereads are not its own.
     let found = find(&Observation::new(&before, &after));
     assert_eq!((found.len(), found[0].severity), (1, Severity::Note));
     let table = file("/var/lib/mysql/db/t.ibd", FileClass::Data, 8 * GIB, 0);
@@ -147,7 +147,7 @@ fn waits_at_the_limit_of_a_cgroup_are_not_the_hosts() {
     assert_eq!(more.kind, FixKind::System);
     assert!(more.act.starts_with(&format!("echo {} > ", GIB + 256 * MIB)), "{more:?}");
 
-    // Room for what it misses: not for all that was taken since the files were made, nor for logs.
+    // Room for what it misses: not for everything reclaimed since the files were created, nor for logs.
     let mut table = file("/var/lib/mysql/db/t.ibd", FileClass::Data, 8 * GIB, 0);
     let taken = |evicted, recently| {
         Some(Residency { evicted: Some(evicted), recently_evicted: Some(recently), ..residency(0, 0) })
@@ -167,7 +167,7 @@ fn waits_at_the_limit_of_a_cgroup_are_not_the_hosts() {
     *after.databases[0].cgroup.as_mut().unwrap() =
         MemoryCgroup { file_refaults: Some(pages), ..cgroup(GIB, GIB) };
 
-    // A little is read again whatever the limit.
+    // A little is reread whatever the limit.
     after.databases[0].cgroup.as_mut().unwrap().file_refaults = Some(pages / 20);
     let found = find(&Observation::new(&before, &after));
     assert_eq!(found[0].severity, Severity::Note);
@@ -207,7 +207,7 @@ fn what_a_neighbour_reads_again_is_not_the_databases() {
     assert!(found[0].cost.text.contains(by), "{found:#?}");
     let last = &found[0].evidence.last().unwrap();
     assert!(last.text.contains("of those, 2 MiB at most are of the database's"), "{last:?}");
-    // Where some events were lost it is not known whose they are.
+    // If some events were lost, the owner is unknown.
     after.change.as_mut().unwrap().trace.as_mut().unwrap().losses.overrun = 1;
     let found = find(&Observation::new(&before, &after));
     assert!(found[0].evidence.last().unwrap().text.ends_with("was not traced"), "{found:#?}");
@@ -227,7 +227,7 @@ fn what_the_database_reads_of_files_in_no_list_is_its_own() {
     assert_eq!(found[0].severity, Severity::Warning, "{found:#?}");
     assert!(!found[0].cost.text.contains("its own data fits"), "{found:#?}");
     assert_eq!(found[0].fixes.last().unwrap().kind, FixKind::System, "{found:#?}");
-    // Without tasks it is not known whose the pages of such a file are.
+    // Without tasks, the owner of such a file's pages is unknown.
     after.change.as_mut().unwrap().trace.as_mut().unwrap().pages.as_mut().unwrap()[0].task = None;
     let found = find(&Observation::new(&before, &after));
     assert!(found[0].evidence.last().unwrap().text.ends_with("was not traced"), "{found:#?}");

@@ -10,7 +10,7 @@ fn find(observation: &Observation<'_>) -> Vec<Finding> {
 
 const DIRECT: OpenerKind = OpenerKind::Direct(Access::ReadWrite);
 
-/// A table file held with `O_DIRECT` by the server, 64 KiB of it resident, with further openers.
+/// Returns a table file that the server holds with `O_DIRECT`, 64 KiB of it resident, with further openers.
 fn table(name: &str, others: Vec<Opener>) -> File {
     let mut table = file(&format!("/var/lib/mysql/test/{name}"), FileClass::Data, 64 * MIB, 64 << 10);
     table.openers.push(opener(100, "mariadbd", DIRECT));
@@ -94,13 +94,13 @@ fn a_database_that_uses_both_is_not_asked_to_stop() {
     let found = find_in(&after("opensearch", "/d/indices/U/0/index/_1.vec", mapped), None);
     let evidence = &found[0].evidence[0].text;
     assert!(evidence.contains("mapped by itself (process 100, the database itself); "), "{evidence}");
-    // Others are distinguished from it.
+    // Other programs are distinguished from it.
     let mut both = own(OpenerKind::Buffered(Access::ReadOnly));
     both.push(opener(7, "scrub", OpenerKind::Buffered(Access::WriteOnly)));
     let found = find_in(&after("clickhouse", part, both), None);
     assert!(found[0].title.contains("by a writer"), "{found:?}");
     assert_eq!(found[0].fixes[0].act, "let scrub (process 7) use O_DIRECT too, or stop it");
-    // Another program's direct I/O beside a database that uses the page cache alone.
+    // Another program's direct I/O beside a database that uses only the page cache.
     let mut backup = after("postgresql", "/d/base/5/2619", Vec::new());
     backup.files[0].openers = vec![
         opener(7, "dd", OpenerKind::Direct(Access::ReadOnly)),
@@ -113,7 +113,7 @@ fn a_database_that_uses_both_is_not_asked_to_stop() {
     assert_eq!(super::mixed_with(&worker, &worker.files[0]), Some(MixedWith::Reader));
     worker.databases[0].workers.push(101);
     assert_eq!(super::mixed_with(&worker, &worker.files[0]), Some(MixedWith::OnPurpose));
-    // Of a directory whose database does not run, whoever has it open with O_DIRECT is it.
+    // For a directory whose database does not run, any opener with O_DIRECT counts as the database.
     worker.databases[0].pid = None;
     worker.files[0].openers[1].pid = 100;
     assert_eq!(super::mixed_with(&worker, &worker.files[0]), Some(MixedWith::OnPurpose));
@@ -192,7 +192,7 @@ fn who_reads_leftovers_and_is_gone_is_named() {
     let mut change = change();
     let (a, b) = (after.files[0].inode, after.files[1].inode);
     let counts = |file, pid| crate::testing::pages(file, pid, "cat", 64 << 10, 0);
-    // Five of them, one after the other, and none has the file open now.
+    // Five processes one after the other, none of which has the file open now.
     let of_b = crate::testing::pages(b, 900, "scrub", MIB, 0);
     change.trace.as_mut().unwrap().pages = Some((800..805).map(|pid| counts(a, pid)).chain([of_b]).collect());
     let found = find_in(&Snapshot { change: Some(change), ..after }, None);
@@ -220,7 +220,7 @@ fn of_many_who_read_leftovers_few_are_named_and_never_the_database() {
     assert!(fix.starts_with("let x0 (process 800), "), "{fix}");
     assert!(fix.ends_with(" and 195 more use O_DIRECT too, or stop it"), "{fix}");
     assert!(found[0].evidence[0].text.contains(" and 195 more;"), "{found:?}");
-    // Where nobody else did there is nobody to stop.
+    // If nobody else did, there is nobody to stop.
     change.trace.as_mut().unwrap().pages.as_mut().unwrap().drain(..200);
     let found = find_in(&Snapshot { change: Some(change), ..after }, None);
     assert!(!found[0].fixes.iter().any(|fix| fix.act.contains("or stop it")), "{found:?}");
@@ -294,7 +294,7 @@ fn a_writer_is_seen_by_the_pages_it_brings_in() {
         task: Some(Task { process, thread: process, name: "dd".to_owned() }),
         flow: PageFlow { added: PageTotals { folios: 1, bytes: 4096 }, removed: PageTotals::default() },
     };
-    // First by another, who only reads it.
+    // First by another process, which only reads it.
     for (process, severity) in [(78, Severity::Warning), (77, Severity::Serious)] {
         change.trace.as_mut().unwrap().pages = Some(vec![counts(process)]);
         let snapshot = Snapshot { change: Some(change.clone()), ..after.clone() };

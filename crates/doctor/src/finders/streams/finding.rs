@@ -1,4 +1,4 @@
-//! The finding about streams, with its evidence in words.
+//! The finding about streams, with its evidence as text.
 
 use std::collections::HashMap;
 
@@ -13,12 +13,12 @@ use crate::phrases::time;
 use crate::phrases::{per_second, rate};
 use crate::{Cost, Evidence, Finding, Kind, Observation, Severity};
 
-/// From so many bytes a second on that a database reads again, it is serious.
+/// From this many bytes per second of rereads on, it is serious.
 pub(super) const MISSED: u64 = 1 << 20;
-/// So many streams are listed.
+/// Maximum number of streams listed.
 pub(super) const NAMED: usize = 3;
 
-/// What a database loses to streams, of which there is at least one.
+/// Describes what a database loses to streams, of which there is at least one.
 pub(super) fn finding(
     observation: &Observation<'_>,
     index: usize,
@@ -153,7 +153,7 @@ pub(super) fn of_refaults(observation: &Observation<'_>, loss: &Loss) -> Option<
     )
 }
 
-/// Which memory both share.
+/// Describes the memory that both share.
 fn of_memory(observation: &Observation<'_>, database: &Database, stream: &Stream<'_>) -> Evidence {
     let own = database.cgroup.as_ref();
     let limited = own.and_then(|group| Some((group, group.effective_limit?)));
@@ -190,7 +190,7 @@ fn of_memory(observation: &Observation<'_>, database: &Database, stream: &Stream
     evidence
 }
 
-/// The beginning of a long title.
+/// Returns the beginning of a long title.
 fn shortened(title: &str) -> String {
     const LONGEST: usize = 60;
     if title.chars().count() <= LONGEST {

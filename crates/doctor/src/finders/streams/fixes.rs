@@ -1,4 +1,4 @@
-//! What helps against a stream.
+//! The fixes against a stream.
 
 use std::collections::HashMap;
 
@@ -12,18 +12,18 @@ use super::Stream;
 use crate::programs::{STATIC, usual};
 use crate::{Confidence, Fix, Terms};
 
-/// What a group of its own is given, as `memory.limit_in_bytes` and systemd take it. Streams need a few MiB of read-ahead
-/// and what is dirty.
+/// The size of a separate group, as `memory.limit_in_bytes` and systemd take it. Streams need a few MiB for
+/// read-ahead and dirty pages.
 const GROUP: &str = "256M";
 
-/// What helps: the program under pagekeeper first, then its own options, where it has any.
+/// Returns the fixes: running the program under pagekeeper first, then its own options, if it has any.
 pub(super) fn fixes(stream: &Stream<'_>) -> Vec<Fix> {
     let mut fixes = Vec::new();
     let title = stream.streamer.map(|streamer| streamer.title.as_str()).unwrap_or_default();
     let mut command = |act: &str, does: &str, costs: &str| {
         fixes.push(Fix::command(act, does, terms(stream, costs, "start it as before")));
     };
-    // What a server's own worker does is not the program's that asked for it.
+    // The work of a server's own worker does not belong to the program that requested it.
     if !stream.worker && !STATIC.contains(&stream.name) {
         let role = if usual(stream.name) { "" } else { "--as stream " };
         command(
@@ -69,9 +69,9 @@ fn terms(stream: &Stream<'_>, costs: &str, undo: &str) -> Terms {
     Terms::anywhere(Confidence::Measured, evidence, costs, undo)
 }
 
-/// A memory cgroup of the stream's own, in which it reclaims its own pages.
+/// Returns the fix of a separate memory cgroup for the stream, in which it reclaims its own pages.
 fn own_group(stream: &Stream<'_>) -> Option<Fix> {
-    // The server's own worker lives in the server's group.
+    // The server's own worker stays in the server's group.
     if stream.worker {
         return None;
     }
@@ -107,7 +107,7 @@ fn own_group(stream: &Stream<'_>) -> Option<Fix> {
     })
 }
 
-/// What pagekeeper can do about it now.
+/// Describes what pagekeeper can do about it now.
 pub(super) fn pagekeeper(stream: &Stream<'_>, data: &HashMap<Inode, &File>) -> String {
     let foreign = stream.files.iter().find(|(_, inode)| !data.contains_key(inode));
     let path = foreign.and_then(|(_, inode)| stream.open(*inode)).map(|file| shell_quoted(&file.path));

@@ -1,7 +1,7 @@
-//! Pages of a database's data that are taken because nobody touched them for a while, however much memory is free: by
-//! DAMON's threads in the kernel (`kdamond`), or by a program that writes to `memory.reclaim`.
+//! Reclaim of a database's data pages because they were idle, however much memory is free: by DAMON's kernel
+//! threads (`kdamond`), or by a program that writes to `memory.reclaim`.
 //!
-//! Invariant: what they took is no stream's doing, and is not laid at one's door.
+//! Invariant: these pages are not attributed to any stream.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,7 +16,7 @@ use crate::phrases::time;
 use crate::phrases::{per_second, rate};
 use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
 
-/// Who took how much of a database's data so, the most first.
+/// The tasks that reclaimed a database's data as idle, largest first.
 pub(super) struct Takers<'a> {
     all: Vec<Taker<'a>>,
 }
@@ -69,7 +69,7 @@ impl<'a> Takers<'a> {
         self.all.iter().any(|taker| taker.task.process == task.process)
     }
 
-    /// That so much was taken so that it is worth a word.
+    /// Returns a finding if enough was reclaimed to be reported.
     pub(super) fn finding(
         &self,
         observation: &Observation<'_>,
@@ -158,17 +158,17 @@ impl Taker<'_> {
     }
 }
 
-/// Whether it is a thread of the kernel that takes idle pages.
+/// Whether it is a kernel thread that reclaims idle pages.
 fn is_damon(observation: &Observation<'_>, task: &Task) -> bool {
     task.name.starts_with("kdamond") && is_kernels(observation, task)
 }
 
-/// Whether it is the kernel's background reclaim, for want of memory.
+/// Whether it is the kernel's background reclaim, for lack of memory.
 pub(super) fn is_background(observation: &Observation<'_>, task: &Task) -> bool {
     task.name.starts_with("kswapd") && is_kernels(observation, task)
 }
 
-/// The kernel's own threads have no command line.
+/// Kernel threads have no command line.
 fn is_kernels(observation: &Observation<'_>, task: &Task) -> bool {
     let known = observation.streamers.iter().find(|streamer| streamer.pid == task.process);
     known.is_none_or(|streamer| streamer.title.is_empty())

@@ -97,7 +97,7 @@ impl Host {
         self.trace().pages.as_mut().unwrap()
     }
 
-    /// It was short of memory.
+    /// The host was short of memory.
     fn host_reclaims(&mut self) {
         self.after.change.as_mut().unwrap().machine.reclaimed_directly = Some(500 * MIB);
     }
@@ -153,7 +153,7 @@ fn nothing_where_nothing_was_pushed_out() {
     let table = host.table();
     host.pages().retain(|counts| counts.file != table);
     assert_eq!(host.find(), []);
-    // Logs and what was cut off are no loss.
+    // Logs and truncated pages are no loss.
     let mut host = Host::new();
     host.after.files[0].size -= MIB;
     assert_eq!(host.find(), []);
@@ -161,7 +161,7 @@ fn nothing_where_nothing_was_pushed_out() {
     let mut host = Host::new();
     host.after.files[0].path = "/pg/base/2".into();
     assert_eq!(host.find(), []);
-    // It was let go by the database: the kernel did not take it.
+    // The database dropped it: the kernel did not reclaim it.
     let mut host = Host::new();
     host.after.files[0].residency.as_mut().unwrap().evicted = Some(0);
     host.after.databases[0].cgroup.as_mut().unwrap().file_refaults = Some(1000);
@@ -182,16 +182,16 @@ fn one_in_memory_of_its_own_is_not_to_blame() {
     // Its own reclaim takes its own pages.
     host.pages().retain(|counts| counts.file != table || counts.task.as_ref().unwrap().process != TAR);
     assert_eq!(host.find(), []);
-    // The database has no limit, the stream has.
+    // The database has no limit, but the stream has one.
     host.after.databases[0].cgroup = Some(group("/m", None));
     assert_eq!(host.find(), []);
-    // Neither has: that matters where the host is short of memory.
+    // Neither has one: that matters if the host is short of memory.
     host.streamers[0].cgroup = Some(group("/m/backup", None));
     assert_eq!(host.find(), []);
     host.host_reclaims();
     assert_eq!(host.find().len(), 1);
     host.after.change.as_mut().unwrap().machine.reclaimed_directly = Some(0);
-    // Groups below one that has.
+    // Groups below one that has a limit.
     let below = |name: &str| MemoryCgroup { limit: None, ..group(name, Some(GIB)) };
     host.streamers[0].cgroup = Some(below("/m/pod/backup"));
     host.after.databases[0].cgroup = Some(below("/m/pod/db"));
@@ -215,7 +215,7 @@ fn a_backup_that_drops_what_it_reads() {
     host.trace().reclaim = Some(Vec::new());
     *host.pages() =
         vec![pages(table, TAR, "mariabackup", 0, 300 * MIB), pages(table, SERVER, "server", 5 * MIB, 0)];
-    // Wherever it lives.
+    // In whatever group it runs.
     host.streamers[0].cgroup = Some(group("/m/other", Some(MIB)));
     let findings = host.find();
     assert_eq!(findings[0].severity, Severity::Warning);
@@ -252,7 +252,7 @@ fn one_that_has_ended_is_reported_by_its_name() {
     assert!(findings[0].title.starts_with("tar (process 77) brings in 200 MiB/s"), "{findings:?}");
     assert!(text(&findings[0]).contains("names are not known"));
     assert!(findings[0].fixes[1].act.starts_with("systemd-run --scope -p MemoryHigh=256M -- tar"));
-    // One that took nothing of the database's may have lived anywhere.
+    // A stream that took none of the database's pages may have run anywhere.
     let table = host.table();
     host.pages().retain(|counts| counts.file != table || counts.task.as_ref().unwrap().process != TAR);
     host.pages()[1].flow.removed.bytes = 300 * MIB;
@@ -287,11 +287,11 @@ fn what_is_taken_for_being_idle_is_no_streams_doing() {
         found.title
     );
     assert!(text(found).contains("removed 39 MiB of the database's data"), "{}", text(found));
-    // Not what its processes brought in, first reads among it, but what the kernel knows to have come back.
+    // Not everything its processes brought in, including first reads, but what the kernel knows to have come back.
     assert!(found.cost.text.starts_with("409.6 KiB/s"), "{}", found.cost.text);
     assert!(found.fixes[0].act.contains("/sys/kernel/mm/damon/admin/kdamonds"), "{:?}", found.fixes);
     assert!(found.fixes[0].does.contains("whose pid is 57"), "{:?}", found.fixes);
-    // A program that has the name.
+    // A program with the same name.
     host.streamers[0].title = "kdamond --from user space".to_owned();
     host.streamers[0].pid = 57;
     assert!(host.find().iter().all(|found| found.kind == Kind::Stream), "{:?}", host.find());
@@ -312,7 +312,7 @@ fn the_kernels_background_reclaim_is_no_stream() {
     let findings = host.find();
     assert_eq!(findings.len(), 1);
     assert!(findings[0].title.starts_with("dd (process 77) reads"), "{findings:?}");
-    // Of 200 MiB that its processes brought in the kernel had reclaimed half.
+    // Of 200 MiB that its processes brought in, the kernel had reclaimed half.
     host.after.change.as_mut().unwrap().machine.refaulted = Some(100 * MIB);
     assert!(host.find()[0].cost.text.starts_with("10 MiB/s"), "{}", host.find()[0].cost.text);
 }

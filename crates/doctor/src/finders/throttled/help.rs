@@ -1,4 +1,4 @@
-//! What pagekeeper can do for writers that are throttled, by who filled the device with dirty pages.
+//! What pagekeeper can do for throttled writers, by the owner of the dirty pages on the device.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use crate::attribution::{self, Owner};
 use crate::programs::{STATIC, usual};
 use crate::{Confidence, Fix, Observation, Terms};
 
-/// Where nothing of it is known to help.
+/// The text for cases without a known remedy.
 const NOTHING: &str = "nothing from outside: the guard can start writeback, but can't slow writers down, and \
 releases logs \
                        only. Authors of a database: BulkWriter in pagekeeper's library keeps output from piling up as \
                        dirty pages";
 
-/// What pagekeeper can do now; `other` is the program that wrote most, if that is no database.
+/// Describes what pagekeeper can do now; `other` is the program that wrote most, if that is not a database.
 pub(in crate::finders) fn pagekeeper(database: &Database, other: Option<&str>) -> String {
     if let Some(name) = other {
         return format!(
@@ -23,7 +23,7 @@ pub(in crate::finders) fn pagekeeper(database: &Database, other: Option<&str>) -
              writers down"
         );
     }
-    // TiKV goes by it, too.
+    // This profile applies to TiKV, too.
     if database.profile.name == "rocksdb" {
         let name = shell_quoted(if database.name.is_empty() { "COMMAND" } else { &database.name });
         return format!(
@@ -36,8 +36,8 @@ pub(in crate::finders) fn pagekeeper(database: &Database, other: Option<&str>) -
     NOTHING.to_owned()
 }
 
-/// The program that wrote most of what came to these devices, where it is no database and a library
-/// can be preloaded into it.
+/// Returns the program that wrote most to these devices, if it is not a database and a library can be preloaded
+/// into it.
 pub(in crate::finders) fn most_by_another<'a>(
     observation: &Observation<'_>,
     devices: impl Iterator<Item = &'a str>,
@@ -48,12 +48,12 @@ pub(in crate::finders) fn most_by_another<'a>(
     }
     let (owner, _) = owners.into_iter().max_by_key(|(_, bytes)| *bytes)?;
     let Owner::Process(pid, name) = owner else { return None };
-    // The kernel's threads have no command line, nor have those that ended.
+    // Kernel threads have no command line, and neither have ended processes.
     let runs = observation.streamers.iter().any(|streamer| streamer.pid == pid && !streamer.title.is_empty());
     ((runs || usual(&name)) && !STATIC.contains(&name.as_str())).then_some(name)
 }
 
-/// What is worth a try on such a program.
+/// Returns fixes worth trying on such a program.
 pub(in crate::finders) fn of_another(name: &str) -> Vec<Fix> {
     let command = |act: String, does: &str, costs: &str| {
         let evidence = format!("{name} brought in most of what came to the device by writing");

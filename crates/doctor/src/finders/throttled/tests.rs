@@ -18,7 +18,7 @@ const LEVELS: DirtyLevels = DirtyLevels {
     device_setpoint: 27 * MIB,
 };
 
-/// A RocksDB whose log and tables are written to one device.
+/// Returns a RocksDB whose log and tables are written to one device.
 fn rocksdb() -> (Snapshot, Snapshot) {
     let mut before = sample();
     before.databases = vec![database("rocksdb", 100, "/data")];
@@ -77,11 +77,11 @@ fn a_writer_that_waits_for_its_own_tables() {
     ] {
         assert!(said.contains(part), "{part:?} in {said}");
     }
-    // The writer comes first, whatever its threads in the background took.
+    // The writer comes first, however long its background threads were throttled.
     assert_eq!(throttled.evidence[0].figures["task"], "db_bench");
     assert_eq!(throttled.evidence[1].figures["background"], true);
     assert_eq!(throttled.fixes[0].act, "use_direct_io_for_flush_and_compaction=true");
-    // The fix for that is reported once, and what moves the log is reported with the log.
+    // The fix for throttling is reported once, and the one that moves the log is reported with the log.
     let acts = |finding: &Finding| finding.fixes.iter().map(|fix| fix.act.clone()).collect::<Vec<_>>();
     assert_eq!(acts(&findings[0]), ["wal_dir=/ANOTHER/DISK"]);
     assert!(!acts(throttled).iter().any(|act| act.starts_with("sysctl")), "{:?}", throttled.fixes);
@@ -129,7 +129,7 @@ fn a_move_log_shares_nothing() {
     let findings = find_in(&before, &after);
     assert_eq!(findings.len(), 1);
     assert_eq!(findings[0].kind, Kind::WritersThrottled);
-    // Nor does one that is written directly.
+    // A log that is written directly does not count either.
     let (before, mut after) = rocksdb();
     after.files[0].openers[0].kind = OpenerKind::Direct(Access::WriteOnly);
     assert_eq!(find_in(&before, &after).len(), 1);
@@ -158,7 +158,7 @@ fn a_log_that_nothing_comes_to_shares_nothing() {
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pages.as_mut().unwrap().retain(|counts| counts.file != log);
     assert!(find_in(&before, &after).iter().all(|found| found.kind == Kind::WritersThrottled));
-    // It is written over in place.
+    // It is overwritten in place.
     after.files[0].residency = Some(residency(MIB, 8192));
     let found = find_in(&before, &after);
     assert!(text(&found[0]).starts_with("8 KiB of log are dirty, for device 8:0"), "{}", text(&found[0]));
@@ -184,7 +184,7 @@ fn who_wrote_most_is_what_pagekeeper_is_offered_for() {
         other.fixes.iter().filter(|fix| fix.kind == FixKind::Command).map(|fix| fix.act.as_str()).collect();
     assert_eq!(acts, ["pagekeeper run -- dd ...", "dd oflag=direct bs=1M ..."]);
     assert!(other.pagekeeper.unwrap().contains("before dd"));
-    // What no library is preloaded into is not named.
+    // A program into which no library can be preloaded is not named.
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pages.as_mut().unwrap().last_mut().unwrap().task.as_mut().unwrap().name = "kworker/u8:1".to_owned();
     assert!(throttled(&after).fixes.iter().all(|fix| fix.kind != FixKind::Command));
@@ -262,7 +262,7 @@ fn the_log_that_is_written_is_the_one_to_move() {
     let all = shared(&observation);
     assert_eq!((all.0.as_str(), all.1), ("log_bin=/ANOTHER/DISK/mysql-bin", 1));
     assert_eq!(all.2, "/data/mysql-bin.000003");
-    // Where as much goes to another log, that is to move, too.
+    // If as much goes to another log, that one is to be moved, too.
     let trace = after.change.as_mut().unwrap().trace.as_mut().unwrap();
     trace.pages.as_mut().unwrap()[0] = pages(aria, 100, "mariadbd", 10 * MIB, 0);
     let mut observation = Observation::new(&before, &after);

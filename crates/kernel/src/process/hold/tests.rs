@@ -1,4 +1,5 @@
-//! Holds of real processes, which are grandchildren: the stops of a child would be taken for its own by whoever waits for it here.
+//! Holds of real processes, which are grandchildren: a waiter in this process would take the stops of a child for
+//! its own.
 
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -8,7 +9,7 @@ use super::*;
 /// Longer than anything takes on a busy machine.
 const AT_MOST: Duration = Duration::from_secs(20);
 
-/// A process under a shell that says its number, waits for its end and says its exit code.
+/// A process under a shell, which prints the process's ID, waits for its end and prints its exit code.
 struct Subject {
     shell: Child,
     out: BufReader<ChildStdout>,
@@ -22,7 +23,7 @@ impl Subject {
     }
 
     fn of(words: &[&str]) -> Self {
-        // With job control, a job can be stopped as by a terminal.
+        // With job control, a job can be stopped as from a terminal.
         let mut shell = Command::new("bash")
             .args([
                 "-c",
@@ -39,7 +40,7 @@ impl Subject {
         let mut line = String::new();
         out.read_line(&mut line).unwrap();
         let subject = Self { shell, out, pid: line.trim().parse().unwrap(), proc: ProcRoot::default() };
-        // Not while it is the shell that starts it, which blocks signals.
+        // Not while it is still the shell that starts it, which blocks signals.
         until(|| !subject.status("Name:").starts_with("bash"));
         subject
     }
@@ -50,7 +51,7 @@ impl Subject {
         line.unwrap_or_default().trim().to_owned()
     }
 
-    /// Holds it until it has stopped, which takes longer where the machine is busy.
+    /// Holds it until it has stopped, which takes longer on a busy machine.
     fn hold(&self, holds: &mut ProcessHolds) {
         until(|| holds.hold(self.pid).is_ok());
         until(|| {
@@ -64,7 +65,7 @@ impl Subject {
         assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
     }
 
-    /// Waits until its state's letter is one of these and nobody traces it.
+    /// Waits until its state letter is one of these and nobody traces it.
     fn is_free_in(&self, states: &str) {
         until(|| {
             let is_in = self.status("State:").chars().next().is_some_and(|state| states.contains(state));
@@ -72,7 +73,7 @@ impl Subject {
         });
     }
 
-    /// What its shell says at its end.
+    /// Returns the shell's output at the process's end.
     fn end(mut self) -> String {
         drop(self.shell.stdin.take());
         let mut rest = String::new();
@@ -84,7 +85,7 @@ impl Subject {
 
 impl Drop for Subject {
     fn drop(&mut self) {
-        // Where a test has failed, it may still run.
+        // After a failed test it may still run.
         if self.shell.try_wait().is_ok_and(|end| end.is_none()) {
             let pid = self.pid.to_string();
             let _ = Command::new("kill").args(["-9", &pid]).stderr(Stdio::null()).status();
@@ -101,12 +102,12 @@ fn until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Runs with holds in a thread of their own; `None` where the kernel refuses to trace.
+/// Runs `run` with holds in a thread of its own; `None` if the kernel refuses tracing.
 fn with_holds<T: Send>(run: impl FnOnce(&mut ProcessHolds) -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(|| run(&mut ProcessHolds::new())).join().unwrap())
 }
 
-/// Holds a process again and again until it has ended. The number of holds.
+/// Holds a process again and again until it has ended. Returns the number of holds.
 fn until_gone(holds: &mut ProcessHolds, pid: u32, free: Duration) -> usize {
     let end = Instant::now() + AT_MOST;
     let mut held = 0;
@@ -124,7 +125,7 @@ fn until_gone(holds: &mut ProcessHolds, pid: u32, free: Duration) -> usize {
     }
 }
 
-/// A program that does nothing but compute.
+/// A program that only computes.
 const BUSY: &str = "while :; do :; done";
 
 #[test]
@@ -149,7 +150,7 @@ fn the_end_of_a_tracer_lets_all_go() {
     with_holds(|holds| {
         stopped.hold(holds);
         sleeping.hold(holds);
-        // As a thread that panics, or is killed, does.
+        // As if the thread had panicked or been killed.
         std::mem::forget(std::mem::take(holds));
     });
     stopped.is_free_in("R");
@@ -181,7 +182,7 @@ fn a_process_that_is_killed_while_held_leaves_its_code_to_its_parent() {
     with_holds(|holds| {
         subject.hold(holds);
         subject.kill("KILL");
-        // The parent hears of it once its tracer has.
+        // The parent learns of it after its tracer.
         until(|| {
             holds.poll();
             !holds.is_held(subject.pid)
@@ -221,7 +222,7 @@ fn a_stopped_process_stays_so_and_can_be_continued() {
             subject.is_free_in("T");
             subject.kill("CONT");
             subject.is_free_in("R");
-            // While it is held.
+            // During a hold.
             subject.hold(holds);
             subject.kill(signal);
             holds.let_go(subject.pid);
@@ -288,7 +289,7 @@ fn who_is_traced_already_is_refused_and_goes_on() {
 
 #[test]
 fn who_waits_for_its_vforked_child_goes_on_as_soon_as_it_ends() {
-    // Python starts programs by vfork(2); the child becomes another program late.
+    // Python starts programs by vfork(2), and the child becomes another program late.
     let script = "import subprocess, sys\nfor _ in range(100): subprocess.run(['true'])\nsys.exit(4)";
     if Command::new("python3").arg("--version").output().is_err() {
         return pagekeeper_testing::skip("a program that uses vfork needs python3");

@@ -1,4 +1,4 @@
-//! Any order of events, against a page cache of which each page is known.
+//! Events in any order, against a page cache in which the state of each page is known.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::*;
 /// The size of the model's file, in pages: six windows.
 const FILE: u64 = 6 * PAGES as u64;
 
-/// What happens to the file.
+/// An event on the file.
 #[derive(Debug, Clone)]
 enum Happening {
     /// A stream adds pages.
@@ -20,8 +20,8 @@ enum Happening {
     OthersUse(Range<u64>),
     /// The kernel drops pages.
     Drop(Range<u64>),
-    /// Time passes, and pages that are due are released, but one of so many (none for 0). While that is under way, a stream adds
-    /// pages.
+    /// Time passes, and due pages are released, except every `one_in_stays`-th (none for 0). Meanwhile a stream
+    /// adds pages.
     Release { ms: u64, one_in_stays: u64, meanwhile: Range<u64> },
 }
 
@@ -42,13 +42,13 @@ fn happening() -> impl Strategy<Value = Happening> {
     ]
 }
 
-/// The page cache of one file, and the ledger that is tested.
+/// The page cache of one file, and the ledger under test.
 #[derive(Default)]
 struct PageCache {
     ledger: StreamPages,
     now: Duration,
     resident: BTreeSet<u64>,
-    /// Pages that streams added, and that nobody else used since.
+    /// Pages that streams added, and that nobody else has used since.
     of_streams: BTreeSet<u64>,
     released: u64,
 }
@@ -136,7 +136,7 @@ proptest! {
             cache.happens(happening, sees_use);
             cache.check(sees_use);
         }
-        // All is due once the streams have ended, but for a pause after an attempt.
+        // Everything is due once the streams have ended, apart from the pause after an attempt.
         cache.now += RETRY_LONGEST;
         cache.release(sees_use, true, 0, &(0..0));
         cache.check(sees_use);

@@ -1,4 +1,4 @@
-//! Readers with the kernel's read-ahead: pages that they have yet to use stay.
+//! Readers with the kernel's read-ahead: pages they have yet to use stay.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A file of which pages are resident: when each was added, and whether it was used.
+/// A file with its resident pages: when each was added, and whether it was used.
 struct ReadFile {
     ledger: StreamPages,
     now: Duration,
@@ -46,7 +46,7 @@ impl ReadFile {
         }
     }
 
-    /// Lets time pass, in which pages that are due are released each 10 ms. Returns the pages with the time of their addition and
+    /// Lets time pass, releasing due pages every 10 ms. Returns the pages with the time of their addition and
     /// whether they were used.
     fn pass(&mut self, time: Duration) -> Vec<(u64, Duration, bool)> {
         let end = self.now + time;
@@ -142,7 +142,7 @@ proptest! {
     }
 }
 
-/// Pages between two readers.
+/// Distance between two readers in pages.
 const APART: u64 = 40_000;
 /// The largest read-ahead, in pages.
 const READ_AHEAD_PAGES: u64 = crate::READ_AHEAD / PAGE;
