@@ -53,18 +53,6 @@ int main(int argc, char** argv) try {
       return true;
     });
     store.backup(directory + "/copy");
-
-    // A replica begins as a copy, and takes the commits since.
-    auto follower = store.follow(store.begin_read().seq());
-    store.backup(directory + "/replica");
-    auto third = store.begin_write();
-    third.write(root, 9, "040", 3);
-    third.commit();
-    pagekeeper::Store replica(directory + "/replica", options);
-    for (std::string commit; follower.next(commit);) replica.apply(commit);
-    replica.begin_read().read(root, 0, is, 12);
-    std::printf("replicated: %s\n", is);
-    replica.close();
     store.close();
   }
   pagekeeper::Store copy(directory + "/copy");

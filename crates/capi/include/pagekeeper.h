@@ -13,7 +13,7 @@
  * - A handle belongs to who opened it, and is given up by its own pk_..._close() and the like, once. These
  *   take NULL, and do nothing then. A handle that was given up is not used again.
  * - Handles can be used by several threads at once, but for those that have a position or changes of their
- *   own: pk_bulk, pk_redo_reader, pk_follower, pk_store_follower, pk_write_txn, pk_cursor. Two threads in one of these at the same time: the
+ *   own: pk_bulk, pk_redo_reader, pk_follower, pk_write_txn, pk_cursor. Two threads in one of these at the same time: the
  *   second gets PK_MISUSE. All can be handed from one thread to another. To close any handle while another thread is
  *   in a call with it is an error like the use of one that was closed: give pk_follower_next() a timeout.
  * - Nothing is thrown and nothing unwinds through these calls, no signal is used, nothing is written to stdout or
@@ -448,34 +448,9 @@ pk_status pk_store_sync(pk_store *store);
 pk_status pk_store_verify(pk_store *store, uint64_t *faults);
 /* Copies the store as one commit left it to a directory that is made, beside whatever goes on; seq, which may be NULL, is that commit's number. */
 pk_status pk_store_backup(pk_store *store, const char *to, uint64_t *seq);
-
-/* A copy of a store is as of one commit; what was committed since can be copied alone. Two numbers that a catalog can keep. */
-typedef struct pk_base {
-  uint64_t store; /* the id of the store */
-  uint64_t seq;   /* the commit that the copy is as of */
-} pk_base;
-/* What a copy is as of: a backup's directory, or an increment's file. */
-pk_status pk_store_base(const char *copy, pk_base *base);
-/* Writes the pages that were changed since base to a file that is made, beside whatever goes on; next, the base of the next increment, may be NULL.
-   PK_MISUSE where base is of another store, or of a commit that this one has not come to. */
-pk_status pk_store_backup_since(pk_store *store, pk_base base, const char *to, pk_base *next);
-/* Makes a store of a backup and count increments in their order, and checks every page of them; seq, the commit that it is as of, may be NULL. PK_MISUSE where
-   an increment does not begin at the one before, PK_CORRUPT where one is not whole: then to is not there. */
-pk_status pk_store_restore(const char *backup, const char *const *increments, size_t count, const char *to, uint64_t *seq);
-
-/* Follows the store: its commits behind after, in order, as they become durable. PK_NOT_FOUND where the store has not come as far as after, and
-   PK_TOO_OLD where the next one is no longer in the journal: begin with a backup again, and begin to follow before it is made. A follower that is
-   open keeps the store open as a transaction does. */
-typedef struct pk_store_follower pk_store_follower;
-pk_status pk_store_follow(pk_store *store, uint64_t after, pk_store_follower **follower);
-/* The next commit, as bytes to send: they live until the next call with this follower. seq, its number, may be NULL. Waits for nothing: PK_TIMED_OUT where none
-   is durable yet. */
-pk_status pk_store_follower_next(pk_store_follower *follower, const void **bytes, size_t *size, uint64_t *seq);
-void pk_store_follower_close(pk_store_follower *follower);
-/* Takes such a commit: by a replica, which began as a backup or a restored copy of the store, and takes commits from it alone. One that it has is passed over;
-   PK_NOT_FOUND where some between are missing, PK_MISUSE for one of another store, PK_CORRUPT where the bytes are not whole or the replica is not what the
-   store was: then nothing changes. seq, the replica's last commit, may be NULL. */
-pk_status pk_store_apply(pk_store *replica, const void *bytes, size_t size, pk_durability durability, uint64_t *seq);
+/* Makes a store of a backup in a directory that is made, and checks every page of it; seq, which may be NULL, is the commit that it is as of. PK_CORRUPT where a
+   page is damaged: then to is not there. */
+pk_status pk_store_restore(const char *backup, const char *to, uint64_t *seq);
 /* Closes it: what was committed is durable then. The handle is given up, whatever is returned. Transactions that are open keep the store open, and its
    directory locked, until they end. */
 pk_status pk_store_close(pk_store *store);

@@ -263,25 +263,6 @@ class Snapshot {
   detail::Handle<pk_read_txn, pk_snapshot_end> txn_;
 };
 
-// The commits of a store, in order.
-class StoreFollower {
- public:
-  explicit StoreFollower(pk_store_follower* follower) : follower_(follower) {}
-  // The next one as bytes to send; false where none is durable yet.
-  bool next(std::string& commit) {
-    const void* bytes = nullptr;
-    size_t size = 0;
-    const auto status = pk_store_follower_next(follower_.get(), &bytes, &size, nullptr);
-    if (status == PK_TIMED_OUT) return false;
-    check(status);
-    commit.assign(static_cast<const char*>(bytes), size);
-    return true;
-  }
-
- private:
-  detail::Handle<pk_store_follower, pk_store_follower_close> follower_;
-};
-
 class Store {
  public:
   explicit Store(const std::string& directory, pk_store_options options = PK_STORE_OPTIONS_INIT) {
@@ -302,21 +283,6 @@ class Store {
   uint64_t backup(const std::string& to) const {
     uint64_t seq = 0;
     check(pk_store_backup(store_.get(), to.c_str(), &seq));
-    return seq;
-  }
-  pk_base backup_since(pk_base base, const std::string& to) const {
-    pk_base next{};
-    check(pk_store_backup_since(store_.get(), base, to.c_str(), &next));
-    return next;
-  }
-  StoreFollower follow(uint64_t after) const {
-    pk_store_follower* follower = nullptr;
-    check(pk_store_follow(store_.get(), after, &follower));
-    return StoreFollower(follower);
-  }
-  uint64_t apply(const std::string& commit, pk_durability durability = PK_DURABLE) {
-    uint64_t seq = 0;
-    check(pk_store_apply(store_.get(), commit.data(), commit.size(), durability, &seq));
     return seq;
   }
   pk_store* get() const noexcept { return store_.get(); }

@@ -15,7 +15,6 @@ mod binlog;
 mod bulk;
 mod cache;
 mod call;
-mod copies;
 mod exclusive;
 #[doc(hidden)]
 pub mod file;
@@ -45,7 +44,7 @@ pub extern "C" fn pk_version() -> *const std::ffi::c_char {
 
 /// The structures of the header with their sizes in bytes as they are here: a test compares them with C's.
 #[doc(hidden)]
-pub const SIZES: [(&str, usize); 16] = [
+pub const SIZES: [(&str, usize); 15] = [
     ("pk_cache_options", size_of::<cache::CacheOptions>()),
     ("pk_cache_stats", size_of::<cache::CacheStats>()),
     ("pk_read", size_of::<file::Read>()),
@@ -59,7 +58,6 @@ pub const SIZES: [(&str, usize); 16] = [
     ("pk_binlog_options", size_of::<binlog::Settings>()),
     ("pk_store_options", size_of::<store::StoreOptions>()),
     ("pk_store_stat", size_of::<store::StoreStat>()),
-    ("pk_base", size_of::<copies::CopyBase>()),
     ("pk_residency", size_of::<pages::Residency>()),
     ("pk_status", size_of::<status::Status>()),
 ];

@@ -176,8 +176,7 @@ fn of_store(error: &store::Error) -> Status {
         Error::NoStore { .. }
         | Error::OutOfRange { .. }
         | Error::NotAllocated { .. }
-        | Error::NeverWritten { .. }
-        | Error::NotTheNext { .. } => Status::NotFound,
+        | Error::NeverWritten { .. } => Status::NotFound,
         Error::NotEmpty { .. } | Error::Exists { .. } => Status::Exists,
         Error::Unfinished { .. }
         | Error::BrokenSuperblock { .. }
@@ -185,10 +184,7 @@ fn of_store(error: &store::Error) -> Status {
         | Error::LostFile { .. }
         | Error::CutOff { .. }
         | Error::Corrupt { .. }
-        | Error::Damaged { .. }
-        | Error::Diverged { .. }
-        | Error::NotShipped { .. }
-        | Error::NoIncrement { .. } => Status::Corrupt,
+        | Error::Damaged { .. } => Status::Corrupt,
         Error::UnknownVersion { .. } | Error::OldVersion { .. } | Error::NotAtomic { .. } => {
             Status::Unsupported
         }
@@ -196,13 +192,9 @@ fn of_store(error: &store::Error) -> Status {
         Error::OtherPageSize { .. }
         | Error::Setting { .. }
         | Error::PayloadSize { .. }
-        | Error::OtherStore { .. }
-        | Error::IncrementOfOther { .. }
-        | Error::IncrementGap { .. }
-        | Error::BaseAhead { .. }
         | Error::MetadataTooLong { .. } => Status::Misuse,
         Error::TransactionTooLarge { .. } => Status::TooLarge,
-        Error::SnapshotTooOld | Error::TooOld { .. } => Status::TooOld,
+        Error::SnapshotTooOld => Status::TooOld,
         Error::Poisoned { .. } => Status::Poisoned,
         _ => Status::Internal,
     }

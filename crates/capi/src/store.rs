@@ -1,4 +1,4 @@
-//! `pk_store`: opening, figures, sync, verification, backup.
+//! `pk_store`: opening, figures, sync, verification, backup, restore.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -136,6 +136,15 @@ pub extern "C" fn pk_store_backup(
 ) -> Status {
     call(|| {
         let made = given(store, "the store")?.0.backup(to.path()?)?;
+        put(seq, made.seq);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pk_store_restore(backup: Text, to: Text, seq: Option<&mut MaybeUninit<u64>>) -> Status {
+    call(|| {
+        let made = pagekeeper_store::Store::options().restore(backup.path()?, to.path()?)?;
         put(seq, made.seq);
         Ok(())
     })

@@ -135,7 +135,7 @@ fn a_store_in_cpp() {
     assert_eq!(
         said,
         "was balance: 100, is balance: 020\ndurian: 100000 bytes\nbanana is a banana\ncherry is a cherry\ndurian is large\n\
-         replicated: balance: 040\ncopied: balance: 020\nhits\npage of b\nPK_NOT_FOUND\n"
+         copied: balance: 020\nhits\npage of b\nPK_NOT_FOUND\n"
     );
 }
 

@@ -291,85 +291,43 @@ def store():
     check(pk.pk_store_close(handle))
 
 
-class Base(Structure):
-    _fields_ = [("store", c_uint64), ("seq", c_uint64)]
-
-
 def copies():
-    """Increments of a backup, and a replica that takes the commits."""
-    handle, follower, txn, page, base, next_base, seq = c_void_p(), c_void_p(), c_void_p(), c_uint64(), Base(), Base(), c_uint64()
+    """A backup, and a store that is made of it."""
+    handle, txn, page, seq = c_void_p(), c_void_p(), c_uint64(), c_uint64()
     small = structure("pk_store_options")(memory=8 << 20, journal_bytes=1 << 20)
 
-    def commit(what):
-        check(pk.pk_store_begin_write(handle, byref(txn)))
-        check(pk.pk_txn_write(txn, page, c_size_t(0), what, c_size_t(len(what))))
-        check(pk.pk_txn_commit(txn, 0, None))
-
-    def first_bytes(directory, store=None):
-        opened, snapshot, buffer = store or c_void_p(), c_void_p(), ctypes.create_string_buffer(5)
-        if store is None:
-            check(pk.pk_store_open(directory, byref(small), byref(opened)))
+    def first_bytes(directory):
+        opened, snapshot, buffer = c_void_p(), c_void_p(), ctypes.create_string_buffer(5)
+        check(pk.pk_store_open(directory, byref(small), byref(opened)))
         check(pk.pk_store_begin_read(opened, byref(snapshot)))
         check(pk.pk_snapshot_read(snapshot, page, c_size_t(0), buffer, c_size_t(5), None))
         pk.pk_snapshot_end(snapshot)
-        if store is None:
-            check(pk.pk_store_close(opened))
+        check(pk.pk_store_close(opened))
         return buffer.raw
 
     check(pk.pk_store_open(path("source"), byref(small), byref(handle)))
     check(pk.pk_store_begin_write(handle, byref(txn)))
     check(pk.pk_txn_allocate(txn, byref(page)))
     check(pk.pk_txn_commit(txn, 0, None))
-    commit(b"first")
-    check(pk.pk_store_follow(handle, c_uint64(99), byref(follower)), "PK_NOT_FOUND")
-    check(pk.pk_store_follow(handle, c_uint64(2), byref(follower)))
-    check(pk.pk_store_backup(handle, path("full.backup"), None))
-    check(pk.pk_store_base(path("full.backup"), byref(base)))
-    assert base.seq == 2
-    commit(b"again")
-    check(pk.pk_store_backup_since(handle, Base(base.store + 1, base.seq), path("increment"), None), "PK_MISUSE")
-    check(pk.pk_store_backup_since(handle, Base(base.store, 99), path("increment"), None), "PK_MISUSE")
-    check(pk.pk_store_backup_since(handle, base, path("increment.1"), byref(next_base)))
-    commit(b"third")
-    check(pk.pk_store_backup_since(handle, next_base, path("increment.2"), None))
-    increments = (c_char_p * 2)(path("increment.1"), path("increment.2"))
-    check(pk.pk_store_restore(path("full.backup"), increments, c_size_t(1), path("restored.1"), byref(seq)))
-    assert seq.value == 3 and first_bytes(path("restored.1")) == b"again"
-    check(pk.pk_store_restore(path("full.backup"), increments, c_size_t(2), path("restored.2"), None))
-    assert first_bytes(path("restored.2")) == b"third"
-    check(pk.pk_store_restore(path("full.backup"), (c_char_p * 1)(path("increment.2")), c_size_t(1), path("gap"), None), "PK_MISUSE")
-    assert not os.path.exists(path("gap"))
-    with open(path("increment.1"), "r+b") as rotten:
-        rotten.seek(-100, os.SEEK_END)
+    for nth, what in enumerate([b"first", b"again"]):
+        check(pk.pk_store_begin_write(handle, byref(txn)))
+        check(pk.pk_txn_write(txn, page, c_size_t(0), what, c_size_t(len(what))))
+        check(pk.pk_txn_commit(txn, 0, None))
+        check(pk.pk_store_backup(handle, path("backup.%d" % nth), None))
+    check(pk.pk_store_close(handle))
+    check(pk.pk_store_restore(path("backup.0"), path("restored.0"), byref(seq)))
+    assert seq.value == 2 and first_bytes(path("restored.0")) == b"first"
+    check(pk.pk_store_restore(path("backup.1"), path("restored.1"), None))
+    assert first_bytes(path("restored.1")) == b"again"
+    check(pk.pk_store_restore(path("backup.1"), path("restored.1"), None), "PK_EXISTS")
+    check(pk.pk_store_restore(path("none"), path("gap"), None), "PK_NOT_FOUND")
+    with open(path("backup.1/data"), "r+b") as rotten:
+        rotten.seek(100)
         byte = rotten.read(1)
-        rotten.seek(-100, os.SEEK_END)
+        rotten.seek(100)
         rotten.write(bytes([byte[0] ^ 1]))
-    check(pk.pk_store_restore(path("full.backup"), increments, c_size_t(2), path("rotten"), None), "PK_CORRUPT")
-    assert not os.path.exists(path("rotten"))
-
-    replica, bytes_, size, commits = c_void_p(), c_void_p(), c_size_t(), []
-    while True:
-        status = pk.pk_store_follower_next(follower, byref(bytes_), byref(size), byref(seq))
-        if names(status) == "PK_TIMED_OUT":
-            break
-        check(status)
-        commits.append((seq.value, ctypes.string_at(bytes_, size.value)))
-    assert [number for number, _ in commits] == [3, 4]
-    check(pk.pk_store_open(path("full.backup"), byref(small), byref(replica)))
-    check(pk.pk_store_apply(replica, commits[1][1], c_size_t(len(commits[1][1])), 0, None), "PK_NOT_FOUND")
-    rotten = commits[0][1][:-1] + bytes([commits[0][1][-1] ^ 1])
-    check(pk.pk_store_apply(replica, rotten, c_size_t(len(rotten)), 0, None), "PK_CORRUPT")
-    for (_, sent), last in zip(commits + commits[:1], [3, 4, 4]):
-        check(pk.pk_store_apply(replica, sent, c_size_t(len(sent)), 0, byref(seq)))
-        assert seq.value == last
-    assert first_bytes(None, replica) == b"third"
-    check(pk.pk_store_close(replica))
-    # The follower keeps the store open until it is closed.
-    check(pk.pk_store_close(handle))
-    check(pk.pk_store_open(path("source"), None, byref(handle)), "PK_LOCKED")
-    pk.pk_store_follower_close(follower)
-    check(pk.pk_store_open(path("source"), byref(small), byref(handle)))
-    check(pk.pk_store_close(handle))
+    check(pk.pk_store_restore(path("backup.1"), path("rotten"), None), "PK_CORRUPT")
+    assert not os.path.exists(path("gap")) and not os.path.exists(path("rotten"))
 
 
 def tree():

@@ -32,21 +32,6 @@ pub(crate) fn superblock() -> Vec<Vec<u8>> {
     vec![[slot.as_slice(), slot].concat()]
 }
 
-/// The fields of a header and its superblock; and a chunk of two images and two ranges.
-pub(crate) fn increment() -> Vec<Vec<u8>> {
-    let fields =
-        [[0; 6].as_slice(), &numbers(&[7, 200, 300, 1 << 16, 9])[..], b"\x04\x03\x02\x01\0\0\0\0"].concat();
-    let slot = numbers(&[0, 7, 300, 0, 1 << 20, 300]);
-    vec![
-        [&fields[..], b"\0\0\0\x10\0\0", &slot[..]].concat(),
-        [&b"\x02\0\0\0\x02\0\0\0\0\0\0\0"[..], &numbers(&[5, 2, 9, 1])[..]].concat(),
-    ]
-}
-
-fn numbers(numbers: &[u64]) -> Vec<u8> {
-    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
-}
-
 /// One record (what the store is, then an image, a diff and a page that is free), and the same in two parts, of the next commit.
 pub(crate) fn entry() -> Vec<Vec<u8>> {
     owned(&[
@@ -86,21 +71,6 @@ pub(crate) fn settings() -> Vec<Vec<u8>> {
 pub(crate) fn page_map() -> Vec<Vec<u8>> {
     owned(&[b"\x02\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
         \x01\0\0\0\x04\x03\x02\x01\0\0\0\0"])
-}
-
-/// Store 7, commit 300: of two parts the second one ends it.
-pub(crate) fn shipped() -> Vec<Vec<u8>> {
-    let parts = |seq: u8, parts: &[&[u8]]| {
-        let mut bytes = vec![7, 0, 0, 0, 0, 0, 0, 0, seq, 1, 0, 0, 0, 0, 0, 0];
-        for part in parts {
-            bytes.extend([part.len().to_le_bytes()[0], 0, 0, 0]);
-            bytes.extend(*part);
-        }
-        bytes
-    };
-    let first = b"\x01\x01\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x04\0\x09\0\0";
-    let second = b"\x01\0\0\0\x01\0\0\0\x2c\x01\0\0\0\0\0\0\x08\x11\x03\x01\x02\x03\x04\x05\x06";
-    vec![parts(0x2c, &[first, second]), parts(0x2c, &[second])]
 }
 
 /// Changes, and a leaf, an inner page and an extent's head, each as small as it can be.

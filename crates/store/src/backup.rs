@@ -23,7 +23,7 @@ use pagekeeper_io::{AlignedBuf, BatchRead, IoFile, open_past_cache};
 use crate::changes::Noting;
 use crate::core::Core;
 use crate::data;
-use crate::destination::{Destination, Like};
+use crate::destination::{Destination, Like, Writer};
 use crate::format::page::{self, PageFault};
 use crate::inspect::PIECE;
 use crate::page::Page;
@@ -35,35 +35,6 @@ use crate::{Error, PageNo, Seq};
 const AT_ONCE: usize = if cfg!(test) { 1 } else { 4 };
 /// Snapshots that are taken at most. If that is not enough pages are changed faster than they are copied.
 const MAX_SNAPSHOTS: u64 = 1000;
-
-/// What an increment begins at: a store, and the last of its commits that a copy has. From [`Backup::base`],
-/// [`Increment::base`](crate::Increment::base), or of what is on the disk from
-/// [`StoreOptions::base`](crate::StoreOptions::base).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Base {
-    /// The id of the store.
-    pub(crate) store: u64,
-    /// The commit that the copy is as of.
-    pub(crate) seq: Seq,
-}
-
-impl Base {
-    /// The copy of this store as of this commit: for one that is kept elsewhere, of which a catalog has these two numbers. An increment from it
-    /// fails with [`Error::OtherStore`] where the store is another one.
-    pub fn new(store: u64, seq: Seq) -> Self {
-        Self { store, seq }
-    }
-
-    /// The id of the store that it is a copy of.
-    pub fn store(&self) -> u64 {
-        self.store
-    }
-
-    /// The commit that the copy is as of.
-    pub fn seq(&self) -> Seq {
-        self.seq
-    }
-}
 
 /// A backup that was made; from [`Store::backup`](crate::Store::backup), and from
 /// [`StoreOptions::restore`](crate::StoreOptions::restore).
@@ -86,19 +57,12 @@ pub struct Backup {
     pub took: Duration,
 }
 
-impl Backup {
-    /// For an increment that begins at it.
-    pub fn base(&self) -> Base {
-        Base { store: self.store, seq: self.seq }
-    }
-}
-
 /// All pages as of this snapshot.
-pub(crate) struct Copied {
-    pub(crate) live: Arc<Live>,
+struct Copied {
+    live: Arc<Live>,
     /// Bytes that were written.
-    pub(crate) bytes: u64,
-    pub(crate) snapshots: u64,
+    bytes: u64,
+    snapshots: u64,
 }
 
 /// Pages in a row that were read and checked.
@@ -108,18 +72,6 @@ pub(crate) struct Piece {
     pub(crate) bytes: AlignedBuf,
     /// The checksum of each page; `None` if it was never written.
     pub(crate) crcs: Vec<Option<u32>>,
-}
-
-/// Where the pages go.
-pub(crate) trait Sink {
-    /// What comes from now on is as of this commit, of which there are so many pages: in place of what came of the same pages before.
-    fn begin(&mut self, pages: u64, seq: Seq) -> Result<(), Error>;
-
-    /// Takes pages, in any order.
-    fn write(&mut self, pieces: Vec<Piece>) -> Result<(), Error>;
-
-    /// No more come. Gives the bytes that were written.
-    fn end(&mut self) -> Result<u64, Error>;
 }
 
 /// Which pages are still to be copied: pages in a row, of at most [`PIECE`] bytes.
@@ -145,12 +97,12 @@ impl Core {
     }
 
     /// Copies all pages.
-    pub(crate) fn copy_to(&self, sink: &mut impl Sink) -> Result<Copied, Error> {
+    fn copy_to(&self, writer: &mut Writer<'_>) -> Result<Copied, Error> {
         let (noting, lsn) = Noting::begin(self);
         // What is not noted is visible then.
         self.make_durable(lsn)?;
         let source = open_past_cache(&*self.config.io, &self.config.directory.join(data::NAME))?;
-        let mut copy = Copy { core: self, source, sink };
+        let mut copy = Copy { core: self, source, writer };
         let mut left = Left::new();
         let mut copied = 0;
         for snapshots in 1..=MAX_SNAPSHOTS {
@@ -162,7 +114,7 @@ impl Core {
             self.snapshots.end(&live);
             match done {
                 Ok(()) => {
-                    let bytes = copy.sink.end()?;
+                    let bytes = copy.writer.end()?;
                     // A commit that was seen before it was durable is not lost where the copy has it.
                     self.make_durable(self.last_lsn())?;
                     return Ok(Copied { live, bytes, snapshots });
@@ -186,16 +138,16 @@ impl Core {
     }
 }
 
-struct Copy<'a, S> {
+struct Copy<'a, 'to> {
     core: &'a Core,
     source: Arc<dyn IoFile>,
-    sink: &'a mut S,
+    writer: &'a mut Writer<'to>,
 }
 
-impl<S: Sink> Copy<'_, S> {
+impl Copy<'_, '_> {
     /// Copies what is left, as the snapshot has it. What is not copied when it fails is still left.
     fn copy(&mut self, live: &Live, left: &mut Left) -> Result<(), Error> {
-        self.sink.begin(live.meta.pages, live.seq)?;
+        self.writer.begin(live.meta.pages, live.seq)?;
         while !left.is_empty() {
             let due = left.len().min(AT_ONCE);
             self.copy_some(live, left.range(..due).cloned().collect())?;
@@ -239,7 +191,7 @@ impl<S: Sink> Copy<'_, S> {
             read.push(Piece { first, bytes, crcs });
         }
         drop(brought_in);
-        self.sink.write(read)
+        self.writer.write_pieces(read)
     }
 
     /// Makes the bytes those of the page as the snapshot has it; gives its checksum, or `None` if it was never written.

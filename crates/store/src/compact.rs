@@ -254,7 +254,7 @@ impl Core {
     }
 
     /// What is free may become something else that nothing is in.
-    pub(crate) fn forget_given_back(&self) {
+    fn forget_given_back(&self) {
         *lock(&self.given_back) = None;
     }
 

@@ -36,7 +36,7 @@ const OURS: [&str; 13] = [
     LOCK,
     crate::warm::NAME,
     crate::warm::NEW,
-    crate::serve::NAME,
+    crate::backup_socket::NAME,
     // Of the root of a file system.
     "lost+found",
 ];

@@ -75,12 +75,7 @@ impl DataFile {
         use_of: Use,
         page_size: usize,
     ) -> Result<Self, Error> {
-        Self::at(io, &directory.join(name), use_of, page_size)
-    }
-
-    /// The same, at a path.
-    pub(crate) fn at(io: &Arc<dyn Io>, path: &Path, use_of: Use, page_size: usize) -> Result<Self, Error> {
-        let file = open_file(&**io, path, use_of)?;
+        let file = open_file(&**io, &directory.join(name), use_of)?;
         let len = AtomicU64::new(file.stat()?.size);
         Ok(Self {
             file,

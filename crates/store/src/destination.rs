@@ -6,13 +6,12 @@
 //!    never finished.
 //! 3. What fails takes away what it made. What was killed leaves a directory that says so.
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pagekeeper_io::{AlignedBuf, Io, WriteMode};
 
-use crate::backup::{Piece, Sink};
+use crate::backup::Piece;
 use crate::create::{above, is_atomic, make_journal};
 use crate::data::{self, DataFile, Run, Use, WritesInFlight};
 use crate::depth::Depth;
@@ -163,18 +162,38 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Pages that were never written, whatever was written to their places before the last [`Self::begin`].
-    pub(crate) fn blank(&mut self, pages: Range<PageNo>) -> Result<(), Error> {
+    /// Starts to write pages that were read of a store, in any order.
+    pub(crate) fn write_pieces(&mut self, pieces: Vec<Piece>) -> Result<(), Error> {
+        let (mut runs, mut noted) = (Vec::with_capacity(pieces.len()), Vec::new());
+        for Piece { first, bytes, crcs } in pieces {
+            let before = noted.len();
+            for (page, crc) in (first..).zip(crcs) {
+                match crc {
+                    Some(crc) => noted.push((page, crc)),
+                    // A commit took the page away that was copied here, and a later one made another of it.
+                    None if self.rounds > 1 => self.blank(page)?,
+                    None => {}
+                }
+            }
+            // What was never written takes up no room.
+            if noted.len() > before {
+                runs.push(Run { first, seqs: Vec::new(), bytes });
+            }
+        }
+        self.write(runs, noted)
+    }
+
+    /// Makes a page one that was never written, whatever was written to its place before the last [`Self::begin`].
+    fn blank(&mut self, page: PageNo) -> Result<(), Error> {
+        let pages = page..page + 1;
         if self.to.map.were_never_written(pages.clone())? {
             return Ok(());
         }
         match self.to.data.punch(&pages) {
             Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {
-                let zeros = AlignedBuf::new(self.to.like.page_size);
-                for page in pages.clone() {
-                    let at = page * self.to.like.page_size as u64;
-                    self.to.data.file.write_at(at, &zeros, WriteMode::Plain)?;
-                }
+                let page_size = self.to.like.page_size;
+                let at = page * page_size as u64;
+                self.to.data.file.write_at(at, &AlignedBuf::new(page_size), WriteMode::Plain)?;
             }
             punched => punched?,
         }
@@ -186,36 +205,6 @@ impl Writer<'_> {
         self.writes.wait(0);
         self.writes.check()?;
         Ok(self.bytes)
-    }
-}
-
-impl Sink for Writer<'_> {
-    fn begin(&mut self, pages: u64, seq: Seq) -> Result<(), Error> {
-        Writer::begin(self, pages, seq)
-    }
-
-    fn write(&mut self, pieces: Vec<Piece>) -> Result<(), Error> {
-        let (mut runs, mut noted) = (Vec::with_capacity(pieces.len()), Vec::new());
-        for Piece { first, bytes, crcs } in pieces {
-            let before = noted.len();
-            for (page, crc) in (first..).zip(crcs) {
-                match crc {
-                    Some(crc) => noted.push((page, crc)),
-                    // A commit took the page away that was copied here, and a later one made another of it.
-                    None if self.rounds > 1 => self.blank(page..page + 1)?,
-                    None => {}
-                }
-            }
-            // What was never written takes up no room.
-            if noted.len() > before {
-                runs.push(Run { first, seqs: Vec::new(), bytes });
-            }
-        }
-        Writer::write(self, runs, noted)
-    }
-
-    fn end(&mut self) -> Result<u64, Error> {
-        Writer::end(self)
     }
 }
 

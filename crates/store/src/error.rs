@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use pagekeeper_kernel::text::escaped;
 
-use crate::{PageNo, Seq};
+use crate::PageNo;
 
 /// What went wrong with a store.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -240,95 +240,6 @@ pub enum Error {
     /// A read transaction was ended: what it was to read took up too much memory.
     #[error("the snapshot is too old: pages that it needs were given up to stay within the memory budget")]
     SnapshotTooOld,
-    /// An increment was to begin at a commit that the store does not have (any more): what it is to go on from is no copy of it.
-    #[error("the base is as of commit {base}, and the store's last one is {seq}: make a whole backup")]
-    BaseAhead {
-        /// The commit that the base is as of.
-        base: Seq,
-        /// The store's last one.
-        seq: Seq,
-    },
-    /// A file is no increment, or not a whole one: cut off, or damaged.
-    #[error("{}: not a whole increment: {what}", escaped(path))]
-    NoIncrement {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// An increment does not go on from what comes before it: one between them is missing, or they are in another order.
-    #[error(
-        "{}: begins at commit {since}, and what comes before it, {}, ends at commit {seq}: name all increments, in order",
-        escaped(path),
-        escaped(before)
-    )]
-    IncrementGap {
-        /// The increment.
-        path: PathBuf,
-        /// The commit that it begins at.
-        since: Seq,
-        /// The backup or increment before it.
-        before: PathBuf,
-        /// The commit that this one ends at.
-        seq: Seq,
-    },
-    /// An increment is of another store.
-    #[error(
-        "{}: of store {found:016x}, and what comes before it, {}, is of store {wanted:016x}",
-        escaped(path),
-        escaped(before)
-    )]
-    IncrementOfOther {
-        /// The increment.
-        path: PathBuf,
-        /// The id of its store.
-        found: u64,
-        /// The backup or increment before it.
-        before: PathBuf,
-        /// The id of the store that this one is of.
-        wanted: u64,
-    },
-    /// The next commit of a follower is no longer in the journal.
-    #[error(
-        "commit {} is no longer in the journal, which begins behind commit {oldest}: begin with a backup again",
-        after + 1
-    )]
-    TooOld {
-        /// The last commit that the follower has.
-        after: Seq,
-        /// The last commit that is not in the journal any more.
-        oldest: Seq,
-    },
-    /// A commit was shipped that is not the next one. Nothing was changed.
-    #[error("commit {found}, where commit {due} is due")]
-    NotTheNext {
-        /// The commit that came.
-        found: Seq,
-        /// The commit that should come.
-        due: Seq,
-    },
-    /// A commit was shipped that is of another store. Nothing was changed.
-    #[error("a commit of store {found:016x}, and this is not a replica of it but of store {wanted:016x}")]
-    OtherStore {
-        /// The id of the store that it is of.
-        found: u64,
-        /// The id of this store.
-        wanted: u64,
-    },
-    /// A commit was shipped that changes a page which is another one here: the replica has commits of its own. Nothing was changed.
-    #[error("commit {seq} changes page {page}, which is another one here: begin with a backup again")]
-    Diverged {
-        /// The page.
-        page: PageNo,
-        /// The commit that came.
-        seq: Seq,
-    },
-    /// Bytes are not those of a commit that was shipped. Nothing was changed.
-    #[error("not a commit that was shipped: {what}")]
-    NotShipped {
-        /// What is wrong with them.
-        what: String,
-    },
     /// A write or sync failed before, so the store takes nothing any more: what is on the disk is not known. Open it again.
     #[error("the store takes no more commits since: {cause}; open it again")]
     Poisoned {
@@ -386,15 +297,6 @@ impl Error {
             | Self::MetadataTooLong { .. }
             | Self::TransactionTooLarge { .. }
             | Self::SnapshotTooOld
-            | Self::BaseAhead { .. }
-            | Self::NoIncrement { .. }
-            | Self::IncrementGap { .. }
-            | Self::IncrementOfOther { .. }
-            | Self::TooOld { .. }
-            | Self::NotTheNext { .. }
-            | Self::OtherStore { .. }
-            | Self::Diverged { .. }
-            | Self::NotShipped { .. }
             | Self::Poisoned { .. } => None,
         }
     }

@@ -28,6 +28,7 @@
 #[macro_use]
 mod injected_fault;
 mod backup;
+mod backup_socket;
 mod budget;
 mod buffers;
 mod changes;
@@ -40,10 +41,8 @@ mod data;
 mod depth;
 mod destination;
 mod error;
-mod follow;
 mod format;
 mod handle;
-mod increment;
 mod index;
 mod inspect;
 #[cfg(test)]
@@ -60,7 +59,6 @@ mod replay;
 mod reports;
 mod resize;
 mod restore;
-mod serve;
 mod snapshots;
 mod stat;
 mod store;
@@ -76,13 +74,10 @@ mod version;
 mod warm;
 mod writer;
 
-pub use backup::{Backup, Base};
+pub use backup::Backup;
 pub use commit::Durability;
 pub use compact::Compaction;
 pub use error::Error;
-pub use follow::Follower;
-pub use format::shipped::Shipped;
-pub use increment::Increment;
 pub use inspect::{FreeList, FreeTrunk, PageInfo, PageState, SuperblockInfo};
 pub use opening::{Opening, Progress};
 pub use options::{Create, FullPageImages, StoreOptions};

@@ -124,8 +124,7 @@ impl StoreOptions {
     ///
     /// A store that is there and has another limit gets a journal of this one when it is opened to write: what was recovered is applied
     /// to the data file first, and a crash leaves the one journal or the other. Where the device has no room for it the store opens with
-    /// the journal that it has, which [`StoreStat::max_journal_bytes`](crate::StoreStat::max_journal_bytes) says. A follower that had not read all that was
-    /// committed begins anew, since the old journal is gone ([`Error::TooOld`]).
+    /// the journal that it has, which [`StoreStat::max_journal_bytes`](crate::StoreStat::max_journal_bytes) says.
     ///
     /// ```
     /// use pagekeeper_store::Store;

@@ -10,8 +10,8 @@ use std::time::Instant;
 use crate::core::Core;
 use crate::handle::Handle;
 use crate::{
-    Backup, Base, Compaction, Error, FreeList, Increment, PageInfo, PageNo, ReadTxn, StoreOptions, StoreStat,
-    SuperblockInfo, Verification, WriteTxn, reports, serve, threads,
+    Backup, Compaction, Error, FreeList, PageInfo, PageNo, ReadTxn, StoreOptions, StoreStat, SuperblockInfo,
+    Verification, WriteTxn, backup_socket, reports, threads,
 };
 
 /// A store of pages: a data file, with atomic commits of any number of pages, that opens at once after a crash however large it
@@ -52,8 +52,8 @@ use crate::{
 pub struct Store {
     core: Arc<Core>,
     threads: Vec<JoinHandle<()>>,
-    /// Who makes backups for other processes.
-    backups: Option<serve::Server>,
+    /// Makes backups for other processes.
+    backups: Option<backup_socket::BackupServer>,
     opened: Instant,
     finished: bool,
 }
@@ -90,7 +90,7 @@ impl Store {
             store.threads.extend(reports::start(&store.core)?);
         }
         if store.core.config.options.serve_backups && !read_only {
-            store.backups = Some(serve::start(&store.core)?);
+            store.backups = Some(backup_socket::start(&store.core)?);
         }
         Ok(store)
     }
@@ -235,36 +235,6 @@ impl Store {
         self.core.backup(to)
     }
 
-    /// Writes what commits changed since a copy was made to one file, `to`, as one commit left it, beside whatever goes on: no commit
-    /// waits for it. [`StoreOptions::restore`] makes a store of the copy and such files. `base` is what the copy is as of: it must be a backup of
-    /// this store, or an increment that goes on from one, and nobody may have committed to it.
-    ///
-    /// All pages are read and checked as for [`backup`](Self::backup): what is saved is writing, and room. The file is
-    /// of pages that are newer than the base, and some 4 KiB for each MiB of them; it has its name when all of it is durable. It
-    /// takes as much memory as a backup, and waits for one that is being made.
-    ///
-    /// Fails with [`Error::OtherStore`] where the base is of a store with another id, and with [`Error::BaseAhead`] where it is as of a commit that this store does
-    /// not have; with [`Error::Exists`] where `to` is there, or what was left of one that was interrupted (`to` with
-    /// `.new` behind it); and as [`backup`](Self::backup) does.
-    ///
-    /// ```
-    /// use pagekeeper_store::{Durability, Store};
-    /// # let temp = tempfile::tempdir_in(".")?;
-    /// # let at = |name: &str| temp.path().join(name);
-    /// let store = Store::options().journal_bytes(1 << 20).open(&at("store"))?;
-    /// let sunday = store.backup(&at("sunday"))?;
-    /// let mut txn = store.begin()?;
-    /// txn.allocate()?;
-    /// txn.commit(Durability::Sync)?;
-    /// let monday = store.backup_since(&sunday.base(), &at("monday"))?;
-    /// assert_eq!((monday.since, monday.seq, monday.pages), (0, 1, 1));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn backup_since(&self, base: &Base, to: &Path) -> Result<Increment, Error> {
-        self.core.process.require()?;
-        self.core.backup_since(base, to)
-    }
-
     /// Has the process that has the store in `directory` open make a [backup](Self::backup) of it, if that
     /// [serves](StoreOptions::serve_backups) them: with its rights, not those of the caller, which must be the same user, or root.
     ///
@@ -280,14 +250,7 @@ impl Store {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn request_backup(directory: &Path, to: &Path) -> Result<Backup, Error> {
-        serve::request_backup(directory, to)
-    }
-
-    /// The same for an [increment](Self::backup_since).
-    ///
-    /// Fails as [`request_backup`](Self::request_backup) does.
-    pub fn request_backup_since(directory: &Path, base: &Base, to: &Path) -> Result<Increment, Error> {
-        serve::request_backup_since(directory, base, to)
+        backup_socket::request_backup(directory, to)
     }
 
     /// Makes the data file smaller, beside whatever goes on: free pages at its end are cut off, and the room of other free pages goes back to
@@ -296,8 +259,7 @@ impl Store {
     /// again.
     ///
     /// Waits for the write transaction and keeps others waiting, for two checkpoints and as long as the file system takes. Readers go on. A free page whose
-    /// room was given back reads as never written ([`Error::NeverWritten`]). A [replica](Self::apply) must not be compacted: it takes
-    /// the commit from its source.
+    /// room was given back reads as never written ([`Error::NeverWritten`]).
     ///
     /// Fails with [`Error::TransactionTooLarge`] where the free list has more parts than the journal takes in one commit (each names
     /// some 500 pages), with [`Error::Damaged`] where it is damaged, and as commits and checkpoints do. What it did until then stays,

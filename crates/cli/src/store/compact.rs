@@ -28,8 +28,7 @@ Free pages at the end of the data file are cut off, and where 64 KiB or more of 
     room back. No page moves: its number is the engine's. Whatever is killed or loses power meanwhile, nothing is lost; the next \
     compaction goes on from there.
 
-A store that a process has open is refused: have that process call Store::compact. Don't compact a replica: it takes that from its \
-    source.")]
+A store that a process has open is refused: have that process call Store::compact.")]
 pub(super) struct Args {
     #[command(flatten)]
     store: StorePath,

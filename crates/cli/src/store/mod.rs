@@ -30,7 +30,6 @@ const MEMORY: u64 = 64 << 20;
   pagekeeper store dump /srv/app/store        its pages, one per line
   pagekeeper store dump --page 7 /srv/app/store
   pagekeeper store backup /srv/app/store /backup/app-monday
-  pagekeeper store backup --since /backup/app-monday /srv/app/store /backup/app-tuesday
   pagekeeper store compact /srv/app/store     give the room of free pages back
   pagekeeper store repair /srv/app/store --to /srv/app/repaired
 

@@ -97,11 +97,6 @@ fn random_heads_of_requests_end_no_parser() {
 }
 
 #[test]
-fn random_increments_of_a_store_end_no_parser() {
-    random_input_for_our("increment");
-}
-
-#[test]
 fn random_headers_of_innodbs_redo_log_end_no_parser() {
     random_input_for("innodb_header");
 }
@@ -154,11 +149,6 @@ fn random_files_of_a_server_end_no_parser() {
 #[test]
 fn random_settings_of_databases_end_no_parser() {
     random_input_for("settings");
-}
-
-#[test]
-fn random_shipped_commits_end_no_parser() {
-    random_input_for_our("shipped");
 }
 
 #[test]

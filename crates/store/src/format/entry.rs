@@ -37,7 +37,7 @@ mod writer;
 use bytes::Bytes;
 
 pub(crate) use diff::{Ranges, diff_ranges};
-pub(crate) use reader::{EntryFault, EntryReader, PartHeader};
+pub(crate) use reader::{EntryFault, EntryReader};
 pub(crate) use writer::EntryWriter;
 
 use super::page::PageKind;

@@ -5,10 +5,8 @@
 //! `docs/src/store-format.md` specifies all of it.
 
 pub(crate) mod entry;
-pub(crate) mod increment;
 pub(crate) mod page;
 pub(crate) mod page_map;
-pub(crate) mod shipped;
 pub(crate) mod superblock;
 pub(crate) mod trunk;
 mod varint;

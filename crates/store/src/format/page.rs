@@ -91,20 +91,6 @@ pub(crate) fn crc(bytes: &[u8]) -> u32 {
     bytes.first_chunk().map_or(0, |crc| u32::from_le_bytes(*crc))
 }
 
-/// The number in a page's header; 0 where there is none.
-pub(crate) fn number(bytes: &[u8]) -> u64 {
-    long(bytes, 8)
-}
-
-/// The seq in a page's header; 0 where there is none.
-pub(crate) fn seq(bytes: &[u8]) -> u64 {
-    long(bytes, 16)
-}
-
-fn long(bytes: &[u8], at: usize) -> u64 {
-    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |long| u64::from_le_bytes(*long))
-}
-
 /// Reads a whole page as page number `page` of a store.
 pub(crate) fn check(bytes: &[u8], page: u64, store: u64) -> Result<PageHeader, PageFault> {
     let header = bytes.first_chunk::<HEADER>().ok_or(PageFault::Checksum)?;

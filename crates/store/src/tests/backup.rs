@@ -158,6 +158,48 @@ fn commits_and_checkpoints_go_on_beside_a_backup() {
     assert!(most > 2, "no snapshot was ended");
 }
 
+/// Pages that are copied, taken away by a compaction, and there again without being written, all beside one copy.
+#[test]
+fn pages_that_come_back_beside_a_copy_were_never_written() {
+    let (disk, store, meanwhile) = reopened(&made());
+    (140..PAGES).for_each(|page| commit(&store, [page]));
+    store.sync().unwrap();
+    let store = Arc::new(store);
+    let states = Arc::new(Mutex::new(vec![content(&store)]));
+    let (beside, kept, mut left) = (Arc::clone(&store), Arc::clone(&states), 6);
+    meanwhile.set(move || {
+        if left == 0 {
+            return;
+        }
+        left -= 1;
+        let mut txn = beside.begin().unwrap();
+        (140..PAGES).for_each(|page| txn.free(page).unwrap());
+        txn.commit(Durability::Sync).unwrap();
+        lock(&kept).push(content(&beside));
+        assert_eq!(beside.compact().unwrap().pages, 140);
+        lock(&kept).push(content(&beside));
+        let mut txn = beside.begin().unwrap();
+        assert_eq!(txn.allocate_run(PAGES - 140).unwrap(), 140);
+        txn.commit(Durability::Sync).unwrap();
+        lock(&kept).push(content(&beside));
+        let some = (140..PAGES).filter(|page| (page + left) % 2 == 0);
+        for page in some.chain((0..100).filter(|page| ![11, 12, 30].contains(page))) {
+            commit(&beside, [page]);
+            lock(&kept).push(content(&beside));
+        }
+        beside.sync().unwrap();
+    });
+    let made = store.backup(to()).unwrap();
+    meanwhile.clear();
+    assert!(made.snapshots > 2);
+    let states = lock(&states);
+    let expected = states.iter().find(|state| state.0 == made.seq).expect("of a commit");
+    let copy = open(&disk, to()).unwrap();
+    assert!(content(&copy) == *expected);
+    let verified = copy.verify().unwrap();
+    assert!(verified.is_sound(), "{verified}");
+}
+
 #[test]
 fn a_backup_of_what_is_damaged_fails_and_leaves_nothing() {
     for (page, name) in [(40, "data"), (13, "data")] {

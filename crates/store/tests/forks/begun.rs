@@ -33,10 +33,7 @@ fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
     let tree = Tree::create(&mut txn).unwrap();
     tree.insert(&mut txn, b"key", b"value").unwrap();
     txn.commit(Durability::Sync).unwrap();
-    let base = store.backup(&dir.path().join("base")).unwrap().base();
 
-    let mut follower = store.follow(0).unwrap();
-    let shipped = follower.next().unwrap().unwrap();
     let read = store.begin_read().unwrap();
     let held = read.read(page).unwrap();
     let mut txn = store.begin().unwrap();
@@ -62,24 +59,20 @@ fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
             is_refused(store.begin_read()),
             is_refused(store.step()),
             is_refused(store.verify()),
-            is_refused(store.backup_since(&base, to)),
+            is_refused(store.backup(to)),
             is_refused(store.compact()),
             is_refused(store.inspect(0..1)),
             is_refused(store.free_list()),
             is_refused(store.superblocks()),
-            is_refused(store.follow(0)),
-            is_refused(store.apply(&shipped, Durability::Sync)),
             store.stat().seq == 0,
         ];
         store.prefetch([page]);
-        let mut shipping = taken(&follower);
         let by_key = match tree.get(&read, b"key") {
             Err(TreeError::Store(error)) => is_refused(Err::<(), _>(error)),
             _ => false,
         };
         let others = [
             by_key,
-            is_refused(shipping.next()),
             is_refused(read.read(page)),
             is_refused(read.read_with(page, <[u8]>::len)),
             held[0] == 0,
@@ -88,16 +81,15 @@ fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
     };
     assert_eq!(forked(in_child).end(), ChildEnd::Well);
     let drops = || {
-        drop((taken(&read), taken(&held), taken(&txn), taken(&follower), taken(&store)));
+        drop((taken(&read), taken(&held), taken(&txn), taken(&store)));
         true
     };
     assert_eq!(forked(drops).end(), ChildEnd::Well);
 
     txn.write(run, &payload).unwrap();
     let seq = txn.commit(Durability::Sync).unwrap();
-    assert_eq!(follower.next().unwrap().unwrap().seq(), seq);
     assert_eq!((held[0], read.read(page).unwrap()[0]), (0, 0));
-    drop((held, read, follower));
+    drop((held, read));
     // Its socket is there.
     assert_eq!(Store::request_backup(&directory, &dir.path().join("copy")).unwrap().seq, seq);
     store.close_and_sync().unwrap();

@@ -32,17 +32,17 @@ pub(crate) enum EntryFault {
 
 /// What the body of a record says before its items.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PartHeader {
+struct PartHeader {
     /// The entry goes on in the next record.
-    pub(crate) goes_on: bool,
+    goes_on: bool,
     /// Which part it is, from 0.
-    pub(crate) ordinal: u32,
+    ordinal: u32,
     /// Of the commit.
-    pub(crate) seq: u64,
+    seq: u64,
 }
 
 impl PartHeader {
-    pub(crate) fn of(body: &[u8]) -> Result<Self, EntryFault> {
+    fn of(body: &[u8]) -> Result<Self, EntryFault> {
         let header = body.first_chunk::<PART_HEADER>().ok_or(EntryFault::Truncated)?;
         let goes_on = match *header {
             [VERSION, flags @ (0 | MORE), 0, 0, ..] => flags == MORE,

@@ -1,4 +1,0 @@
-//! `increment` of crates/fuzzing, under libFuzzer.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("increment").fuzz_one)(data));

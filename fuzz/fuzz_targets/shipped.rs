@@ -1,4 +1,0 @@
-//! `shipped` of crates/fuzzing, under libFuzzer.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("shipped").fuzz_one)(data));
