@@ -1,17 +1,18 @@
-//! What one database may cost the guard: names, windows and processor time.
+//! Budgets: how many names and windows, and how much processor time, one database may cost the guard.
 //!
-//! A database's owner may be hostile: hundreds of thousands of files that look like logs, a page in each window of
-//! large sparse files, renames without end. None of that may cost more than a small share of a core and of memory,
-//! nor keep the guard from the other databases.
+//! A database's owner may be hostile: hundreds of thousands of files that look like logs, a page in each
+//! window of large sparse files, endless renames. None of that may cost more than a small share of a core and
+//! of memory, or keep the guard from serving the other databases.
 //!
 //! Invariants:
-//! 1. The names and windows kept of all databases are fewer than [`ALL_NAMES`] and twice [`ALL_WINDOWS`], and one more for
-//!    each directory, of which there are at most [`ALL_DIRECTORIES`]. A database that has more is served in part.
-//! 2. In the long run all databases together take no more processor time than [`TIME_OF_ALL`], beside what they earn by
-//!    bytes that were released ([`EARNED`]).
-//! 3. Of all that there is for all each user has a share, and of that each of its databases. What one does not need is the
-//!    others'.
-//! 4. Nothing here does I/O. Work measures itself, by a [`Turn`] in the thread that does it.
+//! 1. The names and windows kept for all databases are fewer than [`NAMES_MAX`] and twice [`WINDOWS_MAX`],
+//!    plus one for each directory. There are at most [`DIRECTORIES_MAX`] directories. A database that has
+//!    more is served in part.
+//! 2. In the long run all databases together get no more processor time than [`CPU_SHARE_MAX`], plus what
+//!    they earn by released bytes ([`EARNED_DIVISOR`]).
+//! 3. Each user has a fair share of every budget, and each database a fair share of its user's. Unused shares
+//!    go to the others.
+//! 4. This module does no I/O. Work measures itself with a [`Turn`], in the thread that does it.
 
 use std::cell::Cell;
 use std::fmt;
@@ -21,74 +22,77 @@ use pagekeeper_catalog::Party;
 use pagekeeper_policy::shares::shares_by_party;
 use serde::Serialize;
 
-/// Log files that are watched of one database.
-pub(crate) const NAMES: usize = 4096;
-/// And of all together.
-pub(crate) const ALL_NAMES: usize = 32_768;
-/// Windows with resident pages that are kept of one database: 16 GiB of them. The next come when these are released.
-pub(crate) const WINDOWS: usize = 8192;
-/// And of all together.
-pub(crate) const ALL_WINDOWS: usize = 32_768;
-/// Directories that are watched of one database.
-pub(crate) const DIRECTORIES: usize = 1024;
-/// Of all databases of one user.
-pub(crate) const DIRECTORIES_OF_USER: usize = 2048;
-/// And of all together.
-pub(crate) const ALL_DIRECTORIES: usize = 4096;
-/// Descriptors of log files that are kept in mind of one process.
-pub(crate) const DESCRIPTORS: usize = 2048;
-/// And of all processes together that are no databases.
-pub(crate) const DESCRIPTORS_OF_OTHERS: usize = 16_384;
+/// The most log files watched per database.
+pub(crate) const NAMES_PER_DATABASE: usize = 4096;
+/// The most log files watched in all.
+pub(crate) const NAMES_MAX: usize = 32_768;
+/// The most windows with resident pages kept per database: 16 GiB of them. More are taken up once these are
+/// released.
+pub(crate) const WINDOWS_PER_DATABASE: usize = 8192;
+/// The most windows kept in all.
+pub(crate) const WINDOWS_MAX: usize = 32_768;
+/// The most directories watched per database.
+pub(crate) const DIRECTORIES_PER_DATABASE: usize = 1024;
+/// The most directories watched per user.
+pub(crate) const DIRECTORIES_PER_USER: usize = 2048;
+/// The most directories watched in all.
+pub(crate) const DIRECTORIES_MAX: usize = 4096;
+/// The most descriptors of log files remembered per process.
+pub(crate) const DESCRIPTORS_PER_PROCESS: usize = 2048;
+/// The most descriptors remembered for all processes that are not databases.
+pub(crate) const FOREIGN_DESCRIPTORS_MAX: usize = 16_384;
 
-/// Processor time that is given out to one database in the long run, as (parts, of so many).
-const TIME_OF_ONE: (u32, u32) = (1, 100);
-/// And to all together.
-const TIME_OF_ALL: (u32, u32) = (3, 200);
-/// What a database can save up.
-const SAVED: Duration = Duration::from_secs(1);
-/// What a new one starts with at most; it comes out of what others did not need.
-const AT_FIRST: Duration = Duration::from_millis(500);
-/// Processor time that goes on top for each GiB that was released: about what releasing it takes where all of it is
-/// resident. Pages that lie far apart take more, which is then the database's own.
-const PER_GIB: Duration = Duration::from_millis(100);
-/// What all together can earn so, as one part of so many.
-const EARNED: u32 = 20;
+/// Processor time per database in the long run, as a fraction: (numerator, denominator).
+const CPU_SHARE_PER_DATABASE: (u32, u32) = (1, 100);
+/// Processor time for all databases together in the long run, as a fraction.
+const CPU_SHARE_MAX: (u32, u32) = (3, 200);
+/// The most processor time that a database saves up.
+const SAVED_CPU_MAX: Duration = Duration::from_secs(1);
+/// The most that a new database starts with. It is taken from time that the others did not need.
+const INITIAL_CREDIT_MAX: Duration = Duration::from_millis(500);
+/// Processor time earned per GiB released: about what releasing a GiB takes if all of it is resident.
+/// Scattered pages take more, which the database pays itself.
+const EARNED_PER_GIB: Duration = Duration::from_millis(100);
+/// All databases together earn at most 1/`EARNED_DIVISOR` of the time.
+const EARNED_DIVISOR: u32 = 20;
 
-/// Processor time for listing descriptors of databases, and as much for those of all other processes, as one part of so many.
-const LISTING: u32 = 400;
-/// What can be saved up for that, what there is at first, when all is new, and how long that can be taken.
-const LISTING_SAVED: Duration = Duration::from_millis(250);
-const LISTING_AT_FIRST: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(10));
+/// Listing descriptors of databases takes at most 1/`LISTING_DIVISOR` of the time. Listing those of all other
+/// processes has the same budget of its own.
+const LISTING_DIVISOR: u32 = 400;
+/// The most listing time that is saved up; and the allowance at the start, when everything is new, with the
+/// time within which it can be spent.
+const SAVED_LISTING_MAX: Duration = Duration::from_millis(250);
+const INITIAL_LISTING: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(10));
 
-/// Processor time that one database takes at once.
-const SLICE: Duration = Duration::from_millis(250);
-/// Time on the clock that one database takes at once.
-const WALL: Duration = Duration::from_millis(250);
+/// The most processor time that a database takes in one turn.
+const TURN_CPU_MAX: Duration = Duration::from_millis(250);
+/// The most wall-clock time that a database takes in one turn.
+const TURN_WALL_MAX: Duration = Duration::from_millis(250);
 /// Steps between two readings of the clocks.
-const STEPS: u32 = 32;
+const STEPS_PER_CLOCK_READ: u32 = 32;
 
-/// What a database has more of, or takes more of, than the guard gives to one: it is served in part.
+/// A budget that a database exceeds: it is served in part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Budget {
-    /// Log files: those with the highest numbers are watched.
+    /// Log files. Only those with the highest numbers are watched.
     Names,
-    /// Windows of 2 MiB with resident pages: some are seen to now, the others later.
+    /// Windows of 2 MiB with resident pages. Some are handled now, the others later.
     Windows,
-    /// Processor time, or time in which its file system answers: all is done later.
+    /// Processor time, or the time its file system takes to answer. Everything is done later.
     Time,
-    /// Directories with logs: the rest are left alone.
+    /// Directories with logs. The others are not watched.
     Directories,
-    /// Descriptors of log files: of the rest no position is known.
+    /// Descriptors of log files. The positions of the others are not known.
     Descriptors,
 }
 
 impl Budget {
-    /// All of them.
+    /// All budgets.
     pub const ALL: [Self; 5] = [Self::Names, Self::Windows, Self::Time, Self::Directories, Self::Descriptors];
 
-    /// Its name, as in JSON.
+    /// Returns the budget's name, as in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Names => "names",
@@ -112,22 +116,22 @@ impl fmt::Display for Budget {
     }
 }
 
-/// The processor time that one database may take now.
+/// The processor time that one database may spend now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Credit {
-    /// In nanoseconds; what was taken too much is owed.
+    /// In nanoseconds; negative if more was spent than there was.
     left: i64,
 }
 
 impl Credit {
-    /// What there is for one turn, and `beside` that; `None` if nothing is left.
+    /// Returns the limits of one turn, for the credit and `beside` together; `None` if nothing is left.
     pub(crate) fn slice(self, beside: Duration) -> Option<Slice> {
         let left = self.left.saturating_add(nanoseconds(beside));
         let left = u64::try_from(left).ok().filter(|left| *left > 0)?;
-        Some(Slice { cpu: Duration::from_nanos(left).min(SLICE), wall: WALL })
+        Some(Slice { cpu: Duration::from_nanos(left).min(TURN_CPU_MAX), wall: TURN_WALL_MAX })
     }
 
-    /// Takes off what was spent.
+    /// Deducts processor time that was spent.
     pub(crate) fn spend(&mut self, cpu: Duration) {
         self.left = self.left.saturating_sub(nanoseconds(cpu));
     }
@@ -138,40 +142,45 @@ impl Credit {
 pub(crate) struct Slice {
     /// Processor time.
     pub(crate) cpu: Duration,
-    /// Time on the clock.
+    /// Wall-clock time.
     pub(crate) wall: Duration,
 }
 
-/// Gives out processor time to the databases.
+/// Distributes processor time among the databases.
 #[derive(Debug)]
-pub(crate) struct Purse {
-    /// What nobody needed, for new ones.
+pub(crate) struct CpuScheduler {
+    /// Time in nanoseconds that nobody needed, for new databases.
     reserve: i64,
     earnings: i64,
     filled: Instant,
 }
 
-impl Purse {
+impl CpuScheduler {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { reserve: nanoseconds(2 * AT_FIRST), earnings: nanoseconds(SLICE), filled: now }
+        Self {
+            reserve: nanoseconds(2 * INITIAL_CREDIT_MAX),
+            earnings: nanoseconds(TURN_CPU_MAX),
+            filled: now,
+        }
     }
 
-    /// The credit of a new database. Whoever starts one after another gets ever less.
+    /// Returns the credit of a new database: at most half of the reserve, so whoever starts one after another
+    /// gets ever less.
     pub(crate) fn open(&mut self) -> Credit {
-        let left = (self.reserve / 2).min(nanoseconds(AT_FIRST));
+        let left = (self.reserve / 2).min(nanoseconds(INITIAL_CREDIT_MAX));
         self.reserve -= left;
         Credit { left }
     }
 
-    /// Shares out the time since the last call: to each what it lacks, and where there is too little for that, to each user
-    /// alike, and to each of its databases.
+    /// Distributes the time since the last call. Each database gets what it lacks; if there is too little for
+    /// that, each user gets a fair share, and each database a fair share of its user's.
     pub(crate) fn fill<'a>(&mut self, credits: impl Iterator<Item = (Party, &'a mut Credit)>, now: Instant) {
         let passed = now.saturating_duration_since(self.filled);
         self.filled = now;
         let part = |(parts, of): (u32, u32)| nanoseconds(passed * parts / of);
-        let (each, mut pool) = (part(TIME_OF_ONE), part(TIME_OF_ALL));
+        let (each, mut pool) = (part(CPU_SHARE_PER_DATABASE), part(CPU_SHARE_MAX));
         let mut credits: Vec<(Party, &mut Credit)> = credits.collect();
-        let lack = |credit: &Credit| (nanoseconds(SAVED) - credit.left).clamp(0, each);
+        let lack = |credit: &Credit| (nanoseconds(SAVED_CPU_MAX) - credit.left).clamp(0, each);
         let lacking: Vec<(Party, usize)> =
             credits.iter().map(|(party, credit)| (*party, lack(credit).try_into().unwrap_or(0))).collect();
         let shares = shares_by_party(pool.try_into().unwrap_or(0), &lacking);
@@ -180,25 +189,25 @@ impl Purse {
             credit.left += given;
             pool -= given;
         }
-        self.reserve = (self.reserve + pool).min(nanoseconds(2 * AT_FIRST));
-        let earned = self.earnings + nanoseconds(passed / EARNED);
-        self.earnings = earned.min(nanoseconds(SLICE));
+        self.reserve = (self.reserve + pool).min(nanoseconds(2 * INITIAL_CREDIT_MAX));
+        let earned = self.earnings + nanoseconds(passed / EARNED_DIVISOR);
+        self.earnings = earned.min(nanoseconds(TURN_CPU_MAX));
     }
 
-    /// What of the time that a database spent on releasing so many bytes these have not earned.
+    /// Returns the part of `cpu`, spent on releasing `bytes`, that these bytes did not earn.
     pub(crate) fn unpaid(&mut self, cpu: Duration, bytes: u64) -> Duration {
-        let earned = (u128::from(bytes) * PER_GIB.as_nanos()) >> 30;
+        let earned = (u128::from(bytes) * EARNED_PER_GIB.as_nanos()) >> 30;
         let earned = i64::try_from(earned).unwrap_or(i64::MAX).min(nanoseconds(cpu)).min(self.earnings);
         self.earnings -= earned;
         cpu.saturating_sub(Duration::from_nanos(u64::try_from(earned).unwrap_or(0)))
     }
 }
 
-/// The processor time for listing descriptors: whoever has very many of them open, and gives ever new cause to list them,
-/// makes its own listings come later, and costs no more.
+/// A token bucket of processor time for listing descriptors. A process with very many descriptors that keeps
+/// causing listings is listed later, and costs no more.
 #[derive(Debug)]
 pub(crate) struct ListingTime {
-    /// In nanoseconds; what was taken too much is owed.
+    /// In nanoseconds; negative if more was spent than there was.
     left: i64,
     began: Instant,
     filled: Instant,
@@ -206,28 +215,29 @@ pub(crate) struct ListingTime {
 
 impl ListingTime {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { left: nanoseconds(LISTING_AT_FIRST.0), began: now, filled: now }
+        Self { left: nanoseconds(INITIAL_LISTING.0), began: now, filled: now }
     }
 
-    /// How much of what is wanted there is, at this time; `None` if all was spent.
+    /// Returns how much of `wanted` is available at `now`; `None` if all was spent.
     pub(crate) fn slice(&mut self, wanted: Duration, now: Instant) -> Option<Duration> {
         let passed = now.saturating_duration_since(self.filled);
         self.filled = now;
-        if now.saturating_duration_since(self.began) > LISTING_AT_FIRST.1 {
-            self.left = (self.left + nanoseconds(passed / LISTING)).min(nanoseconds(LISTING_SAVED));
+        if now.saturating_duration_since(self.began) > INITIAL_LISTING.1 {
+            self.left =
+                (self.left + nanoseconds(passed / LISTING_DIVISOR)).min(nanoseconds(SAVED_LISTING_MAX));
         }
         let left = u64::try_from(self.left).ok().filter(|left| *left > 0)?;
         Some(wanted.min(Duration::from_nanos(left)))
     }
 
-    /// Takes off what was spent.
+    /// Deducts processor time that was spent.
     pub(crate) fn spend(&mut self, cpu: Duration) {
         self.left = self.left.saturating_sub(nanoseconds(cpu));
     }
 
-    /// There is enough now, for whoever waits until all was listed.
+    /// Fills the bucket, for a caller that waits until everything was listed.
     pub(crate) fn hurry(&mut self) {
-        self.left = self.left.max(nanoseconds(LISTING_SAVED));
+        self.left = self.left.max(nanoseconds(SAVED_LISTING_MAX));
     }
 }
 
@@ -235,7 +245,7 @@ fn nanoseconds(time: Duration) -> i64 {
     i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// One database's turn, in the thread that began it: measures what is spent.
+/// One database's turn. It measures the time spent by the thread that began it.
 #[derive(Debug)]
 pub(crate) struct Turn {
     slice: Slice,
@@ -252,34 +262,34 @@ impl Turn {
             slice,
             cpu: thread_time(),
             wall: Instant::now(),
-            until_read: Cell::new(STEPS),
+            until_read: Cell::new(STEPS_PER_CLOCK_READ),
             over: Cell::new(false),
         }
     }
 
-    /// A step of a microsecond or so; whether the turn is over.
+    /// Counts a step of about a microsecond. Returns whether the turn is over.
     pub(crate) fn step(&self) -> bool {
         let left = self.until_read.get().saturating_sub(1);
         self.until_read.set(left);
         if left == 0 { self.is_over() } else { self.over.get() }
     }
 
-    /// Whether the turn is over, by the clocks.
+    /// Reads the clocks. Returns whether the turn is over.
     pub(crate) fn is_over(&self) -> bool {
-        self.until_read.set(STEPS);
+        self.until_read.set(STEPS_PER_CLOCK_READ);
         let over =
             self.over.get() || self.spent() >= self.slice.cpu || self.wall.elapsed() >= self.slice.wall;
         self.over.set(over);
         over
     }
 
-    /// Processor time of this thread since it began.
+    /// Returns the processor time of this thread since the turn began.
     pub(crate) fn spent(&self) -> Duration {
         thread_time().saturating_sub(self.cpu)
     }
 }
 
-/// Processor time of this thread so far: `clock_gettime(2)`.
+/// Returns the processor time of this thread so far: `clock_gettime(2)`.
 fn thread_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let seconds = u64::try_from(time.tv_sec).expect("CPU time is not negative");
@@ -290,33 +300,33 @@ fn thread_time() -> Duration {
 mod tests {
     use super::*;
 
-    fn filled(purse: &mut Purse, credits: &mut [Credit], seconds: u64) {
-        let until = purse.filled + Duration::from_secs(seconds);
-        purse.fill(credits.iter_mut().map(|credit| (Party::User(1), credit)), until);
+    fn filled(scheduler: &mut CpuScheduler, credits: &mut [Credit], seconds: u64) {
+        let until = scheduler.filled + Duration::from_secs(seconds);
+        scheduler.fill(credits.iter_mut().map(|credit| (Party::User(1), credit)), until);
     }
 
     #[test]
     fn what_one_does_not_need_is_the_others() {
-        let mut purse = Purse::new(Instant::now());
-        let idle = Credit { left: nanoseconds(SAVED) };
+        let mut scheduler = CpuScheduler::new(Instant::now());
+        let idle = Credit { left: nanoseconds(SAVED_CPU_MAX) };
         let mut credits = [Credit { left: 0 }, idle, Credit { left: 0 }, idle];
-        filled(&mut purse, &mut credits, 10);
+        filled(&mut scheduler, &mut credits, 10);
         assert_eq!(credits[1], idle, "it has all it can save");
-        // 1.5 % of 10 s, for two that may have up to 1 % each.
+        // 1.5 % of 10 s, for two databases that may have up to 1 % each.
         assert_eq!((credits[0].left, credits[2].left), (75_000_000, 75_000_000));
         let mut alone = [Credit { left: 0 }];
-        filled(&mut purse, &mut alone, 10);
+        filled(&mut scheduler, &mut alone, 10);
         assert_eq!(alone[0].left, 100_000_000);
     }
 
     #[test]
     fn who_has_very_many_databases_takes_no_time_of_another_user() {
-        let mut purse = Purse::new(Instant::now());
+        let mut scheduler = CpuScheduler::new(Instant::now());
         let mut credits = [Credit { left: 0 }; 101];
-        let until = purse.filled + Duration::from_secs(10);
+        let until = scheduler.filled + Duration::from_secs(10);
         let of = |at| Party::User(if at == 100 { 2 } else { 1 });
         let owned = credits.iter_mut().enumerate().map(|(at, credit)| (of(at), credit));
-        purse.fill(owned, until);
+        scheduler.fill(owned, until);
         // Half of 1.5 % of 10 s.
         assert_eq!(credits[100].left, 75_000_000);
         assert!(credits[..100].iter().all(|credit| credit.left == 750_000));
@@ -324,19 +334,19 @@ mod tests {
 
     #[test]
     fn all_together_never_get_more_than_their_share() {
-        let mut purse = Purse::new(Instant::now());
-        let reserve = purse.reserve;
+        let mut scheduler = CpuScheduler::new(Instant::now());
+        let reserve = scheduler.reserve;
         let mut credits = Vec::new();
-        // One after another starts, and spends what it has.
+        // Databases start one after another, and each spends what it has.
         for _ in 0..1000 {
-            credits.push(purse.open());
+            credits.push(scheduler.open());
         }
         let at_first: i64 = credits.iter().map(|credit| credit.left).sum();
         assert!(at_first <= reserve, "{at_first}");
         for credit in &mut credits {
             credit.left = 0;
         }
-        filled(&mut purse, &mut credits, 100);
+        filled(&mut scheduler, &mut credits, 100);
         let all: i64 = credits.iter().map(|credit| credit.left).sum();
         assert!(all <= 1_500_000_000, "{all}");
         assert!(credits.iter().all(|credit| credit.left >= 1_499_000), "each has the same");
@@ -344,18 +354,18 @@ mod tests {
 
     #[test]
     fn debts_are_paid_back_and_bytes_earn() {
-        let mut purse = Purse::new(Instant::now());
-        let mut credit = purse.open();
+        let mut scheduler = CpuScheduler::new(Instant::now());
+        let mut credit = scheduler.open();
         credit.spend(Duration::from_secs(1));
         assert_eq!(credit.slice(Duration::ZERO), None);
         assert!(credit.slice(Duration::from_secs(1)).is_some());
         let mut credits = [credit];
-        filled(&mut purse, &mut credits, 51);
+        filled(&mut scheduler, &mut credits, 51);
         assert!(credits[0].slice(Duration::ZERO).is_some());
         let spent = Duration::from_millis(50);
-        assert_eq!(purse.unpaid(spent, 1 << 30), Duration::ZERO, "a GiB earned it");
-        assert!(purse.unpaid(spent, 4096) * 2 > spent, "a page does not");
-        let all: Duration = (0..100).map(|_| purse.unpaid(spent, 1 << 30)).sum();
+        assert_eq!(scheduler.unpaid(spent, 1 << 30), Duration::ZERO, "a GiB earned it");
+        assert!(scheduler.unpaid(spent, 4096) * 2 > spent, "a page does not");
+        let all: Duration = (0..100).map(|_| scheduler.unpaid(spent, 1 << 30)).sum();
         assert!(all > 90 * spent, "there is no more to earn than a share of a core");
     }
 
@@ -365,22 +375,22 @@ mod tests {
         let mut time = ListingTime::new(now);
         let wanted = Duration::from_millis(50);
         assert_eq!(time.slice(wanted, now), Some(wanted));
-        time.spend(LISTING_AT_FIRST.0);
+        time.spend(INITIAL_LISTING.0);
         assert_eq!(time.slice(wanted, now), None);
         let mut spent = Duration::ZERO;
         for tick in 1..=1200 {
             let now = now + tick * Duration::from_millis(500);
             if time.slice(wanted, now).is_some() {
-                // A piece of a process that has very many is not interrupted.
+                // Reading one of a process's pieces is not interrupted.
                 spent += Duration::from_millis(10);
                 time.spend(Duration::from_millis(10));
             }
         }
-        let most = Duration::from_secs(600) / LISTING + Duration::from_millis(10);
+        let most = Duration::from_secs(600) / LISTING_DIVISOR + Duration::from_millis(10);
         assert!(spent <= most && spent * 2 > most, "{spent:?}");
         let later = now + Duration::from_secs(100_000);
         time.slice(wanted, later);
-        assert_eq!(time.left, nanoseconds(LISTING_SAVED));
+        assert_eq!(time.left, nanoseconds(SAVED_LISTING_MAX));
         time.spend(Duration::from_secs(1));
         time.hurry();
         assert_eq!(time.slice(wanted, later), Some(wanted));

@@ -1,15 +1,16 @@
-//! Checkpoints: where crash recovery of the watched logs would start, as their databases say in files of theirs.
+//! Checkpoints of the watched logs: where crash recovery would start, as the databases state it in files of
+//! theirs.
 //!
 //! Invariants:
-//! 1. Nothing is read of a log unless its rule asks for it and [`LEAST`] bytes of it are resident: so a log that is written past the page
-//!    cache stays out of it.
-//! 2. What is read is a header of at most 12 KiB, without read-ahead, and only once its file has changed; `pg_control`, which nobody
-//!    watches, at most every [`AGAIN`].
-//! 3. A log is read after its residency was sampled, as the policy wants it of a ring.
-//! 4. Only [`Wanted::read`] does I/O, in a thread that may be left behind.
+//! 1. Nothing of a log is read unless its rule asks for checkpoints and at least [`RESIDENT_BYTES_MIN`] bytes
+//!    of it are resident. So a log that is written past the page cache stays out of it.
+//! 2. Only a header of at most 12 KiB is read, without read-ahead, and only after its file has changed.
+//!    `pg_control`, which is not watched, is read at most every [`CONTROL_READ_INTERVAL`].
+//! 3. A log is read after its residency was sampled, because the policy wants that for a ring.
+//! 4. Only [`CheckpointRead::read`] does I/O, in a thread that may be left behind.
 //!
-//! A checkpoint that can't be had is not known, and all of its log stays. It is reported when it fails for the second time in a row:
-//! a header that is written at the same time may be seen half done.
+//! If a checkpoint can't be read, it counts as unknown, and all of its log stays. That is reported at the
+//! second failure in a row: a header that is being written may be seen half written.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -29,81 +30,81 @@ use pagekeeper_policy::{Checkpoint, CheckpointFacts, Facts, FileId, LogId, Rule}
 use crate::directory::{Directory, Log};
 use crate::entry::Entry;
 
-/// A log of which less is resident is left alone.
-const LEAST: u64 = 2 << 20;
-/// The time between two looks at a file whose changes are not watched.
-const AGAIN: Duration = Duration::from_secs(2);
-/// Failures in a row that are reported.
-const FAILURES: u32 = 2;
+/// A log with less than this resident is left alone.
+const RESIDENT_BYTES_MIN: u64 = 2 << 20;
+/// Time between two reads of a file whose changes are not watched.
+const CONTROL_READ_INTERVAL: Duration = Duration::from_secs(2);
+/// Number of failures in a row at which they are reported.
+const FAILURES_REPORTED: u32 = 2;
 
-/// What is known of the checkpoints of watched logs.
+/// The checkpoints of watched logs, as far as they are known.
 #[derive(Default)]
 pub(crate) struct Checkpoints {
-    logs: HashMap<LogId, Known>,
+    logs: HashMap<LogId, LogCheckpoint>,
     headers: HashMap<FileId, Header>,
     problems: Vec<(PathBuf, String)>,
 }
 
-/// What is known of one log.
+/// The state of one log.
 #[derive(Default)]
-struct Known {
-    /// What `pg_control` said when it was read last.
+struct LogCheckpoint {
+    /// The last content of `pg_control`, and when it was read.
     control: Option<(Instant, Result<ControlFile, String>)>,
     failures: u32,
 }
 
 /// A header that was read.
 struct Header {
-    /// The time of the file's last change then, in nanoseconds of the epoch.
+    /// The time of the file's last change when it was read, in nanoseconds of the epoch.
     changed: i128,
     parsed: Result<RedoHeader, String>,
 }
 
-/// What is to be read in a directory.
+/// A file that is to be read in a directory.
 #[derive(Debug)]
-pub(crate) enum Wanted {
+pub(crate) enum CheckpointRead {
     /// `pg_control`, for this log.
     Control(LogId),
-    /// The header of a file of InnoDB's redo log, of this name, which had changed last then.
+    /// The header of a file of InnoDB's redo log, with its name and the time of its last change.
     Header { file: FileId, name: OsString, inode: Inode, changed: i128 },
 }
 
-/// What was read.
-pub(crate) enum Found {
+/// The content that was read.
+pub(crate) enum CheckpointContent {
     Control(LogId, Result<ControlFile, String>),
     Header(FileId, i128, Result<RedoHeader, String>),
 }
 
-impl Wanted {
-    /// Whether it may lie on another file system than the directory.
+impl CheckpointRead {
+    /// Returns whether the file may be on another file system than the directory.
     pub(crate) fn is_elsewhere(&self) -> bool {
         matches!(self, Self::Control(_))
     }
 
-    /// Reads it, which a file system may keep from coming back.
-    pub(crate) fn read(self, directory: &Directory, proc: &ProcRoot) -> Found {
+    /// Reads the file; a file system may block that for any time.
+    pub(crate) fn read(self, directory: &Directory, proc: &ProcRoot) -> CheckpointContent {
         match self {
-            Self::Control(log) => Found::Control(log, read_pg_control(directory, proc)),
+            Self::Control(log) => CheckpointContent::Control(log, read_pg_control(directory, proc)),
             Self::Header { file, name, inode, changed } => {
-                Found::Header(file, changed, read_redo_header(directory, &name, inode, proc))
+                CheckpointContent::Header(file, changed, read_redo_header(directory, &name, inode, proc))
             }
         }
     }
 }
 
 impl Checkpoints {
-    /// What is to be read of a directory's logs before [`Checkpoints::add`].
-    pub(crate) fn wanted(&self, directory: &Directory, now: Instant) -> Vec<Wanted> {
+    /// Returns the files that are to be read for a directory's logs before [`Checkpoints::add`].
+    pub(crate) fn wanted(&self, directory: &Directory, now: Instant) -> Vec<CheckpointRead> {
         let mut wanted = Vec::new();
         for (log, files) in logs_of(directory) {
             match directory.spec(log).checkpoint {
                 CheckpointSpec::PgControl => {
                     let known = self.logs.get(&log).and_then(|known| known.control.as_ref());
                     let is_fresh = |(read, control): &(Instant, Result<_, _>)| {
-                        control.is_ok() && now.saturating_duration_since(*read) < AGAIN
+                        control.is_ok() && now.saturating_duration_since(*read) < CONTROL_READ_INTERVAL
                     };
                     if known.is_none_or(|known| !is_fresh(known)) {
-                        wanted.push(Wanted::Control(log));
+                        wanted.push(CheckpointRead::Control(log));
                     }
                 }
                 CheckpointSpec::Innodb => wanted.extend(files.iter().filter_map(|(name, entry)| {
@@ -111,7 +112,7 @@ impl Checkpoints {
                     let is_current =
                         |header: &Header| header.changed == entry.changed && header.parsed.is_ok();
                     let (file, inode, changed) = (entry.id, entry.inode, entry.changed);
-                    let header = Wanted::Header { file, name: (*name).to_owned(), inode, changed };
+                    let header = CheckpointRead::Header { file, name: (*name).to_owned(), inode, changed };
                     known.is_none_or(|known| !is_current(known)).then_some(header)
                 })),
                 CheckpointSpec::Unknown
@@ -123,19 +124,20 @@ impl Checkpoints {
         wanted
     }
 
-    /// Takes in what was read at this time.
-    pub(crate) fn take(&mut self, found: Found, now: Instant) {
+    /// Takes in content that was read at this time.
+    pub(crate) fn take(&mut self, found: CheckpointContent, now: Instant) {
         match found {
-            Found::Control(log, control) => {
+            CheckpointContent::Control(log, control) => {
                 self.logs.entry(log).or_default().control = Some((now, control));
             }
-            Found::Header(file, changed, parsed) => {
+            CheckpointContent::Header(file, changed, parsed) => {
                 self.headers.insert(file, Header { changed, parsed });
             }
         }
     }
 
-    /// Adds the checkpoints of the logs in a directory, whose files are among the facts already, by what was read.
+    /// Adds the checkpoints of the logs in a directory, whose files are among the facts already, from the
+    /// content that was read.
     pub(crate) fn add(&mut self, directory: &Directory, facts: &mut Facts) {
         for (log, files) in logs_of(directory) {
             let found = match directory.spec(log).checkpoint {
@@ -152,7 +154,8 @@ impl Checkpoints {
         }
     }
 
-    /// Forgets logs and files that are not watched any more; what could not be seen since the last call.
+    /// Forgets logs and files that are not watched any more. Returns what could not be read since the last
+    /// call.
     pub(crate) fn finish(&mut self, directories: &[Box<Directory>]) -> Vec<(PathBuf, String)> {
         self.logs.retain(|log, _| directories.iter().any(|directory| directory.logs.contains_key(log)));
         if !self.headers.is_empty() {
@@ -177,7 +180,7 @@ impl Checkpoints {
             }
             Err(reason) => {
                 known.failures = known.failures.saturating_add(1);
-                if known.failures == FAILURES {
+                if known.failures == FAILURES_REPORTED {
                     let problem =
                         format!("where its crash recovery starts is not known, so all of it stays: {reason}");
                     self.problems.push((path, problem));
@@ -187,7 +190,8 @@ impl Checkpoints {
         }
     }
 
-    /// By `global/pg_control`. None while it could not be read, for its file system does not answer.
+    /// Returns the checkpoint in `global/pg_control`; `None` while that could not be read because its file
+    /// system does not answer.
     fn postgresql(&self, directory: &Directory, log: LogId) -> Result<Option<Checkpoint>, String> {
         let known = self.logs.get(&log).and_then(|known| known.control.as_ref());
         let Some((_, control)) = known else { return Ok(None) };
@@ -199,7 +203,8 @@ impl Checkpoints {
         Ok(Some(Checkpoint::InSeries { sequence, offset }))
     }
 
-    /// By the headers of InnoDB's redo log files. None while they could not be read, for their file system does not answer.
+    /// Returns the checkpoint in the headers of InnoDB's redo log files; `None` while these could not be read
+    /// because their file system does not answer.
     fn innodb(&self, files: &[(&OsStr, &Entry)]) -> Result<Option<Checkpoint>, String> {
         let mut headers = Vec::with_capacity(files.len());
         for &(_, entry) in files {
@@ -209,7 +214,7 @@ impl Checkpoints {
         }
         let latest = headers.iter().filter_map(|(header, _)| header.checkpoint).max();
         let latest = latest.ok_or("its files have no checkpoint")?;
-        // In a series, the last file that starts before it, whichever has it in its header.
+        // In a series it lies in the last file that starts before it, whichever file's header has it.
         let holder = headers.iter().filter(|(header, _)| header.start <= latest);
         let (header, entry) =
             holder.max_by_key(|(header, _)| header.start).ok_or("its files start after it")?;
@@ -224,12 +229,13 @@ impl Checkpoints {
     }
 }
 
-/// Whether a rule for a log of this directory goes by checkpoints.
+/// Returns whether a rule for a log of this directory depends on checkpoints.
 pub(crate) fn are_asked_for(directory: &Directory) -> bool {
     directory.profile.logs.iter().any(|log| matches!(log.rule, Rule::ReleaseBeforeCheckpoint { .. }))
 }
 
-/// The logs of a directory whose rule asks for their checkpoint, and of which enough is resident, with their files.
+/// Returns those logs of a directory whose rule depends on their checkpoint and of which enough is resident,
+/// with their files.
 fn logs_of(directory: &Directory) -> Vec<(LogId, Vec<(&OsStr, &Entry)>)> {
     if !are_asked_for(directory) {
         return Vec::new();
@@ -242,18 +248,20 @@ fn logs_of(directory: &Directory) -> Vec<(LogId, Vec<(&OsStr, &Entry)>)> {
         (log, own.map(|(name, entry)| (name.as_os_str(), entry)).collect::<Vec<_>>())
     });
     with_files
-        .filter(|(_, files)| files.iter().map(|(_, entry)| entry.sample.resident).sum::<u64>() >= LEAST)
+        .filter(|(_, files)| {
+            files.iter().map(|(_, entry)| entry.sample.resident).sum::<u64>() >= RESIDENT_BYTES_MIN
+        })
         .collect()
 }
 
-/// From the start of the newest file on.
+/// Returns the checkpoint at the start of the newest file.
 fn last_file(log: LogId, facts: &Facts) -> Option<Checkpoint> {
     let files = facts.files.iter().filter(|file| file.log == log && file.writer.is_some());
     let sequence = files.map(|file| file.sequence).max()?;
     Some(Checkpoint::InSeries { sequence, offset: 0 })
 }
 
-/// `global/pg_control`, in the directory that the server works in, or beside that of the WAL.
+/// Reads `global/pg_control`, in the server's working directory, or beside the directory of the WAL.
 fn read_pg_control(directory: &Directory, proc: &ProcRoot) -> Result<ControlFile, String> {
     let file = open_pg_control(directory, proc).map_err(|error| error.to_string())?;
     let mut bytes = [0; postgresql::LEN];
@@ -264,7 +272,7 @@ fn read_pg_control(directory: &Directory, proc: &ProcRoot) -> Result<ControlFile
 fn open_pg_control(directory: &Directory, proc: &ProcRoot) -> Result<InspectedFile, Error> {
     let path = directory.path.parent().unwrap_or(Path::new("/")).join("global/pg_control");
     match directory.owner {
-        // WAL may lie elsewhere, behind a link; the server works in its data directory.
+        // The WAL may be elsewhere, behind a link; the server's working directory is its data directory.
         Some(pid) => {
             let global = proc.open_directory_in_namespace(pid, Path::new("global"))?;
             InspectedFile::open_in(global.as_fd(), "pg_control", Expected::Any, path)
@@ -287,9 +295,9 @@ fn read_redo_header(
     RedoHeader::parse(&bytes[..len]).map_err(|error| format!("its header: {error}"))
 }
 
-/// Reads the start of a file, and no more than that: how many bytes there are.
+/// Reads at most the start of a file into `bytes`. Returns how many bytes there are.
 fn read_header(file: &InspectedFile, bytes: &mut [u8]) -> Result<usize, String> {
-    // Of this descriptor alone. Where it is refused, some more pages are read.
+    // Turns off read-ahead for this descriptor alone. If that is refused, a few more pages are read.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
     let mut len = 0;
     while len < bytes.len() {

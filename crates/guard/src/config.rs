@@ -1,7 +1,7 @@
 //! The guard's configuration: one TOML file. `pagekeeper-guard.toml` in `deploy/` shows every key with a
 //! comment.
 //!
-//! What can't be read is refused with file, line and key.
+//! A file that can't be read is refused with file, line and key.
 
 mod streams;
 
@@ -23,42 +23,43 @@ use crate::targets::{Selector, Targets};
 use streams::StreamsText;
 pub use streams::{StreamSocket, Streams, stream_name};
 
-/// What the guard watches and how.
+/// The guard's options.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Time between ticks.
     pub tick: Duration,
-    /// Time between ticks when nothing happens.
+    /// Time between ticks while nothing happens.
     pub idle_tick: Duration,
-    /// Only report what would be done.
+    /// Whether acts are only reported.
     pub dry_run: bool,
-    /// Find databases among all processes. Without it, only `pids` and `directories` are watched.
+    /// Whether databases are looked for among all processes. Without it, only `pids` and `directories` are
+    /// watched.
     pub find: bool,
     /// Processes to watch.
     pub pids: Vec<u32>,
     /// Directories to watch.
     pub directories: Vec<PathBuf>,
-    /// The profile of all that is named; else the one that fits.
+    /// The profile of everything that is named; otherwise the one that fits.
     pub profile: Option<String>,
-    /// The profiles there are; the built-in ones last.
+    /// All profiles; the built-in ones last.
     pub profiles: Vec<Profile>,
     /// Rules that replace those of the profiles.
     pub rules: Rules,
-    /// What `pagekeeper probe` measured of disks, beside what is saved in [`disks::DIRECTORY`]: whether leftover pages
-    /// of a file in direct I/O are worth a warning.
+    /// Measurements of disks by `pagekeeper probe`, in addition to those saved in [`disks::DIRECTORY`]. They
+    /// decide whether leftover pages of a file in direct I/O are worth a warning.
     pub disk_profiles: Vec<DiskProfile>,
-    /// How long PostgreSQL's readers of WAL are waited for.
+    /// Limits of the wait for PostgreSQL's readers of WAL.
     pub wal_readers: WalReaderLimits,
-    /// What is done about streaming programs.
+    /// The handling of streaming programs.
     pub streams: Streams,
-    /// What is done about the page cache of memory cgroups.
+    /// The handling of the page cache of memory cgroups.
     pub cgroup: Groups,
-    /// Which databases are watched, and acted on.
+    /// The databases that are watched and acted on.
     pub targets: Targets,
 }
 
-/// How far behind the writer PostgreSQL's own readers of WAL may be to be waited for, in bytes, where that is more than the
-/// `near_files` of their rule: they come for each byte once, however late.
+/// Distance in bytes behind the writer up to which the guard waits for PostgreSQL's own readers of WAL, where
+/// it exceeds the `near_files` of their rule. These readers read each byte once, however late.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WalReaderLimits {
     /// The replay of a standby.
@@ -90,14 +91,14 @@ impl WalReaderText {
     }
 }
 
-/// What is done about the page cache of databases' memory cgroups; nothing unless some are named.
+/// The handling of the page cache of databases' memory cgroups; none unless some are named.
 #[derive(Debug, Clone)]
 pub struct Groups {
-    /// Which groups, by globs of their whole paths.
+    /// The groups, by globs of their whole paths.
     pub groups: Vec<GlobMatcher>,
-    /// How much of its limit a group's page cache may take before anything is done, in percent.
+    /// The share of its limit that a group's page cache may take, in percent, before the guard acts.
     pub percent: u64,
-    /// Whether the kernel is asked to reclaim file pages where releasing logs does not do.
+    /// Whether the kernel is asked to reclaim file pages if releasing logs is not enough.
     pub reclaim: bool,
     /// Time between samples.
     pub tick: Duration,
@@ -122,7 +123,7 @@ impl FromStr for GroupGlob {
                  /kubepods.slice/**"
             ));
         }
-        // The names that systemd gives have backslashes: `system-a\x2db.slice`.
+        // Names given by systemd contain backslashes: `system-a\x2db.slice`.
         let glob = GlobBuilder::new(text).literal_separator(true).backslash_escape(false).build();
         glob.map(|glob| Self(glob.compile_matcher())).map_err(|error| error.to_string())
     }
@@ -231,13 +232,13 @@ struct ConfigText {
 }
 
 impl Options {
-    /// The rule for a log of one of the profiles, which has this name.
+    /// Returns the rule for a log of the profile of this name.
     pub fn rule_of(&self, profile: &str, log: &LogSpec) -> Rule {
         self.rules.of(profile, log.class).unwrap_or(log.rule)
     }
 
-    /// Reads a configuration file. Profiles, of databases and of disks, are named relative to it; one of a built-in name replaces
-    /// that.
+    /// Reads a configuration file. Profiles of databases and of disks are named relative to it. A profile
+    /// that has the name of a built-in one replaces it.
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
         Self::parse(&read_config(path)?, path)
     }
@@ -293,14 +294,14 @@ impl Options {
     }
 }
 
-/// The options in force, with their rules in the profiles.
+/// The options in force, with the rules applied to the profiles.
 pub(crate) struct Settings {
     pub(crate) options: Options,
     pub(crate) profiles: Vec<Arc<Profile>>,
 }
 
 impl Settings {
-    /// Fails if there is no profile of the name that was asked for, or if nothing could ever be watched by it.
+    /// Fails if there is no profile of the requested name, or if nothing could ever be watched by it.
     pub(crate) fn new(options: Options) -> Result<Self, ProfileError> {
         if let Some(name) = &options.profile {
             let profile = find_profile(&options.profiles, name)?;
@@ -318,13 +319,13 @@ impl Settings {
         Ok(Self { options, profiles })
     }
 
-    /// The profile that was asked for.
+    /// Returns the profile that was requested by name.
     pub(crate) fn named_profile(&self) -> Option<Arc<Profile>> {
         let name = self.options.profile.as_ref()?;
         self.profiles.iter().find(|profile| profile.name == *name).cloned()
     }
 
-    /// The profiles that a database may have.
+    /// Returns the profiles that a database may have.
     pub(crate) fn candidates(&self) -> Vec<Arc<Profile>> {
         self.named_profile().map_or_else(|| self.profiles.clone(), |profile| vec![profile])
     }
@@ -354,7 +355,8 @@ mod tests {
         assert!(example.cgroup.groups.is_empty() && default.cgroup.groups.is_empty());
     }
 
-    /// A configuration to which the key can be added: its section, with what that needs. `[rules.…]` has keys of several rules.
+    /// Returns a minimal configuration to which the key can be added: its section and whatever that needs.
+    /// `[rules.…]` has keys of several rules.
     fn needed(section: &str, key: &str) -> &'static str {
         match (section, key) {
             ("RULES", "total") => "[rules.wal]\nrule = \"budget\"\nbudget = \"16M\"\n",
@@ -368,7 +370,7 @@ mod tests {
         }
     }
 
-    /// A default as a value of TOML.
+    /// Formats a default as a TOML value.
     fn value(default: &str) -> String {
         match default {
             "empty" | "[]" => "[]".to_owned(),
@@ -379,7 +381,7 @@ mod tests {
         }
     }
 
-    /// Fails unless a key's default makes no difference.
+    /// Fails unless setting a key to its default makes no difference.
     fn check_default(section: &str, key: &str, default: &str) {
         let without = needed(section, key);
         let with = format!("{without}{key} = {}\n", value(default));
@@ -418,7 +420,7 @@ mod tests {
             }
             let Some((key, rest)) = line.split_once(" = ") else { continue };
             let default = rest.split('#').next().unwrap_or_default().trim().trim_matches('"');
-            // Examples, where there is no default.
+            // Keys with an example instead of a default.
             let examples =
                 ["rule", "budget", "profile", "canary", "groups", "processes", "socket", "socket_group"];
             let has_default = !examples.contains(&key);
@@ -555,7 +557,7 @@ mod tests {
         let mysql: Vec<_> = options.profiles.iter().filter(|profile| profile.name == "mysql").collect();
         assert_eq!(mysql.len(), 1);
         assert_eq!(mysql[0].logs[0].rule, Rule::Keep);
-        // So do their classes of logs.
+        // Their classes of logs are replaced as well.
         let read = |class: &str| {
             let rules = format!("profiles = [\"own.toml\"]\n[rules.mysql.{class}]\nrule = \"direct\"\n");
             std::fs::write(&config, rules).unwrap();

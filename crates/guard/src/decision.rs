@@ -1,4 +1,4 @@
-//! What the guard decided on one sample, as data: the tick carries it out, others only read it.
+//! The guard's decision on one sample, as data. The tick carries it out; others only read it.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,13 +8,13 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_policy::{FileClass, FileId, Rule, Warning};
 use serde::Serialize;
 
-/// What is to be done to a range of a file. Neither can lose a byte.
+/// An act on a range of a file. Neither act can lose a byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// Ask the kernel to write its dirty pages, without waiting.
+    /// Asks the kernel to write the dirty pages of the range, without waiting.
     StartWriteback,
-    /// Drop its pages, once they are written.
+    /// Drops the pages of the range, once they are written.
     Release,
 }
 
@@ -32,42 +32,44 @@ impl fmt::Display for Action {
 pub struct FileAct {
     /// The file, as its database sees it.
     pub path: PathBuf,
-    /// Which file that is: by the time of the act the path may lead to another, which is left alone.
+    /// The inode of that file. If the path leads to another file by the time of the act, that one is left
+    /// alone.
     pub inode: Inode,
-    /// In bytes.
+    /// The range in bytes.
     pub range: Range<u64>,
-    /// What is to be done.
+    /// The act.
     pub action: Action,
-    /// What the file is to its database.
+    /// The file's class in its database.
     pub class: FileClass,
-    /// Why: the rule for its log.
+    /// The reason: the rule for its log.
     pub rule: Rule,
-    /// The same to the policy.
+    /// The file's id in the policy.
     pub(crate) file: FileId,
-    /// Which of the watched directories it is in.
+    /// The index of its watched directory.
     pub(crate) directory: usize,
 }
 
-/// What an operator should know of one log file.
+/// A warning for the operator about one log file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileWarning {
     /// The file, as its database sees it.
     pub path: PathBuf,
-    /// Which file that is.
+    /// The inode of that file.
     pub inode: Inode,
-    /// What of it.
+    /// The warning.
     pub warning: Warning,
-    /// The same in a sentence, with what was measured of the disk and what helps.
+    /// The warning as a sentence, with what was measured of the disk and what helps.
     pub text: String,
-    /// Which of the watched directories it is in.
+    /// The index of its watched directory.
     pub(crate) directory: usize,
 }
 
-/// What one sample of all log files led to.
+/// The result of one sample of all log files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// What is to be done, in this order. What is not done now is decided anew at the next tick.
+    /// The acts, in the order in which they are to be done. An act that is not done now is decided anew at
+    /// the next tick.
     pub acts: Vec<FileAct>,
-    /// What to warn of; of each file and warning once.
+    /// The warnings; each one once per file.
     pub warnings: Vec<FileWarning>,
 }

@@ -1,21 +1,22 @@
-//! One watched directory: the log files in it, and what was seen of them last.
+//! One watched directory: its log files, and how they were last seen.
 //!
 //! Invariants:
-//! 1. No descriptor is held between ticks: a file that the database purges gives its space back at once, and a
-//!    file system can be unmounted.
-//! 2. A name that leads to another file than before is a new file: it gets a new [`FileId`], and ids are never
-//!    reused.
-//! 3. It is one directory, by its [`Pin`], whatever its path leads to later; and of its files only those are opened that
-//!    count by its [`Right`].
-//! 4. What was made of its files (their [sums](Sums), what the policy was given, for how long none is due) is kept until
-//!    [`Directory::touch`], which all that changes a file, or what is known of it, calls.
+//! 1. No descriptor is held between ticks: a file that the database purges gives its space back at once, and
+//!    a file system can be unmounted.
+//! 2. A name that leads to another file than before is a new file: it gets a new [`FileId`], and ids are
+//!    never reused.
+//! 3. It is one directory, identified by its [`Pin`], wherever its path leads later. Only those of its files
+//!    are opened that count by its [`FileOwnership`].
+//! 4. Results derived from its files (their [sums](Sums), the policy's facts, for how long none is due) are
+//!    kept until [`Directory::touch`] is called. Every change of a file, or of what is known about one, calls
+//!    it.
 //!
-//! Its files are taken up by `listed`, below, and sampled by `due`.
+//! `listed`, below, takes up its files; `due` samples them.
 //!
 //! A file that can't be inspected is reported once and left out; a directory that is gone has no files.
 //!
-//! What observe's `tree` does is another thing, see there: all files of whole trees, sampled within a time budget and
-//! without watches.
+//! The `tree` module of observe differs, see there: it samples all files of whole trees, within a time budget
+//! and without watches.
 
 mod due;
 mod listed;
@@ -35,23 +36,23 @@ use pagekeeper_policy::names::SegmentSize;
 use pagekeeper_policy::{LogId, Rewrite, Rule};
 
 pub(crate) use self::due::SampledFiles;
-use self::due::{OfDatabase, Rest};
-pub(crate) use self::listed::Listed;
+use self::due::{NextDue, OfDatabase};
+pub(crate) use self::listed::ListingResult;
 use crate::entry::Entry;
+use crate::facts_cache::FactsCache;
 use crate::ids::IdMap;
-use crate::listing::{Listing, LogSettings};
-use crate::ownership::{Identity, Pin, Right};
-use crate::remembered::Remembered;
+use crate::listing::{LogSettings, NameListing};
+use crate::ownership::{FileOwnership, Identity, Pin};
 use crate::sample::KnownFileSystem;
 use crate::server_settings::ServerSettings;
-use crate::warned::Warned;
+use crate::warning_dedup::WarningDedup;
 
-/// Changes between two ticks from which on a directory is listed at intervals instead.
-pub(crate) const STORM: usize = 1000;
+/// Beyond this many changes between two ticks, a directory is listed at intervals instead.
+pub(crate) const INOTIFY_STORM_CHANGES: usize = 1000;
 /// That interval.
 const AFTER_STORM: Duration = Duration::from_secs(10);
 
-/// Gives out ids that are never used twice, in any thread.
+/// Gives out ids that are never reused, in any thread.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ids(Arc<AtomicU64>);
 
@@ -61,28 +62,28 @@ impl Ids {
     }
 }
 
-/// A number that was never given before.
+/// Returns a number that was never given out before.
 fn new_version() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// Names a directory for as long as it is watched; never given twice.
+/// The id of a directory while it is watched; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(test, derive(Default))]
 pub(crate) struct DirectoryId(u64);
 
-/// Which database a directory is of: the unit of budgets.
+/// The database that a directory belongs to: the unit of budgets.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum DatabaseKey {
     /// A process.
     Process(u32),
-    /// A directory that was named.
+    /// A directory that was named by the user.
     Named(PathBuf),
 }
 
 impl DatabaseKey {
-    /// Its process, if it is one.
+    /// Returns the process, if it is one.
     pub(crate) fn pid(&self) -> Option<u32> {
         match self {
             Self::Process(pid) => Some(*pid),
@@ -91,7 +92,7 @@ impl DatabaseKey {
     }
 }
 
-/// Watched directories, each at a place of its own: ticks hand thousands of them from vector to vector.
+/// Watched directories, boxed: ticks move thousands of them from vector to vector.
 #[allow(clippy::vec_box, reason = "moving them themselves was a tenth of what a tick takes")]
 pub(crate) type Directories = Vec<Box<Directory>>;
 
@@ -99,65 +100,65 @@ pub(crate) type Directories = Vec<Box<Directory>>;
 #[allow(clippy::struct_excessive_bools, reason = "each says one thing about it")]
 pub(crate) struct Directory {
     pub(crate) id: DirectoryId,
-    /// As the database sees it.
+    /// The path as the database sees it.
     pub(crate) path: PathBuf,
-    /// The process through whose root it is reached, if it lives in another mount namespace or root than the
-    /// guard.
+    /// The process through whose root it is reached, if that process has another mount namespace or root than
+    /// the guard.
     pub(crate) through: Option<u32>,
-    /// The process whose directory it is; none if it was named by the user.
+    /// The process whose directory it is; `None` if the user named it.
     pub(crate) owner: Option<u32>,
     pub(crate) profile: Arc<Profile>,
-    /// Which directory it is, once it could be opened. What its path leads to later is another's, or has to be
-    /// examined anew.
+    /// The directory's identity, once it could be opened. If its path leads elsewhere later, that is
+    /// another's directory, or has to be examined anew.
     pub(crate) pin: Option<Pin>,
-    /// Which files in it count.
-    pub(crate) right: Right,
+    /// The files in it that count.
+    pub(crate) right: FileOwnership,
     /// Whether a file in it was refused.
     pub(crate) refused: bool,
-    /// What was warned of in it.
-    pub(crate) warned: Warned,
-    /// Since when nothing of it was released; none once something was, or that was said.
+    /// The warnings given for it.
+    pub(crate) warned: WarningDedup,
+    /// Since when nothing of it was released; `None` once something was, or the lack was reported.
     pub(crate) unreleased_since: Option<Instant>,
-    /// Whether what is decided for it is done, and not only reported.
+    /// Whether decisions for it are carried out, and not only reported.
     pub(crate) acts: bool,
-    /// Whether its logs are kept tighter: the memory cgroup has too much page cache.
+    /// Whether its logs follow tighter rules: the memory cgroup has too much page cache.
     pub(crate) tight: bool,
     pub(crate) entries: BTreeMap<OsString, Entry>,
     pub(crate) logs: IdMap<LogId, Log>,
     by_stem: HashMap<(usize, Vec<u8>), LogId>,
     /// The settings of its server.
     pub(crate) server: Arc<ServerSettings>,
-    /// To be listed again at the next tick.
+    /// Whether it is to be listed again at the next tick.
     pub(crate) stale: bool,
-    /// The listing under way.
-    listing: Option<Listing>,
+    /// The listing in progress.
+    listing: Option<NameListing>,
     /// Names of the last listing whose files were not taken up yet, the newest last.
     new_names: Vec<OsString>,
     /// Names of files that say whether logs are recycled.
     settings: Vec<OsString>,
-    /// How many more log files there are than may be watched.
+    /// The number of log files beyond those that may be watched.
     pub(crate) left_out: u64,
-    /// What the listing under way took so far.
+    /// The processor time of the listing in progress so far.
     list_cost: Duration,
-    /// No listing begins before.
+    /// No listing begins before this.
     list_earliest: Instant,
     /// Ticks in which its database had time for it.
     ticks: u64,
     database: OfDatabase,
-    /// Another one each time that files come or go; never used twice.
+    /// Changes each time that files come or go; never reused.
     version: u64,
-    /// Behind which name sampling goes on, where there was no time for all.
+    /// The name after which sampling continues, if there was no time for all.
     sampled_to: Option<OsString>,
-    /// What its files come to, while none of them changes.
+    /// The sums of its files, while none of them changes.
     sums: Option<Sums>,
-    /// What the policy was given of it, while nothing changes.
-    pub(crate) remembered: Remembered,
-    rest: Rest,
-    /// Of its files.
+    /// The facts that the policy was given for it, while nothing changes.
+    pub(crate) facts_cache: FactsCache,
+    next_due: NextDue,
+    /// The file system of its files.
     file_system: KnownFileSystem,
 }
 
-/// What the files of a directory come to.
+/// Sums over the files of a directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Sums {
     /// Resident bytes.
@@ -170,11 +171,11 @@ pub(crate) struct Sums {
 
 /// One log in a directory.
 pub(crate) struct Log {
-    /// Which of the profile's logs it is.
+    /// Its index among the profile's logs.
     pub(crate) spec: usize,
-    /// How its writer comes back to old bytes, as far as has been seen.
+    /// The way in which its writer comes back to old bytes, as far as has been seen.
     pub(crate) rewrite: Rewrite,
-    /// What the database's settings say of it.
+    /// The database's settings that concern it.
     pub(crate) settings: LogSettings,
     /// The size of its segments, if it is PostgreSQL's and a file of it has such a size.
     pub(crate) segment_size: Option<SegmentSize>,
@@ -186,7 +187,7 @@ impl Directory {
         owner: Option<u32>,
         through: Option<u32>,
         profile: Arc<Profile>,
-        right: Right,
+        right: FileOwnership,
     ) -> Self {
         Self {
             id: DirectoryId(new_version()),
@@ -197,7 +198,7 @@ impl Directory {
             pin: None,
             right,
             refused: false,
-            warned: Warned::default(),
+            warned: WarningDedup::default(),
             unreleased_since: Some(Instant::now()),
             acts: true,
             tight: false,
@@ -217,26 +218,26 @@ impl Directory {
             version: new_version(),
             sampled_to: None,
             sums: None,
-            remembered: Remembered::default(),
-            rest: Rest::default(),
+            facts_cache: FactsCache::default(),
+            next_due: NextDue::default(),
             file_system: None,
         }
     }
 
-    /// Takes note that its files, or what is known of them, changed: what was made of them before holds no more.
+    /// Invalidates everything derived from its files: they changed, or what is known of them.
     pub(crate) fn touch(&mut self) {
         self.sums = None;
-        self.remembered.forget();
-        self.rest.until_due = 0;
+        self.facts_cache.forget();
+        self.next_due.until_due = 0;
     }
 
-    /// Asks for samples of those of its files that are wanted when files are next sampled.
+    /// Makes those of its files due for a sample that are `wanted`.
     pub(crate) fn sample_now(&mut self, wanted: impl Fn(&Entry) -> bool) {
-        self.rest.until_due = 0;
+        self.next_due.until_due = 0;
         self.entries.values_mut().filter(|entry| wanted(entry)).for_each(Entry::sample_now);
     }
 
-    /// What its files come to.
+    /// Returns the sums of its files.
     pub(crate) fn sums(&mut self) -> Sums {
         let sum = |sums: Sums, entry: &Entry| Sums {
             resident: sums.resident + entry.sample.resident,
@@ -248,8 +249,8 @@ impl Directory {
         *self.sums.get_or_insert_with(sums)
     }
 
-    /// Finds it for one tick's use: to open its files in, not to list them. Fails as if it were gone where its path leads to another
-    /// directory than before.
+    /// Finds the directory for use in one tick: to open its files, not to list them. If its path leads to
+    /// another directory than before, fails as if it were gone.
     pub(crate) fn find(&self, proc: &ProcRoot) -> Result<Handle> {
         let (directory, identity) = self.resolve(proc)?;
         let is_another = self.pin.is_some_and(|pin| !pin.is(&identity.pin));
@@ -259,14 +260,14 @@ impl Directory {
         Ok(directory)
     }
 
-    /// The same directory, of which no file is known: to be opened elsewhere.
+    /// Returns the same directory without files, to be opened in another thread.
     pub(crate) fn without_files(&self) -> Self {
         let (profile, right) = (Arc::clone(&self.profile), self.right.clone());
         let path = self.path.clone();
         Self { pin: self.pin, ..Self::new(path, self.owner, self.through, profile, right) }
     }
 
-    /// Finds the directory that its path leads to now, and opens nothing: it may be anybody's.
+    /// Finds the directory that its path leads to now. Opens nothing: it may be anybody's.
     pub(crate) fn resolve(&self, proc: &ProcRoot) -> Result<(Handle, Identity)> {
         let directory = match self.through {
             Some(pid) => proc.handle_in_namespace(pid, &self.path),
@@ -283,13 +284,13 @@ impl Directory {
         &self.profile.logs[self.logs[&log].spec]
     }
 
-    /// The rule for a log, as it is in force now.
+    /// Returns the rule in force for a log.
     pub(crate) fn rule(&self, log: LogId) -> Rule {
         let rule = self.spec(log).rule;
         if self.tight { rule.tightened() } else { rule }
     }
 
-    /// The log that a file of this name, which is in it no more, would be one of.
+    /// Returns the log that a file of this name would belong to, although it is no longer in the directory.
     pub(crate) fn log_like(&self, path: &Path) -> Option<LogId> {
         let (spec, matched) = self.profile.log_of(path)?;
         self.by_stem.get(&(spec, matched.log())).copied()
@@ -299,7 +300,7 @@ impl Directory {
         self.path.join(name)
     }
 
-    /// Which database it is of.
+    /// Returns the database that it belongs to.
     pub(crate) fn database(&self) -> DatabaseKey {
         match self.owner {
             Some(pid) => DatabaseKey::Process(pid),
@@ -307,24 +308,25 @@ impl Directory {
         }
     }
 
-    /// What its notifications go by: a path alone may be that of another directory in another namespace.
+    /// Returns the key of its notifications. A path alone may be that of another directory in another
+    /// namespace.
     pub(crate) fn key(&self) -> (Option<u32>, PathBuf) {
         (self.owner, self.path.clone())
     }
 
-    /// Takes note that so much comes and goes in it that its notifications were given up.
+    /// Records that so many names come and go in it that its notifications were stopped.
     pub(crate) fn in_storm(&mut self, now: Instant) {
         self.stale = true;
         self.list_earliest = self.list_earliest.max(now + AFTER_STORM);
     }
 
-    /// Takes note that its file system answers again, after a while in which anything may have happened.
+    /// Records that its file system answers again. Anything may have happened meanwhile.
     pub(crate) fn came_back(&mut self) {
         self.stale = true;
         self.sample_now(|_| true);
     }
 
-    /// Forgets its files: it is gone, or out of reach for now.
+    /// Forgets its files: the directory is gone, or out of reach for now.
     pub(crate) fn forget_files(&mut self) {
         if !self.entries.is_empty() {
             self.entries.clear();
@@ -335,7 +337,8 @@ impl Directory {
         self.new_names.clear();
     }
 
-    /// Which files it has: another number each time that one came or went, in any directory.
+    /// Returns a number for the set of its files. It changes each time that a file comes or goes, and is
+    /// unique among all directories.
     pub(crate) fn version(&self) -> u64 {
         self.version
     }

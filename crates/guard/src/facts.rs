@@ -1,10 +1,11 @@
-//! From what was seen to what the policy asks: which file is the writer's and where it is, and which followers
-//! there are.
+//! Turns observations into the facts that the policy asks for: which file is the writer's and where the
+//! writer is, and which followers there are.
 //!
-//! Positions as they can be seen from outside (measured on MariaDB 10.11, MySQL 9.7, PostgreSQL 15): users of
-//! read(2) and write(2) show theirs in `/proc/PID/fdinfo`; users of pread and pwrite show 0 there, or whatever
-//! the file was made with. A log that only grows has its writer at its end, whatever a descriptor says, unless its profile
-//! says that files are made at their full length and written by write(2).
+//! Positions as seen from outside (measured on MariaDB 10.11, MySQL 9.7 and PostgreSQL 15):
+//! `/proc/PID/fdinfo` shows the positions of users of read(2) and write(2). For users of pread and pwrite it
+//! shows 0, or the position left from when the file was made. A log that only grows has its writer at its
+//! end, whatever a descriptor says, unless its profile says that files are preallocated and written by
+//! write(2).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,15 +26,15 @@ use crate::ids::IdMap;
 /// The descriptors of each file.
 type ByFile<'a> = IdMap<FileId, Vec<&'a Descriptor>>;
 
-/// Takes in where the writers of a directory's logs are, and adds the facts of it: what was given last, if nothing has changed since.
-/// `strangers` are processes that neither are a database nor were started by one.
+/// Updates where the writers of a directory's logs are, and adds the directory's facts: the cached ones, if
+/// nothing has changed since. `strangers` are processes that neither are a database nor were started by one.
 pub(crate) fn see(
     directory: &mut Directory,
     descriptors: &[&Descriptor],
     strangers: &HashSet<u32>,
     facts: &mut Facts,
 ) {
-    if cfg!(debug_assertions) || !directory.remembered.is_of(directory.tight, descriptors, strangers) {
+    if cfg!(debug_assertions) || !directory.facts_cache.is_of(directory.tight, descriptors, strangers) {
         let by_file = by_file(descriptors.iter().copied());
         for log in overwritten_logs(directory, &by_file) {
             directory.overwrites(log);
@@ -41,9 +42,9 @@ pub(crate) fn see(
         recognise_relay_logs(directory, &by_file);
         let mut seen = Facts::default();
         add(directory, &by_file, strangers, &mut seen);
-        directory.remembered.take(directory.tight, descriptors, strangers, seen);
+        directory.facts_cache.take(directory.tight, descriptors, strangers, seen);
     }
-    directory.remembered.add_to(facts);
+    directory.facts_cache.add_to(facts);
 }
 
 /// Groups descriptors by file.
@@ -55,12 +56,12 @@ fn by_file<'a>(descriptors: impl Iterator<Item = &'a Descriptor>) -> ByFile<'a> 
     grouped
 }
 
-/// Notes where the writers of the directory's logs are. The logs whose writer overwrites a file that it was
-/// thought to append to: it has moved since the tick before, and is still short of the end that the file had
-/// then.
+/// Records where the writers of the directory's logs are. Returns the logs whose writer overwrites a file
+/// that it was thought to append to: it has moved since the tick before, and is still short of the end that
+/// the file had then.
 ///
-/// A write under way moves the end first and the position last, so one that is throttled looks like this, but
-/// does not move.
+/// A write in progress moves the end first and the position last. So a throttled write looks the same, but
+/// its position does not move.
 fn overwritten_logs(directory: &mut Directory, by_file: &ByFile<'_>) -> Vec<LogId> {
     let mut overwritten = Vec::new();
     let detected = |log: &Log| directory.profile.logs[log.spec].rewrite == RewriteSource::Detect;
@@ -80,8 +81,8 @@ fn overwritten_logs(directory: &mut Directory, by_file: &ByFile<'_>) -> Vec<LogI
     overwritten
 }
 
-/// Takes logs for relay logs that are called as binary logs are: a server writes its binary log by descriptors that can't
-/// read, and its relay log by such as can, whatever an operator called it.
+/// Finds relay logs among logs that are named like binary logs. A server writes its binary log through
+/// descriptors that can't read, and its relay log through ones that can, whatever an operator named it.
 fn recognise_relay_logs(directory: &mut Directory, by_file: &ByFile<'_>) {
     let logs = &directory.profile.logs;
     let Some(relay) = logs.iter().position(|log| log.class == FileClass::Relay && log.indexed) else {
@@ -107,7 +108,7 @@ fn recognise_relay_logs(directory: &mut Directory, by_file: &ByFile<'_>) {
     }
 }
 
-/// Where a file's writer is, if that is short of the end that the file had in the sample before.
+/// Returns where a file's writer is, if that is short of the end that the file had in the sample before.
 fn short_of_end(entry: &Entry, by_file: &ByFile<'_>) -> Option<u64> {
     let descriptors = by_file.get(&entry.id)?.iter();
     let writers = descriptors.filter(|descriptor| descriptor.access == Access::WriteOnly);
@@ -117,18 +118,18 @@ fn short_of_end(entry: &Entry, by_file: &ByFile<'_>) -> Option<u64> {
 
 /// The files of one log that matter now.
 struct Group<'a> {
-    /// With resident pages, or open in some process.
+    /// The files with resident pages, or open in some process.
     active: Vec<&'a Entry>,
-    /// With the highest number.
+    /// The file with the highest number.
     highest: &'a Entry,
-    /// Changed last.
+    /// The file that changed last.
     latest: &'a Entry,
-    /// All of them in the order of their last change, where no number orders them.
+    /// All files in the order of their last change, where no number orders them.
     by_change: Vec<&'a Entry>,
 }
 
 impl Group<'_> {
-    /// Which file of the log one is.
+    /// Returns a file's place in the log.
     fn sequence(&self, entry: &Entry) -> u64 {
         if entry.number != Number::None {
             return entry.sequence;
@@ -139,7 +140,7 @@ impl Group<'_> {
     }
 }
 
-/// Adds the facts of one directory: files that matter now, and followers among `by_file`.
+/// Adds the facts of one directory: the files that matter now, and the followers among `by_file`.
 fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, facts: &mut Facts) {
     let mut logs: BTreeMap<LogId, Group<'_>> = BTreeMap::new();
     for entry in directory.entries.values() {
@@ -171,7 +172,7 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, fa
         let mut readers = Vec::new();
         for entry in std::mem::take(&mut group.active) {
             let sequence = group.sequence(entry);
-            // Whose it is, the name of a text log does not say.
+            // The name of a text log does not say whose it is.
             let is_strangers = spec.class == FileClass::Text && is_written_by(strangers, entry, by_file);
             if is_strangers && directory.owner.is_some() {
                 continue;
@@ -185,7 +186,7 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, fa
             if entry.sample.windows.is_empty() && !written {
                 continue;
             }
-            // It may be recycled: the next tick shows, and until then it is left alone.
+            // It may be recycled. The next tick shows that, and until then it is left alone.
             let may_be_recycled = spec.rewrite == RewriteSource::Detect
                 && spec.position == PositionSpec::Descriptor
                 && rewrite == Rewrite::Never;
@@ -213,9 +214,10 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, fa
     }
 }
 
-/// Forgets readers of rotated files that have read these to the end, where their process has a later file open as well, as `tail -f` of
-/// all files does. Each is a process, whether it has read its file, and the follower: otherwise that would have yet to read all later
-/// files. A server's readers share a process, and go on to a later file by themselves: only a text log's are meant.
+/// Forgets readers that have read a rotated file to its end and whose process has a later file open as well,
+/// as with `tail -f` on all files. Such a reader would otherwise seem to have all later files to read. Each
+/// item is a process, whether it has read its file to the end, and the follower. Only readers of text logs
+/// are meant: a server's readers share a process, and move on to a later file by themselves.
 fn forget_rotated_files(readers: &mut Vec<(u32, bool, FollowerFacts)>) {
     let mut last: HashMap<u32, u64> = HashMap::new();
     for (pid, _, follower) in &*readers {
@@ -225,14 +227,14 @@ fn forget_rotated_files(readers: &mut Vec<(u32, bool, FollowerFacts)>) {
     readers.retain(|(pid, is_finished, follower)| !is_finished || last.get(pid) == Some(&follower.sequence));
 }
 
-/// Which database it is, for the policy.
+/// Returns the database's id in the policy.
 fn database_id(key: &DatabaseKey) -> DatabaseId {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
     DatabaseId(hasher.finish())
 }
 
-/// The files of a log that its writer may be writing; they become active ones.
+/// Returns the files of a log that its writer may be writing, and adds them to the active ones.
 fn newest(by: NewestSpec, group: &mut Group<'_>, by_file: &ByFile<'_>) -> Vec<FileId> {
     let open_for_writing =
         |entry: &&&Entry| by_file.get(&entry.id).into_iter().flatten().any(|descriptor| writes(descriptor));
@@ -240,7 +242,7 @@ fn newest(by: NewestSpec, group: &mut Group<'_>, by_file: &ByFile<'_>) -> Vec<Fi
     let newest = match by {
         NewestSpec::Number if group.latest.number == Number::None => {
             let mut newest: Vec<FileId> = open.map(|entry| entry.id).collect();
-            // A new one, of which the descriptor was not seen yet.
+            // A new file, whose descriptor was not seen yet.
             if !newest.contains(&group.latest.id) {
                 newest.push(group.latest.id);
             }
@@ -253,7 +255,7 @@ fn newest(by: NewestSpec, group: &mut Group<'_>, by_file: &ByFile<'_>) -> Vec<Fi
         NewestSpec::Changed => group.latest,
         NewestSpec::Open => {
             let open: Vec<FileId> = open.map(|entry| entry.id).collect();
-            // Nobody is seen to have one open: it may be any.
+            // No process is seen to have one open: it may be any.
             let any = || group.active.iter().map(|entry| entry.id).collect();
             return if open.is_empty() { any() } else { open };
         }
@@ -281,25 +283,26 @@ fn position(spec: &LogSpec, rewrite: Rewrite, entry: &Entry, by_file: &ByFile<'_
     }
 }
 
-/// Whether one of these processes has a file open for writing.
+/// Returns whether one of these processes has a file open for writing.
 fn is_written_by(processes: &HashSet<u32>, entry: &Entry, by_file: &ByFile<'_>) -> bool {
     let mut descriptors = by_file.get(&entry.id).into_iter().flatten();
     descriptors.any(|descriptor| writes(descriptor) && processes.contains(&descriptor.pid))
 }
 
-/// What a descriptor of a file of this sequence says of a follower, if it is one's.
+/// Returns the follower that a descriptor of a file at this sequence stands for, if it stands for one.
 fn follower(
     spec: &LogSpec,
     (entry, sequence): (&Entry, u64),
     descriptor: &Descriptor,
 ) -> Option<FollowerFacts> {
     let position = match descriptor.access {
-        // Where the writer uses pwrite, its server's readers use pread, which moves no descriptor.
+        // Where the writer uses pwrite, the server's own readers use pread, which moves no descriptor.
         Access::ReadOnly if spec.position == PositionSpec::Hidden && descriptor.position == 0 => {
             Position::Unknown
         }
         Access::ReadOnly => Position::At(descriptor.position),
-        // The threads of a replica share one descriptor while the reader keeps up; its position is either's.
+        // The threads of a replica share one descriptor while the reader keeps up; its position is that of
+        // either.
         Access::ReadWrite if spec.class == FileClass::Relay || spec.indexed => Position::Unknown,
         Access::ReadWrite | Access::WriteOnly | Access::Neither => return None,
     };
@@ -314,8 +317,8 @@ pub(crate) mod tests {
     use crate::budget::{Slice, Turn};
     use crate::descriptors::FilesInUse;
     use crate::directory::Ids;
-    use crate::ownership::Right;
-    use crate::sample::Room;
+    use crate::ownership::FileOwnership;
+    use crate::sample::WindowRoom;
     use pagekeeper_catalog::{Profile, find_profile};
     use pagekeeper_kernel::Inode;
     use pagekeeper_policy::Rule;
@@ -324,13 +327,13 @@ pub(crate) mod tests {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    /// A process that is no database's.
+    /// A process that is not a database's.
     const STRANGER: u32 = 2;
 
     pub(crate) fn directory(path: &Path, profile: &str, ids: &Ids) -> Directory {
         let profile = find_profile(&Profile::built_in(), profile).unwrap().clone();
         let mut directory =
-            Directory::new(path.to_path_buf(), None, None, Arc::new(profile), Right::Operator);
+            Directory::new(path.to_path_buf(), None, None, Arc::new(profile), FileOwnership::Operator);
         take_samples(&mut directory, ids);
         directory
     }
@@ -342,7 +345,7 @@ pub(crate) mod tests {
         directory.stale = true;
         assert!(directory.begin_listing(usize::MAX, Instant::now() + endless));
         directory.list(fd.as_fd(), ids, &turn).unwrap();
-        let mut room = Room { left: usize::MAX, least: 1 };
+        let mut room = WindowRoom { left: usize::MAX, least: 1 };
         directory.begin_tick(&FilesInUse::default());
         let due = directory.due();
         directory
@@ -389,15 +392,15 @@ pub(crate) mod tests {
             file.map(|file| (file.sequence, file.writer))
         };
         let end = Some(Position::At(9000));
-        // Nobody is seen to have one open: the writer may be in the one that was changed last.
+        // No process is seen to have a file open: the writer may be in the one that changed last.
         let seen = facts(&directory, std::slice::from_ref(&reader));
         let expected = [Some((0, None)), Some((1, None)), Some((2, end)), Some((0, end))];
         assert_eq!(names.map(|name| of(&seen, name)), expected);
         assert_eq!((seen.followers[0].sequence, seen.followers[0].position), (1, Position::At(4096)));
-        // One that is open for writing is a writer's, too.
+        // A file that is open for writing is a writer's as well.
         let writer = descriptor(&directory, "db-Tue.csv", Access::WriteOnly, 0);
         assert_eq!(of(&facts(&directory, &[writer]), "db-Tue.csv"), Some((0, end)));
-        // What another program writes is left alone.
+        // A file that another program writes is left alone.
         let stranger =
             Descriptor { pid: STRANGER, ..descriptor(&directory, "db-Tue.csv", Access::WriteOnly, 0) };
         let seen = facts(&directory, &[stranger]);
@@ -426,10 +429,10 @@ pub(crate) mod tests {
         let at = Position::At;
         let of_all = [reader(7, 0, 9000), reader(7, 1, 9000), reader(7, 2, 9000)];
         assert_eq!(places(&of_all), [(2, at(9000))]);
-        // It goes on to the next, or has yet to read a rest.
+        // The reader moves on to the next file, or has yet to read the rest of one.
         assert_eq!(places(&of_all[..2]), [(1, at(9000))]);
         assert_eq!(places(&[reader(7, 0, 4096), reader(7, 2, 9000)]), [(0, at(4096)), (2, at(9000))]);
-        // A later file is another process's.
+        // The later file is another process's.
         assert_eq!(places(&[reader(7, 0, 9000), reader(8, 2, 9000)]), [(0, at(9000)), (2, at(9000))]);
     }
 
@@ -451,7 +454,7 @@ pub(crate) mod tests {
         let logs: std::collections::BTreeSet<LogId> = seen.files.iter().map(|file| file.log).collect();
         assert_eq!((seen.files.len(), logs.len()), (4, 3));
         assert_eq!(log("error.log"), log("error.log.1"), "a rotated file");
-        // It holds no page of the others, and what is read back of one keeps no other.
+        // The reader holds no page of the other logs, and read-back of one log does not keep another.
         assert_eq!((seen.followers.len(), seen.followers[0].log), (1, log("error.log")));
     }
 
@@ -479,7 +482,7 @@ pub(crate) mod tests {
         assert!(matches!(seen.files[0].rule, Rule::ReleaseBehindFollowers { near_files: 3, .. }));
     }
 
-    /// In builds with assertions whoever remembers something that has changed since is found out.
+    /// Builds with assertions detect a cached fact that has changed since.
     #[test]
     fn what_is_remembered_of_a_directory_holds_until_something_changes() {
         let dir = pagekeeper_testing::disk_dir();
@@ -489,7 +492,7 @@ pub(crate) mod tests {
         }
         let ids = Ids::default();
         let mut directory = directory(dir.path(), "mariadb", &ids);
-        // One that can be tightened.
+        // A rule that can be tightened.
         let rule = Rule::ReleaseBehindFollowers { near_files: 3, slack: 64 << 20 };
         Arc::make_mut(&mut directory.profile).logs.iter_mut().for_each(|log| log.rule = rule);
         let at = |directory: &Directory, follower: u64| {
@@ -511,24 +514,24 @@ pub(crate) mod tests {
         let after = seen(&mut directory, &moved);
         assert_eq!(after.followers[0].position, Position::At(8192));
         assert_eq!(seen(&mut directory, &moved[..1]).followers, []);
-        // Its group has too much page cache.
+        // The directory's group has too much page cache.
         directory.tight = true;
         let tight = seen(&mut directory, &moved);
         assert_ne!(tight.files[0].rule, first.files[0].rule);
         directory.tight = false;
-        // The writer goes on.
+        // The writer continues.
         std::fs::write(log(2), vec![1; 20_000]).unwrap();
         directory.sample_now(|_| true);
         take_samples(&mut directory, &ids);
         assert_eq!(size(&seen(&mut directory, &moved)), Some(20_000));
         assert_eq!(directory.sums().resident, resident_of(&[log(1), log(2)]));
-        // A file goes.
+        // A file is removed.
         directory.changed(Some(log(1).file_name().unwrap()));
         assert_eq!(seen(&mut directory, &moved[..1]).files.len(), 1);
         assert_eq!(directory.sums().resident, resident_of(&[log(2)]));
     }
 
-    /// In builds with assertions facts that were remembered in spite of the change are found out.
+    /// Builds with assertions detect facts that stayed cached despite the change.
     #[test]
     fn what_is_remembered_does_not_hold_once_a_writer_turns_out_to_be_a_stranger() {
         let dir = pagekeeper_testing::disk_dir();
@@ -546,7 +549,7 @@ pub(crate) mod tests {
         assert_eq!((files(&[]), files(&[STRANGER]), files(&[])), (1, 0, 1));
     }
 
-    /// Resident bytes of files of which all pages are.
+    /// Returns the resident bytes of fully resident files.
     fn resident_of(paths: &[PathBuf]) -> u64 {
         paths.iter().map(|path| std::fs::metadata(path).unwrap().len().next_multiple_of(4096)).sum()
     }
@@ -571,7 +574,7 @@ pub(crate) mod tests {
             std::fs::write(dir.path().join(name), vec![1; 9000]).unwrap();
         }
         let mut directory = directory(dir.path(), "mariadb", &Ids::default());
-        // A process's, and not one that was named.
+        // The directory belongs to a process; it was not named.
         directory.owner = Some(1);
         let descriptors = [
             descriptor(&directory, "received.000002", Access::ReadWrite, 700),
@@ -592,7 +595,7 @@ pub(crate) mod tests {
         let dir = pagekeeper_testing::disk_dir();
         let redo = dir.path().join("#innodb_redo");
         std::fs::create_dir(&redo).unwrap();
-        // Holes: nothing of them is in memory.
+        // The files have only holes: nothing of them is in memory.
         for name in ["#ib_redo1", "#ib_redo2"] {
             std::fs::File::create(redo.join(name)).unwrap().set_len(1 << 20).unwrap();
         }
@@ -661,7 +664,7 @@ pub(crate) mod tests {
         let wal = dir.path().join("wal");
         std::fs::create_dir(&wal).unwrap();
         let name = "0000000000000001-0000000000000225.wal";
-        // The older one first: a file that is older than the one before it in number is a recycled one.
+        // The older file first: a file that is older than its predecessor by number counts as recycled.
         std::fs::write(wal.join("0000000000000000-0000000000000000.wal"), vec![0; 6 << 20]).unwrap();
         std::fs::write(wal.join(name), vec![0; 6 << 20]).unwrap();
         let text = include_str!("../../catalog/profiles/etcd.toml");
@@ -671,7 +674,8 @@ pub(crate) mod tests {
         for text in [text, &detected] {
             let profile = Profile::parse(text, Path::new("etcd.toml")).unwrap();
             let ids = Ids::default();
-            let mut directory = Directory::new(wal.clone(), None, None, Arc::new(profile), Right::Operator);
+            let mut directory =
+                Directory::new(wal.clone(), None, None, Arc::new(profile), FileOwnership::Operator);
             take_samples(&mut directory, &ids);
             take_samples(&mut directory, &ids);
             for position in [70_000, 80_000, 4_323_816] {
@@ -737,7 +741,7 @@ pub(crate) mod tests {
         assert_eq!(seen.files[0].rewrite, Rewrite::WholePages);
     }
 
-    /// A server reads its WAL by pread, which shows no position; a program that copies it does not.
+    /// A server reads its WAL by pread, which shows no position. A program that copies the WAL does show one.
     #[test]
     fn who_has_a_segment_open_without_a_position_may_be_anywhere_in_it() {
         let dir = pagekeeper_testing::disk_dir();
@@ -768,7 +772,7 @@ pub(crate) mod tests {
         };
         assert_eq!(distance(&directory), 193, "of no known size: as if they were of 16 MiB");
         std::fs::File::options().write(true).open(wal.join(last)).unwrap().set_len(64 << 20).unwrap();
-        // A quiet file is not looked at in every tick.
+        // An idle file is not sampled at every tick.
         (0..4).for_each(|_| take_samples(&mut directory, &ids));
         assert_eq!(distance(&directory), 1);
     }

@@ -1,7 +1,9 @@
-//! The files that followers read between two ticks and closed again, in which their pages are left.
+//! Remembers followers between two ticks, to find the files that they read and closed in between: their pages
+//! stay resident.
 //!
-//! A follower that catches up reads several files in a tick, each under another descriptor. Old and new descriptors are matched so that
-//! the follower has moved the least. What this misses is found a little later, when the file is sampled anyway.
+//! A follower that catches up reads several files in a tick, each through another descriptor. Old and new
+//! descriptors are matched so that the followers have moved the least. Pages of files that this misses are
+//! found a little later, when the file is sampled anyway.
 
 use std::ops::RangeInclusive;
 
@@ -9,31 +11,31 @@ use pagekeeper_policy::{FollowerFacts, LogId};
 
 use crate::ids::IdMap;
 
-/// Ticks for which a follower that has no file open, as between two, is remembered.
-const REMEMBERED: u8 = 8;
+/// Ticks for which a follower without an open file, as between two files, is remembered.
+const REMEMBERED_TICKS: u8 = 8;
 
-/// Where followers were, by log: there may be thousands of logs, each with few followers.
+/// The positions of followers by log: there may be thousands of logs, each with few followers.
 #[derive(Debug, Default)]
 pub(crate) struct FollowerHistory {
-    seen: IdMap<LogId, Vec<Seen>>,
+    seen: IdMap<LogId, Vec<FollowerSighting>>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct FollowerSighting {
     sequence: u64,
     /// Ticks since a follower was seen there.
     age: u8,
 }
 
 impl FollowerHistory {
-    /// Takes in where followers are now. Of each log the sequences that one passed since the tick before; all older ones, if
-    /// it is new.
+    /// Takes in where followers are now. Returns, for each log, the sequences that a follower passed since
+    /// the tick before; for a new follower, all older ones.
     pub(crate) fn passed(&mut self, followers: &[FollowerFacts]) -> Vec<(LogId, RangeInclusive<u64>)> {
         let mut before = std::mem::take(&mut self.seen);
         let mut moved = Vec::new();
         for follower in followers {
             let (log, sequence) = (follower.log, follower.sequence);
-            self.seen.entry(log).or_default().push(Seen { sequence, age: 0 });
+            self.seen.entry(log).or_default().push(FollowerSighting { sequence, age: 0 });
             let of_log = before.get_mut(&log);
             let at = of_log.as_ref().and_then(|seen| seen.iter().position(|seen| seen.sequence == sequence));
             match of_log.zip(at) {
@@ -52,8 +54,8 @@ impl FollowerHistory {
             passed.push((log, from..=sequence));
         }
         for (log, of_log) in before {
-            let absent = of_log.into_iter().filter(|seen| seen.age < REMEMBERED);
-            let mut absent = absent.map(|seen| Seen { age: seen.age + 1, ..seen }).peekable();
+            let absent = of_log.into_iter().filter(|seen| seen.age < REMEMBERED_TICKS);
+            let mut absent = absent.map(|seen| FollowerSighting { age: seen.age + 1, ..seen }).peekable();
             if absent.peek().is_some() {
                 self.seen.entry(log).or_default().extend(absent);
             }
@@ -86,7 +88,7 @@ mod tests {
         assert_eq!(history.passed(&at(&[9])), [(LogId(1), 3..=9)]);
         assert_eq!(history.passed(&[]), []);
         assert_eq!(history.passed(&at(&[11])), [(LogId(1), 9..=11)], "it was between two files");
-        for _ in 0..=REMEMBERED {
+        for _ in 0..=REMEMBERED_TICKS {
             assert_eq!(history.passed(&[]), []);
         }
         assert_eq!(history.passed(&at(&[12])), [(LogId(1), 0..=12)]);
@@ -104,7 +106,7 @@ mod tests {
     fn a_log_that_nobody_follows_any_more_is_forgotten() {
         let mut history = FollowerHistory::default();
         history.passed(&at(&[3, 4]));
-        for _ in 0..=REMEMBERED {
+        for _ in 0..=REMEMBERED_TICKS {
             history.passed(&[]);
         }
         assert!(history.seen.is_empty(), "{history:?}");

@@ -1,12 +1,12 @@
-//! Maps by ids that this process gives out one after the other.
+//! Maps whose keys are ids that this process counts up.
 //!
-//! Invariant: nobody else chooses a key, so a hash that takes a multiplication will do, where the one of the standard library
-//! takes twenty nanoseconds to resist those who choose theirs: the guard asks some ten thousand times in a tick.
+//! Invariant: nobody else chooses a key, so one multiplication is enough of a hash. The standard library's
+//! hash resists chosen keys and takes twenty nanoseconds; the guard looks up some ten thousand ids in a tick.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A map by such ids.
+/// A map with such ids as keys.
 pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
 /// A set of such ids.
 pub(crate) type IdSet<K> = HashSet<K, BuildHasherDefault<IdHasher>>;
@@ -27,7 +27,7 @@ impl Hasher for IdHasher {
     }
 
     fn write_u64(&mut self, id: u64) {
-        // The golden ratio: ids in a row come to lie far apart, and their low bits stay different.
+        // The golden ratio: consecutive ids are spread far apart, and their low bits stay different.
         self.0 = (self.0.rotate_left(5) ^ id).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
 }

@@ -1,7 +1,7 @@
-//! The names of all watched files, and which files they are: for descriptors, of which the kernel shows names first.
+//! An index of all watched files by name, for looking up descriptors: the kernel shows their names first.
 //!
-//! Invariant: it is made anew only where files came or went since ([`Directory::version`]): with ten thousand files that takes as
-//! long as a whole tick may.
+//! Invariant: the index is rebuilt only if files came or went ([`Directory::version`]). With ten thousand
+//! files a rebuild takes as long as a whole tick may.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -12,28 +12,28 @@ use pagekeeper_policy::FileId;
 
 use crate::directory::{Directory, DirectoryId};
 
-/// See the module.
+/// An index of watched files by name and inode. See the module.
 #[derive(Debug, Default)]
 pub(crate) struct KnownNames {
-    /// Which states of directories it was made of.
+    /// The state of the directories that it was made from: their number and a checksum of their versions.
     made_of: Option<(usize, u64)>,
     files: HashMap<OsString, HashMap<Inode, (FileId, DirectoryId)>>,
-    /// How often it was made.
+    /// The number of rebuilds.
     #[cfg(test)]
     made: usize,
 }
 
 impl KnownNames {
-    /// Takes in the files of these directories, unless it has them.
+    /// Rebuilds the index from these directories, unless it is up to date.
     pub(crate) fn update(&mut self, directories: &[Box<Directory>]) {
-        // Versions are given once in all, so another state has another sum, but by a chance of one in 2^64.
+        // Versions are unique, so another state has another sum, except by a chance of one in 2^64.
         let versions = directories.iter().map(|directory| mixed(directory.version()));
         let state = (directories.len(), versions.fold(0, u64::wrapping_add));
         if self.made_of == Some(state) {
             return;
         }
         self.made_of = Some(state);
-        // They keep their room: mostly as many come again.
+        // The inner maps keep their memory: mostly the same names come again.
         self.files.values_mut().for_each(HashMap::clear);
         #[cfg(test)]
         {
@@ -52,18 +52,18 @@ impl KnownNames {
         self.files.retain(|_, files| !files.is_empty());
     }
 
-    /// Whether a watched file has the name that a path ends in.
+    /// Returns whether a watched file has the name that a path ends in.
     pub(crate) fn has(&self, path: &Path) -> bool {
         path.file_name().is_some_and(|name| self.files.contains_key(name))
     }
 
-    /// The watched file of this name that is this one, and its directory.
+    /// Returns the watched file that has this name and inode, and its directory.
     pub(crate) fn find(&self, name: &OsStr, inode: Inode) -> Option<(FileId, DirectoryId)> {
         self.files.get(name)?.get(&inode).copied()
     }
 }
 
-/// A number of which each bit depends on all of another's (splitmix64).
+/// Mixes a number so that each bit of the result depends on all bits (splitmix64).
 fn mixed(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use crate::budget::{Slice, Turn};
     use crate::directory::{Directories, Ids};
-    use crate::ownership::Right;
+    use crate::ownership::FileOwnership;
     use pagekeeper_catalog::{Profile, find_profile};
     use std::os::fd::AsFd;
     use std::sync::Arc;
@@ -97,7 +97,7 @@ mod tests {
         for dir in &dirs {
             std::fs::write(dir.path().join("000004.log"), "").unwrap();
             let path = dir.path().to_path_buf();
-            let mut of = Directory::new(path, None, None, Arc::clone(&profile), Right::Operator);
+            let mut of = Directory::new(path, None, None, Arc::clone(&profile), FileOwnership::Operator);
             list(&mut of);
             directories.push(Box::new(of));
         }

@@ -1,8 +1,9 @@
 //! Watches running databases from outside and keeps their log files out of the page cache.
 //!
-//! [`Guard`] finds databases by their processes and open files, or is given them; a [`Profile`](pagekeeper_catalog::Profile) says what
-//! their files are; the rules are those of `pagekeeper-policy`, the acts those of `pagekeeper-kernel`. Nothing
-//! it does can change a byte of a watched file.
+//! [`Guard`] finds databases by their processes and open files, or watches those that the caller names. A
+//! [`Profile`](pagekeeper_catalog::Profile) says what their files are; the rules are those of
+//! `pagekeeper-policy`, the acts those of `pagekeeper-kernel`. Nothing it does can change a byte of a watched
+//! file.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -16,6 +17,7 @@ mod disks;
 mod entry;
 mod event;
 mod facts;
+mod facts_cache;
 mod follower_history;
 mod guard;
 mod ids;
@@ -23,7 +25,6 @@ mod known_names;
 mod listing;
 mod notify;
 mod ownership;
-mod remembered;
 mod sample;
 mod server_settings;
 mod shares;
@@ -32,7 +33,7 @@ mod targets;
 mod usage;
 mod visibility;
 mod wal_readers;
-mod warned;
+mod warning_dedup;
 
 pub use budget::Budget;
 pub use config::{Groups, Options, StreamSocket, Streams, WalReaderLimits, stream_name};

@@ -1,12 +1,12 @@
-//! The names of log files in a directory, read in slices, and what is asked of each file that is new.
+//! Reads the names of the log files in a directory, in slices, and inspects each file that is new.
 //!
-//! A directory may hold any number of names. They are read as long as a turn lasts and from there on in the next one: the
-//! directory is not held open in between, and the kernel's own position of the last name serves. What comes or goes meanwhile may be
-//! missed, and is in the next listing.
+//! A directory may hold any number of names. They are read as long as a turn lasts, and from there on in the
+//! next turn. The directory is not held open in between; the kernel's own position of the last name serves to
+//! continue. Names that come or go meanwhile may be missed, and are in the next listing.
 //!
-//! Invariants: no more names are kept than the limit, whatever the directory holds. Where there are more, the largest logs
-//! lose those with the lowest numbers, or of names without one those changed first: files that are written and followed now are the
-//! last of their log.
+//! Invariant: at most `limit` names are kept, whatever the directory holds. If there are more, the largest
+//! logs lose the names with the lowest numbers, or without numbers the files that changed first. Files that
+//! are being written and followed are the last of their log.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -30,21 +30,22 @@ use crate::budget::Turn;
 use crate::ownership;
 use crate::server_settings::ServerSettings;
 
-/// A listing under way.
+/// A listing in progress.
 #[derive(Debug)]
-pub(crate) struct Listing {
+pub(crate) struct NameListing {
     limit: usize,
     /// The kernel's position behind the last name that was read.
     position: u64,
-    /// The names of each log, with the number of each, or the time of its last change where no number orders them.
+    /// The names of each log, each with its number, or with the time of its last change where no number
+    /// orders them.
     logs: Vec<BTreeSet<(i128, OsString)>>,
     by_stem: HashMap<(usize, Box<[u8]>), usize>,
-    /// The logs by how many names they have.
+    /// The logs by their number of names: (names, index in `logs`).
     by_len: BTreeSet<(usize, usize)>,
     kept: usize,
-    /// Of files that say whether logs are recycled, the newest, by log of the profile.
+    /// The newest of the files that say whether logs are recycled, for each log of the profile.
     settings: Vec<Option<(u64, OsString)>>,
-    /// Of logs of a form that is not known, one of each kind, by its place among the profile's files.
+    /// A file of each kind of unknown log, by its index among the profile's files.
     unknown: BTreeMap<usize, OsString>,
     /// Names of logs that there was no room for.
     left_out: u64,
@@ -53,18 +54,18 @@ pub(crate) struct Listing {
 /// The names that a listing found.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    /// Those of log files, ascending.
+    /// Names of log files, ascending.
     pub(crate) logs: BTreeSet<OsString>,
-    /// Those of files that say whether logs are recycled.
+    /// Names of files that say whether logs are recycled.
     pub(crate) settings: Vec<OsString>,
-    /// Of logs of a form that is not known, one of each kind, by its place among the profile's files.
+    /// A file of each kind of unknown log, by its index among the profile's files.
     pub(crate) unknown: BTreeMap<usize, OsString>,
-    /// How many more log files there are than may be watched.
+    /// The number of log files beyond those that may be watched.
     pub(crate) left_out: u64,
 }
 
-impl Listing {
-    /// One from the beginning, of at most so many names.
+impl NameListing {
+    /// Begins a listing of at most `limit` names.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             limit: limit.max(1),
@@ -79,7 +80,7 @@ impl Listing {
         }
     }
 
-    /// Reads on while the turn lasts; whether the end was reached. `path` is the directory's.
+    /// Continues while the turn lasts. Returns whether the end was reached. `path` is the directory's.
     pub(crate) fn read(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -92,7 +93,7 @@ impl Listing {
             rustix::fs::seek(fd, SeekFrom::Start(self.position)).map_err(failed)?;
         }
         self.settings.resize(profile.logs.len(), None);
-        // Patterns may name the directory, too.
+        // Patterns may name the directory as well.
         let mut whole = path.join("").into_os_string().into_encoded_bytes();
         let above = whole.len();
         let mut buffer = Vec::with_capacity(32 << 10);
@@ -154,11 +155,12 @@ impl Listing {
         }
     }
 
-    /// Drops a name for another of the log `of`, if any; not where the other is the one to go without.
+    /// Drops a name in favour of `other`, a name of the log `of`. Returns false if `other` is the one to be
+    /// left out.
     fn make_room(&mut self, of: Option<usize>, other: &(i128, OsString)) -> bool {
         let Some(&(len, largest)) = self.by_len.last() else { return true };
         let own = of.map_or(0, |log| self.logs[log].len());
-        // A log is not emptied for another, and in the largest one its order decides.
+        // A log is not emptied for another one, and within the largest log the order decides.
         let from = if own + 1 >= len { of } else { Some(largest) };
         let Some(from) = from else { return false };
         if Some(from) == of && self.logs[from].first().is_none_or(|lowest| *lowest > *other) {
@@ -175,7 +177,7 @@ impl Listing {
         true
     }
 
-    /// What was found, once the end was reached.
+    /// Returns the names that were found, once the end was reached.
     pub(crate) fn finish(self) -> Names {
         Names {
             logs: self.logs.into_iter().flatten().map(|(_, name)| name).collect(),
@@ -196,50 +198,50 @@ fn last_change(fd: BorrowedFd<'_>, name: &OsStr) -> i128 {
 #[derive(Debug)]
 pub(crate) struct NewFile {
     pub(crate) name: OsString,
-    /// Which of the profile's logs it is of.
+    /// The index of its log in the profile.
     pub(crate) spec: usize,
-    /// What its name has in common with those of the same log.
+    /// The part of its name that is common to the files of one log.
     pub(crate) stem: Vec<u8>,
     pub(crate) number: Number,
     pub(crate) inode: Inode,
     /// Its owner.
     pub(crate) user: u32,
-    /// Whether it has other names, too: hard links.
+    /// Whether it has other names as well: hard links.
     pub(crate) linked: bool,
     /// Time of birth, in nanoseconds of the epoch, where the file system records it.
     pub(crate) born: Option<i128>,
     /// Time of the last change, in nanoseconds of the epoch.
     pub(crate) changed: i128,
     pub(crate) size: u64,
-    /// What is known of its log before anything was seen of the writer.
+    /// The way in which its log is rewritten, as far as that is known before the writer was seen.
     pub(crate) rewrite: Rewrite,
     pub(crate) settings: LogSettings,
 }
 
-/// What the settings of a database say of one of its logs.
+/// The content of a database's settings that concerns one of its logs.
 #[derive(Debug, Clone)]
 pub(crate) struct LogSettings {
-    /// Whether the database has the setting that the profile's hint speaks of.
+    /// Whether the database has the setting that the profile's hint mentions.
     pub(crate) has_setting: bool,
-    /// The settings that decide how it is written, each with its place.
+    /// The settings that decide how the log is written, each with its place.
     pub(crate) by: Option<Arc<str>>,
     pub(crate) format: LogFormat,
 }
 
-/// What the files of a log say of their format.
+/// The format of a log, as its files state it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LogFormat {
     /// Not seen yet: the start of no file was in memory.
     Unseen,
-    /// One that is known, or none that a file would say.
+    /// A known format, or a log whose files state none.
     Known,
-    /// One that is not known, with its number.
+    /// An unknown format, with its number.
     Unknown(u32),
 }
 
 impl LogFormat {
-    /// Returns the format that a file says. Reads only the formats of InnoDB's redo log, and only where that is in memory: a file in
-    /// direct I/O is left out of the page cache.
+    /// Returns the format that a file states. Reads only the formats of InnoDB's redo log, and only if that
+    /// part of the file is in memory: a file in direct I/O is left out of the page cache.
     pub(crate) fn of_file(fd: BorrowedFd<'_>, directory: &Path, spec: &LogSpec, name: &OsStr) -> Self {
         if spec.checkpoint != CheckpointSpec::Innodb {
             return Self::Known;
@@ -260,13 +262,13 @@ impl LogFormat {
 }
 
 impl NewFile {
-    /// Which log of the directory it belongs to.
+    /// Returns the log of the directory that it belongs to.
     pub(crate) fn log(&self) -> (usize, Vec<u8>) {
         (self.spec, self.stem.clone())
     }
 }
 
-/// Asks the files of a directory what they are, one after another while a turn lasts.
+/// Inspects the files of a directory, one after another while a turn lasts.
 pub(crate) struct Inspection<'a> {
     /// The directory.
     pub(crate) fd: BorrowedFd<'a>,
@@ -279,7 +281,7 @@ pub(crate) struct Inspection<'a> {
 }
 
 impl Inspection<'_> {
-    /// Takes names off the end of `names` while the turn lasts, and gives those of them that are log files.
+    /// Takes names off the end of `names` while the turn lasts. Returns those that are log files.
     pub(crate) fn run(&self, names: &mut Vec<OsString>, turn: &Turn) -> Vec<NewFile> {
         let mut found = Vec::new();
         let mut indexed = HashMap::new();
@@ -340,7 +342,8 @@ impl Inspection<'_> {
         })
     }
 
-    /// What is known of a log before anything was seen of its writer, and what the database's settings say of it.
+    /// Returns how a log is rewritten as far as that is known before its writer was seen, and what the
+    /// database's settings say about it.
     pub(crate) fn known_at_first(&self, spec: &LogSpec, dev: u64) -> (Rewrite, LogSettings) {
         let recycled = spec.recycled_if.as_ref();
         let recycled =
@@ -380,7 +383,7 @@ mod tests {
         let endless = Duration::from_secs(3600);
         let turn = Turn::begin(Slice { cpu: endless, wall: endless });
         let fd = std::fs::File::open(dir.path()).unwrap();
-        let mut listing = Listing::new(2);
+        let mut listing = NameListing::new(2);
         assert!(listing.read(fd.as_fd(), dir.path(), mariadb, &turn).unwrap());
         let names = listing.finish();
         assert_eq!(names.logs.iter().collect::<Vec<_>>(), ["slow.log", "slow.log.1"]);

@@ -1,6 +1,6 @@
 //! inotify(7) on the watched directories: new, renamed and removed log files are known at the next tick.
 //!
-//! Watches follow the directory, not its name, and hold neither open. Where no watch can be had
+//! Watches follow the directory, not its name, and hold neither open. If no watch can be had
 //! (`max_user_watches`) or events were lost, directories are listed at intervals instead.
 
 use std::collections::HashMap;
@@ -9,27 +9,27 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask, Watches};
 
-/// Reads of 16 KiB in one call: 1 MiB, of some thousand events.
-const MOST_READS: usize = 64;
+/// The most reads of 16 KiB in one call: 1 MiB, some thousand events.
+const READS_MAX: usize = 64;
 
-/// The watches. The key of a directory is the caller's.
+/// The watches. The caller chooses the key of a directory.
 pub(crate) struct Notifications<K> {
     inotify: Option<Inotify>,
     keys: HashMap<WatchDescriptor, K>,
 }
 
-/// Makes watches.
+/// Creates watches.
 #[derive(Debug, Clone)]
 pub(crate) struct WatchMaker {
     watches: Option<Watches>,
 }
 
 impl WatchMaker {
-    /// Watches a directory that is open, also if it is watched already; `None` if no watch can be had.
+    /// Watches an open directory, also if it is watched already. Returns `None` if no watch can be had.
     pub(crate) fn watch(&mut self, directory: BorrowedFd<'_>) -> Option<MadeWatch> {
         let of_names = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_FROM | WatchMask::MOVED_TO;
         let wanted = of_names | WatchMask::MOVE_SELF;
-        // Through the descriptor: the very directory, whatever its name leads to by now.
+        // Through the descriptor: it is this very directory, wherever its name leads by now.
         let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
         let watches = self.watches.as_mut()?;
         let watch = watches.add(path, wanted | WatchMask::ONLYDIR).ok()?;
@@ -37,25 +37,25 @@ impl WatchMaker {
     }
 }
 
-/// A watch that was made: it ends, unless it is taken note of.
+/// A new watch. It ends when it is dropped, unless it was [registered](Notifications::made).
 #[derive(Debug)]
 pub(crate) struct MadeWatch(Option<(Watches, WatchDescriptor)>);
 
 impl Drop for MadeWatch {
     fn drop(&mut self) {
         if let Some((mut watches, watch)) = self.0.take() {
-            // The kernel has ended it already if the directory is gone.
+            // If the directory is gone, the kernel has already ended the watch.
             let _ = watches.remove(watch);
         }
     }
 }
 
-/// What happened.
+/// A change in watched directories.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Change<'a, K> {
     /// This name came or went in this directory; without a name, the directory itself went.
     In(&'a K, Option<&'a OsStr>),
-    /// So much came and went in this directory that it is not watched any more.
+    /// This directory changed so often that it is not watched any more.
     Storm(&'a K),
     /// Events were lost: anything may have changed.
     Anywhere,
@@ -66,12 +66,12 @@ impl<K: PartialEq> Notifications<K> {
         Self { inotify: Inotify::init().ok(), keys: HashMap::new() }
     }
 
-    /// What makes watches in another thread: that may take as long as a file system likes.
+    /// Returns a maker of watches for another thread: a file system may block it for any time.
     pub(crate) fn maker(&self) -> WatchMaker {
         WatchMaker { watches: self.inotify.as_ref().map(Inotify::watches) }
     }
 
-    /// Takes note of the key of a watch that was made.
+    /// Registers a new watch under a key.
     pub(crate) fn made(&mut self, mut watch: MadeWatch, key: K) {
         if let Some((_, watch)) = watch.0.take() {
             self.keys.insert(watch, key);
@@ -89,19 +89,19 @@ impl<K: PartialEq> Notifications<K> {
             .collect();
         for descriptor in ended {
             self.keys.remove(&descriptor);
-            // The kernel has ended it already if the directory is gone.
+            // If the directory is gone, the kernel has already ended the watch.
             let _ = inotify.watches().remove(descriptor);
         }
     }
 
-    /// Gives what happened since the last call to `each`; never waits. A directory with more than `storm` changes since then
-    /// is not watched any more: who makes them keeps the guard from all else.
+    /// Passes the changes since the last call to `each`; never waits. Stops watching a directory with more
+    /// than `storm` changes since then, whose events would keep the guard from everything else.
     pub(crate) fn changes(&mut self, storm: usize, mut each: impl FnMut(Change<'_, K>)) {
         let Some(inotify) = &mut self.inotify else { return };
         let mut buffer = [0; 16 << 10];
         let mut counts: HashMap<WatchDescriptor, usize> = HashMap::new();
-        // More are left for the next call, or are lost and reported so.
-        for _ in 0..MOST_READS {
+        // Further events are left for the next call, or the kernel drops them and reports the overflow.
+        for _ in 0..READS_MAX {
             let Ok(events) = inotify.read_events(&mut buffer) else { break };
             for event in events {
                 let count = counts.entry(event.wd.clone()).or_default();
@@ -116,7 +116,7 @@ impl<K: PartialEq> Notifications<K> {
                     }
                 }
                 if *count > storm && self.keys.remove(&event.wd).is_some() {
-                    // The kernel has ended it already if the directory is gone.
+                    // If the directory is gone, the kernel has already ended the watch.
                     let _ = inotify.watches().remove(event.wd.clone());
                 }
                 if event.mask.contains(EventMask::IGNORED) {

@@ -1,15 +1,17 @@
-//! On whose behalf files are acted upon: which directory a watched one is, and which files in it are the database's.
+//! Ownership rules: on whose behalf the guard acts on a file. They identify a watched directory, and decide
+//! which files in it are the database's.
 //!
-//! A process chooses its name, its working directory and what it opens for reading; so whoever starts one could have the
-//! guard act on files of others. Therefore a file counts as a database's only if
-//! 1. its owner is the one user that the database's process is, or that process is root's, or
+//! A process chooses its name, its working directory and the files that it opens for reading. So whoever
+//! starts one could make the guard act on files of others. Therefore a file counts as a database's only if
+//! 1. its owner is the one user that the database's process runs as, or that process runs as root, or
 //! 2. the process has that very file open for writing, or
-//! 3. it has a file of the same log open for writing, in a directory that is not open to all for writing, and the file has no other
-//!    name, by which it may be another's: whoever has `fs.protected_hardlinks=0` can link to any file of its file system.
+//! 3. the process has a file of the same log open for writing, in a directory that is not writable by
+//!    everybody, and the file has no other name. By another name it may be somebody else's: with
+//!    `fs.protected_hardlinks=0` any user can link to any file of the same file system.
 //!
-//! Directories that the operator named are the operator's word: all files in them count. What lies below such a one was put
-//! there by whoever owns it: only files of the first owner on the way down who is not root count there.
-//! A directory is known by its [`Pin`], not by its path, which may lead elsewhere at any moment.
+//! In directories that the operator named all files count. Everything below such a directory was put there by
+//! its owner: there only files of the first owner on the way down who is not root count. A directory is known
+//! by its [`Pin`], not by its path, which may lead elsewhere at any moment.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
@@ -21,8 +23,8 @@ use pagekeeper_kernel::process::ProcessUsers;
 use pagekeeper_kernel::{Inode, stat_of_name};
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 
-/// Which directory it is, for as long as it exists. Inode numbers are used again; times of birth, where the file system
-/// records them, are not.
+/// The identity of a directory, for as long as it exists. Inode numbers are reused; times of birth, where the
+/// file system records them, are not.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pin {
     pub(crate) inode: Inode,
@@ -31,25 +33,25 @@ pub(crate) struct Pin {
 }
 
 impl Pin {
-    /// Whether it is the same directory.
+    /// Returns whether it is the same directory.
     pub(crate) fn is(&self, other: &Self) -> bool {
         let born = self.born.zip(other.born);
         self.inode == other.inode && born.is_none_or(|(one, other)| one == other)
     }
 }
 
-/// What there is to know of an opened directory.
+/// The relevant attributes of an opened directory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Identity {
     pub(crate) pin: Pin,
     /// Its owner.
     pub(crate) user: u32,
-    /// Whether everybody may make files in it.
+    /// Whether everybody may create files in it.
     pub(crate) open_to_all: bool,
 }
 
 impl Identity {
-    /// Of an opened directory.
+    /// Reads them from an opened directory.
     pub(crate) fn of(directory: impl AsFd) -> rustix::io::Result<Self> {
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
         let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, wanted)?;
@@ -58,36 +60,37 @@ impl Identity {
     }
 }
 
-/// Which file a stat is of.
+/// Returns the inode of a stat.
 pub(crate) fn inode(stat: &Statx) -> Inode {
     Inode { dev: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), ino: stat.stx_ino }
 }
 
-/// Its time of birth in nanoseconds of the epoch, where the file system records it.
+/// Returns the time of birth of a stat in nanoseconds of the epoch, where the file system records it.
 pub(crate) fn born(stat: &Statx) -> Option<i128> {
     (stat.stx_mask & StatxFlags::BTIME.bits() != 0).then(|| nanoseconds(stat.stx_btime))
 }
 
-/// A time in nanoseconds of the epoch.
+/// Returns a time in nanoseconds of the epoch.
 pub(crate) fn nanoseconds(time: StatxTimestamp) -> i128 {
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
 }
 
-/// Which files of a directory count as the database's.
+/// The rule by which files of a directory count as the database's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Right {
-    /// All: the operator named the directory.
+pub(crate) enum FileOwnership {
+    /// All files: the operator named the directory.
     Operator,
-    /// Those of a user, where the directory is that user's, too, and lies below one that the operator named; root's are all.
-    /// Nobody's, if it isn't known whose they are.
+    /// Files of this user, if the directory is that user's as well; it lies below one that the operator
+    /// named. For root, all files. `None` if the user is not known: no file counts.
     Owner(Option<u32>),
-    /// Those of a database's process.
+    /// Files of a database's process.
     Process(Arc<ProcessRight>),
 }
 
-impl Right {
-    /// Of a directory that was found by its name at or below one that the operator named, by a path that holds no links. Who owns a
-    /// directory on the way decides where the next name leads, and a link counts as its maker's.
+impl FileOwnership {
+    /// Returns the rule for a directory that was found by its name at or below one that the operator named,
+    /// by a path that holds no links. The owner of a directory on the way decides where the next name leads,
+    /// and a link counts as its maker's.
     pub(crate) fn below(named: &Path, directory: &Path) -> Self {
         let Ok(rest) = directory.strip_prefix(named) else { return Self::Owner(None) };
         if rest.as_os_str().is_empty() {
@@ -108,7 +111,7 @@ impl Right {
         }
     }
 
-    /// Whether what this user owns may be looked into.
+    /// Returns whether a directory that this user owns may be entered.
     pub(crate) fn may_enter(&self, user: u32) -> bool {
         match self {
             // A process's claim to the directory was examined before.
@@ -117,7 +120,7 @@ impl Right {
         }
     }
 
-    /// Whose part it counts to.
+    /// Returns the party whose budget it counts towards.
     pub(crate) fn party(&self) -> Party {
         match self {
             Self::Operator | Self::Owner(_) => Party::Operator,
@@ -126,10 +129,10 @@ impl Right {
     }
 }
 
-/// What a process may be credited with.
+/// The files that count as a process's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProcessRight {
-    /// The one user that it is, if it is one and is known.
+    /// The user that it runs as, if that is exactly one and known.
     user: Option<u32>,
     party: Party,
     /// Log files that it has open for writing.
@@ -147,17 +150,17 @@ impl ProcessRight {
         Self { user: users.and_then(one_user), party, writes }
     }
 
-    /// Whether what belongs to this user is the process's, too.
+    /// Returns whether files of this user are the process's as well.
     pub(crate) fn has_rights_of(&self, user: u32) -> bool {
         self.user == Some(0) || self.is(user)
     }
 
-    /// Whose part the process's directories count to.
+    /// Returns the party whose budget the process's directories count towards.
     pub(crate) fn party(&self) -> Party {
         self.party
     }
 
-    /// Whether it is this user.
+    /// Returns whether it runs as this user.
     pub(crate) fn is(&self, user: u32) -> bool {
         self.user == Some(user)
     }
@@ -191,7 +194,8 @@ mod tests {
         let first = pin();
         assert!(first.is(&Identity::of(std::fs::File::open(&path).unwrap()).unwrap().pin));
         std::fs::remove_dir(&path).unwrap();
-        // What was born in the same tick of the kernel's clock, of up to 10 ms, has the same time.
+        // Directories that are made in the same tick of the kernel's clock, of up to 10 ms, have the same
+        // time of birth.
         std::thread::sleep(std::time::Duration::from_millis(20));
         let second = pin();
         let differ = first.born.is_some() || first.inode != second.inode;

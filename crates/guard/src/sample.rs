@@ -1,9 +1,10 @@
-//! Samples: what of a file is resident now, window by window.
+//! Samples: the resident pages of a file, window by window.
 //!
-//! The cost follows what is resident: a file without resident pages takes one call, an empty stretch of a large
-//! one too. Of a file of at most 64 MiB that had some when it was sampled last, each page is counted once, and each window
-//! takes a call. A sample may stop short, where it takes too long or has more windows than there is room for; the next one goes on
-//! from there. Fails as [`residency`] does: without permission the state is unknown, never "nothing".
+//! The cost follows what is resident: a file without resident pages takes one call, and so does an empty
+//! stretch of a large one. A file of at most 64 MiB that had resident pages when it was last sampled takes
+//! one call per window. A sample stops early if it takes too long or has more windows than there is room for;
+//! the next one continues from there. Sampling fails as [`residency`] does: without permission the state is
+//! unknown, never "nothing".
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -18,10 +19,11 @@ use rustix::fs::Stat;
 
 use crate::budget::Turn;
 
-/// Parts that a stretch is cut into while looking for resident windows; the whole of what is looked at into twice as many at most.
+/// Number of parts that a stretch is cut into in the search for resident windows. The whole range is cut into
+/// at most twice as many.
 const FAN_OUT: u64 = 16;
 
-/// What a file was seen to have in the page cache.
+/// The pages of a file that were seen in the page cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Sample {
     /// Resident bytes.
@@ -33,7 +35,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Puts windows that were seen anew in the place of all in that range.
+    /// Replaces all windows in a range by newly sampled ones.
     pub(crate) fn replace(&mut self, range: &Range<u64>, new: Vec<Window>) {
         let first = self.windows.partition_point(|window| window.end <= range.start);
         let last = self.windows.partition_point(|window| window.start < range.end).max(first);
@@ -44,85 +46,87 @@ impl Sample {
     }
 }
 
-/// Resident and unwritten bytes of windows.
+/// Returns the resident and unwritten bytes of windows.
 fn sums(windows: &[Window]) -> (u64, u64) {
     windows.iter().fold((0, 0), |(resident, unwritten), window| {
         (resident + window.resident, unwritten + window.unwritten)
     })
 }
 
-/// What stat(2) showed of a file when it was sampled.
+/// The state of a file in stat(2) when it was sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LastStat {
     /// In bytes.
     pub(crate) size: u64,
-    /// `st_ctime`, in nanoseconds of the epoch: unlike the time of the last change of the contents nobody sets it back.
+    /// `st_ctime`, in nanoseconds of the epoch. Unlike the time of the last change of the contents, nobody
+    /// sets it back.
     pub(crate) status_changed: i128,
 }
 
 impl LastStat {
-    /// Whether that is what is shown now, of the same file.
+    /// Returns whether `stat` shows the same file in the same state.
     pub(crate) fn is(self, inode: Inode, stat: &Stat) -> bool {
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         Inode::of(stat) == inode && self == Self { size, status_changed: status_changed(stat) }
     }
 }
 
-/// A file that is to be sampled.
+/// A file that is due to be sampled.
 #[derive(Debug)]
 pub(crate) struct Due {
     pub(crate) name: OsString,
-    /// Which file it is; another of that name is left alone.
+    /// The file's inode. Another file of that name is left alone.
     pub(crate) inode: Inode,
-    /// Where the sample begins.
+    /// The offset at which the sample begins.
     pub(crate) from: u64,
-    /// How many windows are kept of it already.
+    /// The number of its windows that are kept already.
     pub(crate) windows: usize,
-    /// It is not even opened while stat(2) shows this.
+    /// The file is not even opened while stat(2) shows this.
     pub(crate) unless: Option<LastStat>,
 }
 
-/// Room for windows, of all files of a database.
+/// Room for windows of all files of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Room {
-    /// For how many more.
+pub(crate) struct WindowRoom {
+    /// Room for this many more windows.
     pub(crate) left: usize,
-    /// What each file may have in any case, so that none fills it for good.
+    /// The windows that each file may have in any case, so that none fills the room for good.
     pub(crate) least: usize,
 }
 
-/// What was seen of one file.
+/// The result of sampling one file.
 #[derive(Debug)]
 pub(crate) struct Sampled {
     pub(crate) name: OsString,
-    /// Nothing if it was not opened, see [`Due::unless`].
+    /// `None` if the file was not opened, see [`Due::unless`].
     pub(crate) seen: Result<Option<FileSample>>,
 }
 
 /// A sample of a file.
 #[derive(Debug)]
 pub(crate) struct FileSample {
-    /// As of before it was sampled.
+    /// As of before the sample.
     pub(crate) stat: LastStat,
-    /// Time of the last change, in nanoseconds of the epoch, as of before it was sampled.
+    /// Time of the last change, in nanoseconds of the epoch, as of before the sample.
     pub(crate) changed: i128,
     pub(crate) sample: Sample,
-    /// Where the next sample goes on, if this one did not come to the end.
+    /// The offset at which the next sample continues, if this one did not reach the end.
     pub(crate) next: Option<u64>,
-    /// Whether that was for want of room.
+    /// Whether it stopped for lack of room.
     pub(crate) no_room: bool,
 }
 
-/// The file system of a device, once a file on it was asked for that.
+/// The file system of a device, once a file on that device was asked for it.
 pub(crate) type KnownFileSystem = Option<(u64, FileSystem)>;
 
-/// Samples files of a directory while the turn lasts, but at least one. `known` is of its files, and learned from them.
+/// Samples files of a directory while the turn lasts, but at least one. `known` is the file system of these
+/// files, and is learned from them.
 pub(crate) fn sample_due(
     fd: BorrowedFd<'_>,
     path: &Path,
     known: &mut KnownFileSystem,
     due: Vec<Due>,
-    room: &mut Room,
+    room: &mut WindowRoom,
     turn: &Turn,
 ) -> Vec<Sampled> {
     let mut all = Vec::new();
@@ -148,8 +152,8 @@ pub(crate) fn sample_due(
             let dev = file.inode().dev;
             let file = file.on(known.filter(|known| known.0 == dev).map(|known| known.1));
             let had_some = due.windows > 0;
-            let reach = Reach { from: due.from, had_some, room: all_room.max(room.least), turn };
-            let Scan { sample, next, no_room } = sample(&file, &reach)?;
+            let limits = SampleLimits { from: due.from, had_some, room: all_room.max(room.least), turn };
+            let Scan { sample, next, no_room } = sample(&file, &limits)?;
             *known = file.known_file_system().map(|found| (dev, found)).or(*known);
             let stat = LastStat { size: file.size(), status_changed: file.status_changed() };
             Ok(FileSample { stat, changed: file.modified(), sample, next, no_room })
@@ -164,36 +168,36 @@ pub(crate) fn sample_due(
     all
 }
 
-/// How far a sample goes.
+/// The limits of a sample.
 #[derive(Debug)]
-pub(crate) struct Reach<'a> {
-    /// Where it begins, in bytes.
+pub(crate) struct SampleLimits<'a> {
+    /// The offset at which it begins, in bytes.
     pub(crate) from: u64,
-    /// Whether some of the file was resident when it was sampled last: then it is likely to be now.
+    /// Whether some of the file was resident when it was last sampled, and is likely to be now.
     pub(crate) had_some: bool,
-    /// How many windows it may have.
+    /// The most windows that it may have.
     pub(crate) room: usize,
     pub(crate) turn: &'a Turn,
 }
 
-/// A sample, and how far it came.
+/// A sample in progress, and how far it has come.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
     pub(crate) sample: Sample,
-    /// Where it stopped, if that is not the end.
+    /// The offset at which it stopped, unless at the end.
     pub(crate) next: Option<u64>,
-    /// Whether it stopped for want of room.
+    /// Whether it stopped for lack of room.
     pub(crate) no_room: bool,
 }
 
-/// Takes a sample of a file. The sums are of all of it, the windows of what is reached.
-pub(crate) fn sample(file: &InspectedFile, reach: &Reach<'_>) -> Result<Scan> {
+/// Samples a file. The sums cover the whole file, the windows only what is reached.
+pub(crate) fn sample(file: &InspectedFile, limits: &SampleLimits<'_>) -> Result<Scan> {
     let size = file.size();
     let mut scan = Scan::default();
-    // Of few windows.
-    let at_once = reach.had_some && reach.from == 0 && size > 0 && width_of(size) <= FAN_OUT * WINDOW;
+    // The file has few windows.
+    let at_once = limits.had_some && limits.from == 0 && size > 0 && width_of(size) <= FAN_OUT * WINDOW;
     if at_once {
-        scan.descend_into_parts(file, 0..size, WINDOW, Some(reach))?;
+        scan.descend_into_parts(file, 0..size, WINDOW, Some(limits))?;
         if scan.next.is_none() {
             (scan.sample.resident, scan.sample.unwritten) = sums(&scan.sample.windows);
             return Ok(scan);
@@ -202,12 +206,12 @@ pub(crate) fn sample(file: &InspectedFile, reach: &Reach<'_>) -> Result<Scan> {
     let whole = residency(file, 0..u64::MAX)?;
     (scan.sample.resident, scan.sample.unwritten) = (whole.resident, whole.unwritten());
     if !at_once && whole.resident > 0 && size > 0 {
-        scan.descend(file, 0..size, width_of(size), &whole, Some(reach))?;
+        scan.descend(file, 0..size, width_of(size), &whole, Some(limits))?;
     }
     Ok(scan)
 }
 
-/// The windows of a range of a file that have resident pages.
+/// Returns the windows with resident pages in a range of a file.
 pub(crate) fn sample_again(file: &InspectedFile, range: Range<u64>) -> Result<Vec<Window>> {
     let mut scan = Scan::default();
     let counts = residency(file, range.clone())?;
@@ -218,7 +222,8 @@ pub(crate) fn sample_again(file: &InspectedFile, range: Range<u64>) -> Result<Ve
     Ok(scan.sample.windows)
 }
 
-/// The width by which a range of that size is cut: it is at most twice as large.
+/// Returns the width with which the search in a range of that size begins; the range is at most twice as
+/// wide.
 fn width_of(size: u64) -> u64 {
     if size <= WINDOW {
         return WINDOW;
@@ -238,7 +243,7 @@ impl Scan {
         range: Range<u64>,
         width: u64,
         seen: &Residency,
-        reach: Option<&Reach<'_>>,
+        limits: Option<&SampleLimits<'_>>,
     ) -> Result<()> {
         if width <= WINDOW {
             self.sample.windows.push(Window {
@@ -249,7 +254,7 @@ impl Scan {
             });
             return Ok(());
         }
-        self.descend_into_parts(file, range, width / FAN_OUT, reach)
+        self.descend_into_parts(file, range, width / FAN_OUT, limits)
     }
 
     /// Adds the windows of the parts of `range`, each `width` wide.
@@ -258,25 +263,25 @@ impl Scan {
         file: &InspectedFile,
         range: Range<u64>,
         width: u64,
-        reach: Option<&Reach<'_>>,
+        limits: Option<&SampleLimits<'_>>,
     ) -> Result<()> {
         let mut start = range.start;
         while start < range.end {
             let part = start..start.saturating_add(width).min(range.end);
             start = part.end;
-            if let Some(reach) = reach {
-                if part.end <= reach.from {
+            if let Some(limits) = limits {
+                if part.end <= limits.from {
                     continue;
                 }
-                self.no_room = self.sample.windows.len() >= reach.room;
-                if self.no_room || reach.turn.step() {
-                    self.next = Some(part.start.max(reach.from));
+                self.no_room = self.sample.windows.len() >= limits.room;
+                if self.no_room || limits.turn.step() {
+                    self.next = Some(part.start.max(limits.from));
                     break;
                 }
             }
             let counts = residency(file, part.clone())?;
             if counts.resident > 0 {
-                self.descend(file, part, width, &counts, reach)?;
+                self.descend(file, part, width, &counts, limits)?;
             }
             if self.next.is_some() {
                 break;
@@ -301,7 +306,8 @@ mod tests {
 
     fn whole(file: &InspectedFile) -> Sample {
         let turn = turn(Duration::from_secs(3600));
-        let scan = sample(file, &Reach { from: 0, had_some: false, room: usize::MAX, turn: &turn }).unwrap();
+        let scan =
+            sample(file, &SampleLimits { from: 0, had_some: false, room: usize::MAX, turn: &turn }).unwrap();
         assert_eq!((scan.next, scan.no_room), (None, false));
         scan.sample
     }
@@ -351,7 +357,8 @@ mod tests {
             assert_eq!(expected.windows.len(), at.len(), "of {size} bytes");
             let turn = turn(Duration::from_secs(3600));
             let scan =
-                sample(&file, &Reach { from: 0, had_some: true, room: usize::MAX, turn: &turn }).unwrap();
+                sample(&file, &SampleLimits { from: 0, had_some: true, room: usize::MAX, turn: &turn })
+                    .unwrap();
             assert_eq!((scan.next, scan.no_room), (None, false));
             assert_eq!(scan.sample, expected, "of {size} bytes");
         }
@@ -366,7 +373,7 @@ mod tests {
         assert_eq!(whole(&file), Sample::default());
     }
 
-    /// A sparse file with a page in each of so many windows.
+    /// Makes a sparse file with a page in each of so many windows.
     fn sparse(path: &Path, windows: u64) -> InspectedFile {
         let out = std::fs::File::create(path).unwrap();
         for window in 0..windows {
@@ -382,7 +389,7 @@ mod tests {
         for (windows, room, cpu, least) in [
             (100, 30, endless, 4),
             (100, usize::MAX, Duration::ZERO, 4),
-            // Of few windows: they are counted at once where some were resident before.
+            // These have few windows: they are counted at once if some were resident before.
             (32, 10, endless, 4),
             (32, usize::MAX, Duration::ZERO, 2),
             (32, usize::MAX, endless, 1),
@@ -393,7 +400,7 @@ mod tests {
                 let (mut from, mut seen, mut samples) = (0, Vec::new(), 0);
                 loop {
                     let turn = turn(cpu);
-                    let scan = sample(&file, &Reach { from, had_some, room, turn: &turn }).unwrap();
+                    let scan = sample(&file, &SampleLimits { from, had_some, room, turn: &turn }).unwrap();
                     assert_eq!(scan.sample.resident, windows * page_size(), "the sums are of all of it");
                     assert!(scan.sample.windows.len() <= room.min(32));
                     assert_eq!(scan.no_room, scan.next.is_some() && room < 32);
@@ -408,7 +415,8 @@ mod tests {
         }
     }
 
-    /// It matters where nothing is resident: on an overlay the kernel counts nothing, whatever is.
+    /// The file system matters where nothing is resident: on an overlay the kernel reports 0 resident pages,
+    /// whatever is resident.
     #[test]
     fn the_file_system_of_a_device_is_asked_for_once() {
         let dir = pagekeeper_testing::disk_dir();
@@ -417,7 +425,7 @@ mod tests {
         let file = InspectedFile::open(&path, Links::Refuse).unwrap();
         let (fd, inode) =
             (pagekeeper_kernel::open_directory(dir.path(), Links::Refuse).unwrap(), file.inode());
-        // A kernel without cachestat(2) has mincore(2) everywhere: there no file system is asked for.
+        // A kernel without cachestat(2) uses mincore(2) everywhere, so no file system is asked for.
         let found = file.file_system().unwrap();
         let is_asked =
             found == FileSystem::Overlay || residency(&file, 0..u64::MAX).unwrap().source != Source::Mincore;
@@ -425,7 +433,7 @@ mod tests {
         let turn = turn(Duration::from_secs(3600));
         let learned = |mut known: KnownFileSystem| {
             let due = Due { name: "log".into(), inode, from: 0, windows: 0, unless: None };
-            let mut room = Room { left: 60, least: 20 };
+            let mut room = WindowRoom { left: 60, least: 20 };
             let seen =
                 sample_due(fd.as_fd(), dir.path(), &mut known, vec![due], &mut room, &turn).remove(0).seen;
             assert_eq!(seen.unwrap().unwrap().sample, Sample::default());
@@ -447,7 +455,7 @@ mod tests {
         let turn = turn(Duration::from_secs(3600));
         let seen = |inode: Inode, unless: Option<LastStat>| {
             let due = Due { name: "log".into(), inode, from: 0, windows: 0, unless };
-            let mut room = Room { left: 60, least: 20 };
+            let mut room = WindowRoom { left: 60, least: 20 };
             let sampled = sample_due(fd.as_fd(), dir.path(), &mut None, vec![due], &mut room, &turn);
             sampled.into_iter().next().unwrap().seen
         };
@@ -459,16 +467,17 @@ mod tests {
             let sample = seen(inode, Some(last)).unwrap();
             assert!(sample.is_some_and(|sample| sample.stat != last), "{why}");
         };
-        // As cp --preserve and rsync do: the size and the time of the contents are those of before.
+        // As cp --preserve and rsync do: the size and the time of the contents are the same as before.
         let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
-        // Where the kernel's clock of files ticks slowly, the next write would have the same time as the first.
+        // Where the kernel's clock for files ticks slowly, the next write would have the same time as the
+        // first.
         std::thread::sleep(Duration::from_millis(20));
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(b"y", 0).unwrap();
         std::fs::File::open(&path).unwrap().set_modified(modified).unwrap();
         is_sampled("what its time of change hides");
         std::fs::OpenOptions::new().append(true).open(&path).unwrap().set_len(4096).unwrap();
         is_sampled("another size");
-        // A link to it is another file, and so is a new one of its name.
+        // A link to it is another file, and so is a new file of its name.
         std::fs::rename(&path, dir.path().join("aside")).unwrap();
         std::os::unix::fs::symlink("aside", &path).unwrap();
         let last = LastStat { size: 5, ..last };
@@ -505,7 +514,7 @@ mod tests {
             all.into_iter().map(|sampled| sampled.seen.unwrap().unwrap().sample.windows.len()).collect()
         };
         let turn = turn(Duration::from_secs(3600));
-        let mut room = Room { left: 60, least: 20 };
+        let mut room = WindowRoom { left: 60, least: 20 };
         let first = windows(sample_due(fd.as_fd(), dir.path(), &mut None, due([0; 3]), &mut room, &turn));
         assert_eq!(first, [50, 20, 20]);
         assert_eq!(room.left, 0);

@@ -1,8 +1,9 @@
-//! The settings of the server that a directory's logs are of, as far as they decide how its logs are written.
+//! Settings of the server that writes a directory's logs, as far as they decide how these logs are written.
 //!
-//! Invariant: they are read once for each process, and at each listing of a directory that was named, since its server may be another
-//! by then; by the catalog's reader within its limits, in the thread that serves the database. Never fails: what can't be read is not
-//! set, or doubtful.
+//! Invariants: settings are read once per process, in the thread that serves the database, by the catalog's
+//! reader and within its limits. For a directory that was named they are read at each listing, since its
+//! server may be another one by then. Reading never fails: a setting that can't be read counts as not set, or
+//! as doubtful.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -19,7 +20,7 @@ pub(crate) struct ServerSettings {
     read: OnceLock<Settings>,
 }
 
-/// Where they are read.
+/// The place from which the settings are read.
 #[derive(Debug)]
 struct Whose {
     proc: ProcRoot,
@@ -30,7 +31,7 @@ struct Whose {
 }
 
 impl ServerSettings {
-    /// Those of a process.
+    /// Returns the settings of a process.
     pub(crate) fn of_process(
         proc: &ProcRoot,
         pid: u32,
@@ -40,7 +41,7 @@ impl ServerSettings {
         Self::of(proc, Some(pid), profile, is_certain, PathBuf::new())
     }
 
-    /// Those of whatever server works in a directory.
+    /// Returns the settings of whatever server works in a directory.
     pub(crate) fn of_directory(proc: &ProcRoot, directory: PathBuf, profile: &Arc<Profile>) -> Arc<Self> {
         Self::of(proc, None, profile, true, directory)
     }
@@ -61,18 +62,18 @@ impl ServerSettings {
         Arc::new(Self { whose: self.whose.clone(), read: OnceLock::new() })
     }
 
-    /// Whether a log of a profile asks for them, and they were not read yet.
+    /// Returns whether a log of a profile needs the settings and they were not read yet.
     pub(crate) fn are_wanted(&self, profile: &Profile) -> bool {
         let asks = || profile.logs.iter().any(|log| names_asked_by(log).next().is_some());
         self.whose.is_some() && self.read.get().is_none() && asks()
     }
 
-    /// The settings, which are read if they were not yet.
+    /// Returns the settings. Reads them if that was not done yet.
     pub(crate) fn get(&self) -> &Settings {
         self.read.get_or_init(|| {
             let Some(whose) = &self.whose else { return Settings::new(Engine::Other) };
             let mut settings = SettingsReader::default().read(&whose.server(), &whose.proc);
-            // Whoever may start a process may call it a server, and give it a great many.
+            // Anyone may start a process that looks like a server and has a great many settings.
             settings.keep_only(&whose.names_asked());
             settings
         })
@@ -80,7 +81,7 @@ impl ServerSettings {
 }
 
 impl Whose {
-    /// The settings that a log of the profile asks for.
+    /// Returns the names of the settings that the profile's logs need.
     fn names_asked(&self) -> Vec<&str> {
         self.profile.logs.iter().flat_map(names_asked_by).collect()
     }

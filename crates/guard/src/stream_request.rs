@@ -1,8 +1,9 @@
-//! What a user's `pagekeeper run` and the guard say to each other over the socket for streams.
+//! The protocol between a user's `pagekeeper run` and the guard on the socket for streams.
 //!
-//! The user's process connects and sends one line, which asks for this very process to be followed, with its children. One line answers.
-//! Once the process sends no more, a second line has the sums. Lines are JSON of at most [`LINE_MAX`] bytes, with the version of the form.
-//! Nothing in them names a process, a file or a user: who asks is known from the kernel.
+//! The user's process connects and sends one line, which asks the guard to follow this very process and its
+//! children. The guard answers with one line. Once the process has shut down its sending side, the guard
+//! sends a second line with the totals. Lines are JSON of at most [`LINE_MAX`] bytes, with the protocol's
+//! version. They name no process, file or user: the kernel identifies the peer.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -11,11 +12,11 @@ use std::path::Path;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
-/// Where the service listens, and `pagekeeper run` looks for it.
+/// The path of the guard's socket, where `pagekeeper run` looks for it.
 pub const STREAM_SOCKET: &str = "/run/pagekeeper-guard/streams.sock";
-/// The longest line, in bytes, its end included.
+/// The length limit of a line, in bytes, including its end.
 pub const LINE_MAX: usize = 1024;
-/// The version of the lines' form.
+/// The version of the protocol.
 const VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
@@ -38,36 +39,37 @@ struct AnswerLine {
     answer: StreamAnswer,
 }
 
-/// What the guard answers.
+/// An answer of the guard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StreamAnswer {
     /// The process is followed.
     Followed,
-    /// It is not: a sentence.
+    /// It is not followed; a sentence says why.
     Refused(String),
-    /// It has ended its work, and this became of its pages.
+    /// It has ended its work; the totals of its pages.
     Report(StreamSums),
 }
 
-/// What became of the pages that a request's processes brought in, in bytes.
+/// The fate of the pages that a request's processes brought in, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamSums {
-    /// Brought in; a page that came twice counts twice.
+    /// Brought in; a page that was brought in twice counts twice.
     pub added_bytes: u64,
     /// Released.
     pub released_bytes: u64,
-    /// Used by other processes since, and left to them.
+    /// Used by other processes since, and left in the page cache for them.
     pub used_by_others_bytes: u64,
-    /// Dropped by the kernel, or with their file.
+    /// Dropped by the kernel, or together with their file.
     pub gone_bytes: u64,
-    /// Left.
+    /// Still in the page cache.
     pub left_bytes: u64,
-    /// Whether some of the processes go on, and are followed.
+    /// Whether some of the processes still run, and are followed.
     pub goes_on: bool,
 }
 
-/// Connects to the service without waiting for it. Fails with [`io::ErrorKind::WouldBlock`] while its queue of connections is full.
+/// Connects to the service without waiting for it. Fails with [`io::ErrorKind::WouldBlock`] while its queue
+/// of connections is full.
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -77,12 +79,12 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// The line that asks.
+/// Returns the request line.
 pub fn request_line() -> String {
     line(&RequestLine { version: VERSION, follow: Followee::Itself })
 }
 
-/// Checks a line that asks. Fails with a sentence.
+/// Checks a request line. Fails with a sentence.
 pub fn check_request(line: &[u8]) -> Result<(), String> {
     let request = line.strip_suffix(b"\n").and_then(|line| serde_json::from_slice(line).ok());
     match request {
@@ -95,12 +97,12 @@ pub fn check_request(line: &[u8]) -> Result<(), String> {
 }
 
 impl StreamAnswer {
-    /// The line that answers.
+    /// Returns the answer as a line.
     pub fn to_line(&self) -> String {
         line(&AnswerLine { version: VERSION, answer: self.clone() })
     }
 
-    /// Reads a line that answers; `None` if it is none of this version.
+    /// Parses an answer line; `None` if it is not one of this version.
     pub fn parse(line: &[u8]) -> Option<Self> {
         let line: AnswerLine = serde_json::from_slice(line.strip_suffix(b"\n")?).ok()?;
         (line.version == VERSION).then_some(line.answer)
@@ -108,7 +110,7 @@ impl StreamAnswer {
 }
 
 fn line(content: &impl Serialize) -> String {
-    // It has strings and numbers alone, which JSON can write.
+    // It contains only strings and numbers, which JSON can always write.
     serde_json::to_string(content).unwrap_or_default() + "\n"
 }
 

@@ -1,10 +1,13 @@
-//! Which databases the guard acts on: those that `only` lists, none that `never` lists, and with a canary that one for real.
+//! Selects the databases that the guard acts on: those that `only` lists, none that `never` lists, and with a
+//! canary only that one for real.
 //!
 //! Invariants:
-//! 1. `never` wins over `only`. A database that a list can't be decided for (its process has just ended) is left alone.
-//! 2. With a canary, what it does not select is decided and reported, as in a dry run, and never done.
+//! 1. `never` overrides `only`. A database for which a list can't be decided (its process has just ended) is
+//!    left alone.
+//! 2. With a canary, decisions for anything that it does not select are reported, as in a dry run, and never
+//!    carried out.
 //!
-//! A selector that can't be read is refused with a sentence that quotes it and says what one looks like.
+//! An invalid selector is refused with a sentence that quotes it and shows the valid form.
 
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
@@ -28,37 +31,39 @@ use crate::event::Refusal;
 /// ```
 #[derive(Debug, Clone)]
 pub enum Selector {
-    /// Those whose process is this user's: `user:mysql`, `user:999`.
+    /// Databases whose process runs as this user: `user:mysql`, `user:999`.
     User {
         /// As it was given.
         name: String,
         /// The user's number, in the user namespace of this process.
         uid: u32,
     },
-    /// Those in a systemd unit, by a glob: `unit:mariadb@*.service`. The unit is the outermost one: a container may make
-    /// groups of any name inside its own.
+    /// Databases in a systemd unit, by a glob: `unit:mariadb@*.service`. The unit is the outermost one: a
+    /// container may make groups of any name inside its own.
     Unit(GlobMatcher),
-    /// Those in a control group or below it, by a glob of its path: `cgroup:/kubepods.slice/*`.
+    /// Databases in a control group or below it, by a glob of its path: `cgroup:/kubepods.slice/*`.
     Cgroup(GlobMatcher),
-    /// What lies in a directory or below it, as the database sees it, links followed: `dir:/var/lib/mysql`.
+    /// Everything in a directory or below it, as the database sees it, with links followed:
+    /// `dir:/var/lib/mysql`.
     Directory(PathBuf),
     /// One process: `pid:1234`.
     Process(u32),
 }
 
-/// What selectors ask of a database's process.
+/// The properties of a database's process that selectors check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProcessTraits {
-    /// Its id.
+    /// Its process id.
     pub pid: u32,
-    /// The one user that it is. A program with rights of two users (setuid) is none's.
+    /// Its user, if it has the rights of exactly one. A setuid program has those of two, and no single user.
     pub uid: Option<u32>,
-    /// The paths of its control groups, from the root of this process's cgroup namespace, where they are known.
+    /// The paths of its control groups, from the root of this process's cgroup namespace, where they are
+    /// known.
     pub cgroups: Option<Vec<PathBuf>>,
 }
 
 impl ProcessTraits {
-    /// Reads them; what can't be read is not known.
+    /// Reads the properties; one that can't be read is not known.
     fn of(proc: &ProcRoot, pid: u32) -> Self {
         let paths = proc.cgroup_paths(pid).ok().filter(|paths| !paths.is_empty());
         Self {
@@ -84,7 +89,7 @@ impl FromStr for Selector {
             return Err(bad("nothing stands after the colon"));
         }
         let glob = || {
-            // The names that systemd gives have backslashes: `system-a\x2db.slice`.
+            // Names given by systemd contain backslashes: `system-a\x2db.slice`.
             let glob = GlobBuilder::new(value).literal_separator(true).backslash_escape(false).build();
             glob.map(|glob| glob.compile_matcher()).map_err(|error| bad(&error.to_string()))
         };
@@ -117,13 +122,13 @@ impl Display for Selector {
 }
 
 impl Selector {
-    /// Whether a process is in the unit or control group.
+    /// Returns whether a process is in the unit or control group.
     pub(crate) fn has_member(&self, proc: &ProcRoot, pid: u32) -> bool {
         self.matches(Some(&ProcessTraits::of(proc, pid)), Path::new("")) == Some(true)
     }
 
-    /// Whether it selects what lies in `directory` for that process; `None` if that is not known. Without a process only the
-    /// directory counts.
+    /// Returns whether it selects what lies in `directory` for that process; `None` if that is not known.
+    /// Without a process only the directory counts.
     fn matches(&self, process: Option<&ProcessTraits>, directory: &Path) -> Option<bool> {
         if let Self::Directory(path) = self {
             return Some(directory.starts_with(path));
@@ -146,13 +151,15 @@ impl Selector {
     }
 }
 
-/// Whether a control group is a unit of systemd that holds processes: `mariadb.service`, `docker-1a2b.scope`.
+/// Returns whether a control group is a systemd unit that holds processes: `mariadb.service`,
+/// `docker-1a2b.scope`.
 fn is_unit(name: &std::ffi::OsStr) -> bool {
     let extension = Path::new(name).extension();
     extension.is_some_and(|extension| extension == "service" || extension == "scope")
 }
 
-/// The number of a user or group of this host: by `/etc/passwd` (passwd(5)) or `/etc/group` (group(5)).
+/// Returns the number of a user or group of this host, from `/etc/passwd` (passwd(5)) or `/etc/group`
+/// (group(5)).
 #[allow(clippy::disallowed_methods, reason = "a file of root's")]
 pub(crate) fn named_id(table: &str, name: &str) -> Option<u32> {
     let table = std::fs::read(table).ok()?;
@@ -164,19 +171,20 @@ pub(crate) fn named_id(table: &str, name: &str) -> Option<u32> {
     })
 }
 
-/// What the guard acts on, of what it finds; the default is all.
+/// The databases that the guard acts on, among those that it finds; by default all.
 #[derive(Debug, Clone, Default)]
 pub struct Targets {
-    /// If any, no other database that was found is watched. What was named by process or directory is.
+    /// If not empty, no other database that was found is watched. Databases that were named by process or
+    /// directory still are.
     pub only: Vec<Selector>,
-    /// Never watched, not even if it was named.
+    /// Databases that are never watched, not even if they were named.
     pub never: Vec<Selector>,
-    /// If there is one, all else is decided and reported, as in a dry run.
+    /// If set, decisions for everything else are reported, as in a dry run.
     pub canary: Option<Selector>,
 }
 
 impl Targets {
-    /// What selects a process, as far as anything is asked of it.
+    /// Returns the properties of a process, as far as any selector needs them.
     pub(crate) fn traits_of(&self, proc: &ProcRoot, pid: u32) -> ProcessTraits {
         if self.only.is_empty() && self.never.is_empty() && self.canary.is_none() {
             return ProcessTraits { pid, ..ProcessTraits::default() };
@@ -184,7 +192,7 @@ impl Targets {
         ProcessTraits::of(proc, pid)
     }
 
-    /// Why a directory is not watched, of a process that was found, or `named` by the user.
+    /// Returns why a directory of a process that was found, or that was `named` by the user, is not watched.
     pub(crate) fn refusal(
         &self,
         process: Option<&ProcessTraits>,
@@ -200,12 +208,13 @@ impl Targets {
         }
     }
 
-    /// Whether what lies in a directory is never to be touched for that process, or that can't be ruled out.
+    /// Returns whether what lies in a directory is never to be touched for that process, or that can't be
+    /// ruled out.
     pub(crate) fn never(&self, process: Option<&ProcessTraits>, directory: &Path) -> bool {
         self.never.iter().any(|selector| selector.matches(process, directory) != Some(false))
     }
 
-    /// The same of a file of a streaming program, whose directory may not be known.
+    /// Returns the same for a file of a streaming program, whose directory may not be known.
     pub(crate) fn never_in(&self, process: &ProcessTraits, directory: Option<&Path>) -> bool {
         let is_directory = |selector: &Selector| matches!(selector, Selector::Directory(_));
         match directory {
@@ -214,13 +223,14 @@ impl Targets {
         }
     }
 
-    /// Whether a directory may be watched, of a process that was found or `named`: for what looks on beside the guard.
+    /// Returns whether a directory of a process that was found, or one that was `named`, may be watched; for
+    /// observers beside the guard.
     pub fn watches(&self, proc: &ProcRoot, pid: Option<u32>, directory: &Path, named: bool) -> bool {
         let process = pid.map(|pid| self.traits_of(proc, pid));
         self.refusal(process.as_ref(), directory, named).is_none()
     }
 
-    /// Whether what is decided for a directory is done, and not only reported.
+    /// Returns whether decisions for a directory are carried out, and not only reported.
     pub(crate) fn acts_on(&self, process: Option<&ProcessTraits>, directory: &Path) -> bool {
         self.canary.as_ref().is_none_or(|canary| canary.matches(process, directory) == Some(true))
     }
@@ -276,7 +286,7 @@ mod tests {
         ] {
             assert_eq!(selector(text).matches(Some(&mariadb), data), Some(expected), "{text}");
             assert_eq!(selector(text).to_string(), text);
-            // Of a directory that was named no process is known.
+            // For a directory that was named no process is known.
             let of_directory = expected && text.starts_with("dir:");
             assert_eq!(selector(text).matches(None, data), Some(of_directory), "{text}");
         }
@@ -306,7 +316,7 @@ mod tests {
                 "{only:?} {never:?}"
             );
         }
-        // Whose it is could not be read, or it is a program with rights of two users.
+        // Its user could not be read, or it is a program with the rights of two users.
         let unknown = ProcessTraits { pid: 7, ..ProcessTraits::default() };
         let refusal =
             |only: &[&str], never: &[&str]| targets(only, never).refusal(Some(&unknown), directory, false);

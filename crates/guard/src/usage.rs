@@ -1,8 +1,8 @@
-//! What the guard itself costs: CPU time and memory of this process.
+//! The guard's own cost: CPU time and memory of this process.
 
 use std::time::Duration;
 
-/// CPU time of this process so far, user and system: `clock_gettime(2)`.
+/// Returns the CPU time of this process so far, user and system: `clock_gettime(2)`.
 pub(crate) fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     let seconds = u64::try_from(time.tv_sec).expect("CPU time is not negative");
@@ -10,8 +10,8 @@ pub(crate) fn cpu_time() -> Duration {
     Duration::new(seconds, nanoseconds)
 }
 
-/// The most memory this process ever had resident, in bytes (`VmHWM` of proc(5)); `None` where `/proc` does not
-/// show it.
+/// Returns the peak resident memory of this process, in bytes (`VmHWM` of proc(5)); `None` where `/proc` does
+/// not show it.
 #[allow(clippy::disallowed_methods, reason = "of /proc")]
 pub(crate) fn memory_peak() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;

@@ -1,5 +1,5 @@
-//! What this kernel or the guard's permissions do not offer, found out once at the start, in sentences for the
-//! operator.
+//! Gaps in what the guard can see: what this kernel or the guard's permissions do not offer. They are found
+//! once at the start, as sentences for the operator.
 
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -8,10 +8,10 @@ use pagekeeper_kernel::{InspectedFile, Links, Source, residency};
 use rustix::fs::MemfdFlags;
 use rustix::thread::CapabilitySet;
 
-/// What the guard will have to do without.
+/// Returns the gaps, one sentence each.
 pub(crate) fn gaps() -> Vec<String> {
     let mut gaps = Vec::new();
-    // Any file of one's own will do to see which call answers.
+    // Any readable file shows which call answers.
     let probe = InspectedFile::open(Path::new("/proc/self/exe"), Links::Follow)
         .and_then(|file| residency(&file, 0..u64::MAX));
     match probe {
@@ -35,10 +35,11 @@ pub(crate) fn gaps() -> Vec<String> {
     gaps
 }
 
-/// Whether cachestat(2) answers at all: of the program's own file it says nothing where that is on an overlay, as in a container.
+/// Returns whether cachestat(2) answers at all. The program's own file does not show it where that is on an
+/// overlay, as in a container.
 fn has_counts() -> bool {
     let made = |flags| rustix::fs::memfd_create("pagekeeper", MemfdFlags::CLOEXEC | flags);
-    // With `vm.memfd_noexec=2` it has to be said that it is no program (Linux 6.3); older kernels don't know the flag.
+    // `vm.memfd_noexec=2` demands the flag (Linux 6.3); older kernels do not know it.
     let Ok(memory) = made(MemfdFlags::NOEXEC_SEAL).or_else(|_| made(MemfdFlags::empty())) else {
         return false;
     };

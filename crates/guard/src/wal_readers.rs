@@ -1,18 +1,21 @@
-//! Readers of PostgreSQL's WAL that no descriptor shows: WAL senders, the archiver and replay, by the titles of their processes;
-//! segments that are yet to be archived, by the notes in `archive_status`; and replication slots, by their files in `pg_replslot`.
+//! Finds readers of PostgreSQL's WAL that no descriptor shows:
+//!
+//! - WAL senders, the archiver and replay, by the titles of their processes;
+//! - segments that are yet to be archived, by the notes in `archive_status`;
+//! - replication slots, by their files in `pg_replslot`.
 //!
 //! Invariants:
-//! 1. What was seen a while ago holds too much, never too little: a segment counts as archived once its note says so, and a slot only
-//!    moves on.
-//! 2. A directory is read every [`AGAIN`], at most [`NOTES_MAX`] notes and [`SLOTS_MAX`] slots of it: more would take the processor
-//!    time that its database has for samples. Whoever owns the directories may have put any file there: see
-//!    [`ReplicationSlot::parse`].
-//! 3. Nothing is asked unless the log's rule goes by followers. Only [`FoundReaders::of_slots`] and [`Wanted::read_notes`] do
-//!    I/O, in a thread that may be left behind.
+//! 1. An old observation holds too much, never too little: a segment counts as archived once its note says
+//!    so, and a slot only advances.
+//! 2. A directory is read at most every [`WAL_READERS_INTERVAL`], with at most [`NOTES_MAX`] notes and
+//!    [`SLOTS_MAX`] slots. More would take the processor time that its database has for samples. The owner of
+//!    the directories may have put any file there: see [`ReplicationSlot::parse`].
+//! 3. Nothing is read unless the log's rule depends on followers. Only [`FoundReaders::of_slots`] and
+//!    [`WantedNotes::read_notes`] do I/O, in a thread that may be left behind.
 //!
-//! A note or slot that can't be read holds nothing; that is reported, but for one that has gone meanwhile. Of the slots in a directory
-//! one is named, and always the same: their owner may make ever new ones. Where `archive_status` can't
-//! be, the archiver's title alone counts.
+//! A note or slot that can't be read holds nothing. That is reported, unless it has disappeared meanwhile. At
+//! most one slot of a directory is reported, and always the same: their owner may make ever new ones. If
+//! `archive_status` can't be read, only the archiver's title counts.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -35,14 +38,14 @@ use crate::directory::{Directory, DirectoryId};
 use crate::entry::Entry;
 use crate::ids::IdMap;
 
-/// The time between two looks.
-const AGAIN: Duration = Duration::from_secs(1);
-/// Segments whose notes are looked for at once.
+/// Time between two looks.
+const WAL_READERS_INTERVAL: Duration = Duration::from_secs(1);
+/// The most segments whose notes are looked up at once.
 const NOTES_MAX: usize = 256;
-/// Slots that are read; PostgreSQL has 10 unless `max_replication_slots` says otherwise.
+/// The most slots that are read; PostgreSQL has 10 unless `max_replication_slots` says otherwise.
 const SLOTS_MAX: usize = 256;
 
-/// What is known of those who read the WAL in each watched directory.
+/// The readers of the WAL in each watched directory.
 #[derive(Default)]
 pub(crate) struct WalReaders {
     known: HashMap<DirectoryId, KnownReaders>,
@@ -57,14 +60,14 @@ struct KnownReaders {
     notes: Option<IdMap<FileId, Note>>,
     /// The report of the first slot that could not be read.
     odd_slot: Option<(PathBuf, String)>,
-    /// Whether the server was last seen to have an archiver.
+    /// Whether the server had an archiver at the last look.
     has_archiver: bool,
 }
 
-/// A slot, by the name of its directory.
+/// A slot, with the name of its directory.
 type NamedSlot = (OsString, ReplicationSlot);
 
-/// What `archive_status` has of a segment.
+/// The note that `archive_status` has for a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Note {
     /// It is archived, and stays so.
@@ -74,13 +77,13 @@ enum Note {
     Missing,
 }
 
-/// What is to be read for a directory.
-pub(crate) struct Wanted {
-    /// Segments whose notes are asked for, if any are.
+/// The notes to be read for a directory.
+pub(crate) struct WantedNotes {
+    /// Segments whose notes are needed, if any are.
     segments: Option<Vec<(FileId, OsString)>>,
 }
 
-/// What was read for a directory.
+/// The content that was read for a directory.
 pub(crate) struct FoundReaders {
     directory: DirectoryId,
     slots: Vec<NamedSlot>,
@@ -90,7 +93,7 @@ pub(crate) struct FoundReaders {
     problems: Vec<(PathBuf, String)>,
 }
 
-impl Wanted {
+impl WantedNotes {
     /// Reads the notes in the directory.
     pub(crate) fn read_notes(self, directory: &Directory, proc: &ProcRoot, found: &mut FoundReaders) {
         let Some(segments) = self.segments else { return };
@@ -109,7 +112,7 @@ impl Wanted {
 }
 
 impl FoundReaders {
-    /// Reads the slots of the database, and no notes yet.
+    /// Reads the slots of the database, but no notes yet.
     pub(crate) fn of_slots(directory: &Directory, proc: &ProcRoot) -> Self {
         let mut found = Self {
             directory: directory.id,
@@ -122,11 +125,12 @@ impl FoundReaders {
         found
     }
 
-    /// Reads the slots in `pg_replslot`, in the directory that the server works in, or beside that of the WAL.
+    /// Reads the slots in `pg_replslot`, in the server's working directory, or beside the directory of the
+    /// WAL.
     fn read_slots(&mut self, directory: &Directory, proc: &ProcRoot) {
         let path = directory.path.parent().unwrap_or(Path::new("/")).join("pg_replslot");
         let opened = match directory.owner {
-            // WAL may lie elsewhere, behind a link; the server works in its data directory.
+            // The WAL may be elsewhere, behind a link; the server's working directory is its data directory.
             Some(pid) => proc.open_directory_in_namespace(pid, Path::new("pg_replslot")),
             None => Handle::at(&path, Links::Refuse).and_then(|handle| handle.open_directory(Expected::Any)),
         };
@@ -161,20 +165,21 @@ impl FoundReaders {
 }
 
 impl WalReaders {
-    /// What is to be read for a directory before [`WalReaders::add`]; nothing where that is not due, or nobody would go by it.
+    /// Returns what is to be read for a directory before [`WalReaders::add`]; `None` if that is not due, or
+    /// no rule would use it.
     pub(crate) fn wanted(
         &self,
         directory: &Directory,
         limits: &WalReaderLimits,
         now: Instant,
-    ) -> Option<Wanted> {
+    ) -> Option<WantedNotes> {
         let wal = Wal::of(directory)?;
         let known = self.known.get(&directory.id);
         let read = known.and_then(|known| known.read);
-        if read.is_some_and(|read| now.saturating_duration_since(read) < AGAIN) {
+        if read.is_some_and(|read| now.saturating_duration_since(read) < WAL_READERS_INTERVAL) {
             return None;
         }
-        // Of a directory that was named no process is known.
+        // For a directory that was named no process is known.
         let may_archive = directory.owner.is_none() || known.is_none_or(|known| known.has_archiver);
         let segments = || {
             let notes = known.and_then(|known| known.notes.as_ref());
@@ -186,10 +191,10 @@ impl WalReaders {
             segments.truncate(NOTES_MAX);
             Some(segments.into_iter().map(|(name, entry)| (entry.id, name.to_owned())).collect())
         };
-        Some(Wanted { segments: if may_archive { segments() } else { None } })
+        Some(WantedNotes { segments: if may_archive { segments() } else { None } })
     }
 
-    /// Takes in what was read at this time.
+    /// Takes in content that was read at this time.
     pub(crate) fn take(&mut self, found: FoundReaders, now: Instant) {
         let known = self.known.entry(found.directory).or_default();
         (known.slots, known.read) = (found.slots, Some(now));
@@ -201,8 +206,8 @@ impl WalReaders {
         self.problems.extend(found.odd_slot.map(|odd| known.odd_slot.get_or_insert(odd).clone()));
     }
 
-    /// Adds the readers of the WAL in a directory, whose files are among the facts already. `titles` are those of the server's
-    /// processes.
+    /// Adds the readers of the WAL in a directory, whose files are among the facts already. `titles` are
+    /// those of the server's processes.
     pub(crate) fn add(
         &mut self,
         directory: &Directory,
@@ -234,9 +239,9 @@ impl WalReaders {
                 let is_open = |entry: &Entry| match notes.get(&entry.id) {
                     Some(Note::Done) => false,
                     Some(Note::Ready) => true,
-                    // Its note is made once it is full.
+                    // The server makes the note once the segment is full.
                     Some(Note::Missing) => archiver.is_some(),
-                    // It was not asked for since it is full.
+                    // Its note was not looked up after the segment became full.
                     None => archiver.is_some() || (directory.owner.is_none() && entry.sequence < writer),
                 };
                 let open = wal.unarchived_near(directory, writer, limits, is_open);
@@ -254,7 +259,7 @@ impl WalReaders {
         facts.followers.extend(readers);
     }
 
-    /// Forgets directories that are not watched any more; what could not be read since the last call.
+    /// Forgets directories that are not watched any more. Returns what could not be read since the last call.
     pub(crate) fn finish(&mut self, directories: &[Box<Directory>]) -> Vec<(PathBuf, String)> {
         self.known.retain(|id, _| directories.iter().any(|directory| directory.id == *id));
         std::mem::take(&mut self.problems)
@@ -269,7 +274,7 @@ impl KnownReaders {
     }
 }
 
-/// The WAL in a directory, if its rule goes by followers.
+/// The WAL in a directory, if its rule depends on followers.
 struct Wal {
     log: LogId,
     segment_size: Option<SegmentSize>,
@@ -296,7 +301,7 @@ impl Wal {
         }
     }
 
-    /// How many segments so many bytes may reach into.
+    /// Returns how many segments `bytes` may reach into.
     fn files_in(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.segment_size.unwrap_or(SegmentSize::DEFAULT).bytes())
     }
@@ -307,7 +312,8 @@ impl Wal {
         entries.filter(move |(_, entry)| entry.log == log)
     }
 
-    /// The segments up to the writer's that have pages, that are waited for if they have yet to be archived, and that are.
+    /// Returns the segments up to the writer's that have resident pages, are yet to be archived by `is_open`,
+    /// and are near enough to be waited for.
     fn unarchived_near<'a>(
         &self,
         directory: &'a Directory,
@@ -330,9 +336,9 @@ impl Wal {
         FollowerFacts { id, log: self.log, sequence, position, near_files }
     }
 
-    /// Returns a follower for each slot, where its reader may begin. A physical slot counts beside any WAL senders: no title says
-    /// whether a sender uses a slot. Its file lags behind its sender until the next checkpoint, which holds `near_files` segments more
-    /// at most.
+    /// Returns a follower for each slot, where its reader may begin. A physical slot counts in addition to
+    /// any WAL senders: no title says whether a sender uses a slot. Its file lags behind its sender until the
+    /// next checkpoint, which holds at most `near_files` segments more.
     fn followers_of_slots(&self, slots: &[NamedSlot]) -> Vec<FollowerFacts> {
         let size = self.segment_size.unwrap_or(SegmentSize::DEFAULT);
         let follower = |(name, slot): &NamedSlot| {
@@ -350,7 +356,7 @@ fn hash(what: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// What a directory of notes says of a segment.
+/// Returns the note of a segment in a directory of notes.
 fn note_of(status: BorrowedFd<'_>, path: &Path, segment: &OsStr) -> Note {
     let exists = |suffix: &str| {
         let mut name = segment.to_owned();
@@ -380,7 +386,7 @@ fn read_slot(
     Ok(ReplicationSlot::parse(&bytes[..len]).map_err(|error| error.to_string()))
 }
 
-/// Takes note of an error, unless it is that there is nothing (any more).
+/// Records an error, unless it is that the file or directory does not exist (any more).
 fn note_problem(problems: &mut Vec<(PathBuf, String)>, path: PathBuf, error: &Error) {
     if !error.is_gone() {
         problems.push((path, format!("who has yet to read WAL is known in part: {error}")));

@@ -1,26 +1,26 @@
-//! Parts of what there is for all in one snapshot: alike for each party, of that for each of its databases, and of that for
-//! each thing of a database (its directories, what it holds). What one does not need is the others'.
+//! Shares of a limit within one snapshot: equal for each party, for each of its databases, and for each thing
+//! of a database (its directories, the files it holds). Unused shares go to the others.
 //!
-//! Invariant: who takes no more than it may leaves to each of the others at least its share, and all together take no more
-//! than there is.
+//! Invariant: a database that takes at most its allowance leaves each of the others at least its share, and
+//! all together take at most the limit.
 
 use pagekeeper_catalog::Party;
 use pagekeeper_policy::shares::{shares, shares_by_party};
 
-/// What a database wants of something for each of its things, and whose part that is.
+/// The party of a database, and the amount that each of its things wants.
 pub(crate) type Wanted = (Party, Vec<usize>);
 
-/// The shares, and what is left over so far.
+/// The shares, and the amount left over so far.
 #[derive(Debug, Default)]
 pub(crate) struct Allotment {
-    /// Of each thing of each database.
+    /// The share of each thing of each database.
     shares: Vec<Vec<usize>>,
-    /// What is nobody's share, or was not needed.
+    /// The amount that is nobody's share, or was not needed.
     spare: usize,
 }
 
 impl Allotment {
-    /// Shares `all` out.
+    /// Divides `all` into shares.
     pub(crate) fn new(all: usize, wanted: &[Wanted]) -> Self {
         let wanted: Vec<(Party, Vec<usize>)> = wanted
             .iter()
@@ -35,12 +35,12 @@ impl Allotment {
         Self { shares, spare }
     }
 
-    /// What this thing of a database may take: its share, and what others left over.
+    /// Returns how much this thing of a database may take: its share, and what others left over.
     pub(crate) fn most(&self, database: usize, thing: usize) -> usize {
         self.shares[database][thing] + self.spare
     }
 
-    /// Takes so much for it, once: what remains of its share is for those that come after.
+    /// Takes this amount for it, once. The rest of its share goes to those that come later.
     pub(crate) fn take(&mut self, database: usize, thing: usize, taken: usize) {
         let share = std::mem::take(&mut self.shares[database][thing]);
         self.spare = (self.spare + share).saturating_sub(taken);

@@ -1,13 +1,17 @@
-//! Where the files of databases are, and which of those that claim a directory has it.
+//! Claims: finds the directories of databases, and decides which of several claimants has a directory.
 //!
-//! A database's directories are those that files of its profile are found from: what it holds open (temporary files and text
-//! logs, which may lie anywhere, do not count), and its working directory where the profile names directories below that.
-//! Never the root of a file tree.
+//! A database's directories are found from its open files that fit its profile. Temporary files and text
+//! logs, which may lie anywhere, do not count. Its working directory counts where the profile names
+//! directories below it. The root of a file tree never counts.
 //!
-//! Any process can be called as a database is, and name or open what it may read: a directory counts as its own if it
-//! belongs to the one user that the process is, if that user is root, or if it has a file there open for writing. Of two
-//! that claim one directory the better claim wins ([`Strength`], as for the guard). What is left out for that is a visibility
-//! gap. What was judged is a directory, not its path: only that very one is scanned later.
+//! Any process can have a database's name, and can name or open whatever it may read. So a directory counts
+//! as a process's own only if
+//! 1. it belongs to the one user that the process runs as, or that user is root, or
+//! 2. the process has a file in it open for writing.
+//!
+//! The better of two claims to one directory wins ([`Strength`], as for the guard). A directory that is left
+//! out for that reason is a visibility gap. The decision is about a directory, not its path: only that very
+//! directory is scanned later.
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -30,16 +34,17 @@ use crate::{OpenerKind, Selects};
 /// The directory of `PostgreSQL` that holds a link to each tablespace.
 const TABLESPACES: &str = "pg_tblspc";
 
-/// So many names of links to tablespaces are read.
+/// The most names of links to tablespaces that are read.
 const MOST_LINKS: usize = 1024;
 
-/// So many files that a process writes to are looked for in a directory that it claims, and in all of them.
+/// The most files that a process writes to and that are looked up: per directory that it claims, and in all
+/// of them.
 const MOST_WRITTEN: (usize, usize) = (256, 8192);
 
-/// So many directories of a database are observed, as the guard watches.
+/// The most directories of a database that are observed; the guard watches as many.
 const MOST_DIRECTORIES: usize = 1024;
 
-/// Gives each directory to the best of those that claim it; databases of one kind share it.
+/// Gives each directory to the best of its claimants; databases of one kind share it.
 pub(crate) fn settle(subjects: &mut [Subject], gaps: &mut VisibilityGaps) {
     let mut holders: HashMap<Inode, (usize, PathBuf)> = HashMap::new();
     let mut taken: HashMap<usize, HashSet<PathBuf>> = HashMap::new();
@@ -75,7 +80,7 @@ pub(crate) fn settle(subjects: &mut [Subject], gaps: &mut VisibilityGaps) {
     }
 }
 
-/// The directories that a database's files are in: which each is, and how good the claim to it.
+/// Returns the directories of a database's files, with their inodes and the strengths of the claims.
 pub(crate) fn directories_of(
     proc: &ProcRoot,
     subject: &Subject,
@@ -90,7 +95,7 @@ pub(crate) fn directories_of(
     for (_, held) in subject.held.iter().filter(|(_, held)| !held.deleted && !held.private) {
         let exists = |path: &Path| stat_of_name(&reach(proc, pid, path)).is_ok();
         let base = match profile.class_beside(&held.path, exists) {
-            // They may lie where all programs' are: /var/log.
+            // They may be in a directory of all programs: /var/log.
             Some(FileClass::Temp | FileClass::Text) => None,
             Some(_) => profile.base_of(&held.path),
             None => profile
@@ -109,7 +114,7 @@ pub(crate) fn directories_of(
             are_too_many = true;
         }
     }
-    // Sorted, those in a directory follow upon it.
+    // Sorted, files follow directly after their directory.
     written.sort_unstable_by(|one, other| one.path.cmp(&other.path));
     let mut linked = Vec::new();
     if let Ok(cwd) = proc.working_directory(pid).map(|cwd| proc.as_seen_by(pid, &cwd))
@@ -128,7 +133,7 @@ pub(crate) fn directories_of(
     let claim = |path: &Path| {
         let directory = proc.handle_in_namespace(pid, path).ok()?;
         let owner = user == Some(directory.stat().st_uid);
-        // Its path may lead elsewhere by now than when the file was seen.
+        // The path may lead elsewhere by now than when the file was seen.
         let is_there = |held: &Held| {
             let Ok(below) = held.path.strip_prefix(path) else { return false };
             Handle::below(directory.as_fd(), below, held.path.clone())
@@ -158,14 +163,14 @@ pub(crate) fn directories_of(
         let what = format!("what is in {}", escaped(&path));
         gaps.add_of(subject.party, &what, format!("it is not the directory of the user of process {pid}"));
     }
-    // Sorted, a directory comes before all that lies in it.
+    // Sorted, a directory comes before everything in it.
     let mut widest: Vec<PathBuf> = Vec::new();
     for path in found {
         if path.parent().is_some() && !widest.last().is_some_and(|wider| path.starts_with(wider)) {
             widest.push(path);
         }
     }
-    // A directory that the database has a link to is known by the name of the link.
+    // A directory that the database has a link to is identified by the name of the link.
     let linked_to: HashSet<Inode> = linked.iter().map(|path| claims[path].0).collect();
     widest.retain(|path| !linked_to.contains(&claims[path].0));
     widest.extend(linked);
@@ -183,14 +188,14 @@ pub(crate) fn directories_of(
         .collect()
 }
 
-/// Where a link leads to, as the process sees it; nothing there is opened.
+/// Returns the target of a link, as the process sees it; opens nothing there.
 fn leads_to(proc: &ProcRoot, pid: u32, link: &Path) -> Option<PathBuf> {
     let found = proc.handle_in_namespace(pid, link).ok()?;
     let own = PathBuf::from(format!("/proc/self/fd/{}", found.as_fd().as_raw_fd()));
     Some(proc.as_seen_by(pid, &std::fs::read_link(own).ok()?))
 }
 
-/// Whether it is open for writing.
+/// Returns whether it is open for writing.
 fn is_written(held: &Held) -> bool {
     match held.kind {
         OpenerKind::Buffered(access) | OpenerKind::Direct(access) => {
@@ -200,9 +205,10 @@ fn is_written(held: &Held) -> bool {
     }
 }
 
-/// Directories that a database keeps elsewhere, and has links to: a log, tablespaces. As it names them.
+/// Returns the directories that a database keeps elsewhere and has links to, as it names them: a log,
+/// tablespaces.
 ///
-/// Of `base` itself no link is followed, and names are listed only in a directory of the database's own user.
+/// No link at `base` itself is followed, and names are listed only in a directory of the database's own user.
 fn linked_directories(
     proc: &ProcRoot,
     subject: &Subject,
@@ -240,7 +246,8 @@ fn linked_directories(
     candidates.into_iter().map(|name| base.join(name)).collect()
 }
 
-/// The names in a directory beneath another, one more than count at most; none unless it is of that user, or that is root.
+/// Returns the names in a directory beneath another, one more than the limit at most; none unless it belongs
+/// to that user, or that user is root.
 fn names_of_links(
     here: BorrowedFd<'_>,
     user: Option<u32>,
@@ -268,13 +275,13 @@ mod tests {
         stat_of_name(path).map_or(Inode { dev: 0, ino: 0 }, |stat| Inode::of(&stat))
     }
 
-    /// The directories of a subject.
+    /// Returns the directories of a subject.
     fn found_of(proc: &Path, subject: &Subject, gaps: &mut VisibilityGaps) -> Vec<PathBuf> {
         let found = directories_of(&ProcRoot::at(proc), subject, &Selects::default(), gaps);
         found.into_iter().map(|(path, _, _)| path).collect()
     }
 
-    /// A process that works in `cwd` and holds these files.
+    /// Makes a process that works in `cwd` and holds these files.
     fn subject(proc: &Path, profile: &str, cwd: &Path, held: &[(&Path, bool)]) -> Subject {
         let pid = 7;
         let process = proc.join("7");
@@ -381,7 +388,7 @@ mod tests {
         let found = found_of(proc.path(), &subject, &mut gaps);
         assert_eq!(found, [path("data"), path("data/pg_tblspc/2")]);
         assert_eq!(gaps.into_gaps().len(), 3, "the others are named");
-        // What it only reads of another's is not its own either.
+        // Another user's files that it only reads are not its own either.
         let read = Held {
             kind: OpenerKind::Buffered(Access::ReadOnly),
             inode: Inode { dev: 0, ino: 0 },
@@ -416,7 +423,7 @@ mod tests {
         let subject = subject(proc.path(), "postgresql", &path("data"), &[]);
         let found = || found_of(proc.path(), &subject, &mut VisibilityGaps::default());
         let opens = pagekeeper_testing::Opens::of(&path("secret"));
-        // By a link; and the directory itself, as a mount brings it there.
+        // Reached by a link; and the directory itself, as a mount would place it there.
         std::fs::remove_dir(path("data/pg_tblspc")).unwrap();
         symlink(path("secret"), path("data/pg_tblspc")).unwrap();
         assert_eq!(found(), [path("data")]);
@@ -433,7 +440,7 @@ mod tests {
         let (proc, host) = (disk_dir(), disk_dir());
         let jail = host.path().join("jail");
         let inside = |path: &Path| jail.join(path.strip_prefix("/").unwrap());
-        // The same names on the host and in the container, and a link that is absolute on the way to them.
+        // The same names on the host and in the container, with an absolute link on the way to them.
         let (real, data) = (host.path().join("real"), host.path().join("data"));
         for (root, space) in [(real.clone(), "of_host"), (inside(&real), "of_container")] {
             std::fs::create_dir_all(root.join("pg_tblspc")).unwrap();

@@ -1,6 +1,7 @@
-//! Which file system a file is on: how tracing names it, and which backing device it has.
+//! File systems of files: the name of each in tracing, and its backing device.
 //!
-//! Found out by one file of each, since stat(2) shows for each subvolume of a btrfs a device of its own.
+//! One file of each file system is examined, because stat(2) shows a separate device for each subvolume of a
+//! btrfs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -12,35 +13,37 @@ use pagekeeper_trace::traced_inode;
 
 use crate::visibility::{GapKind, VisibilityGaps};
 
-/// The file systems met so far, by `st_dev` of their files.
+/// The file systems seen so far, by `st_dev` of their files.
 ///
-/// No file is opened for it: a reference to one shows all that is asked.
+/// No file is opened: a reference to one is enough.
 #[derive(Debug, Default)]
 pub(crate) struct Devices {
     traced: HashMap<u64, u64>,
-    /// A file of each, in this snapshot.
+    /// A file of each file system, in this snapshot.
     examples: BTreeMap<u64, Handle>,
 }
 
 impl Devices {
-    /// How tracing names a file; `reach` is a path that leads to it, without links but those of `/proc/PID` itself.
+    /// Returns a file's identity in tracing. `reach` is a path that leads to it, without links except those
+    /// of `/proc/PID` itself.
     pub(crate) fn traced(&mut self, roots: &SysRoots, inode: Inode, reach: &Path) -> Inode {
         if self.examples.contains_key(&inode.dev)
             && let Some(&dev) = self.traced.get(&inode.dev)
         {
             return Inode { dev, ..inode };
         }
-        // If it can't be reached, or another file has its name now, perhaps the next one of the file system can.
+        // If it can't be reached, or another file has its name now, perhaps the next one of the file system
+        // can.
         let handle = Handle::at(reach, Links::RefuseAll).ok().filter(|handle| handle.inode() == inode);
         let Some(handle) = handle else { return inode };
-        // On overlayfs no name is right: its own does no harm.
+        // On overlayfs no name is right; its own does no harm.
         let find = || traced_inode(roots, &handle, reach).map_or(inode.dev, |traced| traced.dev);
         let dev = *self.traced.entry(inode.dev).or_insert_with(find);
         self.examples.insert(inode.dev, handle);
         Inode { dev, ..inode }
     }
 
-    /// The backing devices of the files of this snapshot, by the device that tracing names.
+    /// Returns the backing devices of the files of this snapshot, by the device in tracing.
     pub(crate) fn take_backing(
         &mut self,
         roots: &SysRoots,

@@ -1,8 +1,8 @@
-//! Directories that were named: which process they belong to.
+//! Finds the processes that directories named by the user belong to.
 //!
-//! That is, of the databases that have one of the files open, the one with the best claim to the directory ([`Strength`], as
-//! for the guard); else a process that writes to one, the one with the most of them open. Who only reads them (a backup, another
-//! user) is no owner.
+//! A directory belongs to the database with the best claim to it ([`Strength`], as for the guard), among
+//! those that have one of its files open. Otherwise it belongs to the process that writes to its files and
+//! has most of them open. A process that only reads them (a backup, another user) is not an owner.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use crate::OpenerKind;
 use crate::files::Files;
 use crate::subjects::Subject;
 
-/// Finds the process of each directory, and makes one of directories that belong to the same process.
+/// Finds the process of each directory, and merges directories that belong to the same process.
 pub(crate) fn find_processes(
     proc: &ProcRoot,
     subjects: &mut Vec<Subject>,
@@ -72,13 +72,13 @@ fn owner(
         if !(strength.writes || strength.owner || of == 0) {
             return None;
         }
-        // Of a database with workers it is the one that started them.
+        // For a database with workers it is the process that started them.
         let parent = proc.parent(pid).ok().filter(|&parent| {
             recognise(proc, parent, profiles).is_some_and(|of| of.profile.name == profile.name)
         });
         Some((strength, parent.unwrap_or(pid), profile))
     });
-    // Of equals the lowest pid, so that every snapshot chooses the same.
+    // Among equals the lowest pid, so that every snapshot makes the same choice.
     let best = recognised.max_by_key(|(strength, pid, _)| (*strength, Reverse(*pid)));
     best.map(|(_, pid, profile)| (pid, Some(profile))).or_else(|| {
         let busiest = writers.iter().max_by_key(|&(pid, count)| (*count, Reverse(*pid)));

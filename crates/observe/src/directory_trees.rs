@@ -1,6 +1,6 @@
-//! The directory trees of all databases, kept from one snapshot to the next, and what each may take of the files that are kept
-//! of the names that are read, and of the time for sampling known ones: by the shares of [`Allotment`], so that who has very many directories takes
-//! nothing of another user's.
+//! The directory trees of all databases, kept from one snapshot to the next. Kept files, names to read and
+//! time for sampling known files are limited by the shares of [`Allotment`], so that a user with very many
+//! directories takes nothing from another.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -15,9 +15,9 @@ use crate::subjects::Subject;
 use crate::tree::{DirectoryTree, Key, ScanContext};
 use crate::visibility::VisibilityGaps;
 
-/// Known files may be sampled again for this share of the time between two snapshots: 2 %.
+/// Known files may be sampled again for 1/`SHARE` of the time between two snapshots: 2 %.
 const SHARE: u32 = 50;
-/// But never for less than this.
+/// The shortest time for that.
 const MIN_TIME: Duration = Duration::from_millis(50);
 
 /// The directory trees of all databases.
@@ -26,22 +26,22 @@ pub(crate) struct DirectoryTrees {
     trees: HashMap<Key, (u64, DirectoryTree)>,
     number: u64,
     began: Option<Instant>,
-    /// In microseconds, for each directory of a database; none where it is without limit.
+    /// The time in microseconds for each directory of a database; `None` without a limit.
     time: Option<Allotment>,
-    /// For each directory of a database, and for what it holds beside.
+    /// The kept files for each directory of a database, and for its other open files.
     files: Allotment,
-    /// The names that are read of each directory of a database and below.
+    /// The names that are read in each directory of a database and below.
     names: Allotment,
     /// Files that a process had open at the snapshot before.
     busy: HashSet<Inode>,
 }
 
-/// One directory of a database: the number of the database, and of the directory in it.
+/// A directory of a database: the index of the database, and of the directory in it.
 pub(crate) type Place = (usize, usize);
 
 impl DirectoryTrees {
-    /// Begins a snapshot; trees that the last snapshot did not scan are forgotten. Together they keep the files that
-    /// the options allow.
+    /// Begins a snapshot. Forgets trees that the last snapshot did not scan. All trees together keep the
+    /// files that the options allow.
     pub(crate) fn begin(&mut self, subjects: &[Subject], neighbours: &Neighbours, options: &ObserverOptions) {
         let now = Instant::now();
         let last = self.number;
@@ -86,7 +86,8 @@ impl DirectoryTrees {
         self.time = None;
     }
 
-    /// The order to scan databases in: those that kept most before come last, and may keep what others leave over.
+    /// Returns the order in which databases are scanned: those that kept most before come last, and may use
+    /// what others leave over.
     pub(crate) fn order(&self, subjects: &[Subject], neighbours: &Neighbours) -> Vec<usize> {
         let kept = |index: usize| {
             let trees = subjects[index].directories.iter().filter_map(|path| {
@@ -144,12 +145,12 @@ impl DirectoryTrees {
         tree
     }
 
-    /// How many files that a database holds may be kept that lie in none of its directories.
+    /// Returns how many of a database's open files outside its directories may be kept.
     pub(crate) fn most_held(&self, index: usize, subject: &Subject) -> usize {
         self.files.most(index, subject.directories.len())
     }
 
-    /// Says how many of them are kept.
+    /// Records how many of them are kept.
     pub(crate) fn take_held(&mut self, index: usize, subject: &Subject, taken: usize) {
         self.files.take(index, subject.directories.len(), taken);
     }

@@ -1,10 +1,11 @@
-//! Why a snapshot failed as a whole. Parts that can't be seen are no error, but a [`VisibilityGap`](crate::VisibilityGap).
+//! Errors of a snapshot as a whole. A part that can't be seen is not an error but a
+//! [`VisibilityGap`](crate::VisibilityGap).
 
 use std::path::PathBuf;
 
 use pagekeeper_kernel::text::escaped;
 
-/// Why a snapshot failed.
+/// The reason why a snapshot failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObserveError {
@@ -19,7 +20,7 @@ pub enum ObserveError {
     Directory {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },

@@ -1,7 +1,9 @@
-//! The files of one snapshot, each once: of which database, of which class, what of them is in memory, who has them open.
+//! The files of one snapshot, each once: its database and class, its pages in memory, and the processes that
+//! have it open.
 //!
-//! Invariants: the openers of one process come one after another, so that recording one takes the same time however many
-//! processes have a file open. Of one party's openers no more are kept than of files; the rest is counted.
+//! Invariants: openers are recorded process by process, so recording one takes the same time however many
+//! processes have a file open. Of one party's openers at most as many are kept as of files; the others are
+//! counted.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -25,30 +27,30 @@ use crate::{File, ObserverOptions, Opener, OpenerKind};
 #[derive(Debug)]
 pub(crate) struct Files {
     all: Vec<File>,
-    /// By device and inode number as stat(2) shows them.
+    /// Indices by device and inode number in stat(2).
     by_inode: HashMap<Inode, usize>,
     /// The top directory of each tree that was added.
     added: HashSet<Inode>,
-    /// The most openers that are kept of one party.
+    /// The most openers that are kept per party.
     most_openers: usize,
-    /// How many openers of each party are kept, and how many descriptors and mappings there were beside.
+    /// For each party, the number of openers kept, and of descriptors and mappings left out.
     openers: BTreeMap<Party, (usize, usize)>,
 }
 
-/// That a process has a file open or mapped.
+/// A process that has a file open or mapped.
 #[derive(Debug)]
 pub(crate) struct Use {
     pub(crate) inode: Inode,
     pub(crate) pid: u32,
-    /// Of the process.
+    /// The party of the process.
     pub(crate) party: Party,
     pub(crate) kind: OpenerKind,
-    /// By how many descriptors or mappings.
+    /// The number of descriptors or mappings.
     pub(crate) count: usize,
 }
 
 impl Files {
-    /// None yet; of each party so many openers will be kept.
+    /// Makes an empty set that keeps at most `most_openers` openers per party.
     pub(crate) fn new(most_openers: usize) -> Self {
         Self {
             all: Vec::new(),
@@ -73,7 +75,7 @@ impl Files {
         for at in 0..subject.directories.len() {
             let tree = trees.scan((index, at), subject, neighbours, options, gaps);
             if tree.inode.is_some_and(|inode| !self.added.insert(inode)) {
-                // The same directory by another way.
+                // The same directory by another path.
                 continue;
             }
             self.all.reserve(tree.len());
@@ -94,7 +96,7 @@ impl Files {
         }
     }
 
-    /// Adds the files that a database's processes hold, as many as it may.
+    /// Adds the open files of a database's processes, up to its limit.
     pub(crate) fn take_held(
         &mut self,
         roots: &SysRoots,
@@ -137,7 +139,7 @@ impl Files {
         self.all.is_empty()
     }
 
-    /// Which files they are, to find who has them open.
+    /// Returns the set of their inodes, for finding their openers.
     pub(crate) fn inode_set(&self) -> InodeSet {
         let mut set = InodeSet::default();
         for file in &self.all {
@@ -146,12 +148,12 @@ impl Files {
         set
     }
 
-    /// Those that a process has open or mapped.
+    /// Returns those that a process has open or mapped.
     pub(crate) fn in_use(&self) -> impl Iterator<Item = Inode> {
         self.all.iter().filter(|file| !file.openers.is_empty()).map(|file| file.stat_inode)
     }
 
-    /// All, in no order.
+    /// Returns all files, in no order.
     pub(crate) fn into_files(self) -> Vec<File> {
         self.all
     }
@@ -160,7 +162,7 @@ impl Files {
         self.all.iter_mut().filter(move |file| file.database == Some(index))
     }
 
-    /// Gives the files of one database to an earlier one; all later ones move up.
+    /// Gives the files of one database to an earlier one; the indices of all later databases move up.
     pub(crate) fn merge_databases(&mut self, into: usize, from: usize) {
         for database in self.all.iter_mut().filter_map(|file| file.database.as_mut()) {
             match (*database).cmp(&from) {
@@ -178,7 +180,7 @@ impl Files {
         }
     }
 
-    /// Records an opener of a known file, after all that was recorded of other processes.
+    /// Records an opener of a known file, after everything that was recorded of other processes.
     pub(crate) fn opened(&mut self, used: &Use, name: impl FnOnce() -> String) {
         let Some(&index) = self.by_inode.get(&used.inode) else { return };
         let openers = &mut self.all[index].openers;
@@ -196,7 +198,7 @@ impl Files {
         }
     }
 
-    /// Says which openers were left out.
+    /// Reports openers that were left out.
     pub(crate) fn say_left_out(&self, gaps: &mut VisibilityGaps) {
         for (party, (_, left_out)) in self.openers.iter().filter(|(_, (_, left_out))| *left_out > 0) {
             let what = format!("all processes of {party} that have files of databases open");
@@ -207,7 +209,7 @@ impl Files {
     }
 }
 
-/// A file that a process holds, and that lies in none of its database's directories.
+/// Returns the record of a file that a process holds and that is in none of its database's directories.
 fn file_of(
     roots: &SysRoots,
     subject: &Subject,
@@ -280,7 +282,7 @@ mod tests {
 
     #[test]
     fn how_many_have_a_file_open_makes_none_slower() {
-        // Looked for one after the other, this takes minutes.
+        // With a linear search this takes minutes.
         let many = 500_000;
         let mut files = one_file(usize::MAX);
         for pid in 0..many {

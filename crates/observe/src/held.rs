@@ -1,7 +1,8 @@
-//! Which files a process holds: by descriptors and by mappings, each with the very file behind it.
+//! Files that a process holds, by descriptors and by mappings, each with the very file behind it.
 //!
-//! Invariants: no file is opened; a process that ends meanwhile holds nothing. `O_PATH` descriptors neither read nor
-//! write, and are left out. No more is kept than is allowed, however much a process holds; the rest is counted.
+//! Invariants: no file is opened; a process that ends meanwhile holds nothing. `O_PATH` descriptors neither
+//! read nor write, and are left out. At most the allowed number is kept, however much a process holds; the
+//! rest is counted.
 
 use std::path::{Path, PathBuf};
 
@@ -10,25 +11,25 @@ use pagekeeper_kernel::{Error, Inode, stat_of_name};
 
 use crate::OpenerKind;
 
-/// Room for so many mappings is asked for beside a process's descriptors.
+/// Room for mappings that is requested in addition to a process's descriptors.
 const ROOM: usize = 1024;
 
-/// A file that a process holds, by one descriptor or mapping, or by several in a row that are alike.
+/// A file that a process holds, through one descriptor or mapping, or through several equal ones in a row.
 #[derive(Debug, Clone)]
 pub(crate) struct Held {
     pub(crate) kind: OpenerKind,
-    /// As stat(2) shows it.
+    /// The inode in stat(2).
     pub(crate) inode: Inode,
-    /// As the process names it.
+    /// The path as the process names it.
     pub(crate) path: PathBuf,
-    /// That name no longer leads to the file.
+    /// Whether that name no longer leads to the file.
     pub(crate) deleted: bool,
-    /// A mapping that changes don't go to the file through: of a program or a library, most often.
+    /// Whether it is a mapping whose changes do not reach the file, mostly of a program or a library.
     pub(crate) private: bool,
-    /// Leads to the very file, whatever became of its name.
+    /// A path that leads to the very file, whatever became of its name.
     pub(crate) link: PathBuf,
     pub(crate) size: u64,
-    /// By how many.
+    /// The number of descriptors or mappings.
     pub(crate) count: usize,
 }
 
@@ -38,8 +39,9 @@ impl Held {
             && (&self.path, self.deleted) == (&other.path, other.deleted)
     }
 
-    /// The path by which this process opens this very file: by its name where that leads to it, else through the descriptor or
-    /// mapping, as where another was renamed or mounted over it.
+    /// Returns the path by which this process opens this very file. That is its name if it leads to the file.
+    /// Otherwise, as when another file was renamed or mounted over it, the path through the descriptor or
+    /// mapping.
     pub(crate) fn reach(&self, proc: &ProcRoot, pid: u32) -> PathBuf {
         let named = reach(proc, pid, &self.path);
         let leads_to_it = || stat_of_name(&named).is_ok_and(|found| Inode::of(&found) == self.inode);
@@ -47,17 +49,18 @@ impl Held {
     }
 }
 
-/// What a process holds.
+/// The files that a process holds.
 #[derive(Debug, Default)]
 pub(crate) struct HeldFiles {
     pub(crate) kept: Vec<Held>,
-    /// How many more descriptors and mappings there were than may be kept.
+    /// The number of descriptors and mappings beyond the limit.
     pub(crate) left_out: usize,
-    /// Why that may not be all.
+    /// An error if the list may be incomplete.
     pub(crate) error: Option<Error>,
 }
 
-/// How much a process may hold, by the number of its descriptors (since Linux 6.2), or as much as there can be.
+/// Returns an upper bound of what a process holds, by the number of its descriptors (since Linux 6.2);
+/// `usize::MAX` if that is unknown.
 pub(crate) fn may_hold(proc: &ProcRoot, pid: u32) -> usize {
     let descriptors = stat_of_name(&proc.path().join(format!("{pid}/fd"))).map_or(0, |stat| stat.st_size);
     match usize::try_from(descriptors) {
@@ -66,7 +69,7 @@ pub(crate) fn may_hold(proc: &ProcRoot, pid: u32) -> usize {
     }
 }
 
-/// What a process holds, the first `most` of it.
+/// Returns the first `most` descriptors and mappings of a process.
 pub(crate) fn held_by(proc: &ProcRoot, pid: u32, most: usize) -> HeldFiles {
     let selection = Selection { mappings: Mappings::Resolved, ..Selection::default() };
     let mut held = HeldFiles::default();
@@ -115,7 +118,7 @@ fn held_of(proc: &ProcRoot, pid: u32, file: HeldFile) -> Option<Held> {
     }
 }
 
-/// How a descriptor has its file; `None` for one that neither reads nor writes.
+/// Returns the kind of a descriptor's use; `None` if it neither reads nor writes.
 pub(crate) fn kind_of(access: Access, direct: bool) -> Option<OpenerKind> {
     match (access, direct) {
         (Access::Neither, _) => None,
@@ -124,14 +127,14 @@ pub(crate) fn kind_of(access: Access, direct: bool) -> Option<OpenerKind> {
     }
 }
 
-/// How a mapping has its file.
+/// Returns the kind of a mapping's use.
 pub(crate) fn kind_of_mapping(mapping: &Mapping) -> OpenerKind {
     OpenerKind::Mapped { writable: mapping.shared && mapping.writable }
 }
 
-/// The path by which this process can open a file that another one names so.
+/// Returns the path by which this process can open a file that another one names so.
 pub(crate) fn reach(proc: &ProcRoot, pid: u32, path: &Path) -> PathBuf {
-    // What can't be seen of the process is no reason to take its path for one of ours.
+    // If the process can't be inspected, its path must not be taken for one of ours.
     proc.in_namespace(pid, path)
         .unwrap_or_else(|_| proc.root(pid).join(path.strip_prefix("/").unwrap_or(path)))
 }

@@ -7,7 +7,7 @@ use pagekeeper_kernel::pressure::{
 
 use crate::Host;
 
-/// Reads all of it; `devices` were found with the files.
+/// Reads all figures; `devices` were found with the files.
 pub(crate) fn read(roots: &SysRoots, devices: Vec<(u64, BackingDevice)>) -> Result<Host> {
     Ok(Host {
         memory: MemInfo::read(roots)?,

@@ -1,4 +1,4 @@
-//! What can't be seen of the host as a whole. Known from how it is set up, before any call fails.
+//! Gaps in the view of the host as a whole. They are known from its setup, before any call fails.
 
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::text::escaped;
@@ -12,7 +12,7 @@ use crate::visibility::{VisibilityGaps, lacked, listed};
 /// The number of the first pid namespace (`PROC_PID_INIT_INO` of `linux/proc_ns.h`).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
-/// What the host's own figures leave out.
+/// Adds the gaps in the host's own figures.
 pub(crate) fn of_host(host: &Host, gaps: &mut VisibilityGaps) {
     for (pressure, what) in
         [(&host.memory_pressure, "who waits for memory"), (&host.io_pressure, "who waits for storage")]
@@ -33,10 +33,10 @@ pub(crate) fn of_host(host: &Host, gaps: &mut VisibilityGaps) {
     }
 }
 
-/// Which processes can't be seen.
+/// Adds the gaps in the view of processes.
 pub(crate) fn of_processes(roots: &SysRoots, gaps: &mut VisibilityGaps) {
     let namespace = |pid: &str| std::fs::read_link(roots.proc.path().join(pid).join("ns/pid"));
-    // The first process's namespace is that of the whole mount; not everyone may read it.
+    // The first process's namespace is that of the whole mount; not everybody may read it.
     if let Ok(shown) = namespace("1").or_else(|_| namespace("self"))
         && shown.as_os_str() != FIRST_PID_NAMESPACE
     {
@@ -62,7 +62,7 @@ pub(crate) fn of_processes(roots: &SysRoots, gaps: &mut VisibilityGaps) {
     }
 }
 
-/// What tracing lacks.
+/// Adds the gaps in tracing.
 pub(crate) fn of_tracing(tracer: &Tracer, gaps: &mut VisibilityGaps) {
     match tracer.source() {
         TraceSource::Bpf => {}
@@ -85,7 +85,7 @@ pub(crate) fn of_tracing(tracer: &Tracer, gaps: &mut VisibilityGaps) {
     }
 }
 
-/// What could not be traced beside a [`Tracer`], and why.
+/// Returns the gap for a subject that could not be traced beside a [`Tracer`], with the reason.
 ///
 /// ```
 /// use pagekeeper_observe::not_traced;
@@ -98,7 +98,7 @@ pub fn not_traced(what: &str, error: &TraceError) -> VisibilityGap {
     VisibilityGap { what: what.to_owned(), why: why(error), needs: needs(error) }
 }
 
-/// The kernel's reason; [`needs`] names what would help.
+/// Returns the kernel's reason; [`needs`] names the remedy.
 fn why(error: &TraceError) -> String {
     match error {
         TraceError::Refused { call, what, source, .. } => format!("{call} {what}: {source}"),
@@ -109,7 +109,7 @@ fn why(error: &TraceError) -> String {
 
 fn needs(error: &TraceError) -> Option<String> {
     match error {
-        // Who lacks the first right may lack the next, too.
+        // A process that lacks the first capability may lack the next ones too.
         TraceError::Refused { needs: Needs::Capabilities(names), .. } => {
             let wanted = [
                 ("CAP_DAC_READ_SEARCH", CapabilitySet::DAC_READ_SEARCH),
@@ -127,7 +127,7 @@ fn needs(error: &TraceError) -> Option<String> {
         TraceError::Refused { needs: Needs::LessParanoia, .. } => {
             Some("sysctl kernel.perf_event_paranoid=2, or CAP_SYS_ADMIN,".to_owned())
         }
-        // Who may mount has it mounted for itself.
+        // A process that may mount tracefs has it mounted for itself.
         TraceError::NoTracefs => {
             let mount = "mount -t tracefs tracefs /sys/kernel/tracing";
             let right = lacked(&[("CAP_SYS_ADMIN", CapabilitySet::SYS_ADMIN)]);
@@ -159,7 +159,7 @@ mod tests {
         gaps.into_gaps().into_iter().map(|gap| (gap.what, gap.needs)).collect()
     }
 
-    /// A `/proc` in which the first process is in this pid namespace.
+    /// Makes a `/proc` whose first process is in this pid namespace.
     fn tree(namespace: &str, options: &str) -> (tempfile::TempDir, SysRoots) {
         let tree = tempfile::tempdir().unwrap();
         let roots = SysRoots::at(tree.path());
@@ -241,7 +241,7 @@ mod tests {
         assert!(needs(&refused(Needs::OtherPolicy)).unwrap().contains("seccomp"));
         assert!(needs(&refused(Needs::LessParanoia)).unwrap().contains("kernel.perf_event_paranoid=2"));
         assert_eq!(needs(&TraceError::NotAsked), None);
-        // What it takes is not repeated in the reason.
+        // The reason does not repeat the remedy.
         let reason = why(&refused(Needs::Capabilities(&["CAP_BPF"])));
         assert_eq!(reason, "bpf(MAP_CREATE) pages: permission denied");
         assert_eq!(why(&TraceError::NoTracefs), "tracefs is not mounted");

@@ -1,13 +1,14 @@
-//! What the page cache holds and does on a host, and for which database: facts of many kinds, brought together.
+//! Observes the page cache of a host: its contents, its activity, and the databases concerned.
 //!
-//! [`Observer`] takes one [`Snapshot`] or many: memory and its limits, the databases and their files by class, who has
-//! which file open and how, and what happened in the page cache since the snapshot before.
-//! [`Census`] knows all files of the host that have pages in memory, closed ones too. No judgement, no acts: those are
-//! the doctor's and the guard's.
+//! [`Observer`] takes one [`Snapshot`] or many: memory and its limits, the databases and their files by class, the
+//! processes that have each file open, and the activity in the page cache since the snapshot before.
+//! [`Census`] knows all files of the host that have pages in memory, including closed ones. This crate
+//! neither judges nor acts: the doctor and the guard do.
 //!
-//! Invariants: only reads; what can't be seen is `None`, and a [`VisibilityGap`] says why and which right would show it.
-//! A process that ends, or a file that goes away, during a snapshot is no failure. Fails only where `/proc` can't be
-//! read, or what was named is not there ([`ObserveError`]).
+//! Invariants: only reads. A value that can't be seen is `None`, and a [`VisibilityGap`] says why and which
+//! capability would show it. A process that ends, or a file that goes away, during a snapshot is not a
+//! failure. Fails only if `/proc` can't be read, or something that was named does not exist
+//! ([`ObserveError`]).
 //!
 //! ```
 //! use pagekeeper_observe::{Observer, ObserverOptions, Scope};

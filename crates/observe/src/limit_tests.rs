@@ -1,4 +1,4 @@
-//! Very many directories, names and descriptors of hostile processes beside a server's.
+//! Tests of very many directories, names and descriptors of hostile processes beside a server's.
 
 use std::fs::File;
 use std::os::unix::fs::symlink;
@@ -8,7 +8,7 @@ use crate::testing::{Holder, disk_dir, skip};
 use crate::tests::{file, write};
 use crate::{Observer, ObserverOptions, Scope};
 
-/// A process that bash starts, once it is called so.
+/// Returns a process that bash starts, once it has its name.
 fn started(mut command: std::process::Command, name: &str) -> Holder {
     let holder = Holder::of(command.spawn().unwrap());
     let proc = pagekeeper_kernel::process::ProcRoot::default();
@@ -44,7 +44,8 @@ fn who_has_very_many_directories_takes_no_files_of_another_user() {
     }
     let open = || File::options().read(true).write(true).open(shop.join("7.ibd")).unwrap();
     let server = Holder::start(&programs.path().join("mariadbd"), open(), open());
-    // Another user's, that has a file open in each of its directories, and more of them than are observed.
+    // Another user's process has a file open in each of its directories, and has more of them than are
+    // observed.
     let script = "ulimit -n 8192 && for file in \"$0\"/*/ibdata1; do exec {fd}>>\"$file\" || exit 1; done; \
                   exec setpriv --reuid=12345 --clear-groups \"$1\" 1000";
     let mut command = std::process::Command::new("bash");
@@ -82,7 +83,7 @@ fn of_very_many_descriptors_some_are_kept_and_the_rest_counted() {
     let scope = Scope::Pids(vec![holder.pid()]);
     let options = ObserverOptions { scope, max_files: 1000, ..ObserverOptions::default() };
     let seen = Observer::start(options).unwrap().snapshot().unwrap();
-    // All of them are seen where it is looked who else has the files open.
+    // The scan for openers of the files sees all of them.
     for name in ["one", "two"] {
         let openers = &file(&seen, &path(name)).openers;
         assert_eq!(

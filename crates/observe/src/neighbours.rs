@@ -1,4 +1,5 @@
-//! Which databases have which directories, and through whose root: the tree of one database stops where another's begins.
+//! Maps directories to the databases that have them, and to the roots through which they are reached. The
+//! tree of one database stops where another's begins.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,13 +11,14 @@ use crate::subjects::Subject;
 /// The directories of all databases of a snapshot.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
-    /// Of each database the process through whose root its directories are reached, if that is another than this process's.
+    /// For each database, the process through whose root its directories are reached; `None` for this
+    /// process's root.
     through: Vec<Option<u32>>,
-    /// By what they are reached through.
+    /// The owners of directories, by that process.
     owners: HashMap<Option<u32>, HashMap<PathBuf, Owner>>,
 }
 
-/// Whose a directory is.
+/// The owner of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
     One(usize),
@@ -39,12 +41,13 @@ impl Neighbours {
         Self { through, owners }
     }
 
-    /// The process through whose root a database's directories are reached, if that is another than this process's.
+    /// Returns the process through whose root a database's directories are reached; `None` for this process's
+    /// root.
     pub(crate) fn through(&self, index: usize) -> Option<u32> {
         self.through[index]
     }
 
-    /// Whether another database has this directory, too.
+    /// Returns whether another database has this directory as well.
     pub(crate) fn is_anothers(&self, index: usize, directory: &Path) -> bool {
         let owner = self.owners.get(&self.through[index]).and_then(|known| known.get(directory));
         owner.is_some_and(|owner| *owner != Owner::One(index))

@@ -1,4 +1,4 @@
-//! Snapshots in succession, and what changed in between.
+//! Takes snapshots in succession, with the changes between them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub struct Observer {
     state: State,
 }
 
-/// What is kept from one snapshot to the next.
+/// The state that is kept from one snapshot to the next.
 #[derive(Debug, Default)]
 struct State {
     earlier: Earlier,
@@ -40,7 +40,7 @@ struct State {
     devices: Devices,
 }
 
-/// What a snapshot has of the files of others, found where a file system may hang.
+/// The part of a snapshot that comes from file systems, which may hang.
 struct Found {
     databases: Vec<Database>,
     files: Files,
@@ -49,38 +49,40 @@ struct Found {
 }
 
 impl Observer {
-    /// Gets ready, and starts to trace where that is asked for.
+    /// Gets ready, and starts tracing if the options ask for it.
     ///
-    /// Fails only where not even the kernel's plain counters can be read; the lack of a better way to trace is reported by
-    /// [`Observer::source`] and in each snapshot.
+    /// Fails only if not even the kernel's plain counters can be read. If a better method of tracing is not
+    /// available, [`Observer::source`] and each snapshot report that.
     pub fn start(options: ObserverOptions) -> Result<Self, ObserveError> {
         let tracer = options.trace.as_ref().map(Tracer::start).transpose()?;
         let profiles = options.profiles.iter().cloned().map(Arc::new).collect();
         Ok(Self { options, profiles, tracer, before: None, state: State::default() })
     }
 
-    /// Where the counts of [`HostChange::trace`] come from; `None` without tracing.
+    /// Returns the source of the counts in [`HostChange::trace`]; `None` without tracing.
     pub fn source(&self) -> Option<&TraceSource> {
         self.tracer.as_ref().map(Tracer::source)
     }
 
-    /// Takes a snapshot. The first has no [`Snapshot::change`], each later one says what changed since the one before.
+    /// Takes a snapshot. The first has no [`Snapshot::change`]; each later one has the changes since the one
+    /// before.
     ///
-    /// The first samples every file: some 5 µs each, more for files with gigabytes in memory. Later ones sample as many
-    /// as 2 % of the time between snapshots allows (at least 50 ms), open and dirty files first: among 100,000s of files,
-    /// the figures of the others may be some snapshots old.
+    /// The first snapshot samples every file: some 5 µs each, more for files with gigabytes in memory. Later
+    /// ones sample as many files as 2 % of the time between snapshots allows (at least 50 ms), open and dirty
+    /// files first. Among hundreds of thousands of files, the figures of the others may be some snapshots
+    /// old.
     pub fn snapshot(&mut self) -> Result<Snapshot, ObserveError> {
         self.take(false)
     }
 
-    /// As [`Self::snapshot`], but samples every file, however long that takes.
+    /// Takes a snapshot like [`Self::snapshot`], but samples every file, however long that takes.
     pub fn full_snapshot(&mut self) -> Result<Snapshot, ObserveError> {
         self.take(true)
     }
 
     fn take(&mut self, full: bool) -> Result<Snapshot, ObserveError> {
         let change = self.change()?;
-        // What is lost with a job that hangs is found again, but for what was named.
+        // State that is lost with a job that hangs is found again, except what was named.
         let named = self.state.earlier.of_named();
         let mut kept = Some(std::mem::take(&mut self.state));
         let (state, found) = hang::patiently(|| {
@@ -111,7 +113,7 @@ impl Observer {
         })
     }
 
-    /// What changed since the snapshot before.
+    /// Returns the changes since the snapshot before.
     fn change(&mut self) -> Result<Option<HostChange>, ObserveError> {
         let trace = self.tracer.as_mut().map(Tracer::take).transpose()?;
         let (now, machine) = (Instant::now(), MachineCounts::read(&self.options.roots)?);
@@ -125,7 +127,7 @@ impl Observer {
 }
 
 impl State {
-    /// Finds the databases and their files, by asking the file systems that they are on.
+    /// Finds the databases and their files, from the file systems that they are on.
     fn find(
         &mut self,
         options: &ObserverOptions,

@@ -1,7 +1,8 @@
-//! Who on the whole host has one of the files open or mapped: one scan of all processes.
+//! Finds the processes of the whole host that have one of the files open or mapped, in one scan of all
+//! processes.
 //!
-//! Invariants: what a process does with other files is not kept; this process is left out unless it is inspected itself;
-//! of a process that ends meanwhile stays what was seen of it.
+//! Invariants: a process's other files are not kept. This process is left out unless it is inspected itself.
+//! If a process ends meanwhile, the part that was seen is kept.
 
 use std::collections::HashSet;
 
@@ -14,7 +15,7 @@ use crate::files::{Files, Use};
 use crate::held::{kind_of, kind_of_mapping};
 use crate::visibility::VisibilityGaps;
 
-/// Finds the openers among all processes but `known`, whose files are recorded already.
+/// Finds the openers among all processes except `known`, whose files are recorded already.
 pub(crate) fn find(
     proc: &ProcRoot,
     files: &mut Files,

@@ -1,4 +1,4 @@
-//! What to observe, and where the kernel's file systems are.
+//! Options: the scope of observation, and the paths of the kernel's file systems.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,39 +8,39 @@ use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_trace::TraceOptions;
 
-/// What to observe.
+/// The scope of observation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Scope {
     /// Every database that is found.
     #[default]
     All,
-    /// These processes, whatever they are: the profile `generic` where none fits.
+    /// These processes, whatever they are; with the profile `generic` if none fits.
     Pids(Vec<u32>),
-    /// The files in and below these directories, for the process that has some of them open, if one does.
+    /// The files in and below these directories, for the process that has some of them open, if there is one.
     Directories(Vec<PathBuf>),
 }
 
-/// Of a process, or of none, and a directory.
+/// A predicate on a process (or none) and a directory.
 type Question = dyn Fn(Option<u32>, &Path) -> bool + Send + Sync;
 
-/// Which directories may be touched: of a process, or of none where one was named.
+/// A predicate for directories that may be touched: a process's, or one that was named (no process).
 #[derive(Clone)]
 pub struct Selects(Arc<Question>);
 
 impl Selects {
-    /// By a function that is given a directory as the process sees it, without links.
+    /// Makes one from a function that gets a directory as the process sees it, without links.
     pub fn new(selects: impl Fn(Option<u32>, &Path) -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(selects))
     }
 
-    /// Whether it may be touched.
+    /// Returns whether the directory may be touched.
     pub fn selects(&self, pid: Option<u32>, directory: &Path) -> bool {
         (self.0)(pid, directory)
     }
 }
 
 impl Default for Selects {
-    /// All of them.
+    /// Selects all directories.
     fn default() -> Self {
         Self::new(|_, _| true)
     }
@@ -52,23 +52,24 @@ impl fmt::Debug for Selects {
     }
 }
 
-/// How to observe.
+/// Options of an observer.
 #[derive(Debug, Clone)]
 pub struct ObserverOptions {
     /// Where `/proc` and `/sys` are.
     pub roots: SysRoots,
-    /// The kinds of databases that are known. By default those that are built in.
+    /// The known kinds of databases. By default the built-in ones.
     pub profiles: Vec<Profile>,
-    /// What to observe. By default all.
+    /// The scope of observation. By default everything.
     pub scope: Scope,
-    /// Which directories may be touched; what lies in others is left out, and nothing of it is asked. By default all.
+    /// The directories that may be touched. Files in others are left out, and nothing about them is read. By
+    /// default all.
     pub selects: Selects,
-    /// The most files, and directories below, that are kept of all databases together, some 1 KiB each. Each user has a
-    /// share, and of that each database and each of its directories; what is beyond it is left out. As many names are read
-    /// in one snapshot, of files of any kind. Of what their
-    /// processes hold twice as many are kept, and of each user as many of those who have files open. By default a million.
+    /// The most files and subdirectories that are kept for all databases together, some 1 KiB each; by
+    /// default a million. Each user has a share, divided among their databases and these databases'
+    /// directories; the excess is left out. The same number limits the names read in one snapshot, for files
+    /// of any kind. Twice as many open files of their processes are kept, and as many openers per user.
     pub max_files: usize,
-    /// What to trace between two snapshots. By default nothing.
+    /// Options for tracing between two snapshots. By default none.
     pub trace: Option<TraceOptions>,
 }
 

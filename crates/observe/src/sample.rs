@@ -1,4 +1,4 @@
-//! A sample of one file: size and residency, and why not more.
+//! A sample of one file: its size and residency, or the reason why these are incomplete.
 
 use pagekeeper_kernel::{
     Error, FileSystem, Inode, InspectedFile, Residency, Source, residency, stat_of_name,
@@ -10,13 +10,13 @@ use crate::visibility::{GapKind, reason};
 /// Size and residency of a file.
 #[derive(Debug, Clone)]
 pub(crate) struct FileSample {
-    /// As stat(2) shows it.
+    /// The inode in stat(2).
     pub(crate) inode: Inode,
     pub(crate) size: u64,
     pub(crate) residency: Option<Residency>,
 }
 
-/// Why a sample is incomplete.
+/// The reason why a sample is incomplete.
 #[derive(Debug, Clone)]
 pub(crate) struct GapReason {
     pub(crate) kind: GapKind,
@@ -24,7 +24,7 @@ pub(crate) struct GapReason {
 }
 
 impl GapReason {
-    /// The reason for a failed call.
+    /// Returns the reason for a failed call.
     pub(crate) fn of(kind: GapKind, error: &Error) -> Self {
         Self { kind: if error.is_denied() { kind } else { GapKind::Other }, why: reason(error) }
     }
@@ -48,7 +48,8 @@ impl FileSample {
         (Self { inode: file.inode(), size: file.size(), residency }, gap)
     }
 
-    /// What stat(2) shows of a file that may not be opened; `None` if it is no file, or another failure.
+    /// Returns the figures of stat(2) for a file that may not be opened; `None` if it is not a regular file,
+    /// or for another failure.
     pub(crate) fn without_opening(error: &Error) -> Option<Self> {
         if !error.is_denied() {
             return None;
@@ -59,7 +60,7 @@ impl FileSample {
         is_file.then_some(Self { inode: Inode::of(&stat), size, residency: None })
     }
 
-    /// Whether it has pages that are dirty or under writeback.
+    /// Returns whether it has pages that are dirty or under writeback.
     pub(crate) fn is_unwritten(&self) -> bool {
         self.residency.is_some_and(|residency| residency.unwritten() > 0)
     }

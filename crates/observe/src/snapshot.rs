@@ -1,7 +1,7 @@
-//! What one snapshot holds.
+//! The content of one snapshot.
 //!
-//! Invariants: sizes are bytes; what is not known is `None`, never zero; indices into [`Snapshot::databases`] hold within
-//! one snapshot only.
+//! Invariants: sizes are in bytes; unknown values are `None`, never zero; indices into
+//! [`Snapshot::databases`] are valid within one snapshot only.
 
 use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
@@ -22,18 +22,18 @@ use crate::VisibilityGap;
 /// A host and its databases at one moment.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// When.
+    /// The time of the snapshot.
     pub at: SystemTime,
     /// The host's memory and its limits.
     pub host: Host,
-    /// What changed since the snapshot before; `None` in the first.
+    /// The changes since the snapshot before; `None` in the first.
     pub change: Option<HostChange>,
     /// The databases.
     pub databases: Vec<Database>,
-    /// Their files: those in their directories and those that their processes have open, or share a mapping of. Each
-    /// once, in no order.
+    /// Their files: those in their directories, and those that their processes have open or share a mapping
+    /// of. Each appears once, in no order.
     pub files: Vec<File>,
-    /// What could not be seen, and what would show it.
+    /// Everything that could not be seen, and what would show it.
     pub visibility_gaps: Vec<VisibilityGap>,
 }
 
@@ -42,46 +42,46 @@ pub struct Snapshot {
 pub struct Host {
     /// `/proc/meminfo`.
     pub memory: MemInfo,
-    /// Below which free memory the kernel reclaims.
+    /// The watermarks of free memory below which the kernel reclaims.
     pub watermarks: Watermarks,
-    /// The limits on dirty pages, and how full they are.
+    /// The limits on dirty pages, and the usage of each.
     pub dirty: DirtyReport,
-    /// Who waits for memory; `None` where the kernel does not measure it.
+    /// Waiting for memory; `None` where the kernel does not measure it.
     pub memory_pressure: Option<Pressure>,
-    /// Who waits for storage.
+    /// Waiting for storage.
     pub io_pressure: Option<Pressure>,
     /// All counters.
     pub vmstat: VmStat,
-    /// The devices under the files, ascending by `st_dev` of their file systems as a whole: the
-    /// `dev` of [`File::inode`].
+    /// The devices under the files, ascending by `st_dev` of their whole file systems: the `dev` of
+    /// [`File::inode`].
     pub devices: Vec<(u64, BackingDevice)>,
 }
 
-/// What changed between two snapshots.
+/// The changes between two snapshots.
 #[derive(Debug, Clone)]
 pub struct HostChange {
-    /// How long that was.
+    /// The time between them.
     pub period: Duration,
     /// The machine's counters.
     pub machine: MachineCounts,
-    /// What tracing counted; `None` without tracing.
+    /// The counts of tracing; `None` without tracing.
     pub trace: Option<TraceCounts>,
 }
 
 /// A running database, or a directory that was named.
 #[derive(Debug, Clone)]
 pub struct Database {
-    /// Its process; `None` for a directory that no process was found for.
+    /// Its process; `None` for a directory without a known process.
     pub pid: Option<u32>,
-    /// What the process is called, as `/proc/PID/comm` has it; empty without one.
+    /// The process's name, as in `/proc/PID/comm`; empty without one.
     pub name: String,
-    /// What kind of database it is.
+    /// The kind of database.
     pub profile: Arc<Profile>,
-    /// Where its files are, as it sees them itself.
+    /// The directories of its files, as it sees them itself.
     pub directories: Vec<PathBuf>,
     /// Its command line; empty without a process.
     pub command_line: Vec<std::ffi::OsString>,
-    /// How long its process has been running.
+    /// The running time of its process.
     pub uptime: Option<Duration>,
     /// Its memory cgroup below the root, with limits and contents; `None` in the root group.
     pub cgroup: Option<MemoryCgroup>,
@@ -92,44 +92,45 @@ pub struct Database {
 /// A file of a database, or one that a process has open.
 #[derive(Debug, Clone)]
 pub struct File {
-    /// Which file, as tracing names it ([`traced_inode`](pagekeeper_trace::traced_inode)).
+    /// The inode as tracing names it ([`traced_inode`](pagekeeper_trace::traced_inode)).
     pub inode: Inode,
-    /// Which file, as stat(2) shows it: the same but on btrfs. By this one it is opened.
+    /// The inode in stat(2), which differs only on btrfs. The file is opened by this one.
     pub stat_inode: Inode,
-    /// Its path, as the database sees it, or as the process that has it open does.
+    /// Its path as the database sees it, or the process that has it open.
     pub path: PathBuf,
-    /// The path by which this process reaches it (below `/proc/PID/root` in a container), without links but those of
-    /// `/proc/PID` itself. To open it: [`File::open`].
+    /// The path by which this process reaches it (below `/proc/PID/root` in a container), without links
+    /// except those of `/proc/PID` itself. Use [`File::open`] to open it.
     pub reach: PathBuf,
     /// Its size in bytes.
     pub size: u64,
-    /// Whose it is: an index into [`Snapshot::databases`].
+    /// Its database: an index into [`Snapshot::databases`].
     pub database: Option<usize>,
-    /// What it is to its database; `None` if the profile names no class for it.
+    /// Its class in the database; `None` if the profile names no class for it.
     pub class: Option<FileClass>,
-    /// What of it is in the page cache; `None` if that could not be seen.
+    /// Its pages in the page cache; `None` if these could not be seen.
     pub residency: Option<Residency>,
-    /// Who has it open or mapped.
+    /// The processes that have it open or mapped.
     pub openers: Vec<Opener>,
 }
 
 impl File {
-    /// Opens this very file, whatever has its name by now, or nothing.
+    /// Opens this very file, or nothing, whatever has its name by now.
     ///
     /// Fails with [`Error::OtherFile`](pagekeeper_kernel::Error::OtherFile) or
-    /// [`Error::SymbolicLink`](pagekeeper_kernel::Error::SymbolicLink) where something else is there.
+    /// [`Error::SymbolicLink`](pagekeeper_kernel::Error::SymbolicLink) if something else is there.
     pub fn open(&self) -> pagekeeper_kernel::Result<InspectedFile> {
         Handle::at(&self.reach, Links::RefuseAll)?.open(Expected::Inode(self.stat_inode))
     }
 
-    /// The directory that it lies in, by the path by which this process reaches that; `None` where the file has no name any
-    /// more, or another has it, and it is reached through a descriptor.
+    /// Returns its directory, by the path by which this process reaches it. `None` if the file has lost its
+    /// name to removal or to another file, and is reached through a descriptor.
     pub fn directory(&self) -> Option<&Path> {
         self.reach.parent().filter(|_| !is_of_process(&self.reach))
     }
 }
 
-/// Whether a path is that of a descriptor or a mapping of a process, whose name is no file's: `/proc/PID/fd/N`.
+/// Returns whether a path is that of a process's descriptor or mapping, which is not the name of a file:
+/// `/proc/PID/fd/N`.
 fn is_of_process(reach: &Path) -> bool {
     let mut names = reach.components().map(Component::as_os_str);
     let at = |names: &mut dyn Iterator<Item = &OsStr>, wanted: &[&str]| {
@@ -147,24 +148,24 @@ fn is_of_process(reach: &Path) -> bool {
 pub struct Opener {
     /// The process.
     pub pid: u32,
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// How it has it.
+    /// The kind of its use.
     pub kind: OpenerKind,
-    /// By how many descriptors or mappings.
+    /// The number of descriptors or mappings.
     pub count: usize,
 }
 
-/// How a process has a file.
+/// The way in which a process uses a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenerKind {
-    /// By a descriptor whose reads and writes go through the page cache.
+    /// Through a descriptor whose reads and writes use the page cache.
     Buffered(Access),
-    /// By a descriptor with `O_DIRECT`.
+    /// Through a descriptor with `O_DIRECT`.
     Direct(Access),
     /// Mapped.
     Mapped {
-        /// It may write through the mapping, and that changes the file.
+        /// Whether writes through the mapping are possible and change the file.
         writable: bool,
     },
 }

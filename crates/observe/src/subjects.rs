@@ -1,6 +1,8 @@
-//! Which databases are observed: by a scope, what the catalog finds among the processes, and what their processes hold.
+//! Finds the databases to observe: by a scope, by the catalog among the processes, and by the files that
+//! their processes hold.
 //!
-//! What was named and has ended or gone since is a visibility gap, no failure. Where their files are: [`claims`](crate::claims).
+//! A database that was named and has ended or gone since is a visibility gap, not a failure.
+//! [`claims`](crate::claims) finds the directories of their files.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsString;
@@ -19,7 +21,8 @@ use crate::held::{Held, held_by, may_hold};
 use crate::visibility::VisibilityGaps;
 use crate::{ObserveError, ObserverOptions, Scope, Selects};
 
-/// So many descriptors and mappings are kept for each file that may be: one takes less than half of what a file does.
+/// The descriptors and mappings that are kept for each file that may be kept: one takes less than half of the
+/// memory of a file.
 const HELD: usize = 2;
 
 /// A database to observe.
@@ -27,38 +30,39 @@ const HELD: usize = 2;
 pub(crate) struct Subject {
     pub(crate) pid: Option<u32>,
     pub(crate) name: OsString,
-    /// Whose part of what there is for all it counts to.
+    /// The party whose share it counts towards.
     pub(crate) party: Party,
     pub(crate) workers: Vec<u32>,
     pub(crate) profile: Arc<Profile>,
-    /// It is known by more than its name.
+    /// Whether it is known by more than its name.
     pub(crate) certain: bool,
-    /// As it sees them itself.
+    /// Its directories, as it sees them itself.
     pub(crate) directories: Vec<PathBuf>,
-    /// Which directories those are that it claims, and how good each claim is. Those that were named are none's.
+    /// The inode of each directory that it claims, and the strength of the claim. Directories that were named
+    /// have none.
     pub(crate) claims: HashMap<PathBuf, (Inode, Strength)>,
-    /// What its processes hold, and which process does.
+    /// The files that its processes hold, with the process.
     pub(crate) held: Vec<(u32, Held)>,
-    /// How many descriptors and mappings there are beside those.
+    /// The number of descriptors and mappings beyond those.
     pub(crate) held_beside: usize,
-    /// The processes that have them.
+    /// The processes that have these further descriptors.
     pub(crate) read_in_part: HashSet<u32>,
-    /// Some of that was left out, since it may not be touched.
+    /// Whether some files were left out because they may not be touched.
     pub(crate) is_left_out: bool,
 }
 
 impl Subject {
-    /// The process through whose root its directories are reached, if that is another than this process's.
+    /// Returns the process through whose root its directories are reached; `None` for this process's root.
     pub(crate) fn through(&self, proc: &ProcRoot) -> Option<u32> {
         self.pid.and_then(|pid| proc.through(pid))
     }
 
-    /// Its processes.
+    /// Returns its processes.
     pub(crate) fn pids(&self) -> impl Iterator<Item = u32> {
         self.pid.into_iter().chain(self.workers.iter().copied())
     }
 
-    /// Those of its processes of which all that they hold is known.
+    /// Returns those of its processes whose held files are all known.
     pub(crate) fn read_whole(&self) -> impl Iterator<Item = u32> {
         self.pids().filter(|pid| !self.read_in_part.contains(pid))
     }
@@ -87,7 +91,7 @@ impl Subject {
         }
     }
 
-    /// A directory that no process was found for yet, with the profile that its logs fit.
+    /// Makes a subject for a directory without a known process, with the profile that its logs fit.
     fn of_directory(directory: PathBuf, profiles: &[Arc<Profile>]) -> Result<Self, ObserveError> {
         let fits = logs_below(&directory, profiles).map(|found| found.profile);
         let profile = fits.or_else(|| fallback(profiles)).ok_or(ObserveError::NoProfile)?;
@@ -107,19 +111,19 @@ impl Subject {
         })
     }
 
-    /// Which directory it was when its claim was judged.
+    /// Returns the inode of a directory when its claim was judged.
     pub(crate) fn pin(&self, directory: &Path) -> Option<Inode> {
         self.claims.get(directory).map(|(inode, _)| *inode)
     }
 
-    /// Leaves out what it holds in directories that may not be touched.
+    /// Leaves out files that it holds in directories that may not be touched.
     fn leave_out(&mut self, selects: &Selects) {
         let (pid, before) = (self.pid, self.held.len());
         self.held.retain(|(_, held)| selects.selects(pid, held.path.parent().unwrap_or(&held.path)));
         self.is_left_out = self.held.len() < before;
     }
 
-    /// Takes a process for that of a directory.
+    /// Takes a process as the owner of a directory.
     pub(crate) fn take_process(&mut self, proc: &ProcRoot, pid: u32, profile: Arc<Profile>) {
         self.pid = Some(pid);
         self.name = proc.name(pid).unwrap_or_default();
@@ -128,30 +132,30 @@ impl Subject {
     }
 }
 
-/// The profile for what no other fits.
+/// Returns the profile for anything that no other profile fits.
 fn fallback(profiles: &[Arc<Profile>]) -> Option<Arc<Profile>> {
     profiles.iter().find(|profile| profile.name == "generic").or(profiles.last()).cloned()
 }
 
-/// What earlier snapshots found: it may end or go away, and that is no failure then.
+/// Results of earlier snapshots. If one of these ends or goes away, that is not a failure.
 #[derive(Debug, Default)]
 pub(crate) struct Earlier {
     finder: Finder,
-    /// Named processes, and when each began.
+    /// Named processes, with their start times.
     processes: HashMap<u32, u64>,
     directories: HashMap<PathBuf, PathBuf>,
 }
 
 impl Earlier {
-    /// What was named, without what was found: that can be found again.
+    /// Returns what was named, without what was found, which can be found again.
     pub(crate) fn of_named(&self) -> Self {
         let (processes, directories) = (self.processes.clone(), self.directories.clone());
         Self { finder: Finder::default(), processes, directories }
     }
 }
 
-/// The databases that a scope names. To directories belongs a process only later, when it is known who has their files
-/// open.
+/// Finds the databases in a scope. Directories get their process only later, when it is known who has their
+/// files open.
 pub(crate) fn find(
     proc: &ProcRoot,
     options: &ObserverOptions,
@@ -184,7 +188,8 @@ pub(crate) fn find(
             subjects
         }
     };
-    // One that ended in between is no database any more, nor is a zombie that its parent has yet to reap.
+    // A process that ended in between is no longer a database, and neither is a zombie that its parent has
+    // yet to reap.
     subjects.retain(|subject| subject.pid.is_none_or(|pid| started(proc, pid).is_some()));
     let may_hold = |subject: &Subject| subject.pids().map(|pid| may_hold(proc, pid)).collect();
     let wanted: Vec<Wanted> = subjects.iter().map(|subject| (subject.party, may_hold(subject))).collect();
@@ -202,7 +207,8 @@ pub(crate) fn find(
     Ok(subjects)
 }
 
-/// When a process started that has not ended. A zombie has, unless other threads of it go on.
+/// Returns the start time of a process that has not ended. A zombie has ended, unless other threads of it
+/// still run.
 fn started(proc: &ProcRoot, pid: u32) -> Option<u64> {
     let stat = proc.stat(pid).ok()?;
     let ended = matches!(stat.state, 'Z' | 'X') && stat.threads <= 1;
@@ -234,7 +240,7 @@ fn named_process(
     Ok(Some(Subject::of_process(proc, pid, profile, certain, workers)))
 }
 
-/// The directory that a name leads to.
+/// Returns the directory that a name leads to.
 fn named_directory(
     path: &Path,
     earlier: &mut Earlier,
@@ -260,7 +266,7 @@ fn named_directory(
     }
 }
 
-/// Reads what the subject's processes hold, as much as may be kept.
+/// Reads the files that the subject's processes hold, up to the limit.
 fn read_held(
     proc: &ProcRoot,
     (index, subject): (usize, &mut Subject),

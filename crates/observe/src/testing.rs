@@ -1,4 +1,4 @@
-//! Helpers of this crate's own tests: real files and processes.
+//! Helpers for this crate's own tests: real files and processes.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,11 +11,12 @@ pub(crate) use pagekeeper_testing::{as_nobody, disk_dir, skip};
 pub(crate) struct Holder(Child);
 
 impl Holder {
-    /// Holds the files as its standard input and output, and maps the program that it runs: a copy of `sleep` at
-    /// `program`, by whose name it is called.
+    /// Holds the files as its standard input and output, and maps the program that it runs: a copy of `sleep`
+    /// at `program`, which gives it its name.
     pub(crate) fn start(program: &Path, input: File, output: File) -> Self {
         if !program.exists() {
-            // Not by this process: a child of another thread would inherit the open copy ("text file busy").
+            // Copied by another program: a child of another thread would inherit the open copy ("text file
+            // busy").
             assert!(Command::new("cp").arg("/bin/sleep").arg(program).status().unwrap().success());
         }
         let mut command = Command::new(program);
@@ -23,7 +24,7 @@ impl Holder {
         Self(command.spawn().unwrap())
     }
 
-    /// A process that holds files already.
+    /// Wraps a process that holds files already.
     pub(crate) fn of(child: Child) -> Self {
         Self(child)
     }
@@ -44,7 +45,7 @@ impl Drop for Holder {
     }
 }
 
-/// Opens a file for reading, past the page cache. `None`, with a message, where the file system can't.
+/// Opens a file for reading, past the page cache. Returns `None`, with a message, if the file system can't.
 pub(crate) fn open_direct(path: &Path) -> Option<File> {
     let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
     match File::options().read(true).custom_flags(flags).open(path) {

@@ -1,4 +1,4 @@
-//! Snapshots of real files and processes.
+//! Tests of snapshots of real files and processes.
 
 use std::fs::File;
 use std::os::unix::fs::symlink;
@@ -29,7 +29,7 @@ pub(crate) fn write(path: &Path, len: usize) {
     File::open(path).unwrap().sync_all().unwrap();
 }
 
-/// A directory as RocksDB leaves it.
+/// Makes a directory as RocksDB leaves it.
 fn rocksdb_dir() -> (tempfile::TempDir, PathBuf) {
     let dir = disk_dir();
     let base = dir.path().join("data");
@@ -49,7 +49,7 @@ fn kinds(openers: &[Opener], pid: u32) -> Vec<OpenerKind> {
 fn a_database_is_found_with_its_files_and_who_has_them_open() {
     let (dir, base) = rocksdb_dir();
     let Some(direct) = open_direct(&base.join("000006.sst")) else { return };
-    // The database: its name is its program's.
+    // The database, whose name is its program's.
     let database = Holder::start(
         &dir.path().join("own-service"),
         File::open(base.join("MANIFEST-000004")).unwrap(),
@@ -124,7 +124,7 @@ fn a_fake_that_claimed_a_servers_directory_first_is_not_its_database() {
     let dir = disk_dir();
     let (data, redo) = (dir.path().join("data"), dir.path().join("data/ib_logfile0"));
     write(&redo, 8192);
-    // What only a mongod holds, by which the directory above is its own.
+    // A file that only mongod holds, by which the directory above would be its own.
     let journal = data.join("journal/WiredTigerLog.0000000001");
     write(&journal, 8192);
     let reads = || File::open(&journal).unwrap();
@@ -171,7 +171,7 @@ fn a_named_process_need_be_no_database() {
     };
     assert_eq!(found.openers, [opener]);
     assert_eq!((found.class, found.size, found.reach.as_path()), (None, 8192, path.as_path()));
-    // Neither the program nor its libraries are files of it.
+    // Neither the program nor its libraries count as its files.
     assert_eq!(seen.files.iter().filter(|file| file.path.starts_with(dir.path())).count(), 1);
 
     std::fs::remove_file(&path).unwrap();
@@ -232,7 +232,7 @@ fn of_a_file_that_another_is_mounted_over_its_own_pages_are_counted_and_its_own_
     let (log, other) = (base.join("000005.log"), dir.path().join("other"));
     write(&other, 4 << 20);
     let ready = dir.path().join("ready");
-    // In a mount namespace of its own, the process holds the log by then.
+    // In a mount namespace of its own; by then the process holds the log.
     let script = "mount --bind \"$1\" \"$2\" && touch \"$3\" && exec sleep 1000";
     let mut command = std::process::Command::new("unshare");
     command.args(["--mount", "sh", "-c", script, "sh"]).args([&other, &log, &ready]);
@@ -361,7 +361,8 @@ fn files_are_named_as_tracing_names_them() {
         return;
     }
     observer.snapshot().unwrap();
-    // The kernel skips a program where another one is running, and counts that: another tracer may be at work here.
+    // The kernel skips a program while another one is running, and counts that: another tracer may be at work
+    // here.
     for number in 10..30 {
         let name = format!("{number:06}.sst");
         write(&base.join(&name), 3 << 20);

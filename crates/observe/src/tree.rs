@@ -1,18 +1,20 @@
-//! The files in one directory of a database and below: which there are, and what of them is in the page cache.
+//! The files in one directory of a database and below, and their pages in the page cache.
 //!
 //! Invariants:
-//! 1. No link below is followed, no descriptor is held between scans, directories of other databases are passed over.
-//! 2. The first scan samples every file. Later ones list the directories that changed, and sample as many files as their
-//!    time allows: open and dirty ones first, then those not sampled for longest.
-//! 3. No scan reads more names than it may. A directory that has more is listed again when it changes or more may be read,
-//!    after the others; what is known of it stays meanwhile.
+//! 1. No link below is followed, no descriptor is held between scans, and directories of other databases are
+//!    skipped.
+//! 2. The first scan samples every file. Later ones list the directories that changed, and sample as many
+//!    files as their time allows: open and dirty ones first, then those not sampled for longest.
+//! 3. No scan reads more names than it may. A directory that has more is listed again when it changes or when
+//!    more may be read, after the others. Until then its known files stay.
 //! 4. A file that is gone is forgotten when its directory is listed or when it is sampled.
 //!
-//! The guard's `directory` lists and samples directories too, and shares nothing with this but the kernel's calls. It
-//! keeps the logs of one directory, known by name, sequence and time of birth; it has each change at once, by inotify,
-//! and samples a quiet file ever more seldom, since it acts each tick. This keeps all files of a whole tree for one
-//! snapshot now and then: it watches nothing, recognises changed directories by their time of change, and spends a
-//! time budget. One type for both would carry the state of both for every file, and inotify watches for whole trees.
+//! The guard's `directory` lists and samples directories too, and shares only the kernel's calls with this
+//! module. It keeps the logs of one directory, with name, sequence and time of birth. It sees each change at
+//! once, by inotify, and samples a quiet file ever less often, since it acts at each tick. This module keeps
+//! all files of a whole tree, for an occasional snapshot. It watches nothing, recognises changed directories
+//! by their time of change, and spends a time budget. One type for both would carry the state of both for
+//! every file, and inotify watches for whole trees.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -39,44 +41,46 @@ use crate::visibility::{GapKind, VisibilityGaps};
 #[cfg(test)]
 mod tests;
 
-/// A directory that changed so lately may change again without its time of change being another.
+/// A directory that changed this recently may change again without a new time of change.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// Room for so many new files is asked for beside those that are known.
+/// Room for new files that is requested in addition to the known ones.
 const ROOM: usize = 256;
 
-/// One of which more than this part of all names was read comes after the others, once there were too many.
+/// Once there were too many names, a directory with more than 1/`LARGE` of all names read comes after the
+/// others.
 const LARGE: usize = 8;
 
-/// Which directory: the process through whose root it is reached, if another's, and its path there.
+/// The key of a directory: the process through whose root it is reached, unless it is this one's, and its
+/// path there.
 pub(crate) type Key = (Option<u32>, PathBuf);
 
-/// One directory and all below. Paths of its files and directories are those below it.
+/// One directory and everything below. Paths of its files and directories are relative to it.
 #[derive(Debug)]
 pub(crate) struct DirectoryTree {
     key: Key,
     /// Its path for this process, without links.
     reach: PathBuf,
-    /// Which directory it is, once it could be opened.
+    /// Its inode, once it could be opened.
     pub(crate) inode: Option<Inode>,
     profile: String,
-    /// When each was changed last, if it was listed and has settled since.
+    /// The time of the last change of each directory, if it was listed and has settled since.
     directories: HashMap<PathBuf, Option<SystemTime>>,
     files: HashMap<PathBuf, TreeFile>,
-    /// How many files of each directory were left out when it was last listed.
+    /// The number of files of each directory that were left out at its last listing.
     left_out: HashMap<PathBuf, usize>,
-    /// The directories that were not read to their end, and how many of their names were.
+    /// The directories that were not read to their end, and the number of their names that were read.
     cut: HashMap<PathBuf, usize>,
     /// The most names that a scan has read.
     most_read: usize,
 }
 
-/// What a scan took.
+/// The cost of a scan.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Spent {
-    /// How long known files were sampled.
+    /// Time for sampling known files.
     pub(crate) time: Duration,
-    /// How many names were read.
+    /// The number of names that were read.
     pub(crate) names: usize,
 }
 
@@ -90,27 +94,27 @@ pub(crate) struct TreeFile {
     sampled_in: u64,
 }
 
-/// What the scan of a tree needs to know.
+/// The parameters of a scan.
 pub(crate) struct ScanContext<'a> {
     pub(crate) proc: &'a ProcRoot,
     pub(crate) profile: &'a Profile,
-    /// Whose part of the list of gaps it is.
+    /// The party whose share of the list of gaps it counts towards.
     pub(crate) party: Party,
-    /// Whether a directory, as the database sees it, is another's, and not entered.
+    /// Returns whether a directory, as the database sees it, is another database's, and not entered.
     pub(crate) is_anothers: &'a (dyn Fn(&Path) -> bool + Sync),
-    /// Whether a directory, as the database sees it, may be entered.
+    /// Returns whether a directory, as the database sees it, may be entered.
     pub(crate) selects: &'a (dyn Fn(&Path) -> bool + Sync),
     /// Files that a process has open.
     pub(crate) busy: &'a HashSet<Inode>,
-    /// The number of the snapshot, from 1 on.
+    /// The number of the snapshot, starting at 1.
     pub(crate) number: u64,
-    /// How long known files may be sampled.
+    /// The time for sampling known files.
     pub(crate) time: Duration,
-    /// The most files, and directories below, that are kept.
+    /// The most files and subdirectories that are kept.
     pub(crate) max_files: usize,
     /// The most names that are read.
     pub(crate) max_names: usize,
-    /// Which directory it has to be.
+    /// The required inode of the directory.
     pub(crate) pin: Option<Inode>,
 }
 
@@ -129,24 +133,24 @@ impl DirectoryTree {
         }
     }
 
-    /// How many files and directories are kept.
+    /// Returns the number of files and directories that are kept.
     pub(crate) fn kept(&self) -> usize {
         self.files.len() + self.directories.len().saturating_sub(1)
     }
 
-    /// How many it wants kept: those that there are, and room for as many as may come.
+    /// Returns the number that it wants to keep: those that exist, plus room for new ones.
     pub(crate) fn wanted(&self) -> usize {
         let found = self.kept().saturating_add(self.left_out.values().sum());
         found.saturating_add(found / 4).saturating_add(ROOM)
     }
 
-    /// How many names it wants read, where all of it changes.
+    /// Returns the number of names that it wants to read, if all of it changes.
     pub(crate) fn wanted_names(&self) -> usize {
         let read = self.most_read.saturating_add(self.most_read / 4).saturating_add(ROOM);
         if self.cut.is_empty() { self.wanted().max(read) } else { usize::MAX }
     }
 
-    /// Scans it.
+    /// Scans the tree.
     pub(crate) fn scan(&mut self, context: &ScanContext<'_>, gaps: &mut VisibilityGaps) -> Spent {
         if self.profile != context.profile.name {
             self.profile.clone_from(&context.profile.name);
@@ -184,7 +188,8 @@ impl DirectoryTree {
         Spent { time, names }
     }
 
-    /// Leaves out what is more than it may keep by now, what nobody has open first; that is listed again once there is room.
+    /// Leaves out the excess over the present limit, files that nobody has open first. They are listed again
+    /// once there is room.
     fn trim(&mut self, context: &ScanContext<'_>) {
         if self.directories.len() > context.max_files.saturating_add(1) {
             self.forget();
@@ -213,7 +218,8 @@ impl DirectoryTree {
         self.cut.clear();
     }
 
-    /// Opens it, where the process has another root through that, and learns what path leads to it.
+    /// Opens the directory, through the process's root if that is another one, and learns the path that leads
+    /// to it.
     fn open(&mut self, context: &ScanContext<'_>) -> Result<Start> {
         let (proc, (through, path)) = (context.proc, &self.key);
         let start = match through {
@@ -244,7 +250,7 @@ impl DirectoryTree {
         Ok(start)
     }
 
-    /// Lists the directories that changed since they were listed; says how many names were read.
+    /// Lists the directories that changed since they were listed. Returns the number of names read.
     fn list(&mut self, context: &ScanContext<'_>, start: &Start, gaps: &mut VisibilityGaps) -> usize {
         let kept = self.kept();
         let changed = self.changed_directories(start, kept < context.max_files, context.max_names);
@@ -255,7 +261,7 @@ impl DirectoryTree {
         let here = &self.key.1;
         let (known, directories) = (&self.files, Mutex::new(&mut self.directories));
         let names: Mutex<HashSet<PathBuf>> = Mutex::default();
-        // Known ones that are gone by now count too, until the next scan.
+        // Known files that are gone by now count too, until the next scan.
         let (room, taken) = (context.max_files.saturating_sub(kept), AtomicUsize::new(0));
         let left_out: Mutex<HashMap<PathBuf, usize>> = Mutex::default();
         let has_room = |below: &Path| {
@@ -275,7 +281,7 @@ impl DirectoryTree {
                 }
                 return !is_known && has_room(below);
             }
-            // What was entered before is entered again only if it changed itself.
+            // A directory that was entered before is entered again only if it changed itself.
             let directory = here.join(below);
             !(context.is_anothers)(&directory)
                 && (context.selects)(&directory)
@@ -344,13 +350,13 @@ impl DirectoryTree {
                 let example = || escaped(&here.join(below)).to_string();
                 gaps.count(context.party, gap.kind, example, &gap.why);
             }
-            // To be tried, and reported, again at the next scan.
+            // To be retried, and reported, at the next scan.
             self.directories.insert(below.to_path_buf(), None);
         }
         read
     }
 
-    /// In which order they are listed: those that had very many names take none of the others'.
+    /// Returns the order of listing: directories with very many names do not delay the others.
     fn in_turn(&self, changed: &[PathBuf], start: &Start, max_names: usize) -> Vec<Vec<PathBuf>> {
         let is_large = |below: &&PathBuf| self.cut.get(*below).is_some_and(|read| *read > max_names / LARGE);
         let (large, small): (Vec<&PathBuf>, Vec<&PathBuf>) = changed.iter().partition(is_large);
@@ -358,8 +364,9 @@ impl DirectoryTree {
         listed.map(|listed| listed.into_iter().map(|below| start.join(below)).collect()).collect()
     }
 
-    /// The directories that are to be listed, with those of which files were left out if there is room, and those that were
-    /// not read to their end if more may be read; those that are gone are forgotten.
+    /// Returns the directories to be listed. These include directories of which files were left out, if there
+    /// is room, and directories that were not read to their end, if more may be read. Forgets those that are
+    /// gone.
     fn changed_directories(&mut self, start: &Start, has_room: bool, max_names: usize) -> Vec<PathBuf> {
         if self.directories.is_empty() {
             self.directories.insert(PathBuf::new(), None);
@@ -390,14 +397,14 @@ impl DirectoryTree {
         changed
     }
 
-    /// Scans again at files that were known before, as long as there is time; says for how long.
+    /// Samples known files again, as long as there is time. Returns the time taken.
     fn resample(&mut self, context: &ScanContext<'_>, start: &Start) -> Duration {
         let began = Instant::now();
         for below in self.due(context) {
             if began.elapsed() > context.time {
                 break;
             }
-            // Whatever has the name now: on some file systems the identity of a file changes while it is there.
+            // Whatever has the name now: on some file systems the identity of a file changes while it exists.
             let opened = InspectedFile::open_below(
                 start.fd.as_fd(),
                 below.as_path(),
@@ -419,7 +426,8 @@ impl DirectoryTree {
         began.elapsed()
     }
 
-    /// The files that this scan has not sampled yet, the most urgent first: as many as there can be time for.
+    /// Returns the files that this scan has not sampled yet, the most urgent first: as many as there can be
+    /// time for.
     fn due(&self, context: &ScanContext<'_>) -> Vec<PathBuf> {
         let mut due: Vec<(bool, u64, &PathBuf)> = self
             .files
@@ -431,7 +439,7 @@ impl DirectoryTree {
             })
             .collect();
         due.sort_unstable_by_key(|(quiet, sampled_in, _)| (*quiet, *sampled_in));
-        // One takes a microsecond and more.
+        // Each takes at least a microsecond.
         let max = usize::try_from(context.time.as_micros()).unwrap_or(usize::MAX);
         due.into_iter().take(max.saturating_add(1)).map(|(_, _, below)| below.clone()).collect()
     }
@@ -440,30 +448,30 @@ impl DirectoryTree {
         self.files.len()
     }
 
-    /// The files: path as the database sees it, path for this process, and its sample.
+    /// Returns the files: path as the database sees it, path for this process, and the sample.
     pub(crate) fn files(&self) -> impl Iterator<Item = (PathBuf, PathBuf, &TreeFile)> {
         self.files.iter().map(|(below, known)| (self.key.1.join(below), self.reach.join(below), known))
     }
 }
 
-/// The link to what a descriptor of this process refers to.
+/// Returns the link to the target of a descriptor of this process.
 fn link_to(proc: &ProcRoot, fd: &OwnedFd) -> PathBuf {
     proc.path().join(format!("self/fd/{}", fd.as_raw_fd()))
 }
 
-/// Where a link of the kernel's leads to.
+/// Returns the target of one of the kernel's links.
 fn shown(link: &Path) -> Result<PathBuf> {
     std::fs::read_link(link).map_err(|error| Error::call("readlink", link, error))
 }
 
-/// Where a scan begins: the directory, and a path to it that may lead through the descriptor.
+/// The start of a scan: the directory, and a path to it that may lead through the descriptor.
 struct Start {
     fd: OwnedFd,
     path: PathBuf,
 }
 
 impl Start {
-    /// Without a slash at the end, which [`Path::join`] leaves after an empty path.
+    /// Joins without a slash at the end, which [`Path::join`] leaves after an empty path.
     fn join(&self, below: &Path) -> PathBuf {
         if below.as_os_str().is_empty() { self.path.clone() } else { self.path.join(below) }
     }
@@ -480,7 +488,8 @@ fn is_directory(stat: &rustix::fs::Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Directory
 }
 
-/// When a directory was changed last, if that is so long ago that another change would show.
+/// Returns the time of the last change of a directory, if that is long enough ago that another change would
+/// show.
 fn settled_change(path: &Path) -> Option<SystemTime> {
     let _asking = asking(path).ok()?;
     let changed = std::fs::metadata(path).and_then(|meta| meta.modified()).ok()?;

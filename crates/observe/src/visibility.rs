@@ -1,7 +1,9 @@
-//! What a snapshot could not see: collected while it is taken, each kind listed once, with its count and the first example
-//! of each party, so that nobody's path stands for what is another's.
+//! Visibility gaps: everything that a snapshot could not see. They are collected while it is taken. Each kind
+//! is listed once, with its count and the first example of each party, so that nobody's path stands for
+//! another's.
 //!
-//! Invariants: what is gone is no gap; what was denied names the capability of capabilities(7) that would show it.
+//! Invariants: an object that is gone is not a gap. A denied one names the capability of capabilities(7) that
+//! would show it.
 
 use std::collections::BTreeMap;
 
@@ -15,27 +17,28 @@ use serde::Serialize;
 /// Something a snapshot could not see.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct VisibilityGap {
-    /// What could not be seen: "which pages come and go, and by whom".
+    /// The subject that could not be seen: "which pages come and go, and by whom".
     pub what: String,
-    /// Why: what the kernel said.
+    /// The reason: the kernel's answer.
     pub why: String,
-    /// The right or setting that would show it: `CAP_SYS_PTRACE`, "Linux 6.5". `None` if nothing would.
+    /// The capability or setting that would show it: `CAP_SYS_PTRACE`, "Linux 6.5". `None` if nothing would.
     pub needs: Option<String>,
 }
 
-/// Lets a process inspect those of other users.
+/// The capability to inspect processes of other users.
 const PTRACE: CapabilitySet = CapabilitySet::SYS_PTRACE;
 
-/// Why a process is out of reach even for one that has the capability.
+/// The reason why a process is out of reach even with that capability.
 const PROTECTED: &str = "in another user namespace, or protected by a security module";
 
-/// So many single gaps of one party are listed, the rest is counted: whoever leads to very many directories hides nothing else.
+/// The most single gaps of one party that are listed; the rest is counted. So very many directories of one
+/// party hide nothing else.
 const MOST_OF_PARTY: usize = 16;
 
-/// So many parties have an example in the gap of a kind.
+/// The most parties that have an example in the gap of a kind.
 const MOST_EXAMPLES: usize = 4;
 
-/// What was denied, or is not available.
+/// The kind of a gap: something that was denied, or is not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum GapKind {
     /// The open files of a database's process.
@@ -48,7 +51,7 @@ pub(crate) enum GapKind {
     File,
     /// A file's pages are not shown.
     Residency,
-    /// Only mincore(2) is there.
+    /// Only mincore(2) is available.
     NoCachestat,
     /// Its pages belong to a file of the layer below.
     Overlay,
@@ -63,19 +66,19 @@ pub(crate) enum GapKind {
 pub(crate) struct VisibilityGaps {
     counted: BTreeMap<GapKind, Counted>,
     single: Vec<VisibilityGap>,
-    /// Those that are due to databases of a party, and how many more there were.
+    /// Gaps caused by databases of a party, and the number of further ones.
     of_parties: BTreeMap<Party, (Vec<VisibilityGap>, usize)>,
 }
 
 #[derive(Debug, Default)]
 struct Counted {
     times: usize,
-    /// The first of each party, and why it could not be seen.
+    /// The first example of each party, with its reason.
     examples: Vec<(Party, String, String)>,
 }
 
 impl VisibilityGaps {
-    /// Records a failure, of what a database of some party leads to, unless its file or process is gone.
+    /// Records a failure on a path that a party's database leads to, unless its file or process is gone.
     pub(crate) fn failed(&mut self, party: Party, kind: GapKind, error: &Error) {
         if error.is_gone() {
             return;
@@ -84,16 +87,16 @@ impl VisibilityGaps {
         self.count(party, kind, || escaped(error.path()).to_string(), &reason(error));
     }
 
-    /// Records that a process that is no database can't be inspected.
+    /// Records that a process that is not a database can't be inspected.
     pub(crate) fn other_process(&mut self, pid: u32, error: &Error) {
         if !error.is_gone() {
             let why = reason_of_process(error, has(PTRACE));
-            // Its number says nothing that its user chose.
+            // The number is nothing that its user chose.
             self.count(Party::Unknown, GapKind::OtherProcesses, || format!("process {pid}"), &why);
         }
     }
 
-    /// Counts one more of a kind; the first of each party is kept as an example.
+    /// Counts one more of a kind. Keeps the first of each party as an example.
     pub(crate) fn count(&mut self, party: Party, kind: GapKind, example: impl FnOnce() -> String, why: &str) {
         let counted = self.counted.entry(kind).or_default();
         counted.times += 1;
@@ -111,7 +114,7 @@ impl VisibilityGaps {
         }
     }
 
-    /// Adds a gap that is of no kind.
+    /// Adds a gap without a kind.
     pub(crate) fn add(&mut self, what: &str, why: impl Into<String>, needs: Option<&str>) {
         self.single.push(VisibilityGap {
             what: what.to_owned(),
@@ -120,7 +123,7 @@ impl VisibilityGaps {
         });
     }
 
-    /// Adds a gap that a database of some party is the cause of: the first are listed, the rest is counted.
+    /// Adds a gap caused by a database of some party. The first ones are listed, the others counted.
     pub(crate) fn add_of(&mut self, party: Party, what: &str, why: impl Into<String>) {
         let (listed, more) = self.of_parties.entry(party).or_default();
         let gap = VisibilityGap { what: what.to_owned(), why: why.into(), needs: None };
@@ -136,7 +139,7 @@ impl VisibilityGaps {
         self.single.extend(unanswered());
     }
 
-    /// All of them, in a fixed order.
+    /// Returns all gaps, in a fixed order.
     pub(crate) fn into_gaps(self) -> Vec<VisibilityGap> {
         let counted = self.counted.into_iter().map(|(kind, counted)| counted.into_gap(kind));
         let of_parties = self.of_parties.into_iter().flat_map(|(party, (mut listed, more))| {
@@ -157,7 +160,7 @@ impl VisibilityGaps {
     }
 }
 
-/// What is not seen since its file system does not answer.
+/// Returns the gaps for file systems that do not answer.
 pub fn unanswered() -> Vec<VisibilityGap> {
     let of = |found: Unanswered| VisibilityGap {
         what: match found.kind {
@@ -170,7 +173,7 @@ pub fn unanswered() -> Vec<VisibilityGap> {
     hang::unanswered().into_iter().map(of).collect()
 }
 
-/// The kernel's reason, without the path, which the gap names already.
+/// Returns the kernel's reason, without the path, which the gap already names.
 pub(crate) fn reason(error: &Error) -> String {
     match error {
         Error::Call { call, source, .. } => format!("{call}: {source}"),
@@ -178,12 +181,13 @@ pub(crate) fn reason(error: &Error) -> String {
     }
 }
 
-/// The same about a process's open files and mappings. With the capability, something else must forbid it.
+/// Returns the reason for a process's open files and mappings. With the capability, something else must
+/// forbid it.
 fn reason_of_process(error: &Error, has_ptrace: bool) -> String {
     if has_ptrace && error.is_denied() { PROTECTED.to_owned() } else { reason(error) }
 }
 
-/// Why some processes can't be inspected, and what would allow it.
+/// Returns why some processes can't be inspected, and what would allow it.
 pub(crate) fn of_denied_processes() -> (&'static str, Option<&'static str>) {
     if has(PTRACE) { (PROTECTED, None) } else { ("permission denied", Some("root, or CAP_SYS_PTRACE")) }
 }
@@ -249,18 +253,19 @@ impl Counted {
     }
 }
 
-/// Which of these capabilities this process lacks; `None` if it has them all, and something else forbids it.
+/// Returns which of these capabilities this process lacks; `None` if it has them all, and something else
+/// forbids it.
 pub(crate) fn lacked(wanted: &[(&str, CapabilitySet)]) -> Option<String> {
     let lacked: Vec<&str> = wanted.iter().filter(|(_, one)| !has(*one)).map(|(name, _)| *name).collect();
     (!lacked.is_empty()).then(|| listed(&lacked))
 }
 
-/// Whether this process has a capability in effect.
+/// Returns whether this process has a capability in effect.
 fn has(one: CapabilitySet) -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(one))
 }
 
-/// "A, B and C"
+/// Formats a list as "A, B and C".
 pub(crate) fn listed(names: &[&str]) -> String {
     match names {
         [] => String::new(),
@@ -339,7 +344,7 @@ mod tests {
         for why in ["open: ", "readdir: "] {
             assert!(listed[0].why.contains(why), "{}", listed[0].why);
         }
-        // However many parties there are, the line stays short.
+        // The line stays short, however many parties there are.
         let mut gaps = VisibilityGaps::default();
         for user in 0..1000 {
             let error = Error::call("open", format!("/home/{user}"), Errno::IO);

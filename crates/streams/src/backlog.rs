@@ -1,6 +1,7 @@
-//! What followed programs have written that is not on disk, by device, and whom that makes wait.
+//! The backlog of each device: bytes that followed programs have written and that are not on disk, and the
+//! writers to hold because of it.
 //!
-//! Invariant: the sum of a device is that of its files' unwritten pages.
+//! Invariant: a device's sum is that of its files' unwritten pages.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -11,14 +12,15 @@ use pagekeeper_trace::page_events::EventFile;
 
 use crate::hold::HoldTarget;
 
-/// A device's output is written as soon as this part of what may be unwritten is: a short-lived file may never have to be.
+/// A device's output is written at once beyond 1/`PRESSED_PART` of the bytes that may be unwritten. Below
+/// that it waits: a short-lived file may never have to be written.
 const PRESSED_PART: u64 = 4;
 
-/// One device.
+/// The backlog of one device.
 #[derive(Default)]
 struct DeviceBacklog {
     holds: DeviceHolds,
-    /// Files with unwritten pages that nobody was asked to write.
+    /// Files with unwritten pages for which no write was requested.
     files: HashSet<EventFile>,
 }
 
@@ -26,9 +28,9 @@ struct DeviceBacklog {
 pub(crate) struct Backlogs {
     pace: StreamPace,
     devices: HashMap<u64, DeviceBacklog>,
-    /// How processes that write are found again; `None`: never held.
+    /// The identity by which each writing process is held; `None` for one that is never held.
     targets: HashMap<u32, Option<HoldTarget>>,
-    /// When [`Self::decide`] is to be asked again.
+    /// The time at which [`Self::decide`] is to be called again.
     pub(crate) again_at: Option<Duration>,
 }
 
@@ -37,7 +39,7 @@ impl Backlogs {
         Self { pace, devices: HashMap::new(), targets: HashMap::new(), again_at: None }
     }
 
-    /// A process dirtied clean pages. `target` is asked once for each.
+    /// Records that a process dirtied clean pages. `target` is called once for each process.
     pub(crate) fn dirtied(
         &mut self,
         dev: u64,
@@ -50,33 +52,34 @@ impl Backlogs {
         self.devices.entry(dev).or_default().holds.dirtied(pid, bytes, now);
     }
 
-    /// A file has unwritten pages that nobody was asked to write.
+    /// Records that a file has unwritten pages for which no write was requested.
     pub(crate) fn wait(&mut self, name: EventFile) {
         self.devices.entry(name.dev).or_default().files.insert(name);
     }
 
-    /// A file is kept no longer.
+    /// Forgets a file that is no longer kept.
     pub(crate) fn forget_file(&mut self, name: &EventFile) {
         if let Some(device) = self.devices.get_mut(&name.dev) {
             device.files.remove(name);
         }
     }
 
-    /// Bytes are unwritten no longer, or are not counted any more.
+    /// Records that bytes are no longer unwritten, or no longer counted.
     pub(crate) fn written(&mut self, dev: u64, bytes: u64, now: Duration) {
         if let Some(device) = self.devices.get_mut(&dev) {
             device.holds.written(bytes, now);
         }
     }
 
-    /// A process has ended, or has become another program.
+    /// Forgets a process that has ended, or has become another program.
     pub(crate) fn forget(&mut self, pid: u32) {
         if self.targets.remove(&pid).is_some() {
             self.devices.values_mut().for_each(|device| device.holds.ended(pid));
         }
     }
 
-    /// Whether so much is unwritten of a device, which may have this much, that its files are to be written at once.
+    /// Returns whether so much of a device with this bound is unwritten that its files are to be written at
+    /// once.
     pub(crate) fn is_pressed(&self, dev: u64, bound: u64) -> bool {
         self.devices.get(&dev).is_some_and(|device| device.holds.unwritten() > bound / PRESSED_PART)
     }
@@ -92,7 +95,7 @@ impl Backlogs {
         files
     }
 
-    /// Those that are to be held now.
+    /// Returns the processes that are to be held now.
     pub(crate) fn decide(&mut self, bound: impl Fn(u64) -> u64, now: Duration) -> Vec<HoldTarget> {
         self.again_at = None;
         let mut held = Vec::new();

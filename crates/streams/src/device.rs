@@ -1,7 +1,8 @@
 //! Workers that release pages, one for each device.
 //!
-//! Invariants: a device that hangs stalls its own worker alone, or those that share it once there are more than [`WORKERS_MAX`]; the
-//! caller never waits. A worker has a file open only while it works on it, and a mount only while it has work.
+//! Invariants: a device that hangs stalls only its own worker, or those that share it once there are more
+//! than [`WORKERS_MAX`] devices. The caller never waits. A worker has a file open only while it works on it,
+//! and a mount only while it has work.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -22,69 +23,69 @@ use crate::turns::DiskShares;
 use crate::writing::Writing;
 use crate::{Decide, StayReason, Verdict};
 
-/// Workers; further devices share them.
+/// The most workers; further devices share them.
 const WORKERS_MAX: usize = 8;
 /// Attempts after which pages that stay are paged out of the memory of the processes that brought them in.
 const ATTEMPTS_BEFORE_PAGE_OUT: u32 = 2;
 
-/// Ranges of one file that are to be released, or written.
+/// Ranges of one file that are to be released or written.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) file: EventFile,
-    /// The process that the verdict is about.
+    /// The process that the verdict applies to.
     pub(crate) owner: u32,
     /// Followed processes that use the file.
     pub(crate) users: Vec<u32>,
     pub(crate) ranges: Vec<DueRange>,
-    /// Ranges that are to be written, and kept.
+    /// Ranges that are to be written and kept.
     pub(crate) writes: Vec<Range<u64>>,
     pub(crate) verdict: Option<Verdict>,
-    /// For whom its pages are released.
+    /// The users on whose behalf its pages are released.
     pub(crate) beneficiaries: Beneficiaries,
     pub(crate) path: Option<PathBuf>,
     /// Whether pages of it stayed before because one of its users maps them.
     pub(crate) is_mapped: bool,
-    /// Whether others used pages of the file since it was made.
+    /// Whether others used pages of the file since the job was created.
     pub(crate) is_used: Arc<AtomicBool>,
 }
 
-/// What became of a range.
+/// The outcome for a range.
 #[derive(Debug)]
 pub(crate) struct RangeResult {
     pub(crate) range: DueRange,
     pub(crate) outcome: ReleaseOutcome,
-    /// Why pages of it stayed, if some did.
+    /// The reason why pages of it stayed, if some did.
     pub(crate) why: Option<StayReason>,
     /// Whether it was paged out of the memory of a process.
     pub(crate) was_mapped: bool,
 }
 
-/// What became of a job, or of its first part.
+/// The outcome of a job, or of its first part.
 #[derive(Debug)]
 pub(crate) struct JobResult {
     pub(crate) file: EventFile,
     pub(crate) verdict: Option<Verdict>,
     pub(crate) path: Option<PathBuf>,
     pub(crate) ranges: Vec<RangeResult>,
-    /// Ranges that were only to be written, and are.
+    /// Ranges that were only to be written, and now are.
     pub(crate) written: Vec<Range<u64>>,
     /// Whether the file is gone or could not be opened.
     pub(crate) is_lost: bool,
-    /// Why the file could not be opened or looked at.
+    /// The error with which the file could not be opened or examined.
     pub(crate) problem: Option<Error>,
-    /// Whether it is the job's last.
+    /// Whether it is the last result of the job.
     pub(crate) is_last: bool,
 }
 
-/// A worker, and what it has to do.
+/// A worker, and its queue.
 struct Worker {
-    /// The device that it works for; others may share it.
+    /// The device that it works for; others may share the worker.
     dev: u64,
     jobs: Sender<Vec<Job>>,
     /// Jobs that are handed over together.
     batch: Vec<Job>,
     queued: usize,
-    /// Bytes that writers to it may have unwritten.
+    /// The most bytes that writers to the device may have unwritten.
     bound: Arc<AtomicU64>,
 }
 
@@ -111,18 +112,18 @@ impl Devices {
         }
     }
 
-    /// Leaves others their share of each disk, with workers that are started from now on.
+    /// Sets the shares of each disk that workers leave to others, for workers that are started from now on.
     pub(crate) fn set_shares(&mut self, shares: DiskShares) {
         self.shares = shares;
     }
 
-    /// Bytes that writers to a device may have unwritten.
+    /// Returns the most bytes that writers to a device may have unwritten.
     pub(crate) fn bound(&self, dev: u64) -> u64 {
         let known = self.workers.iter().find(|worker| worker.dev == dev);
         known.map_or_else(|| Pacer::NEW.backlog(), |worker| worker.bound.load(Ordering::Relaxed))
     }
 
-    /// Takes a job, to be handed over by [`Self::send`]. Gives its result where no thread can be had.
+    /// Takes a job, to be handed over by [`Self::send`]. Returns its result if no thread can be started.
     pub(crate) fn push(&mut self, job: Job) -> Option<JobResult> {
         let Some(index) = self.worker_for(job.file.dev) else { return Some(failed_to_start(job)) };
         self.workers[index].queued += 1;
@@ -130,20 +131,20 @@ impl Devices {
         None
     }
 
-    /// Hands the jobs over, all of a device together: a worker looks at leases and mounts once for them.
+    /// Hands the jobs over, all of a device together: the worker reads leases and mounts once for them.
     pub(crate) fn send(&mut self) {
         for worker in self.workers.iter_mut().filter(|worker| !worker.batch.is_empty()) {
-            // It ends only with this value.
+            // The worker ends only with this value.
             let _ = worker.jobs.send(std::mem::take(&mut worker.batch));
         }
     }
 
-    /// Jobs that are not done.
+    /// Returns the number of jobs that are not done.
     pub(crate) fn queued(&self) -> usize {
         self.workers.iter().map(|worker| worker.queued).sum()
     }
 
-    /// What was done since the last call.
+    /// Returns the results since the last call.
     pub(crate) fn results(&mut self) -> Vec<JobResult> {
         let mut all = Vec::new();
         for (index, result) in self.results.try_iter() {
@@ -177,7 +178,7 @@ impl Devices {
         let (results, decide) = (self.sender.clone(), Arc::clone(&self.decide));
         let mut writing = Writing::new(self.pace, Arc::clone(bound), self.shares.clone());
         let run = move || {
-            // Nobody may want it any more.
+            // The receiver may be gone.
             let say = |result| drop(results.send((index, result)));
             work_on(&work, &decide, &mut writing, &say);
         };
@@ -215,7 +216,8 @@ fn do_job(
     writing: &mut Writing,
     say: &dyn Fn(JobResult),
 ) {
-    // The kernel drops a block device's pages as its last user closes it, and to open it then would be in the way of its removal.
+    // The kernel drops a block device's pages when its last user closes it. Opening it then would hinder its
+    // removal.
     let is_closed = job.file.is_block_device && job.users.is_empty() && !opener.has_users(job.file.dev);
     let result = if is_closed {
         Err(Error::call("open", PathBuf::new(), rustix::io::Errno::NOENT))
@@ -260,7 +262,7 @@ fn do_job(
 }
 
 impl JobResult {
-    /// A result that says nothing yet, and is not the last.
+    /// Makes an empty result, not the last one.
     pub(crate) fn of(job: &Job) -> Self {
         Self {
             file: job.file,
@@ -275,7 +277,8 @@ impl JobResult {
     }
 }
 
-/// The result of a job whose file can't be opened or looked at: of an inode that was removed, the pages are gone with it.
+/// Returns the result of a job whose file can't be opened or examined. If the inode was removed, its pages
+/// are gone with it.
 pub(crate) fn failed(job: Job, error: Error) -> JobResult {
     let is_gone = error.is_gone();
     let result = |range: DueRange| {
@@ -289,7 +292,7 @@ pub(crate) fn failed(job: Job, error: Error) -> JobResult {
     JobResult { ranges, is_lost: true, problem: (!is_gone).then_some(error), is_last: true, ..said }
 }
 
-/// The result of a job for which there is no thread.
+/// Returns the result of a job for which there is no thread.
 fn failed_to_start(job: Job) -> JobResult {
     let path = job.path.clone().unwrap_or_default();
     failed(job, Error::call("pthread_create", path, std::io::ErrorKind::OutOfMemory))
@@ -304,7 +307,7 @@ fn release(file: &InspectedFile, range: &DueRange, job: &Job) -> Result<Option<R
     drop_clean(file, range, before.resident, job).map(Some)
 }
 
-/// Drops the pages of a range, of which so many bytes are resident, and says what stayed.
+/// Drops the pages of a range, of which `resident` bytes are resident. Returns what stayed.
 pub(crate) fn drop_clean(
     file: &InspectedFile,
     range: &DueRange,
@@ -313,7 +316,7 @@ pub(crate) fn drop_clean(
 ) -> Result<RangeResult, Error> {
     let bytes = range.bytes.clone();
     if resident == 0 || job.is_used.load(Ordering::Relaxed) {
-        // What is not the others' is asked for again.
+        // Pages that others do not use are due again later.
         return Ok(result(range, resident, resident, StayReason::Other));
     }
     advise(file, Advice::DontNeed, bytes.clone(), file.path())?;
@@ -343,7 +346,7 @@ fn result(range: &DueRange, resident: u64, stays: u64, why: StayReason) -> Range
     RangeResult { range: range.clone(), outcome, why: (stays > 0).then_some(why), was_mapped: false }
 }
 
-/// Looks at a range that is not to be released.
+/// Examines a range that is not to be released.
 fn look(file: &InspectedFile, range: &DueRange) -> Result<RangeResult, Error> {
     let resident = residency(file, range.bytes.clone())?.resident;
     Ok(result(range, resident, resident, StayReason::Left))

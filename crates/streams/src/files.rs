@@ -1,4 +1,4 @@
-//! The files that followed processes brought pages in of, and when each is looked at next.
+//! The files of which followed processes brought in pages, and the times at which each is examined next.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -19,68 +19,68 @@ use crate::processes::ProcessId;
 use crate::requests::{Beneficiaries, Origin};
 use crate::{FileReport, StayReason, Verdict};
 
-/// A file.
+/// A file with pages that followed processes brought in.
 pub(crate) struct File {
     pub(crate) pages: StreamPages,
     pub(crate) unwritten: UnwrittenPages,
     output: Output,
-    /// Followed processes that run and use it.
+    /// Followed processes that are running and use it.
     pub(crate) users: Vec<ProcessId>,
-    /// The process whose sums it counts in, and what of its totals counted for earlier ones.
+    /// The process whose sums it counts in, and the part of its totals that counted for earlier ones.
     pub(crate) owner: ProcessId,
     pub(crate) counted: StreamTotals,
-    /// Whose process brought it in first.
+    /// The user of the process that first brought it in.
     pub(crate) user: u32,
-    /// For whom its pages are released.
+    /// The users on whose behalf its pages are released.
     pub(crate) beneficiaries: Beneficiaries,
-    /// Whether the verdict of the job that is under way was given without one of them.
+    /// Whether the verdict of the job in progress was given before a beneficiary was added.
     pub(crate) is_verdict_stale: bool,
     pub(crate) path: Option<PathBuf>,
     pub(crate) verdict: Option<Verdict>,
-    /// Why pages of it stayed at the last attempt.
+    /// The reason why pages of it stayed at the last attempt.
     pub(crate) why: Option<StayReason>,
     /// Whether a user maps pages of it, which only paging out releases.
     pub(crate) is_mapped: bool,
     /// Whether others used pages of it since its job began.
     pub(crate) used_by_others: Arc<AtomicBool>,
     pub(crate) last_event: Duration,
-    /// When pages of it were released last.
+    /// When pages of it were last released.
     pub(crate) released_at: Duration,
     /// Since when no followed process uses it.
     pub(crate) ended: Option<Duration>,
-    /// Whether what is left of it is due at once, to make room.
+    /// Whether its remaining pages are due at once, to make room.
     is_hurried: bool,
-    /// Since when a job of it is under way.
+    /// Since when a job of it is in progress.
     pub(crate) job_since: Option<Duration>,
     look_at: Option<Duration>,
-    /// It is not looked at earlier, since the last look took its time.
+    /// Not examined before this time, because the last examination was expensive.
     not_before: Duration,
-    /// Windows of its pages as of the last look.
+    /// Windows of its pages at the last examination.
     windows: usize,
     /// Ranges that were reported instead of released, in order.
     reported: Vec<Range<u64>>,
 }
 
-/// How what is dirtied of a file goes to its disk.
+/// The way in which dirty pages of a file reach its disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Output {
-    /// It is written in its turn.
+    /// Written in its turn.
     Paced,
-    /// The same, and it is among the files that wait to be written.
+    /// Written in its turn, and queued for that.
     Waiting,
-    /// It can't be written: what is dirtied of it does not count.
+    /// Can't be written: its dirty pages do not count.
     Unpaced,
 }
 
-/// What is to be done with a file.
+/// The next step for a file.
 pub(crate) enum FileStep {
-    /// Nothing now.
+    /// Nothing for now.
     Wait,
-    /// These ranges are to be released, and the unwritten pages written if that is said.
+    /// Release these ranges, and write the unwritten pages if `is_written`.
     Work { ranges: Vec<DueRange>, is_written: bool },
-    /// Nothing is left of it.
+    /// Forget it: nothing is left of it.
     Done,
-    /// What is left of it stays.
+    /// Give it up: its remaining pages stay.
     GiveUp,
 }
 
@@ -113,7 +113,7 @@ impl File {
         }
     }
 
-    /// A running process uses it. Whether that is new.
+    /// Records that a running process uses it. Returns whether that is new.
     pub(crate) fn add_user(&mut self, process: ProcessId, now: Duration) -> bool {
         self.last_event = now;
         self.ended = None;
@@ -125,7 +125,7 @@ impl File {
         is_new
     }
 
-    /// Its pages are released for one more. What was decided for the others before is decided anew.
+    /// Adds a beneficiary, on whose behalf its pages are released. Earlier verdicts are given anew.
     pub(crate) fn add_beneficiary(&mut self, origin: &Origin) {
         if self.beneficiaries.add(origin) && self.verdict != Some(Verdict::Leave) {
             self.verdict = None;
@@ -133,7 +133,7 @@ impl File {
         }
     }
 
-    /// The part of its totals that its present owner is to count.
+    /// Returns the part of its totals that its present owner is to count.
     pub(crate) fn uncounted(&self) -> StreamTotals {
         let (all, counted) = (self.pages.totals(), self.counted);
         StreamTotals {
@@ -145,7 +145,8 @@ impl File {
         }
     }
 
-    /// Another process is its owner, and counts what is resident. Gives the rest, for the owner before.
+    /// Makes another process its owner, which counts the resident pages. Returns the rest, for the previous
+    /// owner.
     pub(crate) fn pass_on(&mut self, owner: ProcessId) -> StreamTotals {
         let mut part = self.uncounted();
         part.added -= part.resident;
@@ -155,20 +156,20 @@ impl File {
         part
     }
 
-    /// A process wrote to it. Returns how many bytes more are unwritten.
+    /// Records that a process wrote to it. Returns how many more bytes are unwritten.
     pub(crate) fn dirtied(&mut self, bytes: Range<u64>, now: Duration) -> u64 {
         let is_paced =
             self.output != Output::Unpaced && matches!(self.verdict, None | Some(Verdict::Release));
         if is_paced { self.unwritten.dirtied(bytes, now) } else { 0 }
     }
 
-    /// Counts what is dirtied of it no longer. Returns how many bytes were unwritten.
+    /// Stops counting its dirty pages. Returns how many bytes were unwritten.
     pub(crate) fn stop_pacing(&mut self) -> u64 {
         self.output = Output::Unpaced;
         self.unwritten.clear()
     }
 
-    /// Whether it is to wait to be written from now on.
+    /// Queues it for writing. Returns whether that is new.
     pub(crate) fn begin_to_wait(&mut self) -> bool {
         let has_output = self.job_since.is_none() && self.unwritten.oldest().is_some();
         let is_new = self.output == Output::Paced && has_output;
@@ -178,14 +179,14 @@ impl File {
         is_new
     }
 
-    /// It waits no longer among others, since it is about to be looked at.
+    /// Removes it from the queue, since it is about to be examined.
     pub(crate) fn end_to_wait(&mut self) {
         if self.output == Output::Waiting {
             self.output = Output::Paced;
         }
     }
 
-    /// What is to be done now; `is_pressed` says that its device's output is to be written at once.
+    /// Returns the next step. `is_pressed` says that its device's output is to be written at once.
     fn next_step(&self, now: Duration, sees_use: bool, is_pressed: bool) -> FileStep {
         let is_idle = now.saturating_sub(self.last_event) >= IDLE;
         let is_over = self.ended.is_some() || self.is_hurried || (is_pressed && is_idle);
@@ -213,7 +214,7 @@ impl File {
         due.retain(|range| !self.is_reported(&range.bytes));
         due.truncate(RANGES_PER_JOB);
         if !is_on_its_way && in_vain_for >= CLEAN_AFTER_END {
-            // Pages that were added while a long job was under way were not tried yet.
+            // Pages that were added during a long job were not attempted yet.
             due.retain(|range| range.attempts == 0);
             let is_late = due.is_empty() || over_for >= WRITTEN_AFTER_END;
             return if is_late { FileStep::GiveUp } else { FileStep::Work { ranges: due, is_written } };
@@ -228,12 +229,12 @@ impl File {
         }
     }
 
-    /// Whether the job that is under way since then has not even begun.
+    /// Returns whether the job in progress since then has not even begun.
     fn is_hung(&self, now: Duration, since: Duration) -> bool {
         self.why != Some(StayReason::Unwritten) && now.saturating_sub(since) >= HUNG_AFTER
     }
 
-    /// When that may be another, if no event comes before.
+    /// Returns when the next step may be another one, if no event comes before.
     fn next_look(&self, now: Duration, sees_use: bool) -> Duration {
         if self.pages.is_done() || self.job_since.is_some() {
             return now + IDLE;
@@ -243,7 +244,7 @@ impl File {
         let idle = self.last_event + IDLE;
         let due = if due <= now && idle > now { idle } else { due };
         let due = self.unwritten.oldest().map_or(due, |since| due.min(since + WRITE_AFTER));
-        // What is over is given up some time.
+        // A file whose streams have ended is given up eventually.
         if self.ended.is_some() { due.min(now + CLEAN_AFTER_END) } else { due }
     }
 
@@ -252,7 +253,7 @@ impl File {
         self.reported.get(at).is_some_and(|range| range.start <= bytes.start)
     }
 
-    /// Takes note that a range was reported.
+    /// Records that a range was reported.
     pub(crate) fn report_range(&mut self, bytes: &Range<u64>) {
         let at = self.reported.partition_point(|range| range.end < bytes.start);
         let mut merged = bytes.clone();
@@ -263,7 +264,7 @@ impl File {
         self.reported.insert(at, merged);
     }
 
-    /// Its report; `now` says whether a device does not answer.
+    /// Returns its report; with `now` it can tell that a device does not answer.
     pub(crate) fn report(&self, name: &EventFile, now: Duration) -> FileReport {
         let is_hung = self.job_since.is_some_and(|since| self.is_hung(now, since));
         FileReport {
@@ -278,10 +279,10 @@ impl File {
 #[derive(Default)]
 pub(crate) struct Files {
     all: HashMap<EventFile, File>,
-    /// When each is to be looked at.
+    /// The time at which each is to be examined.
     looks: BTreeSet<(Duration, EventFile)>,
     by_user: HashMap<u32, usize>,
-    /// Windows of pages that are kept for a user, and for all.
+    /// Windows of pages that are kept per user, and in all.
     windows: HashMap<u32, usize>,
     all_windows: usize,
     hurried_at: Duration,
@@ -300,7 +301,7 @@ impl Files {
         self.all.iter()
     }
 
-    /// When the next file is to be looked at.
+    /// Returns when the next file is to be examined.
     pub(crate) fn next_look(&self) -> Option<Duration> {
         self.looks.first().map(|(at, _)| *at)
     }
@@ -325,7 +326,7 @@ impl Files {
         Some(file)
     }
 
-    /// Gives up all pages: they stay.
+    /// Gives up all pages, which stay.
     pub(crate) fn give_up_pages(&mut self) {
         for file in self.all.values_mut() {
             file.pages.give_up();
@@ -334,7 +335,8 @@ impl Files {
         }
     }
 
-    /// Counts the windows of a file, of which so many were counted before. Whether its user, or all, now have too many.
+    /// Updates the count of windows of a file. Returns whether its user, or all users together, have too
+    /// many.
     fn count_windows(&mut self, user: u32, before: usize, now: usize) -> bool {
         let of_user = self.windows.entry(user).or_default();
         *of_user = (*of_user + now).saturating_sub(before);
@@ -346,7 +348,7 @@ impl Files {
         is_over && now > before
     }
 
-    /// Looks at a file at this time, if not earlier.
+    /// Schedules the examination of a file for this time, unless it is due earlier.
     pub(crate) fn look_by(&mut self, name: &EventFile, at: Duration) {
         let Some(file) = self.all.get_mut(name) else { return };
         let at = at.max(file.not_before);
@@ -359,7 +361,7 @@ impl Files {
         self.looks.insert((at, *name));
     }
 
-    /// What is to be done with the files whose time has come.
+    /// Returns the steps for the files that are due.
     pub(crate) fn steps(
         &mut self,
         now: Duration,
@@ -389,17 +391,18 @@ impl Files {
         steps
     }
 
-    /// Makes room for one more file of a user. Gives the files that are kept no longer: those without an event for the longest time.
+    /// Makes room for one more file of a user. Returns the files that are no longer kept: those without an
+    /// event for the longest time.
     pub(crate) fn make_room(&mut self, user: u32, now: Duration) -> Vec<EventFile> {
         let count = self.by_user.get(&user).copied().unwrap_or_default();
-        // Root may have all: it could stop whoever keeps them, too.
+        // Root may have all: it could stop this process as well.
         let most = if user == 0 { FILES_MAX } else { FILES_PER_USER };
         let is_full = count >= most || self.all.len() >= FILES_MAX;
         let is_nearly_full = count >= most / 4 * HURRY_FOURTHS && now >= self.hurried_at + STEP * 10;
         if !is_full && !is_nearly_full {
             return Vec::new();
         }
-        // Where all users together have too many, it is the one with most who gives up some.
+        // If all users together have too many, the one with most gives up some.
         let user = if count >= most {
             user
         } else {
@@ -429,12 +432,12 @@ impl Files {
     }
 }
 
-/// A device's number as the kernel writes it.
+/// Formats a device's number as the kernel does.
 pub(crate) fn device_text(dev: u64) -> String {
     format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev))
 }
 
-/// What stands for the path of a file of which none is known.
+/// Returns a file's path, or its number if the path is not known.
 pub(crate) fn path_or_number(path: Option<&Path>, name: &EventFile) -> PathBuf {
     path.map_or_else(
         || format!("inode {} of device {}", name.ino, device_text(name.dev)).into(),

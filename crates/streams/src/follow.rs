@@ -1,6 +1,7 @@
-//! The loop: events in, jobs out, results in.
+//! The loop that takes events and results, and hands out jobs.
 //!
-//! Invariants: what no followed process added is never in a job. A file has one job at a time. All tables are bounded ([`limits`]).
+//! Invariants: pages that no followed process added are never in a job. A file has one job at a time. All
+//! tables are bounded ([`limits`]).
 //!
 //! [`limits`]: crate::limits
 
@@ -29,12 +30,12 @@ use crate::source::EventSource;
 use crate::turns::{DiskShares, DiskTurns};
 use crate::{Decide, IsMember, StayReason, StreamEvent, StreamPace, StreamReport, Verdict};
 
-/// Time between two looks for processes whose end may be among lost events.
+/// Time between two checks for processes whose end may be among lost events.
 const ENDS_EVERY: Duration = Duration::from_secs(1);
-/// For so long after the last event more are expected soon.
+/// After an event, more are expected for this long.
 const BUSY_AFTER_EVENT: Duration = Duration::from_millis(200);
 
-/// What is followed, and what became of it.
+/// The followed processes and their files.
 pub(crate) struct Follower {
     source: Box<dyn EventSource>,
     started: Instant,
@@ -48,24 +49,26 @@ pub(crate) struct Follower {
     metadata: Metadata,
     sums: Sums,
     requests: Requests,
-    /// Who is followed of all that become another program. With members all have events.
+    /// Names of processes to follow, among all that become another program. With `members` all such programs
+    /// have events.
     names: Vec<String>,
     members: Option<IsMember>,
-    /// Processes that are followed no longer, since when: what they do is others' use.
+    /// Processes that are no longer followed, since when: their actions count as uses by others.
     unfollowed: HashMap<u32, Duration>,
     events: Vec<StreamEvent>,
     last_event: Option<Duration>,
     last_step: Duration,
-    /// Lost uses by others as of the last look.
+    /// Lost uses by others, as of the last look.
     lost_uses: u64,
-    /// Lost events of processes as of the last look for those whose end may be among them, and when that was.
+    /// Lost events of processes as of the last check for processes whose end may be among them, and the time
+    /// of that check.
     lost_others: u64,
     looked_for_ends: Option<Duration>,
-    /// The file that the kernel has at a mapping's address, by that address: another one may have had it before.
+    /// The file at each mapping's address in the kernel; another file may have had the address before.
     mappings: HashMap<u64, EventFile>,
     is_full_said: bool,
     is_refusal_said: bool,
-    /// `None` where streams keep their own pace, or nobody can say what others ask.
+    /// `None` if streams are not paced, or requests of others can't be counted.
     turns: Option<DiskTurns>,
 }
 
@@ -104,7 +107,7 @@ impl Follower {
         }
     }
 
-    /// Follows by these events, and leaves others their share of each disk unless the pace is off.
+    /// Follows by these events. Leaves others their share of each disk unless the pace is off.
     pub(crate) fn paced(events: PageEvents, decide: Decide, never: Vec<String>, pace: StreamPace) -> Self {
         let shares = DiskShares::default();
         let turns =
@@ -114,19 +117,20 @@ impl Follower {
         follower
     }
 
-    /// Leaves others their share of each disk, from the first job on.
+    /// Sets the shares of each disk that are left to others, from the first job on.
     fn set_disk_shares(&mut self, shares: DiskShares, turns: Option<DiskTurns>) {
         self.devices.set_shares(shares);
         self.turns = turns;
     }
 
-    /// Follows what has one of these names or is a member, also what runs already, and its descendants.
+    /// Follows the processes that have one of these names or are members, including those that already run,
+    /// and their descendants.
     pub(crate) fn follow_chosen(&mut self, names: Vec<String>, members: Option<IsMember>) {
         (self.names, self.members) = (names, members);
-        // Once more for those that were started before their parent was followed.
+        // A second pass, for processes that were started before their parent was followed.
         for _ in 0..2 {
             for pid in running_wanted(|pid, name| self.is_chosen(pid, Some(name)), &self.never) {
-                // One that has just ended is no stream.
+                // A process that has just ended is not a stream.
                 let _ = self.follow(pid);
             }
         }
@@ -136,7 +140,7 @@ impl Follower {
         self.follow_as(pid, Origin::Configured).map(drop)
     }
 
-    /// Follows a process for a user, and keeps its sums until [`Self::forget_request`].
+    /// Follows a process for a user, and keeps its totals until [`Self::forget_request`].
     pub(crate) fn follow_for(&mut self, pid: u32, user: Requester) -> Result<RequestId, TraceError> {
         let id = self.requests.next_id();
         if let Some(root) = self.follow_as(pid, Origin::Asked(id, Arc::new(user)))? {
@@ -145,17 +149,17 @@ impl Follower {
         Ok(id)
     }
 
-    /// `None`: it has ended.
+    /// Returns `None` if the process has ended.
     fn follow_as(&mut self, pid: u32, origin: Origin) -> Result<Option<ProcessId>, TraceError> {
         self.source.follow(pid)?;
-        // Of a process that ended before that no event comes, and a later one may get its number.
+        // There will be no event for a process that had already ended, and a later one may get its number.
         if self.processes.has_ended(pid) {
             self.source.unfollow(pid);
             return Ok(None);
         }
         self.unfollowed.remove(&pid);
         let id = self.processes.of(pid, 0, None, origin.clone(), self.started.elapsed());
-        // One that is followed already counts for the last who asked.
+        // A process that is followed already counts for the last requester.
         if let Some(process) = self.processes.get_mut(id) {
             process.origin = origin;
         }
@@ -184,7 +188,7 @@ impl Follower {
         self.requests.forget(id);
     }
 
-    /// Follows a request's processes no longer, and forgets it.
+    /// Stops following a request's processes, and forgets it.
     pub(crate) fn withdraw_request(&mut self, id: RequestId) {
         let now = self.started.elapsed();
         for pid in self.processes.running_for(id) {
@@ -237,7 +241,8 @@ impl Follower {
         std::mem::take(&mut self.events)
     }
 
-    /// The followed processes that are to be held now since others wait for a disk that they read from.
+    /// Returns the followed processes that are to be held now because others wait for a disk that they read
+    /// from.
     fn readers_to_hold(&mut self, now: Duration) -> Vec<HoldTarget> {
         let is_busy = self.processes.running() > 0 || self.devices.queued() > 0;
         let Some(turns) = self.turns.as_mut().filter(|_| is_busy) else { return Vec::new() };
@@ -248,7 +253,7 @@ impl Follower {
         turns.look(now).iter().filter_map(target).collect()
     }
 
-    /// Has writers held that outrun their disk, and readers whose turn it is not, and those only.
+    /// Holds writers that outrun their disk and readers whose turn it is not, and no others.
     fn hold(&mut self, now: Duration) {
         let mut targets = self.backlogs.decide(|dev| self.devices.bound(dev), now);
         let readers = self.readers_to_hold(now);
@@ -280,10 +285,11 @@ impl Follower {
         self.source.wait_or_readable(self.pause(at_most), other);
     }
 
-    /// Sleeps until the next step may be. How long nothing is to be done from then on, unless an event comes.
+    /// Sleeps until the next step is allowed. Returns how long there is nothing to do after that, unless an
+    /// event comes.
     fn pause(&self, at_most: Duration) -> Duration {
         let now = self.started.elapsed();
-        // No more than a hundred steps a second, whatever comes, unless a writer is about to outrun its disk.
+        // At most a hundred steps a second, unless a writer is about to outrun its disk.
         let step = self.backlogs.again_at.map_or(STEP, |at| at.saturating_sub(self.last_step).min(STEP));
         let at_most =
             self.backlogs.again_at.map_or(at_most, |at| at_most.min(at.saturating_sub(now).max(step)));
@@ -313,14 +319,14 @@ impl Follower {
         StreamReport { running: self.running(), held: self.holds.held(), ..report }
     }
 
-    /// Whether a process is to be followed by its name, or as a member.
+    /// Returns whether a process is to be followed by its name, or as a member.
     fn is_chosen(&self, pid: u32, name: Option<&str>) -> bool {
         let read = name.is_none().then(|| self.processes.name_of(pid)).flatten();
         let name = name.or(read.as_deref()).unwrap_or_default();
         is_called(name, &self.names) || self.members.as_ref().is_some_and(|is_member| is_member(pid))
     }
 
-    /// The process of an event, unless it is followed no longer, or was only to be looked at.
+    /// Returns the process of an event, unless it is no longer followed, or was only to be checked.
     fn followed(&mut self, pid: u32, parent: u32, name: Option<String>, now: Duration) -> Option<ProcessId> {
         let is_known = self.processes.is_running(pid) || self.processes.is_running(parent);
         if is_known || (name.is_some() && parent == 0) {
@@ -333,7 +339,7 @@ impl Follower {
             self.unfollow(pid, now);
             return None;
         }
-        // The event that it descends from a user's process may be lost.
+        // The event of its descent from a user's process may be lost.
         let is_unknown = self.requests.were_made() && !is_chosen;
         let origin = if is_unknown { Origin::Unknown } else { Origin::Configured };
         let id = self.processes.of(pid, parent, name, origin, now);
@@ -351,7 +357,7 @@ impl Follower {
         }
     }
 
-    /// A process that is not followed uses a file.
+    /// Records that a process that is not followed uses a file.
     fn used_by_others(&mut self, file: &EventFile, bytes: Range<u64>) {
         let Some(kept) = self.files.get_mut(file) else { return };
         kept.pages.used_by_others(bytes);
@@ -359,7 +365,7 @@ impl Follower {
         kept.used_by_others.store(true, Ordering::Relaxed);
     }
 
-    /// Takes note of who reads from which disk.
+    /// Records the disks that processes read from.
     fn note_reads(&mut self, event: &PageEvent) {
         let Some(turns) = &mut self.turns else { return };
         if let PageEvent::Added { process, file, bytes } = event {
@@ -509,7 +515,8 @@ impl Follower {
         }
     }
 
-    /// Ends processes whose end may be among lost events. Gives up all pages if uses by others may be: whose they are is not known.
+    /// Ends processes whose end may be among lost events. Gives up all pages if uses by others may be among
+    /// them, since the files concerned are not known.
     fn heed_losses(&mut self, now: Duration) {
         let lost = self.source.lost();
         if std::mem::replace(&mut self.lost_uses, lost.uses) != lost.uses {
@@ -602,7 +609,7 @@ impl Follower {
         self.files.look_by(&result.file, now);
     }
 
-    /// Keeps a file no longer; what is left of it stays.
+    /// Stops keeping a file; its remaining pages stay.
     fn retire(&mut self, name: &EventFile, now: Duration) {
         let Some(mut file) = self.files.remove(name) else { return };
         self.backlogs.forget_file(name);

@@ -1,8 +1,13 @@
 //! The thread that holds writing programs: it stops them, and lets them go.
 //!
-//! Invariants: a hold ends after [`HOLD_MAX`], when nobody has wished it for [`WISH_FOR`], and when a signal waits for the process; it ends
-//! at once where this process ends, since the kernel lets go what the thread traces. Never held: processes for whose locks others
-//! wait, those that are stopped or traced already, this process, its children, and the first process.
+//! Invariants: a hold ends
+//! 1. after [`HOLD_MAX`];
+//! 2. when it was not requested for [`WISH_FOR`];
+//! 3. when a signal is pending for the process;
+//! 4. at once when this process ends, because the kernel releases all processes that the thread traces.
+//!
+//! Never held: processes with locks that others wait for, processes that are already stopped or traced, this
+//! process, its children, and process 1.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,30 +22,30 @@ use pagekeeper_policy::stream_hold::{HOLD_MAX, HoldCycle, HoldStep, MOMENT};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-/// A wish that is not renewed for so long ends: whoever wishes is late, or hangs.
+/// A request that is not renewed for this long ends: the requester is late, or hangs.
 const WISH_FOR: Duration = Duration::from_millis(100);
-/// Between two looks for signals that a held process is to take, and for threads that stop late.
+/// Time between two checks for signals to a held process, and for threads that stop late.
 const POLL: Duration = Duration::from_millis(5);
-/// A process that was not wished for this long is forgotten.
+/// A process that was not requested for this long is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(1);
-/// Refusals that are kept until they are said.
+/// The most refusals that are kept until they are reported.
 const REFUSALS_MAX: usize = 64;
 
-/// A process that may be held: a later one of the same number began at another time.
+/// A process that may be held, with its start time: a later process of the same number has another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HoldTarget {
     pub(crate) pid: u32,
     pub(crate) start_time: u64,
 }
 
-/// What the thread says.
+/// The thread's reports.
 #[derive(Default)]
 struct HoldRecord {
     held_ns: AtomicU64,
     refused: Mutex<Vec<(HoldTarget, Error)>>,
 }
 
-/// The thread, once somebody was to be held.
+/// The thread, once a process was to be held.
 #[derive(Default)]
 pub(crate) struct Holds {
     wishes: Option<Sender<Vec<HoldTarget>>>,
@@ -49,7 +54,7 @@ pub(crate) struct Holds {
 }
 
 impl Holds {
-    /// Has these held from now on, and nobody else. To be renewed within [`WISH_FOR`].
+    /// Requests that these processes be held from now on, and no others. To be renewed within [`WISH_FOR`].
     pub(crate) fn wish(&mut self, targets: Vec<HoldTarget>) {
         if targets.is_empty() && !self.is_wishing {
             return;
@@ -67,25 +72,26 @@ impl Holds {
         }
     }
 
-    /// How long processes were held, all together.
+    /// Returns how long processes were held, all together.
     pub(crate) fn held(&self) -> Duration {
         Duration::from_nanos(self.record.held_ns.load(Ordering::Relaxed))
     }
 
-    /// Processes that could not be held since the last call.
+    /// Returns the processes that could not be held since the last call.
     pub(crate) fn refused(&self) -> Vec<(HoldTarget, Error)> {
         std::mem::take(&mut *lock(&self.record.refused))
     }
 }
 
-/// Why nobody may be held: without the right to trace all, a held program that becomes a set-user-ID program would not get its privileges.
+/// Returns why no process may be held: without the capability to trace all processes, a held program that
+/// executes a set-user-ID program would not get that program's privileges.
 fn refusal(target: HoldTarget) -> Option<(HoldTarget, Error)> {
     let sets = rustix::thread::capabilities(None);
     let may_trace = sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
     (!may_trace).then(|| (target, Error::call("ptrace (CAP_SYS_PTRACE)", Path::new("/proc"), Errno::PERM)))
 }
 
-/// `None` where no thread can be had: nobody is held.
+/// Starts the thread. Returns `None` if no thread can be started: then no process is held.
 fn start(record: Arc<HoldRecord>) -> Option<Sender<Vec<HoldTarget>>> {
     let (sender, wishes) = channel();
     let run = move || hold_wished(&wishes, record);
@@ -115,12 +121,12 @@ fn hold_wished(wishes: &Receiver<Vec<HoldTarget>>, record: Arc<HoldRecord>) {
     }
 }
 
-/// A process that was to be held lately.
+/// A process that was recently to be held.
 struct Subject {
     target: HoldTarget,
     cycle: HoldCycle,
     wished_until: Duration,
-    /// Since when it stands still.
+    /// Since when it is stopped.
     stopped_at: Option<Duration>,
     is_refused: bool,
 }
@@ -156,7 +162,7 @@ impl Holder {
         }
     }
 
-    /// Does what is to be done now. Returns until when nothing is, unless a wish comes; `None`: for ever.
+    /// Does what is due now. Returns how long there is nothing to do unless a request comes; `None` for ever.
     fn go_on(&mut self) -> Option<Duration> {
         self.holds.poll();
         let mut pause: Option<Duration> = (!self.holds.is_settled()).then_some(POLL);
@@ -168,7 +174,7 @@ impl Holder {
             pause = pause.into_iter().chain(next).min();
             done += 1;
             if begun.elapsed() >= POLL {
-                // Those that stand still are looked at before others are stopped.
+                // Stopped processes are checked before others are stopped.
                 pause = Some(Duration::ZERO);
                 break;
             }
@@ -185,7 +191,7 @@ impl Holder {
         let pid = subject.target.pid;
         let now = self.started.elapsed();
         let is_wished = now < subject.wished_until && !subject.is_refused;
-        // It is to take its signals before it is held again. One that has ended has none.
+        // It is to take its signals before it is held again. A process that has ended has none.
         let has_signal = self.holds.has_signal(pid) || self.proc.has_pending_signal(pid).unwrap_or(true);
         let is_wanted = is_wished && !has_signal;
         match subject.cycle.next(is_wanted, now) {
@@ -224,7 +230,7 @@ impl Holder {
         }
     }
 
-    /// Whether nobody but the program's own user waits longer if it stands still for a moment.
+    /// Returns whether only the program's own user waits longer if it is stopped for a moment.
     fn may_be_held(&self, HoldTarget { pid, start_time }: HoldTarget) -> bool {
         let own = self.proc.own_pid();
         let runs = self.proc.stat(pid).is_ok_and(|stat| {
@@ -236,5 +242,5 @@ impl Holder {
     }
 }
 
-/// A hold is over before anybody is promised it is.
+/// A hold ends within the 100 ms that the documentation promises.
 const _: () = assert!(HOLD_MAX.as_millis() + POLL.as_millis() < 100);

@@ -1,6 +1,6 @@
-//! Which way a file that an event names is opened.
+//! Opens files that events name.
 //!
-//! Invariants: what is opened is the very inode that the event named, or nothing. Mounts and leases are kept for a
+//! Invariants: the opened file is the very inode that the event named. Mounts and leases are kept for a
 //! moment while there is work, and no longer.
 
 use std::collections::HashMap;
@@ -14,26 +14,27 @@ use pagekeeper_kernel::{
 };
 use pagekeeper_trace::page_events::EventFile;
 
-/// Descriptors of a process that are looked at to find a file.
+/// The most descriptors of a process that are checked to find a file.
 const DESCRIPTORS_MAX: usize = 4096;
 
-/// btrfs numbers its files from here on (`BTRFS_FIRST_FREE_OBJECTID`).
+/// The lowest inode number of files on btrfs (`BTRFS_FIRST_FREE_OBJECTID`).
 const BTRFS_FIRST_FILE: u64 = 256;
-/// For so long it is taken for granted that a block device is mounted, or is not.
+/// Whether a block device is mounted is assumed not to change for this long.
 const IN_USE_FOR: Duration = Duration::from_secs(1);
-/// Block devices of which that is known.
+/// The most block devices for which that is remembered.
 const DEVICES_MAX: usize = 1024;
 
-/// Tells the metadata of mounted file systems from files: it comes in through the block device, or through an inode of its own.
+/// Distinguishes metadata of mounted file systems from files: metadata comes in through the block device, or
+/// through an inode of its own.
 #[derive(Default)]
 pub(crate) struct Metadata {
     proc: ProcRoot,
-    /// Whether a device is in use, and since when that is known.
+    /// Whether a device is in use, and when that was found out.
     devices: HashMap<u64, (bool, Duration)>,
 }
 
 impl Metadata {
-    /// Whether what an event names is a file system's metadata.
+    /// Returns whether an event concerns a file system's metadata.
     pub(crate) fn includes(&mut self, file: &EventFile, now: Duration) -> bool {
         if !file.is_block_device {
             return file.subvolume.is_some() && file.ino < BTRFS_FIRST_FILE;
@@ -43,17 +44,18 @@ impl Metadata {
             None if self.devices.len() >= DEVICES_MAX => self.devices.clear(),
             _ => {}
         }
-        // Where it can't be known its pages are left.
+        // If that can't be found out, its pages are left alone.
         let is_in_use = is_device_in_use(&self.proc, Path::new("/sys"), file.dev).unwrap_or(true);
         self.devices.insert(file.dev, (is_in_use, now));
         is_in_use
     }
 }
 
-/// For so long it is taken for granted who has leases. To read them takes some milliseconds, and all that take locks are slower meanwhile.
+/// The set of leases is assumed not to change for this long. Reading it takes some milliseconds, and slows
+/// down everyone who takes locks meanwhile.
 const LEASES_FOR: Duration = Duration::from_millis(50);
-/// For so long a mount is kept open while there is work, so that many small files take one look at the mounts; and for so long it is taken
-/// for granted that a block device has users, or has none.
+/// A mount is kept open for this long while there is work, so that the mounts are read once for many small
+/// files. Whether a block device has users is assumed not to change for as long.
 const MOUNT_FOR: Duration = Duration::from_millis(100);
 
 /// Opens the files of jobs.
@@ -62,7 +64,7 @@ pub(crate) struct Opener {
     leases: Option<(Leases, Instant)>,
     /// The device whose mount was opened last, and its mount, if it has one.
     mount: Option<(u64, Option<OpenMount>, Instant)>,
-    /// A block device, and whether anybody had it open then.
+    /// A block device, and whether any process had it open then.
     device: Option<(u64, bool, Instant)>,
 }
 
@@ -71,12 +73,12 @@ impl Opener {
         Self { proc: ProcRoot::default(), leases: None, mount: None, device: None }
     }
 
-    /// Keeps nothing open.
+    /// Closes everything.
     pub(crate) fn rest(&mut self) {
         (self.leases, self.mount, self.device) = (None, None, None);
     }
 
-    /// Whether some process has a block device open.
+    /// Returns whether some process has a block device open.
     pub(crate) fn has_users(&mut self, device: u64) -> bool {
         let now = Instant::now();
         match self.device {
@@ -92,7 +94,7 @@ impl Opener {
         }
     }
 
-    /// Opens a file that these processes use; `known` is the path that it was opened by before.
+    /// Opens a file that these processes use; `known` is the path by which it was opened before.
     pub(crate) fn open(
         &mut self,
         file: &EventFile,
@@ -134,7 +136,8 @@ impl Opener {
         }
     }
 
-    /// Opens a file of another file system: by a descriptor of a process that uses it, or by its path from before.
+    /// Opens a file of another file system, through a descriptor of a process that uses it, or by its path
+    /// from before.
     fn open_by_descriptor(&self, inode: Inode, users: &[u32], known: Option<&Path>) -> Result<InspectedFile> {
         for pid in users {
             let mut found: Option<(RawFd, std::path::PathBuf)> = None;

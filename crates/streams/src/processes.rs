@@ -14,7 +14,7 @@ use crate::limits::{PROCESSES_PER_USER, REPORTED_BYTES, REPORTED_PER_USER};
 use crate::report::add;
 use crate::requests::{Origin, RequestId};
 
-/// A process, by a number that no later one gets.
+/// The id of a process; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ProcessId(u64);
 
@@ -23,18 +23,18 @@ pub(crate) struct ProcessId(u64);
 pub(crate) struct Process {
     pub(crate) pid: u32,
     pub(crate) program: String,
-    /// Who runs it.
+    /// The user who runs it.
     pub(crate) user: u32,
-    /// Why it is followed.
+    /// The reason why it is followed.
     pub(crate) origin: Origin,
     began: Duration,
     ended: Option<Duration>,
     /// Files that it uses.
     pub(crate) uses: HashSet<EventFile>,
-    /// Files that count as its own, kept now and in all.
+    /// Files that count as its own: kept now, and in all.
     pub(crate) owns: usize,
     pub(crate) files: u64,
-    /// The sums of those that are kept no longer.
+    /// The totals of its files that are no longer kept.
     pub(crate) totals: StreamTotals,
     added: u64,
     is_reported: bool,
@@ -46,23 +46,23 @@ impl Process {
     }
 }
 
-/// All of them.
+/// All these processes.
 #[derive(Default)]
 pub(crate) struct Processes {
     proc: ProcRoot,
     all: HashMap<ProcessId, Process>,
-    /// Those that run.
+    /// The ids of those that are running.
     running: HashMap<u32, ProcessId>,
-    /// How many of them each user runs.
+    /// The number of them that each user runs.
     running_of: HashMap<u32, usize>,
-    /// How many are reported, by user.
+    /// The number that are reported, by user.
     reported: HashMap<u32, usize>,
     next: u64,
 }
 
 impl Processes {
-    /// The process of that number, which is followed from now on, for the reason that its parent is followed for; without a parent that is
-    /// followed, for `origin`.
+    /// Returns the process of that number, which is followed from now on. Its origin is that of its parent,
+    /// or `origin` without a followed parent.
     pub(crate) fn of(
         &mut self,
         pid: u32,
@@ -100,17 +100,17 @@ impl Processes {
         id
     }
 
-    /// Whether a process is followed.
+    /// Returns whether a process is followed.
     pub(crate) fn is_running(&self, pid: u32) -> bool {
         self.running.contains_key(&pid)
     }
 
-    /// What a process is called now.
+    /// Returns the present name of a process.
     pub(crate) fn name_of(&self, pid: u32) -> Option<String> {
         self.proc.name(pid).map(|name| unescaped(&name).into_owned()).ok()
     }
 
-    /// Whether the user of a process, who is not root, has more of them than are followed.
+    /// Returns whether the user of a process, unless root, has more of them than are followed.
     pub(crate) fn is_beyond_limit(&self, id: ProcessId) -> bool {
         let user = self.all.get(&id).map_or(0, |process| process.user);
         user != 0 && self.running_of.get(&user).is_some_and(|count| *count > PROCESSES_PER_USER)
@@ -120,7 +120,7 @@ impl Processes {
         self.all.iter().map(|(id, process)| (*id, process))
     }
 
-    /// The processes that run and are followed because of a request.
+    /// Returns the running processes that are followed because of a request.
     pub(crate) fn running_for(&self, request: RequestId) -> Vec<u32> {
         let is_of =
             |process: &&Process| matches!(process.origin, Origin::Asked(other, _) if other == request);
@@ -132,7 +132,7 @@ impl Processes {
             .collect()
     }
 
-    /// It has become another program.
+    /// Records that a process has become another program.
     pub(crate) fn rename(&mut self, id: ProcessId, name: String) {
         if let Some(process) = self.all.get_mut(&id) {
             process.program = name;
@@ -151,19 +151,19 @@ impl Processes {
         self.running.len()
     }
 
-    /// Those that seem to run and don't, where events of their end may be missing.
+    /// Returns processes that seem to run but do not, where events of their end may be missing.
     pub(crate) fn vanished(&self) -> Vec<u32> {
         self.running.keys().copied().filter(|pid| self.has_ended(*pid)).collect()
     }
 
-    /// How a running process is found again to be held, unless it has one of these names.
+    /// Returns the identity by which a running process can be held, unless it has one of these names.
     pub(crate) fn hold_target(&self, pid: u32, never: &[String]) -> Option<HoldTarget> {
         let stat = self.proc.stat(pid).ok()?;
         let is_free = !is_called(&unescaped(&stat.name), never);
         is_free.then_some(HoldTarget { pid, start_time: stat.start_time })
     }
 
-    /// Whether no such process runs.
+    /// Returns whether no such process is running.
     pub(crate) fn has_ended(&self, pid: u32) -> bool {
         match self.proc.stat(pid) {
             Ok(stat) => stat.state == 'Z',
@@ -171,7 +171,7 @@ impl Processes {
         }
     }
 
-    /// It is followed no longer. Gives the files that it used.
+    /// Stops following a process. Returns the files that it used.
     pub(crate) fn end(&mut self, pid: u32, now: Duration) -> Option<(ProcessId, Vec<EventFile>)> {
         let id = self.running.remove(&pid)?;
         let process = self.all.get_mut(&id)?;
@@ -185,7 +185,7 @@ impl Processes {
         Some((id, process.uses.drain().collect()))
     }
 
-    /// It brought in so much. Its beginning is reported with the first that is worth it.
+    /// Records bytes that it brought in. Returns the event of its beginning once that is worth reporting.
     pub(crate) fn brought_in(&mut self, id: ProcessId, bytes: u64) -> Option<StreamEvent> {
         let process = self.all.get_mut(&id)?;
         process.added += bytes;
@@ -201,7 +201,8 @@ impl Processes {
         Some(StreamEvent::Began { pid: process.pid, program: process.program.clone() })
     }
 
-    /// One of its files counts as another's from now on, or is kept no longer; `totals` are its part of the file's.
+    /// Records that one of its files counts as another's from now on, or is no longer kept; `totals` are its
+    /// part of the file's.
     pub(crate) fn lose(&mut self, id: ProcessId, totals: StreamTotals) {
         if let Some(process) = self.all.get_mut(&id) {
             process.owns = process.owns.saturating_sub(1);
@@ -218,7 +219,7 @@ impl Processes {
         self.all.remove(&id)
     }
 
-    /// The report of a process that has ended, if its beginning was reported.
+    /// Returns the report of a process that has ended, if its beginning was reported.
     pub(crate) fn report_end(&mut self, process: Process) -> Option<StreamEvent> {
         let ended = process.ended.filter(|_| process.is_reported)?;
         if let Some(reported) = self.reported.get_mut(&process.user) {
@@ -237,7 +238,7 @@ impl Processes {
     }
 }
 
-/// Whether a name is one of these, in which `*` may stand at the end.
+/// Returns whether a name matches one of these, which may end in `*`.
 pub(crate) fn is_called(name: &str, patterns: &[String]) -> bool {
     patterns.iter().any(|pattern| match pattern.strip_suffix('*') {
         Some(start) => name.starts_with(start),
@@ -245,11 +246,12 @@ pub(crate) fn is_called(name: &str, patterns: &[String]) -> bool {
     })
 }
 
-/// The processes that run already and are to be followed, and their descendants, but none that is never followed.
+/// Returns the running processes that are to be followed, and their descendants, except those that are never
+/// followed.
 pub(crate) fn running_wanted(is_wanted: impl Fn(u32, &str) -> bool, never: &[String]) -> Vec<u32> {
     let proc = ProcRoot::default();
     let own = proc.own_pid();
-    // Number, parent and name of each, as far as they may be followed.
+    // Number, parent and name of each that may be followed.
     let mut others: Vec<(u32, u32, String)> = Vec::new();
     for pid in proc.pids().unwrap_or_default() {
         let Ok(stat) = proc.stat(pid) else { continue };

@@ -1,6 +1,7 @@
-//! What became of all pages.
+//! Totals of all pages.
 //!
-//! Invariant: what was added is released, handed on, gone, or resident, of each file, each process, and of all together.
+//! Invariant: all added bytes are either released, handed on, gone, or resident; for each file, each process,
+//! and all together.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -20,11 +21,11 @@ pub(crate) fn add(sum: &mut StreamTotals, more: StreamTotals) {
     sum.resident += more.resident;
 }
 
-/// The sums of files that are kept no longer.
+/// The totals of files that are no longer kept.
 #[derive(Default)]
 pub(crate) struct Sums {
     totals: StreamTotals,
-    /// Those of which something stayed, the most first.
+    /// The files of which pages stayed, largest first.
     stayed: Vec<FileReport>,
     released_by_program: BTreeMap<String, u64>,
     released_by_user: BTreeMap<Option<u32>, u64>,
@@ -32,7 +33,7 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Takes in a file that is kept no longer.
+    /// Takes in a file that is no longer kept.
     pub(crate) fn retire(&mut self, file: FileReport) {
         add(&mut self.totals, file.totals);
         if file.totals.resident > 0 {
@@ -40,7 +41,7 @@ impl Sums {
         }
     }
 
-    /// Counts what was released for a user's program.
+    /// Counts bytes that were released for a user's program.
     pub(crate) fn released(&mut self, user: u32, program: &str, bytes: u64) {
         if bytes == 0 {
             return;
@@ -57,12 +58,12 @@ impl Sums {
         }
     }
 
-    /// Whether a problem of this kind on this device is to be said: once.
+    /// Returns whether a problem of this kind on this device is to be reported, which is once.
     pub(crate) fn is_new_problem(&mut self, dev: u64, problem: &Error) -> bool {
         self.problems.len() < PROBLEMS_MAX && self.problems.insert((dev, problem.errno()))
     }
 
-    /// The report, with the files that are kept.
+    /// Returns the report, including the files that are kept.
     pub(crate) fn report(&self, kept: impl Iterator<Item = FileReport>, lost_bytes: u64) -> StreamReport {
         let mut report = StreamReport {
             totals: self.totals,

@@ -1,7 +1,7 @@
-//! Users who asked for a process to be followed, and what they may have released.
+//! Users who asked for a process to be followed, and the files that may be released for them.
 //!
-//! Invariant: nothing is released for a user of a file that this user may not read by its owner, group and mode. Where these do not
-//! decide, as with an access control list, nothing is released either.
+//! Invariant: nothing of a file is released for a user who may not read it by its owner, group and mode. If
+//! these do not decide, as with an access control list, nothing is released either.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,12 +16,13 @@ use crate::processes::ProcessId;
 pub struct Requester {
     /// The user's number.
     pub user: u32,
-    /// The groups that they are in.
+    /// The user's groups.
     pub groups: Vec<u32>,
 }
 
 impl Requester {
-    /// Whether they may read a file: by the very inode that is open, so that no name can be exchanged in between.
+    /// Returns whether the user may read a file. Checks the very inode that is open, so that no name can be
+    /// exchanged in between.
     pub(crate) fn may_read(&self, file: &InspectedFile) -> bool {
         const READ: u32 = 0o4;
         const ACCESS_LIST: &str = "system.posix_acl_access";
@@ -39,18 +40,18 @@ impl Requester {
     }
 }
 
-/// Why a process is followed.
+/// The reason why a process is followed.
 #[derive(Debug, Clone)]
 pub(crate) enum Origin {
-    /// Whoever configures this process wants it.
+    /// The configuration of this process.
     Configured,
-    /// A user asked for it, or for one that it descends from.
+    /// A user's request for it, or for one of its ancestors.
     Asked(RequestId, Arc<Requester>),
-    /// Its beginning was lost.
+    /// Unknown: the event of its beginning was lost.
     Unknown,
 }
 
-/// For whom pages of a file are released.
+/// The users on whose behalf pages of a file are released.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Beneficiaries {
     users: Vec<Arc<Requester>>,
@@ -58,7 +59,7 @@ pub(crate) struct Beneficiaries {
 }
 
 impl Beneficiaries {
-    /// Adds whom a process is followed for. Whether that is new.
+    /// Adds the user for whom a process is followed. Returns whether that is new.
     pub(crate) fn add(&mut self, origin: &Origin) -> bool {
         match origin {
             Origin::Configured => false,
@@ -71,42 +72,42 @@ impl Beneficiaries {
         }
     }
 
-    /// Whether each of them may read it.
+    /// Returns whether each of them may read the file.
     pub(crate) fn may_read(&self, file: &InspectedFile) -> bool {
         !self.is_unknown && self.users.iter().all(|user| user.may_read(file))
     }
 }
 
-/// A user's request, by a number that no later one gets.
+/// The id of a user's request; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId(u64);
 
-/// What became of the pages that a request's processes brought in.
+/// The fate of the pages that a request's processes brought in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestReport {
-    /// The sums of all its processes.
+    /// The totals of all its processes.
     pub totals: StreamTotals,
-    /// Processes that run and are followed, without the one that was asked for.
+    /// Processes that are running and followed, not counting the one that was asked for.
     pub running: usize,
-    /// Files of which something may yet be released.
+    /// Files of which pages may yet be released.
     pub files: usize,
 }
 
-/// The requests whose sums are kept.
+/// The requests whose totals are kept.
 #[derive(Default)]
 pub(crate) struct Requests {
     all: HashMap<RequestId, Request>,
     made: u64,
 }
 
-/// A request, with the sums of those of its processes that are kept no longer.
+/// A request, with the totals of its processes that are no longer kept.
 pub(crate) struct Request {
     pub(crate) root: ProcessId,
     pub(crate) totals: StreamTotals,
 }
 
 impl Requests {
-    /// Whether some was ever made: then a process of unknown origin may be a user's.
+    /// Returns whether any request was ever made: then a process of unknown origin may be a user's.
     pub(crate) fn were_made(&self) -> bool {
         self.made > 0
     }
@@ -124,7 +125,7 @@ impl Requests {
         self.all.get(&id)
     }
 
-    /// Adds the sums of a process that is kept no longer.
+    /// Adds the totals of a process that is no longer kept.
     pub(crate) fn add(&mut self, origin: &Origin, totals: StreamTotals) {
         let Origin::Asked(id, _) = origin else { return };
         if let Some(request) = self.all.get_mut(id) {
@@ -132,7 +133,7 @@ impl Requests {
         }
     }
 
-    /// Keeps the sums no longer. Its processes are followed as before.
+    /// Forgets the totals. The processes are still followed.
     pub(crate) fn forget(&mut self, id: RequestId) {
         self.all.remove(&id);
     }
@@ -148,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// A file of a user and group, closed to all that the mode does not let in.
+    /// Makes a file of a user and group that only its mode gives access to.
     fn file(owner: u32, group: u32, mode: u32) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();
         chown(file.path(), Some(owner), Some(group)).unwrap();
@@ -160,7 +161,7 @@ mod tests {
         user.may_read(&InspectedFile::open(file.path(), Links::Refuse).unwrap())
     }
 
-    /// What the kernel says.
+    /// Returns the kernel's answer.
     fn can_open(user: &Requester, file: &tempfile::NamedTempFile) -> bool {
         let groups: Vec<String> = user.groups.iter().map(ToString::to_string).collect();
         let mut setpriv = Command::new("setpriv");
@@ -191,7 +192,8 @@ mod tests {
             return skip("files of others need root.");
         }
         let file = file(1001, 1002, 0o644);
-        // Version 2: the owner, user 1003 who may nothing, the group, the mask and the others, who may read.
+        // Version 2: the owner, user 1003 without permissions, the group, the mask, and the others, who may
+        // read.
         let entry = |tag: u16, permission: u16, id: u32| {
             [&tag.to_le_bytes()[..], &permission.to_le_bytes(), &id.to_le_bytes()].concat()
         };

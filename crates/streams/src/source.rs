@@ -1,4 +1,4 @@
-//! Where events come from.
+//! The source of events.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -10,31 +10,31 @@ use pagekeeper_trace::page_events::{EventFile, LostEvents, PageEvent, PageEvents
 pub(crate) trait EventSource: Send {
     /// Follows a process and the children that it starts from now on.
     fn follow(&self, process: u32) -> Result<(), TraceError>;
-    /// Follows this process, and the children that it starts from now on, once their names say so.
+    /// Follows this process, and the children that it starts from now on, once they have one of the names.
     fn heed_names_below(&self, process: u32) -> Result<(), TraceError> {
         self.follow(process)
     }
-    /// Whether such a process runs.
+    /// Returns whether such a process is running.
     fn heeds_names(&self) -> bool {
         false
     }
-    /// Follows a process no longer.
+    /// Stops following a process.
     fn unfollow(&self, process: u32);
-    /// Watches who uses a file.
+    /// Watches the uses of a file.
     fn watch(&self, file: &EventFile);
-    /// Gives back the place that a file takes.
+    /// Frees the table entry of a file.
     fn forget(&self, file: &EventFile);
-    /// Whether uses are seen.
+    /// Returns whether uses are seen.
     fn sees_use(&self) -> bool;
-    /// Takes the events that have come, the oldest first.
+    /// Takes the events that have come, oldest first.
     fn drain(&mut self, take: &mut dyn FnMut(PageEvent));
-    /// Waits until an event comes, or for so long.
+    /// Waits until an event comes, but at most for `timeout`.
     fn wait(&self, timeout: Duration);
-    /// Waits until an event comes, the other descriptor is readable, or for so long.
+    /// Waits until an event comes or the other descriptor is readable, but at most for `timeout`.
     fn wait_or_readable(&self, timeout: Duration, _other: BorrowedFd<'_>) {
         self.wait(timeout);
     }
-    /// Events that found no room since the start.
+    /// Returns the events since the start for which there was no room.
     fn lost(&self) -> LostEvents;
 }
 
@@ -52,17 +52,17 @@ impl EventSource for PageEvents {
     }
 
     fn unfollow(&self, process: u32) {
-        // It is in the table no more, or stays.
+        // It is no longer in the table, or stays.
         let _ = self.unfollow(process);
     }
 
     fn watch(&self, file: &EventFile) {
-        // Without room its uses are not seen, nor its next additions.
+        // Without room its uses are not seen, and neither are its next additions.
         let _ = self.watch(file);
     }
 
     fn forget(&self, file: &EventFile) {
-        // The kernel has forgotten it already, or the table's place stays taken.
+        // The kernel has forgotten it already, or the table entry stays occupied.
         let _ = self.forget(file);
     }
 

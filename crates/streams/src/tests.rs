@@ -1,4 +1,4 @@
-//! The loop on real files, by events made by hand. Residency is counted by cachestat(2) itself.
+//! Tests of the loop on real files, with events made by hand. Residency is counted by cachestat(2) itself.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -65,7 +65,7 @@ impl EventSource for Hand {
     }
 }
 
-/// A follower, and the hand that makes its events.
+/// A follower, and the source of its events.
 struct Run {
     hand: Hand,
     follower: Follower,
@@ -114,7 +114,7 @@ impl Run {
         assert_eq!(totals.added, parts, "{totals:?}");
     }
 
-    /// Steps until that is so.
+    /// Steps until the condition holds.
     fn until(&mut self, mut is_so: impl FnMut(&Self) -> bool) {
         let until = Instant::now() + AT_MOST;
         loop {
@@ -136,14 +136,14 @@ impl Run {
     }
 }
 
-/// A file with its name in events.
+/// A file with its identity in events.
 struct Subject {
     path: PathBuf,
     name: EventFile,
 }
 
 impl Subject {
-    /// A file on a file system, written and clean, all of it resident.
+    /// Makes a file on a file system: written, clean and fully resident.
     fn clean(mounted: &Mounted, name: &str, bytes: u64) -> Self {
         let path = mounted.path().join(name);
         std::fs::write(&path, vec![7; usize::try_from(bytes).unwrap()]).unwrap();
@@ -165,7 +165,7 @@ impl Subject {
     }
 }
 
-/// Those that can be had here.
+/// Returns the file systems that are available here.
 fn places() -> impl Iterator<Item = Mounted> {
     ["ext4", "xfs", "btrfs"].into_iter().filter_map(Mounted::new)
 }
@@ -245,7 +245,7 @@ fn each_of_many_files_is_opened_once() {
         run.added(1, file.name, 0..16_384);
         run.used(1, true, file.name, 0..16_384);
     }
-    // Their reader runs on.
+    // Their reader is still running.
     run.until(|run| run.follower.report().totals.released == 50 * 16_384);
     assert!(opens.iter().all(|opens| opens.count() == 1));
     run.until(|run| !run.follower.is_busy());
@@ -315,7 +315,7 @@ fn whatever_takes_a_file_s_place_is_left() {
         let mut run = Run::new(Verdict::Release);
         run.began(1);
         run.added(1, subject.name, 0..4 * MIB);
-        // On ext4 and XFS the new one has the old one's number.
+        // On ext4 and XFS the new file has the old one's inode number.
         std::fs::remove_file(&subject.path).unwrap();
         let other = Subject::clean(&place, "file", 4 * MIB);
         run.ended(1);
@@ -377,7 +377,7 @@ fn one_user_fills_neither_the_log_nor_the_table() {
         is_block_device: false,
         mapping: ino,
     };
-    // Of numbers that no process has: all one unknown user's.
+    // Numbers that no process has: all count for one unknown user.
     let first = 1 << 23;
     for process in first..first + 100 {
         run.began(process);
@@ -390,7 +390,7 @@ fn one_user_fills_neither_the_log_nor_the_table() {
     assert!(run.follower.report().stayed.len() <= 64);
     let began = run.said.iter().filter(|event| matches!(event, StreamEvent::Began { .. })).count();
     assert_eq!(began, 64);
-    // What was given up is no longer kept.
+    // Files that were given up are no longer kept.
     assert!(lock(&run.hand.forgotten).len() >= 6000 - 4096);
     for process in first..first + 100 {
         run.ended(process);
@@ -475,7 +475,7 @@ fn a_file_system_that_does_not_answer_keeps_no_other_waiting() {
     hanging.stop();
     let subject = Subject::clean(&place, "file", 4 * MIB);
     let mut run = Run::new(Verdict::Release);
-    // The one that has it open is this process.
+    // This process has it open.
     run.added(std::process::id(), shown, 0..MIB);
     run.ended(std::process::id());
     run.step();

@@ -1,7 +1,8 @@
-//! How much of each disk streams leave to others, and the turns of those that read.
+//! The share of each disk that streams leave to others, and the turns of streams that read.
 //!
-//! Invariants: a process is to be held only while others wait for a disk that it reads from, for [`READ_HOLD_MAX_NS`] at a time. Without
-//! permission to count requests nobody is, and writers learn of others by their own pieces.
+//! Invariants: a process is held only while others wait for a disk that it reads from, for at most
+//! [`READ_HOLD_MAX_NS`] at a time. Without permission to count requests no reader is held, and writers learn
+//! of others from their own pieces.
 //!
 //! [`READ_HOLD_MAX_NS`]: pagekeeper_policy::read_pace::READ_HOLD_MAX_NS
 
@@ -20,14 +21,14 @@ use pagekeeper_trace::page_events::PageEvents;
 
 use crate::limits::{LOOK_IDLE, READER_FOR, STEP};
 
-/// How much of each disk's time is left to others.
+/// The share of each disk's time that is left to others.
 #[derive(Clone, Default)]
 pub(crate) struct DiskShares {
     disks: Arc<Mutex<HashMap<u64, YieldShare>>>,
 }
 
 impl DiskShares {
-    /// Of the disk that a file system's device is or lies on; none where that is not known.
+    /// Returns the share for the disk that a file system's device is, or is on; none if that is not known.
     pub(crate) fn of(&self, device: u64) -> YieldShare {
         if lock(&self.disks).values().all(|share| share.is_none()) {
             return YieldShare::NONE;
@@ -41,33 +42,34 @@ impl DiskShares {
     }
 }
 
-/// What is known of one disk.
+/// The state of one disk.
 #[derive(Default)]
 struct Disk {
     contention: DiskContention,
     duty: ReadDuty,
-    /// Followed processes that read from it, and when they did so last.
+    /// Followed processes that read from it, and when each last did.
     readers: BTreeMap<u32, Duration>,
 }
 
-/// What others ask of all disks, and who of the followed processes reads from which.
+/// The requests of others on all disks, and the disks that followed processes read from.
 pub(crate) struct DiskTurns {
     source: DiskUse,
     shares: DiskShares,
     pace: StreamPace,
     disks: HashMap<u64, Disk>,
     last_look: Duration,
-    /// Whether followed processes read, or others are there.
+    /// Whether followed processes read, or others are active.
     is_active: bool,
     held: BTreeSet<u32>,
-    /// Bytes of pages that followed processes added, less those that they wrote to, by process and device since the last look.
+    /// Bytes of pages that followed processes added, minus those that they wrote to, by process and device
+    /// since the last look.
     read: HashMap<(u32, u64), i64>,
     /// The disk of each device.
     disk_of: HashMap<u64, Option<u64>>,
 }
 
 impl DiskTurns {
-    /// `None` where requests can't be counted.
+    /// Returns `None` if requests can't be counted.
     pub(crate) fn new(events: &PageEvents, shares: DiskShares, pace: StreamPace) -> Option<Self> {
         let source = DiskUse::open(events).ok()?;
         Some(Self {
@@ -83,24 +85,25 @@ impl DiskTurns {
         })
     }
 
-    /// Takes note that a followed process added pages of a device; requests that a throttle holds back don't say for whom they are.
+    /// Records that a followed process added pages of a device: requests delayed by a throttle do not show
+    /// their process.
     pub(crate) fn added(&mut self, process: u32, device: u64, bytes: u64) {
         let read = self.read.entry((process, device)).or_default();
         *read = read.saturating_add_unsigned(bytes);
     }
 
-    /// Takes note that it wrote to clean pages, new ones or not.
+    /// Records that a followed process wrote to clean pages, new ones or not.
     pub(crate) fn dirtied(&mut self, process: u32, device: u64, bytes: u64) {
         let read = self.read.entry((process, device)).or_default();
         *read = read.saturating_sub_unsigned(bytes);
     }
 
-    /// When it wants to look next.
+    /// Returns when the next look is due.
     pub(crate) fn next_look(&self) -> Duration {
         self.last_look + if self.is_active { STEP } else { LOOK_IDLE }
     }
 
-    /// Looks, if it is time to. Returns the processes that are to be held now.
+    /// Looks, if that is due. Returns the processes that are to be held now.
     pub(crate) fn look(&mut self, now: Duration) -> &BTreeSet<u32> {
         if now >= self.next_look() {
             match self.source.take() {
@@ -140,7 +143,7 @@ impl DiskTurns {
     }
 }
 
-/// What a stream of this pace leaves to others who need so much.
+/// Returns the share that a stream of this pace leaves to others who need `needed`.
 fn left_by(pace: StreamPace, needed: YieldShare) -> YieldShare {
     if pace == StreamPace::Idle && !needed.is_none() { YieldShare::MAX } else { needed }
 }
@@ -149,7 +152,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What others wait for.
+/// Returns the requests that others wait for.
 fn seen(requests: &DiskRequests, ns: u64) -> OthersRequests {
     let waited_for = requests.waited_for();
     OthersRequests {

@@ -1,8 +1,8 @@
-//! Writing back what streams have written, in pieces, so that nobody else's sync waits long behind it.
+//! Writes back what streams have written, in pieces, so that nobody else's sync waits long behind it.
 //!
-//! Invariants: at most one piece of the device's work is on its way at a time ([`Pacer`]), and nothing during a pause. A file is open
-//! while its pages are being written, and closed after each job. A write error is left for the file's owner to see: what is on its way
-//! is watched by cachestat(2), never waited for.
+//! Invariants: at most one piece of the device's work is in flight at a time ([`Pacer`]), and nothing during
+//! a pause. A file is open while its pages are being written, and closed after each job. A write error is
+//! left for the file's owner to see: cachestat(2) watches the pages in flight, and nothing waits for them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,27 +20,28 @@ use crate::device::{Job, JobResult, RangeResult, drop_clean, failed};
 use crate::open::Opener;
 use crate::turns::DiskShares;
 
-/// A part that is not written after this long is left to the kernel, and its range tried again later.
+/// A part that is not written after this long is left to the kernel, and its range is retried later.
 const PART_MAX: Duration = Duration::from_secs(10);
-/// A part that is only to be written is begun again at most so often.
+/// The most restarts of a part that is only to be written.
 const RESTARTS_MAX: u32 = 2;
-/// Between two looks at what is on its way: an eighth of what it is expected to take, within these.
+/// Limits of the time between two checks of pages in flight: an eighth of the time they are expected to take,
+/// within these.
 const POLL_MIN: Duration = Duration::from_micros(300);
 const POLL_MAX: Duration = Duration::from_millis(5);
 
-/// Files that are open at a time: small ones go to the disk together, as long as they are one piece.
+/// The most files that are open at a time: small ones go to the disk together, as long as they are one piece.
 const OPEN_MAX: usize = 64;
 
-/// A part of a file that is on its way to the disk.
+/// A part of a file that is in flight to the disk.
 struct Part {
     range: Range<u64>,
     bytes: u64,
-    /// Bytes that were on their way as it was begun, its own among them.
+    /// Bytes in flight when it was started, including its own.
     in_flight: u64,
     begun: Instant,
-    /// When it was last seen to be on its way.
+    /// When it was last seen in flight.
     seen: Instant,
-    /// How often its write-back was begun again.
+    /// Number of restarts of its writeback.
     restarts: u32,
 }
 
@@ -48,14 +49,14 @@ struct Part {
 struct OpenJob {
     job: Job,
     file: InspectedFile,
-    /// The ranges that are to be written, the current one first, and how far that is begun.
+    /// The ranges that are to be written, the current one first, and the offset up to which that has begun.
     ranges: VecDeque<Purpose>,
     begun_to: u64,
     parts: Vec<Part>,
     done: Vec<RangeResult>,
 }
 
-/// What becomes of a range once it is written.
+/// The purpose of writing a range.
 enum Purpose {
     Write(Range<u64>),
     Release(DueRange),
@@ -70,16 +71,16 @@ impl Purpose {
     }
 }
 
-/// The write-back of one device.
+/// The writeback of one device.
 pub(crate) struct Writing {
     pacer: Pacer,
     pace: StreamPace,
-    /// Bytes that writers may have unwritten, for whoever holds them.
+    /// The most bytes that writers may have unwritten, for the module that holds them.
     bound: Arc<AtomicU64>,
     shares: DiskShares,
     waiting: VecDeque<Job>,
     open: VecDeque<OpenJob>,
-    /// When the last part was written, if another was on its way or to be begun all the time.
+    /// When the last part was written, if another one was in flight or about to start all the time.
     done_at: Option<Instant>,
     pause_until: Option<Instant>,
 }
@@ -90,7 +91,8 @@ impl Writing {
         Self { pacer: Pacer::NEW, pace, bound, shares, waiting, open, done_at: None, pause_until: None }
     }
 
-    /// Learns from a part of a device that is written. Nanoseconds for which nothing is to be begun.
+    /// Learns from a part of a device that is written. Returns the nanoseconds for which nothing is to be
+    /// started.
     fn learn(&mut self, dev: u64, part: WrittenPart) -> u64 {
         self.pacer.others(self.shares.of(dev));
         let pause = self.pacer.written(part);
@@ -98,12 +100,12 @@ impl Writing {
         if self.pace == StreamPace::Off { 0 } else { pause }
     }
 
-    /// Adds a job whose ranges have pages that are not written.
+    /// Adds a job whose ranges have unwritten pages.
     pub(crate) fn push(&mut self, job: Job) {
         self.waiting.push_back(job);
     }
 
-    /// How long nothing is to be done; `None` if nothing is to be written.
+    /// Returns how long there is nothing to do; `None` if nothing is to be written.
     pub(crate) fn next_poll(&self) -> Option<Duration> {
         if self.open.is_empty() && self.waiting.is_empty() {
             return None;
@@ -113,7 +115,7 @@ impl Writing {
         Some(pause.filter(|pause| !pause.is_zero()).unwrap_or(expected).min(Duration::from_millis(20)))
     }
 
-    /// Looks at what is on its way, and begins what may be begun.
+    /// Checks the parts in flight, and starts what may be started.
     pub(crate) fn go_on(&mut self, opener: &mut Opener, say: &dyn Fn(JobResult)) {
         let mut at = 0;
         while at < self.open.len() || self.open_next(opener, say) {
@@ -124,7 +126,7 @@ impl Writing {
                     let is_begun = open.is_begun();
                     self.open.insert(at, open);
                     at += 1;
-                    // What comes later waits for it; what is on its way is looked at.
+                    // Later jobs wait for it; their parts in flight are checked.
                     if !is_begun {
                         self.look_at_others(at, say);
                         return;
@@ -138,7 +140,7 @@ impl Writing {
         }
     }
 
-    /// Looks at what is on its way of later jobs, which may not begin anything.
+    /// Checks parts in flight of later jobs, which may not start anything.
     fn look_at_others(&mut self, mut at: usize, say: &dyn Fn(JobResult)) {
         while let Some(mut open) = self.open.remove(at) {
             match self.poll(&mut open, say) {
@@ -151,7 +153,7 @@ impl Writing {
         }
     }
 
-    /// Opens one more job. `false`: there is none, or enough is under way.
+    /// Opens one more job. Returns `false` if there is none, or enough are in progress.
     fn open_next(&mut self, opener: &mut Opener, say: &dyn Fn(JobResult)) -> bool {
         if self.open.len() >= OPEN_MAX {
             return false;
@@ -179,7 +181,7 @@ impl Writing {
         None
     }
 
-    /// Whether all of a job is done.
+    /// Returns whether all of a job is done.
     fn work_on(&mut self, open: &mut OpenJob, say: &dyn Fn(JobResult)) -> Result<bool, Error> {
         self.poll(open, say)?;
         while let Some(range) = open.ranges.front() {
@@ -205,11 +207,11 @@ impl Writing {
             let counted = residency(&open.file, part.range.clone())?;
             let now = Instant::now();
             let is_late = now.duration_since(part.begun) >= PART_MAX;
-            // A page that is written to all the time is asked for again later.
+            // A page that is written to all the time is attempted again later.
             let is_over = counted.writeback == Some(0) && is_write && part.restarts >= RESTARTS_MAX;
             if counted.unwritten() > 0 && !is_late && !is_over {
                 if counted.writeback == Some(0) {
-                    // Pages that were busy as it was begun are left out; or they were written anew.
+                    // Pages that were busy at the start are left out, or pages were written to again.
                     start_writeback(&open.file, part.range.clone())?;
                     part.restarts += 1;
                 }
@@ -242,7 +244,7 @@ impl Writing {
         open.must_have_name()
     }
 
-    /// Begins the next part of the current range, which ends at `end`. `false`: not now.
+    /// Starts the next part of the current range, which ends at `end`. Returns `false` if that has to wait.
     fn begin(&mut self, open: &mut OpenJob, end: u64) -> Result<bool, Error> {
         if self.pause_until.is_some_and(|until| until > Instant::now()) {
             return Ok(false);
@@ -269,7 +271,7 @@ impl Writing {
 }
 
 impl OpenJob {
-    /// Fails if the file's last name is gone: to have it open keeps its room on the disk.
+    /// Fails if the file's last name is gone: keeping it open would keep its space on the disk.
     fn must_have_name(&self) -> Result<(), Error> {
         if self.file.has_name()? {
             return Ok(());
@@ -277,7 +279,8 @@ impl OpenJob {
         Err(Error::call("stat", self.file.path().to_path_buf(), rustix::io::Errno::NOENT))
     }
 
-    /// Drops the current range, all of which was on its way, unless it is only to be written, and goes to the next.
+    /// Drops the current range, all of which was in flight, unless it is only to be written. Continues with
+    /// the next one.
     fn finish_first(&mut self, say: &dyn Fn(JobResult)) -> Result<(), Error> {
         let Some(range) = self.ranges.front() else { return Ok(()) };
         let before = residency(&self.file, range.bytes().clone())?;
@@ -285,7 +288,7 @@ impl OpenJob {
             Purpose::Write(bytes) if before.unwritten() == 0 => {
                 say(JobResult { written: vec![bytes.clone()], ..JobResult::of(&self.job) });
             }
-            // Asked for again.
+            // Requested again.
             Purpose::Write(_) => {}
             Purpose::Release(range) => {
                 let mut result = drop_clean(&self.file, range, before.resident, &self.job)?;
@@ -300,7 +303,7 @@ impl OpenJob {
         Ok(())
     }
 
-    /// Whether all of it is on its way.
+    /// Returns whether all of it is in flight.
     fn is_begun(&self) -> bool {
         self.ranges.len() == 1 && self.ranges.front().is_some_and(|range| self.begun_to >= range.bytes().end)
     }

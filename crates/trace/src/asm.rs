@@ -1,13 +1,13 @@
 //! A small assembler for the kernel's BPF machine (`Documentation/bpf/standardization/instruction-set.rst`).
 //!
-//! Invariants: instructions come out in the order they were written; a label is bound once; a jump to a label that was
-//! never bound, or that is too far away, is an error of [`Assembler::finish`], never a wrong program. What the program
-//! may do is the verifier's to judge.
+//! Invariants: instructions are emitted in the order in which they were written. A label is bound once. A
+//! jump to a label that was never bound, or that is too far away, is an error of [`Assembler::finish`], never
+//! a wrong program. The verifier judges what the program may do.
 
 use crate::sys::Instruction;
 
-/// A register. `R0` is a call's result, `R1` to `R5` its arguments (lost by it), `R6` to `R9` outlast it, `R10` is the
-/// end of the stack of 512 bytes.
+/// A register. `R0` is a call's result. `R1` to `R5` are its arguments and are lost by it; `R6` to `R9`
+/// survive it. `R10` is the end of the stack of 512 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reg {
     R0 = 0,
@@ -23,7 +23,7 @@ pub(crate) enum Reg {
     R10,
 }
 
-/// How many bytes a load or store moves.
+/// The number of bytes that a load or store moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Width {
     B1 = 0x10,
@@ -33,7 +33,7 @@ pub(crate) enum Width {
 }
 
 impl Width {
-    /// The width of so many bytes.
+    /// Returns the width of this number of bytes.
     pub(crate) fn of(bytes: u16) -> Option<Self> {
         match bytes {
             1 => Some(Self::B1),
@@ -45,7 +45,7 @@ impl Width {
     }
 }
 
-/// What to do with two numbers of 64 bits.
+/// An operation on two numbers of 64 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Op {
     Add = 0x00,
@@ -59,7 +59,7 @@ pub(crate) enum Op {
     ShiftRightSigned = 0xc0,
 }
 
-/// When to jump; the first is compared with the second.
+/// The condition of a jump, which compares the first operand with the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum If {
     Equal = 0x10,
@@ -79,7 +79,7 @@ pub(crate) enum Helper {
     Processor = 8,
     ProcessAndThread = 14,
     TaskName = 16,
-    /// The address of its `task_struct`.
+    /// The address of the task's `task_struct`.
     Task = 35,
     /// Linux 5.5.
     ReadKernel = 113,
@@ -87,11 +87,11 @@ pub(crate) enum Helper {
     RingOutput = 130,
 }
 
-/// A place in the program, to jump to.
+/// A position in the program that jumps can target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Label(usize);
 
-/// A program that can't be finished.
+/// The reason why a program can't be finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AsmError {
     #[error("a jump at instruction {at} leads nowhere")]
@@ -116,7 +116,7 @@ const BY_REGISTER: u8 = 0x08;
 /// The constant of a wide load is the descriptor of a map.
 const MAP_FD: u8 = 1;
 
-/// A program in the making.
+/// A program under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Assembler {
     code: Vec<Instruction>,
@@ -126,7 +126,7 @@ pub(crate) struct Assembler {
 }
 
 impl Assembler {
-    /// A program of no instructions.
+    /// Makes an empty program.
     pub(crate) fn new() -> Self {
         Self::default()
     }
@@ -151,7 +151,7 @@ impl Assembler {
         self.alu(Op::Set, dst, src);
     }
 
-    /// `dst = constant`, with its sign.
+    /// `dst = constant`, sign-extended.
     pub(crate) fn constant(&mut self, dst: Reg, constant: i32) {
         self.alu_constant(Op::Set, dst, constant);
     }
@@ -163,7 +163,7 @@ impl Assembler {
         self.push(0, 0, 0, 0, half(constant >> 32));
     }
 
-    /// `dst = the map` of this descriptor: two instructions.
+    /// `dst = the map` with this descriptor: two instructions.
     pub(crate) fn map(&mut self, dst: Reg, fd: i32) {
         self.push(LOAD_WIDE, dst as u8, MAP_FD, 0, fd);
         self.push(0, 0, 0, 0, 0);
@@ -184,7 +184,7 @@ impl Assembler {
         self.push(STORE_IMMEDIATE | width as u8, base as u8, 0, offset, constant);
     }
 
-    /// `[base + offset] += src`, at once for all processors; 64 bits.
+    /// `[base + offset] += src`, atomically among all processors; 64 bits.
     pub(crate) fn atomic_add(&mut self, base: Reg, offset: i16, src: Reg) {
         self.push(ATOMIC | Width::B8 as u8, base as u8, src as u8, offset, 0);
     }
@@ -199,13 +199,13 @@ impl Assembler {
         self.push(EXIT, 0, 0, 0, 0);
     }
 
-    /// A new label, to be bound later.
+    /// Makes a new label, to be bound later.
     pub(crate) fn label(&mut self) -> Label {
         self.labels.push(None);
         Label(self.labels.len() - 1)
     }
 
-    /// The label is here: at the next instruction.
+    /// Binds the label to the next instruction.
     pub(crate) fn bind(&mut self, label: Label) {
         let at = self.code.len();
         if self.labels[label.0].replace(at).is_some() {
@@ -213,25 +213,25 @@ impl Assembler {
         }
     }
 
-    /// Goes on at the label.
+    /// Jumps to the label.
     pub(crate) fn jump(&mut self, label: Label) {
         self.jumps.push((self.code.len(), label));
         self.push(JUMP, 0, 0, 0, 0);
     }
 
-    /// Goes on at the label if `a` compares so with `b`.
+    /// Jumps to the label if the comparison of `a` with `b` holds.
     pub(crate) fn jump_if(&mut self, condition: If, a: Reg, b: Reg, label: Label) {
         self.jumps.push((self.code.len(), label));
         self.push(JUMP | BY_REGISTER | condition as u8, a as u8, b as u8, 0, 0);
     }
 
-    /// Goes on at the label if `a` compares so with a constant.
+    /// Jumps to the label if the comparison of `a` with a constant holds.
     pub(crate) fn jump_if_constant(&mut self, condition: If, a: Reg, constant: i32, label: Label) {
         self.jumps.push((self.code.len(), label));
         self.push(JUMP | condition as u8, a as u8, 0, 0, constant);
     }
 
-    /// The instructions, each jump with its distance.
+    /// Returns the instructions, with the distance of each jump filled in.
     pub(crate) fn finish(mut self) -> Result<Vec<Instruction>, AsmError> {
         if let Some(error) = self.error {
             return Err(error);
@@ -253,7 +253,7 @@ mod tests {
     use super::Reg::{R0, R1, R2, R6, R7, R10};
     use super::*;
 
-    /// The bytes of a program, as a little-endian machine has them.
+    /// Returns the bytes of a program on a little-endian machine.
     fn bytes(assembler: Assembler) -> Vec<[u8; 8]> {
         let code = assembler.finish().unwrap();
         code.iter()

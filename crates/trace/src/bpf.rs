@@ -1,10 +1,11 @@
-//! The best source: programs in the kernel that count at each tracepoint, and the tables they count in.
+//! The best source: programs in the kernel that count at each tracepoint, and the tables in which they count.
 //!
-//! Invariants: the tables only grow while an entry lives; what happened is the difference of two readings, so nothing
-//! is lost between them and nothing is reset. When a table is more than half full, entries that did not change
-//! between two readings are dropped (read and deleted in one, so an event in between is still counted). All is closed
-//! with the descriptors: when this value is dropped or the process ends, by whatever cause, the kernel is as it was.
-//! Fails where the kernel, or its verifier, refuses; see [`TraceError`].
+//! Invariants: counters only grow while an entry lives, and the counts of a period are the difference of two
+//! readings, so nothing is lost between readings and nothing is reset. If a table is more than half full,
+//! entries that did not change between two readings are dropped. They are read and deleted in one operation,
+//! so an event in between is still counted. Everything is closed with the descriptors: when this value is
+//! dropped or the process ends, for whatever cause, the kernel is as it was. Fails if the kernel or its
+//! verifier refuses; see [`TraceError`].
 
 use std::collections::HashMap;
 
@@ -22,7 +23,7 @@ use super::tracefs::Tracepoint;
 use super::{TraceError, TraceOptions, record};
 use crate::sys::{Attachment, LoadError, Map, MapKind, Program, ProgramKind};
 
-/// How many entries are read with one call.
+/// The number of entries that are read with one call.
 const BATCH: usize = 512;
 
 fn failed(call: &'static str, what: &str, errno: Errno) -> TraceError {
@@ -38,7 +39,7 @@ struct Table {
     last: HashMap<Box<[u8]>, Box<[u8]>>,
 }
 
-/// An array of so many numbers.
+/// Makes an array of so many numbers.
 fn numbers(name: &'static str, count: u32) -> Result<Map, TraceError> {
     Map::create(MapKind::Array, name, 4, 8, count).map_err(|e| failed("bpf(MAP_CREATE)", name, e))
 }
@@ -58,7 +59,8 @@ impl Table {
         Ok(Self { name, map, entries, last: HashMap::new() })
     }
 
-    /// Passes on each entry that changed since the last reading. `busy` says which may not be dropped.
+    /// Passes on each entry that changed since the last reading. `busy` returns whether an entry may not be
+    /// dropped.
     fn read(
         &mut self,
         epoch: u64,
@@ -94,7 +96,7 @@ impl Table {
         Ok(())
     }
 
-    /// Deletes entries that did not change; what they counted since is passed on.
+    /// Deletes entries that did not change. Passes on what they counted meanwhile.
     fn drop_idle(
         &mut self,
         idle: &[Box<[u8]>],
@@ -113,7 +115,7 @@ impl Table {
         Ok(())
     }
 
-    /// Deletes requests that began before then, in nanoseconds of the monotonic clock: how many.
+    /// Deletes requests that began before then, in nanoseconds of the monotonic clock. Returns their number.
     fn drop_unfinished(&self, then: u64) -> Result<u64, TraceError> {
         let mut old = Vec::new();
         self.each(|key, value| {
@@ -123,7 +125,7 @@ impl Table {
         })
         .map_err(|e| failed("bpf(MAP_LOOKUP)", self.name, e))?;
         let mut value = vec![0; self.map.sizes().1];
-        // Before Linux 5.14 they stay, and are counted for want of room in the end.
+        // Before Linux 5.14 they stay, and are finally counted as lost for lack of room.
         Ok(old.iter().map(|key| u64::from(self.map.take(key, &mut value).unwrap_or(false))).sum())
     }
 
@@ -144,15 +146,15 @@ impl Table {
     }
 }
 
-/// A request of which no completion was seen for so long, in nanoseconds, has completed unseen, or been given up: disks are given 30 s
-/// for one. Linux 6.18 was seen to run no program at the completions of the first two or three, in one of twenty starts on a busy machine,
-/// and to count none of that as skipped.
+/// A request without a completion for this long, in nanoseconds, has completed unseen, or was given up: disks
+/// are given 30 s for one. Linux 6.18 sometimes runs no program at the first completions, and does not count
+/// these as skipped.
 const UNFINISHED: u64 = 60_000_000_000;
 
 /// Tracing by programs in the kernel.
 #[derive(Debug)]
 pub(super) struct BpfSource {
-    // The attachments go first: no program runs while the rest is taken apart.
+    // The attachments are dropped first: no program runs while the rest is taken apart.
     attachments: Vec<Attachment>,
     programs: Vec<Program>,
     pages: Option<Table>,
@@ -201,7 +203,8 @@ impl BpfSource {
         source.programs =
             points.there.iter().map(|point| source.load(point, choice)).collect::<Result<_, _>>()?;
         let cpu = online_cpu(options);
-        // Ends before beginnings: what ends was begun while it was watched, or is passed over.
+        // Ends before beginnings: a request whose end is seen was begun while beginnings were watched, or is
+        // skipped.
         for (point, program) in points.there.iter().zip(&source.programs).rev() {
             let attached = program.attach(point.format.id, cpu);
             let attachment =
@@ -240,7 +243,7 @@ impl BpfSource {
         })
     }
 
-    /// Begins a new epoch; the one that ended.
+    /// Begins a new epoch. Returns the one that ended.
     fn next_epoch(&mut self) -> Result<u64, TraceError> {
         let ended = self.epoch_now;
         self.epoch
@@ -250,7 +253,7 @@ impl BpfSource {
         Ok(ended)
     }
 
-    /// Adds what was counted since the last reading.
+    /// Adds the counts since the last reading.
     pub(super) fn read(&mut self, gathered: &mut Gathered) -> Result<(), TraceError> {
         let epoch = self.next_epoch()?;
         if let Some(table) = &mut self.pages {
@@ -270,7 +273,7 @@ impl BpfSource {
         if let Some(table) = &mut self.stalls {
             let add = |readings: &Readings<'_>| {
                 let (task, kind, stalls) = readings.stalls();
-                // An entry that has changed may only have begun a stall.
+                // A changed entry may only have begun a stall.
                 if stalls.lengths.count() > 0 {
                     gathered.reclaim(task, kind, &stalls);
                 }
@@ -301,7 +304,7 @@ impl BpfSource {
         }
         gathered.losses.no_room += lost.saturating_sub(self.lost_then);
         self.lost_then = lost;
-        // Not every kernel counts this, and not everyone may read it.
+        // Not every kernel counts this, and not everybody may read it.
         let skipped = self.programs.iter().map(|program| program.skipped().unwrap_or(0)).sum::<u64>();
         gathered.losses.skipped += skipped.saturating_sub(self.skipped_then);
         self.skipped_then = skipped;
@@ -313,7 +316,7 @@ impl BpfSource {
         self.flights.as_ref().map_or(Ok(0), |table| table.drop_unfinished(then))
     }
 
-    /// Puts a request among those under way, which no disk has.
+    /// Puts a request that no disk has among those in flight.
     #[cfg(test)]
     pub(super) fn begin_request(&self, begun: u64) {
         let map = &self.flights.as_ref().unwrap().map;
@@ -329,7 +332,7 @@ impl BpfSource {
     }
 }
 
-/// A processor that is online: the first one named (`0-3,5`).
+/// Returns a processor that is online: the first one named (`0-3,5`).
 fn online_cpu(options: &TraceOptions) -> u32 {
     let online = std::fs::read_to_string(options.roots.sys.join("devices/system/cpu/online"));
     let first = online.ok().and_then(|text| text.split(['-', ',', '\n']).next()?.parse().ok());

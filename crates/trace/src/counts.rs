@@ -1,6 +1,6 @@
-//! What tracing counted.
+//! The counts of tracing.
 //!
-//! Invariants: sizes are bytes, lengths of time are `Duration`s; what was not traced is `None`, never zero.
+//! Invariants: sizes are in bytes, times are `Duration`s. A value that was not traced is `None`, never zero.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,12 +10,12 @@ use std::time::Duration;
 use super::{Durations, MachineCounts};
 use pagekeeper_kernel::Inode;
 
-/// A thread that an event happened in.
+/// A thread in which an event happened.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Task {
-    /// Its process (thread group). As the first pid namespace numbers it, which a container's `/proc` does not show.
-    /// The same as `thread` where the thread had ended before its process could be looked up ([`TraceSource::Tracefs`]
-    /// only).
+    /// Its process (thread group). As the first pid namespace numbers it, which a container's `/proc` does
+    /// not show. The same as `thread` where the thread had ended before its process could be looked up
+    /// ([`TraceSource::Tracefs`] only).
     ///
     /// [`TraceSource::Tracefs`]: super::TraceSource::Tracefs
     pub process: u32,
@@ -25,26 +25,26 @@ pub struct Task {
     pub name: String,
 }
 
-/// Pages that entered, or left, the page cache.
+/// Pages that entered or left the page cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PageTotals {
-    /// In how many pieces: folios of one page or more.
+    /// The number of folios, of one page or more.
     pub folios: u64,
-    /// How many bytes.
+    /// Their size in bytes.
     pub bytes: u64,
 }
 
-/// What entered the page cache, and what left it, for whatever cause: reclaim, advice, truncation.
+/// Pages that entered the page cache, and pages that left it for whatever cause: reclaim, advice, truncation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PageFlow {
-    /// Came: by reading, read-ahead or writing.
+    /// Pages that entered: by reading, read-ahead or writing.
     pub added: PageTotals,
-    /// Left.
+    /// Pages that left.
     pub removed: PageTotals,
 }
 
 impl PageFlow {
-    /// Adds another to this.
+    /// Adds another flow to this one.
     pub fn merge(&mut self, other: &Self) {
         for (to, from) in [(&mut self.added, other.added), (&mut self.removed, other.removed)] {
             to.folios += from.folios;
@@ -53,106 +53,107 @@ impl PageFlow {
     }
 }
 
-/// What one task did to one file's pages.
+/// The flow of one file's pages caused by one task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageCounts {
     /// The file, as [`traced_inode`](super::traced_inode) finds it.
     pub file: Inode,
-    /// Who added or removed: `kswapd0` where the kernel reclaimed in the background. `None` where it is not known
-    /// ([`TraceSource::Counters`](super::TraceSource::Counters)).
+    /// The task that added or removed: `kswapd0` if the kernel reclaimed in the background. `None` if it is
+    /// not known ([`TraceSource::Counters`](super::TraceSource::Counters)).
     pub task: Option<Task>,
-    /// What came and left.
+    /// The pages that entered and left.
     pub flow: PageFlow,
 }
 
-/// How full the kernel's limits on dirty pages were, in bytes: means over the pauses, at their beginnings.
+/// The usage of the kernel's limits on dirty pages, in bytes: means over the pauses, at their beginnings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DirtyLevels {
-    /// What was dirty on all devices (of the writer's memory cgroup where it has limits of its own).
+    /// Dirty bytes on all devices (of the writer's memory cgroup if it has limits of its own).
     pub dirty: u64,
-    /// What the kernel steers towards: halfway between where pauses begin and the limit.
+    /// The kernel's set point: halfway between the level at which pauses begin and the limit.
     pub setpoint: u64,
     /// The limit.
     pub limit: u64,
-    /// What was dirty on the device.
+    /// Dirty bytes on the device.
     pub device_dirty: u64,
     /// The device's share of the set point.
     pub device_setpoint: u64,
 }
 
 impl DirtyLevels {
-    /// Where pauses begin: halfway between background writeback and the limit (`dirty_freerun_ceiling`). A device that
-    /// has a limit of its own (`strict_limit`) pauses its writers earlier.
+    /// Returns the level at which pauses begin: halfway between background writeback and the limit
+    /// (`dirty_freerun_ceiling`). A device that has a limit of its own (`strict_limit`) pauses its writers
+    /// earlier.
     pub fn threshold(&self) -> u64 {
         self.setpoint.saturating_mul(2).saturating_sub(self.limit)
     }
 
-    /// How much more than the threshold was dirty; 0 where pauses came from a device's own limit.
+    /// Returns the dirty bytes above the threshold; 0 if pauses came from a device's own limit.
     pub fn over(&self) -> u64 {
         self.dirty.saturating_sub(self.threshold())
     }
 }
 
-/// How one task was throttled for the dirty pages of one device.
+/// The throttling of one task for the dirty pages of one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PauseCounts {
-    /// Who had to wait.
+    /// The task that was throttled.
     pub task: Task,
-    /// For which backing device, by the kernel's name: `8:0`, `btrfs-1`, `0:45`.
+    /// The backing device, by the kernel's name: `8:0`, `btrfs-1`, `0:45`.
     pub device: String,
-    /// The pauses. One has 200 ms at most; a write may have to take several.
+    /// The pauses. One takes at most 200 ms; a write may have several.
     pub pauses: Durations,
-    /// How many writes (more exactly: calls of `balance_dirty_pages`) had to pause.
+    /// The number of writes (more exactly: calls of `balance_dirty_pages`) that had to pause.
     pub waits: u64,
-    /// The longest that one of them waited.
+    /// The longest wait of one of them.
     pub longest_wait: Duration,
-    /// How full the limits were.
+    /// The usage of the limits.
     pub levels: DirtyLevels,
 }
 
-/// For what memory was reclaimed.
+/// The cause of a reclaim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReclaimKind {
-    /// The machine was short of it.
+    /// The machine was short of memory.
     Machine,
     /// A memory cgroup was at its limit.
     Group,
 }
 
-/// How one task had to reclaim memory before it got some: direct reclaim.
+/// The direct reclaim of one task: memory that it had to reclaim before it got some.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReclaimCounts {
-    /// Who had to.
+    /// The task.
     pub task: Task,
-    /// For what.
+    /// The cause.
     pub kind: ReclaimKind,
-    /// How long, each time.
+    /// The duration of each stall.
     pub stalls: Durations,
-    /// How much was reclaimed, in bytes.
+    /// Bytes that were reclaimed.
     pub reclaimed: u64,
 }
 
-/// What a block device was asked for.
+/// An operation of a block device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BlockOp {
-    /// To read, read-ahead included.
+    /// A read, including read-ahead.
     Read,
-    /// To write.
+    /// A write.
     Write,
-    /// To write its cache out.
+    /// A flush of its cache.
     Flush,
-    /// To forget blocks, or to zero them.
+    /// A discard of blocks, or writing zeros.
     Discard,
-    /// Something else.
+    /// Any other operation.
     Other,
 }
 
 impl BlockOp {
-    /// What the first letters of the kernel's `rwbs` mean (`blk_fill_rwbs`).
+    /// Returns the operation for the first letters of the kernel's `rwbs` (`blk_fill_rwbs`).
     pub(super) fn of_letters(first: u8, second: u8) -> Self {
         match (first, second) {
             (b'R', _) => Self::Read,
-            // A write may ask for a flush before it.
+            // A write may request a flush before it.
             (b'W', _) | (b'F', b'W') => Self::Write,
             (b'F', _) => Self::Flush,
             (b'D', _) => Self::Discard,
@@ -161,35 +162,38 @@ impl BlockOp {
     }
 }
 
-/// How long a block device took, from the request's way to the driver to its completion.
+/// The latency of a block device, from the time when a request goes to the driver to its completion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockCounts {
     /// The disk, as `st_rdev` encodes it; never a partition.
     pub dev: u64,
-    /// What for.
+    /// The operation.
     pub op: BlockOp,
-    /// How long.
+    /// The latencies.
     pub latency: Durations,
-    /// How much, in bytes.
+    /// Bytes transferred.
     pub bytes: u64,
 }
 
 /// Events that are not in the counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// There was no room left for their file, task or device: [`TraceOptions::entries`](super::TraceOptions::entries).
+    /// Events without room for their file, task or device:
+    /// [`TraceOptions::entries`](super::TraceOptions::entries).
     pub no_room: u64,
-    /// The kernel did not run the program, since another one was running on that processor. On kernels that don't count that
-    /// (before Linux 6.7), only requests to disks of which no completion was seen for a minute; these are among them on all.
+    /// Events for which the kernel did not run the program because another one was running on that processor.
+    /// Kernels before Linux 6.7 do not count these. On all kernels requests to disks without a completion for
+    /// a minute are included.
     pub skipped: u64,
-    /// The kernel's buffer was full: [`TraceOptions::buffer_bytes`](super::TraceOptions::buffer_bytes).
+    /// Events that did not fit in the kernel's buffer:
+    /// [`TraceOptions::buffer_bytes`](super::TraceOptions::buffer_bytes).
     pub overrun: u64,
-    /// They could not be understood.
+    /// Events that could not be parsed.
     pub unread: u64,
 }
 
 impl Losses {
-    /// All of them.
+    /// Returns the number of all lost events.
     pub fn total(&self) -> u64 {
         self.no_room + self.skipped + self.overrun + self.unread
     }
@@ -215,10 +219,10 @@ impl fmt::Display for Losses {
     }
 }
 
-/// What was counted in a period.
+/// The counts of a period.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TraceCounts {
-    /// How long the period was.
+    /// The length of the period.
     pub period: Duration,
     /// Page-cache adds and removals by file and task.
     pub pages: Option<Vec<PageCounts>>,
@@ -228,14 +232,14 @@ pub struct TraceCounts {
     pub reclaim: Option<Vec<ReclaimCounts>>,
     /// Block I/O by device.
     pub block: Option<Vec<BlockCounts>>,
-    /// What the machine's plain counters say of the same period; always there.
+    /// The machine's plain counters for the same period; always present.
     pub machine: MachineCounts,
-    /// What is missing.
+    /// Events that are missing.
     pub losses: Losses,
 }
 
 impl TraceCounts {
-    /// What came and left of one file, by whomever; `None` where pages were not traced.
+    /// Returns the pages of one file that entered and left, by any task; `None` if pages were not traced.
     pub fn of_file(&self, file: Inode) -> Option<PageFlow> {
         let mut sum = PageFlow::default();
         for counts in self.pages.as_ref()?.iter().filter(|counts| counts.file == file) {
@@ -244,12 +248,13 @@ impl TraceCounts {
         Some(sum)
     }
 
-    /// What came and left by file, largest addition first.
+    /// Returns the pages that entered and left by file, largest addition first.
     pub fn by_file(&self) -> Vec<(Inode, PageFlow)> {
         self.grouped(|counts| Some(counts.file))
     }
 
-    /// What came and left by task, largest addition first. A thread that changed its name is one for each name.
+    /// Returns the pages that entered and left by task, largest addition first. A thread that changed its
+    /// name counts once for each name.
     pub fn by_task(&self) -> Vec<(Task, PageFlow)> {
         self.grouped(|counts| counts.task.clone())
     }

@@ -1,14 +1,14 @@
-//! How long things took: a count, a sum, and how many took about how long.
+//! Statistics of durations: a count, a sum, and a histogram.
 
 use std::time::Duration;
 
-/// How many classes of length there are.
+/// The number of classes of the histogram.
 pub(super) const CLASSES: usize = 24;
 
-/// How long things of one kind took.
+/// Statistics of the durations of one kind of event.
 ///
-/// Lengths are sorted into classes that each end at twice the one before: 2 µs, 4 µs … 8.4 s, and one for all
-/// that is longer.
+/// Durations are sorted into classes that each end at twice the end of the one before: 2 µs, 4 µs … 8.4 s,
+/// and one class for everything longer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Durations {
     pub(super) count: u64,
@@ -18,29 +18,29 @@ pub struct Durations {
 }
 
 impl Durations {
-    /// How many there were.
+    /// Returns the count.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// All of them together.
+    /// Returns the sum.
     pub fn total(&self) -> Duration {
         self.total
     }
 
-    /// The longest; exact.
+    /// Returns the longest one, exactly.
     pub fn longest(&self) -> Duration {
         self.longest
     }
 
-    /// The mean; `None` of none.
+    /// Returns the mean; `None` if the count is 0.
     pub fn mean(&self) -> Option<Duration> {
         let nanoseconds = self.total.as_nanos().checked_div(u128::from(self.count))?;
         Some(Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)))
     }
 
-    /// A length that the share `quantile` (0 to 1) of them did not exceed, too long by less than a factor of two;
-    /// `None` of none.
+    /// Returns a duration that the share `quantile` (0 to 1) of them did not exceed; it is too long by less
+    /// than a factor of two. `None` if the count is 0.
     ///
     /// ```
     /// use pagekeeper_trace::Durations;
@@ -62,7 +62,7 @@ impl Durations {
         Some(self.longest)
     }
 
-    /// Counts one in.
+    /// Counts one duration.
     pub(super) fn add(&mut self, length: Duration) {
         self.count += 1;
         self.total = self.total.saturating_add(length);
@@ -70,7 +70,7 @@ impl Durations {
         self.classes[class_of(length)] += 1;
     }
 
-    /// Adds others to these.
+    /// Adds other statistics to these.
     pub fn merge(&mut self, others: &Self) {
         self.count += others.count;
         self.total = self.total.saturating_add(others.total);
@@ -95,7 +95,8 @@ impl FromIterator<Duration> for Durations {
     }
 }
 
-/// Class `i` is from 2^i up to 2^(i+1) microseconds; the first begins at 0, the last has no end.
+/// Returns the class of a duration. Class `i` is from 2^i up to 2^(i+1) microseconds; the first begins at 0,
+/// the last has no end.
 fn class_of(length: Duration) -> usize {
     let microseconds = u64::try_from(length.as_micros()).unwrap_or(u64::MAX);
     microseconds.checked_ilog2().map_or(0, |class| (class as usize).min(CLASSES - 1))

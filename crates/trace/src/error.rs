@@ -1,4 +1,5 @@
-//! Why tracing, or a better source of it, is not available: the call that failed, and the right it needs.
+//! The reasons why tracing, or a better source of it, is not available: the call that failed, and the
+//! capability it needs.
 
 use std::fmt;
 use std::io;
@@ -9,13 +10,13 @@ use pagekeeper_kernel::text::escaped;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-/// What went wrong with tracing.
+/// An error of tracing.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The options ask for a lesser source.
+    /// The options ask for a lower level.
     #[error("the options ask for less")]
     NotAsked,
-    /// The file system of the kernel's tracing is mounted nowhere.
+    /// The kernel's tracing file system is not mounted.
     #[error("tracefs is not mounted: mount -t tracefs tracefs /sys/kernel/tracing")]
     NoTracefs,
     /// This kernel does not have a tracepoint.
@@ -23,10 +24,10 @@ pub enum TraceError {
     NoEvent {
         /// The tracepoint: `filemap:mm_filemap_add_to_page_cache`.
         event: String,
-        /// Where it would be described.
+        /// The path of its description.
         path: PathBuf,
     },
-    /// A tracepoint of this kernel lacks a field, or has it in a size that is not known.
+    /// A tracepoint of this kernel lacks a field, or has it in an unknown size.
     #[error("the tracepoint {event} has no field {field} that is understood")]
     NoField {
         /// The tracepoint.
@@ -34,7 +35,7 @@ pub enum TraceError {
         /// The field.
         field: &'static str,
     },
-    /// A `format` file holds something that is not understood.
+    /// A `format` file has a line that can't be parsed.
     #[error("{}: can't read \"{line}\"", escaped(path))]
     Format {
         /// The file.
@@ -42,16 +43,16 @@ pub enum TraceError {
         /// The line.
         line: String,
     },
-    /// The kernel refused for want of rights.
+    /// The kernel refused for lack of permission.
     #[error("{call} {what}: {source}: {needs}")]
     Refused {
         /// The system call.
         call: &'static str,
-        /// What it was for: a path, program, map or tracepoint.
+        /// Its object: a path, program, map or tracepoint.
         what: String,
-        /// What it takes.
+        /// What it needs.
         needs: Needs,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -60,9 +61,9 @@ pub enum TraceError {
     Call {
         /// The system call.
         call: &'static str,
-        /// What it was for: a path, program, map or tracepoint.
+        /// Its object: a path, program, map or tracepoint.
         what: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -71,42 +72,42 @@ pub enum TraceError {
     Rejected {
         /// The program.
         program: String,
-        /// What the verifier wrote.
+        /// The verifier's log.
         log: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// The kernel was built without a description of its types (`CONFIG_DEBUG_INFO_BTF`).
     #[error("the kernel does not describe its types (no {})", escaped(path))]
     NoTypes {
-        /// Where the description would be.
+        /// The path of the description.
         path: PathBuf,
     },
-    /// The kernel's description of its types lacks something.
+    /// The kernel's description of its types lacks an item.
     #[error("{}: {source}", escaped(path))]
     Types {
         /// The description.
         path: PathBuf,
-        /// What it lacks.
+        /// The item that is missing.
         #[source]
         source: crate::page_events::BtfError,
     },
-    /// Processes have other numbers here than the kernel's events have.
+    /// Processes have other numbers here than in the kernel's events.
     #[error("this is not the first pid namespace, whose numbers the kernel's events have")]
     OtherNamespace,
-    /// A name that the kernel can't compare with.
+    /// A name that the kernel can't compare.
     #[error("the process name \"{name}\": at most 15 bytes, and * only at the end")]
     Name {
         /// The name.
         name: String,
     },
-    /// More files or devices to choose from than a filter holds.
+    /// More files or devices were chosen than a filter holds.
     #[error("{given} files or devices to trace, at most {max} are possible")]
     TooMany {
-        /// How many were given.
+        /// The number that was given.
         given: usize,
-        /// How many are possible.
+        /// The largest possible number.
         max: usize,
     },
     /// A file of `/proc` or `/sys`, or one that is to be watched, can't be read.
@@ -114,26 +115,27 @@ pub enum TraceError {
     Kernel(#[from] pagekeeper_kernel::Error),
 }
 
-/// What a refused call needs.
+/// The requirement of a refused call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
     /// These capabilities (capabilities(7)), by name; the caller lacks each of them.
     Capabilities(&'static [&'static str]),
-    /// The kernel is locked down to this degree, which forbids it to root, too (`kernel_lockdown(7)`).
+    /// The kernel is locked down to this degree, which forbids the call even to root (`kernel_lockdown(7)`).
     NoLockdown(Lockdown),
-    /// The rights are there: a security module or a seccomp filter stands against it.
+    /// The capabilities are present; a security module or a seccomp filter forbids the call.
     OtherPolicy,
-    /// The rights are there, but for `perf_event_open(2)` this kernel wants `CAP_SYS_ADMIN` while `kernel.perf_event_paranoid` is above 2:
-    /// a setting of distributions' kernels, of Debian's by default.
+    /// The capabilities are present, but for `perf_event_open(2)` this kernel requires `CAP_SYS_ADMIN` while
+    /// `kernel.perf_event_paranoid` is above 2. Kernels of distributions have this setting, Debian's by
+    /// default.
     LessParanoia,
 }
 
-/// How far the kernel is locked down.
+/// The degree of the kernel's lockdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lockdown {
     /// The kernel can't be changed from outside.
     Integrity,
-    /// Nor can its memory be read: no tracing at all.
+    /// The kernel's memory can't be read either: no tracing at all.
     Confidentiality,
 }
 
@@ -151,19 +153,19 @@ impl fmt::Display for Needs {
     }
 }
 
-/// Which kind of right a call asks for.
+/// The kind of permission that a call needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Right {
     /// bpf(2) for tracepoints, and `perf_event_open(2)`.
     Programs,
-    /// To read the files of tracefs.
+    /// Reading the files of tracefs.
     Reading,
-    /// To write them, and to make directories.
+    /// Writing them, and making directories.
     Writing,
 }
 
 impl Right {
-    /// What is missing, given what the caller has.
+    /// Returns what is missing, given the caller's capabilities.
     fn needs(self, has: CapabilitySet, lockdown: Option<Lockdown>) -> Needs {
         if lockdown == Some(Lockdown::Confidentiality) {
             return Needs::NoLockdown(Lockdown::Confidentiality);
@@ -185,13 +187,13 @@ impl Right {
 }
 
 impl TraceError {
-    /// The error of a failed call: [`Self::Refused`] where rights are missing.
+    /// Returns the error of a failed call: [`Self::Refused`] if permission is missing.
     pub(super) fn of(right: Right, call: &'static str, what: impl Into<String>, errno: Errno) -> Self {
         let (what, source) = (what.into(), io::Error::from(errno));
         if !matches!(errno, Errno::PERM | Errno::ACCESS) {
             return Self::Call { call, what, source };
         }
-        // Of the calling thread. Where it can't be asked it has none.
+        // Those of the calling thread. If they can't be read it has none.
         let has = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
         let mut needs = right.needs(has, lockdown());
         let paranoia = || std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap_or_default();
@@ -201,15 +203,15 @@ impl TraceError {
         Self::Refused { call, what, needs, source }
     }
 
-    /// The error of a failed act on a file of tracefs.
+    /// Returns the error of a failed operation on a file of tracefs.
     pub(super) fn file(right: Right, call: &'static str, path: &Path, error: &io::Error) -> Self {
         let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
         Self::of(right, call, escaped(path).to_string(), errno)
     }
 }
 
-/// Whether a call that was refused in spite of `CAP_PERFMON` was so by `kernel.perf_event_paranoid`, of which this is the value. Mainline
-/// kernels know nothing above 2.
+/// Returns whether a call was refused despite `CAP_PERFMON` because of `kernel.perf_event_paranoid`, which
+/// has this value. Mainline kernels know nothing above 2.
 fn is_paranoia(call: &str, errno: Errno, has: CapabilitySet, paranoia: &str) -> bool {
     call == "perf_event_open"
         && errno == Errno::ACCESS

@@ -1,6 +1,6 @@
-//! The tracepoints that are made use of, and what the kernel calls them.
+//! The tracepoints in use, and the kernel's names for them.
 
-/// The tracepoints that are made use of.
+/// The tracepoints in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Event {
     Add,
@@ -27,7 +27,7 @@ impl Event {
         Self::Complete,
     ];
 
-    /// The kernel's name for the subsystem.
+    /// Returns the kernel's name of the subsystem.
     pub(super) fn category(self) -> &'static str {
         match self {
             Self::Add | Self::Delete => "filemap",
@@ -39,7 +39,7 @@ impl Event {
         }
     }
 
-    /// The kernel's name for the tracepoint.
+    /// Returns the kernel's name of the tracepoint.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Add => "mm_filemap_add_to_page_cache",
@@ -54,7 +54,7 @@ impl Event {
         }
     }
 
-    /// The tracepoint of this name.
+    /// Returns the tracepoint of this name.
     pub(super) fn of_name(name: &[u8]) -> Option<Self> {
         Self::ALL.into_iter().find(|event| event.name().as_bytes() == name)
     }

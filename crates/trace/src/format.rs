@@ -1,8 +1,8 @@
-//! The `format` file of a tracepoint: its number, and where each field stands in its record
+//! Parser of a tracepoint's `format` file: its number, and the position of each field in its record
 //! (`Documentation/trace/events.rst`).
 //!
-//! Invariants: a field ends within 8,192 bytes, the maximum of a record (`PERF_MAX_TRACE_SIZE`). What is not a field is
-//! passed over; a line that begins as one and can't be read is an error that names it.
+//! Invariants: a field ends within 8,192 bytes, the maximum of a record (`PERF_MAX_TRACE_SIZE`). Lines that
+//! are not fields are skipped. A line that begins as a field and can't be parsed is an error that names it.
 
 use std::path::Path;
 
@@ -15,14 +15,14 @@ const RECORD_MAX: u16 = 8192;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Field {
     pub(super) name: String,
-    /// Its first byte in the record.
+    /// The offset of its first byte in the record.
     pub(super) offset: u16,
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub(super) size: u16,
     pub(super) signed: bool,
 }
 
-/// What a `format` file says.
+/// The content of a `format` file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Format {
     pub(super) id: u64,
@@ -30,7 +30,7 @@ pub(super) struct Format {
 }
 
 impl Format {
-    /// Reads the text of a `format` file; `path` is for errors.
+    /// Parses the text of a `format` file; `path` is for errors.
     pub(super) fn parse(text: &str, path: &Path) -> Result<Self, TraceError> {
         let malformed =
             |line: &str| TraceError::Format { path: path.to_path_buf(), line: line.trim().to_owned() };
@@ -42,7 +42,7 @@ impl Format {
             } else if let Some(field) = line.trim_start().strip_prefix("field:") {
                 fields.push(parse_field(field).ok_or_else(|| malformed(line))?);
             } else if line.starts_with("print fmt:") {
-                // How to print it: strings that may look like anything.
+                // The print format follows, with strings of any content.
                 break;
             }
         }
@@ -50,7 +50,7 @@ impl Format {
         Ok(Self { id, fields })
     }
 
-    /// The field of this name.
+    /// Returns the field of this name.
     pub(super) fn field(&self, name: &str) -> Option<&Field> {
         self.fields.iter().find(|field| field.name == name)
     }
@@ -68,12 +68,12 @@ fn parse_field(text: &str) -> Option<Field> {
             "offset" => offset = Some(value),
             "size" => size = Some(value),
             "signed" => signed = value != 0,
-            // A later kernel may say more.
+            // A later kernel may have more keys.
             _ => {}
         }
     }
     let (offset, size) = (offset?, size?);
-    // An array of characters has its length behind its name, one of unknown length before it.
+    // An array of characters has its length after its name; one of unknown length has it before.
     let name = declaration.rsplit([' ', '*']).next()?;
     let name = name.split('[').next()?;
     let within = offset.checked_add(size).is_some_and(|end| end <= RECORD_MAX);

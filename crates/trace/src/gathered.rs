@@ -1,6 +1,6 @@
-//! What a source has counted since the last [`take`](super::Tracer::take), whichever source it is.
+//! The counts of any source since the last [`take`](super::Tracer::take).
 //!
-//! Invariant: each table has at most `entries` entries; what finds no room is counted as lost.
+//! Invariant: each table has at most `entries` entries; events without room are counted as lost.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -12,7 +12,7 @@ use super::{
 };
 use pagekeeper_kernel::{Inode, page_size};
 
-/// Sums over pauses, in pages: what [`DirtyLevels`] is the mean of.
+/// Sums over pauses, in pages, from which [`DirtyLevels`] computes means.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct LevelSums {
     pub(super) dirty: u64,
@@ -84,7 +84,7 @@ impl Requests {
     }
 }
 
-/// All that was counted.
+/// All counts.
 #[derive(Debug)]
 pub(super) struct Gathered {
     entries: usize,
@@ -95,7 +95,7 @@ pub(super) struct Gathered {
     pub(super) losses: Losses,
 }
 
-/// The entry of a table that can be full.
+/// Returns the entry of a table that may be full.
 fn room_for<'a, K: Hash + Eq, V: Default>(
     table: &'a mut HashMap<K, V>,
     key: K,

@@ -1,10 +1,10 @@
-//! A private instance of the kernel's tracing: a directory of its own under `instances`, with its own buffer and
-//! choice of events, that no other user of tracing sees or disturbs.
+//! A private instance of the kernel's tracing: a directory of its own under `instances`, with its own buffer
+//! and choice of events, which no other user of tracing sees or disturbs.
 //!
-//! Invariants: the directory is removed when this value is dropped. If the process ends without that, by `kill -9`
-//! too, a small shell that waits for its end removes it; where there is no shell, or it was killed as well, the next
-//! instance to be made does. A directory that is in use can't be removed (EBUSY), so nobody else's ever is.
-//! Fails with the refused call.
+//! Invariants: the directory is removed when this value is dropped. If the process ends without that, even by
+//! `kill -9`, a small shell that waits for its end removes it. If there is no shell, or it was killed as
+//! well, the next instance that is made does. A directory that is in use can't be removed (EBUSY), so nobody
+//! else's ever is. Fails with the refused call.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -22,11 +22,12 @@ use super::event::Event;
 use super::tracefs::Tracefs;
 use pagekeeper_kernel::process::ProcRoot;
 
-/// What the names of all instances begin with.
+/// The prefix of the names of all instances.
 const PREFIX: &str = "pagekeeper-";
 
-/// Waits for the end of the process, whose end of the pipe closes then; tries for ten seconds, as the process's own
-/// descriptors close a little later. It outlasts signals that stop the process's whole group or service.
+/// Waits for the end of the process, which closes its end of the pipe. Retries for ten seconds, because the
+/// process's own descriptors close a little later. Ignores signals that stop the process's whole group or
+/// service.
 const GUARD: &str = "trap '' HUP INT TERM; read -r _; i=0; \
     while [ -d \"$1\" ] && ! rmdir \"$1\" 2>/dev/null && [ $i -lt 100 ]; do i=$((i+1)); sleep 0.1; done";
 
@@ -39,13 +40,13 @@ pub(super) struct Instance {
 }
 
 impl Instance {
-    /// Makes one, and opens what it writes. Those of processes that have ended are removed first.
+    /// Makes an instance, and opens its output. Instances of processes that have ended are removed first.
     pub(super) fn create(tracefs: &Tracefs, proc: &ProcRoot) -> Result<(Self, File), TraceError> {
         let instances = tracefs.instances();
         remove_stale(&instances, proc);
         let name = own_name(proc)?;
         let path = instances.join(&name);
-        // The guard comes first, so that there is no moment without it.
+        // The guard is started first, so that there is no moment without it.
         let guard = guard(&instances, &name);
         let instance = match std::fs::create_dir(&path) {
             Ok(()) => Self { path, guard, _own_mount: tracefs.own() },
@@ -69,7 +70,8 @@ impl Instance {
         std::fs::write(&path, value).map_err(|error| TraceError::file(Right::Writing, "write", &path, &error))
     }
 
-    /// Gives it a buffer of so many bytes, shared among the processors, and a clock that all of them share.
+    /// Gives it a buffer of this many bytes, divided among the processors, and a clock that all of them
+    /// share.
     pub(super) fn prepare(&self, buffer_bytes: u64) -> Result<(), TraceError> {
         let per_cpu = self.path.join("per_cpu");
         let cpus = std::fs::read_dir(&per_cpu)
@@ -79,7 +81,7 @@ impl Instance {
         self.set("trace_clock", "mono")
     }
 
-    /// Has it record an event, where the filter (if any) holds.
+    /// Makes it record an event, if the filter (if any) matches.
     pub(super) fn enable(&self, event: Event, filter: Option<&str>) -> Result<(), TraceError> {
         let event = Path::new("events").join(event.category()).join(event.name());
         if let Some(filter) = filter {
@@ -91,14 +93,14 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // The guard goes on trying where someone else is reading the instance just now.
+        // The guard retries if somebody else is reading the instance right now.
         if std::fs::remove_dir(&self.path).is_ok() {
             end(self.guard.take());
         }
     }
 }
 
-/// Lets the guard end, and waits for it.
+/// Ends the guard, and waits for it.
 fn end(guard: Option<Child>) {
     if let Some(mut guard) = guard {
         // It may have been killed already; there is nothing to report.
@@ -107,7 +109,8 @@ fn end(guard: Option<Child>) {
     }
 }
 
-/// `None` where there is no shell. It stands in the directory of instances, which may be reached by this process alone.
+/// Returns `None` if there is no shell. Its working directory is that of the instances, which may be
+/// reachable only for this process.
 fn guard(instances: &Path, name: &str) -> Option<Child> {
     Command::new("/bin/sh")
         .args(["-c", GUARD, "pagekeeper-trace", name])
@@ -120,7 +123,8 @@ fn guard(instances: &Path, name: &str) -> Option<Child> {
         .ok()
 }
 
-/// `pagekeeper-PID-START-N`: the process, when it started (ids are used again), and which of its instances.
+/// Returns `pagekeeper-PID-START-N`: the process, its start time (ids are reused), and the number of the
+/// instance.
 fn own_name(proc: &ProcRoot) -> Result<String, TraceError> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let pid = std::process::id();
@@ -128,7 +132,7 @@ fn own_name(proc: &ProcRoot) -> Result<String, TraceError> {
     Ok(format!("{PREFIX}{pid}-{start}-{}", NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// The process that a name stands for, and when it started.
+/// Returns the process that a name stands for, and its start time.
 fn parse_name(name: &str) -> Option<(u32, u64)> {
     let mut numbers = name.strip_prefix(PREFIX)?.split('-');
     let of = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
@@ -136,7 +140,7 @@ fn parse_name(name: &str) -> Option<(u32, u64)> {
     numbers.next().is_none().then_some(of)
 }
 
-/// Removes what ended processes left. What can't be removed stays: it is in use, or not ours to remove.
+/// Removes what ended processes left. A directory that can't be removed stays: it is in use, or not ours.
 fn remove_stale(instances: &Path, proc: &ProcRoot) {
     let names = std::fs::read_dir(instances).into_iter().flatten().flatten();
     for entry in names {
@@ -154,7 +158,7 @@ fn remove_stale(instances: &Path, proc: &ProcRoot) {
     }
 }
 
-/// Reads what there is; 0 where there is nothing just now.
+/// Reads the available bytes; returns 0 if there are none now.
 pub(super) fn read_some(pipe: &mut impl io::Read, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         match pipe.read(buffer) {

@@ -1,62 +1,69 @@
-//! What happens in the page cache, as it happens: who brings in and drives out pages of which file, who is throttled for
-//! dirty pages, who has to reclaim memory for itself, how long block devices take.
+//! Traces the page cache: which tasks add and remove pages of which files, which are throttled for dirty
+//! pages, which have to reclaim memory for themselves, and the latency of block devices.
 //!
 //! # Why BPF is assembled here
 //!
-//! Counting in the kernel needs a few programs of some 50 instructions, run at tracepoints. The usual tools for that bring
-//! more than they do: libbpf and bcc need clang, at build or at run time; aya needs a second Rust toolchain
-//! (nightly, bpf-linker) for its programs; all of them want BTF from the running kernel to know where fields are. This
-//! crate needs none of it, at build or run time. The kernel describes each tracepoint's record in a text file
-//! (`events/CATEGORY/NAME/format` in tracefs), with every field's offset and size; the programs are written with those
-//! offsets, so one binary fits every kernel that has the tracepoints, with or without BTF. Tracing begins in
-//! milliseconds. The price: an assembler of 350 lines (`asm`), and programs written instruction by instruction. The
-//! kernel's verifier checks each one, so a mistake in them is an error at the start, not a crash.
+//! Counting in the kernel needs a few programs of some 50 instructions, run at tracepoints. The usual tools
+//! for that have large dependencies: libbpf and bcc need clang, at build or at run time; aya needs a second
+//! Rust toolchain (nightly, bpf-linker) for its programs. All of them want BTF from the running kernel to
+//! find fields. This crate needs none of it, at build or run time.
+//!
+//! The kernel describes each tracepoint's record in a text file (`events/CATEGORY/NAME/format` in tracefs),
+//! with every field's offset and size. The programs are written with those offsets, so one binary fits every
+//! kernel that has the tracepoints, with or without BTF. Tracing begins in milliseconds. The price is an
+//! assembler of 350 lines (`asm`), and programs written instruction by instruction. The kernel's verifier
+//! checks each one, so a mistake in them is an error at the start, not a crash.
 //!
 //! # How an event becomes a count
 //!
-//! 1. `tracefs` finds the mount (or mounts its own), `format` parses a tracepoint's fields.
-//! 2. `programs` writes one program for each tracepoint with `asm`; `record` has the layout of the tables' keys and values.
+//! 1. `tracefs` finds the mount (or mounts its own), and `format` parses a tracepoint's fields.
+//! 2. `programs` writes one program for each tracepoint with `asm`; `record` has the layout of the tables'
+//!    keys and values.
 //! 3. `sys` makes the maps and loads the programs (bpf(2)), and attaches them (`perf_event_open(2)`).
-//! 4. The programs count in the maps, by file, task and device. `bpf` reads the maps in batches and hands what changed
-//!    to `gathered`, which every source shares; [`Tracer::take`] makes [`TraceCounts`] of it.
+//! 4. The programs count in the maps, by file, task and device. `bpf` reads the maps in batches and passes
+//!    changes to `gathered`, which every source shares; [`Tracer::take`] makes [`TraceCounts`] of it.
 //!
-//! Without the right to load programs, `pipe` reads the lines that a private tracefs `instance` writes and `lines` parses:
-//! the same counts at a higher cost. Without tracefs, `polling` and `machine` read plain counters. [`Tracer::source`]
-//! says which it is, and why not a better one.
+//! Without permission to load programs, `pipe` reads the lines that a private tracefs `instance` writes and
+//! `lines` parses: the same counts at a higher cost. Without tracefs, `polling` and `machine` read plain
+//! counters. [`Tracer::source`] returns the source in use, and why it is not a better one.
 //!
 //! # Events of single processes
 //!
-//! [`page_events`] hands on each event of a few followed processes instead of counting those of all: which pages they add, who uses
-//! these, when they end. It needs fields that no tracepoint's record has (an inode's generation), so it reads the kernel's BTF, by a
-//! reader of its own: of the crates that read BTF one is under the LGPL (btf-rs), the other keeps the fields of structs to itself
+//! [`page_events`] passes on each event of a few followed processes instead of counting those of all: the pages that
+//! they add, uses of these pages, and the ends of the processes. It needs fields that no tracepoint's record
+//! has (an inode's generation), so it reads the kernel's BTF, with a reader of its own. Of the existing
+//! crates that read BTF, one is under the LGPL (btf-rs), and the other does not expose the fields of structs
 //! (aya-obj).
 //!
 //! # Syncs
 //!
-//! [`syncs`] hands on each sync of a file: who called it, with which descriptor, and how long it took.
+//! [`syncs`] passes on each sync of a file: its task, its descriptor, and its duration.
 //!
 //! # Requests
 //!
-//! [`disk_use`] counts what processes that are not followed ask of each disk, without an event for each request.
+//! [`disk_use`] counts the requests to each disk by processes that are not followed, without an event for each request.
 //!
 //! # To add an event
 //!
 //! 1. In `tracefs`: a variant of `Event`, with its category and name.
 //! 2. In `options`: the `Kind` it belongs to, and the switch in [`TraceOptions`] if the kind is new.
-//! 3. In `programs`: what its program does, by name of field. A field that older kernels call otherwise takes several names.
-//! 4. In `bpf`: which table it counts in; in `record` the layout of a new table; in `gathered` and `counts` what becomes of it.
+//! 3. In `programs`: its program, which names the fields. A field with another name in older kernels gets
+//!    several names.
+//! 4. In `bpf`: the table in which it counts; in `record` the layout of a new table; in `gathered` and
+//!    `counts` the result.
 //! 5. In `lines` and `pipe`: the same event as a line of text.
 //! 6. In `tests`: make the event happen, and compare the sources.
 //!
 //! # Invariants
 //!
-//! It only observes; no other user of tracing is disturbed. All tables and buffers are bounded, and what found no room
-//! is counted ([`Losses`]). All is removed when the [`Tracer`] is dropped, and when its process ends by whatever cause,
-//! `kill -9` too. Fails only where not even counters can be read; a lesser source is no failure.
+//! This crate only observes; no other user of tracing is disturbed. All tables and buffers are bounded, and
+//! events without room are counted ([`Losses`]). Everything is removed when the [`Tracer`] is dropped, and
+//! when its process ends for whatever cause, even `kill -9`. Fails only if not even counters can be read; a
+//! lesser source is not a failure.
 //!
-//! What the kernel does not show: pages that come to a tmpfs are no events, though some of those that leave it are; on
-//! kernels whose events don't say how large a folio is, it counts as one page. A pause is as long as the kernel intends
-//! it to be, in its ticks.
+//! Not covered: pages added to a tmpfs are not events, although some of those that leave it are. On kernels
+//! whose events do not have a folio's size, it counts as one page. The length of a pause is the one that the
+//! kernel intends, in its ticks.
 //!
 //! ```
 //! use pagekeeper_trace::{TraceOptions, Tracer};
@@ -124,28 +131,28 @@ use polling::PollingSource;
 use programs::Choice;
 use tracefs::Tracefs;
 
-/// Where the counts come from, and why not from something better. Its `Display` is a sentence.
+/// The source of the counts, and why it is not a better one. Its `Display` is a sentence.
 #[derive(Debug)]
 pub enum TraceSource {
     /// Programs in the kernel: everything is known, at the lowest cost.
     Bpf,
-    /// The lines of a private instance of tracing: the same, but it costs more, and the process of a thread that has
-    /// ended is not known.
+    /// The lines of a private instance of tracing: the same, but it costs more, and the process of a thread
+    /// that has ended is not known.
     Tracefs {
-        /// Why there are no programs.
+        /// The reason why there are no programs.
         no_bpf: TraceError,
     },
     /// The machine's counters, and the residency of the chosen files: no tasks.
     Counters {
-        /// Why there are no programs.
+        /// The reason why there are no programs.
         no_bpf: TraceError,
-        /// Why there is no instance.
+        /// The reason why there is no instance.
         no_tracefs: TraceError,
     },
 }
 
 impl TraceSource {
-    /// Which one it is.
+    /// Returns the level of the source.
     pub fn level(&self) -> TraceLevel {
         match self {
             Self::Bpf => TraceLevel::Bpf,
@@ -173,16 +180,16 @@ impl fmt::Display for TraceSource {
 
 #[derive(Debug)]
 enum Reader {
-    // They are by far the largest.
+    // Boxed: these variants are by far the largest.
     Bpf(Box<BpfSource>),
     Pipe(Box<PipeSource>),
     Polling(PollingSource),
 }
 
-/// Counts what happens, from when it is made until it is dropped.
+/// Counts events, from its creation until it is dropped.
 ///
-/// Dropping it takes about half a second: the kernel waits, for each tracepoint, until no processor runs its program
-/// any more.
+/// Dropping it takes about half a second: the kernel waits, for each tracepoint, until no processor runs its
+/// program any more.
 #[derive(Debug)]
 pub struct Tracer {
     reader: Reader,
@@ -196,9 +203,9 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Starts to count, by the best source there is.
+    /// Starts to count, with the best source available.
     ///
-    /// Fails where a file of the filter can't be opened, or the machine's counters can't be read.
+    /// Fails if a file of the filter can't be opened, or the machine's counters can't be read.
     pub fn start(options: &TraceOptions) -> Result<Self, TraceError> {
         let choice = options.choice()?;
         let machine_then = MachineCounts::read(&options.roots)?;
@@ -231,19 +238,19 @@ impl Tracer {
         })
     }
 
-    /// Where the counts come from.
+    /// Returns the source of the counts.
     pub fn source(&self) -> &TraceSource {
         &self.source
     }
 
-    /// Events that were asked for and that this kernel lacks, each a [`TraceError::NoEvent`].
+    /// Returns the events that the options ask for and this kernel lacks, each a [`TraceError::NoEvent`].
     pub fn missing(&self) -> &[TraceError] {
         &self.missing
     }
 
-    /// What happened since the start or the last [`Self::take`].
+    /// Returns the counts since the start or the last [`Self::take`].
     ///
-    /// Where the source is tracefs it has to be called before its buffer is full; once in a second is a good measure.
+    /// With tracefs as the source, call it before its buffer is full; once a second is usually enough.
     pub fn snapshot(&mut self) -> Result<TraceCounts, TraceError> {
         match &mut self.reader {
             Reader::Bpf(reader) => reader.read(&mut self.gathered)?,
@@ -263,7 +270,7 @@ impl Tracer {
         })
     }
 
-    /// The same, and begins a new period: nothing is counted in two, nothing falls in between.
+    /// Returns the same, and begins a new period: nothing is counted twice, and nothing is missed.
     ///
     /// To trace for long, call it now and then: the room for files and tasks is that of one period.
     pub fn take(&mut self) -> Result<TraceCounts, TraceError> {

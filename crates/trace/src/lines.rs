@@ -1,9 +1,9 @@
-//! The lines that the kernel's tracing writes (`trace_pipe`; `Documentation/trace/ftrace.rst`).
+//! Parser of the lines that the kernel's tracing writes (`trace_pipe`; `Documentation/trace/ftrace.rst`).
 //!
-//! `          reader-1234    [001] d..1. 123.456789: mm_filemap_add_to_page_cache: dev 8:0 ino 1f ofs=0 order=2`
+//! `    reader-1234 [001] d..1. 123.456789: mm_filemap_add_to_page_cache: dev 8:0 ino 1f ofs=0 order=2`
 //!
-//! Invariants: any bytes are a line or `None`, never a panic. A task can choose its name, spaces, brackets and all:
-//! what follows is found by the width of the name's column, not by its text.
+//! Invariants: any bytes are parsed to a line or `None`, never a panic. A task can choose any name, including
+//! spaces and brackets: the text after it is found by the width of the name's column, not by its content.
 
 use std::time::Duration;
 
@@ -19,22 +19,22 @@ const NAME_WIDTH: usize = 16;
 pub(super) enum Line<'a> {
     /// An event.
     Event(Record<'a>),
-    /// So many events were lost before the next line.
+    /// This number of events were lost before the next line.
     Lost(u64),
 }
 
-/// An event, and whose.
+/// An event, and its task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Record<'a> {
     /// The task's name, as bytes; `<...>` where the kernel has forgotten it.
     pub(super) name: &'a [u8],
     pub(super) thread: u32,
-    /// When, by the kernel's clock.
+    /// The time, by the kernel's clock.
     pub(super) at: Duration,
     pub(super) what: What<'a>,
 }
 
-/// What happened.
+/// The content of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum What<'a> {
     Added { file: Inode, pages: u64 },
@@ -55,13 +55,13 @@ pub(super) struct Pause<'a> {
     pub(super) dirty: u64,
     pub(super) device_setpoint: u64,
     pub(super) device_dirty: u64,
-    /// How long the task has been waiting.
+    /// The time that the task has waited so far.
     pub(super) paused: Duration,
-    /// How long it is going to pause now; `None` where it may go on at once.
+    /// The length of the pause that begins now; `None` if the task may continue at once.
     pub(super) length: Option<Duration>,
 }
 
-/// Reads a line without its end.
+/// Parses a line without its end.
 pub(super) fn parse(line: &[u8]) -> Option<Line<'_>> {
     if let Some(lost) = line.strip_prefix(b"CPU:") {
         return parse_lost(lost).map(Line::Lost);
@@ -69,7 +69,7 @@ pub(super) fn parse(line: &[u8]) -> Option<Line<'_>> {
     let (name, rest) = line.split_at_checked(NAME_WIDTH)?;
     let rest = std::str::from_utf8(rest).ok()?.strip_prefix('-')?;
     let (thread, rest) = rest.split_once(' ')?;
-    // The processor in brackets, flags, the time; before the first of them there may be the process.
+    // The processor in brackets, flags, the time; the process may precede the first of them.
     let (_, rest) = rest.split_once('[')?;
     let (_, rest) = rest.split_once(']')?;
     let (before, rest) = rest.split_once(": ")?;
@@ -79,7 +79,7 @@ pub(super) fn parse(line: &[u8]) -> Option<Line<'_>> {
     Some(Line::Event(Record { name: name.trim_ascii_start(), thread: thread.trim().parse().ok()?, at, what }))
 }
 
-/// `1 [LOST 23 EVENTS]`, or without the number where the kernel does not know it: at least one.
+/// `1 [LOST 23 EVENTS]`, or without the number if the kernel does not know it: at least one.
 fn parse_lost(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?;
     let (_, text) = text.split_once("[LOST ")?;
@@ -124,7 +124,7 @@ fn parse_event(event: Event, fields: &str) -> Option<What<'_>> {
     })
 }
 
-/// What stands behind a key that ends in `=`.
+/// Returns the text after a key that ends in `=`.
 fn value<'a>(fields: &'a str, key: &str) -> Option<&'a str> {
     fields.split_ascii_whitespace().find_map(|field| field.strip_prefix(key))
 }
@@ -144,7 +144,7 @@ fn parse_page(fields: &str) -> Option<(Inode, u64)> {
     let dev = device(words.find(|word| *word == "dev").and_then(|_| words.next())?, ':')?;
     let ino = words.find(|word| *word == "ino").and_then(|_| words.next())?;
     let ino = u64::from_str_radix(ino.trim_start_matches("0x"), 16).ok()?;
-    // Older kernels don't say, and have an event for each page.
+    // Older kernels have no order, but an event for each page.
     let order = value(fields, "order=").map_or(Some(0), |order| order.parse::<u32>().ok())?;
     Some((Inode { dev, ino }, 1_u64.checked_shl(order)?))
 }
@@ -167,7 +167,7 @@ fn parse_pause(fields: &str) -> Option<Pause<'_>> {
     })
 }
 
-/// `8,0 WS 4096 () 1234 + 8 none,0,0 [reader]`, completed without the bytes.
+/// `8,0 WS 4096 () 1234 + 8 none,0,0 [reader]`; completions have no byte count.
 fn parse_request(fields: &str) -> Option<(u64, BlockOp, u64, u64)> {
     let (before, behind) = fields.split_once(" + ")?;
     let mut words = before.split_ascii_whitespace();

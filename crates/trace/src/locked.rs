@@ -1,18 +1,18 @@
-//! Memory of programs and maps, which counts as locked before Linux 5.11, where 64 KiB are usual ("bpf: Eliminate rlimit-based memory
-//! accounting").
+//! The limit on locked memory. Programs and maps count towards it before Linux 5.11, where 64 KiB are usual
+//! ("bpf: Eliminate rlimit-based memory accounting").
 //!
-//! Invariant: the process's limit is afterwards as it was: one thread at a time raises it. Fails as the call does where the limit may not be
-//! raised.
+//! Invariant: the process's limit is afterwards as it was: one thread at a time raises it. Fails as the call
+//! does if the limit may not be raised.
 
 use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Who has the limit raised: another would take the raised one for what it was.
+/// Held by the thread that has the limit raised: another one would take the raised limit for the original.
 static RAISED: Mutex<()> = Mutex::new(());
 
-/// Makes a call, once more without the limit if it is refused. Newer kernels refuse both alike.
+/// Makes a call, and once more with the limit raised if it is refused. Newer kernels refuse both alike.
 pub(crate) fn without_limit<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     match call() {
         Err(Errno::PERM) => {}
@@ -24,7 +24,7 @@ pub(crate) fn without_limit<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Re
         .or_else(|_| setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, ..limit }))
         .map_err(|_| Errno::PERM)?;
     let result = call();
-    // To lower it is always allowed.
+    // Lowering it is always allowed.
     let _ = setrlimit(Resource::Memlock, limit);
     result
 }
@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn the_limit_is_raised_for_a_refused_call_alone() {
-        // Other tests may have it raised at any time but this.
+        // Other tests may have it raised at any other time.
         let limit = || {
             let _one = RAISED.lock().unwrap_or_else(PoisonError::into_inner);
             getrlimit(Resource::Memlock)

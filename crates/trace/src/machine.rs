@@ -1,4 +1,4 @@
-//! What the machine's plain counters say: no file, no task, but there for everyone.
+//! The machine's plain counters: no files and no tasks, but available to everybody.
 
 use std::time::Duration;
 
@@ -6,7 +6,8 @@ use pagekeeper_kernel::Result;
 use pagekeeper_kernel::page_size;
 use pagekeeper_kernel::pressure::{Pressure, Resource, SysRoots, VmStat};
 
-/// What `/proc/vmstat` and `/proc/pressure` counted in a period. What this kernel does not count is `None`.
+/// The counts of `/proc/vmstat` and `/proc/pressure` in a period. A value that this kernel does not count is
+/// `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MachineCounts {
     /// Bytes of files made dirty.
@@ -17,18 +18,19 @@ pub struct MachineCounts {
     pub refaulted: Option<u64>,
     /// Bytes that tasks reclaimed for themselves.
     pub reclaimed_directly: Option<u64>,
-    /// How often a task had to reclaim for itself.
+    /// Number of times that a task had to reclaim for itself.
     pub allocation_stalls: Option<u64>,
     /// Page faults that had to read from storage.
     pub major_faults: Option<u64>,
-    /// How long at least one task waited for memory.
+    /// Time that at least one task waited for memory.
     pub memory_stalled: Option<Duration>,
-    /// How long at least one task waited for storage.
+    /// Time that at least one task waited for storage.
     pub io_stalled: Option<Duration>,
 }
 
 impl MachineCounts {
-    /// All since boot. Two readings apart make the counts of a period: [`Self::since`].
+    /// Reads the counts since boot. The difference of two readings is the counts of a period:
+    /// [`Self::since`].
     pub fn read(roots: &SysRoots) -> Result<Self> {
         let vmstat = VmStat::read(roots)?;
         let bytes = |pages: Option<u64>| pages.map(|pages| pages.saturating_mul(page_size()));
@@ -47,7 +49,7 @@ impl MachineCounts {
         })
     }
 
-    /// What was counted since an earlier reading.
+    /// Returns the counts since an earlier reading.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let number = |now: Option<u64>, then: Option<u64>| Some(now?.saturating_sub(then?));

@@ -1,4 +1,4 @@
-//! What to trace, and how.
+//! Options of tracing.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
@@ -11,31 +11,32 @@ use super::tracefs::{Tracefs, Tracepoint};
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{Inode, InspectedFile, Links};
 
-/// How many files or devices a [`PageFilter`] may have.
+/// The most files or devices of a [`PageFilter`].
 const MAX_FILTER: usize = 64;
 
-/// How events can be counted, the best first.
+/// The methods of counting events, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TraceLevel {
     /// By programs in the kernel.
     Bpf,
-    /// By reading what a private instance of the kernel's tracing writes.
+    /// By reading the output of a private instance of the kernel's tracing.
     Tracefs,
     /// By plain counters, without events.
     Counters,
 }
 
-/// Of which files page-cache adds and removals are counted.
+/// The files of which page-cache adds and removals are counted.
 ///
-/// The choice is made in the kernel, before anything is counted: fewer files cost less. At most 64.
+/// The kernel filters before anything is counted: fewer files cost less. At most 64.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum PageFilter {
     /// All.
     #[default]
     Everything,
-    /// Those of file systems on these devices, as `dev` of a [`Mount`](pagekeeper_kernel::process::Mount) names them.
+    /// Files of file systems on these devices, as `dev` of a [`Mount`](pagekeeper_kernel::process::Mount)
+    /// names them.
     Devices(Vec<u64>),
-    /// These. Links at their ends are followed; they have to exist when tracing starts.
+    /// These files. Links at the ends of their paths are followed; they have to exist when tracing starts.
     Files(Vec<PathBuf>),
 }
 
@@ -61,15 +62,15 @@ pub struct TraceOptions {
     pub reclaim: bool,
     /// Latency of block devices. By default off: it costs most where I/O is fast.
     pub block: bool,
-    /// Of which files pages are counted.
+    /// The files of which pages are counted.
     pub filter: PageFilter,
-    /// The best way that is tried. By default the best there is.
+    /// The best method to try. By default the best there is.
     pub best: TraceLevel,
-    /// How many pairs of file and thread can be counted between two readings; of the other kinds an eighth of it.
-    /// The kernel sets about 200 bytes aside for each. By default 16,384.
+    /// The most pairs of file and thread that can be counted between two readings; an eighth of it for the
+    /// other kinds. The kernel allocates about 200 bytes for each. By default 16,384.
     pub entries: u32,
-    /// The buffer of [`TraceLevel::Tracefs`], of all processors together, in bytes. An event takes about 50. By default
-    /// 64 MiB.
+    /// The buffer of [`TraceLevel::Tracefs`], for all processors together, in bytes. An event takes about 50.
+    /// By default 64 MiB.
     pub buffer_bytes: u64,
     /// Where `/proc` and `/sys` are.
     pub roots: SysRoots,
@@ -92,12 +93,12 @@ impl Default for TraceOptions {
 }
 
 impl TraceOptions {
-    /// The room in the tables of pauses, stalls and requests.
+    /// Returns the room in the tables of pauses, stalls and requests.
     pub(super) fn entries_of_time(&self) -> u32 {
         (self.entries / 8).max(16)
     }
 
-    /// The filter, its files looked up.
+    /// Returns the filter, with its files looked up.
     pub(super) fn choice(&self) -> Result<Choice, TraceError> {
         let within = |given: usize| {
             if given > MAX_FILTER { Err(TraceError::TooMany { given, max: MAX_FILTER }) } else { Ok(()) }
@@ -119,7 +120,7 @@ impl TraceOptions {
         })
     }
 
-    /// The tracepoints that are wanted and there.
+    /// Returns the tracepoints that are wanted and present.
     pub(super) fn points(&self, tracefs: &Tracefs) -> Result<Points, TraceError> {
         let mut points = Points::default();
         for (kind, wanted) in [
@@ -136,7 +137,7 @@ impl TraceOptions {
     }
 }
 
-/// What belongs together.
+/// A group of tracepoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     Pages,
@@ -146,12 +147,12 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The tracepoints of the kind, in pairs where one is nothing without the other.
+    /// Returns the tracepoints of the kind, in pairs where one is useless without the other.
     fn events(self) -> &'static [&'static [Event]] {
         match self {
             Self::Pages => &[&[Event::Add, Event::Delete]],
             Self::Pauses => &[&[Event::Pause]],
-            // Without memory cgroups the kernel has no others.
+            // Without memory cgroups the kernel lacks the second pair.
             Self::Reclaim => &[
                 &[Event::ReclaimBegin, Event::ReclaimEnd],
                 &[Event::GroupReclaimBegin, Event::GroupReclaimEnd],
@@ -172,7 +173,7 @@ impl Kind {
     }
 }
 
-/// The tracepoints that are there, and what was said of those that are not.
+/// The tracepoints that are present, and the errors for those that are not.
 #[derive(Debug, Default)]
 pub(super) struct Points {
     pub(super) there: Vec<Tracepoint>,
@@ -191,24 +192,24 @@ impl Points {
         Ok(())
     }
 
-    /// The kinds of which anything is there.
+    /// Returns the kinds of which any tracepoint is present.
     pub(super) fn kinds(&self) -> Vec<Kind> {
         let mut kinds: Vec<_> = self.there.iter().map(|point| Kind::of(point.event)).collect();
         kinds.dedup();
         kinds
     }
 
-    /// Whether anything of the kind is there.
+    /// Returns whether any tracepoint of the kind is present.
     pub(super) fn has(&self, kind: Kind) -> bool {
         self.there.iter().any(|point| Kind::of(point.event) == kind)
     }
 }
 
-/// How tracing names a file: by the device of its file system as a whole. That is `st_dev` but on btrfs, where
-/// each subvolume shows another.
+/// Returns the identity of a file in tracing: by the device of its file system as a whole. That is `st_dev`,
+/// except on btrfs, where each subvolume has another one.
 ///
-/// Fails with [`Error::Unsupported`](pagekeeper_kernel::Error::Unsupported) on overlayfs, whose pages belong to a file of the
-/// layer below.
+/// Fails with [`Error::Unsupported`](pagekeeper_kernel::Error::Unsupported) on overlayfs, whose pages belong
+/// to a file of the layer below.
 pub fn traced_inode(roots: &SysRoots, file: impl AsFd, path: &Path) -> pagekeeper_kernel::Result<Inode> {
     let file = file.as_fd();
     let stat = rustix::fs::fstat(file).map_err(|e| pagekeeper_kernel::Error::call("fstat", path, e))?;

@@ -1,10 +1,9 @@
-//! The second best source: a private instance of the kernel's tracing that writes a line for each event, and counting
-//! the lines.
+//! The second best source: counts the lines that a private instance of the kernel's tracing writes, one for
+//! each event.
 //!
-//! Invariants: events are chosen by filters in the kernel; between two readings the buffer has to hold them, what it
-//! could not hold is counted as lost. One reading reads at most four buffers' worth of text, so it ends even where
-//! events come faster than they are read.
-//! Fails where the kernel refuses the instance.
+//! Invariants: filters in the kernel choose the events. The buffer has to hold them between two readings;
+//! events that do not fit are counted as lost. One reading reads at most four buffers' worth of text, so it
+//! ends even if events come faster than they are read. Fails if the kernel refuses the instance.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -40,7 +39,7 @@ pub(super) struct PipeSource {
     pipe: File,
     _instance: Instance,
     counter: Counter,
-    /// What one reading reads at most, in bytes.
+    /// The most bytes that one reading reads.
     max_read: u64,
 }
 
@@ -73,7 +72,7 @@ impl PipeSource {
         })
     }
 
-    /// Adds what was written since the last reading.
+    /// Adds the lines since the last reading.
     pub(super) fn read(&mut self, gathered: &mut Gathered) -> Result<(), TraceError> {
         let mut buffer = vec![0; 64 * 1024];
         let mut done = 0_u64;
@@ -94,10 +93,10 @@ impl PipeSource {
     }
 }
 
-/// The kernel's filter for an event.
+/// Returns the kernel's filter for an event.
 fn filter(event: Event, choice: &Choice) -> Option<String> {
     let any = |terms: Vec<String>| {
-        // No file is no event: a device number that no file system has.
+        // Without files there are no events: a device number that no file system has.
         if terms.is_empty() { "s_dev == 4294967295".to_owned() } else { terms.join(" || ") }
     };
     match (event, choice) {
@@ -119,9 +118,9 @@ fn filter(event: Event, choice: &Choice) -> Option<String> {
 struct Counter {
     proc: ProcRoot,
     entries: usize,
-    /// The beginning of a line whose end has not been read.
+    /// The beginning of a line whose end was not read yet.
     rest: Vec<u8>,
-    /// When stalls began that have not ended.
+    /// The beginnings of stalls that have not ended.
     stalls: HashMap<(u32, ReclaimKind), Duration>,
     flights: HashMap<(u64, u64), Flight>,
     /// The processes of threads, as found in this reading.
@@ -154,7 +153,8 @@ impl Counter {
         }
     }
 
-    /// The task of a line. What the line does not say is asked of `/proc`, where the task may have ended.
+    /// Returns the task of a line. Details that the line lacks come from `/proc`, where the task may have
+    /// ended.
     fn task(&mut self, record: &Record<'_>) -> Task {
         let proc = &self.proc;
         let known = self.processes.entry(record.thread).or_insert_with(|| look_up(proc, record.thread));
@@ -240,7 +240,7 @@ fn pauses_of(pause: &Pause<'_>, length: Duration) -> Pauses {
     }
 }
 
-/// The process of a thread, and its name now.
+/// Returns the process of a thread, and its present name.
 fn look_up(proc: &ProcRoot, thread: u32) -> Option<Task> {
     let status = std::fs::read(proc.path().join(format!("{thread}/status"))).ok()?;
     let status = unescaped_bytes(&status);

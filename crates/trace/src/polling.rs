@@ -1,7 +1,8 @@
-//! The last source: no events, only how much of the chosen files is resident, sampled at each reading.
+//! The last source: no events, only the residency of the chosen files, sampled at each reading.
 //!
-//! Invariants: no descriptor is held between readings. What came and went between two of them is not seen, only the
-//! difference. A file that is gone, or that another took the place of, has lost all its pages.
+//! Invariants: no descriptor is held between readings. Only the difference between two readings is seen, not
+//! pages that entered and left in between. A file that is gone, or was replaced by another, has lost all its
+//! pages.
 
 use std::path::PathBuf;
 
@@ -11,7 +12,7 @@ use super::{PageFilter, PageFlow, PageTotals, TraceError, TraceOptions};
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::{Inode, InspectedFile, Links, page_size, residency};
 
-/// A file, and what was resident at its last sample.
+/// A file, and its resident bytes at the last sample.
 #[derive(Debug)]
 struct Watched {
     path: PathBuf,
@@ -39,7 +40,7 @@ impl PollingSource {
         Ok(source)
     }
 
-    /// Whether there are files to sample.
+    /// Returns whether there are files to sample.
     pub(super) fn watches(&self) -> bool {
         !self.files.is_empty()
     }
@@ -50,7 +51,7 @@ impl PollingSource {
         Ok((traced_inode(&self.roots, &file, path)?, resident))
     }
 
-    /// Adds what changed since the last reading.
+    /// Adds the changes since the last reading.
     pub(super) fn read(&mut self, gathered: &mut Gathered) -> Result<(), TraceError> {
         for at in 0..self.files.len() {
             let now = match self.sample(&self.files[at].path) {
@@ -78,7 +79,7 @@ impl PollingSource {
 }
 
 fn change(gathered: &mut Gathered, file: Option<(Inode, u64)>, added: u64, removed: u64) {
-    // In how many pieces is not known: pages are counted.
+    // The number of folios is not known: pages are counted.
     let totals = |bytes: u64| PageTotals { folios: bytes / page_size(), bytes };
     if let Some((file, _)) = file
         && added + removed > 0

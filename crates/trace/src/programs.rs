@@ -1,9 +1,9 @@
 //! The programs that run in the kernel at each tracepoint.
 //!
-//! Invariants: each one only reads its record, counts in tables, and returns 0 (no record is kept for perf). An entry
-//! is made at its first event; where there is no room for it the event is counted as lost. Entries of tasks are
-//! written by that task alone, so their numbers need no more than an atomic addition, and the longest not even that.
-//! Fails where the tracepoint lacks a field; the verifier has the last word.
+//! Invariants: each program only reads its record, counts in tables, and returns 0 (no record is kept for
+//! perf). An entry is made at its first event; without room for it the event is counted as lost. Entries of
+//! tasks are written only by that task, so an atomic addition is enough for their numbers, and the longest
+//! duration needs not even that. Fails if the tracepoint lacks a field; the verifier has the last word.
 
 use super::TraceError;
 use super::asm::{AsmError, Assembler, Helper, If, Label, Op, Reg, Width};
@@ -20,7 +20,7 @@ use pagekeeper_kernel::Inode;
 pub(super) struct Tables {
     /// The entries of the event's kind.
     pub(super) entries: i32,
-    /// Of requests under way; of the other kinds the same as `entries`.
+    /// Requests in flight; for the other kinds the same as `entries`.
     pub(super) flights: i32,
     /// The counters of lost events.
     pub(super) lost: i32,
@@ -28,7 +28,7 @@ pub(super) struct Tables {
     pub(super) epoch: i32,
 }
 
-/// Of which files pages are counted; devices as the kernel has them.
+/// The files of which pages are counted; devices in the kernel's form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Choice {
     Everything,
@@ -36,20 +36,20 @@ pub(super) enum Choice {
     Files(Vec<Inode>),
 }
 
-/// Where on the stack a new entry's value is made; its key lies below it.
+/// The place on the stack where a new entry's value is made; its key is below it.
 const VALUE: i16 = -timed::SIZE;
 const KEY: i16 = VALUE - pause_key::SIZE;
 /// An index of 4 bytes into an array.
 const INDEX: i16 = KEY - 8;
 
-/// The program of a tracepoint.
+/// Returns the program of a tracepoint.
 pub(super) fn program(
     point: &Tracepoint,
     tables: Tables,
     choice: &Choice,
 ) -> Result<Vec<Instruction>, TraceError> {
     let mut writer = Writer::new(point, tables);
-    // The record. R6 stays its address; R9 is to be the entry's.
+    // The record. R6 keeps its address; R9 will be the entry's.
     writer.asm.set(R6, R1);
     match point.event {
         Event::Add => writer.pages(choice, page::ADDED_FOLIOS, page::ADDED_PAGES)?,
@@ -69,7 +69,7 @@ pub(super) fn program(
     })
 }
 
-/// Where a new entry's task goes.
+/// The offsets of the task in a new entry.
 #[derive(Clone, Copy)]
 struct TaskAt {
     process: i16,
@@ -98,7 +98,7 @@ impl<'a> Writer<'a> {
         self.asm.finish()
     }
 
-    /// `dst` = a number of the record, sign and all.
+    /// `dst` = a number of the record, sign-extended.
     fn field(&mut self, dst: Reg, names: &[&'static str]) -> Result<(), TraceError> {
         let field = self.point.field(names)?;
         let width = Width::of(field.size).ok_or_else(|| self.point.lacks(names[0]))?;
@@ -112,7 +112,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Copies `len` bytes of a field that is an array of characters to the stack at `to`, the rest of it zero.
+    /// Copies `len` bytes of a field that is an array of characters to the stack at `to`, and fills the rest
+    /// with zeros.
     fn text(&mut self, name: &'static str, to: i16, len: u16) -> Result<(), TraceError> {
         let field = self.point.field(&[name])?;
         let (from, have) = (field.offset, field.size.min(len));
@@ -150,7 +151,7 @@ impl<'a> Writer<'a> {
         self.asm.call(Helper::MapLookup);
     }
 
-    /// One event was lost.
+    /// Counts one lost event.
     fn count_lost(&mut self, lost: Lost) {
         self.element(self.tables.lost, lost as i32);
         self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
@@ -158,15 +159,15 @@ impl<'a> Writer<'a> {
         self.asm.atomic_add(R0, 0, R1);
     }
 
-    /// Zeros on the stack, `size` bytes from `at`.
+    /// Stores zeros on the stack, `size` bytes from `at`.
     fn zeros(&mut self, at: i16, size: i16) {
         for offset in (0..size).step_by(8) {
             self.asm.store_constant(Width::B8, R10, at + offset, 0);
         }
     }
 
-    /// `R9` = address of the entry whose key is at `KEY`, made if there is none. Goes out, one event lost, where there
-    /// is no room.
+    /// `R9` = address of the entry whose key is at `KEY`, which is made if there is none. Without room,
+    /// counts one lost event and jumps to `out`.
     fn entry(&mut self, size: i16, task: Option<TaskAt>, lost: Lost) {
         let found = self.asm.label();
         self.map_and_key(self.tables.entries, KEY);
@@ -199,7 +200,7 @@ impl<'a> Writer<'a> {
         self.asm.set(R9, R0);
     }
 
-    /// The thread's number to the stack, 4 bytes.
+    /// Stores the thread's number on the stack, 4 bytes.
     fn thread(&mut self, to: i16) {
         self.asm.call(Helper::ProcessAndThread);
         self.asm.store(Width::B4, R10, to, R0);
@@ -218,7 +219,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Goes out unless the pages' file (`R7` device, `R8` inode number) is chosen.
+    /// Jumps to `out` unless the pages' file (`R7` device, `R8` inode number) is chosen.
     fn choose(&mut self, choice: &Choice) {
         let chosen = self.asm.label();
         match choice {
@@ -252,7 +253,7 @@ impl<'a> Writer<'a> {
         self.asm.store(Width::B4, R10, KEY + page_key::DEV, R7);
         self.thread(KEY + page_key::THREAD);
         self.asm.constant(R7, 1);
-        // Older kernels don't say, and have an event for each page.
+        // Older kernels have no order, but an event for each page.
         if self.point.format.field("order").is_some() {
             self.field(R2, &["order"])?;
             self.asm.alu_constant(Op::And, R2, 31);
@@ -264,7 +265,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Counts a length of `R7` nanoseconds into the entry at `R9`. Loses `R0` to `R5`.
+    /// Counts a duration of `R7` nanoseconds in the entry at `R9`. Loses `R0` to `R5`.
     fn length(&mut self) {
         self.count(timed::COUNT, 1);
         self.asm.atomic_add(R9, timed::TOTAL, R7);
@@ -272,7 +273,7 @@ impl<'a> Writer<'a> {
         self.longest(timed::LONGEST, R7);
     }
 
-    /// The class of a length is the logarithm of its microseconds, by halving.
+    /// Computes the class of a duration, which is the logarithm of its microseconds, by halving.
     fn class(&mut self) {
         let (last, done) = (self.asm.label(), self.asm.label());
         self.asm.set(R1, R7);
@@ -287,7 +288,7 @@ impl<'a> Writer<'a> {
             self.asm.alu_constant(Op::Add, R2, bits);
             self.asm.bind(below);
         }
-        // What the verifier can't see: that it is below the last class.
+        // The verifier can't see that it is below the last class.
         self.asm.jump_if_constant(If::Below, R2, classes, done);
         self.asm.bind(last);
         self.asm.constant(R2, classes - 1);
@@ -299,7 +300,7 @@ impl<'a> Writer<'a> {
         self.asm.atomic_add(R3, timed::CLASS, R1);
     }
 
-    /// Remembers `length` at the epoch's place if it is the longest of the epoch.
+    /// Stores `length` at the epoch's place if it is the longest of the epoch.
     fn longest(&mut self, places: i16, length: Reg) {
         let (same, done) = (self.asm.label(), self.asm.label());
         self.element(self.tables.epoch, 0);
@@ -323,7 +324,7 @@ impl<'a> Writer<'a> {
     }
 
     fn pause(&mut self) -> Result<(), TraceError> {
-        // In milliseconds; not above 0 where the task may go on at once.
+        // In milliseconds; 0 or less if the task may continue at once.
         self.field(R7, &["pause"])?;
         self.asm.jump_if_constant(If::AtMostSigned, R7, 0, self.out);
         self.field(R8, &["paused"])?;
@@ -343,7 +344,7 @@ impl<'a> Writer<'a> {
         self.sum(timed::DIRTY, &["dirty"])?;
         self.sum(timed::SETPOINT, &["setpoint"])?;
         self.sum(timed::LIMIT, &["limit"])?;
-        // Older kernels name these two otherwise.
+        // Older kernels have other names for these two.
         self.sum(timed::DEVICE_DIRTY, &["wb_dirty", "bdi_dirty"])?;
         self.sum(timed::DEVICE_SETPOINT, &["wb_setpoint", "bdi_setpoint"])
     }
@@ -409,7 +410,7 @@ impl<'a> Writer<'a> {
         self.map_and_key(self.tables.flights, KEY);
         self.asm.call(Helper::MapLookup);
         self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
-        // R6 is not the record any more: all of it that is needed has been read.
+        // R6 is no longer the record: everything that is needed of it was read.
         self.asm.load(Width::B8, R8, R0, flight::BEGUN);
         self.asm.load(Width::B4, R6, R0, flight::SECTORS);
         self.asm.load(Width::B2, R9, R0, flight::LETTERS);

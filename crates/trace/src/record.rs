@@ -1,11 +1,13 @@
-//! How the programs' tables are laid out: what [`programs`](super::programs) writes and [`bpf`](super::bpf) reads.
+//! The layout of the programs' tables, which [`programs`](super::programs) writes and [`bpf`](super::bpf)
+//! reads.
 //!
-//! Invariants: numbers have 8 bytes in the machine's order unless said otherwise, and stand at multiples of 8; counts
-//! and sums only grow while an entry lives, so the difference of two readings is what happened in between.
+//! Invariants: numbers have 8 bytes in the machine's order unless noted otherwise, and offsets are multiples
+//! of 8. Counts and sums only grow while an entry lives, so the difference of two readings is the count of
+//! the period in between.
 //!
-//! The longest of a period can't be a difference: each entry has two places for it, marked with the number of the
-//! period (the epoch) they belong to. A program writes the place of the epoch in force; the reader begins a new epoch,
-//! then reads the place of the one before.
+//! The longest duration of a period can't be a difference. So each entry has two places for it, marked with
+//! the number of the period (the epoch) they belong to. A program writes the place of the current epoch; the
+//! reader begins a new epoch, then reads the place of the one before.
 
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ use super::{BlockOp, PageFlow, PageTotals, ReclaimKind, Task};
 use pagekeeper_kernel::text::unescaped_bytes;
 use pagekeeper_kernel::{Inode, page_size};
 
-/// Key of the table of pages: inode number, device (4 bytes, as the kernel has it), thread (4 bytes).
+/// Key of the table of pages: inode number, device (4 bytes, in the kernel's form), thread (4 bytes).
 pub(super) mod page_key {
     pub(crate) const INO: i16 = 0;
     pub(crate) const DEV: i16 = 8;
@@ -48,8 +50,8 @@ pub(super) mod stall_key {
     pub(crate) const SIZE: i16 = 8;
 }
 
-/// Key of the table of requests: device (4 bytes, as the kernel has it), first letters (2) and processor (2). With the
-/// processor no two of them count in the same cache line.
+/// Key of the table of requests: device (4 bytes, in the kernel's form), first letters (2) and processor (2).
+/// Because of the processor no two of them count in the same cache line.
 pub(super) mod request_key {
     pub(crate) const DEV: i16 = 0;
     pub(crate) const LETTERS: i16 = 4;
@@ -57,14 +59,14 @@ pub(super) mod request_key {
     pub(crate) const SIZE: i16 = 8;
 }
 
-/// Key of the table of requests under way: sector, device (4 bytes), 4 of padding.
+/// Key of the table of requests in flight: sector, device (4 bytes), 4 of padding.
 pub(super) mod flight_key {
     pub(crate) const SECTOR: i16 = 0;
     pub(crate) const DEV: i16 = 8;
     pub(crate) const SIZE: i16 = 16;
 }
 
-/// Value of the table of requests under way: nanoseconds, sectors (4 bytes), letters (2), 2 of padding.
+/// Value of the table of requests in flight: nanoseconds, sectors (4 bytes), letters (2), 2 of padding.
 pub(super) mod flight {
     pub(crate) const BEGUN: i16 = 0;
     pub(crate) const SECTORS: i16 = 8;
@@ -84,7 +86,7 @@ pub(super) mod timed {
     pub(crate) const TOTAL: i16 = 8;
     /// Two places of an epoch and nanoseconds.
     pub(crate) const LONGEST: i16 = 16;
-    /// Two more: of whole waits, where one has several pauses.
+    /// Two more, for whole waits, of which one can have several pauses.
     pub(crate) const LONGEST_WAIT: i16 = 48;
     pub(crate) const CLASS: i16 = 80;
     pub(crate) const PROCESS: i16 = CLASS + CLASSES_SIZE;
@@ -96,14 +98,14 @@ pub(super) mod timed {
     pub(crate) const LIMIT: i16 = MORE + 24;
     pub(crate) const DEVICE_DIRTY: i16 = MORE + 32;
     pub(crate) const DEVICE_SETPOINT: i16 = MORE + 40;
-    /// When the stall under way began, in nanoseconds; 0 where none is.
+    /// The beginning of the current stall, in nanoseconds; 0 if there is none.
     pub(crate) const BEGUN: i16 = MORE;
     pub(crate) const RECLAIMED: i16 = MORE + 8;
     pub(crate) const SECTORS: i16 = MORE;
     pub(crate) const SIZE: i16 = MORE + 48;
 }
 
-/// Which counter of lost events.
+/// The counters of lost events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lost {
     Pages = 0,
@@ -116,19 +118,19 @@ impl Lost {
     pub(super) const ALL: [Self; 4] = [Self::Pages, Self::Pauses, Self::Stalls, Self::Requests];
 }
 
-/// A number of 8 bytes in a key or value.
+/// Returns a number of 8 bytes in a key or value.
 fn number(bytes: &[u8], at: i16) -> u64 {
     let at = at.unsigned_abs() as usize;
     bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
 }
 
-/// A number of 4 bytes.
+/// Returns a number of 4 bytes.
 fn half(bytes: &[u8], at: i16) -> u32 {
     let at = at.unsigned_abs() as usize;
     bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes)
 }
 
-/// Text that ends at the first zero, or where its place ends.
+/// Returns text that ends at the first zero, or at the end of its place.
 fn text(bytes: &[u8], at: i16, size: usize) -> String {
     let at = at.unsigned_abs() as usize;
     let bytes = bytes.get(at..at + size).unwrap_or_default();
@@ -136,27 +138,27 @@ fn text(bytes: &[u8], at: i16, size: usize) -> String {
     unescaped_bytes(&bytes[..end]).into_owned()
 }
 
-/// A device number as the kernel has it: 12 bits of major, 20 of minor.
+/// Returns a device number from the kernel's form: 12 bits of major, 20 of minor.
 pub(super) fn device_of(dev: u32) -> u64 {
     rustix::fs::makedev(dev >> 20, dev & 0xf_ffff)
 }
 
-/// A device number as the kernel has it, from that of a stat result.
+/// Returns a device number in the kernel's form, from that of a stat result.
 pub(super) fn kernel_device(dev: u64) -> u64 {
     u64::from(rustix::fs::major(dev)) << 20 | u64::from(rustix::fs::minor(dev))
 }
 
-/// Whether the value of an entry of stalls says that one is under way.
+/// Returns whether the value of an entry of stalls has a stall in progress.
 pub(super) fn stalled(value: &[u8]) -> bool {
     number(value, timed::BEGUN) != 0
 }
 
-/// When a request under way began, in nanoseconds of the monotonic clock.
+/// Returns when a request in flight began, in nanoseconds of the monotonic clock.
 pub(super) fn begun(value: &[u8]) -> u64 {
     number(value, flight::BEGUN)
 }
 
-/// Two readings of one entry; the earlier one is of zeros where there was none.
+/// Two readings of one entry; the earlier one is all zeros if there was none.
 #[derive(Clone, Copy)]
 pub(super) struct Readings<'a> {
     pub(super) key: &'a [u8],

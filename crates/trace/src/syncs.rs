@@ -1,12 +1,14 @@
-//! Syncs of files: each call of fsync(2), fdatasync(2), syncfs(2) and `sync_file_range(2)` that waits, by any process, with its beginning,
-//! its end and its descriptor.
+//! Syncs of files: each call of fsync(2), fdatasync(2), syncfs(2) and of a waiting `sync_file_range(2)` by
+//! any process, with its beginning, its end and its descriptor.
 //!
-//! Programs at the tracepoints of these system calls remember when a thread began one, and write a record as it ends. No other
-//! system call runs a program. Not covered: syncs by `io_uring`, msync(2), and writes with `O_DSYNC`, which are no calls of these.
+//! Programs at the tracepoints of these system calls store the time when a thread began one, and write a
+//! record when it ends. No other system call runs a program. Not covered: syncs by `io_uring`, msync(2), and
+//! writes with `O_DSYNC`, which use other calls.
 //!
-//! Invariants: it only observes. All tables are bounded, and syncs that found no room are counted ([`SyncEvents::lost`]). All is removed
-//! when [`SyncEvents`] is dropped, and when its process ends, `kill -9` included.
-//! Fails where the kernel has no events of single system calls (`CONFIG_FTRACE_SYSCALLS`), or refuses the programs.
+//! Invariants: this module only observes. All tables are bounded, and syncs without room are counted
+//! ([`SyncEvents::lost`]). Everything is removed when [`SyncEvents`] is dropped, and when its process ends,
+//! even by `kill -9`. Fails if the kernel has no events of single system calls (`CONFIG_FTRACE_SYSCALLS`), or
+//! refuses the programs.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,14 +28,14 @@ use Reg::{R0, R1, R2, R3, R4, R6, R7, R8, R10};
 
 /// Bytes of the ring buffer: 74,000 syncs.
 const RING_BYTES: u32 = 4 << 20;
-/// Threads that can be in a sync at a time.
+/// The most threads in a sync at a time.
 const WAITING_MAX: u32 = 16 << 10;
-/// How many threads are read with one call.
+/// The number of threads that are read with one call.
 const BATCH: usize = 512;
 /// The flags of `sync_file_range(2)` with which it waits (`SYNC_FILE_RANGE_WAIT_BEFORE`, `_AFTER`).
 const WAITS: i32 = 1 | 4;
 
-/// Which call it is.
+/// The system call of a sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SyncCall {
     /// fsync(2).
@@ -42,14 +44,14 @@ pub enum SyncCall {
     Fdatasync,
     /// `sync_file_range(2)` with a flag that waits.
     SyncFileRange,
-    /// syncfs(2): of a whole file system.
+    /// syncfs(2), for a whole file system.
     Syncfs,
 }
 
 impl SyncCall {
     const ALL: [Self; 4] = [Self::Fsync, Self::Fdatasync, Self::SyncFileRange, Self::Syncfs];
 
-    /// The kernel's name for it.
+    /// Returns the kernel's name for it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fsync => "fsync",
@@ -68,7 +70,7 @@ impl SyncCall {
         }
     }
 
-    /// Its number in the programs' records.
+    /// Returns its number in the programs' records.
     fn index(self) -> i32 {
         self as i32
     }
@@ -89,18 +91,18 @@ pub struct SyncEvent {
     pub name: String,
     /// The descriptor that it was called with.
     pub fd: i32,
-    /// Which call it is.
+    /// The system call.
     pub call: SyncCall,
-    /// When it began, as [`SyncEvents::now`] counts.
+    /// The time when it began, on the clock of [`SyncEvents::now`].
     pub began: Duration,
-    /// When it ended; `None`: it has not yet.
+    /// The time when it ended; `None` if it has not ended yet.
     pub ended: Option<Duration>,
 }
 
-/// Syncs, from when it is made until it is dropped.
+/// The events of syncs, from its creation until it is dropped.
 #[derive(Debug)]
 pub struct SyncEvents {
-    // The attachments go first: no program runs while the rest is taken apart.
+    // The attachments are dropped first: no program runs while the rest is taken apart.
     attachments: Vec<Attachment>,
     ring: Ring,
     records: Map,
@@ -113,7 +115,7 @@ impl SyncEvents {
     ///
     /// # Errors
     ///
-    /// Where the kernel or the caller's permissions don't allow that.
+    /// If the kernel or the caller's permissions do not allow that.
     pub fn open() -> Result<Self, TraceError> {
         if !is_first_pid_namespace() {
             return Err(TraceError::OtherNamespace);
@@ -134,7 +136,7 @@ impl SyncEvents {
         };
         for call in SyncCall::ALL {
             match events.watch(&tracefs, call) {
-                // Not every kernel has the lesser two.
+                // Not every kernel has the two less important ones.
                 Err(TraceError::NoEvent { .. })
                     if matches!(call, SyncCall::SyncFileRange | SyncCall::Syncfs) => {}
                 other => other?,
@@ -143,7 +145,7 @@ impl SyncEvents {
         Ok(events)
     }
 
-    /// Has the two programs run at a call's beginning and end.
+    /// Attaches the two programs at a call's beginning and end.
     fn watch(&mut self, tracefs: &Tracefs, call: SyncCall) -> Result<(), TraceError> {
         for edge in [Edge::End, Edge::Beginning] {
             let name = format!("{}_{}", edge.prefix(), call.name());
@@ -185,19 +187,19 @@ impl SyncEvents {
         })
     }
 
-    /// Takes the threads of a process into account that are in a sync already: as if it began now.
+    /// Includes the threads of a process that are already in a sync, as if it began now.
     pub fn adopt(&self, process: u32) {
         let tasks = ProcRoot::default().path().join(format!("{process}/task"));
         for entry in std::fs::read_dir(tasks).into_iter().flatten().flatten() {
             let Ok(thread) = unescaped(&entry.file_name()).parse::<u32>() else { continue };
             let Ok(Some((call, fd))) = call_of(process, thread) else { continue };
             let key = ((u64::from(process) << 32) | u64::from(thread)).to_ne_bytes();
-            // Where it has begun another one since, or there is no room, nothing is lost.
+            // If it has begun another one since, or there is no room, nothing is lost.
             let _ = self.waiting.update(&key, &begun::bytes(Self::now(), fd, call));
         }
     }
 
-    /// Takes the syncs that have ended, the oldest first, at most one buffer's worth.
+    /// Takes the syncs that have ended, oldest first, at most one buffer's worth.
     pub fn drain(&mut self, take: &mut dyn FnMut(SyncEvent)) {
         self.ring.drain(|bytes| {
             if let Some(event) = record::parsed(bytes) {
@@ -206,7 +208,7 @@ impl SyncEvents {
         });
     }
 
-    /// The syncs that have not ended yet.
+    /// Returns the syncs that have not ended yet.
     pub fn waiting(&self) -> Result<Vec<SyncEvent>, TraceError> {
         let mut all = Vec::new();
         let (mut keys, mut values) = (vec![0; BATCH * 8], vec![0; BATCH * begun::BYTES]);
@@ -222,7 +224,7 @@ impl SyncEvents {
         }
     }
 
-    /// How many syncs found no room since the start.
+    /// Returns the number of syncs without room since the start.
     pub fn lost(&self) -> Result<u64, TraceError> {
         let mut value = [0; 8];
         let looked_up = self.lost.lookup(&0_u32.to_ne_bytes(), &mut value);
@@ -230,7 +232,7 @@ impl SyncEvents {
         Ok(u64::from_ne_bytes(value))
     }
 
-    /// The time that events have: of the monotonic clock.
+    /// Returns the present time on the clock of events, the monotonic one.
     pub fn now() -> Duration {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         Duration::try_from(now).unwrap_or_default()
@@ -248,13 +250,13 @@ fn refused(name: &str, LoadError { errno, log }: LoadError) -> TraceError {
     TraceError::Rejected { program: name.to_owned(), log, source: errno.into() }
 }
 
-/// A processor that is online; programs run on all.
+/// Returns a processor that is online; programs run on all.
 fn online_cpu() -> u32 {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online");
     online.ok().and_then(|text| text.split(['-', ',', '\n']).next()?.parse().ok()).unwrap_or(0)
 }
 
-/// The sync that a thread is in at this moment; `None` if it is in none. Fails where that can't be seen.
+/// Returns the sync that a thread is in at this moment; `None` if it is in none. Fails if that can't be seen.
 fn call_of(process: u32, thread: u32) -> std::io::Result<Option<(SyncCall, i32)>> {
     let path: PathBuf = ProcRoot::default().path().join(format!("{process}/task/{thread}/syscall"));
     std::fs::read_to_string(path).map(|text| parsed_call(&text))
@@ -274,7 +276,7 @@ fn parsed_call(text: &str) -> Option<(SyncCall, i32)> {
     Some((call, fd))
 }
 
-/// Which end of a call a program runs at.
+/// The end of a call at which a program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Edge {
     Beginning,
@@ -308,7 +310,7 @@ mod begun {
         bytes
     }
 
-    /// A sync that has not ended; `None` if its thread has left it meanwhile, or has ended.
+    /// Returns a sync that has not ended; `None` if its thread has left it meanwhile, or has ended.
     pub(super) fn parsed(key: &[u8], value: &[u8]) -> Option<SyncEvent> {
         let ids = u64::from_ne_bytes(key.try_into().ok()?);
         let (process, thread) = (u32::try_from(ids >> 32).ok()?, u32::try_from(ids & 0xffff_ffff).ok()?);
@@ -329,7 +331,8 @@ mod begun {
     }
 }
 
-/// A record: process and thread as the kernel packs them, beginning, end (nanoseconds), descriptor (4 bytes), call (4), name (16).
+/// A record: process and thread as the kernel packs them, beginning, end (nanoseconds), descriptor (4 bytes),
+/// call (4), name (16).
 mod record {
     use super::{Duration, SyncCall, SyncEvent, unescaped_bytes};
 
@@ -359,7 +362,7 @@ mod record {
     }
 }
 
-/// On the stack: the record, a thread as key, what it began, an index.
+/// The stack: the record, a thread as key, the beginning of its sync, an index.
 const RECORD: i16 = -record::SIZE;
 const KEY: i16 = RECORD - 8;
 const BEGUN: i16 = KEY - begun::SIZE;
@@ -396,7 +399,8 @@ impl Writer {
         self.asm.finish()
     }
 
-    /// The thread remembers when it began, and with which descriptor; a call whose flags do not wait is passed over.
+    /// Writes the program that stores when the thread began, and with which descriptor. Skips a call whose
+    /// flags do not wait.
     fn beginning(
         mut self,
         call: SyncCall,
@@ -423,7 +427,8 @@ impl Writer {
         self.finish()
     }
 
-    /// A record of what the thread began; one that it began unseen is passed over.
+    /// Writes the program that writes a record of the sync that the thread began. Skips one whose beginning
+    /// was not seen.
     fn end(mut self) -> Result<Vec<Instruction>, AsmError> {
         self.thread();
         self.map_and_key(self.waiting, KEY);
@@ -451,7 +456,7 @@ impl Writer {
         self.finish()
     }
 
-    /// The calling thread becomes the key.
+    /// Stores the calling thread as the key.
     fn thread(&mut self) {
         self.asm.call(Helper::ProcessAndThread);
         self.asm.store(Width::B8, R10, KEY, R0);
@@ -464,7 +469,7 @@ impl Writer {
         self.asm.alu_constant(Op::Add, R2, i32::from(key));
     }
 
-    /// Counts one lost sync unless `R0` says that the last call did what it should.
+    /// Counts one lost sync unless `R0` shows that the last call succeeded.
     fn count_lost_unless_done(&mut self) {
         self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
         self.asm.store_constant(Width::B4, R10, INDEX, 0);
@@ -481,7 +486,7 @@ mod tests {
     use super::*;
     use std::os::fd::AsRawFd as _;
 
-    /// `None`, with a sentence, where the kernel can't be asked.
+    /// Returns `None`, with a message, if the kernel refuses.
     fn events() -> Option<SyncEvents> {
         match SyncEvents::open() {
             Err(TraceError::Refused { .. }) => {

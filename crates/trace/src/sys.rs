@@ -1,9 +1,10 @@
-//! bpf(2) and `perf_event_open(2)`: maps of the kernel, programs for tracepoints, and what ties the two together.
+//! bpf(2) and `perf_event_open(2)`: maps of the kernel, programs for tracepoints, and the attachments between
+//! the two.
 //!
-//! Invariants: all that is made here hangs on descriptors (close-on-exec): when they close, however the process ends,
-//! the kernel detaches the program and frees the maps. Nothing is pinned. A map's keys and values have the size it was
-//! made with, and none is of a per-CPU kind, so the kernel reads and writes exactly that many bytes.
-//! Fails with the kernel's own error number.
+//! Invariants: everything that is made here depends on descriptors (close-on-exec): when they close, however
+//! the process ends, the kernel detaches the program and frees the maps. Nothing is pinned. A map's keys and
+//! values have the size it was made with, and none is of a per-CPU kind, so the kernel reads and writes
+//! exactly that many bytes. Fails with the kernel's own error number.
 
 #![allow(unsafe_code)]
 
@@ -26,16 +27,16 @@ pub(crate) struct Instruction {
     pub(crate) immediate: i32,
 }
 
-/// What a map is.
+/// The kind of a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MapKind {
-    /// A hash table, all its entries set aside when it is made.
+    /// A hash table whose entries are all allocated when it is made.
     Hash = 1,
     /// An array of values, all zero at first, that are never deleted.
     Array = 2,
     /// Values by the longest prefix of a key: its length in bits (4 bytes), then its bytes.
     LongestPrefix = 11,
-    /// A ring buffer of so many bytes (Linux 5.8), without keys and values.
+    /// A ring buffer of `entries` bytes (Linux 5.8), without keys and values.
     Ring = 27,
 }
 
@@ -43,13 +44,13 @@ impl MapKind {
     fn flags(self) -> u32 {
         match self {
             Self::Hash | Self::Array | Self::Ring => 0,
-            // The kernel makes such tables in no other way.
+            // The kernel makes such tables only in this way.
             Self::LongestPrefix => BPF_F_NO_PREALLOC,
         }
     }
 }
 
-/// At what a program runs.
+/// The kind of event at which a program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProgramKind {
     /// A tracepoint, with its record.
@@ -142,8 +143,8 @@ struct ProgramInfo {
     kind: u32,
     id: u32,
     others: [u64; 25],
-    /// How often it was not run because another program was running on that processor (Linux 5.12; 6.7 for
-    /// tracepoints).
+    /// The number of times that it was not run because another program was running on that processor (Linux
+    /// 5.12; 6.7 for tracepoints).
     recursion_misses: u64,
 }
 
@@ -166,20 +167,21 @@ struct PerfAttributes {
 /// bpf(2). The result is a descriptor for the commands that make one, else 0.
 ///
 /// # Safety
-/// `attributes` is the part of `union bpf_attr` that `command` reads; each address in it is of live memory of this
-/// process of the size that the command reads or, where it writes, may write.
+/// `attributes` is the part of `union bpf_attr` that `command` reads; each address in it is of live memory of
+/// this process of the size that the command reads or, where it writes, may write.
 unsafe fn bpf<T>(command: Command, attributes: &mut T) -> Result<i32, Errno> {
-    // SAFETY: the kernel reads (and for some commands writes back) `size_of::<T>()` bytes of a live, exclusively
-    // borrowed, `repr(C)` value; what it points to is the caller's promise.
+    // SAFETY: the kernel reads (and for some commands writes back) `size_of::<T>()` bytes of a live,
+    // exclusively borrowed, `repr(C)` value; what it points to is the caller's promise.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, command as libc::c_int, std::ptr::from_mut(attributes), size_of::<T>())
     };
     i32::try_from(result).ok().filter(|result| *result >= 0).ok_or_else(last_errno)
 }
 
-/// A descriptor that a call has just given to this process.
+/// Takes ownership of a descriptor that a call has just returned.
 fn own(fd: i32) -> OwnedFd {
-    // SAFETY: only called with the fresh result of a call that gives its caller a new descriptor; nothing else owns it.
+    // SAFETY: only called with the fresh result of a call that gives its caller a new descriptor; nothing
+    // else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -196,7 +198,7 @@ fn address_mut<T>(memory: &mut [T]) -> u64 {
     memory.as_mut_ptr() as u64
 }
 
-/// The name as `bpftool` shows it: at most 15 bytes, letters, digits and underscores.
+/// Returns the name as `bpftool` shows it: at most 15 bytes, letters, digits and underscores.
 fn object_name(name: &str) -> [u8; NAME_LEN] {
     let mut bytes = [0; NAME_LEN];
     for (to, from) in bytes[..NAME_LEN - 1].iter_mut().zip(name.bytes()) {
@@ -205,7 +207,7 @@ fn object_name(name: &str) -> [u8; NAME_LEN] {
     bytes
 }
 
-/// A length for the kernel.
+/// Converts a length for the kernel.
 fn length(len: usize) -> Result<u32, Errno> {
     u32::try_from(len).map_err(|_| Errno::TOOBIG)
 }
@@ -244,39 +246,41 @@ impl Map {
         Ok(Self { fd: own(fd), key_size, value_size })
     }
 
-    /// The descriptor, as instructions name it.
+    /// Returns the descriptor's number, as instructions name it.
     pub(crate) fn raw_fd(&self) -> i32 {
         self.fd.as_raw_fd()
     }
 
-    /// The descriptor, to wait at and to map.
+    /// Returns the descriptor, for waiting and for mapping.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The size of a key, and of a value, in bytes.
+    /// Returns the sizes of a key and of a value, in bytes.
     pub(crate) fn sizes(&self) -> (usize, usize) {
         (self.key_size, self.value_size)
     }
 
-    /// One of the commands on a single entry. `value` is of the size that the command reads or writes.
+    /// Runs one of the commands on a single entry. `value` has the size that the command reads or writes.
     fn element(&self, command: Command, key: &[u8], value: u64) -> Result<(), Errno> {
         assert_eq!(key.len(), self.key_size, "a key of the map's size");
         let mut attributes =
             MapElement { map_fd: raw(&self.fd), padding: 0, key: address(key), value, flags: 0 };
-        // SAFETY: the attributes are those of the four commands this is called with; the key has the size the kernel
-        // reads, as asserted; `value` is the address of a live buffer of the value's size, exclusively borrowed where
-        // the command writes it, as each of the callers below asserts (a deletion uses no value).
+        // SAFETY: the attributes are those of the four commands this is called with; the key has the size the
+        // kernel reads, as asserted; `value` is the address of a live buffer of the value's size, exclusively
+        // borrowed where the command writes it, as each of the callers below asserts (a deletion uses no
+        // value).
         unsafe { bpf(command, &mut attributes).map(drop) }
     }
 
-    /// Copies an entry's value out; false where there is none.
+    /// Copies an entry's value out. Returns false if there is none.
     pub(crate) fn lookup(&self, key: &[u8], value: &mut [u8]) -> Result<bool, Errno> {
         assert_eq!(value.len(), self.value_size, "a value of the map's size");
         found(self.element(Command::MapLookup, key, address_mut(value)))
     }
 
-    /// Copies an entry's value out and deletes it, in one (Linux 5.14 for hash tables); false where there is none.
+    /// Copies an entry's value out and deletes it, atomically (Linux 5.14 for hash tables). Returns false if
+    /// there is none.
     pub(crate) fn take(&self, key: &[u8], value: &mut [u8]) -> Result<bool, Errno> {
         assert_eq!(value.len(), self.value_size, "a value of the map's size");
         found(self.element(Command::MapTake, key, address_mut(value)))
@@ -288,24 +292,24 @@ impl Map {
         self.element(Command::MapUpdate, key, address(value))
     }
 
-    /// Deletes an entry; false where there is none.
+    /// Deletes an entry. Returns false if there is none.
     pub(crate) fn delete(&self, key: &[u8]) -> Result<bool, Errno> {
         found(self.element(Command::MapDelete, key, 0))
     }
 
-    /// Whether there is an entry.
+    /// Returns whether there is an entry.
     pub(crate) fn has_entries(&self) -> Result<bool, Errno> {
         let mut first = [0_u8; 64];
         assert!(self.key_size <= first.len(), "there is room for a key");
         let value = address_mut(&mut first);
         let mut attributes = MapElement { map_fd: raw(&self.fd), padding: 0, key: 0, value, flags: 0 };
-        // SAFETY: the attributes are those of the command. Without a key the kernel writes the first one, for which there is room, as
-        // asserted.
+        // SAFETY: the attributes are those of the command. Without a key the kernel writes the first one, for
+        // which there is room, as asserted.
         found(unsafe { bpf(Command::MapNextKey, &mut attributes).map(drop) })
     }
 
-    /// Copies out as many entries as `keys` and `values` have room for (Linux 5.6): how many, and whether those were
-    /// the last. `cursor` says where it goes on; it is `None` at first.
+    /// Copies out as many entries as `keys` and `values` have room for (Linux 5.6). Returns their number, and
+    /// whether these were the last. `cursor` holds the place to continue; it is `None` at first.
     pub(crate) fn lookup_batch(
         &self,
         cursor: &mut Option<[u8; 64]>,
@@ -325,9 +329,10 @@ impl Map {
             element_flags: 0,
             flags: 0,
         };
-        // SAFETY: the attributes are those of the command. The kernel reads and writes a cursor of four bytes (a hash
-        // table) or of a key's size (an array), and 64 bytes are there, no less than a key as asserted; it writes at
-        // most `count` keys and values of the map's sizes, and both buffers have room for `room` of them.
+        // SAFETY: the attributes are those of the command. The kernel reads and writes a cursor of four bytes
+        // (a hash table) or of a key's size (an array), and 64 bytes are there, no less than a key as
+        // asserted; it writes at most `count` keys and values of the map's sizes, and both buffers have room
+        // for `room` of them.
         let result = unsafe { bpf(Command::MapLookupBatch, &mut attributes) };
         let copied = (attributes.count as usize).min(room);
         match result {
@@ -349,13 +354,13 @@ fn found(result: Result<(), Errno>) -> Result<bool, Errno> {
     }
 }
 
-/// A program in the kernel that the verifier has passed.
+/// A program in the kernel that has passed the verifier.
 #[derive(Debug)]
 pub(crate) struct Program {
     fd: OwnedFd,
 }
 
-/// A program that was not loaded: the error, and what the verifier had to say, if it came to that.
+/// A program that was not loaded: the error, and the verifier's log, if it came to that.
 #[derive(Debug)]
 pub(crate) struct LoadError {
     pub(crate) errno: Errno,
@@ -365,7 +370,7 @@ pub(crate) struct LoadError {
 impl Program {
     /// Loads a program.
     pub(crate) fn load(kind: ProgramKind, name: &str, code: &[Instruction]) -> Result<Self, LoadError> {
-        // The verifier's log is asked for only after a failure: writing it makes loading slower.
+        // The verifier's log is requested only after a failure: writing it makes loading slower.
         let errno = match Self::load_logging(kind, name, code, &mut []) {
             Ok(program) => return Ok(program),
             Err(errno) => errno,
@@ -388,7 +393,7 @@ impl Program {
             kind: kind as u32,
             instructions: length(code.len())?,
             code: address(code),
-            // Some helpers are for programs that declare a licence the kernel counts as GPL-compatible.
+            // Some helpers require a program with a licence that the kernel counts as GPL-compatible.
             license: c"Dual MIT/GPL".as_ptr() as u64,
             log_level: u32::from(!log.is_empty()),
             log_size: length(log.len())?,
@@ -398,8 +403,9 @@ impl Program {
             name: object_name(name),
         };
         let fd = without_limit(|| {
-            // SAFETY: the attributes are those of the command: `instructions` instructions of eight bytes and a string
-            // with its end are read, at most `log_size` bytes of the log are written; all live through the call.
+            // SAFETY: the attributes are those of the command: `instructions` instructions of eight bytes and
+            // a string with its end are read, at most `log_size` bytes of the log are written; all live
+            // through the call.
             unsafe { bpf(Command::ProgLoad, &mut attributes) }
         })?;
         Ok(Self { fd: own(fd) })
@@ -412,37 +418,40 @@ impl Program {
             len: length(size_of::<ProgramInfo>())?,
             info: address_mut(&mut info),
         };
-        // SAFETY: the attributes are those of the command. The kernel writes at most `len` bytes into the live `info`;
-        // it also reads it, as counts of and addresses for arrays to fill, and all of those are zero: none.
+        // SAFETY: the attributes are those of the command. The kernel writes at most `len` bytes into the
+        // live `info`; it also reads it, as counts of and addresses for arrays to fill, and all of those are
+        // zero: none.
         unsafe { bpf(Command::ObjectInfo, &mut attributes)? };
         let [info] = info;
         Ok(info)
     }
 
-    /// How often the kernel did not run it because another program was running on the same processor; 0 where the
-    /// kernel does not count that.
+    /// Returns how often the kernel did not run it because another program was running on the same processor;
+    /// 0 if the kernel does not count that.
     pub(crate) fn skipped(&self) -> Result<u64, Errno> {
         Ok(self.info()?.recursion_misses)
     }
 
-    /// The number by which others find it.
+    /// Returns the number by which others find it.
     #[cfg(test)]
     pub(crate) fn id(&self) -> Result<u32, Errno> {
         Ok(self.info()?.id)
     }
 
-    /// Whether a program of this number is in the kernel.
+    /// Returns whether a program of this number is in the kernel.
     #[cfg(test)]
     pub(crate) fn exists(id: u32) -> Result<bool, Errno> {
         let mut attributes = [id, 0, 0];
-        // SAFETY: the attributes are those of the command (a number, a next number, flags) and hold no address.
+        // SAFETY: the attributes are those of the command (a number, a next number, flags) and hold no
+        // address.
         let result = unsafe { bpf(Command::ProgFdById, &mut attributes) };
         found(result.map(|fd| drop(own(fd))))
     }
 
-    /// Has the program run at each event of a tracepoint, on all processors, until the result is dropped.
+    /// Runs the program at each event of a tracepoint, on all processors, until the result is dropped.
     ///
-    /// A tracepoint's programs run wherever the event happens; `cpu`, any that is online, only keeps the books.
+    /// A tracepoint's programs run wherever the event happens; `cpu` can be any that is online, and only does
+    /// the accounting.
     pub(crate) fn attach(&self, tracepoint: u64, cpu: u32) -> Result<Attachment, AttachError> {
         let attributes = PerfAttributes {
             kind: PERF_TYPE_TRACEPOINT,
@@ -452,7 +461,8 @@ impl Program {
             ..PerfAttributes::default()
         };
         let (all_tasks, no_group) = (-1, -1);
-        // SAFETY: the kernel reads `size` bytes of the live `attributes`, which has that size; the rest are integers.
+        // SAFETY: the kernel reads `size` bytes of the live `attributes`, which has that size; the rest are
+        // integers.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_perf_event_open,
@@ -476,7 +486,7 @@ impl Program {
     }
 }
 
-/// Where the kernel is to run a program at a tracepoint's own call.
+/// The attributes for attaching a program to a raw tracepoint.
 #[repr(C)]
 struct RawTracepoint {
     name: u64,
@@ -485,25 +495,27 @@ struct RawTracepoint {
 }
 
 impl Program {
-    /// Has a program of [`ProgramKind::RawTracepoint`] run at each event of a tracepoint, until the result is dropped.
+    /// Runs a program of [`ProgramKind::RawTracepoint`] at each event of a tracepoint, until the result is
+    /// dropped.
     pub(crate) fn attach_raw(&self, tracepoint: &CStr) -> Result<Attachment, AttachError> {
         let mut attributes =
             RawTracepoint { name: tracepoint.as_ptr() as u64, program_fd: raw(&self.fd), padding: 0 };
-        // SAFETY: the attributes are those of the command: the name is a string with its end, which lives through the call.
+        // SAFETY: the attributes are those of the command: the name is a string with its end, which lives
+        // through the call.
         let fd = unsafe { bpf(Command::RawTracepointOpen, &mut attributes) }
             .map_err(|errno| AttachError { call: "bpf(RAW_TRACEPOINT_OPEN)", errno })?;
         Ok(Attachment { _event: own(fd) })
     }
 }
 
-/// An attachment that failed: in which call.
+/// A failed attachment, with the call that failed.
 #[derive(Debug)]
 pub(crate) struct AttachError {
     pub(crate) call: &'static str,
     pub(crate) errno: Errno,
 }
 
-/// One of the two requests on perf events that take an integer.
+/// Makes one of the two requests on perf events that take an integer.
 fn ioctl(event: &OwnedFd, request: u32, argument: i32) -> Result<(), Errno> {
     #[allow(
         clippy::cast_lossless,
@@ -522,7 +534,7 @@ pub(crate) struct Attachment {
     _event: OwnedFd,
 }
 
-/// The calling thread's `errno`.
+/// Returns the calling thread's `errno`.
 fn last_errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

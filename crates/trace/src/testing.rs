@@ -1,11 +1,11 @@
-//! Helpers of this crate's own tests: real files on the file system of the temporary directory.
+//! Helpers for this crate's own tests: real files on the file system of the temporary directory.
 
 pub(crate) use pagekeeper_testing::{as_nobody, disk_dir, skip};
 use tempfile::TempDir;
 
 use pagekeeper_kernel::{InspectedFile, Links, residency};
 
-/// A synced file of `len` bytes, all resident.
+/// Makes a synced file of `len` bytes, fully resident.
 pub(crate) fn file_of(len: usize) -> (TempDir, InspectedFile) {
     let dir = disk_dir();
     let path = dir.path().join("file");
@@ -15,8 +15,8 @@ pub(crate) fn file_of(len: usize) -> (TempDir, InspectedFile) {
     (dir, file)
 }
 
-/// Drops all pages of a clean file. Pages that the kernel holds itself just then (while it moves them, or scans for some to
-/// reclaim) stay, so the advice is repeated until none is left.
+/// Drops all pages of a clean file. Pages that the kernel itself holds at that moment (while it moves them,
+/// or scans for some to reclaim) stay, so the advice is repeated until none is left.
 pub(crate) fn evict_all(file: &InspectedFile) {
     for _ in 0..1000 {
         evict_once(file);
@@ -27,7 +27,7 @@ pub(crate) fn evict_all(file: &InspectedFile) {
     }
 }
 
-/// Drops what pages of a clean file can be dropped, by the bare system call.
+/// Drops the pages of a clean file that can be dropped, by the bare system call.
 pub(crate) fn evict_once(file: &InspectedFile) {
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Tracing the real kernel. Says so where the rights or the means for it are missing.
+//! Tests of tracing the real kernel. They say so if permission or means are missing.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -18,19 +18,21 @@ use pagekeeper_kernel::{Inode, InspectedFile, Links, page_size, residency};
 
 const MIB: usize = 1 << 20;
 
-/// What is read of a file of which each page is counted.
+/// The bytes that are read of a file of which each page is counted.
 const LEN: usize = 64 * MIB;
 
-/// How often it is tried to trace without the programs of others in the way.
+/// The most attempts to trace without interference by others' programs.
 const UNDISTURBED: usize = 20;
 
-/// One test at a time: a processor that is in one program, or in the midst of reading a table, runs no other.
+/// Runs one test at a time: a processor that is in one program, or in the midst of reading a table, runs no
+/// other.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     lock(&ALONE)
 }
 
-/// A tracer of exactly this level, of pages only unless the options say more; `None`, with a message, where it is not available.
+/// Returns a tracer of exactly this level, for pages only unless the options say more; `None`, with a
+/// message, if it is not available.
 fn tracer(level: TraceLevel, options: TraceOptions) -> Option<Tracer> {
     let tracer = Tracer::start(&TraceOptions { best: level, ..options }).unwrap();
     if tracer.source().level() == level {
@@ -48,15 +50,15 @@ fn identity(file: &InspectedFile) -> Inode {
     traced_inode(&SysRoots::default(), file, file.path()).unwrap()
 }
 
-/// A file that is synced and of which nothing is resident.
+/// Makes a synced file that has no resident pages.
 fn cold_file(len: usize) -> (tempfile::TempDir, InspectedFile) {
     let (dir, file) = file_of(len);
     evict_all(&file);
     (dir, file)
 }
 
-/// By each source: 64 MiB that are read are so many bytes that came (16,384 pages of 4 KiB), and as many that left when
-/// they are evicted.
+/// Checks for a source that reading 64 MiB counts as that many bytes entering (16,384 pages of 4 KiB), and
+/// evicting them as that many leaving.
 fn counts_each_page(level: TraceLevel, options: impl Fn(&Path) -> TraceOptions) {
     let _alone = alone();
     let (_dir, file) = cold_file(LEN);
@@ -70,7 +72,8 @@ fn counts_each_page(level: TraceLevel, options: impl Fn(&Path) -> TraceOptions) 
     skip("someone else uses programs all the time");
 }
 
-/// False if the kernel skipped a program, for which others that use programs can be the cause: nothing is exact then.
+/// Returns false if the kernel skipped a program, which others that use programs can cause: then nothing is
+/// exact.
 fn is_each_page_counted(level: TraceLevel, file: &InspectedFile, mut tracer: Tracer) -> bool {
     let inode = identity(file);
     std::fs::read(file.path()).unwrap();
@@ -84,7 +87,7 @@ fn is_each_page_counted(level: TraceLevel, file: &InspectedFile, mut tracer: Tra
     assert!((1..=LEN as u64 / page_size()).contains(&flow.added.folios), "{flow:?}");
     if level != TraceLevel::Counters {
         let by_file: Vec<_> = counts.pages.iter().flatten().filter(|counts| counts.file == inode).collect();
-        // Read-ahead is done by who reads.
+        // Read-ahead is done by the reader.
         let task = by_file[0].task.as_ref().unwrap();
         assert_eq!((by_file.len(), task.process), (1, std::process::id()));
         assert_eq!(task.thread, u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap());
@@ -97,7 +100,7 @@ fn is_each_page_counted(level: TraceLevel, file: &InspectedFile, mut tracer: Tra
     }
     let flow = snapshot.of_file(inode).unwrap();
     assert_eq!((flow.added.bytes, flow.removed.bytes), (0, LEN as u64));
-    // A snapshot ends no period, a take does.
+    // A snapshot does not end a period; a take does.
     assert_eq!(tracer.take().unwrap().of_file(inode), Some(flow));
     assert_eq!(tracer.take().unwrap().of_file(inode), Some(PageFlow::default()));
     let losses = tracer.take().unwrap().losses;
@@ -140,7 +143,7 @@ fn devices_are_filtered() {
     }
 }
 
-/// A table of few entries fills up, says so, and has room again when its entries have been idle.
+/// A table of few entries fills up, reports that, and has room again when its entries have been idle.
 #[test]
 fn a_full_table_says_so_and_recovers() {
     let _alone = alone();
@@ -181,7 +184,7 @@ fn a_full_table_says_so_and_recovers() {
     skip("someone else uses programs all the time");
 }
 
-/// A file of holes, read in pages at random places: each is an event of its own.
+/// Makes a file of holes that is read in pages at random places: each is an event of its own.
 fn file_of_single_pages(pages: u64) -> (tempfile::TempDir, InspectedFile, impl Fn()) {
     let dir = disk_dir();
     let path = dir.path().join("file");
@@ -192,14 +195,14 @@ fn file_of_single_pages(pages: u64) -> (tempfile::TempDir, InspectedFile, impl F
     let read = move || {
         let mut page = [0; 1];
         for number in 0..pages {
-            // An odd number takes each place once, if there is a power of two of them.
+            // An odd factor takes each place once if their number is a power of two.
             reader.read_exact_at(&mut page, number * 40503 % pages * page_size()).unwrap();
         }
     };
     (dir, file, read)
 }
 
-/// Reading the tables, again and again, takes nothing away from what is counted at the same time.
+/// Repeatedly reading the tables takes nothing away from concurrent counts.
 #[test]
 fn counts_add_up_while_they_are_read() {
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -226,7 +229,7 @@ fn counts_add_up_while_they_are_read() {
             }
         }
     });
-    // The kernel runs no program on a processor that is just reading a table, and counts those.
+    // The kernel runs no program on a processor that is reading a table, and counts that.
     assert!(added <= PAGES && added + skipped >= PAGES, "{added} counted, {skipped} skipped");
 }
 
@@ -235,7 +238,7 @@ fn a_full_buffer_says_so() {
     const PAGES: u64 = 16384;
     let _alone = alone();
     let (_dir, file, read) = file_of_single_pages(PAGES);
-    // Without the events of others: nobody knows which ones were lost.
+    // Without others' events: it is not known which ones were lost.
     let options = TraceOptions { buffer_bytes: 1, pauses: false, reclaim: false, ..only(file.path()) };
     let Some(mut tracer) = tracer(TraceLevel::Tracefs, options) else { return };
     read();
@@ -246,7 +249,7 @@ fn a_full_buffer_says_so() {
     assert_eq!(added.folios + counts.losses.overrun, PAGES);
 }
 
-/// The task that reads, in a memory cgroup smaller than what it reads, has to reclaim.
+/// A task that reads more than its memory cgroup holds has to reclaim.
 #[test]
 fn direct_reclaim_is_counted_by_task() {
     const GROUP_MIB: usize = 16;
@@ -281,14 +284,14 @@ fn direct_reclaim_is_counted_by_task() {
         assert_eq!(stalls.task.name, "cat");
         assert!(stalls.stalls.count() > 0 && stalls.stalls.longest() <= stalls.stalls.total(), "{stalls:?}");
         assert!(stalls.stalls.at_most(1.0).unwrap() >= stalls.stalls.mean().unwrap(), "{stalls:?}");
-        // What did not fit had to go.
+        // The excess had to go.
         assert!(stalls.reclaimed >= (MIB * (64 - GROUP_MIB) / 2) as u64, "{level:?} {stalls:?}");
         if counts.losses.total() > 0 {
             eprintln!("{level:?}: pages are not compared: {}", counts.losses);
             continue;
         }
-        // What was read ahead and driven out before its turn came twice; what came and did not leave is there. Pages of
-        // the program itself may have been reclaimed besides.
+        // Pages that were read ahead and evicted before their turn came in twice; pages that entered and did
+        // not leave are resident. Pages of the program itself may have been reclaimed as well.
         let flow = counts.of_file(identity(&file)).unwrap();
         assert!(flow.added.bytes >= 64 * MIB as u64, "{flow:?}");
         assert!(flow.removed.bytes >= (MIB * (64 - GROUP_MIB)) as u64, "{flow:?}");
@@ -297,11 +300,12 @@ fn direct_reclaim_is_counted_by_task() {
     }
 }
 
-/// A file system on a loop device whose share of dirty memory is kept small, so that only its writers are throttled.
+/// A file system on a loop device whose share of dirty memory is small, so that only its writers are
+/// throttled.
 struct SmallShare {
     dir: tempfile::TempDir,
     device: String,
-    /// Settings of the device, which keeps them for the next file system on it, as they were.
+    /// The previous settings of the device, which it keeps for the next file system on it.
     before: Vec<(String, String)>,
 }
 
@@ -343,7 +347,7 @@ impl Drop for SmallShare {
     }
 }
 
-/// The kernel's name for a disk.
+/// Returns the kernel's name for a disk.
 fn name_of(dev: u64) -> String {
     format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev))
 }
@@ -375,9 +379,10 @@ fn pauses_for_dirty_pages_are_counted_by_task_and_device() {
         let own = std::process::id();
         let block = vec![7; 64 * 1024];
         let path = share.mount().join(format!("{level:?}"));
-        // Whether a writer has to pause depends on how fast the kernel takes this disk to be, among all the others.
+        // Whether a writer has to pause depends on the speed that the kernel assumes for this disk, among all
+        // the others.
         let mut rounds = (0..20).map(|_| {
-            // Small writes to one file: at each few pages the kernel asks whether to pause.
+            // Small writes to one file: every few pages the kernel decides whether to pause.
             let file = File::create(&path).unwrap();
             for number in 0..3072_u64 {
                 file.write_all_at(&block, number * 65536).unwrap();
@@ -396,12 +401,12 @@ fn pauses_for_dirty_pages_are_counted_by_task_and_device() {
         assert!(pauses.longest_wait >= pauses.pauses.longest(), "{pauses:?}");
         // The device's own limit throttled it, far below that of the machine.
         assert!(pauses.levels.device_dirty > 0 && pauses.levels.limit > pauses.levels.setpoint, "{pauses:?}");
-        // Others' programs can have some of these skipped.
+        // Others' programs can cause some of these to be skipped.
         assert_eq!(counts.losses.total(), counts.losses.skipped, "{}", counts.losses);
     }
 }
 
-/// Reads that a disk has completed (`stat` of `sysfs-block`).
+/// Returns the reads that a disk has completed (`stat` of `sysfs-block`).
 fn reads_of(disk: &str) -> u64 {
     let text = std::fs::read_to_string(Path::new(disk).join("stat")).unwrap();
     text.split_whitespace().next().unwrap().parse().unwrap()
@@ -438,8 +443,8 @@ fn requests_to_the_disk_are_counted() {
         let reads =
             counts.block.iter().flatten().find(|one| one.dev == stat.st_dev && one.op == BlockOp::Read);
         let reads = reads.unwrap_or_else(|| panic!("{level:?}: {:?}", counts.block));
-        // A completion interrupts what runs, other programs too; then it is counted as skipped, some of the first in a minute.
-        // And what the whole machine asks of its disks may be more than the buffer has room for.
+        // A completion interrupts whatever runs, including other programs. Then it counts as skipped, in some
+        // cases only after a minute. The whole machine's requests to its disks may also exceed the buffer.
         let unfinished = match &tracer.reader {
             Reader::Bpf(source) => source.drop_unfinished(u64::MAX).unwrap(),
             _ => 0,
@@ -494,7 +499,7 @@ fn an_ordinary_user_gets_counters_and_hears_why() {
     assert!(said.contains("needs CAP_DAC_READ_SEARCH") || said.contains("tracefs is not mounted"), "{said}");
 }
 
-/// The tracepoints of this machine, for a user who may read them but run nothing.
+/// The tracepoints of this machine, for a user who may read them but not run programs.
 #[test]
 fn the_capabilities_for_programs_are_named() {
     let Some(tracefs) = tracefs() else { return };
@@ -525,7 +530,7 @@ fn tracefs() -> Option<Tracefs> {
     found.map_err(skip).ok()
 }
 
-/// A program for a record without the fields it needs, and one the verifier does not let pass.
+/// A program for a record without the fields it needs, and one that the verifier rejects.
 #[test]
 fn the_verifiers_words_are_in_the_error() {
     let _alone = alone();
@@ -547,7 +552,7 @@ fn the_verifiers_words_are_in_the_error() {
     assert!(error.log.contains("R7 !read_ok"), "{}", error.log);
 }
 
-/// Traces until it is killed. Run by the test below, as a process of its own.
+/// Traces until it is killed. Run by the test below, in a process of its own.
 #[test]
 #[ignore = "only a part of killed_tracers_leave_nothing_behind"]
 fn trace_until_killed() {
@@ -565,7 +570,7 @@ fn trace_until_killed() {
     std::thread::sleep(std::time::Duration::from_secs(600));
 }
 
-/// A child that traces, and what it said of itself when it was about to.
+/// Starts a child that traces, and returns its report before it begins.
 fn tracing_child(level: &str) -> (std::process::Child, String) {
     use std::io::{BufRead, BufReader};
     let mut child = Command::new(std::env::current_exe().unwrap())
@@ -577,7 +582,7 @@ fn tracing_child(level: &str) -> (std::process::Child, String) {
     let said = BufReader::new(child.stdout.take().unwrap())
         .lines()
         .map(Result::unwrap)
-        // The harness says what it runs first, without an end of line.
+        // The harness first prints the test's name, without a newline.
         .find_map(|line| {
             let said = line.rsplit("... ").next().unwrap_or_default().to_owned();
             ["programs", "pipe", "nothing"].iter().any(|word| said.starts_with(word)).then_some(said)
@@ -586,7 +591,7 @@ fn tracing_child(level: &str) -> (std::process::Child, String) {
     (child, said)
 }
 
-/// Waits until something holds that has to hold in the end.
+/// Waits until a condition holds that has to hold eventually.
 fn in_the_end(holds: impl Fn() -> bool) -> bool {
     let tick = || std::thread::sleep(std::time::Duration::from_millis(50));
     (0..600).any(|_| {
@@ -636,7 +641,7 @@ fn killed_tracers_leave_nothing_behind() {
 fn what_a_killed_process_left_is_removed_at_the_next_start() {
     let _alone = alone();
     let Some(tracefs) = tracefs() else { return };
-    // As where its guard was killed, too. No process has this id.
+    // As if its guard was killed as well. No process has this id.
     let left = tracefs.instances().join("pagekeeper-4294967295-5-0");
     if let Err(error) = std::fs::create_dir(&left) {
         return skip(format_args!("{}: {error}", left.display()));
@@ -660,6 +665,6 @@ fn a_dropped_tracer_leaves_nothing_behind() {
     };
     assert_eq!(count(), 1);
     drop(tracer);
-    // Its guard goes on where a program that another test starts has not yet let go of this process's descriptors.
+    // Its guard retries while a program that another test starts still has this process's descriptors.
     assert!(in_the_end(|| count() == 0), "the instance is still there");
 }

@@ -1,9 +1,9 @@
-//! Where the kernel's tracing files are, and what they say of a tracepoint.
+//! Finds the kernel's tracing files, and reads the descriptions of tracepoints.
 //!
-//! Invariants: only reads. Searches the mounts this process sees: tracefs wherever it is, else the `tracing` directory of a
-//! debugfs. Where it is mounted nowhere it gets a mount that is in no directory (`fsmount(2)`, Linux 5.2): nobody else sees
-//! it, and it ends with the last descriptor of it, whatever becomes of the process.
-//! Fails with [`TraceError::NoTracefs`], [`TraceError::NoEvent`] or the refused call.
+//! Invariants: only reads. Searches the mounts that this process sees: tracefs wherever it is, otherwise the
+//! `tracing` directory of a debugfs. If it is not mounted, it gets a mount that is in no directory
+//! (`fsmount(2)`, Linux 5.2): nobody else sees that one, and it ends with its last descriptor, whatever
+//! becomes of the process. Fails with [`TraceError::NoTracefs`], [`TraceError::NoEvent`] or the refused call.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -21,17 +21,17 @@ use pagekeeper_kernel::process::{Mount, ProcRoot};
 #[derive(Debug, Clone)]
 pub(super) struct Tracefs {
     root: PathBuf,
-    /// The mount, where it is in no directory: `root` is good as long as this is open.
+    /// The mount, if it is in no directory: `root` is valid as long as this is open.
     own: Option<Arc<OwnedFd>>,
 }
 
 impl Tracefs {
-    /// Finds it, or mounts it for this process alone: that takes `CAP_SYS_ADMIN`.
+    /// Finds it, or mounts it for this process alone, which takes `CAP_SYS_ADMIN`.
     pub(super) fn find(proc: &ProcRoot) -> Result<Self, TraceError> {
         if let Some(root) = root_of(&proc.own_mounts()?) {
             return Ok(Self { root, own: None });
         }
-        // Of another machine's description nothing can be mounted.
+        // For a description of another machine nothing can be mounted.
         if *proc != ProcRoot::default() {
             return Err(TraceError::NoTracefs);
         }
@@ -45,22 +45,22 @@ impl Tracefs {
         Ok(Self { root: format!("/proc/self/fd/{}", own.as_raw_fd()).into(), own: Some(Arc::new(own)) })
     }
 
-    /// What keeps paths of it good, where it is mounted for this process alone.
+    /// Returns the mount that keeps its paths valid, if it is mounted for this process alone.
     pub(super) fn own(&self) -> Option<Arc<OwnedFd>> {
         self.own.clone()
     }
 
-    /// The directory of private instances.
+    /// Returns the directory of private instances.
     pub(super) fn instances(&self) -> PathBuf {
         self.root.join("instances")
     }
 
-    /// What the kernel says of a tracepoint.
+    /// Returns the kernel's description of a tracepoint.
     pub(super) fn event(&self, event: Event) -> Result<Tracepoint, TraceError> {
         Ok(Tracepoint { event, format: self.format(event.category(), event.name())? })
     }
 
-    /// The same of any tracepoint.
+    /// Returns the description of any tracepoint.
     pub(super) fn format(&self, category: &str, name: &str) -> Result<Format, TraceError> {
         let path = self.root.join("events").join(category).join(name).join("format");
         let text = std::fs::read_to_string(&path).map_err(|error| {
@@ -92,12 +92,12 @@ pub(super) struct Tracepoint {
 }
 
 impl Tracepoint {
-    /// The first of its fields that has one of these names.
+    /// Returns the first of its fields that has one of these names.
     pub(super) fn field(&self, names: &[&'static str]) -> Result<&Field, TraceError> {
         names.iter().find_map(|name| self.format.field(name)).ok_or_else(|| self.lacks(names[0]))
     }
 
-    /// The error about a field.
+    /// Returns the error about a missing field.
     pub(super) fn lacks(&self, field: &'static str) -> TraceError {
         TraceError::NoField { event: self.event.to_string(), field }
     }
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(root_of(&[debugfs, part, whole]), Some(PathBuf::from("/t")));
     }
 
-    /// Whether or not it is mounted here.
+    /// Regardless of whether it is mounted here.
     #[test]
     fn a_mount_of_its_own_is_in_no_directory() {
         let tracefs = match Tracefs::mount() {
@@ -144,7 +144,7 @@ mod tests {
         let own = rustix::fs::fstat(tracefs.own().unwrap()).unwrap().st_dev;
         let mounts = ProcRoot::default().own_mounts().unwrap();
         let points = mounts.iter().filter(|mount| mount.kind == "tracefs").map(|mount| &mount.point);
-        // Where somebody has mounted it, it is the same file system, in that very place.
+        // If somebody has mounted it, it is the same file system, in that very place.
         assert!(points.clone().all(|point| std::fs::metadata(point).unwrap().dev() == own));
         assert!(points.clone().all(|point| *point != tracefs.root));
     }

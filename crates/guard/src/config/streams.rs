@@ -1,4 +1,4 @@
-//! `[streams]`: which programs are followed, and who may ask for more.
+//! The section `[streams]`: which programs are followed, and who may ask for more.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -10,29 +10,31 @@ use serde::Deserialize;
 
 use crate::targets::{Selector, named_id};
 
-/// What is done about streaming programs: what such a process brings into the page cache is released behind it.
+/// The handling of streaming programs: pages that such a process brings into the page cache are released
+/// behind it.
 #[derive(Debug, Clone)]
 pub struct Streams {
-    /// Whether they are followed.
+    /// Whether streaming programs are followed.
     pub on: bool,
-    /// Names of the processes (`/proc/PID/comm`), in which `*` may stand at the end; [`STREAMING_PROGRAMS`] unless others are given.
+    /// Names of the processes (`/proc/PID/comm`), which may end in `*`; by default [`STREAMING_PROGRAMS`].
     pub processes: Vec<String>,
-    /// Units and control groups whose processes are followed, whatever they are called.
+    /// Units and control groups whose processes are followed, whatever their names.
     pub groups: Vec<Selector>,
-    /// How fast streams may use a disk.
+    /// The pace at which streams may use a disk.
     pub pace: StreamPace,
-    /// Where users ask for their own processes to be followed.
+    /// The socket on which users ask for their own processes to be followed.
     pub socket: Option<StreamSocket>,
 }
 
-/// A socket by which users ask for their own processes to be followed.
+/// A socket on which users ask for their own processes to be followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamSocket {
     /// Its path.
     pub path: PathBuf,
-    /// Who may connect: its permissions. All may by default, since each may ask for their own processes alone.
+    /// Its permissions, which decide who may connect. By default everybody may, since users can ask only for
+    /// their own processes.
     pub mode: u32,
-    /// The number of its group, where that is not the guard's own.
+    /// The number of its group; `None` for the guard's own.
     pub group: Option<u32>,
 }
 
@@ -48,11 +50,11 @@ impl Default for Streams {
     }
 }
 
-/// Bytes that the kernel keeps of a process's name.
+/// The bytes of a process's name that the kernel keeps.
 const NAME_MAX: usize = 15;
 
-/// Returns a name of processes as the kernel compares it: cut to the bytes that it keeps, `*` at its end. Fails with a sentence for
-/// any other glob.
+/// Returns a name of processes as the kernel compares it: cut to the bytes that it keeps, with an optional
+/// `*` at its end. Fails with a sentence for any other glob.
 pub fn stream_name(text: &str) -> Result<String, String> {
     let (name, star) = text.strip_suffix('*').map_or((text, ""), |start| (start, "*"));
     if text.is_empty() || name.contains(['*', '?', '[', ']', '{', '}', '\\']) {
@@ -66,7 +68,7 @@ pub fn stream_name(text: &str) -> Result<String, String> {
     Ok(if end < name.len() { name[..end].to_owned() } else { format!("{name}{star}") })
 }
 
-/// One of `processes`.
+/// One entry of `processes`.
 enum StreamSelector {
     Name(String),
     Group(Selector),
@@ -84,7 +86,7 @@ impl FromStr for StreamSelector {
     }
 }
 
-/// `pace`.
+/// The value of `pace`.
 struct PaceText(StreamPace);
 
 impl FromStr for PaceText {
@@ -95,14 +97,14 @@ impl FromStr for PaceText {
     }
 }
 
-/// `socket`: a path without links to be resolved differently later.
+/// The value of `socket`: a path without links that could resolve differently later.
 struct SocketPath(PathBuf);
 
 impl FromStr for SocketPath {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        /// What the kernel has room for (`sun_path` of unix(7)), with the zero behind it.
+        /// The room that the kernel has (`sun_path` of unix(7)), minus the terminating zero.
         const PATH_MAX: usize = 107;
         let path = Path::new(text);
         if !path.is_absolute() || path.file_name().is_none() || text.len() > PATH_MAX {
@@ -114,7 +116,7 @@ impl FromStr for SocketPath {
     }
 }
 
-/// `socket_mode`.
+/// The value of `socket_mode`.
 struct SocketMode(u32);
 
 impl FromStr for SocketMode {
@@ -127,7 +129,7 @@ impl FromStr for SocketMode {
     }
 }
 
-/// `socket_group`.
+/// The value of `socket_group`.
 struct SocketGroup(u32);
 
 impl FromStr for SocketGroup {
@@ -139,7 +141,7 @@ impl FromStr for SocketGroup {
     }
 }
 
-/// The time between samples of streams, which are not sampled any more.
+/// The removed key `tick`, the time between samples of streams: they are not sampled any more.
 struct RemovedTick;
 
 impl FromStr for RemovedTick {
@@ -158,13 +160,14 @@ pub(super) struct StreamsText {
     socket: Option<Spelled<SocketPath>>,
     socket_mode: Option<Spelled<SocketMode>>,
     socket_group: Option<Spelled<SocketGroup>>,
-    /// Reading it fails.
+    /// Always refused.
     #[serde(rename = "tick", default)]
     _tick: Option<Spelled<RemovedTick>>,
 }
 
 impl StreamsText {
-    /// A section turns streams on, unless it names no process and no socket.
+    /// Returns the settings. A section turns streams on, unless its `processes` are empty and it names no
+    /// socket.
     pub(super) fn streams(self) -> Streams {
         let defaults = Streams::default();
         let is_named = self.processes.is_some();

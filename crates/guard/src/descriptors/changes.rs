@@ -1,44 +1,46 @@
-//! Which processes may have opened a log since they were read, by how many descriptors they have: one stat each, where reading them
-//! takes a call for each descriptor.
+//! Finds the processes that may have opened a log since their descriptors were read, by the number of their
+//! descriptors. The number takes one stat per process; reading the descriptors takes a call for each.
 //!
-//! A process that had a log open since all were read is always among them: it closes one and opens the next, and has as many as
-//! before. One that opened its first log has one more, unless it closed something else, and is then found when all are read.
+//! A process that has had a log open since all were read is always among them, because it closes one log and
+//! opens the next, and has as many descriptors as before. A process that opens its first log has one
+//! descriptor more, unless it closed something else. In that case it is found when all are read.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use pagekeeper_kernel::process::ProcRoot;
 
-/// Of more processes all are read instead: they are counted in one go.
-const MOST_COUNTED: usize = 4096;
+/// With more processes than this, all of them are read: they are counted in one go.
+const COUNTED_PROCESSES_MAX: usize = 4096;
 
-/// See the module.
+/// The number of descriptors of each process. See the module.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    /// How many descriptors each process had before it was read last.
+    /// The number of descriptors of each process before it was last read.
     counts: BTreeMap<u32, u64>,
-    /// Those that lost a descriptor of a log since all were read, and when.
+    /// Processes that lost a descriptor of a log since all were read, and when.
     lost: BTreeMap<u32, Instant>,
 }
 
 impl Changes {
-    /// Whether changes of so many processes are seen: the kernel says how many descriptors there are since Linux 6.2.
+    /// Returns whether changes of so many processes can be seen. The kernel reports the number of descriptors
+    /// since Linux 6.2.
     pub(super) fn are_seen(proc: &ProcRoot, processes: usize) -> bool {
-        processes <= MOST_COUNTED && proc.fd_count(std::process::id()).is_some()
+        processes <= COUNTED_PROCESSES_MAX && proc.fd_count(std::process::id()).is_some()
     }
 
-    /// Whether this process may have opened a log.
+    /// Returns whether this process may have opened a log.
     pub(super) fn may_have(&self, pid: u32, proc: &ProcRoot) -> bool {
         let count = self.counts.get(&pid);
         self.lost.contains_key(&pid) || count.is_none() || proc.fd_count(pid).as_ref() != count
     }
 
-    /// Takes note that a process has closed a log, or has another file there.
+    /// Records that a process closed a log, or has another file at that descriptor.
     pub(super) fn lost(&mut self, pid: u32, now: Instant) {
         self.lost.insert(pid, now);
     }
 
-    /// Takes in that a process was read, and how many descriptors it had before.
+    /// Records that a process was read, and how many descriptors it had before.
     pub(super) fn read(&mut self, pid: u32, count: Option<u64>) {
         match count {
             Some(count) => self.counts.insert(pid, count),
@@ -46,12 +48,12 @@ impl Changes {
         };
     }
 
-    /// Takes in that all were read since then.
+    /// Records that all processes were read since then.
     pub(super) fn all_read(&mut self, since: Instant) {
         self.lost.retain(|_, lost| *lost >= since);
     }
 
-    /// Forgets all but these, which are in ascending order.
+    /// Forgets all processes but these, which are in ascending order.
     pub(super) fn keep(&mut self, pids: &[u32]) {
         self.counts.retain(|pid, _| pids.binary_search(pid).is_ok());
     }
@@ -86,7 +88,7 @@ mod tests {
     #[test]
     fn of_very_many_processes_none_is_counted_and_none_that_ended_kept() {
         let (proc, mut changes) = (ProcRoot::default(), Changes::default());
-        assert!(!Changes::are_seen(&proc, MOST_COUNTED + 1));
+        assert!(!Changes::are_seen(&proc, COUNTED_PROCESSES_MAX + 1));
         (0..1000).for_each(|pid| changes.read(pid, Some(3)));
         changes.keep(&[7, 500, 2000]);
         assert_eq!(changes.counts.into_keys().collect::<Vec<_>>(), [7, 500]);

@@ -1,4 +1,4 @@
-//! Listing the descriptors of processes: those of files whose names pass.
+//! Lists those descriptors of processes whose files have a relevant name.
 
 use std::ffi::OsStr;
 use std::os::fd::RawFd;
@@ -9,76 +9,77 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::{Access, FdVisitor, OpenFile, ProcRoot};
 
-use crate::budget::DESCRIPTORS;
+use crate::budget::DESCRIPTORS_PER_PROCESS;
 use crate::directory::Directory;
 use crate::known_names::KnownNames;
 
-/// What the kernel appends to the name of a removed file that is open.
-const MARK: &[u8] = b" (deleted)";
+/// The suffix that the kernel appends to the name of a removed file that is open.
+const DELETED_MARK: &[u8] = b" (deleted)";
 
-/// Files that no pattern names: so many descriptors of one process are looked at, and so many that are open for writing kept.
-const UNNAMED: (usize, usize) = (512, 64);
+/// Limits per process for files that no pattern names: descriptors that are looked at, and files open for
+/// writing that are kept.
+const UNNAMED_MAX: (usize, usize) = (512, 64);
 
-/// The name that a removed file had, where what the kernel shows of a descriptor may be one's.
+/// Returns the name that a removed file had, if the kernel shows this descriptor's file as removed.
 pub(crate) fn name_of_removed(shown: &Path) -> Option<&Path> {
-    let name = shown.as_os_str().as_bytes().strip_suffix(MARK)?;
+    let name = shown.as_os_str().as_bytes().strip_suffix(DELETED_MARK)?;
     Some(Path::new(OsStr::from_bytes(name)))
 }
 
-/// By which names files matter.
-pub(crate) struct Wanted<'a> {
+/// The names by which files are relevant.
+pub(crate) struct RelevantNames<'a> {
     /// The directories of the watched files.
     pub(crate) directories: &'a [Box<Directory>],
-    /// These files' names.
+    /// The names of these files.
     pub(crate) names: &'a mut KnownNames,
-    /// Whether a file of this name that was removed was a log, where this process has it open.
+    /// Returns whether a removed file of this name was a log, in a process that has it open.
     pub(crate) was_log: &'a dyn Fn(u32, &Path) -> bool,
 }
 
-/// What was listed of a process that is being read.
+/// The listing of a process that is still being read.
 #[derive(Debug)]
-pub(crate) struct Listing {
+pub(crate) struct DescriptorListing {
     pid: u32,
     began: Instant,
     count: Option<u64>,
     open: Vec<OpenFile>,
     unnamed: Vec<OpenFile>,
-    /// How many descriptors of unnamed files were looked at.
+    /// The number of descriptors of unnamed files that were looked at.
     looked_at: usize,
     has_more_unnamed: bool,
     left_out: bool,
 }
 
-/// What was listed of a process.
+/// The finished listing of a process.
 #[derive(Debug)]
 pub(crate) struct ListedProcess {
     pub(crate) pid: u32,
-    /// When that began.
+    /// When the listing began.
     pub(crate) began: Instant,
-    /// How many descriptors it had then, where the kernel says it.
+    /// The number of its descriptors then, if the kernel reports it.
     pub(crate) count: Option<u64>,
-    /// Its descriptors of regular files whose names passed.
+    /// Its descriptors of regular files with relevant names.
     pub(crate) open: Vec<OpenFile>,
-    /// Files that it has open for writing and that no pattern names, as far as they are looked at.
+    /// Files that no pattern names and that it has open for writing, up to the limits.
     pub(crate) unnamed: Vec<OpenFile>,
-    /// Whether it may have more of those.
+    /// Whether it may have more such files.
     pub(crate) has_more_unnamed: bool,
-    /// Whether it has more of them than are kept in mind.
+    /// Whether it has more relevant descriptors than are remembered.
     pub(crate) left_out: bool,
-    /// Whether all could be read.
+    /// An error if not all descriptors could be read.
     pub(crate) read: Result<()>,
-    /// The processor time that it took.
+    /// The processor time that the listing took.
     pub(crate) cost: Duration,
 }
 
 impl ListedProcess {
-    /// Whether it is there and could not be read.
+    /// Returns whether the process is there and could not be read.
     pub(crate) fn is_unread(&self) -> bool {
         self.read.as_ref().is_err_and(|error| !error.is_gone())
     }
 }
 
-/// Lists descriptors of files whose names pass.
+/// Lists descriptors of files with relevant names.
 pub(crate) struct Lister<'a> {
     proc: &'a ProcRoot,
     wanted: &'a dyn Fn(u32, &Path) -> bool,
@@ -88,7 +89,7 @@ pub(crate) struct Lister<'a> {
 }
 
 impl<'a> Lister<'a> {
-    /// Of the names that are wanted, those files that are kept.
+    /// Lists files whose names are `wanted` and that are `kept`.
     pub(crate) fn new(
         proc: &'a ProcRoot,
         wanted: &'a dyn Fn(u32, &Path) -> bool,
@@ -97,36 +98,36 @@ impl<'a> Lister<'a> {
         Self { proc, wanted, kept, unnamed: &|_, _| false, done: Vec::new() }
     }
 
-    /// The same, and beside these the files that are open for writing and that no pattern names.
+    /// Lists files that are open for writing and that no pattern names as well.
     pub(crate) fn with_unnamed(self, unnamed: &'a dyn Fn(u32, &Path) -> bool) -> Self {
         Self { unnamed, ..self }
     }
 }
 
-/// Whether a file is open for writing.
+/// Returns whether a file is open for writing.
 pub(crate) fn is_written(file: &OpenFile) -> bool {
     matches!(file.access, Access::WriteOnly | Access::ReadWrite)
 }
 
 impl FdVisitor for Lister<'_> {
-    type Process = Listing;
+    type Process = DescriptorListing;
 
-    fn begin(&mut self, pid: u32) -> Option<Listing> {
+    fn begin(&mut self, pid: u32) -> Option<DescriptorListing> {
         let (began, count) = (Instant::now(), self.proc.fd_count(pid));
         let (open, unnamed) = (Vec::new(), Vec::new());
         let (has_more_unnamed, left_out) = (false, false);
-        Some(Listing { pid, began, count, open, unnamed, looked_at: 0, has_more_unnamed, left_out })
+        Some(DescriptorListing { pid, began, count, open, unnamed, looked_at: 0, has_more_unnamed, left_out })
     }
 
-    fn descriptor(&mut self, listing: &mut Listing, fd: RawFd, target: &Path) {
+    fn descriptor(&mut self, listing: &mut DescriptorListing, fd: RawFd, target: &Path) {
         if (self.wanted)(listing.pid, target) {
-            if listing.open.len() >= DESCRIPTORS {
+            if listing.open.len() >= DESCRIPTORS_PER_PROCESS {
                 listing.left_out = true;
                 return;
             }
             let file = self.proc.open_file_at(listing.pid, fd, target);
             listing.open.extend(file.filter(|file| (self.kept)(file)));
-        } else if listing.looked_at >= UNNAMED.0 || listing.unnamed.len() >= UNNAMED.1 {
+        } else if listing.looked_at >= UNNAMED_MAX.0 || listing.unnamed.len() >= UNNAMED_MAX.1 {
             listing.has_more_unnamed = true;
         } else if (self.unnamed)(listing.pid, target) {
             listing.looked_at += 1;
@@ -135,8 +136,8 @@ impl FdVisitor for Lister<'_> {
         }
     }
 
-    fn end(&mut self, pid: u32, listing: Listing, read: Result<()>, cost: Duration) {
-        let Listing { open, unnamed, has_more_unnamed, left_out, began, count, .. } = listing;
+    fn end(&mut self, pid: u32, listing: DescriptorListing, read: Result<()>, cost: Duration) {
+        let DescriptorListing { open, unnamed, has_more_unnamed, left_out, began, count, .. } = listing;
         self.done.push(ListedProcess {
             pid,
             began,

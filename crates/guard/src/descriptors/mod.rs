@@ -1,21 +1,25 @@
-//! Who has which log file open, and where in it: writers and followers, from `/proc/PID/fd` and
-//! `/proc/PID/fdinfo`.
+//! Finds which processes have which log files open, and at which position: writers and followers, from
+//! `/proc/PID/fd` and `/proc/PID/fdinfo`.
 //!
-//! Listing all descriptors of a process is the expensive part (some microseconds each), so it is done seldom: at intervals that
-//! keep its cost under [a share](schedule) of the time, as far as there is time for it. It goes in slices of processor time, so a
-//! process with very many takes some ticks, and keeps no other waiting. When files came, or a descriptor turned out to be another
-//! file than before, what may have changed is looked at first: [of a database](likely) and [of others](changes). In between
-//! only the descriptors known to be of log files are read, at most [`POLLED`] in one tick, by shares, and of many those first that
-//! moved. No more of one process than [`DESCRIPTORS`] are kept in mind, and of all that are no databases together
-//! [`DESCRIPTORS_OF_OTHERS`], by shares. A process that ended has no descriptors; one that may not be inspected is reported by its
-//! error.
+//! - Listing all descriptors of a process is the expensive part (some microseconds each). So it is done
+//!   seldom, at intervals that keep its cost under [a share](schedule) of the time.
+//! - A listing proceeds in slices of processor time. A process with very many descriptors takes several
+//!   ticks, and keeps no other waiting.
+//! - When files came, or a descriptor turned out to be another file than before, the likely changes are
+//!   checked first: [of a database](log_fd_predictor) and [of other processes](changes).
+//! - In between only descriptors known to be of log files are read. At most [`POLLED_PER_TICK`] are read in
+//!   one tick, by shares; of many descriptors, those that moved come first.
+//! - At most [`DESCRIPTORS_PER_PROCESS`] are remembered per process, and [`FOREIGN_DESCRIPTORS_MAX`], by
+//!   shares, for all processes that are not databases.
 //!
-//! [`DESCRIPTORS`]: crate::budget::DESCRIPTORS
-//! [`DESCRIPTORS_OF_OTHERS`]: crate::budget::DESCRIPTORS_OF_OTHERS
+//! A process that ended has no descriptors. A process that may not be inspected is reported by its error.
+//!
+//! [`DESCRIPTORS_PER_PROCESS`]: crate::budget::DESCRIPTORS_PER_PROCESS
+//! [`FOREIGN_DESCRIPTORS_MAX`]: crate::budget::FOREIGN_DESCRIPTORS_MAX
 
 mod changes;
-mod likely;
 mod lister;
+mod log_fd_predictor;
 mod others;
 mod poll;
 mod schedule;
@@ -32,17 +36,20 @@ use crate::directory::DirectoryId;
 use crate::ids::IdSet;
 use crate::known_names::KnownNames;
 
-use self::likely::Likely;
-pub(crate) use self::lister::{ListedProcess, Lister, Listing, Wanted, is_written, name_of_removed};
-pub(crate) use self::others::Others;
+pub(crate) use self::lister::{
+    DescriptorListing, ListedProcess, Lister, RelevantNames, is_written, name_of_removed,
+};
+use self::log_fd_predictor::LogFdPredictor;
+pub(crate) use self::others::ForeignDescriptors;
 use self::poll::poll;
 pub(crate) use self::schedule::{Extent, Schedule};
 
-/// Descriptors of databases whose positions are read in one tick, and of other processes; of more in turns.
-pub(crate) const POLLED: usize = 256;
-/// The files of a process with no more descriptors are sampled at each tick, whether these are seen to move or not: not all
-/// that is written moves one.
-const FEW_HELD: usize = 64;
+/// The most descriptors of databases whose positions are read in one tick, and as many of other processes. If
+/// there are more, they take turns.
+pub(crate) const POLLED_PER_TICK: usize = 256;
+/// Up to this many descriptors, all of a process's files are sampled at each tick, even if no descriptor is
+/// seen to move: not every write moves one.
+const FEW_DESCRIPTORS: usize = 64;
 
 /// A descriptor of a log file.
 #[derive(Debug, Clone)]
@@ -50,34 +57,34 @@ pub(crate) struct Descriptor {
     pub(crate) pid: u32,
     pub(crate) fd: RawFd,
     pub(crate) file: FileId,
-    /// That file's directory.
+    /// The file's directory.
     pub(crate) directory: DirectoryId,
-    /// Its inode number as fdinfo shows it, which on overlayfs is not always stat's; none before Linux 5.14.
+    /// The inode number that fdinfo shows, which on overlayfs is not always stat's; `None` before Linux 5.14.
     pub(crate) shown_inode: Option<u64>,
     pub(crate) inode: Inode,
     pub(crate) access: Access,
     pub(crate) position: u64,
-    /// Whether it was seen elsewhere at this tick than before, or for the first time.
+    /// Whether its position differs from the tick before, or it is new.
     pub(crate) moved: bool,
-    /// The same of when it was looked at last.
+    /// Whether it had moved when it was read last.
     pub(crate) lively: bool,
 }
 
-/// At which files processes are.
+/// The files that processes have open, by how often they are to be sampled.
 #[derive(Debug, Default)]
 pub(crate) struct FilesInUse {
     /// To be sampled at each tick.
     pub(crate) busy: IdSet<FileId>,
-    /// Open, but of a process with very many, and no descriptor was seen to move at this tick.
+    /// Open in a process with very many descriptors, and no descriptor was seen to move at this tick.
     pub(crate) held: IdSet<FileId>,
-    /// The directories of those to be sampled at each tick.
+    /// The directories of the files to be sampled at each tick.
     pub(crate) directories: IdSet<DirectoryId>,
 }
 
 impl FilesInUse {
-    /// Takes in the descriptors of one process.
+    /// Adds the descriptors of one process.
     pub(crate) fn add(&mut self, of_process: &[Descriptor]) {
-        let are_few = of_process.len() <= FEW_HELD;
+        let are_few = of_process.len() <= FEW_DESCRIPTORS;
         for descriptor in of_process {
             if are_few || descriptor.moved {
                 self.busy.insert(descriptor.file);
@@ -95,53 +102,58 @@ pub(crate) struct Descriptors {
     pub(crate) known: Vec<Descriptor>,
     pub(crate) schedule: Schedule,
     turn: usize,
-    likely: Likely,
+    predictor: LogFdPredictor,
 }
 
 impl Descriptors {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { known: Vec::new(), schedule: Schedule::new(now), turn: 0, likely: Likely::default() }
+        Self {
+            known: Vec::new(),
+            schedule: Schedule::new(now),
+            turn: 0,
+            predictor: LogFdPredictor::default(),
+        }
     }
 
-    /// Takes in that a listing of all has ended, which took so long; when it began there were so many. [`Self::settle`] is given
-    /// what was listed.
+    /// Records that a full listing has ended, the time that it took, and how many descriptors there were when
+    /// it began. [`Self::settle`] is given its result.
     pub(crate) fn listed(&mut self, cost: Duration, count: Option<u64>) {
         self.schedule.end(cost);
-        self.likely.listed(count);
+        self.predictor.listed(count);
     }
 
-    /// Takes note of new files, each the last of its log: the process may have opened them, and closed others.
+    /// Expects new files, each the last of its log: the process may have opened them, and closed others.
     pub(crate) fn expect(&mut self, files: impl Iterator<Item = FileId>) {
-        let extent = self.likely.expect(files);
+        let extent = self.predictor.expect(files);
         self.schedule.ask(extent);
     }
 
-    /// Begins a listing, if one is due, and of what.
+    /// Begins a listing if one is due. Returns its extent.
     pub(crate) fn begin(&mut self, now: Instant) -> Option<Extent> {
         let extent = self.schedule.begin(now);
         if extent == Some(Extent::All) {
-            self.likely.begin_all();
+            self.predictor.begin_all();
         }
         extent
     }
 
-    /// Looks where what has changed is likely to be, as far as there is time for it and it may be enough. Whether that shows what a
-    /// listing of all would, for which it was begun: else that is to come. See [`likely`].
+    /// Checks where changes are likely to be, if that may be enough. Returns whether the check shows what a
+    /// full listing would; otherwise that listing follows. See [`log_fd_predictor`].
     pub(crate) fn end_with_check(&mut self, pid: u32, proc: &ProcRoot, names: Option<&KnownNames>) -> bool {
         let before = thread_cpu_time();
         let count = || proc.fd_count(pid);
         let is_enough =
-            names.is_some_and(|names| self.likely.check(&mut self.known, pid, proc, names, count));
+            names.is_some_and(|names| self.predictor.check(&mut self.known, pid, proc, names, count));
         if is_enough {
             self.schedule.end(thread_cpu_time().saturating_sub(before));
         } else {
             self.schedule.go_on_with_all();
-            self.likely.begin_all();
+            self.predictor.begin_all();
         }
         is_enough
     }
 
-    /// Knows those of the listed descriptors that are of watched files.
+    /// Remembers those of the listed descriptors that are of watched files.
     pub(crate) fn settle(&mut self, pid: u32, listed: &[OpenFile], names: &KnownNames) {
         let before: HashMap<RawFd, (FileId, u64)> =
             self.known.iter().map(|known| (known.fd, (known.file, known.position))).collect();
@@ -149,21 +161,21 @@ impl Descriptors {
         for known in &mut self.known {
             known.moved = before.get(&known.fd) != Some(&(known.file, known.position));
         }
-        self.likely.settled(before.into_keys(), &self.known, listed.len());
+        self.predictor.settled(before.into_keys(), &self.known, listed.len());
     }
 
-    /// Reads the positions of so many of the known descriptors again. One that is closed or became another file asks for
-    /// a check.
+    /// Reads the positions of up to `share` known descriptors again. A descriptor that is closed or became
+    /// another file triggers a check.
     pub(crate) fn poll(&mut self, proc: &ProcRoot, share: usize) {
         let polled = poll(&mut self.known, &mut self.turn, proc, share);
         if !polled.lost.is_empty() {
             self.schedule.ask(Extent::Changes);
         }
-        self.likely.polled(&polled);
+        self.predictor.polled(&polled);
     }
 }
 
-/// A descriptor of one of the log files; `None` if another file has such a name.
+/// Returns the descriptor of a log file; `None` if it is another file of that name.
 fn descriptor(pid: u32, file: &OpenFile, names: &KnownNames) -> Option<Descriptor> {
     let (id, directory) = names.find(file.path.file_name()?, file.inode)?;
     Some(Descriptor {

@@ -1,6 +1,7 @@
-//! The descriptors of processes that are no watched databases: `mysqlbinlog`, `cp`, a helper of a database.
+//! The descriptors of processes that are not watched databases: `mysqlbinlog`, `cp`, a helper of a database.
 //!
-//! A listing goes over all processes; those with very many descriptors are read for longer than it lasts, and keep no other waiting.
+//! A listing covers all processes. Those with very many descriptors are read for longer than it lasts, and
+//! keep no other waiting.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,43 +12,46 @@ use pagekeeper_kernel::process::{FdRounds, OpenFile, ProcRoot, thread_cpu_time};
 use pagekeeper_policy::shares::shares_by_party;
 
 use super::changes::Changes;
-use super::lister::{ListedProcess, Lister, Listing, Wanted, name_of_removed};
+use super::lister::{DescriptorListing, ListedProcess, Lister, RelevantNames, name_of_removed};
 use super::poll::poll;
 use super::schedule::{Extent, Schedule};
-use super::{Descriptor, POLLED, descriptor};
-use crate::budget::{DESCRIPTORS_OF_OTHERS, ListingTime};
+use super::{Descriptor, POLLED_PER_TICK, descriptor};
+use crate::budget::{FOREIGN_DESCRIPTORS_MAX, ListingTime};
 
-/// The descriptors of watched files in processes that are no watched database, kept up to date.
+/// The descriptors of watched files in processes that are not watched databases, kept up to date.
 #[derive(Debug)]
-pub(crate) struct Others {
-    known: BTreeMap<u32, Known>,
+pub(crate) struct ForeignDescriptors {
+    known: BTreeMap<u32, ForeignProcess>,
     pub(crate) schedule: Schedule,
-    rounds: FdRounds<Listing>,
+    rounds: FdRounds<DescriptorListing>,
     time: ListingTime,
     cost: Duration,
-    /// Processes that have more of them open than are kept in mind, since the last [`Others::left_out`].
+    /// Processes with more descriptors of watched files than are remembered, since the last
+    /// [`ForeignDescriptors::left_out`].
     left_out: Vec<u32>,
-    whole: Whole,
+    full_listing: FullListing,
     changes: Changes,
 }
 
-/// Since when all of them have been read: with very many descriptors some are read for longer than a listing.
+/// Since when all processes have been read. One with very many descriptors may be read for longer than a
+/// listing lasts.
 #[derive(Debug, Default)]
-struct Whole {
+struct FullListing {
     since: Option<Instant>,
-    /// What comes next: when a listing began that has ended, and who has yet to be read from then on.
+    /// The next such time: when a finished listing began, and which processes have yet to be read from then
+    /// on.
     next: Option<(Instant, BTreeSet<u32>)>,
 }
 
-impl Whole {
-    /// Takes in a listing that began at that time and has ended, but for these.
+impl FullListing {
+    /// Records a listing that began at that time and has ended, except for the processes in `but`.
     fn listed(&mut self, began: Instant, but: BTreeSet<u32>) {
-        // Else who has very many would put it off without end.
+        // Otherwise processes with very many descriptors would postpone it endlessly.
         self.next.get_or_insert((began, but));
         self.settle();
     }
 
-    /// Takes in that a process was read, or has ended; it was begun with at that time.
+    /// Records that a process was read, or has ended; reading it began at that time.
     fn read(&mut self, pid: u32, began: Instant) {
         if let Some((_, waiting)) = self.next.as_mut().filter(|(since, _)| began >= *since) {
             waiting.remove(&pid);
@@ -55,7 +59,7 @@ impl Whole {
         }
     }
 
-    /// Forgets those that have ended.
+    /// Forgets processes that have ended.
     fn keep(&mut self, is_there: impl Fn(u32) -> bool) {
         if let Some((_, waiting)) = &mut self.next {
             waiting.retain(|pid| is_there(*pid));
@@ -70,55 +74,56 @@ impl Whole {
     }
 }
 
-/// What is known of one of these processes.
+/// The state of one of these processes.
 #[derive(Debug)]
-struct Known {
+struct ForeignProcess {
     descriptors: Vec<Descriptor>,
     party: Party,
     turn: usize,
 }
 
-impl Others {
+impl ForeignDescriptors {
     pub(crate) fn new(now: Instant) -> Self {
         let (known, cost, left_out) = (BTreeMap::new(), Duration::ZERO, Vec::new());
         let (schedule, rounds, time) = (Schedule::new(now), FdRounds::default(), ListingTime::new(now));
-        let (whole, changes) = (Whole::default(), Changes::default());
-        Self { known, schedule, rounds, time, cost, left_out, whole, changes }
+        let (full_listing, changes) = (FullListing::default(), Changes::default());
+        Self { known, schedule, rounds, time, cost, left_out, full_listing, changes }
     }
 
-    /// Lists them soon.
+    /// Makes the listing come soon.
     pub(crate) fn hurry(&mut self) {
         self.time.hurry();
     }
 
-    /// All descriptors that are known.
+    /// Returns all known descriptors.
     pub(crate) fn known(&self) -> impl Iterator<Item = &Descriptor> {
         self.known.values().flat_map(|known| &known.descriptors)
     }
 
-    /// The same, by process.
+    /// Returns all known descriptors, by process.
     pub(crate) fn by_process(&self) -> impl Iterator<Item = &[Descriptor]> {
         self.known.values().map(|known| &*known.descriptors)
     }
 
-    /// Whether a listing of all processes is under way, but for those with very many descriptors.
+    /// Returns whether a listing of all processes is under way, not counting those with very many
+    /// descriptors.
     pub(crate) fn is_listing(&self) -> bool {
         self.schedule.is_running()
     }
 
-    /// Since when all of them have been read that may be.
+    /// Returns since when all processes have been read that may be.
     pub(crate) fn all_read_since(&self) -> Option<Instant> {
-        self.whole.since
+        self.full_listing.since
     }
 
-    /// Which processes were found to have more of them open than are kept in mind.
+    /// Returns the processes that were found to have more relevant descriptors than are remembered.
     pub(crate) fn left_out(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.left_out)
     }
 
-    /// As [`Descriptors::poll`](super::Descriptors::poll).
+    /// Reads positions again, as [`Descriptors::poll`](super::Descriptors::poll) does.
     pub(crate) fn poll(&mut self, proc: &ProcRoot) {
-        let shares = self.shares(POLLED);
+        let shares = self.shares(POLLED_PER_TICK);
         for ((pid, known), share) in self.known.iter_mut().zip(shares) {
             let polled = poll(&mut known.descriptors, &mut known.turn, proc, share);
             if !polled.lost.is_empty() {
@@ -129,20 +134,20 @@ impl Others {
         self.known.retain(|_, known| !known.descriptors.is_empty());
     }
 
-    /// The share of each process in so many descriptors.
+    /// Returns the share of each process in `all` descriptors.
     fn shares(&self, all: usize) -> Vec<usize> {
         let wanted: Vec<_> =
             self.known.values().map(|known| (known.party, known.descriptors.len())).collect();
         shares_by_party(all, &wanted)
     }
 
-    /// Lists the descriptors of these processes, if that is due, or goes on with it: those that were listed, and which logs that
-    /// were removed they have open.
+    /// Lists the descriptors of these processes if that is due, or continues a listing. Returns the processes
+    /// that were listed, and the removed logs that they have open.
     pub(crate) fn list(
         &mut self,
         proc: &ProcRoot,
         pids: impl Iterator<Item = u32>,
-        wanted: Wanted<'_>,
+        wanted: RelevantNames<'_>,
         now: Instant,
     ) -> Vec<ListedProcess> {
         if let Some(extent) = self.schedule.begin(now) {
@@ -153,7 +158,7 @@ impl Others {
         }
         let Some(slice) = self.time.slice(self.schedule.slice(), now) else { return Vec::new() };
         let before = thread_cpu_time();
-        let Wanted { directories, names, was_log } = wanted;
+        let RelevantNames { directories, names, was_log } = wanted;
         names.update(directories);
         let names = &*names;
         let wanted = |pid: u32, path: &Path| {
@@ -165,10 +170,10 @@ impl Others {
         let mut lister = Lister::new(proc, &wanted, &kept);
         self.rounds.advance(proc, &mut lister, slice);
         let mut all_removed = Vec::new();
-        // That some may not be inspected was reported at the start.
+        // Processes that may not be inspected were reported at the start.
         for mut done in lister.done {
             self.cost += done.cost;
-            self.whole.read(done.pid, done.began);
+            self.full_listing.read(done.pid, done.began);
             self.changes.read(done.pid, done.count);
             let (removed, open): (Vec<_>, Vec<_>) =
                 std::mem::take(&mut done.open).into_iter().partition(|file| file.deleted);
@@ -181,11 +186,11 @@ impl Others {
                 self.known.remove(&done.pid);
             } else {
                 let party = Party::of(proc, done.pid);
-                self.known.insert(done.pid, Known { descriptors, party, turn: 0 });
+                self.known.insert(done.pid, ForeignProcess { descriptors, party, turn: 0 });
             }
             all_removed.push(ListedProcess { open: removed, ..done });
         }
-        let shares = self.shares(DESCRIPTORS_OF_OTHERS);
+        let shares = self.shares(FOREIGN_DESCRIPTORS_MAX);
         for ((pid, known), share) in self.known.iter_mut().zip(shares) {
             if known.descriptors.len() > share {
                 known.descriptors.truncate(share);
@@ -197,14 +202,14 @@ impl Others {
             let began = self.schedule.began_all();
             self.schedule.end(std::mem::take(&mut self.cost));
             if let Some(began) = began {
-                self.whole.listed(began, self.rounds.begun().collect());
+                self.full_listing.listed(began, self.rounds.begun().collect());
                 self.changes.all_read(began);
             }
         }
         all_removed
     }
 
-    /// Begins a listing of these processes, or of those of them that may have changed.
+    /// Begins a listing of these processes, or of those that may have changed.
     fn begin(&mut self, extent: Extent, proc: &ProcRoot, mut pids: Vec<u32>, now: Instant) {
         let before = thread_cpu_time();
         let has_time = self.time.slice(Duration::MAX, now).is_some();
@@ -213,10 +218,10 @@ impl Others {
             pids.retain(|pid| known.contains_key(pid) || changes.may_have(*pid, proc));
         } else {
             self.schedule.go_on_with_all();
-            self.whole.keep(|pid| proc.start_time(pid).is_ok());
+            self.full_listing.keep(|pid| proc.start_time(pid).is_ok());
             self.changes.keep(&pids);
         }
-        // Those with very many are still being read.
+        // Processes with very many descriptors are still being read.
         let begun: Vec<u32> = self.rounds.begun().collect();
         pids.into_iter().filter(|pid| !begun.contains(pid)).for_each(|pid| self.rounds.push(pid));
         let spent = thread_cpu_time().saturating_sub(before);
@@ -233,22 +238,22 @@ mod tests {
     fn who_has_very_many_descriptors_is_waited_for_and_puts_it_off_no_longer() {
         let now = Instant::now();
         let at = |seconds: u64| now + Duration::from_secs(seconds);
-        let mut whole = Whole::default();
-        whole.listed(at(1), BTreeSet::new());
-        assert_eq!(whole.since, Some(at(1)));
-        // 7 was begun with before this listing, and 8 in it.
-        whole.listed(at(10), BTreeSet::from([7, 8]));
-        whole.read(8, at(11));
-        whole.read(7, at(5));
-        assert_eq!(whole.since, Some(at(1)), "of 7 a part was read before");
-        // There are ever new ones of them.
+        let mut full_listing = FullListing::default();
+        full_listing.listed(at(1), BTreeSet::new());
+        assert_eq!(full_listing.since, Some(at(1)));
+        // Reading 7 began before this listing, and reading 8 during it.
+        full_listing.listed(at(10), BTreeSet::from([7, 8]));
+        full_listing.read(8, at(11));
+        full_listing.read(7, at(5));
+        assert_eq!(full_listing.since, Some(at(1)), "of 7 a part was read before");
+        // There are ever new ones with very many descriptors.
         for second in [20, 30] {
-            whole.listed(at(second), BTreeSet::from([7, 9]));
+            full_listing.listed(at(second), BTreeSet::from([7, 9]));
         }
-        whole.read(7, at(21));
-        assert_eq!(whole.since, Some(at(10)));
-        whole.listed(at(40), BTreeSet::from([9]));
-        whole.keep(|pid| pid != 9);
-        assert_eq!(whole.since, Some(at(40)), "it has ended");
+        full_listing.read(7, at(21));
+        assert_eq!(full_listing.since, Some(at(10)));
+        full_listing.listed(at(40), BTreeSet::from([9]));
+        full_listing.keep(|pid| pid != 9);
+        assert_eq!(full_listing.since, Some(at(40)), "it has ended");
     }
 }

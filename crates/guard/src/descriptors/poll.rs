@@ -1,28 +1,31 @@
-//! Reading the descriptors that are known again, from `/proc/PID/fdinfo`: by shares, and of many those first that moved.
+//! Reads known descriptors again, from `/proc/PID/fdinfo`: by shares, and of many descriptors those first
+//! that moved.
 
 use std::os::fd::RawFd;
 
 use pagekeeper_kernel::process::ProcRoot;
 
-use super::{Descriptor, FEW_HELD};
+use super::{Descriptor, FEW_DESCRIPTORS};
 
-/// Of a process with more than [`FEW_HELD`], so many that did not move are read in one tick.
-const RESTING: usize = 16;
+/// For a process with more than [`FEW_DESCRIPTORS`] descriptors, the most idle ones that are read in one
+/// tick.
+const IDLE_POLLED_PER_TICK: usize = 16;
 
-/// What came of reading positions again.
+/// The result of reading positions again.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Polled {
-    /// The numbers of those that are closed or became other files, which are forgotten.
+    /// The numbers of descriptors that are closed or became other files; they are forgotten.
     pub(super) lost: Vec<RawFd>,
     /// Whether all were read.
     pub(super) all: bool,
 }
 
-/// Reads so many positions again. Of many, those that moved when they were looked at last come first, and of the rest some in turns.
+/// Reads up to `share` positions again. If there are many, those that moved when they were last read come
+/// first, and the others take turns.
 pub(super) fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoot, share: usize) -> Polled {
     let count = known.len();
-    let in_turn = if count > FEW_HELD { share.min(RESTING) } else { share };
-    // Some have been forgotten since.
+    let in_turn = if count > FEW_DESCRIPTORS { share.min(IDLE_POLLED_PER_TICK) } else { share };
+    // Some descriptors may have been forgotten since.
     let first = if *turn < count { *turn } else { 0 };
     *turn = if count > in_turn { (first + in_turn) % count } else { 0 };
     let (mut at, mut lively) = (0, share.saturating_sub(in_turn));
@@ -62,7 +65,7 @@ mod tests {
     use pagekeeper_kernel::process::Access;
     use pagekeeper_policy::FileId;
 
-    use super::super::POLLED;
+    use super::super::POLLED_PER_TICK;
     use super::*;
     use crate::directory::DirectoryId;
 
@@ -93,14 +96,14 @@ mod tests {
         let (proc, mut turn) = (ProcRoot::at(tree.path()), 0);
         let mut seen_at = Vec::new();
         for tick in 0..60 {
-            // One moves all the time, and is met in its turn at first.
+            // One descriptor moves all the time, and is at first met in its turn.
             put(299, tick + 1);
-            // Others rest; one of them wakes once.
+            // The others are idle; one of them moves once.
             if tick == 20 {
                 put(10, 1);
             }
             assert_eq!(
-                poll(&mut known, &mut turn, &proc, POLLED),
+                poll(&mut known, &mut turn, &proc, POLLED_PER_TICK),
                 Polled::default(),
                 "they are too many for one tick"
             );
@@ -113,12 +116,12 @@ mod tests {
         );
         let woken = seen_at.iter().position(|(_, position)| *position > 0).unwrap();
         assert!((20..40).contains(&woken), "{woken}");
-        // One that is another file by now is forgotten, whenever its turn comes.
+        // A descriptor that is another file by now is forgotten when its turn comes.
         std::fs::write(infos.join("5"), "pos:\t0\nflags:\t01\nmnt_id:\t9\nino:\t77\n").unwrap();
         let lost: Vec<RawFd> =
-            (0..20).flat_map(|_| poll(&mut known, &mut turn, &proc, POLLED).lost).collect();
+            (0..20).flat_map(|_| poll(&mut known, &mut turn, &proc, POLLED_PER_TICK).lost).collect();
         assert_eq!((lost, known.len()), (vec![5], 299));
-        known.truncate(FEW_HELD);
-        assert!(poll(&mut known, &mut turn, &proc, POLLED).all);
+        known.truncate(FEW_DESCRIPTORS);
+        assert!(poll(&mut known, &mut turn, &proc, POLLED_PER_TICK).all);
     }
 }

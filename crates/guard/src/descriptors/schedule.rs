@@ -1,47 +1,47 @@
-//! When the descriptors of a process are listed: at intervals that keep the cost under [`SHARE`] of the time, at least every
-//! [`MOST`], and sooner where that is asked for.
+//! Schedules the listings of a process's descriptors: at intervals that keep the cost under
+//! 1/[`LISTING_COST_FACTOR`] of the time, at least every [`LISTING_INTERVAL_MAX`], and sooner on request.
 //!
 //! Invariants:
-//! 1. What is listed in part ([`Extent::Changes`]) puts off no listing of all: that comes when it would have come without, and
-//!    [`Schedule::listed`] knows of listings of all alone.
-//! 2. Whoever asks for all gets all, whatever else is asked for.
+//! 1. A partial listing ([`Extent::Changes`]) never postpones a full one, and does not count for
+//!    [`Schedule::listed`].
+//! 2. Whoever asks for a full listing gets one, whatever else is asked for.
 
 use std::time::{Duration, Instant};
 
-/// A listing that takes a millisecond is repeated after this many.
-const SHARE: u32 = 2000;
-/// One that is asked for, after this many.
-const URGENT_SHARE: u32 = 50;
-/// The least time between two listings that nothing asked for.
-const LEAST: Duration = Duration::from_secs(1);
-/// The most time between two listings.
-const MOST: Duration = Duration::from_secs(15);
-/// Processor time for listings in one tick, where something is to be seen at once, and else.
-const SLICE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(3));
+/// A listing that takes a millisecond is repeated after this many milliseconds.
+const LISTING_COST_FACTOR: u32 = 2000;
+/// The same for a listing on request.
+const URGENT_COST_FACTOR: u32 = 50;
+/// Shortest time between two listings that nothing asked for.
+const LISTING_INTERVAL_MIN: Duration = Duration::from_secs(1);
+/// Longest time between two listings.
+const LISTING_INTERVAL_MAX: Duration = Duration::from_secs(15);
+/// Processor time for listings in one tick: for one on request, and for any other.
+const LISTING_SLICE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(3));
 
-/// What is listed.
+/// The extent of a listing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Extent {
-    /// What may have changed, as far as that can be known.
+    /// The descriptors that may have changed, as far as that can be known.
     Changes,
     /// All descriptors.
     All,
 }
 
-/// When descriptors are listed.
+/// The schedule of one process's listings.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     due: Instant,
     asked: Option<Extent>,
-    /// However urgently it is asked for, not before.
+    /// No listing begins before, however urgent.
     earliest: Instant,
-    /// The listing that is under way, and whether it was asked for; none if there is none.
+    /// The listing under way, and whether it was requested.
     running: Option<(Extent, bool)>,
-    /// When the last one began.
+    /// When the last listing began.
     pub(super) began: Instant,
-    /// When the last one began that has ended.
+    /// When the last full listing that has ended began.
     pub(crate) listed: Option<Instant>,
-    /// How many have ended.
+    /// The number of full listings that have ended.
     #[cfg(test)]
     pub(crate) ended: usize,
 }
@@ -60,12 +60,12 @@ impl Schedule {
         }
     }
 
-    /// Asks for a listing at the next tick.
+    /// Requests a listing at the next tick.
     pub(crate) fn ask(&mut self, extent: Extent) {
         self.asked = self.asked.max(Some(extent));
     }
 
-    /// Begins a listing, if one is due, and of what.
+    /// Begins a listing if one is due. Returns its extent.
     pub(crate) fn begin(&mut self, now: Instant) -> Option<Extent> {
         if self.running.is_some() || now < self.earliest {
             return None;
@@ -77,42 +77,42 @@ impl Schedule {
         })
     }
 
-    /// Whether a listing is under way.
+    /// Returns whether a listing is under way.
     pub(super) fn is_running(&self) -> bool {
         self.running.is_some()
     }
 
-    /// When the listing of all that is under way began, if it is one.
+    /// Returns when the full listing under way began, if there is one.
     pub(super) fn began_all(&self) -> Option<Instant> {
         self.running.filter(|(extent, _)| *extent == Extent::All).map(|_| self.began)
     }
 
-    /// Goes on with a listing of all where one in part shows too little.
+    /// Turns the listing under way into a full one, where a partial one shows too little.
     pub(crate) fn go_on_with_all(&mut self) {
         self.running = self.running.map(|(_, asked)| (Extent::All, asked));
     }
 
-    /// How long what is under way may take in one tick.
+    /// Returns how much processor time the listing may take in one tick.
     pub(crate) fn slice(&self) -> Duration {
-        if self.running.is_some_and(|(_, asked)| asked) { SLICE.0 } else { SLICE.1 }
+        if self.running.is_some_and(|(_, asked)| asked) { LISTING_SLICE.0 } else { LISTING_SLICE.1 }
     }
 
-    /// Ends the listing that is under way, which took so much processor time.
+    /// Ends the listing under way, which took this much processor time.
     pub(crate) fn end(&mut self, cost: Duration) {
         self.end_at(cost, Instant::now());
     }
 
-    /// No listing comes by itself any more.
+    /// Stops listings that nothing asks for.
     #[cfg(test)]
     pub(crate) fn on_demand_alone(&mut self) {
         self.due += Duration::from_secs(86_400);
     }
 
     fn end_at(&mut self, cost: Duration, now: Instant) {
-        self.earliest = now + (cost * URGENT_SHARE).min(MOST);
+        self.earliest = now + (cost * URGENT_COST_FACTOR).min(LISTING_INTERVAL_MAX);
         let Some((Extent::All, _)) = self.running.take() else { return };
         self.listed = Some(self.began);
-        self.due = now + (cost * SHARE).clamp(LEAST, MOST);
+        self.due = now + (cost * LISTING_COST_FACTOR).clamp(LISTING_INTERVAL_MIN, LISTING_INTERVAL_MAX);
         #[cfg(test)]
         {
             self.ended += 1;
@@ -126,7 +126,7 @@ mod tests {
 
     const TICK: Duration = Duration::from_millis(500);
 
-    /// A schedule by which all was listed once.
+    /// Returns a schedule on which everything was listed once.
     fn listed(now: Instant) -> Schedule {
         let mut schedule = Schedule::new(now);
         assert_eq!(schedule.begin(now), Some(Extent::All), "nothing is known yet");
@@ -152,7 +152,7 @@ mod tests {
             assert_eq!(schedule.listed, Some(began), "it was but a part");
             parts += 1;
         }
-        assert_eq!((parts, now - began, schedule.began_all()), (1, LEAST, Some(now)));
+        assert_eq!((parts, now - began, schedule.began_all()), (1, LISTING_INTERVAL_MIN, Some(now)));
     }
 
     #[test]

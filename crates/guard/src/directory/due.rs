@@ -1,11 +1,15 @@
-//! When the files of a directory are sampled, and what becomes of what was seen of them.
+//! Decides when the files of a directory are sampled, and takes in their samples.
 //!
-//! Invariant: a file where nothing happens is sampled ever more seldom, at least every [`SELDOM`] ticks; of a database with more than
-//! [`MANY`] one without resident pages at least every [`EMPTY`](crate::entry::EMPTY), if it had some or is no new one, is not the last of its
-//! log, and all that its process has open is seen (but not what helpers of it have). Such a database's files are not opened for
-//! each of these samples (see [`Entry`]).
+//! Invariant: a file where nothing happens is sampled ever less often, but at least every [`IDLE_TICKS_MAX`]
+//! ticks. In a database with more than [`MANY_FILES`] files, a file without resident pages is sampled at
+//! least every [`EMPTY_TICKS_MAX`](crate::entry::EMPTY_TICKS_MAX) ticks. That needs that
+//! 1. the file had resident pages, or is not new;
+//! 2. it is not the last of its log;
+//! 3. all files that the database's process has open are seen (those of its helpers may not be).
 //!
-//! A file that can't be inspected is reported, and sampled seldom from then on.
+//! Such a database's files are not opened for each of these samples (see [`Entry`]).
+//!
+//! A file that can't be inspected is reported, and sampled rarely from then on.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -20,46 +24,48 @@ use pagekeeper_policy::{LogId, Window};
 use super::Directory;
 use crate::budget::Turn;
 use crate::descriptors::FilesInUse;
-use crate::entry::{COUNTED, Entry, SELDOM};
+use crate::entry::{Entry, IDLE_TICKS_MAX, SAMPLES_PER_COUNT};
 use crate::ids::IdMap;
-use crate::sample::{Due, Room, Sample, Sampled, sample_again, sample_due};
+use crate::sample::{Due, Sample, Sampled, WindowRoom, sample_again, sample_due};
 
-/// So many files are sampled together, which takes opening their directory once.
-const TOGETHER: u64 = 16;
-/// Ticks between samples of a file that is open in a process with very many of them: a half to all of so many.
-const HELD: u32 = 8;
-/// The same where its database has many.
-const HELD_OF_MANY: u32 = 64;
-/// A directory in which no file is sampled is opened every so many ticks, to see whether its path still leads to it.
-const CHECKED: u64 = 16;
-/// The same where a database has many.
-const CHECKED_OF_MANY: u64 = 64;
-/// Of a database with more log files than this, those where nothing happens are sampled less often.
-const MANY: usize = 256;
-/// Files that are taken in hand at once: before the first of them is sampled all of these are gone through, which is not to take
-/// much of a turn.
-const AT_ONCE: usize = 256;
+/// Number of files that are sampled together, which takes opening their directory once.
+const FILES_PER_OPEN: u64 = 16;
+/// A file that is open in a process with very many descriptors is sampled every `HELD_TICKS / 2` to
+/// `HELD_TICKS` ticks.
+const HELD_TICKS: u32 = 8;
+/// The same where its database has many files.
+const HELD_TICKS_OF_MANY: u32 = 64;
+/// A directory in which no file is sampled is opened every so many ticks, to check that its path still leads
+/// to it.
+const CHECK_TICKS: u64 = 16;
+/// The same where its database has many files.
+const CHECK_TICKS_OF_MANY: u64 = 64;
+/// In a database with more log files than this, idle files are sampled less often.
+const MANY_FILES: usize = 256;
+/// The most files that are collected at once: all of these are visited before the first one is sampled, and
+/// that must not take much of a turn.
+const DUE_BATCH_MAX: usize = 256;
 
-/// For how long no file of a directory has to be looked at.
+/// The time for which no file of a directory is due.
 #[derive(Debug, Default)]
-pub(super) struct Rest {
+pub(super) struct NextDue {
     /// Ticks that the files have not been counted down by.
     pub(super) passed: u32,
-    /// Of how many of them none is due, as things stand.
+    /// In how many of these ticks no file is due, as things stand.
     pub(super) until_due: u32,
-    /// Whether some process was at a file of it in the tick before.
+    /// Whether some process used a file of it in the tick before.
     pub(super) was_busy: bool,
 }
 
-/// What matters of its database to how often files are sampled.
+/// The properties of its database on which the sampling intervals depend.
 pub(super) struct OfDatabase {
-    /// How many files it has.
+    /// The number of its files.
     pub(super) files: usize,
-    /// Whether it is seen which of them its process has open.
+    /// Whether the guard sees which of them its process has open.
     pub(super) sees_openers: bool,
 }
 
-/// What came of sampling.
+/// The result of sampling.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SampledFiles {
     /// Whether anything has changed.
@@ -69,26 +75,27 @@ pub(crate) struct SampledFiles {
 }
 
 impl Directory {
-    /// Whether it is to be opened at this tick though no file in it is due. Without any file it always is: nothing else shows
-    /// that another takes its place.
+    /// Returns whether it is to be opened at this tick although no file in it is due. A directory without
+    /// files always is: nothing else shows that another directory takes its place.
     pub(crate) fn is_checked_now(&mut self) -> bool {
         self.ticks = self.ticks.wrapping_add(1);
-        // Not all in the same tick.
-        let often = if self.is_among_many() { CHECKED_OF_MANY } else { CHECKED };
+        // Directories are spread over the ticks.
+        let often = if self.is_among_many() { CHECK_TICKS_OF_MANY } else { CHECK_TICKS };
         self.entries.is_empty() || self.ticks.wrapping_add(self.place()).is_multiple_of(often)
     }
 
-    /// Which of the ticks is its own, so that not all directories have the same.
+    /// Returns a number that assigns the directory its own ticks, so that directories are spread over them.
     fn place(&self) -> u64 {
         self.pin.map_or(0, |pin| pin.inode.ino % (1 << 32))
     }
 
-    /// Takes note of how many files its database has, and whether it is seen which of them its process has open.
+    /// Records how many files its database has, and whether the guard sees which of them its process has
+    /// open.
     pub(crate) fn of_database_with(&mut self, files: usize, sees_openers: bool) {
         self.database = OfDatabase { files, sees_openers };
     }
 
-    /// Which file is the last of each log: where its writer goes on, unless it uses older ones again.
+    /// Returns the last file of each log: where its writer continues, unless it reuses older ones.
     fn last_of_logs(&self) -> IdMap<LogId, u64> {
         let mut last: IdMap<LogId, u64> = IdMap::default();
         for entry in self.entries.values() {
@@ -98,40 +105,41 @@ impl Directory {
         last
     }
 
-    /// Whether its database has many.
+    /// Returns whether its database has many files.
     fn is_among_many(&self) -> bool {
-        self.database.files.max(self.entries.len()) > MANY
+        self.database.files.max(self.entries.len()) > MANY_FILES
     }
 
-    /// Begins a tick; whether there are files that are to be [sampled](Self::due) in it: those that are due, and those that some process
-    /// is at.
+    /// Begins a tick. Returns whether there are files to be [sampled](Self::due) in it: those that are due,
+    /// and those that some process uses.
     pub(crate) fn begin_tick(&mut self, in_use: &FilesInUse) -> bool {
         let is_busy = in_use.directories.contains(&self.id);
         // Files that were busy until now are held from now on.
-        let was_busy = std::mem::replace(&mut self.rest.was_busy, is_busy);
-        self.rest.passed += 1;
-        if !is_busy && !was_busy && self.rest.passed < self.rest.until_due {
+        let was_busy = std::mem::replace(&mut self.next_due.was_busy, is_busy);
+        self.next_due.passed += 1;
+        if !is_busy && !was_busy && self.next_due.passed < self.next_due.until_due {
             return false;
         }
-        let passed = std::mem::take(&mut self.rest.passed);
+        let passed = std::mem::take(&mut self.next_due.passed);
         let (place, among_many) = (self.place(), self.is_among_many());
-        let half = if among_many { HELD_OF_MANY } else { HELD } / 2;
+        let half = if among_many { HELD_TICKS_OF_MANY } else { HELD_TICKS } / 2;
         for entry in self.entries.values_mut() {
             entry.due = entry.due.saturating_sub(passed);
             if in_use.busy.contains(&entry.id) {
                 entry.sample_now();
             } else if in_use.held.contains(&entry.id) {
-                // Files that fell quiet together are spread over the ticks.
-                let turn = place + entry.id.0 / TOGETHER;
+                // Files that became idle together are spread over the ticks.
+                let turn = place + entry.id.0 / FILES_PER_OPEN;
                 let spread = u32::try_from(turn % u64::from(half)).expect("it is less than a half");
                 entry.due = entry.due.min(half + spread);
             }
         }
-        self.rest.until_due = self.entries.values().map(|entry| entry.due).min().unwrap_or(0);
-        self.rest.until_due == 0 && !self.entries.is_empty()
+        self.next_due.until_due = self.entries.values().map(|entry| entry.due).min().unwrap_or(0);
+        self.next_due.until_due == 0 && !self.entries.is_empty()
     }
 
-    /// The next of the files to be sampled now, the one behind the last that was sampled first; none if all were.
+    /// Returns the next files to be sampled now, beginning after the last one that was sampled; none if all
+    /// were.
     pub(crate) fn due(&mut self) -> Vec<Due> {
         let among_many = self.is_among_many();
         let due = |(name, entry): (&OsString, &Entry)| {
@@ -145,24 +153,25 @@ impl Directory {
             })
         };
         let files: Vec<Due> = match &self.sampled_to {
-            None => self.entries.iter().filter_map(due).take(AT_ONCE).collect(),
+            None => self.entries.iter().filter_map(due).take(DUE_BATCH_MAX).collect(),
             Some(last) => {
                 let behind = self.entries.range::<OsString, _>((Bound::Excluded(last), Bound::Unbounded));
                 let before = self.entries.range::<OsString, _>((Bound::Unbounded, Bound::Included(last)));
-                behind.chain(before).filter_map(due).take(AT_ONCE).collect()
+                behind.chain(before).filter_map(due).take(DUE_BATCH_MAX).collect()
             }
         };
-        self.sampled_to = files.get(AT_ONCE - 1).map(|last| last.name.clone());
+        self.sampled_to = files.get(DUE_BATCH_MAX - 1).map(|last| last.name.clone());
         files
     }
 
-    /// Whether more files may be due than were taken in hand.
+    /// Returns whether more files may be due than were collected.
     pub(crate) fn has_more_due(&self) -> bool {
         self.sampled_to.is_some()
     }
 
-    /// Takes those from what is due that are not to be opened, see [`Due::unless`], as far as their path shows it: the directory need not
-    /// be opened for them. Not where that path is of another process: there it leads elsewhere.
+    /// Removes those from `due` that need not be opened, see [`Due::unless`], as far as their path shows it:
+    /// then the directory need not be opened either. Does nothing where the path is another process's, since
+    /// it leads elsewhere here.
     pub(crate) fn take_unchanged(&mut self, due: &mut Vec<Due>) {
         if self.through.is_some() {
             return;
@@ -175,18 +184,19 @@ impl Directory {
                 return true;
             }
             if let Some(entry) = self.entries.get_mut(&due.name) {
-                entry.take_unchanged(place + entry.id.0 / TOGETHER);
+                entry.take_unchanged(place + entry.id.0 / FILES_PER_OPEN);
             }
             false
         });
     }
 
-    /// Samples the files that are [due](Self::due) while the turn lasts. `problem` is given those that can't be inspected.
+    /// Samples the files that are [due](Self::due) while the turn lasts. Calls `problem` for those that can't
+    /// be inspected.
     pub(crate) fn sample(
         &mut self,
         fd: BorrowedFd<'_>,
         due: Vec<Due>,
-        room: &mut Room,
+        room: &mut WindowRoom,
         turn: &Turn,
         problem: impl FnMut(&Path, &Error),
     ) -> SampledFiles {
@@ -198,7 +208,7 @@ impl Directory {
         self.take_samples(sampled, wanted, problem)
     }
 
-    /// Takes in what was seen of files, of so many that were to be sampled.
+    /// Takes in samples of files, of which `wanted` were to be sampled.
     fn take_samples(
         &mut self,
         sampled: Vec<Sampled>,
@@ -219,24 +229,24 @@ impl Directory {
         for Sampled { name, seen } in sampled {
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             match seen {
-                Ok(None) => entry.take_unchanged(place + entry.id.0 / TOGETHER),
+                Ok(None) => entry.take_unchanged(place + entry.id.0 / FILES_PER_OPEN),
                 Ok(Some(seen)) => {
                     entry.changed = seen.changed;
                     if seen.stat.size != entry.size && matches!(entry.number, Number::WalSegment(_)) {
                         resized.insert(entry.log);
                     }
                     all.no_room |= seen.no_room;
-                    let turn = place + entry.id.0 / TOGETHER;
+                    let turn = place + entry.id.0 / FILES_PER_OPEN;
                     let is_last = |last: &IdMap<LogId, u64>| last.get(&entry.log) == Some(&entry.sequence);
                     let may_rest = last.as_ref().is_some_and(|last| !is_last(last));
                     all.changed |= entry.take(seen, among_many, may_rest, turn);
                 }
-                // Another file of that name: whether it counts is seen when the directory is listed.
+                // Another file of that name: the next listing decides whether it counts.
                 Err(Error::OtherFile { .. }) => others.push(name),
                 Err(error) => {
                     entry.sample = Sample::default();
-                    entry.uncounted = COUNTED;
-                    entry.due = SELDOM;
+                    entry.uncounted = SAMPLES_PER_COUNT;
+                    entry.due = IDLE_TICKS_MAX;
                     if error.is_gone() {
                         self.stale = true;
                     } else {
@@ -252,7 +262,7 @@ impl Directory {
         all
     }
 
-    /// Takes a new sample of a range of a file after an act on it, and returns it.
+    /// Samples a range of a file again after an act on it, and returns the result.
     pub(crate) fn take_sample(
         &mut self,
         path: &Path,

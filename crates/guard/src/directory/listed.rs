@@ -1,7 +1,8 @@
-//! The log files of a directory: those that came and went, by its listing, and which log each is of.
+//! Keeps the log files of a directory up to date by its listings: which came and went, and which log each
+//! belongs to.
 //!
-//! Invariant: a file is taken up only if it is the database's own, or of a log that none but the database's user can have made files of.
-//! One that is not is refused, and said to be.
+//! Invariant: a file is taken up only if it is the database's own, or belongs to a log whose files only the
+//! database's user can have made. Any other file is refused, and reported.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -17,32 +18,33 @@ use pagekeeper_policy::{FileClass, FileId, LogId, Rewrite, RewriteSource};
 use super::{Directory, Ids, Log, new_version};
 use crate::budget::Turn;
 use crate::entry::Entry;
-use crate::listing::{Inspection, Listing, LogFormat, NewFile};
-use crate::ownership::{Identity, Right};
+use crate::listing::{Inspection, LogFormat, NameListing, NewFile};
+use crate::ownership::{FileOwnership, Identity};
 use crate::sample::Sample;
 
-/// A listing that takes a millisecond is not repeated for so many, whatever comes and goes.
-const LIST_SHARE: u32 = 50;
+/// A listing that takes a millisecond is not repeated for this many milliseconds, whatever comes and goes.
+const RELIST_COST_FACTOR: u32 = 50;
 
-/// Files whose format is read in a listing: no ring of redo logs has more.
+/// The most files whose format is read in one listing: no ring of redo logs has more.
 const FORMATS_READ_MAX: usize = 32;
 
-/// What came of going on with a listing.
+/// The result of continuing a listing.
 #[derive(Debug, Default)]
-pub(crate) struct Listed {
+pub(crate) struct ListingResult {
     /// The last file of each log in which files were taken up.
     pub(crate) grown: Vec<FileId>,
-    /// A log file that was not, since it is not the database's; no name if that holds for the directory.
+    /// A log file that is not the database's and was not taken up; an empty name if that holds for the
+    /// directory.
     pub(crate) refused: Option<OsString>,
     /// Whether there are more log files than may be watched.
     pub(crate) left_out: bool,
-    /// New logs that are released for settings of their database: a file, and the settings.
+    /// New logs that are released because of settings of their database: a file, and the settings.
     pub(crate) decided: Vec<(OsString, String)>,
-    /// What is to be said of logs of a form that is not known, each with a file.
+    /// Reports about logs of unknown form, each with a file.
     pub(crate) unknown: Vec<(OsString, String)>,
 }
 
-/// What is said of a log whose name is known, but nothing else.
+/// Returns the report about a log of which only the name is known.
 fn of_unknown_name(file: &FileSpec) -> String {
     let (what, pattern) = (file.unknown_log.as_deref().unwrap_or_default(), file.files.as_str());
     format!(
@@ -51,7 +53,7 @@ fn of_unknown_name(file: &FileSpec) -> String {
     )
 }
 
-/// What is said of a redo log whose format is not known.
+/// Returns the report about a redo log of unknown format.
 fn of_unknown_format(format: u32) -> String {
     format!(
         "this redo log has a form that is not known (format {format:#x}), and is kept: name its files, with how they are written, in a \
@@ -60,30 +62,31 @@ fn of_unknown_format(format: u32) -> String {
 }
 
 impl Directory {
-    /// Takes note that a name in it came or went, or, without a name, that it went itself.
+    /// Records that a name in it came or went, or, without a name, that the directory itself went.
     pub(crate) fn changed(&mut self, name: Option<&OsStr>) {
         let Some(name) = name else {
             self.stale = true;
             return;
         };
-        // Even if there is a file of this name again, and of the same inode, it is another.
+        // Even a file of the same name and inode is another file now.
         let known = self.entries.remove(name).is_some();
         if known {
             self.version = new_version();
             self.touch();
         }
-        // It may be a log file's, or decide whether another is one.
+        // The name may be a log file's, or decide whether another file is one.
         let relevant =
             || name.as_bytes().ends_with(b"index") || self.profile.log_of(&self.path.join(name)).is_some();
         self.stale |= known || relevant();
     }
 
-    /// Begins to list it anew if it is stale, unless that was just done at some cost. Whether a listing is under way.
+    /// Begins a new listing if it is stale, unless the last one was recent and costly. Returns whether a
+    /// listing is in progress.
     pub(crate) fn begin_listing(&mut self, limit: usize, now: Instant) -> bool {
         let due = self.stale || self.entries.len() > limit;
         if !self.is_listed_now() && due && now >= self.list_earliest {
             self.stale = false;
-            self.listing = Some(Listing::new(limit));
+            self.listing = Some(NameListing::new(limit));
             // Its server may have been restarted since, which no process shows.
             if self.owner.is_none() {
                 self.server = self.server.unread();
@@ -93,14 +96,13 @@ impl Directory {
         self.is_listed_now()
     }
 
-    /// Whether a listing is under way.
+    /// Returns whether a listing is in progress.
     pub(crate) fn is_listed_now(&self) -> bool {
         self.listing.is_some() || !self.new_names.is_empty()
     }
 
-    /// Goes on with the listing that is under way while the turn lasts. Names that are gone are forgotten, new ones taken
-    /// up.
-    pub(crate) fn list(&mut self, fd: BorrowedFd<'_>, ids: &Ids, turn: &Turn) -> Result<Listed> {
+    /// Continues the listing while the turn lasts. Forgets names that are gone, and takes up new ones.
+    pub(crate) fn list(&mut self, fd: BorrowedFd<'_>, ids: &Ids, turn: &Turn) -> Result<ListingResult> {
         let before = turn.spent();
         let listed = self.list_on(fd, ids, turn);
         self.list_cost += turn.spent().saturating_sub(before);
@@ -109,18 +111,18 @@ impl Directory {
             self.new_names.clear();
         }
         if !self.is_listed_now() {
-            self.list_earliest = Instant::now() + self.list_cost * LIST_SHARE;
+            self.list_earliest = Instant::now() + self.list_cost * RELIST_COST_FACTOR;
         }
         listed
     }
 
-    fn list_on(&mut self, fd: BorrowedFd<'_>, ids: &Ids, turn: &Turn) -> Result<Listed> {
-        let mut listed = Listed::default();
+    fn list_on(&mut self, fd: BorrowedFd<'_>, ids: &Ids, turn: &Turn) -> Result<ListingResult> {
+        let mut listed = ListingResult::default();
         if let Some(listing) = &mut self.listing {
             if !listing.read(fd, &self.path, &self.profile, turn)? {
                 return Ok(listed);
             }
-            let names = self.listing.take().map(Listing::finish).unwrap_or_default();
+            let names = self.listing.take().map(NameListing::finish).unwrap_or_default();
             self.left_out = names.left_out;
             listed.left_out = names.left_out > 0;
             let unknown = names.unknown.into_iter();
@@ -134,7 +136,8 @@ impl Directory {
             }
             self.new_names = names.logs.into_iter().filter(|name| !self.entries.contains_key(name)).collect();
             self.settings = names.settings;
-            // The newest last, which are taken up first: none is taken for the writer's while newer ones wait.
+            // The newest come last, and are taken up first: no file counts as the writer's while newer ones
+            // wait.
             let number = |name: &OsString| {
                 let path = self.path.join(name);
                 let matched = self.profile.log_of(&path);
@@ -161,7 +164,8 @@ impl Directory {
                 grown.insert(log);
                 listed.decided.extend(decided.map(|by| (name, by)));
             } else if self.profile.logs[file.spec].class != FileClass::Text {
-                // Text logs of others in the same directory are no news: /var/log has all programs'.
+                // Text logs of others in the same directory are not reported: /var/log has those of all
+                // programs.
                 self.refused = true;
                 listed.refused.get_or_insert(file.name);
             }
@@ -177,18 +181,20 @@ impl Directory {
         Ok(listed)
     }
 
-    /// Whether a file counts as the database's by itself.
+    /// Returns whether a file counts as the database's by itself.
     fn is_its_own(&self, file: &NewFile) -> bool {
         match &self.right {
-            Right::Operator | Right::Owner(_) => self.right.may_enter(file.user),
-            Right::Process(right) => right.has_rights_of(file.user) || right.writes.contains(&file.inode),
+            FileOwnership::Operator | FileOwnership::Owner(_) => self.right.may_enter(file.user),
+            FileOwnership::Process(right) => {
+                right.has_rights_of(file.user) || right.writes.contains(&file.inode)
+            }
         }
     }
 
-    /// The logs of which the process has a file open for writing, where only those who may write here can have made
-    /// the others.
+    /// Returns the logs of which the process has a file open for writing. Returns none in a directory that
+    /// everybody may write to: there others may have made the log's other files.
     fn logs_held(&self, fd: BorrowedFd<'_>, new: &[NewFile]) -> HashSet<(usize, Vec<u8>)> {
-        let Right::Process(right) = &self.right else { return HashSet::new() };
+        let FileOwnership::Process(right) = &self.right else { return HashSet::new() };
         if right.writes.is_empty() || Identity::of(fd).is_ok_and(|directory| directory.open_to_all) {
             return HashSet::new();
         }
@@ -205,7 +211,8 @@ impl Directory {
         self.by_stem.retain(|_, id| used.contains(id));
     }
 
-    /// Takes up a log file: of which log, and for a new log that is released for its database's settings, for which.
+    /// Takes up a log file. Returns its log, and the settings if the log is new and is released because of
+    /// them.
     fn add(&mut self, file: NewFile, ids: &Ids) -> (LogId, Option<String>) {
         let log = *self.by_stem.entry((file.spec, file.stem)).or_insert_with(|| LogId(ids.next()));
         let (spec, rewrite, settings) = (file.spec, file.rewrite, file.settings);
@@ -238,8 +245,9 @@ impl Directory {
         (log, decided)
     }
 
-    /// Keeps the logs of a named directory that by the settings read last are overwritten in parts of pages. Does not release a log that
-    /// is kept: whether its server was restarted with these settings is not known.
+    /// Keeps those logs of a named directory that are overwritten in parts of pages according to the settings
+    /// that were read last. Does not release a log that is kept: whether its server was restarted with these
+    /// settings is not known.
     fn keep_by_settings(&mut self, fd: BorrowedFd<'_>) {
         if self.owner.is_some() {
             return;
@@ -271,7 +279,8 @@ impl Directory {
         }
     }
 
-    /// Reads the formats of logs of which none was seen yet. Returns what is to be said of unknown ones, each with a file.
+    /// Reads the formats of logs whose format was not seen yet. Returns reports about unknown formats, each
+    /// with a file.
     fn read_formats(&mut self, fd: BorrowedFd<'_>) -> Vec<(OsString, String)> {
         let is_unseen = |log: &LogId| self.logs[log].settings.format == LogFormat::Unseen;
         let files = self.entries.iter().filter(|(_, entry)| is_unseen(&entry.log)).take(FORMATS_READ_MAX);
@@ -281,8 +290,8 @@ impl Directory {
         read.into_iter().filter_map(|(name, log, format)| self.take_format(log, &name, format)).collect()
     }
 
-    /// Takes in the format that a file of a log says. A log of an unknown one is kept, whatever settings say. Returns what is to be said
-    /// of it.
+    /// Takes in the format that a file of a log states. A log of an unknown format is kept, whatever the
+    /// settings say. Returns the report about it.
     fn take_format(&mut self, log: LogId, name: &OsStr, format: LogFormat) -> Option<(OsString, String)> {
         let known = self.logs.get_mut(&log)?;
         if format != LogFormat::Unseen {
@@ -294,8 +303,8 @@ impl Directory {
         Some((name.to_os_string(), of_unknown_format(number)))
     }
 
-    /// Finds the size of each log's segments, and with it which file of the log each is. The size is the one that most of its
-    /// files have: one that is just being copied has another, or none that a segment can have.
+    /// Finds the segment size of each log, and with it each file's place in the log. Most files of a log have
+    /// that size; a file that is being copied may have another, or an impossible one.
     pub(super) fn set_sequences(&mut self, logs: &BTreeSet<LogId>) {
         if logs.is_empty() {
             return;
@@ -326,8 +335,8 @@ impl Directory {
         }
     }
 
-    /// A log that only appends makes its files in the order of their numbers. One that is older than a file
-    /// before it was renamed: it is recycled.
+    /// Recognises recycled logs. A log that only appends creates its files in the order of their numbers, so
+    /// a file that is older than its predecessor was renamed, and the log is recycled.
     fn recognise_recycling(&mut self, logs: &BTreeSet<LogId>) {
         let may_be = |id: &LogId| {
             self.logs[id].rewrite == Rewrite::Never && self.spec(*id).rewrite == RewriteSource::Detect
@@ -347,7 +356,7 @@ impl Directory {
         }
     }
 
-    /// Takes note that a log's writer was seen to overwrite a file, where the profile leaves that to be seen.
+    /// Records that a log's writer was seen to overwrite a file, where the profile leaves that to detection.
     pub(crate) fn overwrites(&mut self, log: LogId) {
         if self.spec(log).rewrite == RewriteSource::Detect
             && let Some(log) = self.logs.get_mut(&log)
@@ -357,9 +366,9 @@ impl Directory {
         }
     }
 
-    /// The last file of each of these logs.
+    /// Returns the last file of each of these logs.
     fn last_files_of(&self, logs: &BTreeSet<LogId>) -> Vec<FileId> {
-        // Mostly nothing came, and there may be very many files.
+        // Mostly no file came, and there may be very many files.
         if logs.is_empty() {
             return Vec::new();
         }

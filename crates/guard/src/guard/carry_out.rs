@@ -1,8 +1,8 @@
-//! Carrying out what was decided: each act on the very file that it was decided for, or reported, in a dry run and for what
-//! is not the canary's.
+//! Carries out decisions: each act on the very file that it was decided for. In a dry run, and for anything
+//! outside the canary, acts are only reported.
 //!
-//! An act that fails is reported, and keeps no other from being done. What there is no time for is left: it is decided anew
-//! at the next tick, so that signals are heeded in between.
+//! An act that fails is reported and does not stop the others. Acts for which there is no time are left: they
+//! are decided anew at the next tick, so that signals are heeded in between.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use pagekeeper_kernel::{Error, Flush, InspectedFile, ReleaseOptions, release, st
 use pagekeeper_policy::{FileId, Window};
 
 use super::report::Report;
-use super::serve::{Job, Place};
+use super::serve::{Job, JobPlace};
 use super::watched::Watched;
 use crate::budget::{Slice, Turn};
 use crate::config::Settings;
@@ -23,24 +23,24 @@ use crate::decision::{Action, Decision, FileAct};
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
 
-/// A tick acts for its own length, and at least so long.
-pub(super) const LEAST_TIME: Duration = Duration::from_millis(250);
-/// And no longer: who does not come back for longer than that hangs.
-const MOST_TIME: Duration = Duration::from_secs(1);
-/// Longer ranges are released in pieces of this many bytes, between which the time is checked.
-const PIECE: u64 = 1 << 30;
+/// A tick acts for its own length, but at least this long.
+pub(super) const ACT_TIME_MIN: Duration = Duration::from_millis(250);
+/// The longest time for the acts of a tick: a job that takes longer counts as hung.
+const ACT_TIME_MAX: Duration = Duration::from_secs(1);
+/// Longer ranges are released in pieces of this many bytes; the time is checked between two pieces.
+const PIECE_BYTES: u64 = 1 << 30;
 
 /// Ranges of files.
 type Ranges = Vec<(FileId, Range<u64>)>;
 
-/// What became of a decision.
+/// The result of carrying out a decision.
 #[derive(Debug, Default)]
 pub(super) struct CarriedOut {
-    /// Bytes.
+    /// Bytes released.
     pub(super) released: u64,
-    /// Which ranges were released.
+    /// The ranges that were released.
     pub(super) ranges: Vec<ReleasedRange>,
-    /// What there was no time for, or hangs.
+    /// Acts for which there was no time, or that hang.
     pub(super) not_done: Ranges,
 }
 
@@ -49,11 +49,11 @@ pub(super) struct CarriedOut {
 pub(super) struct ReleasedRange {
     pub(super) file: FileId,
     pub(super) range: Range<u64>,
-    /// What was resident in it right after that.
+    /// The pages resident in it right after the release.
     pub(super) left: Vec<Window>,
 }
 
-/// Carries out what was decided, or reports it.
+/// Carries out a decision, or reports it.
 pub(super) fn carry_out(
     decision: Decision,
     watched: &mut Watched,
@@ -75,14 +75,14 @@ pub(super) fn carry_out(
     if done.is_empty() {
         return carried_out;
     }
-    let deadline = Instant::now() + settings.options.tick.clamp(LEAST_TIME, MOST_TIME);
+    let deadline = Instant::now() + settings.options.tick.clamp(ACT_TIME_MIN, ACT_TIME_MAX);
     let mut by_database: HashMap<DatabaseKey, Vec<FileAct>> = HashMap::new();
     for act in done {
         by_database.entry(watched.directories[act.directory].database()).or_default().push(act);
     }
     let ranges =
         |acts: &[FileAct]| -> Ranges { acts.iter().map(|act| (act.file, act.range.clone())).collect() };
-    // What has not come back.
+    // Acts whose job has not come back.
     let away: RefCell<HashMap<DatabaseKey, Ranges>> = RefCell::default();
     let prepare = |watched: &mut Watched, key: &DatabaseKey, indices: &[usize], _: &mut [Box<Directory>]| {
         let waiting = u32::try_from(by_database.len()).unwrap_or(u32::MAX);
@@ -91,7 +91,7 @@ pub(super) fn carry_out(
         for act in &mut acts {
             act.directory = indices.iter().position(|index| *index == act.directory)?;
         }
-        // What one does not need of its part is the others'.
+        // Time that one database does not need goes to the others.
         let left = deadline.saturating_duration_since(Instant::now()) / waiting.max(1);
         let slice = watched.turns.slice_on_account(key).map(|slice| Slice { wall: left, ..slice });
         let proc = watched.proc.clone();
@@ -118,7 +118,7 @@ pub(super) fn carry_out(
     carried_out
 }
 
-/// What became of the acts on the files of one database.
+/// The results of the acts on the files of one database.
 #[derive(Default)]
 struct Acts {
     done: Vec<DoneAct>,
@@ -131,23 +131,23 @@ struct Acts {
 struct DoneAct {
     act: FileAct,
     released: u64,
-    /// What resisted.
+    /// Bytes that stayed in the page cache.
     kept: u64,
 }
 
 impl Acts {
-    /// Does what was decided for one database, as far as its turn lasts; nothing without one. Directories go by their
-    /// indices in `own`.
+    /// Carries out the acts for one database while its turn lasts, and none without a turn. Directories are
+    /// identified by their indices in `own`.
     fn carry_out(
         acts: Vec<FileAct>,
         own: &mut [Box<Directory>],
-        place: &Place,
+        place: &JobPlace,
         proc: &ProcRoot,
         slice: Option<Slice>,
     ) -> Self {
         let mut all = Self::default();
         let turn = slice.map(|slice| (Turn::begin(slice), Instant::now() + slice.wall));
-        // Acts on one file follow each other.
+        // Acts on one file are adjacent.
         let mut opened: Option<(FileId, InspectedFile)> = None;
         for act in acts {
             let Some((_, deadline)) = turn.as_ref().filter(|(turn, _)| !turn.is_over()) else {
@@ -168,7 +168,8 @@ impl Acts {
         all
     }
 
-    /// Does one thing to one file; the bytes released, and those that resisted; `None` if the file is gone.
+    /// Does one act on one file. Returns the bytes released and those that stayed; `None` if the file is
+    /// gone.
     fn do_act(
         &mut self,
         act: &FileAct,
@@ -202,7 +203,8 @@ impl Acts {
     }
 }
 
-/// Releases a range, as far as there is time: the bytes released, those that resisted, and what is left.
+/// Releases a range, as far as there is time. Returns the bytes released, the bytes that stayed, and the rest
+/// of the range.
 pub(super) fn release_pieces(
     file: &InspectedFile,
     range: &Range<u64>,
@@ -221,7 +223,7 @@ pub(super) fn release_pieces(
             retry_pause: Duration::ZERO,
             explain: false,
         };
-        let end = (start + PIECE).min(range.end);
+        let end = (start + PIECE_BYTES).min(range.end);
         let report = release(file, start..end, &options)?;
         released += report.released;
         kept += report.kept();

@@ -1,5 +1,5 @@
-//! What processes claim that are not what they are called, and what the real ones keep beside them. As root: the guard
-//! may open everything, and each process is of a user of its own.
+//! Tests of claims by processes that are not what their names say, and of what the real databases keep beside
+//! them. As root: the guard may open everything, and each process runs as a user of its own.
 
 use std::fs::File;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -20,11 +20,11 @@ pub(super) const DATABASE: u32 = 54_322;
 pub(super) const OTHER: u32 = 54_323;
 const SIZE: usize = 1 << 20;
 
-/// A process that is called as a database, and does nothing but hold files open.
+/// A process with the name of a database that does nothing but hold files open.
 pub(super) struct Fake(Child);
 
 impl Fake {
-    /// A shell of this name and user that runs `script` in `directory`, and then waits.
+    /// Starts a shell of this name and user that runs `script` in `directory`, and then waits.
     pub(super) fn start(parent: &Path, name: &str, user: u32, directory: &Path, script: &str) -> Self {
         let programs = parent.join(format!("programs-{user}"));
         std::fs::create_dir_all(&programs).unwrap();
@@ -55,7 +55,7 @@ impl Fake {
     }
 }
 
-/// What a shell opens once the file that says so is there.
+/// Makes a shell run the script in the file `go`, once it exists.
 const AGAIN: &str = "if [ -e go ] && ! [ \"$went\" ]; then . ./go; went=1; fi";
 
 impl Drop for Fake {
@@ -65,7 +65,7 @@ impl Drop for Fake {
     }
 }
 
-/// Where it can be tried.
+/// Returns a scratch directory where the test can run.
 pub(super) fn scratch(test: &str) -> Option<TempDir> {
     let missing = ["setpriv"].into_iter().find(|program| Command::new(program).arg("-V").output().is_err());
     if !rustix::process::geteuid().is_root() || missing.is_some() {
@@ -101,7 +101,7 @@ pub(super) fn whole() -> u64 {
     SIZE as u64
 }
 
-/// A guard that acts, and what it said.
+/// A guard that acts, and its events.
 pub(super) struct Watch {
     pub(super) guard: Guard,
     pub(super) said: Vec<String>,
@@ -124,7 +124,7 @@ impl Watch {
         });
     }
 
-    /// Ticks for longer than a listing of descriptors takes to come again.
+    /// Ticks for longer than the interval between two listings of descriptors.
     pub(super) fn ticks(&mut self) {
         let began = Instant::now();
         while began.elapsed() < Duration::from_millis(2500) {
@@ -143,7 +143,7 @@ impl Watch {
         }
     }
 
-    /// How often it said this of this process.
+    /// Returns how often it reported this about this process.
     pub(super) fn said(&self, what: &str, pid: u32, also: &str) -> usize {
         let begins = format!("{what} {{ pid: {pid},");
         let said = |line: &&String| line.replace("Some(", "").replacen(')', "", 1).starts_with(&begins);
@@ -188,7 +188,7 @@ fn a_directory_that_is_restored_is_watched_again() {
     watch.until_released(&first);
     std::fs::rename(data.join("pg_wal"), data.join("pg_wal.old")).unwrap();
     watch.until_released(&make("pg_wal"));
-    // Moved to another disk, and linked to by the database's user.
+    // The directory is moved to another disk, and linked to by the database's user.
     std::fs::remove_dir_all(data.join("pg_wal")).unwrap();
     let moved = make("elsewhere");
     symlink("elsewhere", data.join("pg_wal")).unwrap();
@@ -207,7 +207,7 @@ fn files_of_others_in_a_directory_of_its_own_are_left_alone() {
     let fake = Fake::start(dir.path(), "mongod", ATTACKER, &data, "exec 3<journal/WiredTigerLog.0000000003");
     let mut watch = Watch::of(&[fake.pid()]);
     watch.until_released(&own);
-    // Whatever else drops pages on this machine meanwhile.
+    // Anything else may drop pages on this machine meanwhile.
     std::fs::read(&theirs).unwrap();
     watch.ticks();
     assert_eq!(resident(&theirs), whole());
@@ -235,12 +235,12 @@ fn logs_of_a_directory_given_by_its_group_are_its_writers() {
     let data = directory(dir.path().join("data"), 0, 0o775);
     chown(&data, None, Some(DATABASE)).unwrap();
     std::fs::write(data.join("binlog.index"), "").unwrap();
-    // What the user before has left.
+    // A file left by the previous user.
     let old = log(data.join("binlog.000001"), ATTACKER, 0o664);
     log(data.join("binlog.000002"), DATABASE, 0o664);
     let fake = Fake::start(dir.path(), "mariadbd", DATABASE, &data, "exec 3>>binlog.000002");
     Watch::of(&[fake.pid()]).until_released(&old);
-    // But not where everybody may write: there another's file may be called so.
+    // Not in a directory that everybody may write to: there another's file may have such a name.
     std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o1777)).unwrap();
     let old = log(data.join("binlog.000001"), ATTACKER, 0o664);
     let mut watch = Watch::of(&[fake.pid()]);
@@ -263,7 +263,7 @@ fn a_server_gets_its_directory_whoever_was_there_before() {
     watch.tick();
     std::fs::rename(&journal, data.join("was")).unwrap();
     symlink(&real_data, &journal).unwrap();
-    // Whose directory has changed claims it before the server has opened anything there.
+    // The process whose directory has changed claims it before the server has opened anything there.
     std::fs::write(data.join("was/new"), "").unwrap();
     watch.ticks();
     std::fs::write(real_data.join("go"), "exec 3>>binlog.000002").unwrap();

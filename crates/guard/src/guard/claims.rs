@@ -1,11 +1,15 @@
-//! Claims: which of the directories that databases name, or hold files in, are watched, and for which of them.
+//! Claims: decides which of the directories that databases name, or hold files in, are watched, and for which
+//! database.
 //!
-//! Any process can be called as a database is, and name or open what it may read. So a claim counts only where the
-//! directory is the process's by `ownership`, and of two claims to one directory the better one wins: files open for
-//! writing there count more than a name, what certainly is a database more than what is called so, the directory's owner
-//! more than another. Only databases of one kind share a directory, which is watched once.
-//! What was refused is examined again when the process's claims change, and at least every [`AGAIN`].
-//! A directory that is out of reach is reported, and tried again.
+//! Any process can have a database's name, and can name or open whatever it may read. So a claim counts only
+//! if the directory is the process's own by `ownership`. The better of two claims to one directory wins:
+//! 1. files open for writing in it beat a name;
+//! 2. a certain database beats a process that only has the name of one;
+//! 3. the directory's owner beats another user.
+//!
+//! Only databases of one kind share a directory, which is watched once. A refused claim is examined again
+//! when the process's claims change, and at least every [`REEXAMINE_AFTER`]. A directory that is out of reach
+//! is reported, and retried.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,31 +22,32 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::{OpenFile, ProcRoot, thread_cpu_time};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 
+use super::directory_eviction::{DirectoryRoom, room_for};
 use super::report::Report;
-use super::room::{Room, room_for};
 use super::watched::{Database, Watched};
 use crate::budget::Budget;
 use crate::config::Settings;
 use crate::descriptors::{Extent, is_written};
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Event, Refusal};
-use crate::ownership::{self, Identity, ProcessRight, Right};
+use crate::ownership::{self, FileOwnership, Identity, ProcessRight};
 use crate::server_settings::ServerSettings;
 use crate::targets::{ProcessTraits, Targets};
 
-/// What was refused is examined again after so long.
-const AGAIN: Duration = Duration::from_secs(10);
-/// Claims are examined for so long in one tick, then at the next one, so that signals are heeded in between.
-const SLICE: Duration = Duration::from_millis(100);
+/// A refused claim is examined again after this time.
+const REEXAMINE_AFTER: Duration = Duration::from_secs(10);
+/// Time for examining claims in one tick. The rest waits for the next tick, so that signals are heeded in
+/// between.
+const CLAIMS_SLICE: Duration = Duration::from_millis(100);
 
-/// What became of a claim.
+/// The outcome of a claim.
 #[derive(Debug)]
 pub(super) enum Claim {
     /// The directory is watched for it.
     Held(Strength),
-    /// It is watched for another of the same kind, or of the operator's word.
+    /// The directory is watched for another database of the same kind, or because the operator named it.
     Shared,
-    /// It is not watched for it, which is examined again then.
+    /// The directory is not watched for this database. The claim is examined again at this time.
     Refused(Instant),
 }
 
@@ -60,20 +65,20 @@ impl Claim {
     }
 }
 
-/// What a database's process shows of its claims.
+/// The evidence that a database's process shows for its claims.
 #[derive(Default)]
 pub(super) struct Claimant {
     right: Arc<ProcessRight>,
-    /// What selects it.
+    /// The properties by which selectors match it.
     traits: ProcessTraits,
-    /// The descriptors that it was last seen to have, until they are known as those of watched files.
+    /// The descriptors from its last listing, until those of watched files are known.
     listed: Vec<OpenFile>,
     /// Text logs that its loggers write: a server may have a process for that alone.
     logged: BTreeMap<u32, Vec<OpenFile>>,
-    /// Directories whose claims are to be examined, as it sees them.
+    /// Directories whose claims are to be examined, as the process sees them.
     todo: BTreeSet<PathBuf>,
-    /// What these are examined by, until it shows something else.
-    examined: Option<Arc<Examined>>,
+    /// The basis on which these are examined, until the process shows something else.
+    examined: Option<Arc<ExaminedDatabase>>,
 }
 
 impl Claimant {
@@ -81,47 +86,48 @@ impl Claimant {
         Arc::clone(&self.right)
     }
 
-    /// Takes in which text logs one of its loggers writes; whether they are others than before.
+    /// Takes in the text logs that one of its loggers writes. Returns whether they have changed.
     pub(super) fn note_logged(&mut self, logger: u32, files: Vec<OpenFile>) -> bool {
         let inodes = |files: &[OpenFile]| files.iter().map(|file| file.inode).collect::<BTreeSet<_>>();
         let known = self.logged.insert(logger, files);
         known.is_none_or(|known| inodes(&known) != inodes(&self.logged[&logger]))
     }
 
-    /// Its loggers are others than before.
+    /// Forgets its loggers, which have changed.
     pub(super) fn forget_loggers(&mut self) {
         self.logged.clear();
     }
 
-    /// The files that it or one of its loggers has open.
+    /// Returns the files that it or one of its loggers has open.
     fn open(&self) -> impl Iterator<Item = &OpenFile> {
         self.listed.iter().chain(self.logged.values().flatten())
     }
 
-    /// What its claims are examined by is to be found out again.
+    /// Discards the basis on which its claims are examined.
     pub(super) fn examine_anew(&mut self) {
         self.examined = None;
     }
 
-    /// Whether it is never to be touched, as a whole or in one of these directories, or that can't be ruled out.
+    /// Returns whether it is never to be touched, as a whole or in one of these directories, or that can't be
+    /// ruled out.
     pub(super) fn is_never<'a>(&self, targets: &Targets, claims: impl Iterator<Item = &'a PathBuf>) -> bool {
         let mut places = claims.map(PathBuf::as_path).chain([Path::new("")]);
         !targets.never.is_empty() && places.any(|place| targets.never(Some(&self.traits), place))
     }
 
-    /// Whether what it was last seen to have open was taken in.
+    /// Returns whether its last listing was fully taken in.
     pub(super) fn is_settled(&self) -> bool {
         self.todo.is_empty() && self.listed.is_empty()
     }
 
-    /// Whether claims of it wait to be examined.
+    /// Returns whether claims of it wait to be examined.
     pub(super) fn waits(&self) -> bool {
         !self.todo.is_empty()
     }
 }
 
 impl Watched {
-    /// Takes in which descriptors a database has; its claims are examined later.
+    /// Takes in the descriptors of a database; its claims are examined later.
     pub(super) fn note_claims(
         &mut self,
         index: usize,
@@ -154,7 +160,7 @@ impl Watched {
         if changed {
             database.claimant.right = Arc::new(right);
             for directory in self.directories.iter_mut().filter(|other| other.owner == Some(database.pid)) {
-                directory.right = Right::Process(Arc::clone(&database.claimant.right));
+                directory.right = FileOwnership::Process(Arc::clone(&database.claimant.right));
                 directory.stale |= directory.refused;
             }
         }
@@ -168,7 +174,8 @@ impl Watched {
         }
     }
 
-    /// Which of a database's directories are watched and acted on, now that its process is of another user or group.
+    /// Decides anew which of a database's directories are watched and acted on, now that its process has
+    /// another user or group.
     pub(super) fn select_again(
         &mut self,
         index: usize,
@@ -193,7 +200,7 @@ impl Watched {
             }
         }
         if given_up {
-            // Who shared it with this one may have it alone.
+            // A database that shared it with this one may have it alone.
             for other in &mut self.databases {
                 other.claims.retain(|_, claim| !matches!(claim, Claim::Shared));
                 other.descriptors.schedule.ask(Extent::All);
@@ -201,12 +208,13 @@ impl Watched {
         }
     }
 
-    /// Examines claims, as many as there is time for; then the descriptors of what is watched are known.
+    /// Examines as many claims as there is time for. Then the descriptors of watched files are known.
     pub(super) fn examine_claims(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
         let began = Instant::now();
         let mut by_inode: HashMap<Inode, usize> = HashMap::new();
         let mut is_new = false;
-        // Behind the one that had more than there was time for, so that it keeps no other waiting.
+        // Begins after the database that had more claims than there was time for, so that it keeps no other
+        // waiting.
         let count = self.databases.len();
         let from = std::mem::take(&mut self.claims_from).min(count);
         for index in (from..count).chain(0..from) {
@@ -218,7 +226,7 @@ impl Watched {
             let todo = std::mem::take(&mut self.databases[index].claimant.todo);
             let (mut left, mut taken) = (BTreeSet::new(), Vec::new());
             for path in todo {
-                if began.elapsed() >= SLICE || self.turns.slice(&key).is_none() {
+                if began.elapsed() >= CLAIMS_SLICE || self.turns.slice(&key).is_none() {
                     left.insert(path);
                     continue;
                 }
@@ -272,18 +280,19 @@ impl Watched {
         }
     }
 
-    /// What the claims of a database are examined by: made once for all that it showed, which may take more ticks than one.
-    fn examined(&mut self, index: usize) -> Arc<Examined> {
+    /// Returns the basis on which a database's claims are examined. It is made once for all evidence, which
+    /// may take several ticks.
+    fn examined(&mut self, index: usize) -> Arc<ExaminedDatabase> {
         let known = self.databases[index].claimant.examined.take();
-        let examined = known.unwrap_or_else(|| Arc::new(Examined::of(self, index)));
+        let examined = known.unwrap_or_else(|| Arc::new(ExaminedDatabase::of(self, index)));
         self.databases[index].claimant.examined = Some(Arc::clone(&examined));
         examined
     }
 
-    /// Examines one claim; takes the directory up if it is good.
+    /// Examines one claim, and takes up the directory if the claim is good.
     fn examine(
         &mut self,
-        claimant: &Arc<Examined>,
+        claimant: &Arc<ExaminedDatabase>,
         path: PathBuf,
         by_inode: &mut HashMap<Inode, usize>,
         settings: &Settings,
@@ -295,16 +304,16 @@ impl Watched {
         let named = settings.options.pids.contains(&claimant.pid);
         if let Some(reason) = targets.refusal(traits, &path, named) {
             report.refused(Some(claimant.pid), &profile.name, path, reason);
-            return Claim::Refused(now + AGAIN);
+            return Claim::Refused(now + REEXAMINE_AFTER);
         }
-        let right = Right::Process(Arc::clone(&claimant.right));
+        let right = FileOwnership::Process(Arc::clone(&claimant.right));
         let mut directory =
             Directory::new(path, Some(claimant.pid), claimant.through, Arc::clone(profile), right);
         directory.server = Arc::clone(&claimant.server);
         directory.acts = targets.acts_on(traits, &directory.path);
-        let refused = Claim::Refused(now + AGAIN);
+        let refused = Claim::Refused(now + REEXAMINE_AFTER);
         let key = DatabaseKey::Process(claimant.pid);
-        if self.room_for(claimant) == Room::Full {
+        if self.room_for(claimant) == DirectoryRoom::Full {
             report.in_part(&directory, Budget::Directories);
             return refused;
         }
@@ -317,7 +326,7 @@ impl Watched {
             });
             (directory, opened, thread_cpu_time().saturating_sub(before))
         });
-        // It hangs, as its path or its file system does.
+        // The job hangs, because its path or its file system does.
         let Some((opened_directory, opened, spent)) = opened else { return refused };
         self.turns.spend(&key, spent);
         let mut directory = opened_directory;
@@ -340,11 +349,11 @@ impl Watched {
             holder.is_some_and(|at| self.directories[at].profile.name == directory.profile.name);
         if !strength.writes && (evidence.is_none() || !claimant.right.has_rights_of(identity.user)) {
             if evidence.is_none() && !claimant.names(&directory.path) {
-                // What it held there is gone by now: the next listing shows more.
+                // The files that it held there are gone by now: the next listing shows more.
                 return Claim::Refused(now);
             }
             if of_one_kind {
-                // It reads what another of its kind writes.
+                // It reads files that another database of its kind writes.
                 return Claim::Shared;
             }
             report.refused(Some(claimant.pid), &profile.name, directory.path, Refusal::NotOwner);
@@ -376,8 +385,8 @@ impl Watched {
                 from: held_by,
             });
         }
-        // Only now that the claim is a good one.
-        if let Room::InPlaceOf(at) = self.room_for(claimant) {
+        // Another directory is given up only for a good claim.
+        if let DirectoryRoom::InPlaceOf(at) = self.room_for(claimant) {
             report.in_part(&self.directories[at], Budget::Directories);
             self.give_up_known(at, by_inode, now);
         }
@@ -387,13 +396,13 @@ impl Watched {
         Claim::Held(strength)
     }
 
-    /// What room there is for one more directory of this database; finding that out is paid for by it.
-    fn room_for(&mut self, claimant: &Examined) -> Room {
+    /// Returns whether there is room for one more directory of this database, which pays for the computation.
+    fn room_for(&mut self, claimant: &ExaminedDatabase) -> DirectoryRoom {
         self.room(claimant.pid, claimant.right.party())
     }
 
-    /// The same of a process and whose it is.
-    fn room(&mut self, pid: u32, party: Party) -> Room {
+    /// Returns the same for a process and its party.
+    fn room(&mut self, pid: u32, party: Party) -> DirectoryRoom {
         let before = thread_cpu_time();
         let of = |directory: &Directory| (directory.owner, directory.right.party());
         let watched: Vec<_> = self.directories.iter().map(|directory| of(directory)).collect();
@@ -403,8 +412,8 @@ impl Watched {
         room
     }
 
-    /// Whether there is room for a directory that was away, whose place another may have by now; that is made as for a new
-    /// one. Without, its claim is examined again later.
+    /// Returns whether there is room for a directory that was away, whose place another may have taken
+    /// meanwhile. Makes room as for a new directory. Without room, its claim is examined again later.
     pub(super) fn has_room_again(
         &mut self,
         directory: &Directory,
@@ -413,13 +422,13 @@ impl Watched {
     ) -> bool {
         let Some(pid) = directory.owner else { return true };
         match self.room(pid, directory.right.party()) {
-            Room::Free => true,
-            Room::InPlaceOf(at) => {
+            DirectoryRoom::Free => true,
+            DirectoryRoom::InPlaceOf(at) => {
                 report.in_part(&self.directories[at], Budget::Directories);
                 self.give_up(at, now);
                 true
             }
-            Room::Full => {
+            DirectoryRoom::Full => {
                 report.in_part(directory, Budget::Directories);
                 self.forget_claim(directory, now);
                 false
@@ -427,34 +436,34 @@ impl Watched {
         }
     }
 
-    /// How good the claim is that a directory is watched by; none where its database has ended.
+    /// Returns the strength of the claim by which a directory is watched; `None` if its database has ended.
     fn strength_of(&self, at: usize) -> Option<Strength> {
         let directory = &self.directories[at];
         let database = self.databases.iter().find(|other| Some(other.pid) == directory.owner)?;
         let Claim::Held(strength) = database.claims.get(&directory.path)? else { return None };
         let right = &database.claimant.right;
-        // What it has opened since.
+        // It may have opened files for writing since.
         let writes =
             strength.writes || directory.entries.values().any(|entry| right.writes.contains(&entry.inode));
         Some(Strength { writes, certain: database.certain, ..*strength })
     }
 
-    /// Watches a directory no longer for the database that it was watched for, whose claim is examined again later.
+    /// Stops watching a directory for its database, whose claim is examined again later.
     fn give_up(&mut self, at: usize, now: Instant) {
         let directory = self.directories.swap_remove(at);
         self.forget_claim(&directory, now);
     }
 
-    /// Takes note that a directory is not watched any more; its claim is examined again later.
+    /// Records that a directory is not watched any more; its claim is examined again later.
     fn forget_claim(&mut self, directory: &Directory, now: Instant) {
         self.notifications.unwatch(&directory.key());
         let database = self.databases.iter_mut().find(|database| Some(database.pid) == directory.owner);
         if let Some(database) = database {
-            database.claims.insert(directory.path.clone(), Claim::Refused(now + AGAIN));
+            database.claims.insert(directory.path.clone(), Claim::Refused(now + REEXAMINE_AFTER));
         }
     }
 
-    /// As [`Watched::give_up`] where they are known by inode.
+    /// Does the same as [`Watched::give_up`], and updates the index by inode.
     fn give_up_known(&mut self, at: usize, by_inode: &mut HashMap<Inode, usize>, now: Instant) {
         self.give_up(at, now);
         by_inode.clear();
@@ -462,7 +471,7 @@ impl Watched {
         by_inode.extend(others.filter_map(|(at, other)| Some((other.pin?.inode, at))));
     }
 
-    /// Forgets directories whose path leads elsewhere now: what it leads to is another claim, examined as such.
+    /// Forgets directories whose path now leads elsewhere. The new target is another claim, examined as such.
     pub(super) fn forget_changed(&mut self, changed: &[(u32, PathBuf)], report: &mut Report) {
         for (pid, path) in changed {
             let is_changed = |directory: &Directory| directory.owner == Some(*pid) && directory.path == *path;
@@ -483,8 +492,8 @@ impl Watched {
     }
 }
 
-/// A database whose claims are examined, and what that takes.
-struct Examined {
+/// A snapshot of a database, on the basis of which its claims are examined.
+struct ExaminedDatabase {
     pid: u32,
     profile: Arc<pagekeeper_catalog::Profile>,
     certain: bool,
@@ -492,13 +501,14 @@ struct Examined {
     traits: ProcessTraits,
     through: Option<u32>,
     server: Arc<ServerSettings>,
-    /// The logs that it has open, by directory as it sees it: their names, which files they are, and whether it writes.
+    /// The logs that it has open, by directory as it sees it: their names, their inodes, and whether it
+    /// writes.
     held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>>,
-    /// The directories that its profile names, as it sees them, below its working directory.
+    /// The directories that its profile names below its working directory: as named, and as it sees them.
     named: Vec<(PathBuf, PathBuf)>,
 }
 
-/// What a claim stands on.
+/// The evidence for a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Evidence {
     /// The directory is named, below a working directory that nobody else can have made.
@@ -509,7 +519,7 @@ enum Evidence {
     Writes,
 }
 
-impl Examined {
+impl ExaminedDatabase {
     fn of(watched: &Watched, index: usize) -> Self {
         let (proc, database) = (&watched.proc, &watched.databases[index]);
         let pid = database.pid;
@@ -533,8 +543,8 @@ impl Examined {
         }
     }
 
-    /// What its claim to this directory stands on, the most there is: its path may lead elsewhere by now than when it was
-    /// shown, so files that are held must be there.
+    /// Returns the best evidence for its claim to this directory. The path may lead elsewhere by now than
+    /// when the process showed it, so the files that it holds must be in the directory.
     fn evidence(&self, proc: &ProcRoot, directory: BorrowedFd<'_>, path: &Path) -> Option<Evidence> {
         let is_there = |(name, inode, _): &&(PathBuf, Inode, bool)| {
             rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)
@@ -553,7 +563,7 @@ impl Examined {
         self.named.iter().any(|(_, named)| named == path)
     }
 
-    /// Whether the directory is what a name leads to that stands in the trusted working directory itself.
+    /// Returns whether the directory is the target of a named entry in the trusted working directory itself.
     fn is_named(&self, proc: &ProcRoot, directory: BorrowedFd<'_>, path: &Path) -> Option<bool> {
         let (name, _) = self.named.iter().find(|(_, named)| named == path)?;
         let base = trusted_base(proc, self.pid, &self.right)?;
@@ -563,8 +573,9 @@ impl Examined {
     }
 }
 
-/// The working directory of a process, if it belongs to its user or to root, and not to everybody: who starts a program
-/// with rights of its own chooses where, and a link that lies there leads anywhere.
+/// Returns the working directory of a process, if it belongs to the process's user or to root and is not
+/// writable by everybody. Whoever starts a setuid program chooses its working directory, and a link in it
+/// leads anywhere.
 #[allow(clippy::disallowed_methods, reason = "only a reference to it, and it is judged at once")]
 fn trusted_base(proc: &ProcRoot, pid: u32, right: &ProcessRight) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -573,14 +584,14 @@ fn trusted_base(proc: &ProcRoot, pid: u32, right: &ProcessRight) -> Option<Owned
     (!identity.open_to_all && (identity.user == 0 || right.is(identity.user))).then_some(base)
 }
 
-/// The directories that a database's profile names below its working directory: as the profile does, and as the database
-/// sees them.
+/// Returns the directories that a database's profile names below its working directory: as named, and as the
+/// database sees them.
 fn named_directories(proc: &ProcRoot, database: &Database) -> Vec<(PathBuf, PathBuf)> {
     let named = &database.profile.directories;
     if named.is_empty() {
         return Vec::new();
     }
-    // A process that may not be inspected is reported when its descriptors are listed.
+    // If the process may not be inspected, that is reported when its descriptors are listed.
     let Ok(base) = proc.working_directory(database.pid) else { return Vec::new() };
     let seen = |directory: &PathBuf| proc.as_seen_by(database.pid, &base.join(directory));
     named.iter().map(|directory| (directory.clone(), seen(directory))).collect()

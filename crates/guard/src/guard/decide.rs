@@ -1,4 +1,4 @@
-//! Deciding: what was seen as the policy asks for it, and what the policy wants done, file by file.
+//! Decides: turns observations into facts for the policy, and the policy's acts into acts on files.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -15,7 +15,7 @@ use super::report::Report;
 use super::sampling::descriptors;
 use super::serve::Job;
 use super::watched::{Watched, title};
-use crate::checkpoints::{self, Checkpoints, Found};
+use crate::checkpoints::{self, CheckpointContent, Checkpoints};
 use crate::config::Settings;
 use crate::decision::{Action, Decision, FileAct, FileWarning};
 use crate::descriptors::Descriptor;
@@ -23,15 +23,15 @@ use crate::directory::{DatabaseKey, Directory};
 use crate::disks::{self, Leftovers};
 use crate::entry::Entry;
 use crate::facts::see;
+use crate::facts_cache::ByDirectory;
 use crate::follower_history::FollowerHistory;
 use crate::ids::IdSet;
-use crate::remembered::ByDirectory;
 use crate::wal_readers::{FoundReaders, WalReaders};
 
-/// What resisted a release is tried again this often.
-const RETRY: Duration = Duration::from_secs(10);
+/// Releases that were not complete are retried this often.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What decisions take over from those before.
+/// The state that decisions carry over.
 pub(super) struct Decider {
     policy: StepState,
     followers: FollowerHistory,
@@ -49,23 +49,23 @@ impl Decider {
             checkpoints: Checkpoints::default(),
             wal_readers: WalReaders::default(),
             retry: 0,
-            retry_due: now + RETRY,
+            retry_due: now + RETRY_INTERVAL,
         }
     }
 
-    /// Whether it is time to try again what failed.
+    /// Returns whether it is time to retry incomplete releases.
     pub(super) fn is_retry_due(&self, now: Instant) -> bool {
         now >= self.retry_due
     }
 
-    /// Takes back what was decided and not done.
+    /// Takes back acts that were decided and not done.
     pub(super) fn not_done(&mut self, acts: &[(FileId, Range<u64>)]) {
         for (file, range) in acts {
             self.policy.not_done(*file, range);
         }
     }
 
-    /// Takes in what was released, after the decision on these facts.
+    /// Takes in the ranges that were released, after the decision on these facts.
     pub(super) fn released(&mut self, facts: &Facts, released: &[ReleasedRange]) {
         let ids: IdSet<FileId> = released.iter().map(|released| released.file).collect();
         for file in facts.files.iter().filter(|file| !ids.is_empty() && ids.contains(&file.id)) {
@@ -75,8 +75,8 @@ impl Decider {
         }
     }
 
-    /// Reports what readers read back of what was released, as the last decision saw it. How many bytes, and how many logs are kept
-    /// since they are read back.
+    /// Reports released bytes that readers read back, as of the last decision. Returns the bytes, and the
+    /// number of logs that are kept because they are read back.
     pub(super) fn report_read_back(&self, watched: &Watched, report: &mut Report) -> (u64, usize) {
         let read_back = self.policy.read_back();
         let files = find_files(read_back.iter().map(|(file, _)| *file), watched);
@@ -89,7 +89,7 @@ impl Decider {
         (read_back.iter().map(|(_, bytes)| bytes).sum(), self.policy.kept_logs())
     }
 
-    /// What was seen, for the policy.
+    /// Returns the facts for the policy.
     pub(super) fn facts(
         &mut self,
         watched: &mut Watched,
@@ -99,7 +99,7 @@ impl Decider {
     ) -> Facts {
         if self.is_retry_due(now) {
             self.retry += 1;
-            self.retry_due = now + RETRY;
+            self.retry_due = now + RETRY_INTERVAL;
             let entries = watched.directories.iter().flat_map(|directory| directory.entries.values());
             let files: IdSet<FileId> = entries.map(|entry| entry.id).collect();
             self.policy.retain_files(|file| files.contains(&file));
@@ -119,7 +119,7 @@ impl Decider {
         for (path, problem) in problems.into_iter().chain(self.wal_readers.finish(&watched.directories)) {
             report.problem(path, &problem);
         }
-        // What followers went through since the last tick holds pages that nothing else shows.
+        // Files that followers went through since the last tick have pages that nothing else shows.
         let mut passed: HashMap<LogId, Vec<RangeInclusive<u64>>> = HashMap::new();
         for (log, sequences) in self.followers.passed(&facts.followers) {
             passed.entry(log).or_default().push(sequences);
@@ -131,7 +131,7 @@ impl Decider {
         facts
     }
 
-    /// Reads what says where checkpoints are, as far as it may have changed.
+    /// Reads the files that state checkpoints, as far as they may have changed.
     fn read_checkpoints(&mut self, watched: &mut Watched, now: Instant) {
         if !watched.directories.iter().any(|directory| checkpoints::are_asked_for(directory)) {
             return;
@@ -144,7 +144,7 @@ impl Decider {
                 return None;
             }
             let proc = watched.proc.clone();
-            let job: Job<(Vec<Found>, Duration)> = Box::new(move |own, place| {
+            let job: Job<(Vec<CheckpointContent>, Duration)> = Box::new(move |own, place| {
                 let before = thread_cpu_time();
                 let mut found = Vec::new();
                 for (index, (directory, wanted)) in own.iter().zip(wanted).enumerate() {
@@ -163,7 +163,7 @@ impl Decider {
         };
         let done = |watched: &mut Watched, key: &DatabaseKey, _: &mut [Box<Directory>], (found, spent)| {
             watched.turns.spend(key, spent);
-            let found: Vec<Found> = found;
+            let found: Vec<CheckpointContent> = found;
             for found in found {
                 checkpoints.borrow_mut().take(found, now);
             }
@@ -210,7 +210,7 @@ impl Decider {
         watched.serve(prepare, done);
     }
 
-    /// Adds who has yet to read PostgreSQL's WAL, and is not seen by a descriptor.
+    /// Adds those readers of PostgreSQL's WAL that no descriptor shows.
     fn add_wal_readers(&mut self, watched: &Watched, settings: &Settings, facts: &mut Facts) {
         let with_titles = watched.databases.iter().filter(|database| !database.titled.is_empty());
         let titles: HashMap<u32, Vec<(u32, String)>> = with_titles
@@ -226,7 +226,7 @@ impl Decider {
         }
     }
 
-    /// What is to be done with what was seen, by the rules of the policy.
+    /// Returns the acts that the policy's rules decide on.
     pub(super) fn decide(&mut self, facts: &Facts, watched: &mut Watched, settings: &Settings) -> Decision {
         let acts = step(&mut self.policy, facts);
         if acts.is_empty() {
@@ -273,7 +273,7 @@ impl Decider {
     }
 }
 
-/// The processes that write a watched file and neither are a database nor were started by one.
+/// Returns the processes that write a watched file and neither are a database nor were started by one.
 fn strangers(watched: &Watched) -> HashSet<u32> {
     let table = watched.discovery.processes();
     let writes =
@@ -288,7 +288,7 @@ fn strangers(watched: &Watched) -> HashSet<u32> {
     strangers
 }
 
-/// Files by their ids: in which directory they are, by which name.
+/// Returns files by their ids: the index of their directory, their name and entry.
 fn find_files(
     ids: impl Iterator<Item = FileId>,
     watched: &Watched,
@@ -298,15 +298,15 @@ fn find_files(
         return HashMap::new();
     }
     let directories = watched.directories.iter().enumerate();
-    let theirs = directories.filter(|(_, directory)| directory.remembered.has_any(&wanted));
+    let theirs = directories.filter(|(_, directory)| directory.facts_cache.has_any(&wanted));
     let entries = theirs.flat_map(|(index, directory)| {
         directory.entries.iter().map(move |(name, entry)| (index, name.as_os_str(), entry))
     });
     entries.filter(|(_, _, entry)| wanted.contains(&entry.id)).map(|found| (found.2.id, found)).collect()
 }
 
-/// What leftovers cost in the directories of which a warning is to say that. One that does not answer is left alone, and what
-/// was measured there not known.
+/// Returns the cost of leftovers for the directories for which a warning states it. A directory whose file
+/// system does not answer is left alone, and its cost is unknown.
 fn leftovers(acts: &[Act], watched: &mut Watched, settings: &Settings) -> HashMap<usize, Leftovers> {
     let warns = |act: &&Act| matches!(act, Act::Warn { warning: Warning::DirectButResident, .. });
     let warned = find_files(acts.iter().filter(warns).map(file_of), watched);
@@ -322,7 +322,8 @@ fn leftovers(acts: &[Act], watched: &mut Watched, settings: &Settings) -> HashMa
     found
 }
 
-/// A warning, with what was measured of the disk; nothing where that says that there is nothing to warn of.
+/// Returns the text of a warning, with the measurement of the disk; `None` if the measurement shows that
+/// there is nothing to warn of.
 fn text_of(warning: Warning, leftovers: Leftovers) -> Option<String> {
     match warning {
         Warning::RecycledSubPages | Warning::ReadBack => return Some(warning.to_string()),
@@ -338,13 +339,14 @@ fn text_of(warning: Warning, leftovers: Leftovers) -> Option<String> {
     }
 }
 
-/// Whether followers passed a file. The places of files without a number change with each write, so a range of them says nothing.
+/// Returns whether followers passed a file. Without a number, a file's place changes with each write, so a
+/// range of places says nothing.
 fn is_passed(passed: &HashMap<LogId, Vec<RangeInclusive<u64>>>, entry: &Entry) -> bool {
     let of_log = passed.get(&entry.log).filter(|_| entry.number != Number::None);
     of_log.is_some_and(|all| all.iter().any(|sequences| sequences.contains(&entry.sequence)))
 }
 
-/// The file that an act is about.
+/// Returns the file that an act is about.
 fn file_of(act: &Act) -> FileId {
     match *act {
         Act::StartWriteback { file, .. } | Act::Release { file, .. } | Act::Warn { file, .. } => file,

@@ -1,4 +1,5 @@
-//! Whether the rule for memory cgroups finds what it names: a glob that matches nothing is said once, a minute after the start.
+//! Checks that the rule for memory cgroups finds the groups that it names. A glob that matches nothing is
+//! reported once, a minute after the start.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,33 +10,33 @@ use pagekeeper_kernel::text::escaped;
 
 use super::report::Report;
 
-/// So long after the first sight it is said.
-const AFTER: Duration = Duration::from_secs(60);
+/// The report comes this long after the first look.
+const REPORT_AFTER: Duration = Duration::from_secs(60);
 
-/// What was seen so far.
+/// Observations so far.
 #[derive(Default)]
 pub(super) struct GroupSight {
     since: Option<Instant>,
     said: bool,
     /// Whether any process's group was seen.
     visible: bool,
-    /// A group that the rule names, if it had the memory controller.
+    /// A group that the rule would name if it had the memory controller.
     off: Option<PathBuf>,
-    /// A group that it does not.
+    /// A group that the rule does not name.
     other: Option<PathBuf>,
-    /// The globs that have matched.
+    /// Indices of the globs that have matched.
     matched: BTreeSet<usize>,
 }
 
 impl GroupSight {
-    /// A process was seen to be in this group.
+    /// Records that a process is in this group.
     pub(super) fn saw(&mut self, group: &Path, is_off: bool) {
         self.visible = true;
         let seen = if is_off { &mut self.off } else { &mut self.other };
         seen.get_or_insert_with(|| group.to_path_buf());
     }
 
-    /// A process's memory is charged to this group; whether a glob matches that.
+    /// Records that a process's memory is charged to this group. Returns whether a glob matches that.
     pub(super) fn matches(&mut self, globs: &[GlobMatcher], charged: &Path) -> bool {
         let matching = globs.iter().enumerate().filter(|(_, glob)| glob.is_match(charged));
         let before: Vec<usize> = matching.map(|(index, _)| index).collect();
@@ -44,10 +45,10 @@ impl GroupSight {
         !before.is_empty()
     }
 
-    /// Reports what matched nothing, once, when it is time for that.
+    /// Reports globs that matched nothing, once, when it is time.
     pub(super) fn report(&mut self, globs: &[GlobMatcher], report: &mut Report, now: Instant) {
         let since = *self.since.get_or_insert(now);
-        if self.said || now.saturating_duration_since(since) < AFTER {
+        if self.said || now.saturating_duration_since(since) < REPORT_AFTER {
             return;
         }
         self.said = true;

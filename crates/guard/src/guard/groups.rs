@@ -1,17 +1,22 @@
-//! The memory cgroups of databases: which of them a rule names, what their page cache takes of their limit, and what is done about it.
+//! Memory cgroups of databases: finds those that a rule names, compares their page cache with their limit,
+//! and acts on it.
 //!
-//! Where a group's page cache takes more of its limit than it may, the logs of its databases are kept tighter, and if that is asked for
-//! the kernel is asked to reclaim the group's file pages, in the steps that [`pagekeeper_policy::group`] decides on.
+//! If a group's page cache takes more of its limit than it may, the logs of its databases follow tighter
+//! rules. If the configuration asks for that, the kernel is asked to reclaim the group's file pages, in the
+//! steps that [`pagekeeper_policy::group`] decides on.
 //!
 //! Invariants:
-//! 1. Without a rule nothing is read. What is reclaimed from is the very group that a glob of the rule matches by its whole path, that a
-//!    watched database's memory is charged to, and that was opened in the same pass without following links.
-//! 2. In a dry run, for what is not the canary's, and by [`Guard::decide`](super::Guard::decide) nothing is reclaimed, and it is said
-//!    what would be. Nothing is from a group with a database in it or below it that is never to be touched.
-//! 3. A pass waits for calls no longer than [`PASS`] in all. A call that does not come back keeps nothing else waiting, and its group is
-//!    left alone until it does; with [`MOST_AWAY`] of them none is made.
+//! 1. Without a rule nothing is read. Pages are reclaimed only from a group whose whole path a glob of the
+//!    rule matches, that a watched database's memory is charged to, and that was opened in the same pass
+//!    without following links.
+//! 2. Nothing is reclaimed in a dry run, outside the canary, or by [`Guard::decide`](super::Guard::decide);
+//!    the act is reported instead. Nothing is reclaimed from a group that has in it or below it a database
+//!    that is never to be touched.
+//! 3. A pass waits at most [`PASS_WAIT_MAX`] for all calls. A call that does not return keeps nothing else
+//!    waiting, and its group is left alone until it does. With [`CALLS_IN_FLIGHT_MAX`] such calls no further
+//!    one is made.
 //!
-//! A group that is gone is forgotten. What can't be read or done is reported once for each group.
+//! A group that is gone is forgotten. Failures to read or act are reported once for each group.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,55 +31,55 @@ use pagekeeper_kernel::{Error, page_size};
 use pagekeeper_policy::group::{GroupReason, GroupRule, GroupSample, GroupState, GroupStep};
 
 use super::group_sight::GroupSight;
-use super::members::{Members, Owner, Place, Stand};
+use super::hang_timer::are_too_many;
+use super::members::{CgroupPlace, GroupAccess, Members, Owner};
 use super::report::Report;
-use super::silence::are_too_many;
 use super::watched::{Database, Watched};
 use crate::config::Settings;
 use crate::event::{Event, GroupNews};
 
-/// How long a pass waits for one call, and for all.
-const CALL: Duration = Duration::from_millis(250);
-const PASS: Duration = Duration::from_secs(1);
-/// Calls for one party that have not come back, from which on no other is made for it, and of all.
-const MOST_AWAY: (usize, usize) = (4, 16);
-/// A group that is not met in so many passes is forgotten, where one meets all.
-const PASSES: u64 = 3;
-/// Groups deeper in the hierarchy are left alone: the limits of all above are read.
-const LEVELS: usize = 64;
-/// Groups that are counted by name; those beyond are counted together.
-const MOST_COUNTED: usize = 1000;
+/// The longest time that a pass waits for one call, and for all.
+const CALL_WAIT_MAX: Duration = Duration::from_millis(250);
+const PASS_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Limits on calls that have not returned, per party and in all; beyond them no further call is made.
+const CALLS_IN_FLIGHT_MAX: (usize, usize) = (4, 16);
+/// Number of passes without a sighting after which a group is forgotten, if a single pass covers all groups.
+const FORGET_AFTER_PASSES: u64 = 3;
+/// Groups deeper in the hierarchy are left alone, since the limits of all groups above are read.
+const GROUP_DEPTH_MAX: usize = 64;
+/// The most groups that are counted by name; all others are counted together.
+const CGROUPS_COUNTED_MAX: usize = 1000;
 
-/// What is remembered of one group.
+/// The state of one group.
 #[derive(Default)]
 #[allow(clippy::struct_excessive_bools, reason = "each says what was reported of it")]
-struct Known {
+struct CgroupRecord {
     path: PathBuf,
     state: GroupState,
     tight: bool,
-    /// Why nothing was asked for last, as far as that was reported.
+    /// Whether it was reported why no reclaim was asked for last.
     braked: bool,
-    /// Whether it was reported that the kernel found no more.
+    /// Whether it was reported that the kernel found no more to reclaim.
     exhausted: bool,
-    /// Whether it was reported that something would be reclaimed.
+    /// Whether it was reported that pages would be reclaimed.
     would: bool,
-    /// How often its limits had taken effect when it was met last.
+    /// Counts of its limits' effects at the last look.
     events: Option<MemoryEvents>,
     pass: u64,
 }
 
-/// A group that was met in a pass.
-struct Met {
+/// A group that was seen in this pass.
+struct SeenGroup {
     held: HeldGroup,
     path: PathBuf,
     figures: MemoryCgroup,
     limit: Option<u64>,
 }
 
-/// What came of a call, and by how much the group's page cache shrank.
+/// The result of a call, and by how much the group's page cache shrank.
 type Outcome = (Result<Reclaim, Error>, u64);
 
-/// Whom a call is made for.
+/// A call, and the party that it is made for.
 struct Call {
     id: u64,
     party: Party,
@@ -82,22 +87,22 @@ struct Call {
     sample: GroupSample,
 }
 
-/// The groups, and the calls under way.
-pub(super) struct Groups {
+/// The groups, and the calls in flight.
+pub(super) struct CgroupWatch {
     crew: Crew,
-    known: BTreeMap<u64, Known>,
+    known: BTreeMap<u64, CgroupRecord>,
     members: Members,
     sight: GroupSight,
     away: Vec<(Call, Receiver<Outcome>)>,
     began: Instant,
     due: Instant,
     pass: u64,
-    /// For how long this pass may wait yet.
+    /// The time that this pass may still wait.
     left: Duration,
     reclaimed: BTreeMap<PathBuf, u64>,
 }
 
-impl Groups {
+impl CgroupWatch {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             crew: Crew::default(),
@@ -108,12 +113,12 @@ impl Groups {
             began: now,
             due: now,
             pass: 0,
-            left: PASS,
+            left: PASS_WAIT_MAX,
             reclaimed: BTreeMap::new(),
         }
     }
 
-    /// Forgets all, for another configuration.
+    /// Forgets everything, for another configuration.
     pub(super) fn forget(&mut self, watched: &mut Watched) {
         self.known.clear();
         self.members.forget();
@@ -121,12 +126,12 @@ impl Groups {
         watched.directories.iter_mut().for_each(|directory| directory.tight = false);
     }
 
-    /// Reclaimed so far, by group.
+    /// Returns the bytes reclaimed so far, by group.
     pub(super) fn reclaimed(&self) -> &BTreeMap<PathBuf, u64> {
         &self.reclaimed
     }
 
-    /// Looks at all groups once, if it is time for that, and `acts`, or says what would be done.
+    /// Looks at all groups once, if it is time for that. Acts on them if `acts`, and reports otherwise.
     pub(super) fn look(
         &mut self,
         watched: &mut Watched,
@@ -141,7 +146,7 @@ impl Groups {
         }
         self.due = now + rule.tick;
         self.pass += 1;
-        self.left = PASS;
+        self.left = PASS_WAIT_MAX;
         self.take_back(report);
         let wanted = GroupRule { percent: rule.percent, reclaim: rule.reclaim };
         let acts = acts && !settings.options.dry_run;
@@ -154,14 +159,14 @@ impl Groups {
             known.tell_limits(met.figures.events, &sample, report);
             known.tell(step, &sample, report);
             let Ok(bytes) = step.reclaim else { continue };
-            match self.members.stand_in(&met.path) {
-                Some(Stand::Acts) if acts => {
+            match self.members.access_in(&met.path) {
+                Some(GroupAccess::Acts) if acts => {
                     let call = Call { id, party, path: met.path.clone(), sample };
                     self.reclaim(call, met, bytes, report);
                     continue;
                 }
-                Some(Stand::Acts | Stand::Reported) => known.tell_would(bytes, &sample, report),
-                Some(Stand::Never) => {
+                Some(GroupAccess::Acts | GroupAccess::Reported) => known.tell_would(bytes, &sample, report),
+                Some(GroupAccess::Never) => {
                     let problem =
                         "nothing is reclaimed: a database in it or below it is listed as never to be touched";
                     report.problem(met.path, &problem);
@@ -177,54 +182,54 @@ impl Groups {
         }
     }
 
-    /// The groups of watched databases that the rule names, of those whose turn it is; and after how many passes a group that was
-    /// not met is forgotten.
+    /// Finds the groups that the rule names, of those watched databases whose turn it is. Returns also after
+    /// how many passes a group that was not seen is forgotten.
     fn meet(
         &mut self,
         watched: &Watched,
         settings: &Settings,
         report: &mut Report,
-    ) -> (BTreeMap<u64, (Party, Met)>, u64) {
+    ) -> (BTreeMap<u64, (Party, SeenGroup)>, u64) {
         let roots = SysRoots { proc: watched.proc.clone(), ..SysRoots::default() };
-        let mut met: BTreeMap<u64, (Party, Met)> = BTreeMap::new();
+        let mut met: BTreeMap<u64, (Party, SeenGroup)> = BTreeMap::new();
         let mounts = match roots.proc.own_mounts() {
             Ok(mounts) => mounts,
             Err(error) => {
                 report.problem(error.path().to_path_buf(), &error);
-                return (met, PASSES);
+                return (met, FORGET_AFTER_PASSES);
             }
         };
         let owners = watched.owners(settings, &self.members);
         let sight = &mut self.sight;
         let passes = self.members.take_turns(&owners, |pid, party| {
-            let mut place = Place::default();
+            let mut place = CgroupPlace::default();
             match group_of(&roots, pid, &mounts, settings, (sight, report), &mut place.path) {
                 Ok(Some(group)) => {
                     place.group = Some(group.held.id());
                     met.entry(group.held.id()).or_insert((party, group));
                 }
                 Ok(None) => {}
-                // It has ended, or its group was removed.
+                // The process has ended, or its group was removed.
                 Err(error) if error.is_gone() => {}
                 Err(error) => report.problem(error.path().to_path_buf(), &error),
             }
             place
         });
-        (met, u64::try_from(passes).unwrap_or(u64::MAX).saturating_add(PASSES))
+        (met, u64::try_from(passes).unwrap_or(u64::MAX).saturating_add(FORGET_AFTER_PASSES))
     }
 
-    /// Asks the kernel, unless that hangs, or there is no time left in this pass.
-    fn reclaim(&mut self, call: Call, met: Met, bytes: u64, report: &mut Report) {
+    /// Asks the kernel to reclaim, unless earlier calls hang or no time is left in this pass.
+    fn reclaim(&mut self, call: Call, met: SeenGroup, bytes: u64, report: &mut Report) {
         let parties = self.away.iter().map(|(call, _)| call.party);
-        let hangs = are_too_many(parties, call.party, MOST_AWAY)
+        let hangs = are_too_many(parties, call.party, CALLS_IN_FLIGHT_MAX)
             || self.away.iter().any(|(other, _)| other.id == call.id);
         if hangs || self.left.is_zero() || !self.crew.is_ready() {
             self.not_done(call.id);
             return;
         }
-        let Met { held, figures, .. } = met;
+        let SeenGroup { held, figures, .. } = met;
         let began = Instant::now();
-        let outcome = self.crew.run(CALL.min(self.left), move || {
+        let outcome = self.crew.run(CALL_WAIT_MAX.min(self.left), move || {
             let outcome = held.reclaim_file(&SysRoots::default(), bytes);
             let after = held.figures().map_or(figures.file, |after| after.file);
             (outcome, figures.file.saturating_sub(after))
@@ -242,14 +247,15 @@ impl Groups {
         }
     }
 
-    /// Takes in what came of a call.
+    /// Takes in the result of a call.
     fn take(&mut self, call: &Call, (outcome, released): Outcome, report: &mut Report) {
         let (path, sample) = (&call.path, &call.sample);
         match outcome {
             Ok(outcome @ (Reclaim::All | Reclaim::Part)) => {
                 if released > 0 {
                     // Groups come and go, as containers do.
-                    let counted = self.reclaimed.contains_key(path) || self.reclaimed.len() < MOST_COUNTED;
+                    let counted =
+                        self.reclaimed.contains_key(path) || self.reclaimed.len() < CGROUPS_COUNTED_MAX;
                     let name = if counted { path.clone() } else { PathBuf::from("others") };
                     *self.reclaimed.entry(name).or_default() += released;
                     report.events.push(event(path, sample, GroupNews::Reclaimed { bytes: released }));
@@ -276,7 +282,7 @@ impl Groups {
         }
     }
 
-    /// Takes back calls that have come back.
+    /// Takes in the results of calls that have returned.
     fn take_back(&mut self, report: &mut Report) {
         for (call, waiting) in std::mem::take(&mut self.away) {
             match waiting.try_recv() {
@@ -287,7 +293,7 @@ impl Groups {
         }
     }
 
-    /// Has the logs kept tighter of the databases in groups that are over their share.
+    /// Tightens the rules for logs of databases in groups that are over their share.
     fn tighten(&self, watched: &mut Watched) {
         let tight = self.known.iter().filter(|(_, known)| known.tight).map(|(id, _)| *id).collect();
         let tight = self.members.in_groups(&tight);
@@ -297,8 +303,8 @@ impl Groups {
     }
 }
 
-impl Known {
-    /// Reports how often its limits took effect since it was met before.
+impl CgroupRecord {
+    /// Reports how often its limits took effect since the last look.
     fn tell_limits(&mut self, events: MemoryEvents, sample: &GroupSample, report: &mut Report) {
         let Some(before) = self.events.replace(events) else { return };
         let more = events.since(&before);
@@ -310,14 +316,14 @@ impl Known {
         }
     }
 
-    /// Reports what would be done, once.
+    /// Reports the act that would be done, once.
     fn tell_would(&mut self, bytes: u64, sample: &GroupSample, report: &mut Report) {
         if !std::mem::replace(&mut self.would, true) {
             report.events.push(event(&self.path, sample, GroupNews::WouldReclaim { bytes }));
         }
     }
 
-    /// Reports what has changed.
+    /// Reports changes.
     fn tell(&mut self, step: GroupStep, sample: &GroupSample, report: &mut Report) {
         if std::mem::replace(&mut self.tight, step.tight) != step.tight {
             let news = if step.tight { GroupNews::Over } else { GroupNews::Within };
@@ -340,27 +346,27 @@ impl Known {
 }
 
 impl Watched {
-    /// The processes of databases that are watched, or are never to be.
+    /// Returns the processes of databases that are watched, or are never to be watched.
     fn owners(&self, settings: &Settings, members: &Members) -> BTreeMap<u32, Owner> {
-        let mut stands: BTreeMap<u32, Stand> = BTreeMap::new();
+        let mut accesses: BTreeMap<u32, GroupAccess> = BTreeMap::new();
         for directory in &self.directories {
             let Some(owner) = directory.owner else { continue };
-            let stand = if directory.acts { Stand::Acts } else { Stand::Reported };
-            stands.entry(owner).and_modify(|least| *least = stand.max(*least)).or_insert(stand);
+            let access = if directory.acts { GroupAccess::Acts } else { GroupAccess::Reported };
+            accesses.entry(owner).and_modify(|least| *least = access.max(*least)).or_insert(access);
         }
         let targets = &settings.options.targets;
         let owner = |database: &Database| {
             let (pid, started) = (database.pid, database.started);
-            let stand = if database.is_never(targets) {
-                Stand::Never
-            } else if let Some(stand) = stands.get(&pid) {
-                *stand
+            let access = if database.is_never(targets) {
+                GroupAccess::Never
+            } else if let Some(access) = accesses.get(&pid) {
+                *access
             } else {
                 // Its directories are away.
                 let hangs = self.hung.iter().any(|hung| hung.is_of(pid));
-                hangs.then(|| members.stand(pid, started).unwrap_or(Stand::Reported))?
+                hangs.then(|| members.access(pid, started).unwrap_or(GroupAccess::Reported))?
             };
-            Some((pid, Owner { started, party: database.right().party(), stand }))
+            Some((pid, Owner { started, party: database.right().party(), access }))
         };
         self.databases.iter().filter_map(owner).collect()
     }
@@ -370,7 +376,8 @@ fn event(path: &Path, sample: &GroupSample, news: GroupNews) -> Event {
     Event::Cgroup { path: path.to_path_buf(), file_bytes: sample.file, limit_bytes: sample.limit, news }
 }
 
-/// The groups in the order of a pass: one of each party's first, and of each party's another one first in each pass.
+/// Returns the groups in the order of a pass: first one group of each party, and in each pass another one of
+/// it.
 fn in_turn<T>(met: BTreeMap<u64, (Party, T)>, pass: u64) -> Vec<(u64, (Party, T))> {
     let mut counts: BTreeMap<Party, u64> = BTreeMap::new();
     for (party, _) in met.values() {
@@ -388,7 +395,8 @@ fn in_turn<T>(met: BTreeMap<u64, (Party, T)>, pass: u64) -> Vec<(u64, (Party, T)
     all.into_iter().map(|(_, group)| group).collect()
 }
 
-/// The group that a process's memory is charged to, if the rule names it; and where the process is.
+/// Returns the group that a process's memory is charged to, if the rule names it. Stores the process's own
+/// group in `path`.
 fn group_of(
     roots: &SysRoots,
     pid: u32,
@@ -396,18 +404,20 @@ fn group_of(
     settings: &Settings,
     (sight, report): (&mut GroupSight, &mut Report),
     path: &mut Option<PathBuf>,
-) -> Result<Option<Met>, Error> {
+) -> Result<Option<SeenGroup>, Error> {
     let globs = &settings.options.cgroup.groups;
     let Some(place) = MemoryPlace::among(roots, pid, mounts)? else { return Ok(None) };
     *path = Some(place.group.clone());
-    // Who makes groups may make very long chains of them: figures are read only of what the rule may name.
+    // Groups can be nested very deeply by their users: figures are read only for groups that the rule may
+    // name.
     let is_named = |group: &Path| globs.iter().any(|glob| glob.is_match(group));
-    if !place.group.ancestors().take(LEVELS).any(is_named) {
+    if !place.group.ancestors().take(GROUP_DEPTH_MAX).any(is_named) {
         sight.saw(&place.group, false);
         return Ok(None);
     }
-    if place.group.components().count() > LEVELS {
-        let problem = format!("its memory cgroup is more than {LEVELS} levels deep: it is left alone");
+    if place.group.components().count() > GROUP_DEPTH_MAX {
+        let problem =
+            format!("its memory cgroup is more than {GROUP_DEPTH_MAX} levels deep: it is left alone");
         report.problem(roots.proc.root(pid), &problem);
         return Ok(None);
     }
@@ -422,11 +432,11 @@ fn group_of(
     }
     let held = HeldGroup::open(place.version, &figures.directory)?;
     let limit = [figures.effective_limit, held.high()?].into_iter().flatten().min();
-    Ok(Some(Met { held, path: charged, figures, limit }))
+    Ok(Some(SeenGroup { held, path: charged, figures, limit }))
 }
 
-fn sample(group: u64, met: &Met, at: Duration) -> GroupSample {
-    let Met { held, figures, limit, .. } = met;
+fn sample(group: u64, met: &SeenGroup, at: Duration) -> GroupSample {
+    let SeenGroup { held, figures, limit, .. } = met;
     let pages = |pages: u64| pages.saturating_mul(page_size());
     GroupSample {
         group,

@@ -1,4 +1,4 @@
-//! What is kept within limits, and what becomes of a job that does not come back.
+//! Tests of limits, and of jobs that do not come back.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,18 +16,18 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::Guard;
 use super::carry_out::carry_out;
 use super::claim_tests::{Watch, scratch};
-use crate::budget::{DIRECTORIES, Slice, Turn};
+use crate::budget::{DIRECTORIES_PER_DATABASE, Slice, Turn};
 use crate::config::Options;
 use crate::descriptors::{Descriptor, FilesInUse};
 use crate::directory::{DatabaseKey, Directories, Directory, Ids};
 use crate::event::Event;
-use crate::sample::Room;
+use crate::sample::WindowRoom;
 
-/// A process that holds a log open in each of more directories than are watched of one.
+/// A process holds a log open in each of more directories than are watched per database.
 #[test]
 fn of_very_many_directories_some_are_watched_and_that_is_reported_once() {
     let Some(scratch) = scratch("a database of very many directories") else { return };
-    let wanted = DIRECTORIES + 40;
+    let wanted = DIRECTORIES_PER_DATABASE + 40;
     let limit = getrlimit(Resource::Nofile);
     if limit.maximum.is_some_and(|most| most < 2 * wanted as u64) {
         return pagekeeper_testing::skip(format_args!("this process may have no {} descriptors", 2 * wanted));
@@ -54,22 +54,24 @@ fn of_very_many_directories_some_are_watched_and_that_is_reported_once() {
     drop(held);
     let mut watch = Watch::with(Options { find: false, pids: vec![child.id()], ..Options::default() });
     let began = Instant::now();
-    while watch.guard.watched.directories.len() < DIRECTORIES && began.elapsed() < Duration::from_secs(120) {
+    while watch.guard.watched.directories.len() < DIRECTORIES_PER_DATABASE
+        && began.elapsed() < Duration::from_secs(120)
+    {
         watch.tick();
     }
-    // What it has open is listed for all that is new together, not for each new directory.
+    // Its descriptors are listed for all new directories together, not for each of them.
     let listed = watch.guard.watched.databases[0].descriptors.schedule.ended;
     watch.ticks();
     let watched = watch.guard.watched.directories.len();
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(watched, DIRECTORIES);
-    assert!((1..DIRECTORIES / 20).contains(&listed), "{listed} listings");
+    assert_eq!(watched, DIRECTORIES_PER_DATABASE);
+    assert!((1..DIRECTORIES_PER_DATABASE / 20).contains(&listed), "{listed} listings");
     let reports = watch.said.iter().filter(|said| said.contains("InPart") && said.contains("Directories"));
     assert_eq!(reports.count(), 1, "{:#?}", watch.said);
 }
 
-/// A guard on directories with logs that may be released.
+/// Returns a guard on directories with logs that may be released.
 fn guard_on(directories: &[&tempfile::TempDir]) -> Guard {
     for directory in directories {
         std::fs::write(directory.path().join("binlog.index"), "").unwrap();
@@ -147,13 +149,13 @@ fn a_job_hangs_at_the_device_of_the_directory_that_it_is_at() {
         let path = dir.path().canonicalize().unwrap();
         guard.watched.directories.iter().position(|directory| directory.path == path).unwrap()
     };
-    // One database with a directory on each: it hangs at the second.
+    // One database has a directory on each device, and hangs at the second.
     let second = on(&guard, &other_device);
     let second = guard.watched.directories.remove(second);
     let (key, mut own) = take(&mut guard);
     own.push(second);
     let (answer, question) = std::sync::mpsc::channel::<()>();
-    let waits = Box::new(move |_: &mut Directories, place: &super::serve::Place| {
+    let waits = Box::new(move |_: &mut Directories, place: &super::serve::JobPlace| {
         place.at(1);
         question.recv().unwrap_or(());
     });
@@ -196,7 +198,7 @@ fn a_warning_does_not_wait_for_a_file_system_that_does_not_answer() {
         scope.spawn(|| {
             let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
             guard.sample(false, Instant::now());
-            // FUSE forgets a file's pages when it is opened anew, as by the guard.
+            // FUSE forgets a file's pages when the file is opened anew, as by the guard.
             let window = Window { start: 0, end: 1 << 20, resident: 1 << 20, unwritten: 0 };
             for directory in &mut guard.watched.directories {
                 directory.touch();
@@ -216,12 +218,12 @@ fn a_warning_does_not_wait_for_a_file_system_that_does_not_answer() {
     assert_eq!(decision.warnings.len(), 1, "{decision:?}");
 }
 
-/// Samples the files of a directory that are due at a tick: their names.
+/// Samples the files of a directory that are due at a tick, and returns their names.
 fn sampled(directory: &mut Directory, in_use: &FilesInUse) -> Vec<OsString> {
     let found = directory.find(&ProcRoot::default()).unwrap();
     let endless = Duration::from_secs(3600);
     let turn = Turn::begin(Slice { cpu: endless, wall: endless });
-    let mut room = Room { left: usize::MAX, least: 1 };
+    let mut room = WindowRoom { left: usize::MAX, least: 1 };
     let mut names = Vec::new();
     if !directory.begin_tick(in_use) {
         return names;
@@ -251,14 +253,14 @@ fn of_very_many_due_files_as_few_are_taken_in_hand_as_a_turn_may_last() {
     directory.came_back();
     while !sampled(directory, &FilesInUse::default()).is_empty() || directory.has_more_due() {}
     directory.came_back();
-    // Of those that a turn has no time for the next begins with the first.
+    // If a turn has no time for them, the next one begins with the first.
     assert!(directory.begin_tick(&FilesInUse::default()) && directory.begin_tick(&FilesInUse::default()));
     let first = directory.due();
     assert!(first.len() < 300 && directory.has_more_due(), "{}", first.len());
-    // A turn that is over as it begins is for one.
+    // A turn that is over as it begins has time for one file.
     let found = directory.find(&ProcRoot::default()).unwrap();
     let over = Turn::begin(Slice { cpu: Duration::ZERO, wall: Duration::ZERO });
-    let mut room = Room { left: usize::MAX, least: 1 };
+    let mut room = WindowRoom { left: usize::MAX, least: 1 };
     directory.sample(found.as_fd(), first, &mut room, &over, |_, error| panic!("{error}"));
     // All others follow, each once.
     let mut names = sampled(directory, &FilesInUse::default());
@@ -328,7 +330,7 @@ fn pages_of_a_resting_log_of_a_database_with_many_are_counted_in_every_fourth_sa
     guard.tick(&mut |_| {});
     let directory = &mut guard.watched.directories[0];
     let name = OsStr::new("binlog.000002");
-    // In so many of its samples, those in which its pages were counted, and what was counted last.
+    // Returns in how many of `samples` samples its pages were counted, and the last count.
     let sample = |directory: &mut Directory, samples: usize| -> (usize, u64) {
         let mut counted = 0;
         for _ in 0..samples {
@@ -344,7 +346,7 @@ fn pages_of_a_resting_log_of_a_database_with_many_are_counted_in_every_fourth_sa
     assert_eq!(sample(directory, 8), (8, size), "one of few");
     directory.of_database_with(10_000, true);
     assert_eq!(sample(directory, 8), (2, size));
-    // Nothing shows that but its pages.
+    // Only its pages show that.
     rustix::fs::fadvise(&log, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     assert_eq!(sample(directory, 4), (1, 0));
     assert_eq!(sample(directory, 8), (2, 0), "nor is so little counted more often");
@@ -367,7 +369,7 @@ fn a_directory_at_rest_is_woken_for_a_log_that_is_asked_for() {
     while !tick(directory).is_empty() {}
     let second = directory.entries["binlog.000002".as_ref() as &OsStr].id;
     directory.sample_now(|entry| entry.id == second);
-    // The other may be due just then.
+    // The other file may be due just then.
     assert!(tick(directory).contains(&"binlog.000002".into()));
     while !tick(directory).is_empty() {}
     directory.came_back();

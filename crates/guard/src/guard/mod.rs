@@ -1,21 +1,24 @@
-//! The guard: finds databases, takes samples of their log files at each tick, asks the policy, and does what it says.
+//! The guard: finds databases, samples their log files at each tick, asks the policy, and carries out its
+//! decisions.
 //!
 //! Invariants:
 //! 1. It only reads, asks for writeback and gives advice: no byte of a file that it watches can change.
 //! 2. No descriptor of a watched file is held between ticks.
-//! 3. What fails for one file or database is reported once and does not keep the others from being watched.
-//! 4. Each database has a budget, and they take turns: what one has too much of costs the others nothing.
-//! 5. A file system that does not answer keeps none but its own databases waiting.
-//! 6. Its cost is bounded: processes and their descriptors are read in slices of processor time, at intervals that follow
-//!    what the last time took, and a tick ends soon, so that signals are heeded.
+//! 3. A failure at one file or database is reported once, and does not keep the others from being watched.
+//! 4. Each database has a budget, and they take turns: an excess of one costs the others nothing.
+//! 5. A file system that does not answer keeps only its own databases waiting.
+//! 6. Its cost is bounded. Processes and their descriptors are read in slices of processor time, at intervals
+//!    that follow the cost of the last time. A tick ends soon, so that signals are heeded.
 
 mod carry_out;
 #[cfg(test)]
 mod claim_tests;
 mod claims;
 mod decide;
+mod directory_eviction;
 mod group_sight;
 mod groups;
+mod hang_timer;
 #[cfg(test)]
 mod limit_tests;
 mod members;
@@ -25,14 +28,12 @@ mod removed;
 #[cfg(test)]
 mod removed_tests;
 mod report;
-mod room;
 #[cfg(test)]
 mod rotation_tests;
 mod sampling;
 #[cfg(test)]
 mod selection_tests;
 mod serve;
-mod silence;
 #[cfg(test)]
 mod stranger_tests;
 mod streams;
@@ -53,7 +54,7 @@ use pagekeeper_policy::Facts;
 
 use self::carry_out::carry_out;
 use self::decide::Decider;
-use self::groups::Groups;
+use self::groups::CgroupWatch;
 use self::report::Report;
 pub use self::streams::StreamFigures;
 use self::streams::StreamWatch;
@@ -63,18 +64,18 @@ use crate::decision::Decision;
 use crate::event::{Done, Event, Summary, Tick};
 use crate::visibility;
 
-/// Ticks without any news after which the guard takes samples less often.
+/// Ticks without any change after which the guard takes samples less often.
 const IDLE_AFTER: u32 = 20;
 
-/// After so long [`Guard::has_seen_all`] no longer waits for what comes anew.
+/// After this time [`Guard::has_seen_all`] no longer waits for new databases.
 const SEEN_WITHIN: Duration = Duration::from_secs(60);
 
-/// What the caller of [`Guard::run`] wants next.
+/// The next step that the caller of [`Guard::run`] wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Control {
     /// Go on with the next tick.
     Continue,
-    /// End, and give the summary.
+    /// End, and return the summary.
     Stop,
 }
 
@@ -84,14 +85,14 @@ pub struct Guard {
     watched: Watched,
     decider: Decider,
     streams: StreamWatch,
-    groups: Groups,
+    groups: CgroupWatch,
     report: Report,
     quiet_ticks: u32,
 }
 
 impl Guard {
-    /// A guard that has taken no sample yet. Fails if a profile that was asked for does not exist, or if nothing
-    /// could ever be watched by it.
+    /// A guard that has taken no sample yet. Fails if a profile that was asked for does not exist, or if
+    /// nothing could ever be watched by it.
     ///
     /// ```
     /// use pagekeeper_guard::{Guard, Options};
@@ -117,7 +118,7 @@ impl Guard {
             settings,
             watched: Watched::new(proc, now),
             decider: Decider::new(now),
-            groups: Groups::new(now),
+            groups: CgroupWatch::new(now),
             report,
             quiet_ticks: 0,
         };
@@ -125,7 +126,8 @@ impl Guard {
         Ok(guard)
     }
 
-    /// Takes a new configuration; what is watched is found anew, figures of the summary go on.
+    /// Takes a new configuration. Everything that is watched is found anew; the figures of the summary
+    /// continue.
     pub fn reload(&mut self, options: Options) -> Result<(), ProfileError> {
         self.settings = Settings::new(options)?;
         let now = Instant::now();
@@ -137,8 +139,8 @@ impl Guard {
         Ok(())
     }
 
-    /// Ticks until `wait` says to stop. `wait` is given the time until the next tick; `report` is given all events
-    /// but the summary.
+    /// Ticks until `wait` says to stop. `wait` gets the time until the next tick; `report` gets all events
+    /// except the summary.
     pub fn run(
         &mut self,
         mut wait: impl FnMut(&mut Self, Duration) -> Control,
@@ -157,7 +159,7 @@ impl Guard {
         }
     }
 
-    /// Whether all processes that were named have ended, and nothing else is to be watched.
+    /// Returns whether all processes that were named have ended, and nothing else is to be watched.
     pub fn is_done(&self) -> bool {
         let options = &self.settings.options;
         !options.pids.is_empty()
@@ -167,8 +169,8 @@ impl Guard {
             && self.report.ticks() > 0
     }
 
-    /// Whether everything that there is to be found has been: else some ticks more are needed. After a minute it is given up,
-    /// and reported: there may always be something new.
+    /// Returns whether everything that is there was found; otherwise more ticks are needed. After a minute
+    /// that is given up, and reported: there may always be something new.
     pub fn has_seen_all(&mut self) -> bool {
         let seen = self.watched.has_seen_all(&self.settings);
         if !seen {
@@ -182,16 +184,18 @@ impl Guard {
         self.report.ticks() > 0 && (seen || late)
     }
 
-    /// Whether a database had no processor time left for a sample, or to list its directories to the end, in the last tick, and gets some later: what it has is not
-    /// released yet. Never after the first minute, as [`Self::has_seen_all`].
+    /// Returns whether a database had no processor time left in the last tick, for a sample or to finish
+    /// listing its directories, and gets some later: its pages are not released yet. Always false after the
+    /// first minute, as for [`Self::has_seen_all`].
     pub fn is_behind(&self) -> bool {
         self.watched.turns.anyone_waits() && self.report.seconds() < SEEN_WITHIN.as_secs_f64()
     }
 
-    /// Takes a sample of everything, and decides what is to be done, which is left to the caller: nothing is released,
-    /// reclaimed or written. `report` is given what was found, and what could not be seen.
+    /// Samples everything and returns the decision, which is left to the caller: nothing is released,
+    /// reclaimed or written. `report` gets what was found, and what could not be seen.
     ///
-    /// What was decided once is taken to be done: it is decided again no sooner than ten seconds later, if it is there still.
+    /// A decision counts as carried out: it is made again after ten seconds at the earliest, if it still
+    /// applies.
     pub fn decide(&mut self, report: &mut dyn FnMut(&Event)) -> Decision {
         let (facts, _) = self.sample(false, Instant::now());
         let decision = self.decider.decide(&facts, &mut self.watched, &self.settings);
@@ -199,7 +203,7 @@ impl Guard {
         decision
     }
 
-    /// Which files the guard watches now.
+    /// Returns the files that the guard watches now.
     pub fn watched_files(&self) -> impl Iterator<Item = Inode> {
         self.watched
             .directories
@@ -207,7 +211,7 @@ impl Guard {
             .flat_map(|directory| directory.entries.values().map(|entry| entry.inode))
     }
 
-    /// Takes a sample of everything, and acts.
+    /// Samples everything, and acts.
     pub fn tick(&mut self, report: &mut dyn FnMut(&Event)) {
         self.report.done.clear();
         let (facts, moved) = self.sample(true, Instant::now());
@@ -254,7 +258,7 @@ impl Guard {
         self.report.pass_on(report);
     }
 
-    /// Takes a sample of everything, and `acts` on memory cgroups; whether anything has moved.
+    /// Samples everything, and acts on memory cgroups if `acts`. Returns whether anything has moved.
     fn sample(&mut self, acts: bool, now: Instant) -> (Facts, bool) {
         let (watched, report) = (&mut self.watched, &mut self.report);
         watched.took.clear();
@@ -268,27 +272,27 @@ impl Guard {
         (self.decider.facts(watched, &self.settings, report, now), moved)
     }
 
-    /// What the last tick did, by directory and class; nothing in a dry run.
+    /// Returns the effect of the last tick, by directory and class; empty in a dry run.
     pub fn done(&self) -> &[Done] {
         &self.report.done
     }
 
-    /// How long the last tick took for each database's process: listing, sampling and acts.
+    /// Returns how long the last tick took for each database's process: listing, sampling and acts.
     pub fn tick_by_process(&self) -> BTreeMap<u32, Duration> {
         self.watched.took.iter().filter_map(|(key, took)| Some((key.pid()?, *took))).collect()
     }
 
-    /// What became of streams so far.
+    /// Returns the figures about streams so far.
     pub fn streams(&self) -> StreamFigures {
         self.streams.figures()
     }
 
-    /// Reclaimed in memory cgroups so far, in bytes, by their paths.
+    /// Returns the bytes reclaimed in memory cgroups so far, by their paths.
     pub fn reclaimed_in_groups(&self) -> &BTreeMap<PathBuf, u64> {
         self.groups.reclaimed()
     }
 
-    /// What the run did so far.
+    /// Returns the summary of the run so far.
     pub fn summary(&self) -> Summary {
         self.report.summary(&self.streams, &self.groups)
     }

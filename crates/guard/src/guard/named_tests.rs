@@ -1,4 +1,4 @@
-//! What lies below a directory that was named, where it belongs to somebody who would have files of others acted on. As root.
+//! Tests of directories below a named one whose owner tries to have files of others acted on. As root.
 
 use std::os::unix::fs::{lchown, symlink};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::claim_tests::{DATABASE, OTHER, Watch, directory, log, resident, scratch, whole};
 use crate::config::Options;
 
-/// Two segments of a log, of which the first is needed no more.
+/// Makes two segments of a log, of which the first is no longer needed.
 fn segments(directory: &Path, user: u32) -> [PathBuf; 2] {
     [1, 2].map(|number| log(directory.join(format!("00000001000000000000000{number}")), user, 0o600))
 }
@@ -36,7 +36,7 @@ fn a_link_below_a_named_directory_leads_to_its_owners_files_alone() {
     let theirs = segments(&secret, 0);
     let data = directory(dir.path().join("data"), OTHER, 0o755);
     symlink(&secret, data.join("pg_wal")).unwrap();
-    // What the link leads to does not show of which database the directory is.
+    // The target of the link does not show which database the directory belongs to.
     let mut none = watch(&data);
     none.ticks();
     assert!(
@@ -48,7 +48,7 @@ fn a_link_below_a_named_directory_leads_to_its_owners_files_alone() {
     first.ticks();
     assert_eq!(theirs.each_ref().map(|path| resident(path)), [whole(); 2]);
     assert_eq!(refused(&first), 1, "{:#?}", first.said);
-    // In a directory of root's that all may write to, the link is still of who made it.
+    // Even in a directory of root's that everybody may write to, the link counts as its maker's.
     let shared = directory(dir.path().join("shared"), 0, 0o1777);
     let link = shared.join("pg_wal");
     symlink(&secret, &link).unwrap();
@@ -62,7 +62,7 @@ fn a_link_below_a_named_directory_leads_to_its_owners_files_alone() {
 #[test]
 fn a_directory_below_a_named_one_that_is_exchanged_is_examined_anew() {
     let Some(dir) = scratch("an exchange below a named directory") else { return };
-    // Readable for all, so that the directory alone would be no hindrance.
+    // Readable by everybody, so that the directory alone would be no obstacle.
     let secret = directory(dir.path().join("secret"), OTHER, 0o755);
     let [theirs, _] = segments(&secret, 0);
     let data = directory(dir.path().join("data"), OTHER, 0o755);
@@ -84,7 +84,7 @@ fn what_root_has_set_up_below_a_named_directory_is_served() {
     let data = directory(dir.path().join("data"), 0, 0o755);
     symlink(&disk, data.join("pg_wal")).unwrap();
     watch(&data).until_released(&own);
-    // And a database's own link to another disk.
+    // The same for a database's own link to another disk.
     let [again, _] = segments(&disk, DATABASE);
     let data = directory(dir.path().join("theirs"), DATABASE, 0o700);
     symlink(&disk, data.join("pg_wal")).unwrap();

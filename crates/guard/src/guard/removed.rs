@@ -1,21 +1,26 @@
-//! Log files that were removed while somebody has them open: no name leads to them, and their pages stay until the last descriptor is
-//! closed. A backend of `PostgreSQL` keeps the segment that it wrote last open for as long as it lives, and a purged binlog stays for
-//! its reader.
+//! Removed log files that some process has open: no name leads to them, and their pages stay until the last
+//! descriptor is closed. A backend of `PostgreSQL` keeps the segment that it wrote last open for its whole
+//! life, and a purged binlog stays for its reader.
 //!
-//! They are known by descriptors of a watched database and of its children, and opened through these for one pass alone.
+//! Such a file is known by descriptors of a watched database and of its children. It is opened through these
+//! for one pass alone.
 //!
 //! Invariants:
-//! 1. Nothing is done to a file that has a name, or got one again: who reads by that is not seen here. Nor to one that is not the
-//!    database's by [the rules of ownership](crate::ownership), that is on another file system than the watched directory it was
-//!    in, or that is called as no log of that directory is.
-//! 2. One that was written or changed in the last [`QUIET`] is left alone, and so is what lies at or behind a reader.
-//! 3. Before anything is done to one, all who may have it open were listed since it was seen first: nobody who reads is missed, but
-//!    who may not be inspected, as everywhere. Who has more open than is kept in mind may have any of its user's.
-//! 4. No descriptor of one is held between ticks: its space comes back with the last of the database's own.
-//! 5. Descriptors are kept of no more than twice [`MOST_HELD`], and of a file only its name. A pass goes over them once; what it
-//!    does for a database is that one's to pay, in a job that may hang alone, and not begun where it has nothing left.
+//! 1. A file that has a name, or got one again, is left alone, because readers by that name are not seen
+//!    here. A file must also be the database's by [the ownership rules](crate::ownership), be on the file
+//!    system of the watched directory it was in, and have the name of a log of that directory.
+//! 2. A file that was written or changed in the last [`QUIET_AFTER`] is left alone. Nothing at or behind the
+//!    position of a reader is released.
+//! 3. Before anything is done to a file, all processes that may have it open were listed since it was first
+//!    seen. So no reader is missed, except those that may not be inspected, as everywhere. A process that has
+//!    more files open than are remembered may have any of its user's files open.
+//! 4. No descriptor of such a file is held between ticks: its space comes back with the last of the
+//!    database's own.
+//! 5. At most twice [`REMOVED_DESCRIPTORS_MAX`] descriptors are remembered, and only the name of a file. A
+//!    pass visits them once. The work for a database is charged to it, runs in a job that may hang alone, and
+//!    does not begin if the database has no budget left.
 //!
-//! What can't be seen of one leaves it alone.
+//! A file is left alone if anything needed about it can't be seen.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -30,7 +35,7 @@ use pagekeeper_kernel::process::{OpenFile, ProcRoot, thread_cpu_time};
 use pagekeeper_policy::shares::shares_by_party;
 use pagekeeper_policy::{FileId, Rule, WINDOW};
 
-use super::carry_out::LEAST_TIME;
+use super::carry_out::ACT_TIME_MIN;
 use super::report::Report;
 use super::watched::Watched;
 use crate::budget::Slice;
@@ -40,89 +45,89 @@ use crate::descriptors::ListedProcess;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
 
-use pass::{Came, Examined, Item, Pass, PassOutcome};
+use pass::{ExaminedFile, Item, PassOutcome, RemovalOutcome, RemovalPass};
 
 mod pass;
 
-/// They are looked at so often.
-const INTERVAL: Duration = Duration::from_secs(2);
-/// One that was not changed for so long is written no more.
-const QUIET: Duration = Duration::from_secs(5);
-/// Descriptors of them that are kept in mind of one process, and of all together, by shares.
-const MOST_HELD: (usize, usize) = (256, 4096);
-/// One that is open more often is left alone.
-const MOST_OPEN: usize = 1024;
-/// Files of one database that are looked at in one pass.
-const MOST_LOOKED_AT: usize = 16;
-/// What resists so often is left.
-const TRIES: u32 = 3;
+/// Time between two passes.
+const PASS_INTERVAL: Duration = Duration::from_secs(2);
+/// A file that was not changed for this long is not being written any more.
+const QUIET_AFTER: Duration = Duration::from_secs(5);
+/// The most descriptors of removed files that are remembered, per process and in all, by shares.
+const REMOVED_DESCRIPTORS_MAX: (usize, usize) = (256, 4096);
+/// A file with more descriptors than this is left alone.
+const OPENERS_MAX: usize = 1024;
+/// The most files of one database that are examined in one pass.
+const FILES_PER_PASS_MAX: usize = 16;
+/// Number of attempts after which pages that stay are left.
+const RELEASE_TRIES_MAX: u32 = 3;
 
-/// A descriptor of one.
+/// A descriptor of a removed file.
 #[derive(Debug, Clone, Copy)]
 struct Opener {
     pid: u32,
     fd: RawFd,
-    /// What fdinfo shows of the file.
+    /// The inode number that fdinfo shows.
     shown: Option<u64>,
-    /// Whether the process is its database, or a child of that.
+    /// Whether the process is the file's database, or a child of it.
     is_own: bool,
 }
 
-/// What a process has open of them.
+/// The removed files that a process has open.
 #[derive(Debug)]
-struct Process {
+struct OpenerProcess {
     party: Party,
     /// The database that it is, or whose child it is.
     of: Option<u32>,
     open: Vec<(RawFd, Inode, Option<u64>)>,
-    /// Whether that may not be all.
+    /// Whether the list may be incomplete.
     is_cut: bool,
 }
 
-/// One of them.
+/// A removed file.
 #[derive(Debug)]
 struct File {
     database: u32,
-    /// The watched directory that it was in, and how it was called there.
+    /// The watched directory that it was in, and its name there.
     directory: Inode,
     name: OsString,
-    /// Who was listed since then is known to have it open, or not.
+    /// Processes that were listed after this are known to have it open, or not.
     since: Instant,
-    known: Option<Known>,
+    known: Option<RemovedFileState>,
 }
 
-/// What was seen of one in a pass.
+/// The state of a file in a pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Seen {
+struct RemovedFileStat {
     size: u64,
-    /// The times of its last change of content and of anything else, in seconds and nanoseconds.
+    /// The times of its last change of content and of its status, in seconds and nanoseconds.
     changed: [i64; 4],
-    /// Behind which nothing may go: where readers are.
+    /// The lowest position of a reader: only pages before it may go.
     readers: Option<u64>,
 }
 
-/// What is remembered of one.
+/// The remembered state of a file.
 #[derive(Debug, Clone)]
-struct Known {
+struct RemovedFileState {
     size: u64,
     changed: [i64; 4],
     since: Instant,
-    /// Up to where it was released, or that was given up.
+    /// The end of what was released, or given up.
     released_to: u64,
     tries: u32,
 }
 
-/// All of them. See the module.
+/// All removed files. See the module.
 #[derive(Debug)]
 pub(super) struct Removed {
-    held: BTreeMap<u32, Process>,
-    /// How many descriptors that are.
+    held: BTreeMap<u32, OpenerProcess>,
+    /// The total number of descriptors.
     count: usize,
     files: BTreeMap<Inode, File>,
     names: HashSet<OsString>,
     due: Instant,
     pass: usize,
-    /// [`QUIET`].
+    /// The time that [`QUIET_AFTER`] stands for.
     pub(super) quiet: Duration,
 }
 
@@ -135,12 +140,12 @@ impl Removed {
             names: HashSet::new(),
             due: now,
             pass: 0,
-            quiet: QUIET,
+            quiet: QUIET_AFTER,
         }
     }
 
-    /// Takes in what a process was seen to have open of removed files: those that are known, and of a database or its child those
-    /// that `place` finds a watched directory for.
+    /// Takes in the removed files that a process has open: those already known, and for a database or its
+    /// child also those for which `place` finds a watched directory.
     fn note(
         &mut self,
         pid: u32,
@@ -157,7 +162,7 @@ impl Removed {
             if !is_known && directory.is_none() {
                 continue;
             }
-            if open.len() >= MOST_HELD.0 {
+            if open.len() >= REMOVED_DESCRIPTORS_MAX.0 {
                 is_cut = true;
                 break;
             }
@@ -173,42 +178,44 @@ impl Removed {
         }
         self.count += open.len();
         open.shrink_to_fit();
-        self.held.insert(pid, Process { party, of, open, is_cut });
-        if self.count > 2 * MOST_HELD.1 {
+        self.held.insert(pid, OpenerProcess { party, of, open, is_cut });
+        if self.count > 2 * REMOVED_DESCRIPTORS_MAX.1 {
             self.share_out();
         }
     }
 
-    /// Takes in that a process has none of them open.
+    /// Records that a process has no removed file open.
     fn forget(&mut self, pid: u32) {
         self.count -= self.held.remove(&pid).map_or(0, |process| process.open.len());
     }
 
-    /// Whether a file of this name is one of them, as far as that is known.
+    /// Returns whether a file of this name is a known removed file.
     pub(super) fn has_name(&self, path: &Path) -> bool {
         path.file_name().is_some_and(|name| self.names.contains(name))
     }
 
-    /// Of each file whether it was looked at.
+    /// Returns for each file whether it was examined.
     #[cfg(test)]
     pub(super) fn looked_at(&self) -> Vec<bool> {
         self.files.values().map(|file| file.known.is_some()).collect()
     }
 
-    /// Begins a pass: forgets what is gone, and what there is too much of.
+    /// Begins a pass: forgets files that are gone, and those beyond the limits.
     fn begin(&mut self, proc: &ProcRoot, now: Instant) {
-        self.due = now + INTERVAL;
-        self.pass = self.pass.wrapping_add(MOST_LOOKED_AT);
+        self.due = now + PASS_INTERVAL;
+        self.pass = self.pass.wrapping_add(FILES_PER_PASS_MAX);
         self.held.retain(|pid, _| proc.start_time(*pid).is_ok());
         self.share_out();
     }
 
-    /// Leaves each its share of the descriptors, and forgets the files that no database has open.
+    /// Cuts the descriptors of each process to its share, and forgets files that no database has open.
     fn share_out(&mut self) {
         let wanted: Vec<_> = self.held.values().map(|process| (process.party, process.open.len())).collect();
         let mut own = HashSet::new();
         self.count = 0;
-        for ((pid, process), share) in self.held.iter_mut().zip(shares_by_party(MOST_HELD.1, &wanted)) {
+        for ((pid, process), share) in
+            self.held.iter_mut().zip(shares_by_party(REMOVED_DESCRIPTORS_MAX.1, &wanted))
+        {
             process.is_cut |= process.open.len() > share;
             process.open.truncate(share);
             self.count += process.open.len();
@@ -219,7 +226,7 @@ impl Removed {
         self.names = self.files.values().map(|file| file.name.clone()).collect();
     }
 
-    /// The files of each database.
+    /// Returns the files of each database.
     fn by_database(&self) -> BTreeMap<u32, Vec<Inode>> {
         let mut files: BTreeMap<u32, Vec<Inode>> = BTreeMap::new();
         for (inode, file) in &self.files {
@@ -228,7 +235,7 @@ impl Removed {
         files
     }
 
-    /// Who has each of them open.
+    /// Returns the openers of each file.
     fn openers(&self) -> HashMap<Inode, Vec<Opener>> {
         let mut openers: HashMap<Inode, Vec<Opener>> = HashMap::new();
         for (pid, process) in &self.held {
@@ -242,7 +249,7 @@ impl Removed {
         openers
     }
 
-    /// What is to be looked at of these files of one database, in turns.
+    /// Returns the items to examine for these files of one database, in turns.
     fn items(
         &self,
         mut files: Vec<Inode>,
@@ -257,7 +264,7 @@ impl Removed {
             own.iter().enumerate().filter_map(|(at, directory)| Some((directory.pin?.inode, at))).collect();
         let item = |inode: Inode| {
             let file = self.files.get(&inode)?;
-            let openers = openers.remove(&inode).filter(|all| all.len() <= MOST_OPEN)?;
+            let openers = openers.remove(&inode).filter(|all| all.len() <= OPENERS_MAX)?;
             let at = *directories.get(&file.directory)?;
             let directory = &own[at];
             let path = directory.path_of(&file.name);
@@ -276,17 +283,18 @@ impl Removed {
             let (database, known) = (file.database, file.known.clone());
             Some(Item { act, database, openers, all_listed, known })
         };
-        files.into_iter().take(MOST_LOOKED_AT).filter_map(item).collect()
+        files.into_iter().take(FILES_PER_PASS_MAX).filter_map(item).collect()
     }
 }
 
-impl Known {
-    fn new(seen: &Seen, now: Instant) -> Self {
+impl RemovedFileState {
+    fn new(seen: &RemovedFileStat, now: Instant) -> Self {
         Self { size: seen.size, changed: seen.changed, since: now, released_to: 0, tries: 0 }
     }
 
-    /// Takes in what is seen; whether it has changed, or is another one with the same number.
-    fn see(&mut self, seen: &Seen, now: Instant) -> bool {
+    /// Takes in the state of the file. Returns whether it has changed, or is another file with the same inode
+    /// number.
+    fn see(&mut self, seen: &RemovedFileStat, now: Instant) -> bool {
         let has_changed = (self.size, self.changed) != (seen.size, seen.changed);
         if has_changed {
             *self = Self::new(seen, now);
@@ -294,8 +302,8 @@ impl Known {
         has_changed
     }
 
-    /// Up to where it may be released now, if anywhere; `u64::MAX` for all of it.
-    fn end(&self, seen: &Seen, quiet: Duration, now: Instant) -> Option<u64> {
+    /// Returns up to where the file may be released now, if anywhere; `u64::MAX` for all of it.
+    fn end(&self, seen: &RemovedFileStat, quiet: Duration, now: Instant) -> Option<u64> {
         if now.saturating_duration_since(self.since) < quiet {
             return None;
         }
@@ -306,10 +314,11 @@ impl Known {
         (end > self.released_to).then_some(end)
     }
 
-    /// Takes in that it was released up to there, or that this did not come to its end; whether that is given up.
+    /// Records that it was released up to `end`, or that the release was not complete. Returns whether it is
+    /// given up.
     fn released(&mut self, end: u64, is_done: bool) -> bool {
         self.tries += 1;
-        let is_left = self.tries >= TRIES;
+        let is_left = self.tries >= RELEASE_TRIES_MAX;
         if is_done || is_left {
             (self.released_to, self.tries) = (end, 0);
         }
@@ -317,15 +326,15 @@ impl Known {
     }
 }
 
-/// Since when all were listed who may have the files of a database open, by whose that one is.
+/// Since when all processes were listed that may have a database's files open, by the database's party.
 #[derive(Debug, Default)]
-struct Listed {
-    /// Who may open anybody's.
+struct ListedSince {
+    /// For processes that may open anybody's files.
     anybody: Option<Instant>,
     own: BTreeMap<Party, Option<Instant>>,
 }
 
-impl Listed {
+impl ListedSince {
     fn note(&mut self, party: Party, since: Option<Instant>) {
         match party {
             Party::User(0) | Party::Unknown | Party::Operator => self.anybody = self.anybody.min(since),
@@ -342,13 +351,13 @@ impl Listed {
 }
 
 impl Watched {
-    /// Takes in which removed files a database was seen to have open; it may be but a part of them.
+    /// Takes in the removed files that a database has open; the list may be incomplete.
     pub(super) fn note_removed(&mut self, index: usize, open: Vec<OpenFile>, is_cut: bool, now: Instant) {
         let pid = self.databases[index].pid;
         self.note_removed_of(pid, Some(index), open, is_cut, now);
     }
 
-    /// The same of processes that are no databases.
+    /// Takes in the same for processes that are not databases.
     pub(super) fn note_removed_of_others(&mut self, listed: Vec<ListedProcess>, now: Instant) {
         for one in listed {
             if one.is_unread() {
@@ -382,7 +391,7 @@ impl Watched {
         let own: HashMap<&Path, &Directory> =
             own.map(|directory| (directory.path.as_path(), &**directory)).collect();
         let view = OnceCell::new();
-        // Most are in the same few.
+        // Most are in the same few directories.
         let mut parents: HashMap<PathBuf, PathBuf> = HashMap::new();
         let place = |file: &OpenFile| {
             let shown = file.path.parent().filter(|_| !own.is_empty())?;
@@ -399,7 +408,8 @@ impl Watched {
         self.listing_time.spend(thread_cpu_time().saturating_sub(before));
     }
 
-    /// Releases what may go of them, or reports that it would: how many bytes went, and in how many acts.
+    /// Releases the pages that may go, or reports that it would. Returns the bytes released, and the number
+    /// of acts.
     pub(super) fn release_removed(
         &mut self,
         settings: &Settings,
@@ -416,7 +426,7 @@ impl Watched {
             return done;
         }
         let (mut openers, listed) = (self.removed.openers(), self.all_listed());
-        let deadline = Instant::now() + LEAST_TIME;
+        let deadline = Instant::now() + ACT_TIME_MIN;
         let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
             let files = files.remove(&key.pid()?)?;
             let slice = watched.turns.slice_on_account(key)?;
@@ -429,7 +439,7 @@ impl Watched {
             let ids = &watched.ids;
             let items = watched.removed.items(files, &mut openers, own, all_listed, || ids.next());
             watched.turns.spend(key, thread_cpu_time().saturating_sub(before));
-            let pass = Pass {
+            let pass = RemovalPass {
                 proc: watched.proc.clone(),
                 quiet: watched.removed.quiet,
                 is_dry: settings.options.dry_run,
@@ -439,26 +449,26 @@ impl Watched {
         };
         let take =
             |watched: &mut Self, key: &DatabaseKey, own: &mut [Box<Directory>], looked: PassOutcome| {
-                let released = looked.all.iter().map(Examined::released).sum();
+                let released = looked.all.iter().map(ExaminedFile::released).sum();
                 watched.turns.spend_on_release(key, looked.spent, released);
-                for Examined { act, known, came } in looked.all {
+                for ExaminedFile { act, known, outcome } in looked.all {
                     if let Some(file) = watched.removed.files.get_mut(&act.inode) {
                         file.known = known;
-                        if matches!(came, Came::Anew) {
+                        if matches!(outcome, RemovalOutcome::Anew) {
                             file.since = now;
                         }
                     }
-                    match came {
-                        Came::Nothing | Came::Anew => {}
-                        Came::Would(end) => {
+                    match outcome {
+                        RemovalOutcome::Nothing | RemovalOutcome::Anew => {}
+                        RemovalOutcome::Would(end) => {
                             let (path, action) = (act.path, act.action);
                             report.events.push(Event::Would { path, action, start: 0, end });
                         }
-                        Came::Released(released, kept) => {
+                        RemovalOutcome::Released(released, kept) => {
                             done = (done.0 + released, done.1 + 1);
                             report.act_done(&act, &own[act.directory], released, kept);
                         }
-                        Came::Failed(error) => report.problem(act.path, &error),
+                        RemovalOutcome::Failed(error) => report.problem(act.path, &error),
                     }
                 }
             };
@@ -466,13 +476,13 @@ impl Watched {
         done
     }
 
-    /// Since when all were listed.
-    fn all_listed(&mut self) -> Listed {
+    /// Returns since when all processes were listed.
+    fn all_listed(&mut self) -> ListedSince {
         let before = thread_cpu_time();
-        let mut listed = Listed { anybody: self.others.all_read_since(), own: BTreeMap::new() };
+        let mut listed = ListedSince { anybody: self.others.all_read_since(), own: BTreeMap::new() };
         for database in &self.databases {
             let since = database.descriptors.schedule.listed.filter(|_| database.sees_descriptors);
-            // Whose one is that was never listed is not known yet.
+            // The party of a process that was never listed is not known yet.
             let party = match since {
                 Some(_) => database.right().party(),
                 None => Party::of(&self.proc, database.pid),

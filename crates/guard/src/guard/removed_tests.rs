@@ -1,4 +1,5 @@
-//! Log files that are removed while processes have them open: as root, beside processes of users of their own.
+//! Tests of log files that are removed while processes have them open. As root, beside processes of their own
+//! users.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -12,7 +13,7 @@ use super::claim_tests::{ATTACKER, DATABASE, Fake, OTHER, Watch, directory, log,
 use crate::config::Options;
 use crate::directory::DatabaseKey;
 
-/// What is resident of a file that a process has open.
+/// Returns the resident bytes of a file that a process has open.
 fn resident(pid: u32, fd: u32) -> u64 {
     let link = PathBuf::from(format!("/proc/{pid}/fd/{fd}"));
     let file = InspectedFile::open_magic_link(&link, Expected::Any, link.clone()).unwrap();
@@ -37,8 +38,8 @@ fn what_nobody_reads_again_of_removed_logs_goes_and_all_else_stays() {
     let Some(scratch) = scratch("removed logs") else { return };
     let data = directory(scratch.path().join("data"), DATABASE, 0o755);
     binlogs(&data, DATABASE, &[1, 2, 3, 4, 5, 6, 7]);
-    // 3 is read to its end, 4 not at all, and 5 is written by somebody else; 6 has another name. 7 is a child's, as a segment
-    // is a backend's. The last is the writer's, and is not removed.
+    // 3 is read to its end, 4 not at all, and 5 is written by another process; 6 has another name. 7 is a
+    // child's, like a backend's segment. The last one is the writer's, and is not removed.
     let script = "exec 3<binlog.000001 4<binlog.000002 5<binlog.000003 6<binlog.000004 8>>binlog.000007
         for fd in 3 5 6; do dd of=/dev/null bs=1M count=1 status=none <&$fd; done
         sleep 60 7<>binlog.000005 >/dev/null & echo $! >child; exec 9>>binlog.000006";
@@ -47,7 +48,7 @@ fn what_nobody_reads_again_of_removed_logs_goes_and_all_else_stays() {
     let mut writer = OpenOptions::new().append(true).open(data.join("binlog.000003")).unwrap();
     std::fs::hard_link(data.join("binlog.000004"), scratch.path().join("backup")).unwrap();
 
-    // Whoever is called so, and has a file of another user's open.
+    // A process with the name of a database that has a file of another user open.
     let home = directory(scratch.path().join("home"), ATTACKER, 0o755);
     binlogs(&home, ATTACKER, &[2]);
     log(home.join("binlog.000001"), 0, 0o644);
@@ -75,7 +76,7 @@ fn what_nobody_reads_again_of_removed_logs_goes_and_all_else_stays() {
         assert!(began.elapsed() < Duration::from_secs(60), "{left:?}: {:#?}", watch.said);
         write(&mut watch);
     }
-    // For as long again, and some looks more.
+    // For as long again, and some passes more.
     for _ in 0..rounds.get() + 50 {
         write(&mut watch);
     }
@@ -85,7 +86,7 @@ fn what_nobody_reads_again_of_removed_logs_goes_and_all_else_stays() {
     assert_eq!(resident(hostile.pid(), 3), whole(), "it is another user's");
     let released = watch.guard.summary().released_total_bytes;
     assert!(released >= 3 * whole(), "{released}");
-    // Nobody but those has them open: their space comes back.
+    // Only these processes have them open: their space comes back.
     let own = std::fs::read_dir("/proc/self/fd").unwrap();
     let held = own.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
     let held: Vec<PathBuf> = held.filter(|path| path.starts_with(&data)).collect();
@@ -132,7 +133,7 @@ fn what_a_reader_of_another_process_has_yet_to_read_stays() {
     let script = "exec 3<binlog.000001 4<binlog.000002 8>>binlog.000003
         for fd in 3 4; do dd of=/dev/null bs=1M count=6 status=none <&$fd; done";
     let server = Fake::start(scratch.path(), "mariadbd", DATABASE, &data, script);
-    // A mysqlbinlog that is slow, of another user that may read them.
+    // A slow mysqlbinlog, of another user that may read them.
     let script = "exec 3<binlog.000001; dd of=/dev/null bs=1M count=3 status=none <&3";
     let reader = Fake::start(scratch.path(), "mysqlbinlog", OTHER, &data, script);
     let mut watch = watch(&[server.pid()], false);

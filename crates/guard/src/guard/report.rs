@@ -1,35 +1,35 @@
-//! What the guard reports to its caller: events, what the last tick did, and the figures of the summary.
+//! The guard's reports to its caller: events, the effect of the last tick, and the figures of the summary.
 
 use std::collections::HashSet;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::groups::Groups;
+use super::groups::CgroupWatch;
 use super::streams::StreamWatch;
 use pagekeeper_kernel::text::unescaped;
 use pagekeeper_policy::FileClass;
 
 use crate::budget::Budget;
 use crate::decision::{Action, FileAct};
-use crate::directory::{DatabaseKey, Directory, Listed};
+use crate::directory::{DatabaseKey, Directory, ListingResult};
 use crate::event::{Done, Event, Refusal, Summary};
 use crate::usage;
-use crate::warned::Warned;
+use crate::warning_dedup::WarningDedup;
 
-/// Problems that are remembered, so that each is reported once.
+/// The most problems that are remembered, so that each is reported once.
 const PROBLEMS_REMEMBERED: usize = 10_000;
 
-/// What is to be reported.
+/// Reports that are collected for the caller.
 pub(super) struct Report {
-    /// Not passed on yet.
+    /// Events that were not passed on yet.
     pub(super) events: Vec<Event>,
-    /// What this tick did.
+    /// The effect of this tick.
     pub(super) done: Vec<Done>,
-    /// Released behind streams since the last tick, in bytes.
+    /// Bytes released behind streams since the last tick.
     pub(super) streamed: u64,
     summary: Summary,
-    /// Whether the figures of the summary have a first sample.
+    /// Whether the summary has the figures of a first sample.
     sampled: bool,
     problems: HashSet<(PathBuf, String)>,
     in_part: HashSet<(DatabaseKey, Budget)>,
@@ -54,7 +54,7 @@ impl Report {
         }
     }
 
-    /// Reports what could not be seen or done, once for each path.
+    /// Reports something that could not be seen or done, once for each path.
     pub(super) fn problem(&mut self, path: PathBuf, problem: &dyn Display) {
         let problem = problem.to_string();
         if self.problems.len() < PROBLEMS_REMEMBERED && self.problems.insert((path.clone(), problem.clone()))
@@ -63,8 +63,8 @@ impl Report {
         }
     }
 
-    /// Warns of a file, once for each directory or process that `warned` is of: a log has ever new files.
-    pub(super) fn warning(&mut self, warned: &mut Warned, path: PathBuf, warning: String) {
+    /// Warns of a file, once for the directory or process that `warned` belongs to: a log has ever new files.
+    pub(super) fn warning(&mut self, warned: &mut WarningDedup, path: PathBuf, warning: String) {
         let news = warned.news(warning);
         self.events.extend(news.map(|warning| Event::Warning { path, warning }));
     }
@@ -74,7 +74,7 @@ impl Report {
         self.database_in_part(directory.database(), &directory.profile.name, &directory.path, budget);
     }
 
-    /// The same of a database that was seen to be so at this path.
+    /// Reports the same for a database, as seen at this path.
     pub(super) fn database_in_part(&mut self, key: DatabaseKey, profile: &str, path: &Path, budget: Budget) {
         let pid = key.pid();
         if self.in_part.len() < PROBLEMS_REMEMBERED && self.in_part.insert((key, budget)) {
@@ -90,8 +90,9 @@ impl Report {
         }
     }
 
-    /// Reports what listing a directory refused, whether there was too much, and which logs go by settings.
-    pub(super) fn listed(&mut self, directory: &mut Directory, listed: &Listed) {
+    /// Reports files that a listing refused, a directory with too many files, and logs that are released
+    /// because of settings.
+    pub(super) fn listed(&mut self, directory: &mut Directory, listed: &ListingResult) {
         if listed.left_out {
             self.in_part(directory, Budget::Names);
         }
@@ -113,26 +114,26 @@ impl Report {
         }
     }
 
-    /// Problems are reported once more.
+    /// Makes problems be reported once more.
     pub(super) fn forget_problems(&mut self) {
         self.problems.clear();
         self.in_part.clear();
         self.refused.clear();
     }
 
-    /// Gives the caller all events since the last call.
+    /// Passes all events since the last call to the caller.
     pub(super) fn pass_on(&mut self, report: &mut dyn FnMut(&Event)) {
         for event in self.events.drain(..) {
             report(&event);
         }
     }
 
-    /// Seconds since the start.
+    /// Returns the seconds since the start.
     pub(super) fn seconds(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Takes in what was resident in that many log files before this tick's acts.
+    /// Takes in the bytes that were resident in that many log files before this tick's acts.
     pub(super) fn resident_before(&mut self, files: usize, bytes: u64) {
         if !self.sampled && files > 0 {
             self.sampled = true;
@@ -141,13 +142,13 @@ impl Report {
         self.summary.resident_peak_bytes = self.summary.resident_peak_bytes.max(bytes);
     }
 
-    /// Takes in what is resident after them.
+    /// Takes in the bytes that are resident after these acts.
     pub(super) fn resident_after(&mut self, bytes: u64) {
         self.summary.ticks += 1;
         self.summary.resident_after_bytes = bytes;
     }
 
-    /// Takes in what was released behind streams.
+    /// Takes in the bytes that were released behind streams.
     pub(super) fn behind_streams(&mut self, bytes: u64) {
         self.summary.released_total_bytes += bytes;
         self.streamed += bytes;
@@ -169,13 +170,13 @@ impl Report {
         done.kept_bytes += kept;
     }
 
-    /// Takes in what was read back of released files of a directory.
+    /// Takes in bytes of released files of a directory that were read back.
     pub(super) fn read_back(&mut self, directory: &Directory, class: FileClass, bytes: u64) {
         *self.summary.read_back_bytes.entry(class).or_default() += bytes;
         self.done_to(directory, class).read_back_bytes += bytes;
     }
 
-    /// What this tick did to the files of a class in a directory.
+    /// Returns the record of this tick for the files of a class in a directory.
     fn done_to(&mut self, directory: &Directory, class: FileClass) -> &mut Done {
         let same = |done: &Done| {
             done.class == class && done.pid == directory.owner && done.directory == directory.path
@@ -196,13 +197,13 @@ impl Report {
         &mut self.done[at]
     }
 
-    /// How many ticks there were.
+    /// Returns the number of ticks.
     pub(super) fn ticks(&self) -> u64 {
         self.summary.ticks
     }
 
-    /// What the run did so far.
-    pub(super) fn summary(&self, streams: &StreamWatch, groups: &Groups) -> Summary {
+    /// Returns the summary of the run so far.
+    pub(super) fn summary(&self, streams: &StreamWatch, groups: &CgroupWatch) -> Summary {
         let seconds = self.seconds();
         let cpu_seconds = usage::cpu_time().saturating_sub(self.cpu_before).as_secs_f64();
         Summary {

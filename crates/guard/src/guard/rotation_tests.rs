@@ -1,5 +1,6 @@
-//! Who is seen to have which log open where logs are rotated, and what is listed for that: as root, beside processes of users of
-//! their own. No listing comes by itself here, so that what is seen is what was looked for.
+//! Tests of which logs processes are seen to have open when logs are rotated, and of the listings for that.
+//! As root, beside processes of their own users. Listings come only on request here, so everything that is
+//! seen was looked for.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use super::claim_tests::{DATABASE, Fake, OTHER, Watch, directory, log, scratch};
 use super::sampling::descriptors;
 use crate::config::Options;
 
-/// A shell that does what it finds in the file `step` of its directory, and removes that.
+/// A shell script that runs the file `step` in its directory, and then removes it.
 const STEPS: &str = "while :; do if [ -e step ]; then . ./step; rm step; fi; sleep 0.01; done";
 
 /// A process in a directory that opens and closes logs on demand.
@@ -37,12 +38,12 @@ impl Process {
     }
 }
 
-/// A server with one log, of which all is known.
+/// A server with one log, of which everything is known.
 struct Rotating {
     watch: Watch,
     server: Process,
     data: PathBuf,
-    /// A process of another kind.
+    /// A process that is not a database.
     reader: Process,
 }
 
@@ -72,7 +73,7 @@ impl Rotating {
         self.data.join(format!("binlog.{number:06}"))
     }
 
-    /// Whether a process is seen to have that log open.
+    /// Returns whether a process is seen to have that log open.
     fn sees(&self, process: &Process, number: u32) -> bool {
         let inode = std::fs::metadata(self.path(number)).unwrap().ino();
         let pid = process.fake.pid();
@@ -81,7 +82,7 @@ impl Rotating {
             .any(|seen| seen.pid == pid && seen.inode.ino == inode)
     }
 
-    /// Ticks until it is seen: what is asked for may have to wait until what was listed before is made good.
+    /// Ticks until it is seen: a requested listing may have to wait for the cost of the last one.
     fn until_seen(&mut self, who: &str, number: u32) {
         let began = Instant::now();
         loop {
@@ -95,7 +96,7 @@ impl Rotating {
         }
     }
 
-    /// How often all descriptors of the server, and of all other processes, were listed.
+    /// Returns how often all descriptors of the server, and of all other processes, were listed.
     fn listed(&self) -> [usize; 2] {
         let watched = &self.watch.guard.watched;
         [watched.databases[0].descriptors.schedule.ended, watched.others.schedule.ended]
@@ -107,7 +108,7 @@ impl Rotating {
     }
 }
 
-/// Whether the kernel counts descriptors.
+/// Returns whether the kernel counts descriptors.
 fn counts() -> bool {
     let counts = pagekeeper_kernel::process::ProcRoot::default().fd_count(std::process::id()).is_some();
     if !counts {
@@ -150,13 +151,13 @@ fn who_opens_logs_at_ever_other_descriptors_is_listed() {
 fn a_follower_in_the_server_that_begins_at_a_rotation_is_seen() {
     let Some(scratch) = scratch("a follower that begins at a rotation") else { return };
     let mut all = Rotating::start(scratch.path());
-    // Anywhere, and where the writer was.
+    // The follower is anywhere, and where the writer was.
     for (number, follower, writer) in [(2, 5, 3), (22, 3, 4)] {
         all.server
             .does(&format!("exec 3>&-; exec {follower}<binlog.000001; exec {writer}>>binlog.{number:06}"));
         all.until_seen("server", number);
         assert!(all.sees(&all.server, 1), "a follower that lags");
-        // The next begins as this one did.
+        // The next round begins as this one did.
         all.server.does(&format!("exec {follower}<&-"));
         all.tick();
         assert!(!all.sees(&all.server, 1));
@@ -170,12 +171,12 @@ fn a_follower_elsewhere_is_seen_when_logs_are_rotated() {
     let Some(scratch) = scratch("a follower in another process") else { return };
     let mut all = Rotating::start(scratch.path());
     let opens = |all: &Rotating, number: u32| format!("exec 3<{}", all.path(number).display());
-    // It is new, and opens what is old.
+    // The reader is new, and opens an old log.
     let step = opens(&all, 1);
     all.reader.does(&step);
     all.rotate(2, 3, 3);
     all.until_seen("reader", 1);
-    // It goes on, at the same number and after a while without any.
+    // It moves on, at the same number, and after some time without any descriptor.
     let step = opens(&all, 2);
     all.reader.does(&step);
     all.until_seen("reader", 2);

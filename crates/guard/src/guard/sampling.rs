@@ -1,4 +1,5 @@
-//! Sampling: the names in the watched directories, the descriptors of their files, the files' pages.
+//! Sampling: reads the names in the watched directories, the descriptors of their files, and the files'
+//! pages.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
@@ -19,19 +20,19 @@ use pagekeeper_policy::unnamed::APPENDED_MUCH;
 use super::claims::Claim;
 use super::report::Report;
 use super::serve::Job;
-use super::watched::{Database, LIST_AGAIN, Watched};
+use super::watched::{Database, RELIST_INTERVAL, Watched};
 use crate::budget::{Budget, Slice, Turn};
 use crate::config::Settings;
 use crate::descriptors::{
-    Descriptor, Extent, FilesInUse, ListedProcess, Lister, Others, POLLED, Wanted, is_written,
-    name_of_removed,
+    Descriptor, Extent, FilesInUse, ForeignDescriptors, ListedProcess, Lister, POLLED_PER_TICK,
+    RelevantNames, is_written, name_of_removed,
 };
-use crate::directory::{DatabaseKey, Directory, Listed, STORM, SampledFiles};
+use crate::directory::{DatabaseKey, Directory, INOTIFY_STORM_CHANGES, ListingResult, SampledFiles};
 use crate::event::Event;
 use crate::notify::{Change, MadeWatch};
-use crate::sample::Room;
+use crate::sample::WindowRoom;
 
-/// What a process has open there is no log: devices, the kernel's own files, shared memory.
+/// Files that a process has open there are not logs: devices, the kernel's own files, shared memory.
 const NO_LOGS: [&str; 3] = ["/dev", "/proc", "/sys"];
 
 impl Watched {
@@ -48,7 +49,7 @@ impl Watched {
         };
         self.turns.begin_tick(&self.directories, party, now);
         if now >= self.list_due {
-            self.list_due = now + LIST_AGAIN;
+            self.list_due = now + RELIST_INTERVAL;
             self.directories.iter_mut().for_each(|directory| directory.stale = true);
         }
         let directories = &mut self.directories;
@@ -57,7 +58,7 @@ impl Watched {
             directories.iter_mut().filter(same).for_each(|directory| what(directory));
         };
         let mut anywhere = false;
-        self.notifications.changes(STORM, |change| match change {
+        self.notifications.changes(INOTIFY_STORM_CHANGES, |change| match change {
             Change::In(key, name) => of(key, &mut |directory| directory.changed(name)),
             Change::Storm(key) => of(key, &mut |directory| directory.in_storm(now)),
             Change::Anywhere => anywhere = true,
@@ -68,9 +69,9 @@ impl Watched {
         self.list_stale(report, now, None);
     }
 
-    /// Goes on with listings, of all databases or of one.
+    /// Continues listings, of all databases or of one.
     pub(super) fn list_stale(&mut self, report: &mut Report, now: Instant, only: Option<&DatabaseKey>) {
-        // How many names there may be in each changes with their number.
+        // The limit of names for each directory changes with the number of directories.
         let is_due = |directory: &Directory| directory.stale || directory.is_listed_now();
         let count = self.directories.len();
         if only.is_none()
@@ -92,7 +93,8 @@ impl Watched {
             if begun.filter(|begun| *begun).count() == 0 {
                 return None;
             }
-            // One that was just found is listed at once, and with it all that its database has under way.
+            // A directory that was just found is listed at once, and with it everything that its database has
+            // in progress.
             let slice = match only {
                 Some(_) => watched.turns.slice(key),
                 None => watched.turns.slice_to_list(key),
@@ -145,7 +147,7 @@ impl Watched {
         }
     }
 
-    /// Lists those directories of a database for which that was begun.
+    /// Returns a job that lists those directories of a database whose listing has begun.
     fn listing_job(&self, slice: Slice, limit: usize, now: Instant) -> Job<ListingDone> {
         let (proc, ids, mut maker) = (self.proc.clone(), self.ids.clone(), self.notifications.maker());
         Box::new(move |own, place| {
@@ -166,19 +168,23 @@ impl Watched {
                         directory.stale = true;
                         if let Some(pid) = directory.owner {
                             done.moved.push((pid, directory.path.clone()));
-                            return Ok(Listed::default());
+                            return Ok(ListingResult::default());
                         }
-                        // The operator's word is the path: it is listed from the beginning.
+                        // The operator named the path, so another directory there is listed from the
+                        // beginning.
                         directory.begin_listing(limit, now);
                     }
                     if !directory.right.may_enter(identity.user) {
                         directory.forget_files();
                         directory.pin = None;
-                        return Ok(Listed { refused: Some(OsString::new()), ..Listed::default() });
+                        return Ok(ListingResult {
+                            refused: Some(OsString::new()),
+                            ..ListingResult::default()
+                        });
                     }
                     directory.pin = Some(identity.pin);
                     let fd = found.open_directory(Expected::Inode(identity.pin.inode))?;
-                    // Again: it may be another directory of that name.
+                    // Watched again: it may be another directory of that name.
                     done.watches.extend(maker.watch(fd.as_fd()).map(|watch| (watch, index)));
                     directory.list(fd.as_fd(), &ids, &turn)
                 });
@@ -189,7 +195,7 @@ impl Watched {
         })
     }
 
-    /// Reads who is where; whether anybody moved.
+    /// Reads the positions of descriptors. Returns whether any has moved.
     pub(super) fn sample_descriptors(
         &mut self,
         settings: &Settings,
@@ -251,7 +257,8 @@ impl Watched {
                 };
                 removed.has_name(name) || is_of_parent().is_some()
             };
-            let wanted = Wanted { directories: &self.directories, names: &mut self.names, was_log: &was_log };
+            let wanted =
+                RelevantNames { directories: &self.directories, names: &mut self.names, was_log: &was_log };
             let found = self.others.list(&self.proc, others, wanted, now);
             self.note_removed_of_others(found, now);
         }
@@ -262,7 +269,7 @@ impl Watched {
         positions(self) != before
     }
 
-    /// Takes in what a process has open that writes text logs for a database.
+    /// Takes in the descriptors of a process that writes text logs for a database.
     fn take_logger(&mut self, listed: ListedProcess, report: &mut Report) {
         let is_its = |database: &Database| database.loggers.contains(&listed.pid);
         let Some(index) = self.databases.iter().position(is_its) else { return };
@@ -276,7 +283,7 @@ impl Watched {
         }
     }
 
-    /// Reports the files that a process of a database appends much to and that no pattern names.
+    /// Reports files that no pattern names and that a process of a database appends much to.
     fn report_unnamed(&mut self, index: usize, listed: &ListedProcess, report: &mut Report) {
         let (pid, open) = (listed.pid, &listed.unnamed);
         let is_complete = listed.read.is_ok() && !listed.has_more_unnamed;
@@ -286,7 +293,7 @@ impl Watched {
         let seen =
             open.iter().filter_map(|file| Some((file.path.parent()?.to_path_buf(), file.inode, file.size)));
         let much = database.appended.entry(pid).or_default().see(seen, is_complete);
-        // A server has one file open as its standard output and its standard error.
+        // A server has one file open as both its standard output and its standard error.
         for file in much.iter().filter_map(|much| open.iter().find(|file| file.inode == *much)) {
             let warning = format!(
                 "no pattern of the profile \"{}\" names this file, to which process {own} has appended {} or more while it was \
@@ -298,15 +305,15 @@ impl Watched {
         }
     }
 
-    /// Reads the positions of databases' descriptors, and lists what is due of them, as far as there is time for: those
-    /// that were listed.
+    /// Reads the positions of databases' descriptors, and lists those that are due, as far as there is time.
+    /// Returns the processes that were listed.
     fn list_databases(&mut self, now: Instant) -> Vec<ListedProcess> {
         let wanted: Vec<_> = self
             .databases
             .iter()
             .map(|database| (database.right().party(), database.descriptors.known.len()))
             .collect();
-        let shares = shares_by_party(POLLED, &wanted);
+        let shares = shares_by_party(POLLED_PER_TICK, &wanted);
         let mut wanted = Duration::ZERO;
         let has_time = self.listing_time.slice(Duration::MAX, now).is_some();
         for (database, share) in self.databases.iter_mut().zip(shares) {
@@ -365,7 +372,7 @@ impl Watched {
         done
     }
 
-    /// Takes samples of the files that are due; whether any has changed.
+    /// Samples the files that are due. Returns whether any has changed.
     pub(super) fn sample_files(&mut self, report: &mut Report) -> bool {
         let mut changed = false;
         let report = RefCell::new(report);
@@ -382,14 +389,15 @@ impl Watched {
             };
             let files: usize = own.iter().map(|directory| directory.entries.len()).sum();
             let process = watched.databases.iter().find(|database| Some(database.pid) == key.pid());
-            // Of a named directory it is not known who opens its files.
+            // For a named directory it is not known which process opens its files.
             let sees_openers = process.is_some_and(|database| database.sees_descriptors);
             for directory in own.iter_mut() {
                 directory.of_database_with(files, sees_openers);
             }
             let windows: usize = own.iter_mut().map(|directory| directory.sums().windows).sum();
             let limit = watched.turns.windows(own);
-            let room = Room { left: limit.saturating_sub(windows), least: (limit / files.max(1)).max(1) };
+            let room =
+                WindowRoom { left: limit.saturating_sub(windows), least: (limit / files.max(1)).max(1) };
             Some(watched.sampling_job(slice, room, Arc::clone(&in_use)))
         };
         let done = |watched: &mut Self, key: &DatabaseKey, own: &mut [Box<Directory>], done: SamplingDone| {
@@ -406,14 +414,14 @@ impl Watched {
         changed
     }
 
-    /// Samples the files of a database that are due.
-    fn sampling_job(&self, slice: Slice, room: Room, in_use: Arc<FilesInUse>) -> Job<SamplingDone> {
+    /// Returns a job that samples the files of a database that are due.
+    fn sampling_job(&self, slice: Slice, room: WindowRoom, in_use: Arc<FilesInUse>) -> Job<SamplingDone> {
         let proc = self.proc.clone();
         Box::new(move |own, place| {
             let turn = Turn::begin(slice);
             let (mut done, mut room) = (SamplingDone::default(), room);
             for (index, directory) in own.iter_mut().enumerate() {
-                // Most have no file that is due: the clocks are read where one is.
+                // In most directories no file is due: the clocks are read only where one is.
                 let is_due = directory.begin_tick(&in_use);
                 if is_due && turn.step() {
                     break;
@@ -434,24 +442,24 @@ impl Watched {
     }
 }
 
-/// Samples the files of a directory that are due, if it has any, while the turn lasts.
+/// Samples the files of a directory that are due, if there are any, while the turn lasts.
 fn sample_directory(
     directory: &mut Directory,
     is_due: bool,
     proc: &ProcRoot,
-    room: &mut Room,
+    room: &mut WindowRoom,
     turn: &Turn,
     mut problem: impl FnMut(&Path, &Error),
 ) -> SampledFiles {
     let mut all = SampledFiles::default();
     let mut is_checked = directory.is_checked_now();
     loop {
-        // Where nothing is due the files are not gone through.
+        // If no file is due, the files are not visited.
         let mut due = if is_due { directory.due() } else { Vec::new() };
         directory.take_unchanged(&mut due);
         if std::mem::take(&mut is_checked) || !due.is_empty() {
             let Ok(found) = directory.find(proc) else {
-                // Gone, or out of reach for now.
+                // The directory is gone, or out of reach for now.
                 directory.forget_files();
                 directory.stale = true;
                 return all;
@@ -466,15 +474,15 @@ fn sample_directory(
     }
 }
 
-/// The descriptors of watched files.
+/// Returns the descriptors of watched files.
 pub(super) fn descriptors<'a>(
     databases: &'a [Database],
-    others: &'a Others,
+    others: &'a ForeignDescriptors,
 ) -> impl Iterator<Item = &'a Descriptor> {
     databases.iter().flat_map(|database| &database.descriptors.known).chain(others.known())
 }
 
-/// The profiles of databases, by their processes and their loggers.
+/// Returns the profiles of databases, by their processes and their loggers.
 fn profiles(databases: &[Database]) -> HashMap<u32, &Profile> {
     let mut profiles = HashMap::new();
     for database in databases {
@@ -484,21 +492,21 @@ fn profiles(databases: &[Database]) -> HashMap<u32, &Profile> {
     profiles
 }
 
-/// What came of listing the directories of a database, by their indices among its own.
+/// The result of listing the directories of a database, by their indices among its own.
 #[derive(Default)]
 struct ListingDone {
     watches: Vec<(MadeWatch, usize)>,
-    listed: Vec<(usize, Result<Listed>)>,
-    /// Processes' directories whose path leads elsewhere now.
+    listed: Vec<(usize, Result<ListingResult>)>,
+    /// Directories of processes whose path leads elsewhere now.
     moved: Vec<(u32, PathBuf)>,
     spent: Duration,
 }
 
-/// What came of sampling the files of a database.
+/// The result of sampling the files of a database.
 #[derive(Default)]
 struct SamplingDone {
     changed: bool,
-    /// A directory of which there was no room for all windows.
+    /// A directory for which there was no room for all windows.
     no_room: Option<usize>,
     problems: Vec<(PathBuf, String)>,
     spent: Duration,

@@ -1,5 +1,5 @@
-//! Which of the databases beside each other are watched and acted on, by the lists and the canary of the configuration. As
-//! root: each process is of a user of its own.
+//! Tests of which databases are watched and acted on, by the lists and the canary of the configuration. As
+//! root: each process runs as a user of its own.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ fn of_what_is_found_only_what_is_listed_is_watched() {
     assert_eq!(resident(&two.old), whole());
     assert_eq!(watch.said("Refused", two.pid(), "NotSelected"), 1, "{:#?}", watch.said);
     assert_eq!(watch.said("Found", two.pid(), ""), 0, "{:#?}", watch.said);
-    // What the operator names is selected.
+    // A database that the operator names is selected.
     let named = Options { find: false, pids: vec![two.pid()], ..options };
     Watch::with(named).until_released(&two.old);
 }
@@ -76,7 +76,7 @@ fn what_is_never_to_be_watched_is_not_even_if_it_is_named() {
     assert_eq!(watch.said("Refused", two.pid(), "Never"), 1, "{:#?}", watch.said);
     let refused = |line: &&String| line.starts_with("Refused { pid: None") && line.contains("Never");
     assert_eq!(watch.said.iter().filter(refused).count(), 1, "{:#?}", watch.said);
-    // As after SIGHUP, which a guard that has spent all its time heeds as soon.
+    // As after SIGHUP, which a guard that has spent all its time heeds just as soon.
     watch.guard.watched.listing_time.spend(Duration::from_secs(3600));
     watch.guard.watched.turns.spend(&DatabaseKey::Process(two.pid()), Duration::from_secs(3600));
     options.targets = Targets::default();

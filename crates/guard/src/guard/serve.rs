@@ -1,15 +1,18 @@
-//! Serving one database after another, each where it may hang alone.
+//! Runs the jobs of one database after another, so that each may hang alone.
 //!
-//! A database's directories go with each job into the worker's thread ([`Crew`](pagekeeper_kernel::hang::Crew)) and come back with it.
-//! One whose job does not come back is *hung*: its directories are away, the ticks go on without it, and when the job comes back it is
-//! served again. Databases on the file system that its job is at are left alone until then.
+//! A database's directories move with each job into the worker's thread
+//! ([`Crew`](pagekeeper_kernel::hang::Crew)) and come back with it. A database whose job does not come back
+//! is *hung*: its directories are away, and the ticks go on without it. When the job comes back, the database
+//! is served again. Databases on the file system at which its job hangs are left alone until then.
 //!
-//! What is not done so: the first sight of a process (its names, descriptors and root), which is asked of `/proc` alone. Streams
-//! have a thread and workers of their own (`streams`).
+//! Not done in jobs: the first look at a process (its names, descriptors and root), which asks only `/proc`.
+//! Streams have a thread and workers of their own (`streams`).
 //!
-//! Invariants: a database has at most one job at a time, so that there are no more hung threads than databases; a new
-//! directory is not opened while [`MOST_HUNG`] of its user are hung, whose they stay when their processes have ended.
-//! Where no thread can be had nothing is done.
+//! Invariants:
+//! 1. A database has at most one job at a time, so there are no more hung threads than databases.
+//! 2. A new directory is not opened while [`HUNG_DATABASES_MAX`] databases of its user are hung. They still
+//!    count for that user after their processes have ended.
+//! 3. If no thread can be started, nothing is done.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,32 +22,32 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Party;
 
+use super::hang_timer::{HangTimer, JOB_WAIT_MAX, are_too_many};
 use super::report::Report;
-use super::silence::{PATIENCE, Silence, are_too_many};
 use super::watched::{Database, Watched};
 use crate::config::Settings;
 use crate::descriptors::Extent;
 use crate::directory::{DatabaseKey, Directories, Directory};
 use crate::event::Event;
-use crate::ownership::Right;
+use crate::ownership::FileOwnership;
 
-/// Hung databases of one user from which on no new directory of its databases is opened, and of all together.
-const MOST_HUNG: (usize, usize) = (16, 128);
+/// Limits on hung databases, per user and in all; beyond them no new directory is opened.
+const HUNG_DATABASES_MAX: (usize, usize) = (16, 128);
 
-/// What is done to the directories of one database, in the worker's thread.
-pub(super) type Job<R> = Box<dyn FnOnce(&mut Directories, &Place) -> R + Send>;
+/// A job on the directories of one database, run in the worker's thread.
+pub(super) type Job<R> = Box<dyn FnOnce(&mut Directories, &JobPlace) -> R + Send>;
 
-/// Which of its directories a job is at.
+/// The index of the directory that a job is working on.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Place(Arc<AtomicUsize>);
+pub(super) struct JobPlace(Arc<AtomicUsize>);
 
-impl Place {
-    /// Takes note that the job goes on with the directory of this index.
+impl JobPlace {
+    /// Records that the job continues with the directory of this index.
     pub(super) fn at(&self, index: usize) {
         self.0.store(index, Ordering::Relaxed);
     }
 
-    /// Takes note that the job goes on where none of its directories may be.
+    /// Records that the job continues on a file system that may be none of its directories'.
     pub(super) fn elsewhere(&self) {
         self.at(usize::MAX);
     }
@@ -53,20 +56,20 @@ impl Place {
 /// A database whose job has not come back.
 pub(super) struct Hung {
     key: DatabaseKey,
-    /// Whose it was when the job began.
+    /// Its party when the job began.
     party: Party,
     path: PathBuf,
     profile: Option<String>,
-    /// The devices of its directories, as far as they are known, and which of them it hangs at.
+    /// The devices of its directories, as far as they are known. `place` says at which of them it hangs.
     devices: Vec<Option<u64>>,
-    place: Place,
-    silence: Silence,
+    place: JobPlace,
+    hang_timer: HangTimer,
     /// Whether it is not to be watched any more.
     dropped: bool,
-    back: Box<dyn FnMut() -> Back>,
+    back: Box<dyn FnMut() -> JobPoll>,
 }
 
-enum Back {
+enum JobPoll {
     NotYet,
     Now(Directories),
     Never,
@@ -77,43 +80,43 @@ impl Hung {
         (key, party): (DatabaseKey, Party),
         path: PathBuf,
         profile: Option<String>,
-        (devices, place): (Vec<Option<u64>>, Place),
+        (devices, place): (Vec<Option<u64>>, JobPlace),
         since: Instant,
-        back: Box<dyn FnMut() -> Back>,
+        back: Box<dyn FnMut() -> JobPoll>,
     ) -> Self {
-        let (silence, dropped) = (Silence::new(since), false);
-        Self { key, party, path, profile, devices, place, silence, dropped, back }
+        let (hang_timer, dropped) = (HangTimer::new(since), false);
+        Self { key, party, path, profile, devices, place, hang_timer, dropped, back }
     }
 
-    /// Whether it is this process's.
+    /// Returns whether it is the database of this process.
     pub(super) fn is_of(&self, pid: u32) -> bool {
         self.key.pid() == Some(pid)
     }
 
-    /// The device that does not answer, if it is known.
+    /// Returns the device that does not answer, if it is known.
     fn device(&self) -> Option<u64> {
         self.devices.get(self.place.0.load(Ordering::Relaxed)).copied().flatten()
     }
 }
 
-/// What will have the directories of a job once that is done.
-fn back<R: 'static>(waiting: Receiver<(Directories, R)>) -> Box<dyn FnMut() -> Back> {
+/// Returns a function that polls a job for its directories.
+fn back<R: 'static>(waiting: Receiver<(Directories, R)>) -> Box<dyn FnMut() -> JobPoll> {
     Box::new(move || match waiting.try_recv() {
-        Ok((directories, _)) => Back::Now(directories),
-        Err(TryRecvError::Empty) => Back::NotYet,
-        Err(TryRecvError::Disconnected) => Back::Never,
+        Ok((directories, _)) => JobPoll::Now(directories),
+        Err(TryRecvError::Empty) => JobPoll::NotYet,
+        Err(TryRecvError::Disconnected) => JobPoll::Never,
     })
 }
 
-/// Whether so much hangs that nothing new of this database is to be opened.
+/// Returns whether so many jobs hang that nothing new of this database is to be opened.
 fn hangs_too_much(hung: &[Hung], key: &DatabaseKey, party: Party) -> bool {
     let parties = hung.iter().map(|one| one.party);
-    hung.iter().any(|one| one.key == *key) || are_too_many(parties, party, MOST_HUNG)
+    hung.iter().any(|one| one.key == *key) || are_too_many(parties, party, HUNG_DATABASES_MAX)
 }
 
 impl Watched {
-    /// Has a job done on the directories of each database, in turn. `prepare` gives the job, if there is one for it;
-    /// `done` takes what came of it. Neither finds directories in `self` meanwhile.
+    /// Runs a job on the directories of each database, in turn. `prepare` returns the job, if there is one;
+    /// `done` takes its result. Neither finds directories in `self` meanwhile.
     pub(super) fn serve<R: Send + 'static>(
         &mut self,
         mut prepare: impl FnMut(&mut Self, &DatabaseKey, &[usize], &mut [Box<Directory>]) -> Option<Job<R>>,
@@ -138,7 +141,7 @@ impl Watched {
         self.directories = slots.into_iter().flatten().collect();
     }
 
-    /// Has one job done; nothing if it hangs: then its directories are away.
+    /// Runs one job. Returns `None` if it hangs: then its directories are away.
     pub(super) fn attempt<R: Send + 'static>(
         &mut self,
         key: &DatabaseKey,
@@ -149,10 +152,10 @@ impl Watched {
         let (path, profile) = (first.path.clone(), first.profile.name.clone());
         let whose = (key.clone(), first.right.party());
         let devices = own.iter().map(|directory| Some(directory.pin?.inode.dev)).collect();
-        let place = Place::default();
+        let place = JobPlace::default();
         let of_job = place.clone();
         let since = Instant::now();
-        let outcome = self.crew.run(PATIENCE, move || {
+        let outcome = self.crew.run(JOB_WAIT_MAX, move || {
             let mut own = own;
             let result = job(&mut own, &of_job);
             (own, result)
@@ -162,7 +165,7 @@ impl Watched {
         outcome.map_err(|waiting| self.hung.push(hangs(waiting))).ok()
     }
 
-    /// Has something found out about a path for a database; nothing while that hangs.
+    /// Finds out something about a path for a database; `None` while that hangs.
     pub(super) fn find_out<R: Send + 'static>(
         &mut self,
         key: DatabaseKey,
@@ -174,13 +177,13 @@ impl Watched {
         }
         let since = Instant::now();
         let party = self.party(&key);
-        let outcome = self.crew.run(PATIENCE, move || (Vec::new(), job()));
-        let known = (Vec::new(), Place::default());
+        let outcome = self.crew.run(JOB_WAIT_MAX, move || (Vec::new(), job()));
+        let known = (Vec::new(), JobPlace::default());
         let hangs = |waiting| Hung::new((key, party), path.to_path_buf(), None, known, since, back(waiting));
         outcome.map(|(_, result)| result).map_err(|waiting| self.hung.push(hangs(waiting))).ok()
     }
 
-    /// Whether directories are on a file system that does not answer.
+    /// Returns whether any of these directories is on a file system that does not answer.
     fn is_hung(&self, directories: &[Box<Directory>]) -> bool {
         let on_hung = |directory: &Directory| {
             let device = directory.pin.map(|pin| pin.inode.dev);
@@ -189,30 +192,30 @@ impl Watched {
         directories.iter().any(|directory| on_hung(directory))
     }
 
-    /// Whether a new directory of a database is not to be opened now.
+    /// Returns whether no new directory of a database is to be opened now.
     pub(super) fn may_not_open(&self, key: &DatabaseKey) -> bool {
         hangs_too_much(&self.hung, key, self.party(key))
     }
 
-    /// Whose a database is.
+    /// Returns the party of a database.
     fn party(&self, key: &DatabaseKey) -> Party {
         let Some(pid) = key.pid() else { return Party::Operator };
         let database = self.databases.iter().find(|database| database.pid == pid);
         database.map_or(Party::Unknown, |database| database.right().party())
     }
 
-    /// The databases whose file systems do not answer.
+    /// Returns the number of databases whose file systems do not answer.
     pub(super) fn hung_databases(&self) -> usize {
         self.hung.iter().filter(|hung| !hung.dropped).count()
     }
 
-    /// For how long the first of them has not answered.
+    /// Returns how long the first of them has not answered.
     pub(super) fn hung_for(&self) -> Duration {
         let hung = self.hung.iter().filter(|hung| !hung.dropped);
-        hung.map(|hung| hung.silence.time()).max().unwrap_or_default()
+        hung.map(|hung| hung.hang_timer.time()).max().unwrap_or_default()
     }
 
-    /// Takes back what answers again, and reports what does not.
+    /// Takes back databases that answer again, and reports those that do not.
     pub(super) fn take_back(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
         if !self.crew.is_ready() {
             let problem = "no thread can be started (RLIMIT_NPROC, TasksMax or memory): the files of databases are left alone";
@@ -221,11 +224,11 @@ impl Watched {
         for mut hung in std::mem::take(&mut self.hung) {
             let gone = |pid: &u32| self.databases.iter().all(|database| database.pid != *pid);
             hung.dropped |= matches!(&hung.key, DatabaseKey::Process(pid) if gone(pid));
-            let seconds = hung.silence.time().as_secs_f64();
+            let seconds = hung.hang_timer.time().as_secs_f64();
             match (hung.back)() {
-                Back::Now(_) | Back::Never if hung.dropped => {}
-                Back::Now(directories) => {
-                    if hung.silence.was_reported() {
+                JobPoll::Now(_) | JobPoll::Never if hung.dropped => {}
+                JobPoll::Now(directories) => {
+                    if hung.hang_timer.was_reported() {
                         report.events.push(Event::Answers {
                             pid: hung.key.pid(),
                             profile: hung.profile,
@@ -242,7 +245,7 @@ impl Watched {
                         self.select_again(index, settings, report, now);
                     }
                 }
-                Back::Never => {
+                JobPoll::Never => {
                     let problem = "the guard failed at its files: it is examined anew";
                     report.problem(hung.path, &problem);
                     if let Some(database) =
@@ -252,8 +255,8 @@ impl Watched {
                         database.descriptors.schedule.ask(Extent::All);
                     }
                 }
-                Back::NotYet => {
-                    if !hung.dropped && hung.silence.is_due() {
+                JobPoll::NotYet => {
+                    if !hung.dropped && hung.hang_timer.is_due() {
                         report.events.push(Event::Hung {
                             pid: hung.key.pid(),
                             profile: hung.profile.clone(),
@@ -267,11 +270,12 @@ impl Watched {
         }
     }
 
-    /// Watches a directory again that was away, by what its process is and has now, if there is room for it.
+    /// Watches a directory again that was away, if there is room for it. Uses what its process is and has
+    /// open now.
     fn take_up_again(&mut self, mut directory: Box<Directory>, report: &mut Report, now: Instant) {
         let database = self.databases.iter().find(|database| Some(database.pid) == directory.owner);
         if let Some(database) = database {
-            directory.right = Right::Process(database.right());
+            directory.right = FileOwnership::Process(database.right());
         }
         let taken = self.directories.iter().any(|other| {
             let pins = other.pin.zip(directory.pin);
@@ -284,7 +288,7 @@ impl Watched {
         self.directories.push(directory);
     }
 
-    /// Watches none of those any more that do not answer.
+    /// Stops watching all databases that do not answer.
     pub(super) fn drop_hung(&mut self) {
         for hung in &mut self.hung {
             hung.dropped = true;
@@ -295,7 +299,7 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::{ALL_DIRECTORIES, DIRECTORIES};
+    use crate::budget::{DIRECTORIES_MAX, DIRECTORIES_PER_DATABASE};
     use crate::config::Options;
     use crate::guard::Guard;
     use crate::ownership::ProcessRight;
@@ -309,11 +313,11 @@ mod tests {
             Guard::new(Options { find: false, ..Options::default() }, ProcRoot::default()).unwrap();
         let watched = &mut guard.watched;
         let attacker = Party::User(54_321);
-        for pid in 0..u32::try_from(MOST_HUNG.0).unwrap() {
+        for pid in 0..u32::try_from(HUNG_DATABASES_MAX.0).unwrap() {
             // None of these is among the databases: they have ended.
             let whose = (DatabaseKey::Process(u32::MAX - pid), attacker);
-            let nothing = (Vec::new(), Place::default());
-            let never_back = Box::new(|| Back::NotYet);
+            let nothing = (Vec::new(), JobPlace::default());
+            let never_back = Box::new(|| JobPoll::NotYet);
             watched.hung.push(Hung::new(whose, "/".into(), None, nothing, Instant::now(), never_back));
         }
         let key = DatabaseKey::Process(1);
@@ -326,7 +330,7 @@ mod tests {
     fn what_comes_back_finds_no_more_places_than_there_are() {
         let profile = Arc::new(Profile::built_in().swap_remove(0));
         let of = |number: usize, pid: u32, party| {
-            let right = Right::Process(Arc::new(ProcessRight::new(None, party, HashSet::new())));
+            let right = FileOwnership::Process(Arc::new(ProcessRight::new(None, party, HashSet::new())));
             let path = format!("/{pid}/{number}").into();
             Box::new(Directory::new(path, Some(pid), None, Arc::clone(&profile), right))
         };
@@ -335,25 +339,28 @@ mod tests {
             Guard::new(Options { find: false, ..Options::default() }, ProcRoot::default()).unwrap();
         let (watched, report, now) = (&mut guard.watched, &mut guard.report, Instant::now());
         for (pid, party) in parties {
-            watched.directories.extend((0..DIRECTORIES).map(|number| of(number, pid, party)));
+            watched.directories.extend((0..DIRECTORIES_PER_DATABASE).map(|number| of(number, pid, party)));
         }
         let count = |watched: &Watched, pid: u32| {
             watched.directories.iter().filter(|directory| directory.owner == Some(pid)).count()
         };
-        assert_eq!(watched.directories.len(), ALL_DIRECTORIES);
-        // Of one that has all that a process may have, and of one whose user has.
-        watched.take_up_again(of(DIRECTORIES, 1, Party::User(1)), report, now);
-        assert_eq!(count(watched, 1), DIRECTORIES);
-        for number in 0..DIRECTORIES {
+        assert_eq!(watched.directories.len(), DIRECTORIES_MAX);
+        // Directories of a process at its limit, and of one whose user is at the limit.
+        watched.take_up_again(of(DIRECTORIES_PER_DATABASE, 1, Party::User(1)), report, now);
+        assert_eq!(count(watched, 1), DIRECTORIES_PER_DATABASE);
+        for number in 0..DIRECTORIES_PER_DATABASE {
             watched.take_up_again(of(number, 5, Party::User(2)), report, now);
         }
-        assert_eq!((watched.directories.len(), count(watched, 1)), (ALL_DIRECTORIES, DIRECTORIES));
-        assert!((600..DIRECTORIES).contains(&count(watched, 5)), "{}", count(watched, 5));
-        // Another user's gets the places of who has most.
+        assert_eq!(
+            (watched.directories.len(), count(watched, 1)),
+            (DIRECTORIES_MAX, DIRECTORIES_PER_DATABASE)
+        );
+        assert!((600..DIRECTORIES_PER_DATABASE).contains(&count(watched, 5)), "{}", count(watched, 5));
+        // Another user's directories take the places of the user who has most.
         for number in 0..10 {
             watched.take_up_again(of(number, 6, Party::User(3)), report, now);
         }
-        assert_eq!((watched.directories.len(), count(watched, 6)), (ALL_DIRECTORIES, 10));
+        assert_eq!((watched.directories.len(), count(watched, 6)), (DIRECTORIES_MAX, 10));
         assert!(report.events.iter().any(|event| matches!(event, Event::InPart { .. })));
     }
 }

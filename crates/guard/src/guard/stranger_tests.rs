@@ -1,5 +1,6 @@
-//! Servers that are known by files that they hold open, and strangers who hold files of such names: their own beside another
-//! user's, by hard links and symbolic ones. As root: the guard may open everything, and each process is of a user of its own.
+//! Tests of servers that are known by the files that they hold open, and of strangers that hold files of such
+//! names: their own beside another user's, by hard links and symbolic ones. As root: the guard may open
+//! everything, and each process runs as a user of its own.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -9,18 +10,18 @@ use pagekeeper_kernel::{InspectedFile, Links, residency};
 use super::claim_tests::{ATTACKER, DATABASE, Fake, Watch, directory, log, scratch, whole};
 use crate::config::Options;
 
-/// A server that is known by its open files, whatever its process is called.
+/// A server that is known by its open files, whatever its process's name.
 struct Known {
     profile: &'static str,
-    /// What its process is called.
+    /// The name of its process.
     process: &'static str,
     /// The directory of its logs.
     directory: &'static str,
-    /// What a log's name begins with, but for the last digit of its number, and ends with.
+    /// The beginning of a log's name without the last digit of its number, and the name's end.
     log: (&'static str, &'static str),
-    /// What stands beside its logs.
+    /// Files beside its logs.
     beside: &'static [&'static str],
-    /// What the guard is configured to: a budget would keep all of such small files.
+    /// The guard's configuration: a budget would keep all of such small files.
     rules: &'static str,
 }
 
@@ -60,12 +61,12 @@ const KNOWN: [Known; 4] = [
 ];
 
 impl Known {
-    /// The path of a log in a directory.
+    /// Returns the path of a log in a directory.
     fn log(&self, directory: &Path, number: u32) -> PathBuf {
         directory.join(format!("{}{number}{}", self.log.0, self.log.1))
     }
 
-    /// A directory of its logs, of a user.
+    /// Makes a directory of its logs for a user.
     fn directory(&self, parent: &Path, user: u32, mode: u32) -> PathBuf {
         let path = directory(parent.join(self.directory), user, mode);
         for name in self.beside {
@@ -74,7 +75,7 @@ impl Known {
         path
     }
 
-    /// Watches these processes alone.
+    /// Watches only these processes.
     fn watch(&self, scratch: &Path, pids: &[u32]) -> Watch {
         let config = scratch.join("guard.toml");
         std::fs::write(&config, self.rules).unwrap();
@@ -82,7 +83,8 @@ impl Known {
     }
 }
 
-/// What of a file is resident, or was taken by the kernel alone, as where it pages out what is idle: a release by advice leaves no trace.
+/// Returns the bytes of a file that are resident, or were evicted by the kernel alone (for instance where it
+/// pages out idle memory): a release by advice leaves no trace.
 fn kept(path: &Path) -> u64 {
     let counts = residency(&InspectedFile::open(path, Links::Refuse).unwrap(), 0..u64::MAX).unwrap();
     counts.resident + counts.evicted.unwrap_or_default()
@@ -94,11 +96,11 @@ fn who_holds_files_of_such_names_gets_nothing_of_another_user() {
         let Some(dir) = scratch("strangers who hold files of servers' names") else { return };
         let [theirs, open_to_all, mine] =
             ["theirs", "open", "mine"].map(|name| directory(dir.path().join(name), ATTACKER, 0o755));
-        // Anybody may read them.
+        // Everybody may read them.
         let theirs = known.directory(&theirs, DATABASE, 0o755);
         let mut others: Vec<PathBuf> =
             [1, 2, 3].map(|number| log(known.log(&theirs, number), DATABASE, 0o644)).into();
-        // Anybody may make files here.
+        // Everybody may create files here.
         let open_to_all = known.directory(&open_to_all, DATABASE, 0o1777);
         others.extend([1, 2].map(|number| log(known.log(&open_to_all, number), DATABASE, 0o644)));
 
@@ -106,10 +108,11 @@ fn who_holds_files_of_such_names_gets_nothing_of_another_user() {
         let mine = known.directory(&home, ATTACKER, 0o755);
         let own = log(known.log(&mine, 1), ATTACKER, 0o600);
         let newest = log(known.log(&mine, 4), ATTACKER, 0o600);
-        // What is another's by its owner, under names in a directory of its own.
+        // Another user's files, under names in a directory of the attacker's own.
         std::fs::hard_link(&others[0], known.log(&mine, 2)).unwrap();
         symlink(&others[1], known.log(&mine, 3)).unwrap();
-        // What is its own, by a name among another's, and another's, by a directory of its own.
+        // The attacker's own file, by a name in another's directory; and another's file, through a directory
+        // of the attacker's own.
         std::fs::hard_link(&newest, known.log(&open_to_all, 4)).unwrap();
         symlink(&theirs, home.join("linked-0")).unwrap();
         let holds = format!(
@@ -129,7 +132,7 @@ fn who_holds_files_of_such_names_gets_nothing_of_another_user() {
         let refused = watch.said("Refused", fake.pid(), theirs.to_str().unwrap());
         assert_eq!(refused, 1, "{}: {:#?}", known.profile, watch.said);
 
-        // Whose they are has them released.
+        // They are released for their owner.
         let opens = format!("exec 3>>{}", others[2].display());
         let real = Fake::start(dir.path(), known.process, DATABASE, &theirs, &opens);
         known.watch(dir.path(), &[fake.pid(), real.pid()]).until_released(&others[0]);

@@ -1,8 +1,11 @@
-//! Streaming programs, followed by events of the kernel in a thread of its own, which reports to the loop.
+//! Follows streaming programs by events of the kernel, in a thread of its own that reports to the loop.
 //!
-//! Invariants: the loop never waits for the thread while it ticks, and reports of the thread have a bound; a program that a
-//! profile names as a database is not followed; if streams can't be followed, the guard reports that once and all else goes on. Users'
-//! requests come by a [`service`], which outlives the thread.
+//! Invariants:
+//! 1. The loop never waits for the thread while it ticks, and the thread's reports are bounded.
+//! 2. A program that a profile names as a database is not followed.
+//! 3. If streams can't be followed, the guard reports that once, and everything else continues.
+//!
+//! A [`service`] takes users' requests; it outlives the thread.
 
 mod listener;
 mod rules;
@@ -36,16 +39,16 @@ const BUSY_STEP: Duration = Duration::from_millis(10);
 const IDLE_WAIT: Duration = Duration::from_millis(100);
 /// Shortest time between two updates for the loop.
 const UPDATE_EVERY: Duration = Duration::from_millis(100);
-/// Updates that wait for the loop; later ones are merged.
+/// The most updates that wait for the loop; later ones are merged.
 const UPDATES_MAX: usize = 16;
-/// Events in one update; more are dropped, and a problem says so.
+/// The most events in one update; more are dropped, and a problem reports that.
 const EVENTS_MAX: usize = 1024;
 /// Longest wait for the kernel to load the programs.
 const START_MAX: Duration = Duration::from_secs(10);
 /// Longest wait for the thread to stop: a release may hang.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
-/// Which processes are followed, and which never are.
+/// The processes to follow, and those never to follow.
 #[derive(Debug, Clone)]
 struct FollowedNames {
     streams: Vec<String>,
@@ -55,8 +58,8 @@ struct FollowedNames {
 }
 
 impl FollowedNames {
-    /// The processes of the configuration, unless it wants no streams. Globs of profiles that the kernel can't compare are left to
-    /// [`StreamRules`].
+    /// Returns the processes of the configuration; `None` if streams are off. Globs of profiles that the
+    /// kernel can't compare are left to [`StreamRules`].
     fn of(options: &Options) -> Option<Self> {
         let globs = options.profiles.iter().flat_map(|profile| &profile.processes);
         let mut never: Vec<String> = globs.filter_map(|glob| stream_name(glob.glob().glob()).ok()).collect();
@@ -66,7 +69,7 @@ impl FollowedNames {
         on.then_some(Self { streams: processes, groups, never, pace })
     }
 
-    /// Which processes of units and control groups are followed, if any are.
+    /// Returns a test for processes in the units and control groups to follow, if there are any.
     fn members(&self, proc: &ProcRoot) -> Option<IsMember> {
         let (groups, proc) = (self.groups.clone(), proc.clone());
         (!groups.is_empty()).then(|| -> IsMember {
@@ -74,25 +77,26 @@ impl FollowedNames {
         })
     }
 
-    /// What tells it from another.
+    /// Returns the values by which two of them are compared.
     fn identity(&self) -> (&[String], Vec<String>, &[String], StreamPace) {
         let groups = self.groups.iter().map(Selector::to_string).collect();
         (&self.streams, groups, &self.never, self.pace)
     }
 }
 
-/// What became of streams since the start.
+/// Figures about streams since the start.
 #[derive(Debug, Clone, Default)]
 pub struct StreamFigures {
-    /// Followed processes that run.
+    /// Followed processes that are running.
     pub running: usize,
-    /// What became of their pages.
+    /// The fate of their pages.
     pub totals: StreamTotals,
-    /// Pages whose additions were not seen, in bytes.
+    /// Bytes of pages whose additions were not seen.
     pub lost_bytes: u64,
-    /// Released so far, in bytes, by what the programs are called.
+    /// Bytes released so far, by program.
     pub released_by_program: BTreeMap<String, u64>,
-    /// Released so far, in bytes, by the user who runs them; `None` are users beyond the first 256.
+    /// Bytes released so far, by the user who runs the programs; `None` stands for users beyond the first
+    /// 256.
     pub released_by_user: BTreeMap<Option<u32>, u64>,
 }
 
@@ -118,12 +122,12 @@ impl StreamFigures {
 #[derive(Debug, Default)]
 struct StreamUpdate {
     events: Vec<StreamEvent>,
-    /// Whether there were more events.
+    /// Whether events were dropped.
     is_cut: bool,
     report: StreamReport,
 }
 
-/// The thread, until it is dropped.
+/// The thread; it ends when this is dropped.
 struct StreamThread {
     names: FollowedNames,
     /// Ends the thread when it is dropped.
@@ -140,13 +144,13 @@ pub(super) struct StreamWatch {
     link: CurrentLink,
     /// The thread's last report.
     last: StreamReport,
-    /// Of threads that were stopped.
+    /// Figures of threads that were stopped.
     before: StreamFigures,
     released: BTreeMap<String, u64>,
 }
 
 impl StreamWatch {
-    /// Begins to follow streams, if the settings want that.
+    /// Starts to follow streams, if the settings ask for that.
     pub(super) fn new(proc: ProcRoot, settings: &Settings, report: &mut Report) -> Self {
         let rules = Arc::new(Mutex::new(StreamRules::new(proc.clone(), &settings.options)));
         let (last, released) = (StreamReport::default(), BTreeMap::new());
@@ -156,7 +160,7 @@ impl StreamWatch {
         watch
     }
 
-    /// Goes on by these settings.
+    /// Applies new settings.
     pub(super) fn apply(&mut self, settings: &Settings, report: &mut Report) {
         *lock(&self.rules) = StreamRules::new(self.proc.clone(), &settings.options);
         let wanted = FollowedNames::of(&settings.options);
@@ -182,7 +186,7 @@ impl StreamWatch {
         }
     }
 
-    /// Hears requests where the settings say so, as long as streams are followed.
+    /// Listens for requests if the settings ask for that, while streams are followed.
     fn serve(&mut self, settings: &Settings, report: &mut Report) {
         let wanted = self.thread.as_ref().and(settings.options.streams.socket.as_ref());
         if self.service.as_ref().map(|service| &service.socket) == wanted {
@@ -196,7 +200,7 @@ impl StreamWatch {
         }
     }
 
-    /// Starts the thread. Fails with a sentence where streams can't be followed.
+    /// Starts the thread. Fails with a sentence if streams can't be followed.
     fn start(&self, names: FollowedNames) -> Result<(StreamThread, ThreadLink), String> {
         let rules = Arc::clone(&self.rules);
         let options = StreamOptions {
@@ -215,7 +219,7 @@ impl StreamWatch {
                 Ok(streams) => streams,
                 Err(error) => return drop(started.send(Err(error.to_string()))),
             };
-            // Whoever started the thread may have given up.
+            // The starter of the thread may have given up.
             if started.send(Ok(())).is_ok() {
                 follow(streams, &asks, &stopped, &say);
             }
@@ -308,17 +312,17 @@ impl StreamWatch {
         self.last = update.report;
     }
 
-    /// Released so far, in bytes, by program.
+    /// Returns the bytes released so far, by program.
     pub(super) fn released(&self) -> &BTreeMap<String, u64> {
         &self.released
     }
 
-    /// Brought in by streams, and still there, in bytes.
+    /// Returns the bytes that streams brought in and that are still resident.
     pub(super) fn kept(&self) -> u64 {
         self.before.totals.resident + self.last.totals.resident
     }
 
-    /// What became of streams so far.
+    /// Returns the figures about streams so far.
     pub(super) fn figures(&self) -> StreamFigures {
         let mut figures = self.before.clone();
         figures.add(&self.last);
@@ -334,7 +338,7 @@ fn follow(
     say: &SyncSender<StreamUpdate>,
 ) {
     let (mut update, mut said) = (StreamUpdate::default(), Instant::now());
-    // Whether anything may have happened that was not said yet.
+    // Whether anything may have happened that was not reported yet.
     let mut has_news = true;
     loop {
         let is_stopped = stopped.try_recv() == Err(TryRecvError::Disconnected);
@@ -344,7 +348,7 @@ fn follow(
         has_news |= is_busy || !update.events.is_empty();
         if is_stopped {
             update.report = streams.report();
-            // The loop takes it, unless it waits no longer.
+            // The loop takes it, unless it has stopped waiting.
             return drop(say.send(update));
         }
         if has_news && said.elapsed() >= UPDATE_EVERY {

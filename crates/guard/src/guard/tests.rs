@@ -1,4 +1,4 @@
-//! The guard as a whole, on directories.
+//! Tests of the whole guard, on directories.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use crate::decision::{Action, Decision, FileWarning};
 use crate::directory::Directory;
 use crate::disks;
 use crate::event::{Done, Event};
-use crate::ownership::Right;
+use crate::ownership::FileOwnership;
 
 #[test]
 fn what_a_tick_did_is_reported_by_directory_and_class() {
@@ -56,7 +56,8 @@ fn what_a_tick_did_is_reported_by_directory_and_class() {
     assert!(guard.done().is_empty(), "the next tick had nothing to do");
 }
 
-/// What a guard warns of in a directory of a `RocksDB` with these options, in which logs are used again under later numbers.
+/// Returns the guard's warnings about a directory of a `RocksDB` with these options, in which logs are reused
+/// under later numbers.
 fn warnings_of_recycled_logs(options: &str) -> Vec<String> {
     let dir = disk_dir();
     let path = dir.path().canonicalize().unwrap();
@@ -177,7 +178,7 @@ fn a_named_process_without_a_log_is_said_to_have_none() {
 
 #[test]
 fn a_named_process_that_is_not_there_is_said_not_to_be_whether_a_profile_is_named_or_not() {
-    // Above all that a kernel gives.
+    // Above every process id that a kernel assigns.
     let pid = 1 << 30;
     for profile in [None, Some("generic"), Some("mariadb")] {
         let profile = profile.map(str::to_owned);
@@ -250,7 +251,7 @@ fn leftover_pages_are_released_on_every_disk_and_warned_of_where_they_cost() {
         (disk(None), Some("maps it")),
         (disk(Some(0.2)), Some("20 % of its rate")),
         (disk(Some(1.0)), None),
-        // Of another disk: unless this machine has been measured, nothing is known.
+        // A measurement of another disk: unless this machine has been measured, nothing is known.
         (foreign, Some("maps it")),
     ] {
         if disk.file_system_id != file_system_id
@@ -291,7 +292,7 @@ fn two_databases_with_the_same_path_are_warned_of_each() {
     let (mut watched, mut report) = (Watched::new(ProcRoot::default(), now), Report::new(now));
     // Each in a mount namespace of its own.
     for pid in [10, 11] {
-        let right = Right::Process(Arc::default());
+        let right = FileOwnership::Process(Arc::default());
         let profile = Arc::clone(&profile);
         let directory = Directory::new(path.clone(), Some(pid), Some(pid), profile, right);
         watched.directories.push(Box::new(directory));

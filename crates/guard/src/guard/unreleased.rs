@@ -1,5 +1,6 @@
-//! A directory that goes by the profile `generic`, and of which nothing was released for minutes: that is said once. Its patterns fit many
-//! names, and a log that they do not fit is left alone without another word. A directory counts from when the guard acts on it.
+//! Reports a directory with the profile `generic` of which nothing was released for minutes, once. The
+//! patterns of that profile fit many names, and a log that they do not fit is otherwise left alone silently.
+//! The time counts from when the guard acts on the directory.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +9,13 @@ use pagekeeper_catalog::units::Size;
 use super::report::Report;
 use super::watched::Watched;
 
-/// Nothing was released for so long since a directory was found.
+/// Time without a release after which a directory is reported.
 const SILENT_FOR: Duration = Duration::from_secs(180);
-/// The profile that is meant.
+/// The profile that is checked.
 const GENERIC: &str = "generic";
 
 impl Watched {
-    /// Says of which directories nothing was released.
+    /// Reports the directories of which nothing was released.
     pub(super) fn report_unreleased(&mut self, report: &mut Report, now: Instant) {
         for directory in self.directories.iter_mut().filter(|directory| directory.profile.name == GENERIC) {
             if !directory.acts {
@@ -53,7 +54,7 @@ mod tests {
     use crate::guard::Guard;
     use pagekeeper_kernel::process::ProcRoot;
 
-    /// The paths of which the guard says at this time that nothing was released.
+    /// Returns the paths for which the guard reports at this time that nothing was released.
     fn said(guard: &mut Guard, now: Instant) -> Vec<std::path::PathBuf> {
         let Guard { watched, report, .. } = guard;
         watched.report_unreleased(report, now);

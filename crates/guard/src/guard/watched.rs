@@ -1,7 +1,8 @@
-//! What is watched: databases found among the processes, the directories of their logs, and directories that were named.
+//! Everything that is watched: databases found among the processes, the directories of their logs, and
+//! directories that were named.
 //!
-//! Processes are listed every second, new ones are inspected at once and old ones in turns, within a budget of processor
-//! time for each tick.
+//! Processes are listed every second. New ones are inspected at once and old ones in turns, within a budget
+//! of processor time for each tick.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,35 +25,37 @@ use super::serve::Hung;
 use super::turns::Turns;
 use crate::budget::ListingTime;
 use crate::config::Settings;
-use crate::descriptors::{Descriptors, Extent, Listing, Others};
+use crate::descriptors::{DescriptorListing, Descriptors, Extent, ForeignDescriptors};
 use crate::directory::{DatabaseKey, Directories, Directory, Ids};
 use crate::event::Event;
 use crate::known_names::KnownNames;
 use crate::notify::Notifications;
+use crate::ownership::FileOwnership;
 use crate::ownership::ProcessRight;
-use crate::ownership::Right;
 use crate::server_settings::ServerSettings;
 use crate::targets::Targets;
-use crate::warned::Warned;
+use crate::warning_dedup::WarningDedup;
 use pagekeeper_kernel::hang::Crew;
 
-/// Processor time for the inspection of processes in one tick while those are new that were there at the start, and how
-/// long that may go on.
-const FIRST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
-/// Later one in so many of the time since the tick before, for new ones and for old ones, and of no more than that.
+/// Processor time per tick for inspecting the processes that were there at the start, and how long that may
+/// take.
+const FIRST_INSPECTION: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// Later the time is a fraction 1/`NEW_SHARE` of the time since the last tick for new processes, and
+/// 1/`OLD_SHARE` for old ones. At most `SINCE_MAX` of that time counts.
 const NEW_SHARE: u32 = 100;
 const OLD_SHARE: u32 = 300;
-const SINCE_MOST: Duration = Duration::from_secs(2);
-/// What takes a millisecond of processor time for each process that was named is repeated after this many, but not
-/// sooner than a second and not later than [`SCAN_MOST`].
+const SINCE_MAX: Duration = Duration::from_secs(2);
+/// A scan of the named processes that takes a millisecond of processor time is repeated after this many
+/// milliseconds, but after about a second at the earliest and [`SCAN_INTERVAL_MAX`] at the latest.
 const SCAN_SHARE: u32 = 1000;
-const SCAN_MOST: Duration = Duration::from_secs(15);
-/// So many processes of one database are taken for those that write its text logs. PostgreSQL has one.
+const SCAN_INTERVAL_MAX: Duration = Duration::from_secs(15);
+/// The most processes of one database that count as writers of its text logs. PostgreSQL has one.
 const LOGGERS_MAX: usize = 2;
-/// Directories are listed this often even without news: inotify does not see all network file systems.
-pub(super) const LIST_AGAIN: Duration = Duration::from_secs(60);
+/// Directories are listed this often even without notifications: inotify does not see all network file
+/// systems.
+pub(super) const RELIST_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A database that is watched.
+/// A watched database.
 pub(super) struct Database {
     pub(super) pid: u32,
     pub(super) started: u64,
@@ -60,67 +63,69 @@ pub(super) struct Database {
     /// Whether the profile is known by more than the process's name.
     pub(super) certain: bool,
     pub(super) descriptors: Descriptors,
-    /// Processes of it whose titles show followers.
+    /// Its processes whose titles show followers.
     pub(super) titled: Vec<u32>,
-    /// Processes of it whose titles show that they write its text logs.
+    /// Its processes whose titles show that they write its text logs.
     pub(super) loggers: Vec<u32>,
-    /// What it and each of its loggers has appended to files that no pattern names.
+    /// The amounts that it and each of its loggers has appended to files that no pattern names.
     pub(super) appended: BTreeMap<u32, AppendedFiles<PathBuf, Inode>>,
     pub(super) claimant: Claimant,
-    /// What became of its claims to directories, as it sees them.
+    /// The outcomes of its claims to directories, as it sees them.
     pub(super) claims: BTreeMap<PathBuf, Claim>,
     /// Whether it was reported as found.
     pub(super) reported: bool,
     /// Whether all its descriptors could be listed last.
     pub(super) sees_descriptors: bool,
-    /// What was warned of that is of no directory.
-    pub(super) warned: Warned,
+    /// The warnings given for it that do not concern a directory.
+    pub(super) warned: WarningDedup,
     /// Its settings.
     pub(super) server: Arc<ServerSettings>,
 }
 
 impl Database {
-    /// What of the files in its directories counts as its own.
+    /// Returns which of the files in its directories count as its own.
     pub(super) fn right(&self) -> Arc<ProcessRight> {
         self.claimant.right()
     }
 
-    /// Whether it is never to be touched, as a whole or in a directory that it claims, or that can't be ruled out.
+    /// Returns whether it is never to be touched, as a whole or in a directory that it claims, or that can't
+    /// be ruled out.
     pub(super) fn is_never(&self, targets: &Targets) -> bool {
         self.claimant.is_never(targets, self.claims.keys())
     }
 
-    /// Whether it claims nothing: it has no log open, and its profile names no directory.
+    /// Returns whether it claims nothing: it has no log open, and its profile names no directory.
     pub(super) fn shows_no_log(&self) -> bool {
         self.claims.is_empty() && !self.claimant.waits()
     }
 
-    /// Whether a check of where its new logs are likely to be may show as much as a listing of its descriptors: those were all
-    /// seen, and all that it claims by them is its own.
+    /// Returns whether a check of the likely places of its new logs may replace a listing of its descriptors.
+    /// That needs that all descriptors were seen, and that all directories that it claims by them are its
+    /// own.
     pub(super) fn may_check(&self) -> bool {
         self.sees_descriptors && self.claimant.is_settled() && self.claims.values().all(Claim::is_held)
     }
 
-    /// Whether it is watched, or may yet be: not all that it claims was refused.
+    /// Returns whether it is watched, or may yet be: not all of its claims were refused.
     pub(super) fn is_watched(&self) -> bool {
         self.claims.is_empty() || self.claims.values().any(|claim| !matches!(claim, Claim::Refused(_)))
     }
 }
 
-/// All that is watched.
+/// Everything that is watched.
 pub(super) struct Watched {
     pub(super) proc: ProcRoot,
     pub(super) databases: Vec<Database>,
     pub(super) directories: Directories,
-    /// Descriptors of watched files in processes that are no watched database: `mysqlbinlog`, `cp`, a follower
-    /// of one's own.
-    pub(super) others: Others,
+    /// Descriptors of watched files in processes that are not watched databases: `mysqlbinlog`, `cp`, a
+    /// user's own follower.
+    pub(super) others: ForeignDescriptors,
     /// Databases' processes whose descriptors are being listed.
-    pub(super) listings: FdRounds<Listing>,
+    pub(super) listings: FdRounds<DescriptorListing>,
     pub(super) listing_time: ListingTime,
     /// The names of the watched files.
     pub(super) names: KnownNames,
-    /// Of how many directories all were asked whether they are to be listed.
+    /// The number of directories when all were last asked whether they are to be listed.
     pub(super) listed_of: usize,
     pub(super) ids: Ids,
     pub(super) notifications: Notifications<(Option<u32>, PathBuf)>,
@@ -130,33 +135,33 @@ pub(super) struct Watched {
     pub(super) hung: Vec<Hung>,
     /// Log files without names that databases have open.
     pub(super) removed: Removed,
-    /// With which database the examination of claims begins.
+    /// The database with which the examination of claims begins.
     pub(super) claims_from: usize,
-    /// How long the last tick took, by database.
+    /// The duration of the last tick, by database.
     pub(super) took: BTreeMap<DatabaseKey, Duration>,
     pub(super) discovery: Discovery,
-    /// When the inspection of all processes began, until they have been inspected.
+    /// When the inspection of all processes began, until it is complete.
     unsettled: Option<Instant>,
-    /// When processes were inspected last.
+    /// When processes were last inspected.
     inspected: Instant,
     scan_due: Instant,
 }
 
 impl Watched {
-    /// Nothing yet.
+    /// Watches nothing yet.
     pub(super) fn new(proc: ProcRoot, now: Instant) -> Self {
         Self {
             proc,
             databases: Vec::new(),
             directories: Vec::new(),
-            others: Others::new(now),
+            others: ForeignDescriptors::new(now),
             listings: FdRounds::default(),
             listing_time: ListingTime::new(now),
             names: KnownNames::default(),
             listed_of: 0,
             ids: Ids::default(),
             notifications: Notifications::new(),
-            list_due: now + LIST_AGAIN,
+            list_due: now + RELIST_INTERVAL,
             turns: Turns::new(now),
             crew: Crew::default(),
             hung: Vec::new(),
@@ -170,7 +175,7 @@ impl Watched {
         }
     }
 
-    /// Forgets all, which is then found anew. Ids of files are not given again.
+    /// Forgets everything, which is then found anew. Ids of files are not reused.
     pub(super) fn forget(&mut self, now: Instant) {
         for directory in std::mem::take(&mut self.directories) {
             self.notifications.unwatch(&directory.key());
@@ -181,9 +186,9 @@ impl Watched {
         self.unsettled = Some(now);
         self.scan_due = now;
         // Files get new ids: until followers are seen anew, their pages would look unneeded.
-        self.others = Others::new(now);
+        self.others = ForeignDescriptors::new(now);
         self.removed = Removed::new(now);
-        // As at a start: until what they owe is saved up anew, a slow machine would watch nothing for minutes.
+        // As at the start: a slow machine would otherwise watch nothing for minutes, until its debt is paid.
         self.listing_time = ListingTime::new(now);
         self.turns = Turns::new(now);
         self.listings.clear();
@@ -227,23 +232,23 @@ impl Watched {
             }
         }
         let cost = thread_cpu_time().saturating_sub(began);
-        self.scan_due = now + (cost * SCAN_SHARE).clamp(Duration::from_millis(900), SCAN_MOST);
+        self.scan_due = now + (cost * SCAN_SHARE).clamp(Duration::from_millis(900), SCAN_INTERVAL_MAX);
     }
 
-    /// Inspects processes, as far as there is time for.
+    /// Inspects processes, as far as there is time.
     fn discover(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
         let of = |database: &Database| KnownProcess {
             profile: Arc::clone(&database.profile),
             certain: database.certain,
         };
         let known = self.databases.iter().map(|database| (database.pid, of(database))).collect();
-        let since = now.saturating_duration_since(self.inspected).min(SINCE_MOST);
-        let new = if self.unsettled.is_some() { FIRST.0 } else { since / NEW_SHARE };
+        let since = now.saturating_duration_since(self.inspected).min(SINCE_MAX);
+        let new = if self.unsettled.is_some() { FIRST_INSPECTION.0 } else { since / NEW_SHARE };
         let budget = Budget { new, old: since / OLD_SHARE };
         self.inspected = now;
         let found = self.discovery.advance(&self.proc, &known, &settings.candidates(), budget, now);
         self.unsettled = self.unsettled.filter(|began| {
-            !self.discovery.has_seen_all() && now.saturating_duration_since(*began) < FIRST.1
+            !self.discovery.has_seen_all() && now.saturating_duration_since(*began) < FIRST_INSPECTION.1
         });
         match found {
             Ok(found) => {
@@ -259,7 +264,7 @@ impl Watched {
         }
     }
 
-    /// Whether all processes that there are were inspected, and all that databases claim.
+    /// Returns whether all processes that are there were inspected, and all claims of databases examined.
     pub(super) fn has_seen_all(&self, settings: &Settings) -> bool {
         (!settings.options.find || self.discovery.has_seen_all())
             && self.listings.is_empty()
@@ -267,7 +272,7 @@ impl Watched {
             && self.databases.iter().all(|database| !database.claimant.waits())
     }
 
-    /// Lists descriptors soon: somebody waits until all has been seen.
+    /// Makes listings of descriptors come soon, for a caller that waits until everything was seen.
     pub(super) fn hurry(&mut self) {
         self.listing_time.hurry();
         self.others.hurry();
@@ -281,14 +286,15 @@ impl Watched {
         }
         self.directories.retain(|directory| directory.owner.is_none_or(|owner| !pids.contains(&owner)));
         for database in &mut self.databases {
-            // A directory that was another's may be its own now.
+            // A directory that was another database's may be its own now.
             database.claims.retain(|_, claim| claim.is_held() && !pids.contains(&database.pid));
             database.descriptors.schedule.ask(Extent::All);
         }
         self.others.schedule.ask(Extent::All);
     }
 
-    /// Databases that were known by name alone may have opened the files that show what they are by now.
+    /// Looks again at databases that were known by name alone: by now they may have opened the files that
+    /// identify them.
     fn recognise_again(&mut self, settings: &Settings) {
         let uncertain: Vec<u32> =
             self.databases.iter().filter(|database| !database.certain).map(|database| database.pid).collect();
@@ -300,7 +306,7 @@ impl Watched {
         }
     }
 
-    /// Takes in by which profile a database certainly goes.
+    /// Takes in the certain profile of a database.
     fn make_certain(&mut self, pid: u32, recognised: Recognised) {
         let Some(database) = self.databases.iter_mut().find(|database| database.pid == pid) else { return };
         database.certain = true;
@@ -356,13 +362,14 @@ impl Watched {
         report.problem(self.proc.root(pid), &problem);
     }
 
-    /// Takes up a database; at the tick that began at `now` its files are sampled already. False where its process is not there,
-    /// which is no loss of one that was found.
+    /// Takes up a database, so that its files are sampled at the tick that began at `now`. Returns false if
+    /// its process is gone, which does not count as a loss of a database.
     fn take_up(&mut self, settings: &Settings, pid: u32, recognised: Recognised, now: Instant) -> bool {
         let Ok(started) = self.proc.start_time(pid) else {
             return false;
         };
-        // Process ids wrap around, and one with many descriptors takes longer: a worker may have been met first.
+        // Process ids wrap around, and a process with many descriptors takes longer: a worker may have been
+        // seen first.
         let (table, name) = (self.discovery.processes(), &recognised.profile.name);
         let is_worker = |database: &&Database| {
             database.profile.name == *name
@@ -373,7 +380,7 @@ impl Watched {
             self.databases.retain(|database| !workers.contains(&database.pid));
             self.forget_directories_of(&workers);
         }
-        // By a profile that was asked for there is nothing to find out.
+        // With a profile that was requested there is nothing to find out.
         let certain = recognised.certain || settings.options.profile.is_some();
         self.databases.push(Database {
             pid,
@@ -389,14 +396,14 @@ impl Watched {
             claims: BTreeMap::new(),
             reported: false,
             sees_descriptors: false,
-            warned: Warned::default(),
+            warned: WarningDedup::default(),
         });
         self.others.schedule.ask(Extent::All);
         true
     }
 
-    /// Takes up the directories that were named, and those below that their profile names; again and again,
-    /// since they may be made or mounted later.
+    /// Takes up the directories that were named, and those below them that their profile names. Repeated,
+    /// because they may be made or mounted later.
     pub(super) fn watch_named_directories(&mut self, settings: &Settings, report: &mut Report) {
         for named in &settings.options.directories {
             let known: Vec<(PathBuf, Arc<Profile>)> = self
@@ -412,7 +419,7 @@ impl Watched {
                 let chosen = known.into_iter().find(|(other, _)| *other == path);
                 let chosen = chosen.map_or(candidates, |(_, profile)| vec![profile]);
                 let found = logs_below(&path, &chosen).map(|found| {
-                    let right = |directory: PathBuf| (Right::below(&path, &directory), directory);
+                    let right = |directory: PathBuf| (FileOwnership::below(&path, &directory), directory);
                     let directories: Vec<_> = found.directories.into_iter().map(right).collect();
                     (found.profile, directories, found.has_logs)
                 });
@@ -475,11 +482,12 @@ impl Watched {
 }
 
 impl Watched {
-    /// Takes in what counts in a named directory that is watched, or one below: its owner may be another than before. What the
-    /// operator named by itself stays the operator's word.
-    fn credit(&mut self, path: &Path, right: &Right) {
+    /// Updates which files count in a watched directory that was named, or lies below one: its owner may have
+    /// changed. A directory that the operator named itself keeps the operator's authority.
+    fn credit(&mut self, path: &Path, right: &FileOwnership) {
         let named = self.directories.iter_mut().filter(|other| other.owner.is_none() && other.path == path);
-        for directory in named.filter(|other| other.right != Right::Operator && other.right != *right) {
+        for directory in named.filter(|other| other.right != FileOwnership::Operator && other.right != *right)
+        {
             directory.right = right.clone();
             directory.came_back();
             directory.forget_files();

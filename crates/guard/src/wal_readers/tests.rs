@@ -9,7 +9,7 @@ use crate::facts::tests::{directory, facts};
 const MIB: u64 = 1 << 20;
 const LIMITS: WalReaderLimits = WalReaderLimits { standby: 0, archiver: 0 };
 
-/// The data directory of a server whose segments, all resident and written, changed in this order.
+/// The data directory of a server whose segments changed in this order; all are resident and written.
 struct Data {
     tree: tempfile::TempDir,
 }
@@ -51,7 +51,7 @@ impl Data {
         directory(&self.path("pg_wal"), "postgresql", &Ids::default())
     }
 
-    /// The readers that are seen now, beside processes of these titles; and what could not be read.
+    /// Returns the readers that are seen beside processes of these titles, and what could not be read.
     fn read(&self, titles: &[&str], limits: &WalReaderLimits) -> (Facts, Vec<(PathBuf, String)>) {
         let (watched, mut readers, now) = (self.watched(), WalReaders::default(), Instant::now());
         let wanted = readers.wanted(&watched, limits, now).unwrap();
@@ -65,14 +65,15 @@ impl Data {
         (seen, readers.finish(&[Box::new(watched)]))
     }
 
-    /// Where the readers are that are seen: segments and offsets.
+    /// Returns where readers are seen: segments and offsets.
     fn places(&self, titles: &[&str], limits: &WalReaderLimits) -> Vec<(u64, Position)> {
         let (seen, problems) = self.read(titles, limits);
         assert_eq!(problems, []);
         seen.followers.iter().map(|follower| (follower.sequence, follower.position)).collect()
     }
 
-    /// The sequences of segments of which something is released, in two steps: in the second nobody has moved.
+    /// Returns the sequences of segments of which something is released, in two steps; in the second no
+    /// reader has moved.
     fn released(&self, titles: &[&str], limits: &WalReaderLimits) -> Vec<u64> {
         let (seen, problems) = self.read(titles, limits);
         assert_eq!(problems, []);
@@ -94,7 +95,7 @@ fn segment(number: u32) -> String {
     format!("{:08X}{:016X}", 1, number)
 }
 
-/// Segments 1 to `last`, of 2 MiB.
+/// Makes segments 1 to `last`, of 2 MiB.
 fn series(last: u32) -> Data {
     let names: Vec<String> = (1..=last).map(segment).collect();
     Data::new(2 * MIB, &names.iter().map(String::as_str).collect::<Vec<_>>())
@@ -106,7 +107,8 @@ fn start_of(sequence: u64) -> (u64, Position) {
 
 #[test]
 fn a_wal_sender_one_segment_behind_is_near_across_4_gib_and_timelines() {
-    // The segment before the end of 4 GiB, where a sender still reads, and the writer's, on the next timeline.
+    // The segment before the end of 4 GiB, where a sender still reads, and the writer's, on the next
+    // timeline.
     for (size, read, written, title) in [
         (16 * MIB, "0000000100000000000000FF", "000000010000000100000000", "0/FF500000"),
         (16 * MIB, "0000000100000000000000FF", "000000020000000100000000", "0/FF500000"),
@@ -122,7 +124,7 @@ fn a_wal_sender_one_segment_behind_is_near_across_4_gib_and_timelines() {
         let (read, written) = (file(false), file(true));
         assert_eq!((sender.sequence, written.sequence - read.sequence), (read.sequence, 1), "{size}");
         let mut state = StepState::default();
-        // It stands still in the second step, where a far one would hold nothing.
+        // It stands still in the second step, where a distant one would hold nothing.
         for act in [step(&mut state, &seen), step(&mut state, &seen)].concat() {
             if let Act::Release { file, range } = act {
                 assert!(file == read.id && range.end <= offset, "{range:?} of {file:?} is yet to be read");
@@ -135,19 +137,19 @@ fn a_wal_sender_one_segment_behind_is_near_across_4_gib_and_timelines() {
 fn what_is_to_be_archived_stays_while_it_is_near() {
     let data = series(8);
     assert_eq!(data.released(&[], &LIMITS), [1, 2, 3, 4, 5, 6, 7], "nobody archives");
-    // Without an archiver that is seen, as of a directory that was named, a note says it.
+    // Without an archiver that is seen, as for a directory that was named, a note decides.
     for number in 1..=6 {
         data.note(&format!("{}.done", segment(number)));
     }
     data.note(&format!("{}.ready", segment(7)));
     assert_eq!(data.places(&[], &LIMITS), [start_of(7)]);
     assert_eq!(data.released(&[], &LIMITS), [1, 2, 3, 4, 5, 6]);
-    // Whatever the archiver's title says meanwhile.
+    // The note decides, whatever the archiver's title says meanwhile.
     for state in ["archiving", "failed on", "last was"] {
         let title = format!("postgres: archiver {state} {}", segment(3));
         assert_eq!(data.places(&[&title], &LIMITS), [start_of(7)], "{state}");
     }
-    // All is archived but what is being written, of which there is no note yet.
+    // All segments are archived except the one being written, which has no note yet.
     std::fs::rename(
         data.path("pg_wal/archive_status").join(format!("{}.ready", segment(7))),
         data.path("pg_wal/archive_status").join(format!("{}.done", segment(7))),
@@ -165,7 +167,7 @@ fn an_archiver_that_lags_is_waited_for_as_far_as_the_operator_says() {
     }
     let archiver = format!("postgres: main: archiver failed on {}", segment(3));
     let near = |archiver: u64| WalReaderLimits { archiver, ..LIMITS };
-    // Three files behind the writer, by the rule; then by bytes.
+    // Three files behind the writer by the rule; then by bytes.
     for (limit, released) in [(0, vec![1, 2, 3, 4]), (8 * MIB, vec![1, 2, 3]), (1 << 40, vec![1, 2])] {
         assert_eq!(data.released(&[&archiver], &near(limit)), released, "{limit}");
     }
@@ -178,7 +180,7 @@ fn where_notes_cannot_be_read_the_title_counts() {
     let title = |state: &str, number| format!("postgres: archiver {state} {}", segment(number));
     assert_eq!(data.places(&[&title("archiving", 5)], &LIMITS), [start_of(5)]);
     assert_eq!(data.places(&[&title("last was", 5)], &LIMITS), [start_of(6)]);
-    // A link to a directory of notes elsewhere is not followed, and said.
+    // A link to a directory of notes elsewhere is not followed, and is reported.
     std::fs::create_dir(data.path("elsewhere")).unwrap();
     std::fs::write(data.path("elsewhere").join(format!("{}.ready", segment(4))), "").unwrap();
     symlink(data.path("elsewhere"), data.path("pg_wal/archive_status")).unwrap();
@@ -194,7 +196,7 @@ fn replay_that_lags_is_waited_for_up_to_a_limit() {
     let standby = |standby: u64| WalReaderLimits { standby, ..LIMITS };
     assert_eq!(data.places(&[&title], &LIMITS), [(2, Position::Unknown)]);
     for (limit, released) in [
-        // Far: what it has open stays.
+        // Too far behind: the file that it has open stays.
         (0, vec![1, 3, 4, 5, 6, 7]),
         (10 * MIB, vec![1, 3, 4, 5, 6, 7]),
         (10 * MIB + 1, vec![1]),
@@ -211,7 +213,7 @@ fn a_slot_is_a_reader_at_its_place() {
     data.slot("none_yet", 5, 0);
     assert_eq!(data.places(&[], &LIMITS), [(6, Position::At(100))]);
     assert_eq!(data.released(&[], &LIMITS), [1, 2, 3, 4, 5]);
-    // Far behind, as a reader that stands still.
+    // Too far behind, like a reader that stands still.
     data.slot("polled", 5, 2 * 2 * MIB);
     assert_eq!(data.released(&[], &LIMITS), [1, 2, 3, 4, 5, 6, 7]);
 }
@@ -250,7 +252,7 @@ fn odd_slots_hold_nothing_and_one_of_them_is_reported() {
     std::fs::File::create(state("huge")).unwrap().set_len(1 << 40).unwrap();
     std::fs::write(state("empty"), "").unwrap();
     std::fs::create_dir(state("directory")).unwrap();
-    // Made or dropped at this moment.
+    // A slot that is being made or dropped.
     std::fs::create_dir(slots.join("dropped")).unwrap();
     let read = || FoundReaders::of_slots(&data.watched(), &ProcRoot::default());
     let (watched, mut readers) = (data.watched(), WalReaders::default());

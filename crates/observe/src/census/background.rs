@@ -1,8 +1,8 @@
-//! The background thread: rescans all files, takes snapshots of all processes, and searches changed directories for
-//! files whose name is not known yet; slowly, within its share of one processor.
+//! The background thread: rescans all files, takes snapshots of all processes, and searches changed
+//! directories for files without a known name. It works slowly, within its share of one processor.
 //!
-//! Invariants: of the time of one processor it takes [`SHARE`](super::SHARE) at most, seen over seconds; no lock is held
-//! over I/O; it ends when it is dropped, after the file it is at, or when it is known to hang there.
+//! Invariants: over seconds it takes at most [`SHARE`](super::SHARE) of the time of one processor. No lock is
+//! held over I/O. It ends when it is dropped, after the current file, or when it is known to hang there.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -22,32 +22,32 @@ use super::processes::{self, ProcessSnapshot};
 use super::table::DirectoryIndex;
 use super::walk::{SharedScope, WalkResult, change_of, visit_directory};
 
-/// The shortest time from the start of one rescan of all files to the next.
+/// Shortest time between the starts of two rescans of all files.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(10);
 /// The same for all processes.
 const PROCESSES_INTERVAL: Duration = Duration::from_secs(2);
-/// With more messages than this unread, it waits.
+/// The thread waits while more messages than this are unread.
 const UNREAD: usize = 4096;
 
-/// What it reports.
+/// A report of the thread.
 #[derive(Debug)]
 pub(super) enum Message {
     /// Files of a directory.
     Directory(WalkResult),
     /// A process.
     Process(Box<ProcessSnapshot>),
-    /// All processes were inspected; these are alive.
+    /// All processes were inspected; those in the set are alive.
     Processes(HashSet<u32>),
     /// All files were visited.
     RescanDone {
         known: DirectoryIndex,
         files: u64,
-        /// How long the rescan took.
+        /// The duration of the rescan.
         took: Duration,
     },
     /// All changed directories were searched.
     Searched,
-    /// Where file systems were mounted since the census began.
+    /// Mount points of file systems that were mounted since the census began.
     Mounted(Vec<PathBuf>),
 }
 
@@ -70,7 +70,7 @@ impl Mailbox {
         lock(&self.queue)
     }
 
-    /// Waits; returns whether it is to stop.
+    /// Waits. Returns whether the thread is to stop.
     fn wait(&self, time: Duration) -> bool {
         drop(ignore_poison(self.wakeup.wait_timeout_while(self.lock(), time, |_| !self.is_stopped())));
         self.is_stopped()
@@ -95,17 +95,17 @@ pub(super) struct Background {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What it works on.
+/// The thread's tasks and their parameters.
 #[derive(Clone)]
 pub(super) struct BackgroundWork {
     pub(super) proc: ProcRoot,
     pub(super) scope: SharedScope,
     pub(super) profiles: Vec<Arc<Profile>>,
-    /// Count open files as well: nothing is traced.
+    /// Whether open files are counted as well, because nothing is traced.
     pub(super) counts_open: bool,
-    /// Network file systems are walked, too.
+    /// Whether network file systems are walked as well.
     pub(super) network: bool,
-    /// Of one processor's time.
+    /// The share of one processor's time.
     pub(super) share: f64,
 }
 
@@ -114,7 +114,7 @@ impl Background {
         let mailbox = Arc::new(Mailbox::default());
         let its = Arc::clone(&mailbox);
         let thread = std::thread::Builder::new().name("pk-census".to_owned()).spawn(move || {
-            // Where a file system hangs it begins anew, without that.
+            // If a file system hangs, the thread starts over without it.
             let _ended = hang::patiently(|| {
                 let (work, mailbox) = (work.clone(), Arc::clone(&its));
                 let worker = Worker { work, mailbox, queue: Vec::new(), known: Vec::new(), search: None };
@@ -128,7 +128,7 @@ impl Background {
         std::mem::take(&mut self.mailbox.lock().messages)
     }
 
-    /// Asks to search changed directories.
+    /// Requests a search of changed directories.
     pub(super) fn search(&self) {
         self.mailbox.lock().search = true;
     }
@@ -138,13 +138,13 @@ impl Drop for Background {
     fn drop(&mut self) {
         self.mailbox.stop();
         if let Some(thread) = self.thread.take() {
-            // A panic of it was its own; its figures are missing, no more.
+            // If the thread panicked, only its figures are missing.
             let _ = thread.join();
         }
     }
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread.
 pub(super) fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     let seconds = time.tv_sec.try_into().expect("processor time counts up from 0");
@@ -159,7 +159,7 @@ struct Worker {
     queue: Vec<PathBuf>,
     /// Files of this rescan.
     known: Vec<(Inode, u32)>,
-    /// The next directory to be asked whether it changed.
+    /// The next directory to be checked for changes.
     search: Option<u32>,
 }
 
@@ -246,7 +246,7 @@ impl Worker {
         self.report(Message::Directory(result));
     }
 
-    /// Whether changed directories are being searched.
+    /// Returns whether changed directories are being searched.
     fn searches(&mut self) -> bool {
         if self.search.is_none() && std::mem::take(&mut self.mailbox.lock().search) {
             self.search = Some(0);
@@ -254,7 +254,7 @@ impl Worker {
         self.search.is_some()
     }
 
-    /// Checks a few directories for changes, and visits those that changed and what is new below them.
+    /// Checks a few directories for changes. Visits those that changed, and new ones below them.
     fn search_on(&mut self) {
         const AT_ONCE: u32 = 64;
         let from = self.search.unwrap_or(0);
@@ -276,7 +276,7 @@ impl Worker {
             let mut new = vec![directory.path.to_path_buf()];
             while let Some(path) = new.pop() {
                 let (result, below) = visit_directory(&self.work.scope, &path, &|| self.mailbox.is_stopped());
-                // Those without a number were never listed.
+                // A directory without a number was never listed.
                 new.extend(below.into_iter().filter(|path| !self.work.scope.directories().is_known(path)));
                 self.report(Message::Directory(result));
             }
@@ -296,16 +296,16 @@ struct Pace {
 }
 
 impl Pace {
-    /// A pause shorter than this is put off: each costs something too.
+    /// A shorter pause is put off, since each pause has a cost.
     const LEAST: Duration = Duration::from_millis(100);
-    /// Time that was not used is forgotten after this.
+    /// Unused time is forgotten after this.
     const MEMORY: Duration = Duration::from_secs(5);
 
     fn new(share: f64) -> Self {
         Self { share: share.clamp(1e-4, 1.0), began: Instant::now(), used: processor_time() }
     }
 
-    /// How long to wait before going on.
+    /// Returns how long to wait before continuing.
     fn due(&mut self) -> Duration {
         let owed = (processor_time().saturating_sub(self.used)).div_f64(self.share);
         let passed = self.began.elapsed();

@@ -1,8 +1,10 @@
-//! Where files that can have pages are: the mounts to walk, each file system once.
+//! File systems whose files can have pages: selects the mounts to walk, each file system once.
 //!
-//! Invariants: a file system that is mounted several times is walked from its widest mount; one without stored data,
-//! tmpfs (whose pages `meminfo` counts as shmem) and, unless asked for, a network file system (whose server might never
-//! answer) is not entered; nor is an overlay whose layers are walked, since its pages are theirs.
+//! Invariants: a file system that is mounted several times is walked from its widest mount. Not entered are
+//! - file systems without stored data;
+//! - tmpfs, whose pages `meminfo` counts as shmem;
+//! - network file systems, unless the options ask for them: their server might never answer;
+//! - overlays whose layers are walked, since their pages are those of the layers.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -17,7 +19,7 @@ use pagekeeper_kernel::{Inode, stat_of_name};
 /// A file system with files to walk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WalkedFileSystem {
-    /// Where the walk begins, as this process can open it.
+    /// The path at which the walk begins, as this process can open it.
     pub(super) point: PathBuf,
     /// The device by which tracing names it.
     pub(super) traced: u64,
@@ -27,31 +29,31 @@ pub(super) struct WalkedFileSystem {
     pub(super) source: String,
 }
 
-/// What to walk, and what to pass by.
+/// The file systems to walk, and those to leave out.
 #[derive(Debug, Clone, Default)]
 pub(super) struct FileSystems {
     /// Each file system once.
     pub(super) walked: Vec<WalkedFileSystem>,
     /// Directories that are not entered on the way: other mounts.
     pub(super) excluded: HashSet<PathBuf>,
-    /// Points of network file systems that were left out.
+    /// Mount points of network file systems that were left out.
     pub(super) network: Vec<PathBuf>,
-    /// Only some directories are walked, not whole file systems.
+    /// Whether only some directories are walked, not whole file systems.
     pub(super) scoped: bool,
     /// Overlays whose layers are walked: their device, and a layer.
     pub(super) overlays: Vec<(u64, PathBuf)>,
 }
 
-/// What a file system is good for here.
+/// The role of a file system for the walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FileSystemUse {
     /// Its files are on this machine.
     Local,
     /// Layers below hold its pages.
     Overlay,
-    /// A server, or a program, answers for it.
+    /// A server or a program answers for it.
     Network,
-    /// It has no files with pages of their own, or only such as `meminfo` counts as shmem.
+    /// It has no files with pages of their own, or only pages that `meminfo` counts as shmem.
     Nothing,
 }
 
@@ -68,7 +70,8 @@ fn use_of(mount: &Mount) -> FileSystemUse {
     }
 }
 
-/// A layer of an overlay that can be seen from here, where it is walked itself: the upper one if there is one.
+/// Returns a layer of an overlay that is visible from here, where it is walked itself: the upper one if there
+/// is one.
 fn visible_layer(mount: &Mount) -> Option<PathBuf> {
     let directory = |bytes| Path::new(OsStr::from_bytes(bytes));
     let (upper, work) = (mount.option("upperdir"), mount.option("workdir"));
@@ -85,13 +88,14 @@ fn visible_layer(mount: &Mount) -> Option<PathBuf> {
     Some(base.join(layer))
 }
 
-/// Whether a layer is there: a link to one is as good.
+/// Returns whether a layer exists; a link to one counts.
 fn is_directory(path: &Path) -> bool {
     asking(path).is_ok_and(|_asking| path.is_dir())
 }
 
-/// Whether the layers of an overlay are named relative to this directory, as container runtimes do where there are many: all
-/// are there, and its root shows the number of one of them.
+/// Returns whether the layers of an overlay are named relative to this directory, as container runtimes do if
+/// there are many. That is so if all of them exist there, and the overlay's root has the inode number of one
+/// of them.
 fn is_base_of(mount: &Mount, base: &Path, layers: &[&Path]) -> bool {
     let Ok(root) = stat_of_name(&mount.point).map(|stat| Inode::of(&stat)) else { return false };
     let layers: Vec<_> = layers.iter().map(|layer| base.join(layer)).collect();
@@ -101,8 +105,8 @@ fn is_base_of(mount: &Mount, base: &Path, layers: &[&Path]) -> bool {
 }
 
 impl FileSystems {
-    /// The file systems of the whole host: those that this process sees mounted, and those that only processes in other
-    /// mount namespaces do, through `/proc/PID/root`.
+    /// Returns the file systems of the whole host: those mounted for this process, and those that only
+    /// processes in other mount namespaces see, through `/proc/PID/root`.
     pub(super) fn of_host(proc: &ProcRoot, network: bool) -> pagekeeper_kernel::Result<Self> {
         let own = proc.own_mounts()?;
         let mut file_systems = Self::choose(&own, Path::new("/"), network, visible_layer);
@@ -116,7 +120,7 @@ impl FileSystems {
             let theirs = Self::choose(&mounts, &proc.root(pid), network, visible_layer);
             let mut known: HashSet<u64> =
                 file_systems.walked.iter().map(|file_system| file_system.traced).collect();
-            // Their layers can be seen from here, if not from there.
+            // Their layers are visible from here, if not from there.
             known.extend(file_systems.overlays.iter().map(|(dev, _)| *dev));
             file_systems
                 .walked
@@ -127,7 +131,7 @@ impl FileSystems {
         Ok(file_systems)
     }
 
-    /// The file systems of some directories, and of what is mounted below them.
+    /// Returns the file systems of some directories, and those mounted below them.
     pub(super) fn of_directories(
         proc: &ProcRoot,
         directories: &[PathBuf],
@@ -154,7 +158,7 @@ impl FileSystems {
             }
             match use_of(mount) {
                 FileSystemUse::Network if !network => file_systems.network.push(mount.point.clone()),
-                // Found by its files' device once the walk is there.
+                // Its files' device identifies it once the walk is there.
                 FileSystemUse::Local | FileSystemUse::Network | FileSystemUse::Overlay => {
                     file_systems.walked.push(file_system(mount, Path::new("/")));
                 }
@@ -193,7 +197,7 @@ impl FileSystems {
                 }
                 FileSystemUse::Nothing => false,
             };
-            // What is mounted over can't be reached; the last one at a point is on top.
+            // A mount that is covered by another can't be reached; the last one at a point is on top.
             if wanted && mounts.iter().rfind(|other| other.point == mount.point) == Some(mount) {
                 let best = widest.entry(mount.dev).or_insert(mount);
                 if best.root.components().count() > mount.root.components().count() {
@@ -201,7 +205,8 @@ impl FileSystems {
                 }
             }
         }
-        // In the order of the mounts; of a file system of which only parts are mounted, each part that is not in another.
+        // In the order of the mounts. If only parts of a file system are mounted, each part that is not
+        // within another one.
         for mount in mounts {
             let Some(best) = widest.get(&mount.dev) else { continue };
             let chosen = best.id == mount.id
@@ -218,7 +223,7 @@ impl FileSystems {
         file_systems
     }
 
-    /// The same as they are now.
+    /// Returns the same selection as of now.
     pub(super) fn again(&self, proc: &ProcRoot, network: bool) -> pagekeeper_kernel::Result<Self> {
         if self.scoped {
             let points: Vec<PathBuf> =
@@ -229,24 +234,24 @@ impl FileSystems {
         }
     }
 
-    /// Where file systems with files are mounted now that were not here.
+    /// Returns the mount points of file systems with files that are in `now` and not in `self`.
     pub(super) fn new_in(&self, now: &Self) -> Vec<PathBuf> {
         let known: HashSet<u64> = self.walked.iter().map(|file_system| file_system.traced).collect();
         let new = now.walked.iter().filter(|file_system| !known.contains(&file_system.traced));
         new.map(|file_system| file_system.point.clone()).collect()
     }
 
-    /// Whether a directory met on the way is entered.
+    /// Returns whether the walk enters a directory that it meets.
     pub(super) fn enters(&self, directory: &Path) -> bool {
         !self.excluded.contains(directory)
     }
 
-    /// Whether a file of that name, on a device that is walked, belongs here.
+    /// Returns whether a file of that name, on a device that is walked, belongs to the selection.
     pub(super) fn covers(&self, path: &Path) -> bool {
         !self.scoped || self.of_path(path).is_some()
     }
 
-    /// The index of the file system a path is in: the innermost.
+    /// Returns the index of the innermost file system that a path is in.
     pub(super) fn of_path(&self, path: &Path) -> Option<usize> {
         let inside =
             self.walked.iter().enumerate().filter(|(_, file_system)| path.starts_with(&file_system.point));
@@ -263,7 +268,7 @@ fn file_system(mount: &Mount, root: &Path) -> WalkedFileSystem {
     }
 }
 
-/// The innermost mount that a path is on.
+/// Returns the innermost mount that a path is on.
 fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let over = mounts.iter().enumerate().filter(|(_, mount)| path.starts_with(&mount.point));
     over.max_by_key(|(index, mount)| (mount.point.as_os_str().len(), *index)).map(|(_, mount)| mount)

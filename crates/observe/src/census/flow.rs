@@ -1,7 +1,7 @@
-//! What tracing counted of each file: bytes that came and left, for what cause, and by whom.
+//! Traced page-cache activity of each file: bytes that entered and left, the causes, and the processes.
 //!
-//! Invariants: totals are since the census began; of the many that may bring in pages of a file the greatest few are
-//! remembered; there is a bound on how many files are.
+//! Invariants: totals are since the census began. For each file the few processes that brought in most are
+//! remembered. The number of files is bounded.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use std::sync::Arc;
 use pagekeeper_kernel::Inode;
 use pagekeeper_trace::{PageCounts, ReclaimCounts};
 
-/// Files whose flows are remembered; of more, those that were quiet longest are forgotten.
+/// The most files whose flows are remembered; beyond that, those that were quiet longest are forgotten.
 const FILES: usize = 65_536;
-/// Processes remembered of each file.
+/// The most processes that are remembered per file.
 const BRINGERS: usize = 4;
 
 /// Bytes that entered and left a file's pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Flow {
-    /// Came: read, read ahead or written.
+    /// Entered: read, read ahead or written.
     pub added: u64,
-    /// Taken by the kernel under memory pressure: in the background (`kswapd`; `kdamond` where DAMON reclaims proactively), or by
-    /// a task that had to reclaim for itself.
+    /// Reclaimed by the kernel under memory pressure: in the background (`kswapd`; `kdamond` where DAMON
+    /// reclaims proactively), or by a task that had to reclaim for itself.
     pub reclaimed: u64,
     /// Left for another cause: advice, truncation, removal.
     pub dropped: u64,
@@ -33,19 +33,19 @@ impl Flow {
         self.dropped += other.dropped;
     }
 
-    /// All that left.
+    /// Returns all bytes that left.
     pub fn removed(&self) -> u64 {
         self.reclaimed + self.dropped
     }
 }
 
-/// One file's.
+/// The flow of one file.
 #[derive(Debug, Clone, Default)]
 pub(super) struct FileFlow {
     pub(super) total: Flow,
     pub(super) last: Flow,
     pub(super) tick: u32,
-    /// Who brought it in, the most first.
+    /// The processes that brought it in, largest first.
     pub(super) bringers: Vec<Bringer>,
 }
 
@@ -54,18 +54,19 @@ pub(super) struct FileFlow {
 pub(super) struct Bringer {
     pub(super) pid: u32,
     pub(super) bytes: u64,
-    /// What tracing called it: it may have ended before anybody looked.
+    /// The name that tracing reported: the process may have ended before it could be inspected.
     pub(super) name: Arc<str>,
 }
 
-/// Those of all files.
+/// The flows of all files.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     by_file: HashMap<Inode, FileFlow>,
 }
 
-/// What of the removals by this task are the kernel's: in the background, or because the task had to. `direct` is what
-/// each thread reclaimed itself and of which no file is known yet: what is beyond that it dropped.
+/// Returns how many of this task's removals are the kernel's: in the background, or because the task had to
+/// reclaim. `direct` holds the bytes that each thread reclaimed itself and that are not assigned to a file
+/// yet. The task dropped anything beyond that.
 fn reclaimed(counts: &PageCounts, direct: &mut HashMap<u32, u64>) -> u64 {
     const BACKGROUND: [&str; 2] = ["kswapd", "kdamond"];
     let removed = counts.flow.removed.bytes;
@@ -81,8 +82,8 @@ fn reclaimed(counts: &PageCounts, direct: &mut HashMap<u32, u64>) -> u64 {
 }
 
 impl Flows {
-    /// Adds what was counted in a tick. `files` names the file that an event is of, if it is one of ours. Returns what
-    /// happened to each, and who did it.
+    /// Adds the counts of a tick. `file` returns the file that an event belongs to, if the census covers it.
+    /// Returns the flow of each file, and the processes involved.
     pub(super) fn add(
         &mut self,
         tick: u32,
@@ -129,7 +130,7 @@ impl Flows {
         self.by_file.get(&inode)
     }
 
-    /// Every process that brought something in.
+    /// Returns every process that brought in pages.
     pub(super) fn processes(&self) -> HashSet<u32> {
         self.by_file.values().flat_map(|flow| flow.bringers.iter().map(|bringer| bringer.pid)).collect()
     }
@@ -140,7 +141,7 @@ impl FileFlow {
         match self.bringers.iter_mut().find(|bringer| bringer.pid == pid) {
             Some(bringer) => {
                 bringer.bytes += bytes;
-                // Of a thread that had ended tracing may have had no name before.
+                // Tracing may not have had the name of a thread that had ended before.
                 if *bringer.name != *name && !name.is_empty() {
                     bringer.name = name.into();
                 }
@@ -185,7 +186,7 @@ mod tests {
         ];
         let ours = |inode: Inode| (inode.ino == 5).then_some(inode);
         let now = flows.add(1, &events, &[stall], ours);
-        // What the reader removed beyond what it reclaimed it dropped.
+        // The reader dropped what it removed beyond what it reclaimed.
         let expected = Flow { added: 100, reclaimed: 25, dropped: 45 };
         let inode = Inode { dev: 1, ino: 5 };
         assert_eq!(now, HashMap::from([(inode, (expected, vec![7]))]));

@@ -1,32 +1,33 @@
 //! The machine's memory by use, and how much of `Cached` the files of the census explain.
 //!
-//! Invariant: the parts of a [`Split`] sum up to its total. Source of the figures: `proc_meminfo(5)`, `/proc/vmstat`.
+//! Invariant: the parts of a [`Split`] add up to its total. Source of the figures: `proc_meminfo(5)`,
+//! `/proc/vmstat`.
 
 use pagekeeper_kernel::page_size;
 use pagekeeper_kernel::pressure::{MemInfo, VmStat};
 
-/// The machine's memory by use, in bytes; the parts sum up to `total`.
+/// The machine's memory by use, in bytes; the parts add up to `total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Split {
     /// All memory the kernel manages.
     pub total: u64,
-    /// Of processes themselves: anonymous pages.
+    /// Anonymous pages of processes.
     pub processes: u64,
-    /// Pages of files that are as on disk.
+    /// Pages of files that are unchanged since they were read or written.
     pub clean: u64,
-    /// Pages of files that are changed and not yet on their way to disk.
+    /// Changed pages of files that are not being written yet.
     pub dirty: u64,
-    /// Pages of files on their way to disk.
+    /// Pages of files that are being written.
     pub writeback: u64,
     /// tmpfs and shared memory.
     pub shmem: u64,
-    /// Pages of block devices, file system metadata among them.
+    /// Pages of block devices, including file system metadata.
     pub buffers: u64,
-    /// Kernel objects: names and inodes of files, most of the time.
+    /// Kernel objects: mostly names and inodes of files.
     pub slab: u64,
-    /// Used for nothing.
+    /// Unused.
     pub free: u64,
-    /// All else: the kernel's stacks and page tables, huge pages, drivers.
+    /// Everything else: the kernel's stacks and page tables, huge pages, drivers.
     pub other: u64,
 }
 
@@ -37,7 +38,7 @@ impl Split {
         let mut split = Self { total: memory.total, ..Self::default() };
         let mut left = memory.total;
         let mut part = |bytes: u64| {
-            // The figures are not of one moment: what is too much is cut off.
+            // The figures are not from one moment: any excess is cut off.
             let bytes = bytes.min(left);
             left -= bytes;
             bytes
@@ -46,7 +47,7 @@ impl Split {
         split.processes = part(pages("nr_anon_pages"));
         split.shmem = part(memory.shmem);
         split.buffers = part(memory.buffers);
-        // Those of block devices may be dirty too; they are few.
+        // Pages of block devices may be dirty too; they are few.
         let files = memory.cached.saturating_sub(memory.shmem);
         split.dirty = part(memory.dirty.min(files));
         split.writeback = part(memory.writeback.min(files - split.dirty.min(files)));
@@ -62,32 +63,33 @@ impl Split {
         [processes, clean, dirty, writeback, shmem, buffers, slab, free, other].into_iter().sum()
     }
 
-    /// All pages of files.
+    /// Returns all pages of files.
     pub fn files(&self) -> u64 {
         self.clean + self.dirty + self.writeback
     }
 }
 
-/// What of `Cached` is whose, in bytes.
+/// The parts of `Cached`, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Explained {
-    /// What the kernel calls `Cached`: pages of files and shmem, without buffers.
+    /// The kernel's figure `Cached`: pages of files and shmem, without buffers.
     pub cached: u64,
     /// Pages of the files of the census.
     pub files: u64,
     /// tmpfs and shared memory, as the kernel counts it.
     pub shmem: u64,
-    /// The census is of some directories: what other files have is no part of `files`.
+    /// Whether the census covers only some directories: then `files` leaves out other files.
     pub scoped: bool,
 }
 
 impl Explained {
-    /// The share that is explained; more than 1 where files were counted that left meanwhile. 1 of nothing.
+    /// Returns the share that is explained: more than 1 if files were counted that left meanwhile, and 1 if
+    /// nothing is cached.
     pub fn share(&self) -> f64 {
         if self.cached == 0 { 1.0 } else { (self.files + self.shmem) as f64 / self.cached as f64 }
     }
 
-    /// What is not explained; negative if more was counted than there is.
+    /// Returns the bytes that are not explained; negative if more was counted than there is.
     pub fn unexplained(&self) -> i64 {
         self.cached.cast_signed() - (self.files + self.shmem).cast_signed()
     }

@@ -1,16 +1,17 @@
-//! All files of the host that have pages in memory, closed ones too, kept up to date at little cost.
+//! All files of the host that have pages in memory, including closed ones, kept up to date at little cost.
 //!
-//! [`Census::start`] samples every file once; from then on tracing reports which files' pages come and go, and
-//! [`Census::tick`] samples only those, dirty ones and those on the screen. A background thread rescans all files to
-//! correct drift, and lists who has files open. Without tracing there is only that thread, and files that a process has
-//! open; [`CensusTick::visibility_gaps`] says so.
+//! [`Census::start`] samples every file once. From then on tracing reports which files' pages come and go, and
+//! [`Census::tick`] samples only those files, dirty ones and those on the screen. A background thread rescans all
+//! files to correct drift, and lists the open files of processes. Without tracing there are only that thread
+//! and the files that a process has open, which [`CensusTick::visibility_gaps`] reports.
 //!
-//! Invariants: only reads. A tick takes [`SHARE`] of a processor at most, however much happens: files for which there
-//! is no time are estimated from events until they are sampled. Of each file without pages 12 bytes are kept, of one with pages about
-//! 100.
+//! Invariants: only reads. A tick takes at most [`SHARE`] of a processor, however much happens: files for
+//! which there is no time are estimated from events until they are sampled. 12 bytes are kept for a file
+//! without pages, and about 100 for a file with pages.
+//!
 //! File systems that are mounted after the start are not walked, but reported: a new census walks them
-//! ([`Census::is_outdated`]).
-//! Fails where not even `/proc` can be read; what this user may not see is a [`VisibilityGap`], not an error.
+//! ([`Census::is_outdated`]). Fails only if `/proc` can't be read; anything that this user may not see is a
+//! [`VisibilityGap`], not an error.
 //!
 //! ```
 //! use pagekeeper_observe::{Census, CensusOptions, Query};
@@ -71,28 +72,28 @@ pub use processes::Use;
 pub use rows::{Group, Owner, Query, Row, RowKey, Rows, Sort};
 pub use walk::Progress;
 
-/// The share of one processor that a tick may take, and that the thread in the background may: 0.8 % each.
+/// The share of one processor that a tick may take, and as much for the background thread: 0.8 % each.
 pub const SHARE: f64 = 0.008;
 
-/// What to count, and how.
+/// Options of a census.
 #[derive(Debug, Clone)]
 pub struct CensusOptions {
     /// Where `/proc` and `/sys` are.
     pub roots: SysRoots,
-    /// Only files in and below these directories. By default none: all local file systems.
+    /// Only files in and below these directories; empty (the default) for all local file systems.
     pub directories: Vec<PathBuf>,
-    /// Walk network file systems too, whose servers may never answer. By default not.
+    /// Whether network file systems are walked as well, whose servers may never answer. By default not.
     pub network: bool,
-    /// How to trace; `None` for a census without. By default by the best there is.
+    /// Options for tracing; `None` for a census without. By default the best method that is available.
     pub trace: Option<TraceOptions>,
-    /// The kinds of databases that are known. By default those that are built in.
+    /// The known kinds of databases. By default the built-in ones.
     pub profiles: Vec<Profile>,
     /// Threads of the first walk; at least 1. By default one for each processor, at most 8.
     pub threads: usize,
-    /// Keep up to date in the background. Without it only events and files on the screen are followed: for one snapshot. By
-    /// default on.
+    /// Whether the census is kept up to date in the background; by default it is. For a single snapshot, turn
+    /// it off: then only events and files on the screen are followed.
     pub follow: bool,
-    /// How far the first walk has come.
+    /// The progress of the first walk.
     pub progress: Arc<Progress>,
 }
 
@@ -114,61 +115,61 @@ impl Default for CensusOptions {
 /// The host as a whole at one tick. Its files are in [`Census::rows`].
 #[derive(Debug, Clone)]
 pub struct CensusTick {
-    /// When.
+    /// The time of the tick.
     pub at: SystemTime,
-    /// Since the tick before, or the start.
+    /// The time since the tick before, or the start.
     pub period: Duration,
     /// `/proc/meminfo`.
     pub memory: MemInfo,
-    /// Below which free memory the kernel reclaims.
+    /// The watermarks of free memory below which the kernel reclaims.
     pub watermarks: Watermarks,
     /// Memory by use.
     pub split: Split,
-    /// What of `Cached` is whose.
+    /// The parts of `Cached`.
     pub explained: Explained,
     /// By file system, in the order of their mounts.
     pub file_systems: Vec<FileSystemSum>,
-    /// Files that are known.
+    /// The number of known files.
     pub files: u64,
-    /// Those among them with something in memory.
+    /// The number of these that have pages in memory.
     pub files_in_memory: u64,
-    /// Who was throttled for dirty pages, longest first; `None` without tracing.
+    /// The tasks that were throttled for dirty pages, longest first; `None` without tracing.
     pub pauses: Option<Vec<PauseCounts>>,
-    /// Who had to reclaim memory directly, longest first; `None` without tracing.
+    /// The tasks that had to reclaim memory directly, longest first; `None` without tracing.
     pub reclaim: Option<Vec<ReclaimCounts>>,
     /// The machine's counters; `None` without tracing.
     pub machine: Option<MachineCounts>,
     /// Events that were lost.
     pub losses: Losses,
-    /// How long the last rescan of all files in the background took; `None` before the first is done.
+    /// The duration of the last background rescan of all files; `None` before the first is complete.
     pub rescan: Option<Duration>,
-    /// What could not be seen.
+    /// Everything that could not be seen.
     pub visibility_gaps: Vec<VisibilityGap>,
 }
 
-/// What the files of one file system have in memory, in bytes.
+/// Memory of the files of one file system, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileSystemSum {
-    /// Where it is mounted.
+    /// Its mount point.
     pub point: PathBuf,
     /// Its type: `ext4`.
     pub kind: String,
     /// Its device or other source.
     pub source: String,
-    /// Files with something in memory.
+    /// Files with pages in memory.
     pub files: u64,
-    /// Resident.
+    /// Resident bytes.
     pub resident: u64,
-    /// Of these changed and not yet on their way to disk.
+    /// Resident bytes that are changed and not being written yet.
     pub dirty: u64,
-    /// Of these on their way to disk.
+    /// Resident bytes that are being written.
     pub writeback: u64,
 }
 
 /// All files of the host that have pages in memory.
 ///
-/// All is owned by the thread that calls [`Self::tick`], but for `scope`, which the background thread shares: it has
-/// locks of its own, and none is held over I/O.
+/// Everything is owned by the thread that calls [`Self::tick`], except `scope`, which the background thread
+/// shares. `scope` has locks of its own, and none is held over I/O.
 #[derive(Debug)]
 pub struct Census {
     options: CensusOptions,
@@ -182,11 +183,11 @@ pub struct Census {
     clock: Clock,
     gaps: VisibilityGaps,
     view: Option<rows::View>,
-    /// The host has more dirty bytes than the known files have.
+    /// Whether the host has more dirty bytes than the known files.
     dirty_elsewhere: bool,
 }
 
-/// How the devices that events and mappings show map to those of the table.
+/// The mapping from devices in events and mappings to devices in the table.
 #[derive(Debug, Default)]
 struct DeviceNames {
     /// The devices of files by the device that tracing names.
@@ -195,19 +196,19 @@ struct DeviceNames {
     overlays: HashMap<u64, u64>,
 }
 
-/// The files, and what is to be done about some of them.
+/// The files, and the work pending for some of them.
 #[derive(Debug)]
 struct KnownFiles {
-    /// Those with something in memory.
+    /// The files with pages in memory.
     table: Table,
-    /// In which directory each lies, those with nothing in memory too.
+    /// The directory of each file, including files without pages.
     directories: DirectoryIndex,
-    /// How many there are.
+    /// The number of files.
     count: u64,
     flows: Flows,
-    /// How files without a name can be opened.
+    /// Paths through which files without a name can be opened.
     reach: HashMap<Inode, PathBuf>,
-    /// Ids of files whose name is wanted, and how often all changed directories were searched for it.
+    /// Ids of files whose name is wanted, and the number of searches of all changed directories for it.
     nameless: HashMap<u32, u8>,
     /// Ids of files with unwritten pages.
     unwritten: HashSet<u32>,
@@ -217,31 +218,31 @@ struct KnownFiles {
     growth: HashMap<u32, i64>,
 }
 
-/// The processes, and what they have open.
+/// The processes, and their open files.
 #[derive(Debug, Default)]
 struct KnownProcesses {
     known: HashMap<u32, Process>,
     openers: Openers,
     databases: Vec<Database>,
-    /// Those whose files may not be listed.
+    /// The processes whose files may not be listed.
     denied: HashSet<u32>,
 }
 
-/// When things were done last.
+/// Times of the last actions.
 #[derive(Debug)]
 struct Clock {
     /// The number of the tick.
     tick: u32,
     ticked: Instant,
-    /// The number of the rescan that is under way in the background.
+    /// The number of the background rescan in progress.
     rescan: u32,
     rescan_took: Option<Duration>,
 }
 
-/// What the census could not see.
+/// Everything that the census could not see.
 #[derive(Debug, Default)]
 struct VisibilityGaps {
-    /// Where file systems were mounted since it began.
+    /// Mount points of file systems that were mounted since it began.
     mounted: Vec<PathBuf>,
     denied_files: u64,
     failed_files: u64,
@@ -249,11 +250,11 @@ struct VisibilityGaps {
 }
 
 impl Census {
-    /// Samples all files once, from several threads, and begins to trace.
+    /// Samples all files once, in several threads, and starts tracing.
     ///
-    /// Takes as long as that: half a million files about 1.5 seconds where the kernel has their names in memory, and as
-    /// long as it takes to read them from disk where it has not. Fails where a directory that was named can't be found,
-    /// or `/proc` can't be read.
+    /// Blocks until that is complete: about 1.5 seconds for half a million files if the kernel has their
+    /// names in memory, otherwise as long as reading the names from disk takes. Fails if a directory that was
+    /// named can't be found, or `/proc` can't be read.
     pub fn start(mut options: CensusOptions) -> Result<Self, ObserveError> {
         let proc = options.roots.proc.clone();
         let file_systems = if options.directories.is_empty() {
@@ -263,7 +264,7 @@ impl Census {
         };
         let profiles: Vec<_> = std::mem::take(&mut options.profiles).into_iter().map(Arc::new).collect();
         let scope = Arc::new(WalkScope::new(file_systems));
-        // Before the walk, so that nothing falls in between.
+        // Before the walk, so that no event is missed.
         let tracer =
             options.trace.clone().map(|trace| start_tracing(trace, &scope.file_systems)).transpose()?;
         let result = walk::walk_all(&scope, options.threads, &options.progress);
@@ -301,13 +302,13 @@ impl Census {
         census.learn_devices();
         census.scan_processes()?;
         census.files.table.take_changes();
-        // What happened meanwhile is in the figures already, but for files that the walk had passed.
+        // Events during the walk are in the figures already, except for files that the walk had passed.
         if let Some(counts) = census.trace()? {
             census.apply(&counts, &mut Budget::of(Duration::from_secs(10)));
             census.files.table.take_changes();
         }
         census.clock.ticked = Instant::now();
-        // What the background thread sees belongs to the next rescan.
+        // Observations of the background thread belong to the next rescan.
         census.clock.rescan += 1;
         if census.options.follow {
             census.background = Some(census.start_background()?);
@@ -315,7 +316,7 @@ impl Census {
         Ok(census)
     }
 
-    /// Whether file systems were mounted since that only a new census would walk.
+    /// Returns whether file systems were mounted since the start that only a new census would walk.
     pub fn is_outdated(&self) -> bool {
         !self.gaps.mounted.is_empty()
     }
@@ -333,7 +334,7 @@ impl Census {
             .map_err(|source| ObserveError::Directory { path: "/proc/self/task".into(), source })
     }
 
-    /// Whether the tracer reports events of all files.
+    /// Returns whether the tracer reports events of all files.
     fn has_events(&self) -> bool {
         self.tracer.as_ref().is_some_and(|tracer| tracer.source().level() != TraceLevel::Counters)
     }
@@ -342,7 +343,7 @@ impl Census {
         Ok(self.tracer.as_mut().map(Tracer::take).transpose()?)
     }
 
-    /// Which files' devices tracing names how.
+    /// Learns which devices of files each device in tracing stands for.
     fn learn_devices(&mut self) {
         let file_systems = &self.scope.file_systems;
         for (dev, file_system) in self.scope.devices().iter() {
@@ -369,7 +370,7 @@ impl Census {
             if self.options.progress.is_cancelled() {
                 break;
             }
-            // What the walk has not come to.
+            // Open files that the walk has not reached.
             let counts = self.options.progress.is_walk_ended();
             if let Some(snapshot) = processes::snapshot(&proc, pid, &self.profiles, &self.scope, counts) {
                 self.take_process(snapshot);
@@ -414,7 +415,8 @@ impl Census {
         }
     }
 
-    /// The file of an event or mapping, as this census names it: files of subvolumes and of layers below an overlay.
+    /// Returns the file of an event or mapping as this census identifies it, for files of subvolumes and of
+    /// layers below an overlay.
     fn own_inode(&self, inode: Inode) -> Option<Inode> {
         if let Some(below) = self.devices.overlays.get(&inode.dev) {
             return Some(Inode { dev: *below, ..inode });
@@ -459,10 +461,10 @@ impl Census {
         }
     }
 
-    /// Brings all up to date.
+    /// Brings everything up to date.
     ///
-    /// Meant to be called about once a second; takes [`SHARE`] of the time since the last call at most, and not less
-    /// than 4 ms.
+    /// Meant to be called about once a second. Takes at most [`SHARE`] of the time since the last call, but
+    /// at least 4 ms.
     pub fn tick(&mut self) -> Result<CensusTick, ObserveError> {
         let period = self.clock.ticked.elapsed();
         self.clock.ticked = Instant::now();
@@ -533,7 +535,7 @@ impl Census {
         })
     }
 
-    /// Applies what the background thread found.
+    /// Applies the background thread's results.
     fn take_messages(&mut self) {
         let messages = self.background.as_ref().map(Background::take).unwrap_or_default();
         let mut ended = false;
@@ -546,7 +548,7 @@ impl Census {
                             .flows
                             .of(found.inode)
                             .is_some_and(|flow| flow.tick + 1 >= self.clock.tick);
-                        // What changes at this moment is sampled by the tick itself.
+                        // A file that is changing right now is sampled by the tick itself.
                         if !flowing
                             || self
                                 .files
@@ -578,12 +580,13 @@ impl Census {
             }
         }
         if ended {
-            // Once, however many rescans it was: numbers of directories in unread messages are newer than that.
+            // Once, whatever the number of rescans: numbers of directories in unread messages are newer than
+            // that.
             self.scope.directories().forget(&self.files.table.directories());
         }
     }
 
-    /// Files that a whole rescan did not see are gone, except those without a name, which no rescan can see.
+    /// Removes files that a whole rescan did not see, except files without a name, which no rescan can see.
     fn end_rescan(&mut self) {
         self.learn_devices();
         let seen_since = self.clock.rescan;
@@ -626,7 +629,7 @@ impl Census {
         }
     }
 
-    /// What can't be seen.
+    /// Returns everything that can't be seen.
     fn visibility_gaps(&self) -> Vec<VisibilityGap> {
         let mut gaps = Vec::new();
         let mut add = |what: String, why: &str, needs: Option<&str>| {
@@ -712,12 +715,12 @@ fn sum_of(file_system: &file_systems::WalkedFileSystem, sum: Sum) -> FileSystemS
     }
 }
 
-/// Starts to trace the pages of files that are walked.
+/// Starts tracing the pages of files that are walked.
 fn start_tracing(options: TraceOptions, file_systems: &FileSystems) -> Result<Tracer, ObserveError> {
     let mut devices: Vec<u64> = file_systems.walked.iter().map(|file_system| file_system.traced).collect();
     devices.sort_unstable();
     devices.dedup();
-    // The filter has an end; with more file systems than that, events are filtered here.
+    // The filter's length is limited; with more file systems than that, events are filtered here.
     let filter = if devices.len() <= 64 { PageFilter::Devices(devices) } else { PageFilter::Everything };
     Ok(Tracer::start(&TraceOptions { filter, block: false, ..options })?)
 }

@@ -1,7 +1,8 @@
-//! Names for files of which tracing reports only the inode number.
+//! Finds names for files of which tracing reports only the inode number.
 //!
-//! In this order: the directory in which the walk found that inode; the files that those have open who brought the pages
-//! in; the directories that changed since they were walked (in the background). The last resort is the walk itself.
+//! Sources, in this order: the directory in which the walk found that inode; the open files of the processes
+//! that brought the pages in; directories that changed since they were walked (in the background). The last
+//! resort is the walk itself.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,13 +13,14 @@ use super::table::Name;
 use super::walk::{count, names_in};
 use super::{Census, processes};
 
-/// Processes whose open files are listed in one tick.
+/// The most processes whose open files are listed in one tick.
 const PROCESSES: usize = 16;
-/// How often changed directories are searched for a file's name.
+/// Number of searches of changed directories for a file's name.
 const SEARCHES: u8 = 3;
 
 impl Census {
-    /// Finds names for files without; `unlisted` are such as may lie elsewhere, which are taken in if they don't.
+    /// Finds names for files without one. Files in `unlisted` may lie outside the census, and are taken in if
+    /// they do not.
     pub(super) fn find_names(&mut self, events: &Events, unlisted: &HashSet<Inode>, budget: &mut Budget) {
         if self.files.nameless.is_empty() && unlisted.is_empty() {
             return;
@@ -80,7 +82,7 @@ impl Census {
         }
     }
 
-    /// Takes in the file of that name, as it is now.
+    /// Takes in the file of that name, in its present state.
     fn named(&mut self, name: Name) {
         let Name::In(number, file) = &name else { return };
         let path = self.scope.directories().get(*number).map(|directory| directory.path.join(file.as_ref()));

@@ -1,7 +1,8 @@
-//! Who has files open or mapped, and which databases there are: one snapshot for each process.
+//! Processes that have files open or mapped, and the databases among them: one snapshot per process.
 //!
-//! Invariants: what is remembered of a process is replaced as a whole by its next snapshot; what a process brought in
-//! stays its own when it has ended. Fails process by process: one that ended or may not be inspected has no files.
+//! Invariants: a process's next snapshot replaces the previous one as a whole. Pages that a process brought
+//! in stay its own after it has ended. A failure concerns one process: one that ended or may not be inspected
+//! has no files.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -19,22 +20,22 @@ use pagekeeper_kernel::{Expected, Inode, InspectedFile};
 use super::table::{FoundFile, Name};
 use super::walk::{WalkScope, count};
 
-/// How a process has a file.
+/// The ways in which a process uses a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Use {
-    /// By a descriptor it may write to, or a shared mapping.
+    /// Through a descriptor it may write to, or a shared mapping.
     pub writes: bool,
-    /// By a descriptor with `O_DIRECT`.
+    /// Through a descriptor with `O_DIRECT`.
     pub direct: bool,
     /// Mapped.
     pub mapped: bool,
 }
 
-/// A process as it was seen last.
+/// The last state of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Process {
     pub(super) name: Arc<str>,
-    /// The control group that pays for its memory.
+    /// The control group that its memory is charged to.
     pub(super) cgroup: Arc<str>,
 }
 
@@ -43,7 +44,7 @@ pub(super) struct Process {
 pub(super) struct Database {
     pub(super) pid: u32,
     pub(super) profile: Arc<Profile>,
-    /// Where it has its files: its working directory, and those of the files it may write to.
+    /// The directories of its files: its working directory, and those of files it may write to.
     pub(super) directories: Vec<PathBuf>,
 }
 
@@ -53,16 +54,16 @@ pub(super) struct ProcessSnapshot {
     pub(super) pid: u32,
     pub(super) process: Process,
     pub(super) files: Vec<(Inode, Use)>,
-    /// Files without a name that have something in memory, and by which path they can be opened.
+    /// Files without a name that have pages in memory, and paths through which they can be opened.
     pub(super) deleted: Vec<(FoundFile, PathBuf)>,
-    /// Open files with something in memory, where that was asked for.
+    /// Open files with pages in memory, if these were requested.
     pub(super) counted: Vec<FoundFile>,
     pub(super) database: Option<Database>,
-    /// Permission to inspect its files was denied.
+    /// Whether permission to inspect its files was denied.
     pub(super) denied: bool,
 }
 
-/// Takes a snapshot of one process; with `counts` the pages of its open files are counted too.
+/// Takes a snapshot of one process. With `counts` the pages of its open files are counted as well.
 pub(super) fn snapshot(
     proc: &ProcRoot,
     pid: u32,
@@ -80,8 +81,8 @@ pub(super) fn snapshot(
         database: None,
         denied: false,
     };
-    // Mappings as the kernel shows them: to resolve each, for all processes of a host, would take more than the census
-    // may. Their devices are translated by its tables of devices.
+    // Mappings as the kernel shows them: resolving each, for all processes of a host, would take more time
+    // than the census may. The census's tables of devices translate their devices.
     let selection = Selection { mappings: Mappings::AsShown, ..Selection::default() };
     let ProcessFiles { open, mapped, error, .. } = proc.files_of(pid, &selection);
     if let Some(error) = error {
@@ -117,7 +118,7 @@ pub(super) fn snapshot(
         used.mapped = true;
         used.writes |= mapping.shared && mapping.writable;
         if mapping.deleted && !known {
-            // As the kernel shows it, which on some file systems is not as stat(2) does.
+            // The inode as the kernel shows it, which on some file systems differs from stat(2).
             nameless(mapping.inode, Expected::Any, &mapping.path, proc.mapping_path(pid, &mapping.addresses));
         }
     }
@@ -133,21 +134,22 @@ pub(super) fn snapshot(
     Some(snapshot)
 }
 
-/// Where a database has its files: its working directory, and those of files it may read and write.
+/// Returns the directories of a database's files: its working directory, and those of files it may read and
+/// write.
 fn homes(proc: &ProcRoot, pid: u32, open: &[OpenFile]) -> Vec<PathBuf> {
     const SHARED: [&str; 7] = ["/", "/tmp", "/var/tmp", "/var/log", "/dev/shm", "/root", "/run"];
     let mut homes: Vec<PathBuf> = proc.working_directory(pid).into_iter().collect();
     let written = open.iter().filter(|file| file.access == Access::ReadWrite);
     homes.extend(written.filter_map(|file| file.path.parent().map(Path::to_path_buf)));
     homes.retain(|home| !SHARED.iter().any(|shared| home == Path::new(shared)) && !home.starts_with("/proc"));
-    // One that can't be placed is not taken for one of ours.
+    // A directory that can't be located is left out.
     homes = homes.iter().filter_map(|home| proc.in_namespace(pid, home).ok()).collect();
     homes.sort();
     homes.dedup();
     homes
 }
 
-/// What an open file that has a name has in memory, counted through its descriptor.
+/// Counts the pages of an open file that has a name, through its descriptor.
 fn counted(proc: &ProcRoot, pid: u32, file: &OpenFile, scope: &WalkScope) -> Option<FoundFile> {
     let file_system =
         scope.file_system_of(file.inode.dev).filter(|_| scope.file_systems.covers(&file.path))?;
@@ -157,28 +159,28 @@ fn counted(proc: &ProcRoot, pid: u32, file: &OpenFile, scope: &WalkScope) -> Opt
     count(&opened, name, file_system).ok()?
 }
 
-/// The name of a file that a process has open, as this process can open it.
+/// Returns the name of a file that a process has open, as this process can open it.
 pub(super) fn named(proc: &ProcRoot, pid: u32, path: &Path, scope: &WalkScope) -> Option<Name> {
     let reach = proc.in_namespace(pid, path).ok()?;
     let (number, _) = scope.number(reach.parent()?);
     Some(Name::In(number, reach.file_name()?.into()))
 }
 
-/// Name and control group of a process; `None` if it has ended.
+/// Returns the name and control group of a process; `None` if it has ended.
 pub(super) fn process(proc: &ProcRoot, pid: u32) -> Option<Process> {
     let name = proc.name(pid).ok()?;
     let cgroup = proc.cgroup_paths(pid).map(|paths| paying(&paths)).unwrap_or_default();
     Some(Process { name: unescaped(&name).into(), cgroup: cgroup.into() })
 }
 
-/// The group that pays for memory: of the memory controller, or of version 2.
+/// Returns the group that memory is charged to: that of the memory controller, or of version 2.
 fn paying(paths: &[CgroupPath]) -> String {
     let memory = paths.iter().find(|path| path.controllers.iter().any(|name| name == "memory"));
     let path = memory.or_else(|| paths.iter().find(|path| path.is_v2()));
     path.map_or_else(|| "/".to_owned(), |path| unescaped(&path.path).into_owned())
 }
 
-/// The profile whose process name or marker files fit best; as the guard does it.
+/// Returns the profile whose process name or marker files fit best, as the guard does it.
 fn recognise<'a>(
     name: &str,
     files: impl Iterator<Item = &'a Path>,
@@ -210,7 +212,7 @@ fn recognise<'a>(
         .map(|(_, profile)| profile)
 }
 
-/// Who has which file, over all processes.
+/// The users of each file, over all processes.
 #[derive(Debug, Default)]
 pub(super) struct Openers {
     by_process: HashMap<u32, Vec<Inode>>,
@@ -218,7 +220,7 @@ pub(super) struct Openers {
 }
 
 impl Openers {
-    /// Replaces what is known of a process.
+    /// Replaces the files of a process.
     pub(super) fn set(&mut self, pid: u32, files: &[(Inode, Use)]) {
         self.forget(pid);
         for (inode, used) in files {
@@ -242,19 +244,20 @@ impl Openers {
         self.by_file.get(&inode).map_or(&[], Vec::as_slice)
     }
 
-    /// Files that a process may write to.
+    /// Returns the files that a process may write to.
     pub(super) fn written(&self) -> impl Iterator<Item = Inode> {
         let writes = |users: &Vec<(u32, Use)>| users.iter().any(|(_, used)| used.writes);
         self.by_file.iter().filter(move |(_, users)| writes(users)).map(|(inode, _)| *inode)
     }
 
-    /// All files that a process has.
+    /// Returns all files that a process uses.
     pub(super) fn files(&self) -> impl Iterator<Item = Inode> {
         self.by_file.keys().copied()
     }
 }
 
-/// A control group's name as people know it: of a container its kind and short id, else the whole path.
+/// Returns the readable name of a control group: for a container its kind and short id, otherwise the whole
+/// path.
 pub(super) fn shown_cgroup(path: &str) -> String {
     let last = path.rsplit('/').next().unwrap_or(path);
     let name = last.strip_suffix(".scope").unwrap_or(last);
@@ -270,7 +273,7 @@ pub(super) fn shown_cgroup(path: &str) -> String {
     format!("{kind} {}", unescaped_bytes(&id.as_bytes()[..12]))
 }
 
-/// Whether a name is a container's: 32 or more hexadecimal digits.
+/// Returns whether a name is a container's id: 32 or more hexadecimal digits.
 fn is_id(name: &str) -> bool {
     name.len() >= 32 && OsStr::new(name).as_bytes().iter().all(u8::is_ascii_hexdigit)
 }

@@ -1,7 +1,8 @@
-//! What is shown of the files: the first of them by some figure, or sums by class, process or control group.
+//! The view of the files: the first of them by some figure, or sums by class, process or control group.
 //!
-//! Invariants: a ranking of all files is made seldom enough to take 0.5 % of a processor; in between, the files
-//! that led it and those that changed are ranked anew, so that a file's own figures are always those of the last tick.
+//! Invariants: all files are ranked rarely enough for that to take 0.5 % of a processor. In between, the
+//! files that led the ranking and those that changed are ranked anew, so that a file's own figures are always
+//! those of the last tick.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -24,15 +25,15 @@ pub enum Sort {
     /// Resident bytes.
     #[default]
     Resident,
-    /// How fast resident bytes grow.
+    /// Growth rate of resident bytes.
     Growth,
-    /// Changed bytes, on their way to disk or not.
+    /// Changed bytes, whether being written or not.
     Dirty,
     /// Bytes evicted under memory pressure.
     Evicted,
 }
 
-/// What makes a row.
+/// The unit of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Group {
     /// Each file.
@@ -42,22 +43,22 @@ pub enum Group {
     Class,
     /// Files that one process brought in or has open.
     Process,
-    /// The same of one control group, which may be a container.
+    /// The same for one control group, which may be a container.
     Cgroup,
 }
 
-/// Which rows are wanted.
+/// A query for rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Query {
-    /// Sorted by this.
+    /// The sort order.
     pub sort: Sort,
-    /// Made of this.
+    /// The unit of a row.
     pub group: Group,
-    /// Only files whose path contains this; capitals count only if there are some in it. Empty for all.
+    /// Only files whose path contains this text; case matters only if it contains capitals. Empty for all.
     pub filter: String,
     /// Only files that this process brought in or has open.
     pub pid: Option<u32>,
-    /// No more rows than this.
+    /// The most rows.
     pub limit: usize,
 }
 
@@ -67,7 +68,7 @@ impl Default for Query {
     }
 }
 
-/// What a row is of, to be recognised in the next tick.
+/// The identity of a row, by which it is recognised in the next tick.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum RowKey {
     /// A file.
@@ -76,16 +77,16 @@ pub enum RowKey {
     Group(String),
 }
 
-/// Who has a file, or brought its pages in.
+/// A process that has a file, or brought its pages in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     /// The process; it may have ended.
     pub pid: u32,
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Its control group, as people know it.
+    /// The readable name of its control group.
     pub cgroup: String,
-    /// How it has the file; `None` if it has not.
+    /// The ways in which it uses the file; `None` if it does not have it.
     pub used: Option<Use>,
     /// Bytes it brought in since the census began.
     pub brought: u64,
@@ -94,50 +95,50 @@ pub struct Owner {
 /// A file, or a group of files. Figures are bytes, rates are bytes a second.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// What it is of.
+    /// The row's identity.
     pub key: RowKey,
-    /// What it is called: a path, a class, a process, a control group.
+    /// Its label: a path, a class, a process, a control group.
     pub label: String,
-    /// The path of a file, by which this process can open it; `None` of groups and files that have no name.
+    /// The path by which this process can open the file; `None` for groups and for files without a name.
     pub path: Option<PathBuf>,
-    /// The file was removed, and a process still has it.
+    /// Whether the file was removed and a process still has it.
     pub deleted: bool,
-    /// How many files it is of.
+    /// The number of files.
     pub files: u64,
     /// The size of the files.
     pub size: u64,
-    /// Resident.
+    /// Resident bytes.
     pub resident: u64,
-    /// Changed and not yet on their way to disk; `None` where that is not known.
+    /// Bytes changed and not being written yet; `None` if unknown.
     pub dirty: Option<u64>,
-    /// On their way to disk.
+    /// Bytes being written.
     pub writeback: Option<u64>,
-    /// Once resident, then taken by the kernel under memory pressure.
+    /// Bytes evicted by the kernel under memory pressure.
     pub evicted: Option<u64>,
-    /// Of these, so recently that to read them again would count as thrashing.
+    /// Of these, bytes evicted so recently that reading them again would count as thrashing.
     pub recently_evicted: Option<u64>,
-    /// How fast what is resident grows.
+    /// Growth rate of resident bytes.
     pub growth: i64,
-    /// What came and left in the last tick, in bytes; `None` without tracing.
+    /// Bytes that entered and left in the last tick; `None` without tracing.
     pub flow: Option<Flow>,
     /// The same since the census began.
     pub total_flow: Option<Flow>,
-    /// Who has it or brought it in, largest first; none of groups.
+    /// Processes that have it or brought it in, largest first; empty for groups.
     pub owners: Vec<Owner>,
-    /// What it is to its database.
+    /// The file's class in its database.
     pub class: Option<FileClass>,
-    /// The database it belongs to: its profile.
+    /// The profile of the database that it belongs to.
     pub database: Option<String>,
 }
 
 /// The rows of a [`Query`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rows {
-    /// Sorted.
+    /// The rows, sorted.
     pub rows: Vec<Row>,
-    /// How many there would be without the limit.
+    /// The number of rows without the limit.
     pub matching: usize,
-    /// What is resident of all of them, in bytes.
+    /// Resident bytes of all of these.
     pub resident: u64,
 }
 
@@ -164,7 +165,7 @@ impl View {
     }
 }
 
-/// Tests a path against what was typed.
+/// Tests a path against the filter text.
 struct Matcher<'a> {
     text: &'a str,
     lower: bool,
@@ -182,7 +183,8 @@ impl<'a> Matcher<'a> {
 }
 
 impl Census {
-    /// The rows that are wanted, by the figures of the last tick. Files among them are sampled in each tick from now on.
+    /// Returns the rows of a query, with the figures of the last tick. Files among them are sampled in each
+    /// tick from now on.
     pub fn rows(&mut self, query: &Query) -> Rows {
         let fresh = self.view.as_ref().is_some_and(|view| view.is_fresh(query));
         if !fresh {
@@ -207,7 +209,7 @@ impl Census {
         ranked.truncate(query.limit);
         let rows: Vec<Row> =
             ranked.iter().filter_map(|(_, id)| Some(self.row(*id, self.files.table.get(*id)?))).collect();
-        // What is sampled in every tick has to fit in one.
+        // The files that are sampled in every tick have to fit in one.
         self.files.shown = ranked.into_iter().take(50).map(|(_, id)| id).collect();
         Rows { rows, matching, resident }
     }
@@ -280,7 +282,7 @@ impl Census {
         }
     }
 
-    /// What a file is called.
+    /// Returns a file's label.
     fn label(&self, entry: &Entry) -> String {
         if let Some(path) = entry.path(&self.scope.directories()) {
             return unescaped(&path).into_owned();
@@ -318,7 +320,7 @@ impl Census {
 
     fn add_to_group(&self, row: &mut Row, id: u32, entry: &Entry) {
         let pages = entry.pages;
-        // A file that came a moment ago has no figures yet; that leaves a group's sums as good as they are.
+        // A file that just came has no figures yet; a group's sums are as good without it.
         let known = !entry.resident_only || entry.name == Name::Unknown;
         row.files += 1;
         row.size += entry.size;
@@ -365,7 +367,8 @@ impl Census {
         }
     }
 
-    /// Who has a file or brought it in: first who brought in most, then who may write to it.
+    /// Returns the processes that have a file or brought it in: those that brought in most first, then those
+    /// that may write to it.
     fn owners(&self, inode: Inode) -> Vec<Owner> {
         let bringers = self.files.flows.of(inode).map_or(&[][..], |flow: &FileFlow| &flow.bringers);
         let name_of = |bringer: &Bringer| Arc::clone(&bringer.name);
@@ -382,7 +385,8 @@ impl Census {
         owners
     }
 
-    /// `traced` is what tracing called it: of one that ended before it was looked at nothing else is known.
+    /// Returns an owner. `traced` is the name that tracing reported, which is all that is known of a process
+    /// that ended before it was inspected.
     fn owner(&self, pid: u32, used: Option<Use>, brought: u64, traced: Option<Arc<str>>) -> Owner {
         let process = self.processes.known.get(&pid);
         let known = process.map(|process| Arc::clone(&process.name));
@@ -396,7 +400,7 @@ impl Census {
         }
     }
 
-    /// The database in whose directories a file lies, and what it is to it.
+    /// Returns the database in whose directories a file lies, and the file's class.
     fn database(&self, path: &Path) -> Option<(&str, Option<FileClass>)> {
         let innermost = |directories: &[PathBuf]| {
             let around = directories.iter().filter(|directory| path.starts_with(directory));

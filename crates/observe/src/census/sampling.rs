@@ -1,7 +1,7 @@
 //! Samples files that have events, have dirty pages or are on the screen, within a tick's time.
 //!
-//! Invariants: what finds no time is estimated from events, and is first in the next tick; a file that takes long to
-//! count is counted seldom, so that it takes a twentieth of the time at most.
+//! Invariants: a file for which there is no time is estimated from events, and is first in the next tick. A
+//! file that takes long to count is counted rarely, so that it takes at most a twentieth of the time.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::table::{Name, Pages};
 use super::walk::count;
 use super::{Census, Flow};
 
-/// Of the time between two ticks, how much of it one file may take to be counted.
+/// Counting one file may take 1/`ONE_FILE` of the time between two ticks.
 const ONE_FILE: u32 = 20;
 
 /// The processor time a tick has left.
@@ -30,10 +30,10 @@ impl Budget {
         Self { until: processor_time() + time, asked: 0, over: false }
     }
 
-    /// Whether it is used up.
+    /// Returns whether it is used up.
     pub(super) fn over(&mut self) -> bool {
         self.asked += 1;
-        // Asking costs a system call.
+        // Reading the clock costs a system call.
         if self.asked.is_multiple_of(8) {
             self.over = processor_time() > self.until;
         }
@@ -41,11 +41,11 @@ impl Budget {
     }
 }
 
-/// What happened to each file, and which processes brought pages in.
+/// The flow of each file, and the processes that brought pages in.
 pub(super) type Events = HashMap<Inode, (Flow, Vec<u32>)>;
 
 impl Census {
-    /// Applies what was traced, and samples the files it happened to.
+    /// Applies traced events, and samples the files that they concern.
     pub(super) fn apply(&mut self, counts: &TraceCounts, budget: &mut Budget) {
         let mut flows = std::mem::take(&mut self.files.flows);
         let pages = counts.pages.as_deref().unwrap_or_default();
@@ -73,14 +73,14 @@ impl Census {
         self.sample(due, budget);
     }
 
-    /// Without events: samples open files, dirty ones and those on the screen.
+    /// Samples open files, dirty files and those on the screen, where there are no events.
     pub(super) fn sample_without_events(&mut self, budget: &mut Budget) {
         let open: HashSet<u32> =
             self.processes.openers.files().filter_map(|inode| self.files.table.id(inode)).collect();
         self.sample(open, budget);
     }
 
-    /// What a file has in memory by what came and left; `false` if it is none that is known.
+    /// Estimates a file's pages in memory from its flow. Returns `false` if the file is not a known one.
     fn estimate(&mut self, inode: Inode, flow: Flow) -> bool {
         let pages = |bytes: u64| u32::try_from(bytes / page_size()).unwrap_or(u32::MAX);
         if let Some(id) = self.files.table.id(inode) {
@@ -89,7 +89,7 @@ impl Census {
             let resident =
                 then.resident.saturating_add(pages(flow.added)).saturating_sub(pages(flow.removed()));
             let evicted = then.evicted.saturating_add(pages(flow.reclaimed));
-            // One that has a name will be sampled; another is gone when its pages are.
+            // A file with a name will be sampled; any other is gone when its pages are.
             let least = u32::from(entry.name != Name::Unknown);
             let now = Pages { resident: resident.max(least), evicted, ..then };
             if !self.files.table.set_pages(id, now) {
@@ -116,7 +116,8 @@ impl Census {
         true
     }
 
-    /// Samples these, dirty files and those on the screen; those first that were not sampled for longest.
+    /// Samples these files, dirty files and those on the screen. Files that were not sampled for longest come
+    /// first.
     fn sample(&mut self, mut due: HashSet<u32>, budget: &mut Budget) {
         due.extend(&self.files.unwritten);
         due.extend(&self.files.shown);
@@ -128,7 +129,7 @@ impl Census {
                 break;
             }
             let expensive = self.files.table.get(id).is_some_and(|entry| {
-                // In ticks of about a second: what counts is the share of the time.
+                // In ticks of about a second: only the share of the time matters.
                 entry.cost > 2000
                     && self.clock.tick.saturating_sub(counted) * (1_000_000 / ONE_FILE) < entry.cost
             });
@@ -180,7 +181,7 @@ impl Census {
         }
     }
 
-    /// A file that was removed is there only as long as somebody has it open.
+    /// Handles a file whose name is gone: it exists only as long as some process has it open.
     fn lost_name(&mut self, id: u32) {
         let Some(entry) = self.files.table.get(id) else { return };
         let inode = entry.inode;

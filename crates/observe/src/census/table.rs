@@ -1,8 +1,8 @@
-//! The files that have something in memory: compact, found by inode, with sums by file system.
+//! The files that have pages in memory, in a compact table with an index by inode and sums by file system.
 //!
-//! Invariants: an entry is there only while its file has resident pages, or a trace of evicted ones; the sums are those
-//! of the entries at any time; an id is reused only after its entry was removed. Pages are counted in 32 bits: 16 TiB of
-//! one file.
+//! Invariants: an entry exists only while its file has resident pages, or a trace of evicted ones. The sums
+//! are those of the entries at any time. An id is reused only after its entry was removed. Pages are counted
+//! in 32 bits: 16 TiB per file.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 use pagekeeper_kernel::{Inode, Residency, Source, page_size};
 
-/// Directories by number: a path is kept once, whatever number of files lie in it. Those that are gone are forgotten, and
-/// their numbers reused.
+/// Directories by number: a path is stored once for all files in it. Directories that are gone are forgotten,
+/// and their numbers reused.
 #[derive(Debug, Default)]
 pub(super) struct Directories {
     list: Vec<Option<Directory>>,
     by_path: HashMap<Arc<Path>, u32>,
     free: Vec<u32>,
-    /// How many rescans have ended.
+    /// The number of rescans that have ended.
     rescan: u32,
 }
 
@@ -26,20 +26,22 @@ pub(super) struct Directories {
 #[derive(Debug, Clone)]
 pub(super) struct Directory {
     pub(super) path: Arc<Path>,
-    /// The file system it is on: an index of [`FileSystems::walked`](super::file_systems::FileSystems::walked).
+    /// Its file system: an index into [`FileSystems::walked`](super::file_systems::FileSystems::walked).
     pub(super) file_system: u16,
-    /// When names in it changed last, in nanoseconds of its file system's clock; `None` if it has to be listed to know.
+    /// The time of the last change of its names, in nanoseconds of its file system's clock; `None` if it has
+    /// to be listed to find changes.
     pub(super) changed: Option<i128>,
-    /// The rescan of [`Directories`] in which its number was last asked for.
+    /// The rescan of [`Directories`] in which its number was last requested.
     asked: u32,
 }
 
 impl Directories {
-    /// A number that was asked for so many rescans ago, and is that of no entry, is no longer in use: neither by the
-    /// background thread, which may be a rescan ahead of the reader of its messages, nor by those of its last rescan.
+    /// A number that was last requested this many rescans ago, and that no entry has, is no longer in use.
+    /// Neither the background thread uses it, which may be a rescan ahead of the reader of its messages, nor
+    /// the messages of its last rescan.
     const IN_USE: u32 = 3;
 
-    /// The number of a directory, new or known.
+    /// Returns the number of a directory, new or known.
     pub(super) fn number(&mut self, path: &Path, file_system: impl FnOnce() -> u16) -> u32 {
         let asked = self.rescan;
         if let Some(known) = self.by_path.get(path).copied() {
@@ -76,12 +78,12 @@ impl Directories {
         self.by_path.contains_key(path)
     }
 
-    /// Above all numbers.
+    /// Returns a number above all numbers.
     pub(super) fn end(&self) -> u32 {
         u32::try_from(self.list.len()).expect("fewer than 2^32 directories")
     }
 
-    /// A rescan has ended: forgets directories that no rescan has visited since, except the `used` ones.
+    /// Ends a rescan: forgets directories that no rescan has visited since, except the `used` ones.
     pub(super) fn forget(&mut self, used: &HashSet<u32>) {
         self.rescan += 1;
         for (number, slot) in (0_u32..).zip(&mut self.list) {
@@ -96,18 +98,18 @@ impl Directories {
     }
 }
 
-/// How a file is called.
+/// The name of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Name {
-    /// By its name in a directory, by number.
+    /// Its name in a directory, by number.
     In(u32, Box<OsStr>),
-    /// By what it was called before it was removed.
+    /// Its last path before it was removed.
     Deleted(Box<Path>),
-    /// By its inode number alone.
+    /// Unknown: only its inode number is known.
     Unknown,
 }
 
-/// What of a file is in memory, in pages.
+/// The pages of a file in memory, by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Pages {
     pub(super) resident: u32,
@@ -135,26 +137,26 @@ impl Pages {
     }
 }
 
-/// A file that has something in memory.
+/// A file that has pages in memory.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) inode: Inode,
     pub(super) name: Name,
     pub(super) size: u64,
     pub(super) pages: Pages,
-    /// The file system, as of a [`Directory`].
+    /// Its file system, as in [`Directory`].
     pub(super) file_system: u16,
-    /// Only what is resident is known.
+    /// Whether only the resident pages are known.
     pub(super) resident_only: bool,
-    /// The rescan that saw it last.
+    /// The rescan that last saw it.
     pub(super) rescan: u32,
-    /// What counting it took last, in microseconds.
+    /// The cost of its last count, in microseconds.
     pub(super) cost: u32,
-    /// The tick in which it was counted last.
+    /// The tick in which it was last counted.
     pub(super) counted: u32,
 }
 
-/// A file with something in memory, as it was counted.
+/// A file with pages in memory, as it was counted.
 #[derive(Debug, Clone)]
 pub(super) struct FoundFile {
     pub(super) inode: Inode,
@@ -162,7 +164,7 @@ pub(super) struct FoundFile {
     pub(super) size: u64,
     pub(super) file_system: u16,
     pub(super) residency: Residency,
-    /// What counting took, in microseconds.
+    /// The cost of the count, in microseconds.
     pub(super) cost: u32,
 }
 
@@ -175,14 +177,14 @@ pub(super) struct Sum {
     pub(super) writeback: u64,
 }
 
-/// All of them.
+/// The table of all entries.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
     by_inode: HashMap<Inode, u32>,
     sums: Vec<Sum>,
-    /// What the entries that changed since the last tick had resident then.
+    /// The resident pages, at the last tick, of entries that changed since.
     before: HashMap<u32, u32>,
 }
 
@@ -212,7 +214,7 @@ impl Table {
         self.by_inode.len()
     }
 
-    /// The directories in which entries are, by number.
+    /// Returns the numbers of the directories that have entries.
     pub(super) fn directories(&self) -> HashSet<u32> {
         let number = |entry: &Entry| match entry.name {
             Name::In(number, _) => Some(number),
@@ -221,12 +223,13 @@ impl Table {
         self.entries.iter().flatten().filter_map(number).collect()
     }
 
-    /// By file system, in the order of [`FileSystems::walked`](super::file_systems::FileSystems::walked).
+    /// Returns the sums by file system, in the order of
+    /// [`FileSystems::walked`](super::file_systems::FileSystems::walked).
     pub(super) fn sums(&self) -> &[Sum] {
         &self.sums
     }
 
-    /// Records a counted file; the entry's id, if the file has something in memory.
+    /// Records a counted file. Returns the entry's id if the file has pages in memory.
     pub(super) fn take(&mut self, found: FoundFile, tick: u32, rescan: u32) -> Option<u32> {
         let pages = Pages::of(&found.residency);
         let resident_only = found.residency.source == Source::Mincore;
@@ -249,7 +252,7 @@ impl Table {
         Some(self.insert(entry))
     }
 
-    /// A file that tracing reported, whose name is not known yet.
+    /// Inserts a file that tracing reported and whose name is not known yet.
     pub(super) fn insert_unknown(
         &mut self,
         inode: Inode,
@@ -287,7 +290,7 @@ impl Table {
         id
     }
 
-    /// Sets an entry's pages; returns whether it is still there.
+    /// Sets an entry's pages. Returns whether the entry still exists.
     pub(super) fn set_pages(&mut self, id: u32, pages: Pages) -> bool {
         if pages.is_empty() {
             self.remove(id);
@@ -326,7 +329,7 @@ impl Table {
         }
     }
 
-    /// Changes of resident pages since the last call, by id.
+    /// Returns the changes of resident pages since the last call, by id.
     pub(super) fn take_changes(&mut self) -> Vec<(u32, i64)> {
         let before = std::mem::take(&mut self.before);
         let change = |(id, then): (u32, u32)| {
@@ -336,7 +339,7 @@ impl Table {
         before.into_iter().filter_map(change).collect()
     }
 
-    /// Adds an entry to the sums of its file system, or takes it away.
+    /// Adds an entry to the sums of its file system, or subtracts it.
     fn sum(&mut self, file_system: u16, pages: Pages, add: bool) {
         let Some(sum) = self.sums.get_mut(usize::from(file_system)) else { return };
         let bytes = |pages: u32| u64::from(pages) * page_size();
@@ -351,7 +354,7 @@ impl Table {
     }
 }
 
-/// In which directory each file of the walk lies, those without pages too: 12 bytes a file.
+/// The directory of each file of the walk, including files without pages: 12 bytes per file.
 #[derive(Debug, Default)]
 pub(super) struct DirectoryIndex {
     by_device: HashMap<u64, (Vec<u64>, Vec<u32>)>,
@@ -380,7 +383,7 @@ impl DirectoryIndex {
 }
 
 impl Entry {
-    /// The name to be shown, and the path by which it can be opened if it has one.
+    /// Returns the name to be shown, which is also the path for opening it if it has one.
     pub(super) fn path(&self, directories: &Directories) -> Option<PathBuf> {
         match &self.name {
             Name::In(directory, name) => {
@@ -425,7 +428,7 @@ mod tests {
         assert_eq!(sum(&table), (2, 9, 0));
         assert_eq!(table.take(found(2, 0, 0, 0), 2, 1), None);
         assert_eq!((sum(&table), table.get(two).is_none()), ((1, 4, 0), true));
-        // What was evicted is worth an entry.
+        // A trace of evicted pages is worth an entry.
         assert_eq!(table.take(found(3, 0, 0, 7), 2, 1), Some(two));
         assert_eq!((table.len(), sum(&table)), (2, (2, 4, 0)));
         table.remove(one);

@@ -1,4 +1,4 @@
-//! The census against the real kernel.
+//! Tests of the census against the real kernel.
 
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -16,7 +16,8 @@ fn row_of(census: &mut Census, name: &str) -> Option<Row> {
     census.rows(&Query::default()).rows.into_iter().find(|row| row.label.ends_with(name))
 }
 
-/// Ticks until `check` gives something. The kernel and other work on the machine decide how long that takes.
+/// Ticks until `check` returns something. The kernel and other work on the machine decide how long that
+/// takes.
 fn eventually<T>(census: &mut Census, mut check: impl FnMut(&mut Census, &CensusTick) -> Option<T>) -> T {
     for _ in 0..300 {
         let tick = census.tick().unwrap();
@@ -46,7 +47,7 @@ fn files_come_grow_and_go() {
     // A new file, closed at once.
     written(&dir.path().join("new"), 2 << 20);
     eventually(&mut census, |census, _| row_of(census, "/new").filter(|row| row.resident == 2 << 20));
-    // One that grows while it is open.
+    // A file that grows while it is open.
     let mut open = std::fs::OpenOptions::new().append(true).open(dir.path().join("old")).unwrap();
     open.write_all(&vec![1; 3 << 20]).unwrap();
     let held = |row: &Row| row.owners.iter().any(|owner| owner.pid == std::process::id());
@@ -134,7 +135,7 @@ fn a_deleted_file_that_is_open_is_there() {
     written(&path, 1 << 20);
     let open = std::fs::File::open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
-    // A directory with something in it, so that its device is known.
+    // A directory with a file in it, so that its device is known.
     written(&dir.path().join("kept"), 4096);
     let mut census = Census::start(options(dir.path())).unwrap();
     census.tick().unwrap();

@@ -1,7 +1,7 @@
-//! Walks files on disk: all of them from several threads, or those of one directory.
+//! Walks files on disk: all of them in several threads, or those of one directory.
 //!
-//! Invariants: opens files for inspection only, as `pagekeeper_kernel::walk` does; no lock is held over I/O; what this
-//! user may not see is counted, never taken for absent.
+//! Invariants: files are opened for inspection only, as by `pagekeeper_kernel::walk`. No lock is held over
+//! I/O. Files that this user may not see are counted, and never taken for absent.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -22,7 +22,7 @@ use pagekeeper_kernel::{
 use super::file_systems::FileSystems;
 use super::table::{Directories, FoundFile, Name};
 
-/// How far the first walk has come, and whether to end it early.
+/// The progress of the first walk, and a switch to end it early.
 #[derive(Debug, Default)]
 pub struct Progress {
     files: AtomicU64,
@@ -31,39 +31,39 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Files that were visited so far.
+    /// Returns the number of files visited so far.
     pub fn files(&self) -> u64 {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// Ends the walk soon: of what was not visited only files are found that a process has open.
+    /// Ends the walk soon: of the files not yet visited, only those are found that a process has open.
     pub fn end_walk(&self) {
         self.walk_ended.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the walk was ended early.
+    /// Returns whether the walk was ended early.
     pub fn is_walk_ended(&self) -> bool {
         self.walk_ended.load(Ordering::Relaxed)
     }
 
-    /// Ends the start of a census soon: what was not visited is missing.
+    /// Ends the start of a census soon: files not yet visited are missing.
     pub fn cancel(&self) {
         self.end_walk();
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the start was ended early.
+    /// Returns whether the start was ended early.
     pub(super) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 }
 
-/// What a walk found.
+/// The result of a walk.
 #[derive(Debug, Default)]
 pub(super) struct WalkResult {
-    /// Files with something in memory.
+    /// Files with pages in memory.
     pub(super) found: Vec<FoundFile>,
-    /// In which directory each file lies.
+    /// The directory of each file.
     pub(super) known: Vec<(Inode, u32)>,
     /// Files whose figures this user may not see, and directories that it may not list.
     pub(super) denied: u64,
@@ -80,14 +80,14 @@ impl WalkResult {
     }
 }
 
-/// What walkers share.
+/// The state that walkers share.
 #[derive(Debug)]
 pub(super) struct WalkScope {
     pub(super) file_systems: FileSystems,
     directories: Mutex<Directories>,
-    /// Which file system the files of a device belong to, as `st_dev` has it.
+    /// The file system of each device, as in `st_dev` of its files.
     devices: Mutex<HashMap<u64, u16>>,
-    /// What is mounted by now, and may not have been at the start: it is not entered either.
+    /// Mount points by now, including those that are newer than the start: these are not entered either.
     mounted: Mutex<HashSet<PathBuf>>,
 }
 
@@ -105,7 +105,7 @@ impl WalkScope {
         lock(&self.directories)
     }
 
-    /// The file systems by the devices of their files.
+    /// Returns the file systems by the devices of their files.
     pub(super) fn devices(&self) -> MutexGuard<'_, HashMap<u64, u16>> {
         lock(&self.devices)
     }
@@ -114,7 +114,7 @@ impl WalkScope {
         lock(&self.mounted)
     }
 
-    /// Finds what was mounted meanwhile; returns the mount points that a new walk would enter.
+    /// Finds new mounts. Returns the mount points that a new walk would enter.
     pub(super) fn find_new_mounts(&self, proc: &ProcRoot, network: bool) -> Vec<PathBuf> {
         let Ok(now) = self.file_systems.again(proc, network) else { return Vec::new() };
         let new = self.file_systems.new_in(&now);
@@ -124,24 +124,25 @@ impl WalkScope {
         new
     }
 
-    /// Whether something was mounted in this mount namespace since [`Self::find_new_mounts`]: a cheap check.
+    /// Returns whether anything was mounted in this mount namespace since [`Self::find_new_mounts`]: a cheap
+    /// check.
     pub(super) fn has_more_mounts(&self, proc: &ProcRoot) -> bool {
         let mounts = proc.own_mounts().unwrap_or_default();
         let known = self.mounted();
         mounts.iter().any(|mount| !known.contains(&mount.point))
     }
 
-    /// Whether a directory met on the way is entered.
+    /// Returns whether the walk enters a directory that it meets.
     pub(super) fn enters(&self, directory: &Path) -> bool {
         self.file_systems.enters(directory) && !self.mounted().contains(directory)
     }
 
-    /// The file system of a device's files; `None` if it is not walked.
+    /// Returns the file system of a device's files; `None` if it is not walked.
     pub(super) fn file_system_of(&self, dev: u64) -> Option<u16> {
         self.devices().get(&dev).copied()
     }
 
-    /// The number of a directory, and its file system.
+    /// Returns the number of a directory, and its file system.
     pub(super) fn number(&self, path: &Path) -> (u32, u16) {
         let mut directories = self.directories();
         let number = directories.number(path, || {
@@ -152,7 +153,7 @@ impl WalkScope {
         (number, file_system)
     }
 
-    /// Notes when a directory's names changed last.
+    /// Records the time of the last change of a directory's names.
     fn stamp(&self, number: u32, stamp: Option<i128>) {
         if let Some(directory) = self.directories().get_mut(number) {
             directory.changed = stamp;
@@ -160,8 +161,8 @@ impl WalkScope {
     }
 }
 
-/// When the names in a directory changed last; `None` where that was a moment ago, so that another change would not
-/// show, or where it is not known.
+/// Returns the time of the last change of the names in a directory. `None` if it is unknown, or so recent
+/// that another change would not show.
 pub(super) fn change_of(path: &Path) -> Option<i128> {
     const MOMENT: i128 = 3_000_000_000;
     let _asking = asking(path).ok()?;
@@ -171,7 +172,7 @@ pub(super) fn change_of(path: &Path) -> Option<i128> {
     (changed + MOMENT < i128::try_from(now).ok()?).then_some(changed)
 }
 
-/// What one thread of a walk collects.
+/// The results that one thread of a walk collects.
 #[derive(Debug, Default)]
 struct Walker {
     result: WalkResult,
@@ -218,7 +219,7 @@ impl Walker {
     }
 }
 
-/// Counts the pages of a file; `None` if it has nothing in memory.
+/// Counts the pages of a file; `None` if it has none in memory.
 pub(super) fn count(file: &InspectedFile, name: Name, file_system: u16) -> Result<Option<FoundFile>> {
     let start = Instant::now();
     let residency = residency(file, 0..u64::MAX)?;
@@ -247,11 +248,11 @@ pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &Progress) -
     };
     let stop = || progress.is_walk_ended();
     let options = WalkOptions { threads, filter: Some(&enters), stop: Some(&stop), ..WalkOptions::default() };
-    // One after the other, the root, most of which are programs, last: there may not be time for all.
+    // One after the other. The root, which mostly has programs, comes last: there may not be time for all.
     for file_system in scope.file_systems.walked.iter().rev() {
         walk(std::slice::from_ref(&file_system.point), &options, &|visited| {
             progress.files.fetch_add(1, Ordering::Relaxed);
-            // As many walkers as threads: one is free.
+            // There are as many walkers as threads, so one is free.
             let free = walkers.iter().find_map(|walker| walker.try_lock().ok());
             if let Some(mut walker) = free {
                 walker.visit(scope, visited);
@@ -265,7 +266,8 @@ pub(super) fn walk_all(scope: &WalkScope, threads: usize, progress: &Progress) -
     result
 }
 
-/// Visits the files of one directory, until `stop` returns true; returns the paths of the directories in it.
+/// Visits the files of one directory until `stop` returns true. Returns the results, and the paths of the
+/// directories in it.
 pub(super) fn visit_directory(
     scope: &WalkScope,
     path: &Path,
@@ -291,7 +293,7 @@ pub(super) fn visit_directory(
     (result, ignore_poison(below.into_inner()))
 }
 
-/// The names in a directory of some files, by inode number.
+/// Returns the names in a directory of some files, by inode number.
 pub(super) fn names_in(path: &Path, numbers: &[u64]) -> Vec<(u64, Box<OsStr>)> {
     let Ok(directory) = open_directory(path, Links::RefuseAll) else { return Vec::new() };
     let mut buffer = Vec::with_capacity(64 << 10);

@@ -1,4 +1,4 @@
-//! Scans of real directories that change in between.
+//! Tests of scans of real directories that change in between.
 
 use super::*;
 use crate::testing::disk_dir;
@@ -146,7 +146,7 @@ fn open_and_dirty_files_come_first_then_those_not_sampled_for_longest() {
     let mut due: Vec<_> = due.iter().map(|below| below.to_str().unwrap()).collect();
     let first =
         if scans.tree.files[Path::new("4")].sample.is_unwritten() { vec!["2", "4"] } else { vec!["2"] };
-    // Which of two as urgent comes first is left open.
+    // The order of two equally urgent ones is open.
     due[..first.len()].sort_unstable();
     assert_eq!(due[..first.len()], first);
     assert_eq!(due[first.len()], "3");
@@ -167,7 +167,7 @@ fn of_very_many_files_some_are_kept_and_the_rest_counted() {
     for name in 0..800 {
         std::fs::remove_file(dir.path().join(name.to_string())).unwrap();
     }
-    // Room is there once it is known what is gone.
+    // There is room once it is known which files are gone.
     scans.scan(Duration::from_secs(100), &[]);
     scans.scan(Duration::from_secs(100), &[]);
     assert_eq!((scans.tree.files.len(), scans.tree.left_out.values().sum()), (700, 0));
@@ -230,7 +230,7 @@ fn a_directory_with_very_many_names_is_read_in_part_each_time() {
     let mut scans = Scans::at(dir.path());
     let ample = Duration::from_secs(100);
     assert_eq!(scans.scan(ample, &[]), ["a/1.ibd", "z/1.ibd"]);
-    // Of no kind that is kept, and each time others.
+    // Names of no kind that is kept, and different ones each time.
     let change = |round: usize| {
         for number in 0..500 {
             std::os::unix::fs::symlink("/", path("a").join(format!("{round}-{number}"))).unwrap();
@@ -248,7 +248,7 @@ fn a_directory_with_very_many_names_is_read_in_part_each_time() {
         }
         assert!(scans.tree.wanted_names() > 1_000_000);
     }
-    // It is read whole once there is room, and what is gone is forgotten then.
+    // The directory is read to its end once there is room, and files that are gone are forgotten then.
     std::fs::remove_file(path("a/1.ibd")).unwrap();
     std::fs::write(path("a/2.ibd"), b"").unwrap();
     scans.most_names = 10_000;

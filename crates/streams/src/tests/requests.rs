@@ -1,4 +1,4 @@
-//! Processes that a user asked for, members, and limits of one user.
+//! Tests of processes that a user asked for, of members, and of the limits of one user.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::{Child, Command};
@@ -96,7 +96,7 @@ fn a_child_whose_beginning_was_lost_is_taken_for_a_user_s() {
         let asked = Sleeper::new();
         run.follower.follow_for(asked.pid(), user()).unwrap();
         run.added(1, open.name, 0..4 * MIB);
-        // It has become another program, which no name says to be followed.
+        // It has become another program, whose name is not to be followed.
         run.began(1);
         run.ended(1);
         run.ended(asked.pid());
@@ -155,7 +155,7 @@ fn of_all_programs_that_start_only_members_are_followed() {
         run.began(7);
         run.began(8);
         run.added(7, subject.name, 0..4 * MIB);
-        // These were under way before it was followed no longer: they are uses of others'.
+        // These events were in flight before it was dropped: they count as uses by others.
         run.added(8, subject.name, 4 * MIB..8 * MIB);
         run.used(8, true, subject.name, 0..2 * MIB);
         run.send(PageEvent::Began { process: 9, parent: 8, name: "child".to_owned() });
@@ -175,7 +175,7 @@ fn of_all_programs_that_start_only_members_are_followed() {
 #[test]
 fn a_user_has_so_many_processes_followed_and_no_more() {
     let mut run = Run::new(Verdict::Release);
-    // Root's are not counted, and no process of these numbers runs, whose user is therefore not known.
+    // Root's processes are not counted. No process of these numbers is running, so their user is not known.
     let first = 1 << 22;
     let more = 100;
     for pid in (first..).take(PROCESSES_PER_USER + more) {

@@ -1,30 +1,35 @@
-//! What others ask of each disk now: the reads, writes and syncs of processes that are neither followed nor this one, counted in the
-//! kernel, and how long these took.
+//! Counts the requests of others to each disk, in the kernel: the reads, writes and syncs of processes that
+//! are neither followed nor this one, and the time that these took.
 //!
-//! A program at the tracepoint `block_bio_queue` sees each request in the task that makes it. Two more, at `block_rq_complete` and
-//! `block_bio_complete`, add its time to its disk's counters. No request is an event: a reader takes the counters as often as it likes.
+//! A program at the tracepoint `block_bio_queue` sees each request in the task that makes it. Two more, at
+//! `block_rq_complete` and `block_bio_complete`, add its time to its disk's counters. No request is an event:
+//! a reader takes the counters as often as it likes.
 //!
-//! | whose | counted |
+//! | requests of | counted |
 //! |---|---|
-//! | a followed process's | bytes that it reads, by process and disk |
-//! | this process's | no |
-//! | a kernel thread's: flushers, journals | no: it is not known for whom |
-//! | a kernel worker's | as others' if somebody waits for it: reads but read-ahead, and syncs |
-//! | all else | as others': requests, bytes and time, by disk |
+//! | a followed process | bytes that it reads, by process and disk |
+//! | this process | no |
+//! | a kernel thread: flushers, journals | no: the task they work for is not known |
+//! | a kernel worker | as others' if somebody waits for it: reads except read-ahead, and syncs |
+//! | anyone else | as others': requests, bytes and time, by disk |
 //!
-//! Partitions count as their disk. A loop device, a device mapper's or a RAID's counts as itself. What lies below a loop device or an
-//! encrypted one is asked by the kernel's workers, so it is others' there, whoever asked. What lies below a linear mapping or a RAID of
-//! stripes counts once more there.
+//! Partitions count as their disk. A loop device, a device mapper's or a RAID's counts as itself. The
+//! kernel's workers make the requests to the device below a loop device or an encrypted one, so they count as
+//! others' there, whoever caused them. Requests to a linear mapping or a RAID of stripes count once more on
+//! the devices below.
 //!
-//! # What it can't tell
+//! # Limits
 //!
-//! Another pagekeeper's requests are others'. A request that a throttle (`io.max`, `blkio.throttle`) has held comes from a worker: it is
-//! others', though a followed process may have made it past the page cache, and its time in the throttle is not seen. A sync that waits for
-//! the journal alone makes no request of its own; the writes before it did.
+//! - Another pagekeeper's requests count as others'.
+//! - A request that a throttle (`io.max`, `blkio.throttle`) has delayed comes from a worker. It counts as
+//!   others', although a followed process may have made it past the page cache, and its time in the throttle
+//!   is not seen.
+//! - A sync that waits only for the journal makes no request of its own; the writes before it did.
 //!
-//! Invariants: it only observes. A request is begun once and done at most once. All tables are bounded, and requests that found no room are
-//! counted ([`DiskWindow::lost`]). All is removed when [`DiskUse`] is dropped, and when its process ends, `kill -9` included.
-//! Fails where the kernel has no BTF, is older than Linux 5.12, or refuses the programs.
+//! Invariants: this module only observes. A request begins once and ends at most once. All tables are
+//! bounded, and requests without room are counted ([`DiskWindow::lost`]). Everything is removed when
+//! [`DiskUse`] is dropped, and when its process ends, even by `kill -9`. Fails if the kernel has no BTF, is
+//! older than Linux 5.12, or refuses the programs.
 
 mod programs;
 #[cfg(test)]
@@ -44,31 +49,31 @@ use crate::page_events::{failed, refused};
 use crate::sys::{Attachment, Map, MapKind, Program, ProgramKind};
 use programs::{BioOffsets, Point, Tables, counters, in_flight, program};
 
-/// Requests of others on their way at a time; more are counted as lost.
+/// The most requests of others in flight at a time; more are counted as lost.
 const IN_FLIGHT_MAX: u32 = 16 << 10;
-/// Disks that are counted one by one.
+/// The most disks that are counted.
 const DISKS_MAX: u32 = 1 << 10;
-/// Pairs of a followed process and a disk that it reads from.
+/// The most pairs of a followed process and a disk that it reads from.
 const READERS_MAX: u32 = 4 << 10;
-/// Entries that are read with one call.
+/// The number of entries that are read with one call.
 const BATCH: usize = 256;
 
 /// Requests of one kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestCounts {
-    /// Requests that were made in the window.
+    /// Requests that began in the window.
     pub begun: u64,
     /// Requests that ended in it.
     pub done: u64,
     /// Bytes of those that ended.
     pub bytes: u64,
-    /// The time that those took together, from when their process made them.
+    /// The total time that these took, from when their process made them.
     pub waited: Duration,
-    /// Requests on their way at the window's end.
+    /// Requests in flight at the window's end.
     pub in_flight: u64,
 }
 
-/// What others asked of one disk.
+/// The requests of others to one disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiskRequests {
     /// Reads.
@@ -79,20 +84,21 @@ pub struct DiskRequests {
     pub syncs: RequestCounts,
 }
 
-/// What happened since the last look.
+/// The counts since the last look.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiskWindow {
-    /// What others asked, by the number of the disk (`st_rdev`). A disk is here once somebody asked anything of it.
+    /// The requests of others, by the number of the disk (`st_rdev`). A disk is included once anybody
+    /// requested anything of it.
     pub others: BTreeMap<u64, DiskRequests>,
     /// Bytes that followed processes read, by process and disk.
     pub reads: BTreeMap<(u32, u64), u64>,
-    /// Requests that were not counted for want of room.
+    /// Requests that were not counted for lack of room.
     pub lost: u64,
 }
 
-/// Counters of what others ask of disks, from when it is made until it is dropped.
+/// Counters of other processes' requests to disks, from its creation until it is dropped.
 pub struct DiskUse {
-    // The attachments go first: no program runs while the rest is taken apart.
+    // The attachments are dropped first: no program runs while the rest is taken apart.
     _attachments: Vec<Attachment>,
     disks: Map,
     readers: Map,
@@ -109,11 +115,12 @@ impl fmt::Debug for DiskUse {
 }
 
 impl DiskUse {
-    /// Counts from now on. Processes that `events` follows are not others. Needs `CAP_BPF` and `CAP_PERFMON`.
+    /// Starts to count. Processes that `events` follows do not count as others. Needs `CAP_BPF` and
+    /// `CAP_PERFMON`.
     ///
     /// # Errors
     ///
-    /// Where the kernel or the caller's permissions don't allow that.
+    /// If the kernel or the caller's permissions do not allow that.
     ///
     /// ```no_run
     /// use pagekeeper_trace::disk_use::DiskUse;
@@ -144,7 +151,7 @@ impl DiskUse {
             readers: readers.raw_fd(),
             lost: lost.raw_fd(),
         };
-        // Who ends is watched before who begins, so that no request stays in the table.
+        // Ends are watched before beginnings, so that no request stays in the table.
         let points = [Point::EndedTogether, Point::Ended, Point::Begun];
         let attach = |point| attached(point, tables, &offsets);
         let attachments = points.into_iter().map(attach).collect::<Result<_, _>>()?;
@@ -159,7 +166,7 @@ impl DiskUse {
         })
     }
 
-    /// What happened since the last call.
+    /// Returns the counts since the last call.
     pub fn take(&mut self) -> Result<DiskWindow, TraceError> {
         let mut window = DiskWindow::default();
         let read = |map: &Map, name| entries(map).map_err(|e| failed("bpf(MAP_LOOKUP_BATCH)", name, e));
@@ -172,7 +179,7 @@ impl DiskUse {
             let (process, disk, bytes) = (word(&key, 0), device(word(&key, 4)), long(&now, 0));
             let then = self.last_reads.insert(key.clone(), bytes).unwrap_or_default();
             if bytes == then {
-                // It has ended, or its next read makes a new entry.
+                // The process has ended, or its next read makes a new entry.
                 let _ = self.readers.delete(&key);
                 self.last_reads.remove(&key);
             } else {
@@ -204,7 +211,7 @@ impl DiskRequests {
         Self { reads: of(counters::READ), writes: of(counters::WRITE), syncs: of(counters::SYNC) }
     }
 
-    /// Those that somebody waits for.
+    /// Returns the counts of requests that somebody waits for.
     pub fn waited_for(&self) -> RequestCounts {
         let (reads, syncs) = (self.reads, self.syncs);
         RequestCounts {
@@ -232,7 +239,7 @@ fn attached(point: Point, tables: Tables, offsets: &BioOffsets) -> Result<Attach
 /// A key and its value.
 type Entry = (Vec<u8>, Vec<u8>);
 
-/// All entries of a table. One that comes or goes meanwhile may be missing.
+/// Returns all entries of a table. An entry that comes or goes meanwhile may be missing.
 fn entries(map: &Map) -> Result<Vec<Entry>, Errno> {
     let (key_size, value_size) = map.sizes();
     let (mut keys, mut values) = (vec![0; BATCH * key_size], vec![0; BATCH * value_size]);
@@ -247,7 +254,7 @@ fn entries(map: &Map) -> Result<Vec<Entry>, Errno> {
     }
 }
 
-/// A number in the kernel's own form: twelve bits, then twenty.
+/// Converts a device number from the kernel's own form: twelve bits, then twenty.
 fn device(number: u32) -> u64 {
     makedev(number >> 20, number & 0xf_ffff)
 }

@@ -1,7 +1,7 @@
 //! The programs that count requests to block devices.
 //!
-//! Invariants: each reads fields of one request and of the task that runs, and changes the tables alone. A request's entry is made when it
-//! begins and deleted when it is done. The verifier has the last word.
+//! Invariants: each program reads fields of one request and of the current task, and changes only the tables.
+//! A request's entry is made when it begins and deleted when it is done. The verifier has the last word.
 
 use crate::asm::{AsmError, Assembler, Helper, If, Label, Op, Reg, Width};
 use crate::page_events::btf::{Btf, BtfError};
@@ -13,13 +13,13 @@ use Reg::{R0, R1, R2, R3, R4, R6, R7, R8, R9, R10};
 pub(super) struct Tables {
     /// Followed processes, by number.
     pub(super) followed: i32,
-    /// Requests on their way, by address: [`in_flight`].
+    /// Requests in flight, by address: [`in_flight`].
     pub(super) requests: i32,
-    /// [`counters`] of each disk.
+    /// The [`counters`] of each disk.
     pub(super) disks: i32,
     /// Bytes read, by followed process and disk.
     pub(super) readers: i32,
-    /// How many requests found no room.
+    /// The number of requests without room.
     pub(super) lost: i32,
 }
 
@@ -28,14 +28,14 @@ pub(super) struct Tables {
 pub(super) enum Point {
     /// A request is made, or comes out of a throttle: the first argument.
     Begun,
-    /// Of a driver with a queue: merged requests end together, those of the first argument.
+    /// Ends of requests of a driver with a queue: merged requests, those of the first argument, end together.
     EndedTogether,
-    /// Of a driver without: the second argument.
+    /// The end of a request of a driver without a queue: the second argument.
     Ended,
 }
 
 impl Point {
-    /// The tracepoint, and what the program is called.
+    /// Returns the tracepoint, and the program's name.
     pub(super) fn names(self) -> (&'static std::ffi::CStr, &'static str) {
         match self {
             Self::Begun => (c"block_bio_queue", "pk_begun"),
@@ -45,7 +45,7 @@ impl Point {
     }
 }
 
-/// Offsets of fields, in bytes, and flags of requests.
+/// Offsets of fields in bytes, and flags of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BioOffsets {
     device: u32,
@@ -83,24 +83,24 @@ impl BioOffsets {
     }
 }
 
-/// The entry of a request on its way: offsets in bytes.
+/// The entry of a request in flight: offsets in bytes.
 pub(super) mod in_flight {
-    /// When it began, in nanoseconds.
+    /// The time when it began, in nanoseconds.
     pub(super) const BEGUN: i16 = 0;
     pub(super) const LENGTH: i16 = 8;
-    /// Of the disk.
+    /// The disk.
     pub(super) const DISK: i16 = 16;
     pub(super) const OP: i16 = 20;
     pub(in crate::disk_use) const SIZE: u8 = 24;
 }
 
-/// The counters of a disk: offsets in bytes. There are four of each kind of request.
+/// The counters of a disk: offsets in bytes. There are four for each kind of request.
 pub(super) mod counters {
     pub(in crate::disk_use) const READ: usize = 0;
     pub(in crate::disk_use) const WRITE: usize = 1;
     pub(in crate::disk_use) const SYNC: usize = 2;
     pub(in crate::disk_use) const OP_BYTES: usize = 32;
-    /// The kinds, and one that is not used, so that two bits of a number are always a kind.
+    /// The kinds, and an unused one, so that two bits of a number are always a kind.
     pub(in crate::disk_use) const BYTES: usize = 4 * OP_BYTES;
     pub(in crate::disk_use) const BEGUN: usize = 0;
     pub(in crate::disk_use) const DONE: usize = 8;
@@ -108,23 +108,25 @@ pub(super) mod counters {
     pub(in crate::disk_use) const WAITED: usize = 24;
 }
 
-/// Of a request's flags: which operation.
+/// The bits of a request's flags that hold the operation.
 const OP_MASK: i32 = 0xff;
 const REQ_OP_WRITE: i32 = 1;
-/// A task of the kernel, and one that works for others (`PF_KTHREAD` and `PF_WQ_WORKER` of `include/linux/sched.h`).
+/// A kernel thread, and one that works for others (`PF_KTHREAD` and `PF_WQ_WORKER` of
+/// `include/linux/sched.h`).
 const KERNEL_THREAD: i32 = 0x0020_0000;
 const KERNEL_WORKER: i32 = 0x20;
-/// Of requests that were merged so many count as done when all are: the others once their memory is that of another request.
+/// The most merged requests that count as done together. Further ones count as done once their memory is
+/// reused for another request.
 const MERGED_MAX: usize = 8;
 
-/// On the stack: the entry of a request, its address, a number, a process and disk, and empty counters.
+/// The stack: the entry of a request, its address, a number, a process and disk, and empty counters.
 const ENTRY: i16 = -24;
 const ADDRESS: i16 = ENTRY - 8;
 const NUMBER: i16 = ADDRESS - 8;
 const READER: i16 = NUMBER - 8;
 const EMPTY: i16 = READER - 128;
 
-/// The program of a point.
+/// Returns the program of a point.
 pub(super) fn program(
     point: Point,
     tables: Tables,
@@ -202,7 +204,8 @@ impl<'a> Writer<'a> {
         self.asm.call(Helper::MapUpdate);
     }
 
-    /// `R0` = address of the value of the key, which is made of zeros if there is none. Goes out where there is no room.
+    /// `R0` = address of the value of the key, which is created with zeros if there is none. Jumps to `out`
+    /// if there is no room.
     fn look_up_or_make(&mut self, map: i32, key: i16, value_bytes: i16) {
         let is_there = self.asm.label();
         self.look_up(map, key);
@@ -216,7 +219,7 @@ impl<'a> Writer<'a> {
         self.asm.bind(is_there);
     }
 
-    /// A request is made, or comes out of a throttle: the first argument.
+    /// Handles a request that is made, or comes out of a throttle: the first argument.
     fn begun(&mut self) {
         let at = *self.at;
         let (is_kernels, is_others) = (self.asm.label(), self.asm.label());
@@ -251,7 +254,7 @@ impl<'a> Writer<'a> {
         self.begun_by_others();
     }
 
-    /// `R7` = the kind of the request at `R6`. Goes out if it is none that moves or flushes data.
+    /// `R7` = the kind of the request at `R6`. Jumps to `out` if it neither moves nor flushes data.
     fn operation(&mut self) {
         let is_known = self.asm.label();
         self.read_number(R1, 4, R6, self.at.operation);
@@ -267,7 +270,7 @@ impl<'a> Writer<'a> {
         self.asm.bind(is_known);
     }
 
-    /// The number of the disk of the request at `R6` goes into the entry, and behind the process.
+    /// Stores the number of the disk of the request at `R6` in the entry, and after the process.
     fn disk(&mut self) {
         let at = *self.at;
         self.read_number(R9, 8, R6, at.device);
@@ -291,7 +294,7 @@ impl<'a> Writer<'a> {
         self.asm.atomic_add(R0, 0, R8);
     }
 
-    /// Others make the request at `R6` of kind `R7` and of `R8` bytes.
+    /// Counts the beginning of the request at `R6`, of kind `R7` and `R8` bytes, made by others.
     fn begun_by_others(&mut self) {
         let has_room = self.asm.label();
         self.asm.store(Width::B8, R10, ADDRESS, R6);
@@ -299,7 +302,7 @@ impl<'a> Writer<'a> {
         self.asm.store(Width::B8, R10, ENTRY + in_flight::LENGTH, R8);
         self.asm.call(Helper::Nanoseconds);
         self.asm.store(Width::B8, R10, ENTRY + in_flight::BEGUN, R0);
-        // An entry that is there is of a request whose end was not seen.
+        // An existing entry belongs to a request whose end was not seen.
         self.look_up(self.tables.requests, ADDRESS);
         self.asm.set(R9, R0);
         self.update(self.tables.requests, ADDRESS, ENTRY);
@@ -314,7 +317,7 @@ impl<'a> Writer<'a> {
         self.asm.atomic_add(R0, offset_of(counters::BEGUN), R1);
     }
 
-    /// `R0` = address of the counters of kind `R7`, among a disk's at `R0`.
+    /// `R0` = address of the counters of kind `R7`, among those of the disk at `R0`.
     fn counters_of_kind(&mut self) {
         self.asm.alu_constant(Op::And, R7, 3);
         self.asm.alu_constant(Op::ShiftLeft, R7, 5);
@@ -329,7 +332,7 @@ impl<'a> Writer<'a> {
         self.asm.atomic_add(R0, 0, R1);
     }
 
-    /// Merged requests are done: those of the first argument.
+    /// Handles the end of merged requests: those of the first argument.
     fn ended_together(&mut self) {
         self.asm.load(Width::B8, R6, R1, 0);
         self.read_number(R6, 8, R6, self.at.merged);
@@ -340,7 +343,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The request at `R6` is done.
+    /// Counts the end of the request at `R6`.
     fn ended(&mut self) {
         let goes_on = self.asm.label();
         self.asm.store(Width::B8, R10, ADDRESS, R6);
@@ -368,7 +371,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// A small constant, as instructions have it.
+/// Converts a small constant for instructions.
 fn kind_number(kind: usize) -> i32 {
     i32::try_from(kind).unwrap_or_default()
 }

@@ -20,7 +20,7 @@ fn opened() -> Option<(PageEvents, DiskUse)> {
     Some((events, disks))
 }
 
-/// What the device itself counts (`stat` of `sysfs-block`): bytes that were read, and written.
+/// Returns the device's own counts (`stat` of `sysfs-block`): bytes read, and bytes written.
 fn bytes_of(disk: u64) -> (u64, u64) {
     let (major, minor) = (rustix::fs::major(disk), rustix::fs::minor(disk));
     let text = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).unwrap();
@@ -45,7 +45,7 @@ fn read_of(path: &Path) -> Vec<String> {
     ["iflag=direct", "bs=64k", "of=/dev/null", &format!("if={}", path.display())].map(String::from).to_vec()
 }
 
-/// A file of 4 MiB on a file system of its own, and that one's device.
+/// Makes a file of 4 MiB on a file system of its own. Returns that one's device as well.
 fn file_on_own_disk() -> Option<(Mounted, std::path::PathBuf, u64)> {
     let mounted = Mounted::new("ext4")?;
     let path = mounted.path().join("file");
@@ -70,7 +70,7 @@ fn what_others_ask_is_what_the_disk_was_asked() {
     let asked = window.others[&disk];
     assert_eq!(asked.reads.bytes, after.0 - before.0, "{asked:?}");
     assert!(asked.reads.bytes >= 4 * MIB && asked.reads.done >= 64, "{asked:?}");
-    // The journal's thread writes, too.
+    // The journal's thread writes as well.
     assert!((2 * MIB..=after.1 - before.1).contains(&asked.syncs.bytes), "{asked:?} {before:?} {after:?}");
     assert!(asked.reads.waited > Duration::ZERO && asked.syncs.waited > Duration::ZERO, "{asked:?}");
     assert_eq!((asked.reads.in_flight, asked.syncs.in_flight, window.lost), (0, 0, 0), "{asked:?}");
@@ -95,7 +95,7 @@ fn followed_processes_and_this_one_are_not_others() {
     let window = disks.take().unwrap();
     assert!(window.reads[&(followed, disk)] >= 4 * MIB, "{window:?}");
     let others = window.others.get(&disk).copied().unwrap_or_default();
-    // A daemon that looks at new devices may read from it.
+    // A daemon that inspects new devices may read from it.
     assert!(others.reads.bytes < MIB, "{window:?}");
     assert!(!window.reads.contains_key(&(std::process::id(), disk)), "{window:?}");
     assert_eq!(disks.take().unwrap().reads, BTreeMap::new());
@@ -129,7 +129,7 @@ fn a_partition_is_its_disk() {
     assert!(number != disk && !window.others.contains_key(&number));
 }
 
-/// A loop device with a partition; gone when dropped.
+/// A loop device with a partition; removed when dropped.
 struct Partition {
     disk: String,
     node: PathBuf,
@@ -138,7 +138,7 @@ struct Partition {
 }
 
 impl Partition {
-    /// `None` where the kernel finds none.
+    /// Returns `None` if the kernel finds none.
     fn new() -> Option<Self> {
         let dir = pagekeeper_testing::disk_dir();
         let image = dir.path().join("image");
@@ -150,12 +150,12 @@ impl Partition {
         }
         let disk = String::from_utf8_lossy(&looped.stdout).trim().to_owned();
         let this = Self { node: dir.path().join("partition"), disk, dir };
-        // By number: the kernel may know no kind of table.
+        // By number: the kernel may know no kind of partition table.
         let added = Command::new("addpart").args([&this.disk, "1", "2048", "65536"]).status().ok()?;
         if !added.success() {
             return None;
         }
-        // Nobody may make its node in /dev.
+        // There may be nobody who makes its node in /dev.
         let name = this.disk.strip_prefix("/dev/")?;
         let number = std::fs::read_to_string(format!("/sys/block/{name}/{name}p1/dev")).ok()?;
         let (major, minor) = number.trim().split_once(':')?;

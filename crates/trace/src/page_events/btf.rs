@@ -1,14 +1,15 @@
-//! BTF: the kernel's description of its own types (`Documentation/bpf/btf.rst`), as far as offsets of fields need it.
+//! Reader of BTF, the kernel's description of its own types (`Documentation/bpf/btf.rst`), as far as offsets
+//! of fields need it.
 //!
-//! Invariants: nothing is read beyond what was given, whatever it holds; a type that refers to itself ends the search. Fails with
-//! [`BtfError`], which names what is missing.
+//! Invariants: nothing is read beyond the given bytes, whatever they contain. A type that refers to itself
+//! ends the search. Fails with [`BtfError`], which names the missing item.
 
 use std::collections::HashMap;
 
-/// What can't be found in a description of types.
+/// An error in a description of types.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BtfError {
-    /// It is no description of types, or cut off.
+    /// It is not a description of types, or it is cut off.
     #[error("not a description of types that is understood")]
     Malformed,
     /// It has no such type, field or constant.
@@ -18,7 +19,7 @@ pub enum BtfError {
 
 const MAGIC: u16 = 0xeb9f;
 const HEADER_BYTES: usize = 24;
-/// Fields within fields that are followed.
+/// The deepest nesting of fields that is followed.
 const DEPTH_MAX: usize = 16;
 
 const INT: u32 = 1;
@@ -40,7 +41,7 @@ const ENUM64: u32 = 19;
 pub(crate) struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
-    /// Where each type begins in `types`; the first has number 1.
+    /// The start of each type in `types`; the first has number 1.
     starts: Vec<u32>,
     /// The numbers of structs, by name.
     structs: HashMap<&'a [u8], u32>,
@@ -64,12 +65,12 @@ impl Head {
         (self.info & 0xffff) as usize
     }
 
-    /// Whether offsets of fields have their size in bits in the upper byte.
+    /// Returns whether offsets of fields have their size in bits in the upper byte.
     fn has_bitfields(self) -> bool {
         self.info >> 31 == 1
     }
 
-    /// Bytes that follow the three words.
+    /// Returns the number of bytes that follow the three words.
     fn rest(self) -> Option<usize> {
         Some(match self.kind() {
             INT | VAR | DECL_TAG => 4,
@@ -86,14 +87,14 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
-/// The name that begins at a place among strings.
+/// Returns the name at an offset among the strings.
 fn name_at(strings: &[u8], at: u32) -> &[u8] {
     let rest = strings.get(at as usize..).unwrap_or_default();
     &rest[..rest.iter().position(|byte| *byte == 0).unwrap_or(rest.len())]
 }
 
 impl<'a> Btf<'a> {
-    /// Reads a description.
+    /// Parses a description.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, BtfError> {
         Self::parsed(bytes).ok_or(BtfError::Malformed)
     }
@@ -131,7 +132,7 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// Where a type begins, and its head.
+    /// Returns the start of a type, and its head.
     fn head(&self, id: u32) -> Option<(usize, Head)> {
         let at = *self.starts.get((id as usize).checked_sub(1)?)? as usize;
         Some((at, self.head_at(at)?))
@@ -141,8 +142,8 @@ impl<'a> Btf<'a> {
         name_at(self.strings, at)
     }
 
-    /// The offset of a field in bytes, by the names of the fields that it lies in: `offset("page", &["mapping"])`. Structs and unions
-    /// without a name count as part of what they lie in.
+    /// Returns the offset of a field in bytes, by the names of the fields that it is nested in:
+    /// `offset("page", &["mapping"])`. Anonymous structs and unions count as part of the enclosing one.
     pub(crate) fn offset(&self, of: &str, path: &[&str]) -> Result<u32, BtfError> {
         let missing = || BtfError::Missing(format!("{of}.{}", path.join(".")));
         let mut id = *self.structs.get(of.as_bytes()).ok_or_else(missing)?;
@@ -155,7 +156,7 @@ impl<'a> Btf<'a> {
         Ok(bits / 8)
     }
 
-    /// Behind names and qualifiers, the type itself.
+    /// Returns the type itself, behind names and qualifiers.
     fn resolved(&self, mut id: u32) -> Option<(usize, Head)> {
         for _ in 0..DEPTH_MAX {
             let (at, head) = self.head(id)?;
@@ -167,7 +168,7 @@ impl<'a> Btf<'a> {
         None
     }
 
-    /// A field's offset in bits, and its type.
+    /// Returns a field's offset in bits, and its type.
     fn field(&self, id: u32, name: &str, depth: usize) -> Option<(u32, u32)> {
         let (at, head) = self.resolved(id)?;
         if !matches!(head.kind(), STRUCT | UNION) || depth == 0 {
@@ -188,7 +189,7 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// The value of a constant of an enumeration.
+    /// Returns the value of a constant of an enumeration.
     pub(crate) fn constant(&self, name: &str) -> Result<u32, BtfError> {
         let of_enum = |at: u32| {
             let head = self.head_at(at as usize).filter(|head| head.kind() == ENUM)?;
@@ -206,7 +207,7 @@ impl<'a> Btf<'a> {
 mod tests {
     use super::*;
 
-    /// Types as the kernel writes them: names, then what each consists of.
+    /// Types as the kernel writes them: names, then the content of each.
     #[derive(Default)]
     struct Written {
         types: Vec<u8>,
@@ -286,7 +287,7 @@ mod tests {
                 }
             }
         }
-        // A type that lies in itself.
+        // A type that contains itself.
         let mut loops = Written::default();
         loops.add("inode", STRUCT, 1, 8, &[0, 1, 0]);
         let bytes = loops.bytes();

@@ -1,6 +1,8 @@
-//! Where the fields that the programs read lie in this kernel's structs, and the layout of the records that they write.
+//! Offsets of the fields that the programs read in this kernel's structs, and the layout of the records that
+//! they write.
 //!
-//! Invariant: a field that a kernel lacks, and that can be done without (large folios before 5.16, btrfs), is `None`, never a guess.
+//! Invariant: a field that a kernel lacks and that is optional (large folios before 5.16, btrfs) is `None`,
+//! never a guess.
 
 use std::io;
 use std::path::Path;
@@ -11,21 +13,21 @@ use crate::TraceError;
 /// The kernel's description of its types.
 const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
-/// How large a folio is.
+/// The location of a folio's size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FolioOrder {
-    /// The flags' bit of a folio of several pages.
+    /// The bit of the flags that marks a folio of several pages.
     pub(crate) head_bit: u32,
-    /// Where the logarithm of its pages is, in the lower five bits of a byte.
+    /// The offset of the logarithm of its pages, in the lower five bits of a byte.
     pub(crate) order: u32,
 }
 
-/// How a subvolume's number is found from its inode.
+/// The location of a subvolume's number, from its inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Subvolume {
-    /// From the inode to the address of its root; the inode lies behind it.
+    /// From the inode to the address of its root, which precedes the inode.
     pub(crate) root: i32,
-    /// Of the number in the root.
+    /// From the root to the number.
     pub(crate) number: u32,
 }
 
@@ -52,7 +54,7 @@ pub(crate) struct Offsets {
 }
 
 impl Offsets {
-    /// Those of the running kernel.
+    /// Returns the offsets for the running kernel.
     pub(crate) fn of_this_kernel() -> Result<Self, TraceError> {
         Self::read(Path::new(VMLINUX))
     }
@@ -86,7 +88,7 @@ impl Offsets {
     }
 }
 
-/// What is asked of the running kernel's description of its types.
+/// Returns the result of a query of the running kernel's description of its types.
 pub(crate) fn described_by_this_kernel<T>(
     ask: impl FnOnce(&Btf<'_>) -> Result<T, BtfError>,
 ) -> Result<T, TraceError> {
@@ -104,14 +106,14 @@ fn described<T>(path: &Path, ask: impl FnOnce(&Btf<'_>) -> Result<T, BtfError>) 
     answer.map_err(|source| TraceError::Types { path: path.to_owned(), source })
 }
 
-/// Kernels that have no folios have no large ones in files on disks.
+/// Returns the location of a folio's size. Kernels without folios have no large ones in files on disks.
 fn folio_order(btf: &Btf<'_>) -> Result<FolioOrder, BtfError> {
     // Linux 6.6 moved it into the flags of the second page.
     let order = btf.offset("folio", &["_folio_order"]).or_else(|_| btf.offset("folio", &["_flags_1"]))?;
     Ok(FolioOrder { head_bit: btf.constant("PG_head")?, order })
 }
 
-/// `None` where btrfs is a module, whose types are described elsewhere: its files are not opened then.
+/// Returns `None` if btrfs is a module, whose types are described elsewhere: its files are not opened then.
 fn subvolume(btf: &Btf<'_>) -> Option<Subvolume> {
     let root = i32::try_from(btf.offset("btrfs_inode", &["root"]).ok()?).ok()?;
     let inode = i32::try_from(btf.offset("btrfs_inode", &["vfs_inode"]).ok()?).ok()?;
@@ -121,25 +123,25 @@ fn subvolume(btf: &Btf<'_>) -> Option<Subvolume> {
 
 /// A record of the ring buffer: offsets in bytes.
 pub(crate) mod record {
-    /// Which event: [`kind`](super::kind).
+    /// The event: [`kind`](super::kind).
     pub(crate) const KIND: i16 = 0;
     pub(crate) const PROCESS: i16 = 4;
-    /// The file: device as the kernel has it, generation, inode number.
+    /// The file: device in the kernel's form, generation, inode number.
     pub(crate) const DEV: i16 = 8;
     pub(crate) const GENERATION: i16 = 12;
     pub(crate) const INO: i16 = 16;
     /// In pages.
     pub(crate) const FIRST: i16 = 24;
-    /// In pages, or, of a use, the last of them.
+    /// In pages, or, for a use, the last of them.
     pub(crate) const PAGES: i16 = 32;
     pub(crate) const SUBVOLUME: i16 = 40;
     pub(crate) const MAPPING: i16 = 48;
     /// The inode's type and permissions.
     pub(crate) const MODE: i16 = 56;
-    /// Of a use whether its process is followed, of a beginning the parent.
+    /// For a use, whether its process is followed; for a beginning, the parent.
     pub(crate) const OTHER: i16 = 60;
     pub(crate) const SIZE: i16 = 64;
-    /// Of a process's event its name, where others have the file.
+    /// For a process's event its name, at the place of the file in other records.
     pub(crate) const NAME: i16 = 16;
     pub(crate) const NAME_BYTES: i16 = 16;
 }
@@ -154,21 +156,21 @@ pub(crate) mod kind {
     pub(crate) const DIRTIED: i32 = 6;
 }
 
-/// What the table of names says.
+/// The values in the table of names.
 pub(crate) mod named {
     pub(crate) const STREAM: u32 = 1;
     pub(crate) const NEVER: u32 = 2;
 }
 
-/// What was lost for want of room: indexes of the counters.
+/// Counters of events lost for lack of room: indexes.
 pub(crate) mod lost {
     /// Pages that were added.
     pub(crate) const PAGES: i32 = 0;
-    /// Events of processes, and uses by those that are followed.
+    /// Events of processes, and uses by followed processes.
     pub(crate) const OTHERS: i32 = 1;
     /// Uses by processes that are not followed.
     pub(crate) const USES: i32 = 2;
-    /// Writes to clean pages by processes that are followed.
+    /// Writes to clean pages by followed processes.
     pub(crate) const WRITES: i32 = 3;
     pub(crate) const COUNT: u32 = 4;
 }

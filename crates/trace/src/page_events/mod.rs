@@ -1,14 +1,16 @@
-//! Events of the page cache that followed processes cause: pages that they add, pages that anybody uses of the files they touched,
-//! and the life of the processes themselves.
+//! Events of the page cache that followed processes cause: pages that they add, uses by anybody of the files
+//! that they touched, and the life of the processes themselves.
 //!
-//! Programs at raw tracepoints write a record for each event into a ring buffer. Where fields of the kernel's structs lie is read from
-//! the kernel's own description (BTF), so one binary fits every kernel that has it. Read-ahead is done by the task that reads, and
-//! workers of `io_uring` belong to their process, so both count for the process that caused them.
+//! Programs at raw tracepoints write a record for each event into a ring buffer. The offsets of fields in the
+//! kernel's structs are read from the kernel's own description (BTF), so one binary fits every kernel that
+//! has it. Read-ahead is done by the task that reads, and workers of `io_uring` belong to their process, so
+//! both count for the process that caused them.
 //!
-//! Invariants: a process is followed because [`PageEvents::follow`] named it, its name was given, or its parent was followed. It only
-//! observes. All tables are bounded, and events that found no room are counted ([`PageEvents::lost`]). All is removed when
-//! [`PageEvents`] is dropped, and when its process ends, `kill -9` included.
-//! Fails where the kernel has no BTF, lacks the tracepoints (Linux 5.8), or refuses the programs.
+//! Invariants: a process is followed because [`PageEvents::follow`] named it, its name was given, or its
+//! parent was followed. This module only observes. All tables are bounded, and events without room are
+//! counted ([`PageEvents::lost`]). Everything is removed when [`PageEvents`] is dropped, and when its process
+//! ends, even by `kill -9`. Fails if the kernel has no BTF, lacks the tracepoints (Linux 5.8), or refuses the
+//! programs.
 
 pub(crate) mod btf;
 pub(crate) mod layout;
@@ -38,17 +40,18 @@ use ring::Ring;
 
 /// Bytes of the ring buffer: 58,000 events, a tenth of a second of the fastest streams.
 const RING_BYTES: u32 = 4 << 20;
-/// Processes that are followed at a time; children of more are counted as lost.
+/// The most processes that are followed at a time; children of more are counted as lost.
 const FOLLOWED_MAX: u32 = 16 << 10;
-/// Files whose uses are watched at a time; additions to more are counted as lost.
+/// The most files whose uses are watched at a time; additions to more are counted as lost.
 const WATCHED_MAX: u32 = 64 << 10;
-/// Names of processes; none is given more.
+/// The most names of processes.
 const NAMES_MAX: u32 = 4 << 10;
-/// Bytes of a process's name that the kernel keeps.
+/// The bytes of a process's name that the kernel keeps.
 const NAME_MAX: usize = 15;
-/// Pages that one event of a reader counts for at once: the kernel tells what was asked for, which comes in pieces.
+/// The most pages for which one event of a reader counts at once: the kernel reports the whole request, which
+/// is served in pieces.
 const USED_AT_ONCE: u64 = 512;
-/// Readers whose place in a long read is remembered.
+/// The most readers whose place in a long read is remembered.
 const READERS_MAX: usize = 4 << 10;
 /// The number of the first pid namespace (`PROC_PID_INIT_INO` of `include/linux/proc_ns.h`).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
@@ -56,18 +59,19 @@ const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 /// A file as the kernel's events name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventFile {
-    /// The device of its file system, as `st_dev` encodes it (on btrfs that of the whole file system, not of the subvolume); of a
-    /// block device its own number (`st_rdev`).
+    /// The device of its file system, as `st_dev` encodes it (on btrfs that of the whole file system, not of
+    /// the subvolume). For a block device its own number (`st_rdev`).
     pub dev: u64,
-    /// The inode number; of a block device the kernel's own.
+    /// The inode number; for a block device the kernel's own.
     pub ino: u64,
-    /// The inode's generation: it tells an inode from a later one of the same number.
+    /// The inode's generation, which distinguishes it from a later inode of the same number.
     pub generation: u32,
-    /// The subvolume that the inode belongs to, on btrfs alone.
+    /// The subvolume that the inode belongs to, on btrfs only.
     pub subvolume: Option<u64>,
     /// Whether it is a block device.
     pub is_block_device: bool,
-    /// The address of the file's mapping in the kernel, by which [`PageEvents::forget`] finds it. Never to be shown.
+    /// The address of the file's mapping in the kernel, by which [`PageEvents::forget`] finds it. Never to be
+    /// shown.
     pub mapping: u64,
 }
 
@@ -92,8 +96,8 @@ pub enum PageEvent {
         /// Bytes, in whole pages.
         bytes: Range<u64>,
     },
-    /// Some process read, mapped, wrote or added pages of a file that a followed process has added pages of (Linux 6.12). Of a followed
-    /// process reads and mappings alone are events of this kind.
+    /// Some process read, mapped, wrote or added pages of a file of which a followed process has added pages
+    /// (Linux 6.12). For a followed process only reads and mappings are events of this kind.
     Used {
         /// The process.
         process: u32,
@@ -104,8 +108,8 @@ pub enum PageEvent {
         /// Bytes, in whole pages.
         bytes: Range<u64>,
     },
-    /// A process is followed from now on: by its name as it became another program, or as the child of one that is followed. Sent
-    /// again when it becomes another program.
+    /// A process is followed from now on: because of its name when it became another program, or as the child
+    /// of a followed one. Sent again when it becomes another program.
     Began {
         /// The process.
         process: u32,
@@ -119,44 +123,44 @@ pub enum PageEvent {
         /// The process.
         process: u32,
     },
-    /// A followed process has ended, all its threads.
+    /// A followed process has ended, with all its threads.
     Ended {
         /// The process.
         process: u32,
     },
 }
 
-/// What is to be followed by its name.
+/// The names by which processes are followed, or never followed.
 #[derive(Debug, Clone, Default)]
 pub struct FollowedNames {
-    /// Names of processes as the kernel keeps them, 15 bytes at most; `*` may stand at the end. Followed from their exec on, with
-    /// their children.
+    /// Names of processes as the kernel keeps them, at most 15 bytes, which may end in `*`. Followed from
+    /// their exec on, with their children.
     pub streams: Vec<String>,
     /// Names that are never followed, even as children: databases.
     pub never: Vec<String>,
 }
 
-/// Events that found no room since the start.
+/// Events without room since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LostEvents {
-    /// Pages that were added unseen.
+    /// Pages whose additions were missed.
     pub pages: u64,
-    /// Uses by processes that are not followed: it is not known any more whose pages are whose.
+    /// Uses by processes that are not followed: after that it is no longer known which pages others use.
     pub uses: u64,
-    /// Writes to clean pages by processes that are followed.
+    /// Writes to clean pages by followed processes.
     pub writes: u64,
     /// Other events.
     pub others: u64,
 }
 
-/// Events of followed processes, from when it is made until it is dropped.
+/// Events of followed processes, from its creation until it is dropped.
 pub struct PageEvents {
-    // The attachments go first: no program runs while the rest is taken apart.
+    // The attachments are dropped first: no program runs while the rest is taken apart.
     attachments: Vec<Attachment>,
     ring: Ring,
     records: Map,
     followed: Map,
-    /// Processes that may be followed by their names, and whose children may; all where there is none.
+    /// Processes that may be followed by their names, and whose children may; `None` means all.
     heeded: Option<Map>,
     watched: Option<Map>,
     lost: Map,
@@ -174,13 +178,14 @@ impl PageEvents {
     ///
     /// # Errors
     ///
-    /// Where the kernel or the caller's permissions don't allow that, or a name is longer than 15 bytes or has a `*` that is not
-    /// at its end.
+    /// If the kernel or the caller's permissions do not allow that, or a name is longer than 15 bytes or has
+    /// a `*` that is not at its end.
     pub fn open(names: &FollowedNames) -> Result<Self, TraceError> {
         Self::open_with(names, false)
     }
 
-    /// As [`Self::open`], but processes are followed by their names only below those of [`Self::heed_names_below`].
+    /// Does the same as [`Self::open`], but follows processes by their names only below those of
+    /// [`Self::heed_names_below`].
     pub fn open_below(names: &FollowedNames) -> Result<Self, TraceError> {
         Self::open_with(names, true)
     }
@@ -213,12 +218,12 @@ impl PageEvents {
             events.watched = None;
             events.attach_if_known(&[Point::Dirtied], &by_name, &offsets)?;
         }
-        // Who ends is watched before who begins, so that none stays in the table.
+        // Ends are watched before beginnings, so that no process stays in the table.
         events.attach(&[Point::Exited, Point::Executed, Point::Forked, Point::Added], &by_name, &offsets)?;
         Ok(events)
     }
 
-    /// Attaches all of these, or nothing where the kernel lacks one.
+    /// Attaches all of these, or none if the kernel lacks one.
     fn attach_if_known(
         &mut self,
         points: &[Point],
@@ -259,52 +264,53 @@ impl PageEvents {
         Ok(())
     }
 
-    /// Follows a process and the children that it starts from now on. The number is that of the first pid namespace.
+    /// Follows a process and the children that it starts from now on. The number is that of the first pid
+    /// namespace.
     pub fn follow(&self, process: u32) -> Result<(), TraceError> {
         let added = self.followed.update(&process.to_ne_bytes(), &0_u64.to_ne_bytes());
         added.map_err(|errno| failed("bpf(MAP_UPDATE)", "pk_followed", errno))
     }
 
-    /// Has this process and the children that it starts from now on be followed from when they become a program that is to be followed
-    /// by its name. Nothing where names are heeded everywhere.
+    /// Follows this process and the children that it starts from now on once they become a program that is to
+    /// be followed by its name. Does nothing if names count everywhere.
     pub fn heed_names_below(&self, process: u32) -> Result<(), TraceError> {
         let Some(heeded) = &self.heeded else { return Ok(()) };
         let added = heeded.update(&process.to_ne_bytes(), &0_u64.to_ne_bytes());
         added.map_err(|errno| failed("bpf(MAP_UPDATE)", "pk_heeded", errno))
     }
 
-    /// Whether some process runs that [`Self::heed_names_below`] is for.
+    /// Returns whether a process is running to which [`Self::heed_names_below`] applies.
     pub fn heeds_names(&self) -> bool {
-        // Who can't be asked is taken to have none: else its caller would wait for good.
+        // If the table can't be read it counts as empty: otherwise the caller would wait for ever.
         self.heeded.as_ref().is_some_and(|heeded| heeded.has_entries().unwrap_or(false))
     }
 
-    /// Follows a process no longer.
+    /// Stops following a process.
     pub fn unfollow(&self, process: u32) -> Result<(), TraceError> {
         let deleted = self.followed.delete(&process.to_ne_bytes());
         deleted.map(drop).map_err(|errno| failed("bpf(MAP_DELETE)", "pk_followed", errno))
     }
 
-    /// Watches who uses a file, as an addition to it by a followed process does.
+    /// Watches the uses of a file, as an addition to it by a followed process does.
     pub fn watch(&self, file: &EventFile) -> Result<(), TraceError> {
         let Some(watched) = &self.watched else { return Ok(()) };
         let added = watched.update(&file.mapping.to_ne_bytes(), &0_u64.to_ne_bytes());
         added.map_err(|errno| failed("bpf(MAP_UPDATE)", "pk_watched", errno))
     }
 
-    /// Gives back the place that a file takes in the kernel's table; its [`PageEvent::Used`] events end.
+    /// Frees a file's entry in the kernel's table; its [`PageEvent::Used`] events end.
     pub fn forget(&self, file: &EventFile) -> Result<(), TraceError> {
         let Some(watched) = &self.watched else { return Ok(()) };
         let deleted = watched.delete(&file.mapping.to_ne_bytes());
         deleted.map(drop).map_err(|errno| failed("bpf(MAP_DELETE)", "pk_watched", errno))
     }
 
-    /// Whether [`PageEvent::Used`] events come.
+    /// Returns whether there are [`PageEvent::Used`] events.
     pub fn sees_use(&self) -> bool {
         self.watched.is_some()
     }
 
-    /// Takes the events that have come, the oldest first, at most one buffer's worth.
+    /// Takes the events that have come, oldest first, at most one buffer's worth.
     pub fn drain(&mut self, take: &mut dyn FnMut(PageEvent)) {
         let readers = &mut self.readers;
         self.ring.drain(|bytes| {
@@ -314,26 +320,26 @@ impl PageEvents {
         });
     }
 
-    /// The table of followed processes.
+    /// Returns the table of followed processes.
     pub(crate) fn followed(&self) -> &Map {
         &self.followed
     }
 
-    /// Waits until an event comes, or for so long.
+    /// Waits until an event comes, but at most for `timeout`.
     pub fn wait(&self, timeout: Duration) {
         let timeout = Timespec::try_from(timeout).ok();
-        // A signal ends it early, which is no harm.
+        // A signal ends it early, which does no harm.
         let _ = poll(&mut [PollFd::new(&self.records.fd(), PollFlags::IN)], timeout.as_ref());
     }
 
-    /// Waits until an event comes, the other descriptor is readable, or for so long.
+    /// Waits until an event comes or the other descriptor is readable, but at most for `timeout`.
     pub fn wait_or_readable(&self, timeout: Duration, other: BorrowedFd<'_>) {
         let timeout = Timespec::try_from(timeout).ok();
         let mut both = [self.records.fd(), other].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let _ = poll(&mut both, timeout.as_ref());
     }
 
-    /// How many events found no room since the start.
+    /// Returns the number of events without room since the start.
     pub fn lost(&self) -> Result<LostEvents, TraceError> {
         let count = |index: i32| -> Result<u64, TraceError> {
             let mut value = [0; 8];
@@ -361,12 +367,13 @@ pub(crate) fn refused(name: &str, LoadError { errno, log }: LoadError) -> TraceE
     TraceError::Rejected { program: name.to_owned(), log, source: errno.into() }
 }
 
-/// Whether processes have the same numbers here as in the kernel's events. Where that can't be read they have not.
+/// Returns whether processes have the same numbers here as in the kernel's events; false if that can't be
+/// read.
 pub(crate) fn is_first_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == FIRST_PID_NAMESPACE)
 }
 
-/// The table with these names in it.
+/// Fills the table with these names.
 fn named_table(table: Map, names: &FollowedNames) -> Result<Map, TraceError> {
     let all = names.streams.iter().map(|name| (name, named::STREAM));
     // Later ones replace earlier ones of the same name.
@@ -379,7 +386,8 @@ fn named_table(table: Map, names: &FollowedNames) -> Result<Map, TraceError> {
     Ok(table)
 }
 
-/// The key of a name: how many bits count, and the name. An exact name counts with the zero behind it.
+/// Returns the key of a name: the number of bits that count, and the name. For an exact name the terminating
+/// zero counts too.
 fn name_key(name: &str) -> Option<[u8; 4 + NAME_MAX + 1]> {
     let (text, is_prefix) = name.strip_suffix('*').map_or((name, false), |prefix| (prefix, true));
     if text.len() > NAME_MAX || text.contains(['*', '\0']) || name.is_empty() {
@@ -392,10 +400,10 @@ fn name_key(name: &str) -> Option<[u8; 4 + NAME_MAX + 1]> {
     Some(key)
 }
 
-/// What readers asked for that they were not seen to get, in pages, by process and mapping.
+/// Pages that readers requested and were not seen to get, by process and mapping.
 type Readers = HashMap<(u32, u64), Range<u64>>;
 
-/// The numbers of a record.
+/// Access to the numbers of a record.
 struct Record<'a>(&'a [u8]);
 
 impl Record<'_> {
@@ -432,7 +440,7 @@ impl Record<'_> {
     }
 }
 
-/// The event of a record.
+/// Parses the event of a record.
 fn parsed(bytes: &[u8], readers: &mut Readers) -> Option<PageEvent> {
     let record = Record(bytes);
     let process = record.word(record::PROCESS);
@@ -449,7 +457,7 @@ fn parsed(bytes: &[u8], readers: &mut Readers) -> Option<PageEvent> {
         kind::USED => {
             let pages = record.long(record::FIRST)..record.long(record::PAGES).checked_add(1)?;
             let (file, is_followed) = (record.file(), record.word(record::OTHER) != 0);
-            // Too much is the safe side for what others use.
+            // Overestimating uses by others is safe.
             let used = if is_followed { used_now(readers, (process, file.mapping), pages) } else { pages };
             PageEvent::Used { process, is_followed, file, bytes: in_bytes(&used)? }
         }
@@ -464,8 +472,9 @@ fn in_bytes(pages: &Range<u64>) -> Option<Range<u64>> {
     Some(pages.start.checked_mul(page_size())?..pages.end.checked_mul(page_size())?)
 }
 
-/// What a reader has used by now. The kernel tells all that a call still asks for, once for each batch of folios: of a long read the
-/// first pages count at once, and what lies before the next event's as that comes.
+/// Returns the pages that a reader has used so far. The kernel reports everything that a call still requests,
+/// once for each batch of folios. So the first pages of a long read count at once, and the pages up to the
+/// next event count when that comes.
 fn used_now(readers: &mut Readers, reader: (u32, u64), asked: Range<u64>) -> Range<u64> {
     let before = readers.remove(&reader).filter(|rest| rest.contains(&asked.start));
     let start = before.map_or(asked.start, |rest| rest.start);

@@ -1,8 +1,9 @@
 //! The programs that run in the kernel. They write records of what followed processes do to the page cache.
 //!
-//! Invariants: each reads the arguments of its tracepoint and fields of the kernel's structs, writes at most one record and keeps the
-//! tables of processes and files; a field that can't be read is zero. A record without room is counted as lost. What is no regular
-//! file and no block device is passed over. The verifier has the last word.
+//! Invariants: each program reads the arguments of its tracepoint and fields of the kernel's structs, writes
+//! at most one record, and maintains the tables of processes and files. A field that can't be read is zero. A
+//! record without room is counted as lost. Anything but regular files and block devices is skipped. The
+//! verifier has the last word.
 
 use super::layout::{Offsets, kind, lost, named, record};
 use crate::asm::{AsmError, Assembler, Helper, If, Label, Op, Reg, Width};
@@ -14,15 +15,15 @@ use Reg::{R0, R1, R2, R3, R4, R6, R7, R8, R9, R10};
 pub(super) struct Tables {
     /// Followed processes, by number.
     pub(super) followed: i32,
-    /// What processes are by their names.
+    /// The meaning of process names.
     pub(super) names: i32,
-    /// Processes that may be followed by their names; all where there is no such table.
+    /// Processes that may be followed by their names; `None` means all.
     pub(super) heeded: Option<i32>,
-    /// Files whose uses are watched, by the address of their mapping; none where uses are not seen.
+    /// Files whose uses are watched, by the address of their mapping; `None` if uses are not seen.
     pub(super) watched: Option<i32>,
     /// The ring buffer.
     pub(super) ring: i32,
-    /// Counters of what was lost.
+    /// Counters of lost events.
     pub(super) lost: i32,
 }
 
@@ -30,11 +31,11 @@ pub(super) struct Tables {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Point {
     Added,
-    /// Of pages that were read: first and last.
+    /// Pages that were read: first and last.
     Read,
-    /// Of pages that were mapped around a fault: first and last.
+    /// Pages that were mapped around a fault: first and last.
     Mapped,
-    /// Of one page that was faulted in.
+    /// A page that was faulted in.
     Faulted,
     /// A clean folio that is written to: the first argument.
     Dirtied,
@@ -44,7 +45,7 @@ pub(super) enum Point {
 }
 
 impl Point {
-    /// The tracepoint, and what the program is called.
+    /// Returns the tracepoint, and the program's name.
     pub(super) fn names(self) -> (&'static std::ffi::CStr, &'static str) {
         match self {
             Self::Added => (c"mm_filemap_add_to_page_cache", "pk_added"),
@@ -65,14 +66,14 @@ const S_IFBLK: i32 = 0o060_000;
 /// The magic number of btrfs' superblocks.
 const BTRFS: i32 = 0x9123_683e_u32.cast_signed();
 
-/// On the stack: the record, eight bytes for a number, and a key of names.
+/// The stack: the record, eight bytes for a number, and a key of names.
 const RECORD: i16 = -record::SIZE;
 const NUMBER: i16 = RECORD - 8;
 const NAME_KEY: i16 = NUMBER - 24;
 /// An index of four bytes into an array.
 const INDEX: i16 = NAME_KEY - 8;
 
-/// The program of a tracepoint.
+/// Returns the program of a tracepoint.
 pub(super) fn program(point: Point, tables: Tables, offsets: &Offsets) -> Result<Vec<Instruction>, AsmError> {
     let mut writer = Writer::new(tables, offsets);
     match point {
@@ -128,7 +129,7 @@ impl<'a> Writer<'a> {
         self.asm.load(Width::B8, dst, R10, NUMBER);
     }
 
-    /// The calling process's number goes into the record.
+    /// Stores the calling process's number in the record.
     fn process(&mut self) {
         self.asm.call(Helper::ProcessAndThread);
         self.asm.alu_constant(Op::ShiftRight, R0, 32);
@@ -157,18 +158,18 @@ impl<'a> Writer<'a> {
         self.asm.call(Helper::MapUpdate);
     }
 
-    /// Writes the record; where there is no room `R9` are counted as lost.
+    /// Writes the record. Counts `R9` as lost if there is no room.
     fn output(&mut self, kind: i32, counter: i32) {
         self.write_record(kind);
         self.count_lost(counter);
     }
 
-    /// Writes the record and goes out; goes on where there is no room.
+    /// Writes the record and jumps to `out`; falls through if there is no room.
     fn write_record(&mut self, kind: i32) {
         self.asm.store_constant(Width::B4, R10, RECORD + record::KIND, kind);
         self.map_and_key(self.tables.ring, RECORD);
         self.asm.constant(R3, i32::from(record::SIZE));
-        // The kernel wakes up who waits, if that one has read all before.
+        // The kernel wakes up a waiting reader if it has read everything before.
         self.asm.constant(R4, 0);
         self.asm.call(Helper::RingOutput);
         self.asm.jump_if_constant(If::Equal, R0, 0, self.out);
@@ -181,7 +182,8 @@ impl<'a> Writer<'a> {
         self.asm.atomic_add(R0, 0, R9);
     }
 
-    /// What the mapping at `R7` belongs to goes into the record. Uses `R8` and `R9`; goes out if it is no file.
+    /// Stores the owner of the mapping at `R7` in the record. Uses `R8` and `R9`; jumps to `out` if it is not
+    /// a file.
     fn file(&mut self) {
         let at = *self.at;
         let (goes_on, is_file) = (self.asm.label(), self.asm.label());
@@ -212,7 +214,8 @@ impl<'a> Writer<'a> {
         self.asm.bind(goes_on);
     }
 
-    /// The folio is the first argument. One that a process adds that is not followed is a use of a watched file.
+    /// Handles an added folio, the first argument. If the process is not followed, the addition is a use of a
+    /// watched file.
     fn added(&mut self) {
         let (is_followed, has_room) = (self.asm.label(), self.asm.label());
         self.asm.load(Width::B8, R6, R1, 0);
@@ -224,7 +227,7 @@ impl<'a> Writer<'a> {
 
         self.asm.bind(is_followed);
         self.folio();
-        // Whether the watch was begun by this addition.
+        // Whether this addition began the watch.
         self.asm.constant(R8, 0);
         if let Some(watched) = self.tables.watched {
             self.look_up(watched, RECORD + record::MAPPING);
@@ -232,7 +235,7 @@ impl<'a> Writer<'a> {
             self.update(watched, RECORD + record::MAPPING);
             self.asm.constant(R8, 1);
             self.asm.jump_if_constant(If::Equal, R0, 0, has_room);
-            // Others' uses would not be seen: so nothing of it may be released.
+            // Others' uses would be missed, so nothing of it may be released.
             self.count_lost(lost::PAGES);
             self.asm.jump(self.out);
         }
@@ -241,7 +244,7 @@ impl<'a> Writer<'a> {
         if let Some(watched) = self.tables.watched {
             let was_watched = self.asm.label();
             self.asm.jump_if_constant(If::Equal, R8, 0, was_watched);
-            // Nobody hears of the file, so nobody would end its watch.
+            // No reader learns of the file, so none would end its watch.
             self.map_and_key(watched, RECORD + record::MAPPING);
             self.asm.call(Helper::MapDelete);
             self.asm.bind(was_watched);
@@ -249,7 +252,7 @@ impl<'a> Writer<'a> {
         self.count_lost(lost::PAGES);
     }
 
-    /// Writes that a process that is not followed uses the folio at `R6`, if its file is watched.
+    /// Records that a process that is not followed uses the folio at `R6`, if its file is watched.
     fn used_by_others(&mut self) {
         let Some(watched) = self.tables.watched else { return };
         self.read_pointer(R7, R6, self.at.folio_mapping);
@@ -259,7 +262,7 @@ impl<'a> Writer<'a> {
         self.file();
         self.read(RECORD + record::FIRST, 8, R6, signed(self.at.folio_index));
         self.pages_of_folio();
-        // A use names the last page.
+        // A use has the last page.
         self.asm.load(Width::B8, R1, R10, RECORD + record::FIRST);
         self.asm.alu(Op::Add, R9, R1);
         self.asm.alu_constant(Op::Sub, R9, 1);
@@ -268,7 +271,7 @@ impl<'a> Writer<'a> {
         self.output(kind::USED, lost::USES);
     }
 
-    /// A process writes to a clean folio, the first argument.
+    /// Handles a write to a clean folio, the first argument.
     fn dirtied(&mut self) {
         let is_followed = self.asm.label();
         self.asm.load(Width::B8, R6, R1, 0);
@@ -284,7 +287,7 @@ impl<'a> Writer<'a> {
         self.output(kind::DIRTIED, lost::WRITES);
     }
 
-    /// The folio at `R6` and its file go into the record; `R9` = its pages.
+    /// Stores the folio at `R6` and its file in the record; `R9` = its pages.
     fn folio(&mut self) {
         self.read_pointer(R7, R6, self.at.folio_mapping);
         self.file();
@@ -293,7 +296,7 @@ impl<'a> Writer<'a> {
         self.asm.store(Width::B8, R10, RECORD + record::PAGES, R9);
     }
 
-    /// `R9` = how many pages the folio at `R6` has.
+    /// `R9` = the number of pages of the folio at `R6`.
     fn pages_of_folio(&mut self) {
         let is_single = self.asm.label();
         self.asm.constant(R9, 1);
@@ -311,7 +314,8 @@ impl<'a> Writer<'a> {
         self.asm.bind(is_single);
     }
 
-    /// Of watched files: the arguments are the mapping, the first page and, `last` bytes from the beginning, the last one.
+    /// Handles a use of watched files. The arguments are the mapping, the first page and, at offset `last`,
+    /// the last one.
     fn used(&mut self, last: i16) {
         let Some(watched) = self.tables.watched else { return };
         let is_followed = self.asm.label();
@@ -335,7 +339,8 @@ impl<'a> Writer<'a> {
         self.output(kind::USED, lost::OTHERS);
     }
 
-    /// A child of a followed process is followed, and one of a process whose name is heeded is heeded; the child is the second argument.
+    /// Handles a fork, with the child as second argument. A followed process's child is followed, and the
+    /// names of children count where the parent's does.
     fn forked(&mut self) {
         let at = *self.at;
         self.asm.load(Width::B8, R6, R1, 8);
@@ -356,7 +361,7 @@ impl<'a> Writer<'a> {
         self.begin();
     }
 
-    /// The child `R7` of the process of the record is heeded if that is. Uses `R9`.
+    /// Makes the name of the child `R7` count if that of the record's process does. Uses `R9`.
     fn inherit_heed(&mut self) {
         let Some(heeded) = self.tables.heeded else { return };
         let goes_on = self.asm.label();
@@ -370,7 +375,7 @@ impl<'a> Writer<'a> {
         self.asm.bind(goes_on);
     }
 
-    /// Follows the process of the record, and says so.
+    /// Follows the process of the record, and reports that.
     fn begin(&mut self) {
         let has_room = self.asm.label();
         self.asm.constant(R9, 1);
@@ -382,7 +387,7 @@ impl<'a> Writer<'a> {
         self.output(kind::BEGAN, lost::OTHERS);
     }
 
-    /// The name of the calling process, to the stack.
+    /// Copies the name of the calling process to the stack.
     fn task_name(&mut self, to: i16) {
         self.asm.set(R1, R10);
         self.asm.alu_constant(Op::Add, R1, i32::from(to));
@@ -390,7 +395,8 @@ impl<'a> Writer<'a> {
         self.asm.call(Helper::TaskName);
     }
 
-    /// A process has become another program, whose name says whether it is followed; if it says nothing, that stays as it was.
+    /// Handles an exec. The new name decides whether the process is followed; if it is not in the table,
+    /// nothing changes.
     fn executed(&mut self) {
         let (is_followed, never) = (self.asm.label(), self.asm.label());
         self.process();
@@ -424,7 +430,7 @@ impl<'a> Writer<'a> {
         self.leave(kind::LEFT);
     }
 
-    /// The process of the record is followed no longer.
+    /// Stops following the process of the record.
     fn leave(&mut self, kind: i32) {
         self.map_and_key(self.tables.followed, RECORD + record::PROCESS);
         self.asm.call(Helper::MapDelete);
@@ -432,7 +438,7 @@ impl<'a> Writer<'a> {
         self.output(kind, lost::OTHERS);
     }
 
-    /// A thread has ended: the first argument. If it was the last one its process has.
+    /// Handles the end of a thread, the first argument. After its last thread the process has ended.
     fn exited(&mut self) {
         let at = *self.at;
         self.asm.load(Width::B8, R6, R1, 0);
@@ -451,7 +457,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// An offset or a small constant, as instructions have it.
+/// Converts an offset or a small constant for instructions.
 fn signed(number: u32) -> i32 {
     number.cast_signed()
 }

@@ -1,8 +1,8 @@
-//! The ring buffer that the programs write records into, mapped (`Documentation/bpf/ringbuf.rst`).
+//! The mapped ring buffer into which the programs write records (`Documentation/bpf/ringbuf.rst`).
 //!
-//! Invariants: the kernel alone writes the data and the producer's position, this process alone the consumer's; a record is read
-//! only between the two, and before the consumer's position passes it. What was read is given back at once.
-//! Fails where it can't be mapped.
+//! Invariants: only the kernel writes the data and the producer's position, and only this process the
+//! consumer's. A record is read only between the two, and before the consumer's position passes it. Records
+//! that were read are given back at once. Fails if it can't be mapped.
 
 #![allow(unsafe_code)]
 
@@ -15,7 +15,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::sys::Map;
 
-/// A record's length has these bits while it is written, and if it is to be passed over.
+/// Bits of a record's length: set while it is written, and if it is to be skipped.
 const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
 const HEADER: u64 = 8;
@@ -29,7 +29,8 @@ struct Mapping {
 
 impl Mapping {
     fn new(map: &Map, offset: u64, len: usize, protection: ProtFlags) -> Result<Self, Errno> {
-        // SAFETY: the kernel chooses an address where nothing is mapped, and no memory of this process changes.
+        // SAFETY: the kernel chooses an address where nothing is mapped, and no memory of this process
+        // changes.
         let start =
             unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, map.fd(), offset)? };
         NonNull::new(start.cast()).map(|start| Self { start, len }).ok_or(Errno::INVAL)
@@ -38,19 +39,22 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with that length, and nothing refers to it any more: borrows of it end with this value.
+        // SAFETY: it was mapped with that length, and nothing refers to it any more: borrows of it end with
+        // this value.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; what is shared with the kernel is read and written by atomics.
+// SAFETY: the mapping belongs to the process, not to a thread; what is shared with the kernel is read and
+// written by atomics.
 unsafe impl Send for Mapping {}
 
 /// The reading side of a ring buffer.
 #[derive(Debug)]
 pub(crate) struct Ring {
     consumer: Mapping,
-    /// The producer's position in its first page, behind it the data, twice, so that no record is cut in two.
+    /// The producer's position in its first page, followed by the data, twice, so that no record is cut in
+    /// two.
     producer: Mapping,
     size: u64,
 }
@@ -65,12 +69,13 @@ impl Ring {
     }
 
     fn position(mapping: &Mapping) -> &AtomicU64 {
-        // SAFETY: a mapping begins with a page, which holds a position of eight bytes, aligned; it is only used as an atomic, here and in
-        // the kernel, and lives as long as the borrow.
+        // SAFETY: a mapping begins with a page, which holds a position of eight bytes, aligned; it is only
+        // used as an atomic, here and in the kernel, and lives as long as the borrow.
         unsafe { mapping.start.cast::<AtomicU64>().as_ref() }
     }
 
-    /// Hands each record that is there to `take`, the oldest first, and gives its place back; at most a buffer's worth.
+    /// Passes each available record to `take`, oldest first, and gives its place back; at most one buffer's
+    /// worth.
     pub(crate) fn drain(&mut self, mut take: impl FnMut(&[u8])) {
         let mut at = Self::position(&self.consumer).load(Ordering::Relaxed);
         let end = Self::position(&self.producer).load(Ordering::Acquire);
@@ -81,11 +86,11 @@ impl Ring {
         }
     }
 
-    /// The length of a record with its header; `None` while it is written.
+    /// Returns the length of a record with its header; `None` while it is being written.
     fn record(&self, at: u64, end: u64, take: &mut impl FnMut(&[u8])) -> Option<u64> {
         let offset = usize::try_from(page_size() + (at & (self.size - 1))).ok()?;
-        // SAFETY: the offset is within the first copy of the data, which is followed by a second, so eight bytes are there; records begin
-        // at multiples of eight, and the length is only used as an atomic.
+        // SAFETY: the offset is within the first copy of the data, which is followed by a second, so eight
+        // bytes are there; records begin at multiples of eight, and the length is only used as an atomic.
         let header =
             unsafe { self.producer.start.add(offset).cast::<AtomicU32>().as_ref() }.load(Ordering::Acquire);
         if header & BUSY != 0 {
@@ -93,14 +98,14 @@ impl Ring {
         }
         let length = u64::from(header & !DISCARDED);
         let whole = (length + HEADER).next_multiple_of(8);
-        // The kernel keeps this; a length beyond it would lead out of the mapping.
+        // The kernel guarantees this; a longer record would lead out of the mapping.
         if at + whole > end || whole > self.size {
             return None;
         }
         if header & DISCARDED == 0 {
-            // SAFETY: the record lies within the two copies of the data: it begins in the first and is no longer than one, as just
-            // checked. The kernel has finished it and writes nothing there until the consumer's position has passed it, which this
-            // borrow does not outlive.
+            // SAFETY: the record lies within the two copies of the data: it begins in the first and is no
+            // longer than one, as just checked. The kernel has finished it and writes nothing there until the
+            // consumer's position has passed it, which this borrow does not outlive.
             let bytes = unsafe {
                 std::slice::from_raw_parts(
                     self.producer.start.add(offset + 8).as_ptr(),

@@ -27,7 +27,7 @@ fn drained(events: &mut PageEvents) -> Vec<PageEvent> {
     all
 }
 
-/// Bytes that were added, and used, of a file.
+/// Returns the bytes that were added, and used, of a file.
 fn sums(events: &[PageEvent], ino: u64) -> (u64, u64) {
     let len = |range: &Range<u64>| range.end - range.start;
     events.iter().fold((0, 0), |(added, used), event| match event {
@@ -115,7 +115,7 @@ fn what_another_process_uses_of_a_watched_file_is_known_as_its_own() {
         if *process == own && *bytes == (1 << 20..(1 << 20) + page))
     };
     let found = all.iter().find(used).unwrap_or_else(|| panic!("{all:?}"));
-    // What it writes, and what it brings in itself.
+    // Pages that it writes, and pages that it brings in itself.
     let written = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     written.write_all_at(&[1], 3 << 20).unwrap();
     written.write_all_at(&[1], 4 << 20).unwrap();
@@ -142,7 +142,7 @@ fn writes_to_clean_pages_are_seen_by_calls_and_by_mappings() {
         cold_file(dir.path(), "old", 8 << 20),
         cold_file(dir.path(), "mapped", 4 << 20),
     );
-    // Resident and clean: only writes of it are events.
+    // Resident and clean: only writes to it are events.
     std::fs::read(&old).unwrap();
     let mut shell = Command::new("sh")
         .args(["-c", "read go; head -c 4194304 /dev/zero >\"$1\"; dd if=/dev/zero of=\"$2\" bs=1M count=2 conv=notrunc 2>&1
@@ -168,7 +168,7 @@ for at in range(0, len(m), 4096): m[at] = 1' \"$3\"", "sh"])
             .sum()
     };
     assert_eq!(dirtied("new"), 4 << 20);
-    // Folios are written to as a whole, and the last one may be larger than what is written of it.
+    // Folios are written to as a whole, and the last one may be larger than the part that is written.
     assert!((2 << 20..=4 << 20).contains(&dirtied("old")), "{}", dirtied("old"));
     if has_python {
         assert_eq!(dirtied("mapped"), 4 << 20);
@@ -196,7 +196,7 @@ fn programs_are_followed_by_name_from_their_start() {
     assert!(!began.iter().any(|name| name == "basename" || name == "true"), "{began:?}");
 }
 
-/// A process below this one alone, and what it starts in turn.
+/// A single process below this one, and the processes that it starts.
 #[test]
 fn names_count_below_a_process() {
     let names = FollowedNames { streams: vec!["dd".into()], never: Vec::new() };
@@ -238,7 +238,7 @@ fn a_long_read_counts_as_it_goes_on() {
     assert_eq!(used(1000..2000), 512..1512);
     assert_eq!(used(1900..2000), 1512..2000);
     assert_eq!(used(2000..2010), 2000..2010);
-    // It reads elsewhere: what it asked for before is not known to be used.
+    // It reads elsewhere: its earlier request is not known to be used.
     assert_eq!(used(5000..9000), 5000..5512);
     assert_eq!(used(100..200), 100..200);
 }
@@ -259,7 +259,7 @@ fn what_finds_no_room_in_the_buffer_is_counted() {
     }
     events.unfollow(std::process::id()).unwrap();
     let added = sums(&drained(&mut events), file.metadata().unwrap().ino()).0 / page_size();
-    // Other tests add pages in this process, too.
+    // Other tests add pages in this process as well.
     let lost = events.lost().unwrap().pages;
     assert!(added < pages && added + lost >= pages, "{added} seen, {lost} lost of {pages}");
 }

@@ -16,7 +16,7 @@ fn settings(groups: &[&str]) -> Settings {
     Settings::new(options(groups)).unwrap()
 }
 
-/// The group of this process, as a rule would name it.
+/// Returns the group of this process, as a rule would name it.
 fn own() -> Option<String> {
     let roots = SysRoots::default();
     let place = MemoryPlace::of(&roots, std::process::id()).unwrap()?;
@@ -55,7 +55,7 @@ fn what_would_be_done_to_a_group_with_an_odd_name_is_said() {
     let mut guard = Guard::new(options(&[]), ProcRoot::default()).unwrap();
     let report = &mut guard.report;
     report.events.clear();
-    let mut known = Known { path: PathBuf::from("/pod\n\u{1b}[2J/x"), ..Known::default() };
+    let mut known = CgroupRecord { path: PathBuf::from("/pod\n\u{1b}[2J/x"), ..CgroupRecord::default() };
     let seen = seen(1 << 29);
     let step = GroupStep { tight: true, reclaim: Err(GroupReason::Refaults) };
     known.tell(step, &seen, report);
@@ -72,7 +72,7 @@ fn how_often_a_group_was_at_its_limits_is_counted_from_when_it_was_met() {
     let mut guard = Guard::new(options(&[]), ProcRoot::default()).unwrap();
     let report = &mut guard.report;
     report.events.clear();
-    let mut known = Known { path: "/db".into(), ..Known::default() };
+    let mut known = CgroupRecord { path: "/db".into(), ..CgroupRecord::default() };
     let seen = seen(1 << 29);
     let at = |high, max, oom_kill| MemoryEvents { high, max, oom_kill, ..MemoryEvents::default() };
     for events in
@@ -94,7 +94,7 @@ fn a_group_that_goes_away_is_forgotten_and_its_call_too() {
     let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
     let now = Instant::now();
     let groups = &mut guard.groups;
-    groups.known.insert(5, Known { path: "/gone".into(), tight: true, ..Known::default() });
+    groups.known.insert(5, CgroupRecord { path: "/gone".into(), tight: true, ..CgroupRecord::default() });
     let (give, take) = std::sync::mpsc::channel::<Outcome>();
     groups.away.push((call(5, 1), take));
     drop(give);
@@ -137,7 +137,7 @@ fn one_party_with_many_groups_keeps_none_of_anothers_waiting() {
     let order = |pass: u64| in_turn(met(5), pass).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
     assert_eq!((order(0), order(1)), (vec![0, 5, 1, 2, 3, 4], vec![1, 5, 2, 3, 4, 0]));
     assert_eq!(in_turn::<()>(BTreeMap::new(), 7), []);
-    // Calls that do not come back take no more than a part of the places.
+    // Calls that do not return take only a part of the places.
     let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
     let mut gives = Vec::new();
     for id in 0..4 {
@@ -146,8 +146,8 @@ fn one_party_with_many_groups_keeps_none_of_anothers_waiting() {
         guard.groups.away.push((call(id, 1), take));
     }
     let parties = || guard.groups.away.iter().map(|(call, _)| call.party);
-    assert!(are_too_many(parties(), Party::User(1), MOST_AWAY));
-    assert!(!are_too_many(parties(), Party::User(2), MOST_AWAY));
+    assert!(are_too_many(parties(), Party::User(1), CALLS_IN_FLIGHT_MAX));
+    assert!(!are_too_many(parties(), Party::User(2), CALLS_IN_FLIGHT_MAX));
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn that_the_kernel_finds_no_more_is_said_once_and_no_bytes_are_no_news() {
     let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
     let (groups, report) = (&mut guard.groups, &mut guard.report);
     report.events.clear();
-    groups.known.insert(1, Known::default());
+    groups.known.insert(1, CgroupRecord::default());
     for _ in 0..3 {
         groups.take(&call(1, 1), (Ok(Reclaim::Part), 0), report);
     }
@@ -205,7 +205,7 @@ fn a_refusal_is_said_once_and_nothing_counted() {
 #[test]
 fn what_may_be_done_for_a_database_is_the_least_for_its_directories_and_nothing_if_it_is_never_to_be() {
     use crate::directory::Directory;
-    use crate::ownership::Right;
+    use crate::ownership::FileOwnership;
     let pid = std::process::id();
     let owners = |never: &[String]| {
         let targets = crate::targets::Targets {
@@ -217,20 +217,21 @@ fn what_may_be_done_for_a_database_is_the_least_for_its_directories_and_nothing_
         let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
         guard.decide(&mut |_| ());
         guard.watched.directories.clear();
-        let stand = |guard: &Guard| {
+        let access = |guard: &Guard| {
             let owners = guard.watched.owners(&guard.settings, &Members::default());
-            owners.get(&pid).map(|owner| owner.stand)
+            owners.get(&pid).map(|owner| owner.access)
         };
-        let none = stand(&guard);
+        let none = access(&guard);
         for acts in [true, false] {
             let profile = guard.settings.named_profile().unwrap();
-            let mut directory = Directory::new("/none".into(), Some(pid), None, profile, Right::Operator);
+            let mut directory =
+                Directory::new("/none".into(), Some(pid), None, profile, FileOwnership::Operator);
             directory.acts = acts;
             guard.watched.directories.push(Box::new(directory));
         }
-        (none, stand(&guard))
+        (none, access(&guard))
     };
-    assert_eq!(owners(&[]), (None, Some(Stand::Reported)));
-    assert_eq!(owners(&[format!("pid:{pid}")]), (Some(Stand::Never), Some(Stand::Never)));
-    assert_eq!(owners(&["pid:1".to_owned()]), (None, Some(Stand::Reported)));
+    assert_eq!(owners(&[]), (None, Some(GroupAccess::Reported)));
+    assert_eq!(owners(&[format!("pid:{pid}")]), (Some(GroupAccess::Never), Some(GroupAccess::Never)));
+    assert_eq!(owners(&["pid:1".to_owned()]), (None, Some(GroupAccess::Reported)));
 }

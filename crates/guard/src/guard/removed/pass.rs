@@ -1,83 +1,84 @@
-//! One pass over removed logs of a database, in a job of its own: each is found behind a descriptor, compared with what was seen of it
-//! before, and released as far as nobody reads it.
+//! One pass over the removed logs of a database, in a job of its own. Each file is found behind a descriptor,
+//! compared with its earlier state, and released as far as nobody reads it.
 //!
-//! Invariants: as in the module above; a file is open for its pass alone. What fails is tried again [`TRIES`](super::TRIES) times.
+//! Invariants: as in the module above; a file is open for its pass alone. A failed release is retried
+//! [`RELEASE_TRIES_MAX`](super::RELEASE_TRIES_MAX) times.
 
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::{Access, ProcRoot};
 use pagekeeper_kernel::{Error, Expected, Handle, Inode, page_size, residency};
 
-use super::{Known, Opener, Seen};
+use super::{Opener, RemovedFileStat, RemovedFileState};
 use crate::budget::{Slice, Turn};
 use crate::decision::FileAct;
 use crate::directory::Directory;
 use crate::guard::carry_out::release_pieces;
 use crate::guard::serve::Job;
-use crate::ownership::Right;
+use crate::ownership::FileOwnership;
 
-/// One that is to be looked at.
+/// A file that is to be examined.
 pub(super) struct Item {
-    /// Of which the range is not known yet.
+    /// The act, whose range is not known yet.
     pub(super) act: FileAct,
     pub(super) database: u32,
     pub(super) openers: Vec<Opener>,
-    /// Whether all who may have it open were listed since it was seen.
+    /// Whether all processes that may have it open were listed since it was first seen.
     pub(super) all_listed: bool,
-    pub(super) known: Option<Known>,
+    pub(super) known: Option<RemovedFileState>,
 }
 
-/// By what a pass goes.
-pub(super) struct Pass {
+/// The parameters of a pass.
+pub(super) struct RemovalPass {
     pub(super) proc: ProcRoot,
     pub(super) quiet: Duration,
     pub(super) is_dry: bool,
     pub(super) now: Instant,
 }
 
-/// One that was looked at.
-pub(super) struct Examined {
+/// A file that was examined.
+pub(super) struct ExaminedFile {
     pub(super) act: FileAct,
-    pub(super) known: Option<Known>,
-    pub(super) came: Came,
+    pub(super) known: Option<RemovedFileState>,
+    pub(super) outcome: RemovalOutcome,
 }
 
-impl Examined {
-    /// In bytes.
+impl ExaminedFile {
+    /// Returns the bytes released.
     pub(super) fn released(&self) -> u64 {
-        if let Came::Released(released, _) = self.came { released } else { 0 }
+        if let RemovalOutcome::Released(released, _) = self.outcome { released } else { 0 }
     }
 }
 
-/// What came of one.
-pub(super) enum Came {
+/// The outcome for one file.
+pub(super) enum RemovalOutcome {
     Nothing,
-    /// It has changed, or a descriptor of it is where it was not: who has it open is to be listed again.
+    /// It has changed, or a descriptor is not where it was: its openers are to be listed again.
     Anew,
-    /// It would be released up to there.
+    /// It would be released up to this offset.
     Would(u64),
-    /// So many bytes were, and so many resisted.
+    /// Bytes released, and bytes that stayed.
     Released(u64, u64),
-    /// It is left.
+    /// It failed and is given up.
     Failed(Error),
 }
 
-/// What came of a database's.
+/// The outcome for the files of a database.
 pub(super) struct PassOutcome {
-    pub(super) all: Vec<Examined>,
+    pub(super) all: Vec<ExaminedFile>,
     pub(super) spent: Duration,
 }
 
-/// Why one is not to be touched now.
+/// The reason why a file is not to be touched now.
 enum Unclear {
-    /// A descriptor is another file, or closed: it may have another number.
+    /// A descriptor is closed or another file by now: the file may have another descriptor.
     Moved,
     /// It has a name, is not the database's, or that can't be seen.
     LeftAlone,
 }
 
-impl Pass {
-    /// Looks at some files of one database, as far as its turn lasts.
+impl RemovalPass {
+    /// Examines files of one database while its turn lasts.
     pub(super) fn job(self, items: Vec<Item>, slice: Slice) -> Job<PassOutcome> {
         Box::new(move |own, place| {
             let (turn, deadline) = (Turn::begin(slice), Instant::now() + slice.wall);
@@ -88,44 +89,44 @@ impl Pass {
                 }
                 let directory = item.act.directory;
                 place.at(directory);
-                let came = self.one(&mut item, &own[directory], deadline);
-                all.push(Examined { act: item.act, known: item.known, came });
+                let outcome = self.one(&mut item, &own[directory], deadline);
+                all.push(ExaminedFile { act: item.act, known: item.known, outcome });
             }
             PassOutcome { all, spent: turn.spent() }
         })
     }
 
-    /// Looks at one, and releases what may go of it.
-    fn one(&self, item: &mut Item, directory: &Directory, deadline: Instant) -> Came {
+    /// Examines one file, and releases the pages that may go.
+    fn one(&self, item: &mut Item, directory: &Directory, deadline: Instant) -> RemovalOutcome {
         let (handle, seen) = match item.find(&self.proc, &directory.right) {
             Ok(found) => found,
-            Err(Unclear::Moved) => return Came::Anew,
+            Err(Unclear::Moved) => return RemovalOutcome::Anew,
             Err(Unclear::LeftAlone) => {
                 item.known = None;
-                return Came::Nothing;
+                return RemovalOutcome::Nothing;
             }
         };
-        let known = item.known.get_or_insert_with(|| Known::new(&seen, self.now));
+        let known = item.known.get_or_insert_with(|| RemovedFileState::new(&seen, self.now));
         if known.see(&seen, self.now) {
-            return Came::Anew;
+            return RemovalOutcome::Anew;
         }
         let Some(end) = known.end(&seen, self.quiet, self.now).filter(|_| item.all_listed) else {
-            return Came::Nothing;
+            return RemovalOutcome::Nothing;
         };
         let is_dry = self.is_dry || !directory.acts;
         match release_to(handle, item.act.inode, known, end, is_dry, deadline) {
-            Ok(came) => came,
-            Err(error) if error.is_gone() => Came::Nothing,
-            // Who has a lease on it (fcntl(2) `F_SETLEASE`) may give that back.
-            Err(error) if known.released(u64::MAX, false) => Came::Failed(error),
-            Err(_) => Came::Nothing,
+            Ok(outcome) => outcome,
+            Err(error) if error.is_gone() => RemovalOutcome::Nothing,
+            // A process that has a lease on it (fcntl(2) `F_SETLEASE`) may give that back.
+            Err(error) if known.released(u64::MAX, false) => RemovalOutcome::Failed(error),
+            Err(_) => RemovalOutcome::Nothing,
         }
     }
 }
 
 impl Item {
-    /// Finds it behind a descriptor of the database's, and where its readers are.
-    fn find(&self, proc: &ProcRoot, right: &Right) -> Result<(Handle, Seen), Unclear> {
+    /// Finds the file behind a descriptor of the database's, and where its readers are.
+    fn find(&self, proc: &ProcRoot, right: &FileOwnership) -> Result<(Handle, RemovedFileStat), Unclear> {
         let mut handle = None;
         for opener in self.openers.iter().filter(|opener| opener.is_own) {
             match Handle::of_magic_link(&proc.fd_path(opener.pid, opener.fd), self.act.path.clone()) {
@@ -158,7 +159,7 @@ impl Item {
             is_written_by_it |= writes && opener.pid == self.database;
             let at = match info.access() {
                 Access::ReadOnly => info.position,
-                // Who writes by pwrite(2) has it at 0, and who reads has moved it.
+                // A writer by pwrite(2) leaves the position at 0; a reader has moved it.
                 Access::ReadWrite if info.position > 0 => info.position,
                 Access::ReadWrite | Access::WriteOnly | Access::Neither => continue,
             };
@@ -166,8 +167,8 @@ impl Item {
         }
         let stat = handle.stat();
         let is_its_own = match right {
-            Right::Process(right) => is_written_by_it || right.has_rights_of(stat.st_uid),
-            Right::Operator | Right::Owner(_) => false,
+            FileOwnership::Process(right) => is_written_by_it || right.has_rights_of(stat.st_uid),
+            FileOwnership::Operator | FileOwnership::Owner(_) => false,
         };
         let size = u64::try_from(stat.st_size).ok();
         let Some(size) = size.filter(|_| stat.st_nlink == 0 && is_its_own) else {
@@ -179,44 +180,45 @@ impl Item {
             stat.st_ctime,
             stat.st_ctime_nsec.cast_signed(),
         ];
-        Ok((handle, Seen { size, changed, readers }))
+        Ok((handle, RemovedFileStat { size, changed, readers }))
     }
 }
 
-/// Releases one up to there, as far as there is time, unless it has yet to be written: pages that are thrown away with the last
-/// descriptor are not worth a write.
+/// Releases a file up to `end`, as far as there is time. Does nothing while pages are still to be written:
+/// pages that vanish with the last descriptor are not worth a write.
 fn release_to(
     handle: Handle,
     inode: Inode,
-    known: &mut Known,
+    known: &mut RemovedFileState,
     end: u64,
     is_dry: bool,
     deadline: Instant,
-) -> Result<Came, Error> {
+) -> Result<RemovalOutcome, Error> {
     let file = handle.open(Expected::Inode(inode))?;
     let start = known.released_to;
     let range = start..end.min(file.size().next_multiple_of(page_size()));
-    // Without counts (on overlayfs, or an older kernel) it is not known what has yet to be written, and all of the file would be mapped.
+    // Without counts (on overlayfs, or an older kernel) it is not known which pages are still to be written,
+    // and the whole file would be mapped.
     if range.is_empty() || residency(&file, start..start + 1)?.dirty.is_none() {
         known.released(u64::MAX, true);
-        return Ok(Came::Nothing);
+        return Ok(RemovalOutcome::Nothing);
     }
     let found = residency(&file, range.clone())?;
     if found.resident == 0 {
         known.released(end, true);
-        return Ok(Came::Nothing);
+        return Ok(RemovalOutcome::Nothing);
     }
     if found.unwritten() > 0 {
-        return Ok(Came::Nothing);
+        return Ok(RemovalOutcome::Nothing);
     }
     if is_dry {
         known.released(end, true);
-        return Ok(Came::Would(range.end));
+        return Ok(RemovalOutcome::Would(range.end));
     }
     let (released, kept, rest) = release_pieces(&file, &range, deadline)?;
     match rest {
         Some(rest) => known.released_to = rest.start,
         None => _ = known.released(end, kept == 0),
     }
-    Ok(Came::Released(released, kept))
+    Ok(RemovalOutcome::Released(released, kept))
 }

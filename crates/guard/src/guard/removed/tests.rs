@@ -1,23 +1,23 @@
-//! What is kept of removed logs, and what of them may go, without any process.
+//! Tests of the bookkeeping for removed logs, and of the ranges that may go, without any process.
 
 use super::*;
 use pagekeeper_kernel::process::Access;
 
-fn seen(size: u64, readers: Option<u64>) -> Seen {
-    Seen { size, changed: [0; 4], readers }
+fn seen(size: u64, readers: Option<u64>) -> RemovedFileStat {
+    RemovedFileStat { size, changed: [0; 4], readers }
 }
 
 #[test]
 fn what_lies_behind_all_readers_goes_once_it_is_quiet() {
     let now = Instant::now();
     let at = |seconds: u64| now + Duration::from_secs(seconds);
-    let mut known = Known::new(&seen(0, None), now);
-    let mut end = |seen: &Seen, second: u64| {
+    let mut known = RemovedFileState::new(&seen(0, None), now);
+    let mut end = |seen: &RemovedFileStat, second: u64| {
         known.see(seen, at(second));
-        known.end(seen, QUIET, at(second))
+        known.end(seen, QUIET_AFTER, at(second))
     };
     let size = 5 * WINDOW + 7;
-    // Its size is news at first, and again when it grows.
+    // Its size is new at first, and again when it grows.
     assert_eq!(end(&seen(size - 1, None), 0), None);
     assert_eq!(end(&seen(size, None), 4), None);
     assert_eq!(end(&seen(size, Some(0)), 8), None);
@@ -27,28 +27,28 @@ fn what_lies_behind_all_readers_goes_once_it_is_quiet() {
     assert_eq!(end(&seen(size, Some(size)), 9), Some(u64::MAX), "the reader is at the end");
     assert_eq!(end(&seen(size, None), 9), Some(u64::MAX));
     // A change that leaves the size as it is.
-    assert_eq!(end(&Seen { changed: [0, 1, 0, 1], ..seen(size, None) }, 20), None);
+    assert_eq!(end(&RemovedFileStat { changed: [0, 1, 0, 1], ..seen(size, None) }, 20), None);
     known.released(3 * WINDOW, true);
-    let seen = |readers| Seen { changed: [0, 1, 0, 1], ..seen(size, Some(readers)) };
-    assert_eq!(known.end(&seen(3 * WINDOW), QUIET, at(30)), None, "that has gone");
-    assert_eq!(known.end(&seen(4 * WINDOW), QUIET, at(30)), Some(4 * WINDOW));
+    let seen = |readers| RemovedFileStat { changed: [0, 1, 0, 1], ..seen(size, Some(readers)) };
+    assert_eq!(known.end(&seen(3 * WINDOW), QUIET_AFTER, at(30)), None, "that has gone");
+    assert_eq!(known.end(&seen(4 * WINDOW), QUIET_AFTER, at(30)), Some(4 * WINDOW));
 }
 
 #[test]
 fn what_resists_again_and_again_is_left() {
     let now = Instant::now();
     let seen = seen(9, None);
-    let mut known = Known::new(&seen, now);
-    for tried in 1..=TRIES {
+    let mut known = RemovedFileState::new(&seen, now);
+    for tried in 1..=RELEASE_TRIES_MAX {
         assert_eq!(known.end(&seen, Duration::ZERO, now), Some(u64::MAX));
-        assert_eq!(known.released(u64::MAX, false), tried == TRIES);
+        assert_eq!(known.released(u64::MAX, false), tried == RELEASE_TRIES_MAX);
     }
     assert_eq!(known.end(&seen, Duration::ZERO, now), None);
 }
 
 const DIRECTORY: Inode = Inode { dev: 1, ino: 1 };
 
-/// Descriptors of so many files, from this inode number on.
+/// Makes descriptors of so many files, from this inode number on.
 fn open(from: u64, count: u64) -> Vec<OpenFile> {
     let file = |number: u64| OpenFile {
         fd: RawFd::try_from(number).unwrap(),
@@ -71,7 +71,7 @@ fn what_a_hostile_user_holds_open_takes_a_fixed_part_of_memory_and_nothing_of_ot
     let now = Instant::now();
     let mut removed = Removed::new(now);
     let (hostile, other) = (Party::User(1), Party::User(2));
-    // Not in a watched directory, however many and however long their paths are.
+    // Not in a watched directory, however many there are and however long their paths.
     removed.note(5, (hostile, Some(5)), (open(10, 2000), false), |_| None, now);
     removed.note(6, (hostile, None), (open(10, 2000), true), |_| Some(DIRECTORY), now);
     assert_eq!((removed.count, removed.files.len(), removed.names.len()), (0, 0, 0));
@@ -80,14 +80,17 @@ fn what_a_hostile_user_holds_open_takes_a_fixed_part_of_memory_and_nothing_of_ot
     for pid in 100..400 {
         let own = (open(u64::from(pid) * 1000, 300), false);
         removed.note(pid, (hostile, Some(pid)), own, |_| Some(DIRECTORY), now);
-        assert!(removed.count <= 2 * MOST_HELD.1 + MOST_HELD.0 && removed.files.len() <= removed.count);
+        assert!(
+            removed.count <= 2 * REMOVED_DESCRIPTORS_MAX.1 + REMOVED_DESCRIPTORS_MAX.0
+                && removed.files.len() <= removed.count
+        );
         assert!(removed.names.len() <= 2 * removed.count);
     }
     removed.share_out();
-    assert!(removed.count <= MOST_HELD.1 && removed.files.len() <= removed.count);
+    assert!(removed.count <= REMOVED_DESCRIPTORS_MAX.1 && removed.files.len() <= removed.count);
     assert!((100..400).all(|pid| removed.held[&pid].is_cut));
     assert!(removed.held[&7].open.len() == 3 && !removed.held[&7].is_cut);
-    // What nobody has open any more is forgotten at once.
+    // Files that nobody has open any more are forgotten at once.
     for pid in 100..400 {
         removed.forget(pid);
     }
@@ -101,13 +104,13 @@ fn what_a_hostile_user_holds_open_takes_a_fixed_part_of_memory_and_nothing_of_ot
 #[test]
 fn a_hostile_user_who_has_too_much_open_to_be_seen_keeps_its_own_files_alone() {
     let now = Instant::now();
-    let mut listed = Listed { anybody: Some(now), own: BTreeMap::new() };
+    let mut listed = ListedSince { anybody: Some(now), own: BTreeMap::new() };
     listed.note(Party::User(1), None);
-    listed.note(Party::User(2), Some(now + QUIET));
+    listed.note(Party::User(2), Some(now + QUIET_AFTER));
     assert_eq!(listed.since(Party::User(1)), None);
     assert_eq!(listed.since(Party::User(2)), Some(now));
     assert_eq!(listed.since(Party::Container(3)), Some(now));
-    // Who may open anybody's files keeps all.
+    // A process that may open anybody's files holds back all.
     listed.note(Party::User(0), None);
     assert_eq!(listed.since(Party::User(2)), None);
 }

@@ -1,7 +1,8 @@
-//! The socket by which users ask for their processes to be followed, at its path.
+//! The socket on which users ask for their processes to be followed.
 //!
-//! Invariants: the path belongs to this process's user, in a directory that nobody else may write. What is there already is removed only
-//! if it is a socket of this user's that nobody listens on. Fails with a sentence otherwise.
+//! Invariants: the path belongs to this process's user, in a directory that nobody else may write to.
+//! Anything that is already there is removed only if it is a socket of this user that nobody listens on.
+//! Otherwise listening fails with a sentence.
 
 use std::ffi::OsString;
 use std::io;
@@ -16,12 +17,12 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, chownat, fstat, statat, unlinkat}
 use crate::config::StreamSocket;
 use crate::stream_request::connect;
 
-/// A socket that is listened on, until it is dropped.
+/// A listening socket; its path is removed when this is dropped.
 pub(super) struct Listener {
     pub(super) socket: UnixListener,
     directory: OwnedFd,
     name: OsString,
-    /// What is at the path, by device and inode.
+    /// The socket at the path, by device and inode.
     made: (u64, u64),
 }
 
@@ -62,13 +63,13 @@ impl Drop for Listener {
     fn drop(&mut self) {
         let now = statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW);
         if now.is_ok_and(|now| (now.st_dev, now.st_ino) == self.made) {
-            // What stays behind is known as stale by the next one.
+            // If it stays behind, the next guard recognises it as stale.
             let _ = unlinkat(&self.directory, &self.name, AtFlags::empty());
         }
     }
 }
 
-/// Removes what an ended process left.
+/// Removes a socket left by a process that ended.
 fn remove_stale(directory: &OwnedFd, name: &std::ffi::OsStr, path: &Path, own: u32) -> Result<(), String> {
     let Ok(there) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { return Ok(()) };
     if FileType::from_raw_mode(there.st_mode) != FileType::Socket {
@@ -77,7 +78,7 @@ fn remove_stale(directory: &OwnedFd, name: &std::ffi::OsStr, path: &Path, own: u
     if there.st_uid != own {
         return Err(format!("the socket that is there belongs to user {}", there.st_uid));
     }
-    // One whose queue of connections is full listens, too.
+    // A socket whose queue of connections is full has a listener as well.
     match connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
         _ => return Err("another process listens there: is a second guard running?".to_owned()),
@@ -90,7 +91,8 @@ fn remove_stale(directory: &OwnedFd, name: &std::ffi::OsStr, path: &Path, own: u
     })
 }
 
-/// Makes the socket with these permissions from the start. The mask is the whole process's, which makes no other files.
+/// Creates the socket with these permissions from the start. The mask applies to the whole process, which
+/// creates no other files.
 fn bind_with_mode(path: &Path, mode: u32) -> io::Result<UnixListener> {
     let before = rustix::process::umask(Mode::from_raw_mode(0o777 & !mode));
     let bound = UnixListener::bind(path);

@@ -1,6 +1,7 @@
-//! What may be done with the files of streaming programs: what the configuration says of their processes and directories.
+//! Rules for the files of streaming programs, from what the configuration says about their processes and
+//! directories.
 //!
-//! A file is left alone where that can't be decided.
+//! A file is left alone if that can't be decided.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,12 +14,12 @@ use pagekeeper_streams::Verdict;
 use crate::config::Options;
 use crate::targets::{ProcessTraits, Targets};
 
-/// A process is read again after this: it may have become another program, or moved to another cgroup.
+/// A process is read again after this time: it may have become another program, or moved to another cgroup.
 const TRAITS_FOR: Duration = Duration::from_secs(1);
-/// Processes that are kept in mind.
+/// The most processes that are remembered.
 const PROCESSES_MAX: usize = 1024;
 
-/// What is known of a process.
+/// The remembered state of a process.
 #[derive(Debug, Clone)]
 struct StreamProcess {
     read: Instant,
@@ -48,11 +49,11 @@ impl StreamRules {
         }
     }
 
-    /// What may be done with a file that a process brought pages in of.
+    /// Returns what may be done with a file of which a process brought in pages.
     pub(super) fn verdict(&mut self, pid: u32, file: Option<&Path>, now: Instant) -> Verdict {
         let process = self.process(pid, now);
         let directory = file.map(|file| file.parent().unwrap_or(file));
-        // What `only` lists are databases, which a streaming program is not.
+        // The list `only` contains databases, and a streaming program is not one.
         if process.is_database || self.targets.never_in(&process.traits, directory) {
             Verdict::Leave
         } else if self.dry_run
@@ -64,7 +65,7 @@ impl StreamRules {
         }
     }
 
-    /// Why a process may not be followed for the user who asks for it.
+    /// Returns why a process may not be followed for the user who asks for it.
     pub(super) fn refusal(&mut self, pid: u32, now: Instant) -> Option<&'static str> {
         let process = self.process(pid, now);
         if process.is_database {
@@ -78,7 +79,7 @@ impl StreamRules {
         }
     }
 
-    /// What is known of a process; what was known before, if it has ended.
+    /// Returns the state of a process; the last known one, if it has ended.
     fn process(&mut self, pid: u32, now: Instant) -> StreamProcess {
         let known = self.known.get(&pid);
         if let Some(known) = known.filter(|known| now.saturating_duration_since(known.read) < TRAITS_FOR) {
@@ -159,7 +160,7 @@ mod tests {
         case.process(7, "tar");
         let never = |text: &str| Targets { never: select(text), ..Targets::default() };
         let canary = |text: &str| Targets { canary: select(text).pop(), ..Targets::default() };
-        // A list of databases says nothing of programs that are none.
+        // A list of databases does not apply to other programs.
         let only = Targets { only: select("pid:8"), ..Targets::default() };
         for (targets, expected) in [
             (Targets::default(), [Release, Release]),
@@ -169,7 +170,7 @@ mod tests {
             // A file whose directory is not known may be in this one.
             (never("dir:/backup"), [Leave, Leave]),
             (never("dir:/data"), [Release, Leave]),
-            // So may a process whose user is not known.
+            // A process whose user is not known may be this user's.
             (never("user:4711"), [Leave, Leave]),
             (canary("pid:7"), [Release, Release]),
             (canary("pid:8"), [Report, Report]),
@@ -190,7 +191,7 @@ mod tests {
         assert_eq!(rules.verdict(7, None, case.now), Verdict::Release);
         case.process(7, "mariadbd");
         assert_eq!(rules.verdict(7, None, case.now + TRAITS_FOR), Verdict::Leave);
-        // What was known of it holds when it has ended.
+        // The last known state still holds when it has ended.
         std::fs::remove_dir_all(case.tree.path().join("7")).unwrap();
         assert_eq!(rules.verdict(7, None, case.now + 3 * TRAITS_FOR), Verdict::Leave);
         assert_eq!(rules.verdict(8, None, case.now), Verdict::Release, "of one that was never seen");

@@ -1,11 +1,15 @@
-//! Users' requests to follow their own processes.
+//! Handles users' requests to follow their own processes.
 //!
-//! Each connection has a thread, since to read or close what a user sent may block: descriptors come with it, and their last close waits
-//! as long as their sender likes. The streams themselves never wait for a connection.
+//! Each connection has a thread, because reading or closing what a user sent may block: descriptors come with
+//! it, and their last close can take as long as their sender likes. The streams themselves never wait for a
+//! connection.
 //!
-//! Invariants: who asks is known from the kernel alone (`SO_PEERCRED`), and only the process that connected is followed: a request whose
-//! process ended before its number was followed is withdrawn, and so is one whose user was not answered. Connections are bounded, of each
-//! user and of all; each has deadlines. No descriptor is taken.
+//! Invariants:
+//! 1. Only the kernel identifies the client (`SO_PEERCRED`), and only the process that connected is followed.
+//! 2. A request is withdrawn if its process ended before its number was followed, or if its user got no
+//!    answer.
+//! 3. The number of connections is bounded, per user and in all; each has deadlines.
+//! 4. No descriptor is accepted.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -28,20 +32,20 @@ use super::listener::Listener;
 use crate::config::StreamSocket;
 use crate::stream_request::{LINE_MAX, StreamAnswer, StreamSums, check_request};
 
-/// Connections at a time: each has a thread.
+/// The most connections at a time: each has a thread.
 const CONNECTIONS_MAX: usize = 64;
-/// Connections of one user other than root.
+/// The most connections of one user other than root.
 const CONNECTIONS_PER_USER: usize = 16;
-/// How long a client may take for its line, and for taking an answer.
+/// Time limit for a client to send its line, and to take an answer.
 const CLIENT_MAX: Duration = Duration::from_secs(2);
-/// How long the streams' thread may take for an answer.
+/// Time limit for an answer of the streams' thread.
 const THREAD_MAX: Duration = Duration::from_secs(5);
-/// How long a report waits for what is still being written.
+/// Time limit of a report's wait for pages that are still being written.
 const REPORTED_AFTER: Duration = Duration::from_secs(2);
-/// Time between two looks whether that is done.
+/// Time between two checks for that.
 const REPORT_POLL: Duration = Duration::from_millis(50);
 
-/// What a connection asks of the thread that follows streams.
+/// A message from a connection to the thread that follows streams.
 pub(super) enum Ask {
     Follow { pid: u32, user: Requester, answer: SyncSender<Result<FollowedRequest, String>> },
     Report { id: RequestId, answer: SyncSender<RequestReport> },
@@ -49,8 +53,8 @@ pub(super) enum Ask {
     Withdraw(RequestId),
 }
 
-/// A request whose process is followed. As it is dropped its sums are forgotten; it is withdrawn if its user was not answered, also where
-/// nobody takes it since the streams' thread was late.
+/// A request whose process is followed. Dropping it forgets its totals. Dropping it withdraws the request if
+/// its user got no answer, also when the streams' thread was too late for anyone to take it.
 pub(super) struct FollowedRequest {
     link: ThreadLink,
     id: RequestId,
@@ -64,33 +68,33 @@ impl Drop for FollowedRequest {
     }
 }
 
-/// The way to the thread that follows streams.
+/// The sending end of the channel to the thread that follows streams.
 #[derive(Clone)]
 pub(super) struct ThreadLink {
     asks: Sender<Ask>,
     wake: Arc<OwnedFd>,
-    /// Why a process may not be followed.
+    /// Returns why a process may not be followed.
     refusal: Arc<dyn Fn(u32) -> Option<&'static str> + Send + Sync>,
 }
 
-/// The other end: what is asked, and a descriptor that is readable when something is.
+/// The receiving end: the messages, and a descriptor that is readable when there are any.
 pub(super) struct Asks {
-    asks: Receiver<Ask>,
+    receiver: Receiver<Ask>,
     pub(super) wake: Arc<OwnedFd>,
     link: ThreadLink,
 }
 
-/// The way to the thread that follows streams at present, if one does.
+/// The sending end to the thread that follows streams now, if there is one.
 pub(super) type CurrentLink = Arc<Mutex<Option<ThreadLink>>>;
 
-/// Both ends of the way to a thread.
+/// Makes both ends of a channel to a thread.
 pub(super) fn link(
     refusal: impl Fn(u32) -> Option<&'static str> + Send + Sync + 'static,
 ) -> Result<(ThreadLink, Asks), String> {
     let (asks, receiver) = std::sync::mpsc::channel();
     let wake = Arc::new(event()?);
     let link = ThreadLink { asks, wake: Arc::clone(&wake), refusal: Arc::new(refusal) };
-    Ok((link.clone(), Asks { asks: receiver, wake, link }))
+    Ok((link.clone(), Asks { receiver, wake, link }))
 }
 
 fn event() -> Result<OwnedFd, String> {
@@ -99,7 +103,7 @@ fn event() -> Result<OwnedFd, String> {
 }
 
 fn signal(event: &OwnedFd) {
-    // A counter that is full is readable all the same.
+    // A counter at its maximum is readable all the same.
     let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
 }
 
@@ -128,11 +132,11 @@ impl ThreadLink {
 }
 
 impl Asks {
-    /// Does what was asked.
+    /// Handles the messages.
     pub(super) fn serve(&self, streams: &mut Streams) {
         let _ = rustix::io::read(&*self.wake, &mut [0_u8; 8]);
-        for ask in self.asks.try_iter() {
-            // Whoever asked may have given up.
+        for ask in self.receiver.try_iter() {
+            // The sender may have given up.
             match ask {
                 Ask::Follow { pid, user, answer } => {
                     let outcome = streams.follow_for(pid, user).map_err(|error| error.to_string());
@@ -149,7 +153,7 @@ impl Asks {
     }
 }
 
-/// The service, until it is dropped.
+/// The service; it ends when this is dropped.
 pub(super) struct Service {
     pub(super) socket: StreamSocket,
     stop: Arc<OwnedFd>,
@@ -157,7 +161,7 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Listens from now on.
+    /// Starts to listen.
     pub(super) fn start(proc: ProcRoot, socket: &StreamSocket, link: CurrentLink) -> Result<Self, String> {
         let listener = Listener::bind(socket)?;
         let connections = Connections::new(proc, link)?;
@@ -171,9 +175,10 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // Nobody reads it, so that all who wait for it see it.
+        // Nobody reads the event, so everyone who waits for it sees it.
         signal(&self.stop);
-        // The path is free once it has ended. It may be closing what a user sent, which is not waited for.
+        // The path is free once the acceptor has ended. It may be closing something that a user sent; that is
+        // not waited for.
         let until = Instant::now() + CLIENT_MAX;
         let Some(acceptor) = self.acceptor.take() else { return };
         while !acceptor.is_finished() && Instant::now() < until {
@@ -182,16 +187,16 @@ impl Drop for Service {
     }
 }
 
-/// How many connections each user has.
+/// The number of connections of each user.
 type Places = Arc<Mutex<HashMap<u32, usize>>>;
 
 /// A connection's place among those of its user, until it is dropped.
-struct Place {
+struct ConnectionSlot {
     user: u32,
     places: Places,
 }
 
-impl Place {
+impl ConnectionSlot {
     fn take(places: &Places, user: u32) -> Option<Self> {
         let mut taken = lock(places);
         let of_user = taken.get(&user).copied().unwrap_or_default();
@@ -204,7 +209,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut taken = lock(&self.places);
         if let Some(count) = taken.get_mut(&self.user) {
@@ -216,14 +221,14 @@ impl Drop for Place {
     }
 }
 
-/// What each connection needs.
+/// The state that all connections share.
 #[derive(Clone)]
 pub(super) struct Connections {
     proc: ProcRoot,
     link: CurrentLink,
     stop: Arc<OwnedFd>,
     places: Places,
-    /// Connections that there was no room for, to be closed in a thread of their own.
+    /// Connections for which there was no room, to be closed in a thread of their own.
     refused: SyncSender<UnixStream>,
 }
 
@@ -247,20 +252,22 @@ impl Connections {
             }
             match polled.ok().and_then(|_| listener.socket.accept().ok()) {
                 Some((stream, _)) => self.begin(stream),
-                // Without descriptors or memory for it; it waits in the kernel's queue.
+                // There are no descriptors or memory for it; it waits in the kernel's queue.
                 None => std::thread::sleep(REPORT_POLL),
             }
         }
     }
 
-    /// Starts a connection's thread. One that there is no room for is closed, elsewhere since that may block.
+    /// Starts a connection's thread. If there is no room, the connection is closed in another thread, because
+    /// that may block.
     fn begin(&self, stream: UnixStream) {
         let Ok(peer) = socket_peercred(&stream) else { return };
-        let Some(place) = Place::take(&self.places, peer.uid.as_raw()) else {
+        let Some(place) = ConnectionSlot::take(&self.places, peer.uid.as_raw()) else {
             let refused = StreamAnswer::Refused("too many requests are under way".to_owned());
             let _ = stream.set_nonblocking(true);
             let _ = (&stream).write_all(refused.to_line().as_bytes());
-            // The client sees the end at once. The acceptor does the close itself only if very many wait for theirs.
+            // The client sees the end at once. The acceptor closes the connection itself only if very many
+            // wait to be closed.
             let _ = stream.shutdown(Shutdown::Both);
             return drop(self.refused.try_send(stream));
         };
@@ -268,10 +275,10 @@ impl Connections {
         let run = move || {
             let _place = place;
             connections.serve(&stream, &peer);
-            // Here, so that its place is taken as long as that may need.
+            // Closed here, so that its place is taken for as long as that takes.
             drop(stream);
         };
-        // Without a thread the client sees the end, and does without.
+        // Without a thread the client sees the end of the connection, and goes on without being followed.
         drop(std::thread::Builder::new().name("streams-request".to_owned()).spawn(run));
     }
 
@@ -290,11 +297,11 @@ impl Connections {
         }
     }
 
-    /// Has the process that connected followed, if it is its user's alone.
+    /// Follows the process that connected, if it has the rights of its user alone.
     pub(super) fn follow(&self, peer: &UCred) -> Result<FollowedRequest, String> {
         let ended = || "the process that asked has ended".to_owned();
         let link = lock(&self.link).clone().ok_or("the guard follows no streams at the moment")?;
-        // It does not keep the number for the process, but says whether the process has ended.
+        // The descriptor does not reserve the process's number, but shows whether the process has ended.
         let process = pidfd_open(peer.pid, PidfdFlags::empty()).map_err(|_| ended())?;
         let pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
         let (users, groups) = self.proc.users_and_groups(pid).map_err(|_| ended())?;
@@ -302,11 +309,11 @@ impl Connections {
             return Err("the process that asked has the rights of another user".to_owned());
         }
         let request = link.follow(pid, Requester { user: peer.uid.as_raw(), groups })?;
-        // Another one may have had its number when that was followed: then the request is withdrawn.
+        // Another process may have had its number by the time it was followed: then the request is withdrawn.
         if has_ended(&process) { Err(ended()) } else { Ok(request) }
     }
 
-    /// Sends the report, once the client sends no more. One that has gone wants none.
+    /// Sends the report once the client has shut down its sending side. A client that has gone gets none.
     fn report(&self, stream: &UnixStream, request: &FollowedRequest) {
         let mut both = [PollFd::new(stream, PollFlags::RDHUP), PollFd::new(&*self.stop, PollFlags::IN)];
         while poll(&mut both, None) == Err(rustix::io::Errno::INTR) {}
@@ -359,7 +366,7 @@ fn read_line(stream: &UnixStream, at_most: Duration) -> Result<Vec<u8>, String> 
     Err(format!("a request has at most {LINE_MAX} bytes"))
 }
 
-/// Sends a line. `None`: the client does not take it.
+/// Sends a line. Returns `None` if the client does not take it.
 fn answer(stream: &UnixStream, answer: &StreamAnswer) -> Option<()> {
     stream.set_write_timeout(Some(CLIENT_MAX)).ok()?;
     (&*stream).write_all(answer.to_line().as_bytes()).ok()

@@ -1,4 +1,5 @@
-//! Clients of the service, of all kinds. The tests see whom the streams' thread would be asked to follow.
+//! Tests of the service with clients of all kinds. They see whom the streams' thread would be asked to
+//! follow.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -19,7 +20,7 @@ use super::service::{Ask, Connections, CurrentLink, Service, link};
 use crate::config::StreamSocket;
 use crate::stream_request::{LINE_MAX, StreamAnswer, request_line};
 
-/// A service that refuses whoever could be followed, and whom it was asked about.
+/// A service that refuses everyone it could follow, and the processes that it was asked about.
 struct Case {
     service: Service,
     asked: Arc<Mutex<Vec<u32>>>,
@@ -53,7 +54,7 @@ impl Case {
         UnixStream::connect(&self.path).unwrap()
     }
 
-    /// What a request that comes behind all others is answered.
+    /// Checks the answer to a request that comes after all others.
     fn serves_others(&self) {
         assert_eq!(ask(&self.connect(), request_line().as_bytes()), Some(refused(WOULD)));
         assert_eq!(lock(&self.asked).pop(), Some(std::process::id()));
@@ -79,7 +80,7 @@ fn answered(stream: &UnixStream) -> Option<StreamAnswer> {
     StreamAnswer::parse(&line)
 }
 
-/// A process of a user, ended when it is dropped.
+/// A process of a user; it ends when this is dropped.
 struct OfUser(Child);
 
 impl OfUser {
@@ -118,11 +119,11 @@ fn nobody_has_a_process_of_another_user_followed() {
         return skip("processes of others need root.");
     }
     let case = Case::new();
-    // Connected as another user than the process is: with the rights of two.
+    // Connected as another user than the process is, so the process has the rights of two.
     let stream = as_nobody(|| UnixStream::connect(&case.path).unwrap());
     let answer = ask(&stream, request_line().as_bytes());
     assert_eq!(answer, Some(refused("the process that asked has the rights of another user")));
-    // Its number is another user's process by now.
+    // Its number belongs to another user's process by now.
     let of_another = OfUser::new(1002);
     let why = case.connections().follow(&of_another.peer(1001)).err().unwrap();
     assert!(why.contains("another user"), "{why}");

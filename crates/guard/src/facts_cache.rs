@@ -1,8 +1,10 @@
-//! What the policy was given of a directory, kept while nothing of it changes: of thousands of directories most are so at a tick.
+//! A cache of what the policy was given for a directory, valid while nothing of the directory changes. At
+//! most ticks nothing changes in most of thousands of directories.
 //!
-//! Invariant: what is kept is what would be seen. Its directory [forgets](Remembered::forget) it where a file of it, or what is known of
-//! one, changes; and it is not given where a descriptor, which of its writers are strangers, or how tight its logs are kept is another than before. Builds with assertions
-//! compare it with what is seen at each tick.
+//! Invariants: the cache equals what a new look would show. The directory [forgets](FactsCache::forget) it
+//! when a file of it changes, or what is known of one. It is not used if a descriptor, the strangers among
+//! the writers, or the tightness of the rules has changed. Builds with assertions compare it at each tick
+//! with what is seen.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -15,9 +17,9 @@ use crate::descriptors::Descriptor;
 use crate::directory::DirectoryId;
 use crate::ids::{IdMap, IdSet};
 
-/// The descriptors of the files of each directory.
+/// The descriptors of watched files, grouped by directory.
 pub(crate) struct ByDirectory<'a> {
-    /// Those of one directory in a row, in the order in which they came.
+    /// The descriptors of one directory are adjacent, in the order in which they came.
     all: Vec<&'a Descriptor>,
     places: IdMap<DirectoryId, Range<usize>>,
 }
@@ -39,9 +41,9 @@ impl<'a> ByDirectory<'a> {
     }
 }
 
-/// What the policy was given of one directory. See the module.
+/// The cached facts of one directory. See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Remembered {
+pub(crate) struct FactsCache {
     of: Option<(bool, Vec<DescriptorState>)>,
     files: Vec<FileFacts>,
     followers: Vec<FollowerFacts>,
@@ -64,18 +66,19 @@ fn state(descriptor: &Descriptor, strangers: &HashSet<u32>) -> DescriptorState {
     DescriptorState { pid, fd, file, access, position, is_strangers: strangers.contains(&pid) }
 }
 
-impl Remembered {
-    /// What was given before holds no more.
+impl FactsCache {
+    /// Invalidates the cache.
     pub(crate) fn forget(&mut self) {
         self.of = None;
     }
 
-    /// Whether any of these files is among what was given.
+    /// Returns whether any of these files is in the cache.
     pub(crate) fn has_any(&self, files: &IdSet<FileId>) -> bool {
         self.files.iter().any(|file| files.contains(&file.id))
     }
 
-    /// Whether it was given of these descriptors, with these `strangers` among their processes, and logs kept so tight.
+    /// Returns whether the cache was made from these descriptors, with these `strangers` among their
+    /// processes, and with rules as tight as now.
     pub(crate) fn is_of(&self, tight: bool, descriptors: &[&Descriptor], strangers: &HashSet<u32>) -> bool {
         self.of.as_ref().is_some_and(|(was_tight, states)| {
             *was_tight == tight
@@ -84,7 +87,7 @@ impl Remembered {
         })
     }
 
-    /// Takes in what was seen of these.
+    /// Stores the facts that were made from these descriptors.
     pub(crate) fn take(
         &mut self,
         tight: bool,
@@ -101,7 +104,7 @@ impl Remembered {
         (self.files, self.followers) = (seen.files, seen.followers);
     }
 
-    /// Adds it.
+    /// Adds the cached facts to `facts`.
     pub(crate) fn add_to(&self, facts: &mut Facts) {
         facts.files.extend_from_slice(&self.files);
         facts.followers.extend_from_slice(&self.followers);

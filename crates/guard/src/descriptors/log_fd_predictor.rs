@@ -1,21 +1,27 @@
-//! Where a process is likely to have its new logs open, found without a listing of all that it has open.
+//! Predicts which descriptors a process's new logs have, so that they are found without listing all of its
+//! descriptors.
 //!
-//! A server that rotates a log closes one descriptor and opens another, which mostly gets the number of the first, or of one
-//! before it. So before all are listed because files came, or because a descriptor is closed or became another file, the numbers
-//! are looked at where logs were. A check takes some microseconds, a listing of a server with hundreds of descriptors a millisecond.
+//! A server that rotates a log closes one descriptor and opens another, which mostly gets the same number, or
+//! that of an earlier log. So when files came, or a descriptor was closed or became another file, the numbers
+//! where logs were are checked first. A check takes some microseconds; listing a server with hundreds of
+//! descriptors takes a millisecond.
 //!
-//! What must not happen is that a log is released in front of a follower, or at its writer, because a check was taken for a listing
-//! and missed one. A check counts only where it shows what a listing would:
-//! 1. All that is known to be open was read at this tick: nothing that is counted as a log's is another's by now.
-//! 2. The last of each log in which files came is open for writing. Else its writer is elsewhere.
-//! 3. The process has as many descriptors *beside* those of logs as when all were listed ([`ProcRoot::fd_count`]), and of what looked
-//!    like a log then none was another file. Whoever has opened a log where it was not looked for, an old one at a rotation for
-//!    instance, makes one more, and all are listed. They were counted before they were listed: what came in between is one more too.
-//! 4. The kernel says how many there are (since Linux 6.2). Without, all are listed.
+//! A check that is taken for a listing and misses a log could get pages released in front of a follower, or
+//! at the writer. Therefore a check counts only where it shows what a listing would:
+//! 1. All descriptors known to be open were read at this tick, so none that counts as a log's is another file
+//!    by now.
+//! 2. The last file of each log in which files came is open for writing. Otherwise its writer is elsewhere.
+//! 3. The process has as many descriptors *beside* those of logs as at the last full listing
+//!    ([`ProcRoot::fd_count`]), and at that listing each descriptor that looked like a log's was one. A
+//!    process that opened a log at an unchecked number, such as an old log at a rotation, has one descriptor
+//!    more, and all are listed. The count was taken before the listing, so descriptors that came in between
+//!    are one more too.
+//! 4. The kernel reports the number of descriptors (since Linux 6.2). Otherwise all are listed.
 //!
-//! A follower that opens a log just when as many other descriptors are closed as it opens beside that is not seen by the count. It is
-//! seen by the next listing of all, which a check never puts off, as one is that comes while nothing rotates. And a check is no
-//! listing: what waits for one ([`Schedule::listed`](super::Schedule::listed), claims, removed logs) waits on.
+//! Not covered: a follower that opens a log just when as many other descriptors are closed as it opens beside
+//! it. The next full listing shows it. A check never postpones that listing, and neither does one that comes
+//! while nothing rotates. A check is not a listing: whatever waits for a listing
+//! ([`Schedule::listed`](super::Schedule::listed), claims, removed logs) keeps waiting.
 
 use std::os::fd::RawFd;
 use std::path::Path;
@@ -27,39 +33,40 @@ use super::poll::Polled;
 use super::{Descriptor, Extent, descriptor};
 use crate::known_names::KnownNames;
 
-/// Numbers that are looked at.
-const NUMBERS: usize = 16;
-/// Files that are expected, at most; of more all are listed.
-const EXPECTED: usize = 64;
+/// The most descriptor numbers that are checked.
+const NUMBERS_MAX: usize = 16;
+/// The most files that are expected; with more, all descriptors are listed.
+const EXPECTED_FILES_MAX: usize = 64;
 
-/// See the module.
+/// The likely descriptor numbers of one process. See the module.
 #[derive(Debug, Default)]
-pub(super) struct Likely {
-    /// Where it had logs open and has not now, as far as is known: the last ones.
+pub(super) struct LogFdPredictor {
+    /// The last numbers at which it had logs open, and has none now as far as is known.
     numbers: Vec<RawFd>,
-    /// How many descriptors it had when the last listing of all began.
+    /// The number of its descriptors when the last full listing began.
     count: Option<u64>,
-    /// How many of these are beside those of logs, if what was listed was all known.
+    /// The number of these that are not of logs, if every listed descriptor that looked like a log's was
+    /// known.
     beside: Option<u64>,
     expected: Vec<FileId>,
-    /// Whether all that is known was read at this tick.
+    /// Whether all known descriptors were read at this tick.
     all_read: bool,
 }
 
-impl Likely {
-    /// Takes note that all are going to be listed.
+impl LogFdPredictor {
+    /// Records that a full listing begins.
     pub(super) fn begin_all(&mut self) {
         self.expected.clear();
     }
 
-    /// Takes in that all were listed; what that shows is not known yet.
+    /// Records that a full listing ended; [`Self::settled`] is given its result.
     pub(super) fn listed(&mut self, count: Option<u64>) {
         self.count = count;
         self.beside = None;
     }
 
-    /// Takes in that so many were listed that look like logs, and which of them are known; and the numbers of those that were
-    /// known before.
+    /// Takes in the result of a full listing: how many descriptors looked like a log's, which of them are
+    /// known, and the numbers of those known before.
     pub(super) fn settled(
         &mut self,
         before: impl Iterator<Item = RawFd>,
@@ -75,7 +82,7 @@ impl Likely {
         self.beside = count.and_then(|count| count.checked_sub(known.len() as u64));
     }
 
-    /// Takes in what was read again.
+    /// Takes in the result of reading known descriptors again.
     pub(super) fn polled(&mut self, polled: &Polled) {
         self.all_read = polled.all;
         for number in &polled.lost {
@@ -85,23 +92,24 @@ impl Likely {
 
     fn remember(&mut self, number: RawFd) {
         self.numbers.retain(|other| *other != number);
-        if self.numbers.len() >= NUMBERS {
+        if self.numbers.len() >= NUMBERS_MAX {
             self.numbers.remove(0);
         }
         self.numbers.push(number);
     }
 
-    /// Takes note of new files, each the last of its log; what is to be listed then.
+    /// Expects new files, each the last of its log. Returns the extent of the listing that this needs.
     pub(super) fn expect(&mut self, files: impl Iterator<Item = FileId>) -> Extent {
-        self.expected.extend(files.take(EXPECTED + 1));
-        if self.expected.len() <= EXPECTED {
+        self.expected.extend(files.take(EXPECTED_FILES_MAX + 1));
+        if self.expected.len() <= EXPECTED_FILES_MAX {
             return Extent::Changes;
         }
         self.expected.clear();
         Extent::All
     }
 
-    /// Looks at the likely numbers, and adds what is found there to what is known; whether that is what a listing would show.
+    /// Checks the likely numbers, and adds the logs found there to `known`. Returns whether that shows what a
+    /// listing would.
     pub(super) fn check(
         &mut self,
         known: &mut Vec<Descriptor>,
@@ -124,7 +132,7 @@ impl Likely {
             let mut of_file = known.iter().filter(|known| known.file == *file);
             of_file.any(|known| matches!(known.access, Access::WriteOnly | Access::ReadWrite))
         };
-        // Counted after the check: what was opened meanwhile is one more.
+        // Counted after the check: a descriptor that was opened meanwhile is one more.
         let is_explained = self.expected.iter().all(writes)
             && count().is_some_and(|count| count == beside + known.len() as u64);
         if is_explained {
@@ -148,7 +156,7 @@ mod tests {
     use super::*;
     use crate::budget::{Slice, Turn};
     use crate::directory::{Directories, Directory, Ids};
-    use crate::ownership::Right;
+    use crate::ownership::FileOwnership;
 
     const PID: u32 = 7;
 
@@ -159,12 +167,12 @@ mod tests {
         names: KnownNames,
         ids: Ids,
         descriptors: Descriptors,
-        /// How many descriptors it has, if the kernel says it.
+        /// The number of its descriptors, if the kernel reports it.
         count: Option<u64>,
     }
 
     impl Server {
-        /// One that writes its first log, at descriptor 30, and has 100 others.
+        /// Makes a server that writes its first log at descriptor 30 and has 100 other descriptors.
         fn new() -> Self {
             let tree = tempfile::tempdir().unwrap();
             let data = tree.path().join("data");
@@ -174,7 +182,7 @@ mod tests {
             symlink("/", tree.path().join("7/root")).unwrap();
             std::fs::write(data.join("binlog.index"), "").unwrap();
             let profile = Arc::new(find_profile(&Profile::built_in(), "mariadb").unwrap().clone());
-            let directory = Directory::new(data, None, None, profile, Right::Operator);
+            let directory = Directory::new(data, None, None, profile, FileOwnership::Operator);
             let descriptors = Descriptors::new(Instant::now());
             let (names, ids, count) = (KnownNames::default(), Ids::default(), Some(100));
             let mut server =
@@ -225,12 +233,12 @@ mod tests {
 
         fn list_all(&mut self) {
             let listed = self.proc().open_files(PID).unwrap();
-            self.descriptors.likely.begin_all();
+            self.descriptors.predictor.begin_all();
             self.descriptors.listed(Duration::ZERO, self.count);
             self.descriptors.settle(PID, &listed, &self.names);
         }
 
-        /// Whether a check shows all.
+        /// Returns whether a check shows all.
         fn check(&mut self) -> bool {
             let proc = self.proc();
             self.descriptors.poll(&proc, usize::MAX);
@@ -239,11 +247,11 @@ mod tests {
 
         fn check_alone(&mut self) -> bool {
             let (proc, count) = (self.proc(), self.count);
-            let Descriptors { known, likely, .. } = &mut self.descriptors;
-            likely.check(known, PID, &proc, &self.names, || count)
+            let Descriptors { known, predictor, .. } = &mut self.descriptors;
+            predictor.check(known, PID, &proc, &self.names, || count)
         }
 
-        /// At which descriptors logs are known to be open, and which.
+        /// Returns the descriptors at which logs are known to be open, with the numbers of these logs.
         fn known(&self) -> Vec<(RawFd, u64)> {
             let entries = &self.directories[0].entries;
             let number = |known: &Descriptor| {
@@ -300,12 +308,12 @@ mod tests {
             server.list_all();
             assert_eq!(server.known(), [(at(number), number.into())]);
         }
-        assert_eq!(server.descriptors.likely.numbers.len(), NUMBERS);
+        assert_eq!(server.descriptors.predictor.numbers.len(), NUMBERS_MAX);
     }
 
     #[test]
     fn a_follower_that_opens_an_old_log_at_a_rotation_is_not_missed() {
-        // Anywhere, or where the writer was.
+        // The follower is anywhere, or where the writer was.
         for (follower, writer) in [(77, 30), (30, 77)] {
             let mut server = Server::new();
             server.rotate(2, 30, 30);
@@ -336,7 +344,7 @@ mod tests {
         server.open(40, 2, false);
         assert!(server.check());
         assert_eq!(server.known(), [(30, 2), (40, 2)]);
-        // At another number it is not found, but one more is open than is known.
+        // At another number it is not found, but one descriptor more is open than is known.
         server.close(40);
         assert!(server.check());
         server.open(41, 2, false);
@@ -364,7 +372,7 @@ mod tests {
         written_elsewhere.open(30, 2, false);
         assert!(!written_elsewhere.check());
 
-        // Listed between its opening and the listing of its directory.
+        // Descriptors are listed between the opening of a log and the listing of its directory.
         let mut unknown = Server::new();
         std::fs::write(unknown.log(2), "x").unwrap();
         unknown.open(40, 2, false);
@@ -379,9 +387,9 @@ mod tests {
 
     #[test]
     fn of_very_many_new_logs_none_is_looked_for() {
-        let mut likely = Likely::default();
-        assert_eq!(likely.expect((0..64).map(FileId)), Extent::Changes);
-        assert_eq!(likely.expect((0..1_000_000).map(FileId)), Extent::All);
-        assert!(likely.expected.is_empty() && likely.expected.capacity() < 1000);
+        let mut predictor = LogFdPredictor::default();
+        assert_eq!(predictor.expect((0..64).map(FileId)), Extent::Changes);
+        assert_eq!(predictor.expect((0..1_000_000).map(FileId)), Extent::All);
+        assert!(predictor.expected.is_empty() && predictor.expected.capacity() < 1000);
     }
 }

@@ -1,0 +1,54 @@
+//! The warnings that were already given for one directory or process, so that each is given once.
+//!
+//! Invariants:
+//! 1. The record belongs to its directory or process. A database that is started again is warned of again.
+//!    Another user's directories do not displace its warnings, and neither does a directory of the same path
+//!    in another namespace.
+//! 2. It holds at most [`WARNINGS_MAX`] warnings. The next one is replaced by a single notice that there are
+//!    more.
+
+use std::collections::HashSet;
+
+/// The most warnings given for one directory or process. A log has a handful of kinds of warnings, each in a
+/// few variants.
+const WARNINGS_MAX: usize = 32;
+
+/// The warnings given so far.
+#[derive(Debug, Default)]
+pub(crate) struct WarningDedup {
+    texts: HashSet<String>,
+    is_full: bool,
+}
+
+impl WarningDedup {
+    /// Returns what is to be reported for a warning; `None` if it was given before.
+    pub(crate) fn news(&mut self, warning: String) -> Option<String> {
+        if self.is_full || self.texts.contains(&warning) {
+            return None;
+        }
+        if self.texts.len() == WARNINGS_MAX {
+            self.is_full = true;
+            return Some(format!(
+                "there are more than {WARNINGS_MAX} different warnings here: no further ones are reported"
+            ));
+        }
+        self.texts.insert(warning.clone());
+        Some(warning)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_warning_comes_once_and_so_does_that_there_are_too_many() {
+        let mut warned = WarningDedup::default();
+        assert_eq!(warned.news("recycled".to_owned()).as_deref(), Some("recycled"));
+        assert_eq!(warned.news("recycled".to_owned()), None);
+        let all = (0..3 * WARNINGS_MAX).filter_map(|number| warned.news(number.to_string()));
+        let all: Vec<String> = all.collect();
+        assert_eq!(all.len(), WARNINGS_MAX, "one of them was the first, and the last is about the rest");
+        assert!(all[WARNINGS_MAX - 1].contains("no further ones are reported"), "{all:?}");
+    }
+}
