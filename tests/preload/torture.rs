@@ -316,7 +316,7 @@ fn file_systems_are_unmounted_as_their_files_are_closed() {
         let mut command = std::process::Command::new("unshare");
         command.arg("--mount").current_dir(directory.path());
         if !way.is_empty() {
-            command.args(support::command::words_by_library()).arg("run").args(&way).arg("--");
+            command.arg(support::command::program()).arg("run").args(&way).arg("--");
         }
         let outcome = support::command::finish(command.arg(&program).arg("some.file"));
         assert_eq!(outcome.stdout, "unmounted: 10 of 10\n", "{way:?}: {}", outcome.stderr);

@@ -556,9 +556,8 @@ fn futures_that_are_dropped_or_left_alone_hold_no_other_up() {
         })
         .collect();
     // One that finds a turn free may end at once.
-    futures.retain_mut(|future| {
-        future.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending()
-    });
+    futures
+        .retain_mut(|future| future.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
     let last = futures.pop().unwrap();
     futures.drain(..100);
     block_on(last);

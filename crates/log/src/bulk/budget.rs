@@ -314,7 +314,7 @@ impl Share {
     pub(super) fn admit(&self, len: u64) -> (Admitted<'_>, Duration) {
         let began = Instant::now();
         self.budget.admit(len, !self.writer.releases);
-        (Admitted { share: self, len, admitted: Instant::now() }, began.elapsed())
+        (Admitted { share: self, len, since: Instant::now() }, began.elapsed())
     }
 
     /// Waits for the writeback of all steps; returns how long that took.
@@ -335,7 +335,7 @@ impl Share {
 pub(super) struct Admitted<'a> {
     share: &'a Share,
     len: u64,
-    admitted: Instant,
+    since: Instant,
 }
 
 impl Admitted<'_> {
@@ -350,7 +350,7 @@ impl Admitted<'_> {
             state.pending.push_back(step);
         } else {
             let in_flight = state.in_flight;
-            state.started.push_back(StartedStep { step, begun: self.admitted, in_flight });
+            state.started.push_back(StartedStep { step, begun: self.since, in_flight });
         }
         self.len = 0;
         budget.freed.notify_all();

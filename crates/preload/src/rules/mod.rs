@@ -167,7 +167,7 @@ fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rul
         FileRole::Log => return follow_log(slot, fd, flags, size, rule),
         FileRole::Data | FileRole::Direct => return mixed::opened(slot, fd, flags),
         FileRole::Stream | FileRole::BulkReleased => {
-            tracked_files::opened(fd, &stat, path, slot.has_counts())
+            tracked_files::opened(fd, &stat, path, slot.has_counts());
         }
         FileRole::BulkKept => {}
         FileRole::Undecided => return,
