@@ -16,14 +16,12 @@ use crate::support::loop_images::QuickDisk;
 fn streamed(line: &str, here: &Path) -> (Value, Outcome, u64) {
     let outside = support::scratch();
     let (to, io) = (outside.path().join("report"), outside.path().join("io"));
-    let out = outside.path().join("out");
-    // What the children read is added to their parent's as it waits for them. sort(1) moves its result to its standard output: the
-    // library follows it there only where that was a file before.
-    let script = "\"$@\" >\"$OUT\" || exit; grep ^read_bytes /proc/$$/io >\"$IO\"";
+    // What the children read is added to their parent's as it waits for them.
+    let script = "\"$@\" || exit; grep ^read_bytes /proc/$$/io >\"$IO\"";
     let mut command = Command::new("sh");
     command.args(["-euc", script, "sh"]).args(words_by_library());
     command.arg("run").arg(format!("--report={}", to.display())).args(["--json", "--as", "stream", "--"]);
-    command.args(["sh", "-euc", line]).env("IO", &io).env("OUT", &out).env("LC_ALL", "C").current_dir(here);
+    command.args(["sh", "-euc", line]).env("IO", &io).env("LC_ALL", "C").current_dir(here);
     let outcome = finish(&mut command);
     assert!(outcome.code == 0, "{line}: {outcome:#?}");
     let report = serde_json::from_slice(&std::fs::read(&to).expect("a report")).expect("JSON");

@@ -105,7 +105,7 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
             && let Ok(flags) = sys::flags(fd)
         {
             rules::opened(fd, None, flags);
-            stdio::started_with(fd);
+            stdio::may_be_standard(fd);
         }
     };
     if plan.part == Part::Undecided {

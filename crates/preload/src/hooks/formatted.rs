@@ -10,13 +10,13 @@ use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::AtomicU8;
 
-use super::stdio::{STARTED, Stream, used, used_descriptor};
+use super::stdio::{STANDARD, Stream, used, used_descriptor};
 use crate::real;
 
 /// The code below reads these by their first byte.
 const _: () = assert!(size_of::<AtomicU8>() == 1);
 
-/// A hook that jumps to the next definition if [`STARTED`] is zero, else to `$early`, which calls `$notify` with the first argument and
+/// A hook that jumps to the next definition if [`STANDARD`] is zero, else to `$early`, which calls `$notify` with the first argument and
 /// then jumps to the next definition.
 macro_rules! variadic {
     ($($name:ident, $early:ident, |$first:ident| $notify:expr;)*) => {$(
@@ -26,22 +26,22 @@ macro_rules! variadic {
             #[cfg(target_arch = "x86_64")]
             naked_asm!(
                 "endbr64",
-                "cmp byte ptr [rip + {started}], 0",
+                "cmp byte ptr [rip + {standard}], 0",
                 "jne {early}",
                 "jmp qword ptr [rip + {next}]",
-                started = sym STARTED, early = sym $early, next = sym real::$name,
+                standard = sym STANDARD, early = sym $early, next = sym real::$name,
             );
             #[cfg(target_arch = "aarch64")]
             naked_asm!(
                 "hint #34",
-                "adrp x16, {started}",
-                "ldrb w16, [x16, :lo12:{started}]",
+                "adrp x16, {standard}",
+                "ldrb w16, [x16, :lo12:{standard}]",
                 "cbnz w16, 2f",
                 "adrp x16, {next}",
                 "ldr x16, [x16, :lo12:{next}]",
                 "br x16",
                 "2: b {early}",
-                started = sym STARTED, early = sym $early, next = sym real::$name,
+                standard = sym STANDARD, early = sym $early, next = sym real::$name,
             );
         }
 

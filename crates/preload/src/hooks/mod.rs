@@ -108,6 +108,7 @@ fn opened_file(fd: c_int, path: Option<&CStr>, flags: c_int) {
     }
     keeping_errno(|| {
         rules::opened(fd, path, flags);
+        stdio::may_be_standard(fd);
         if process::has_uring()
             && let Some(slot) = FILES.slot_of(fd)
         {
@@ -133,5 +134,6 @@ fn closing(fd: c_int) {
 fn duplicated(from: c_int, to: c_int) {
     if to >= 0 && from != to && (FILES.is_followed(from) || FILES.is_followed(to)) && process::is_on() {
         FILES.share(from, to);
+        stdio::may_be_standard(to);
     }
 }

@@ -14,15 +14,16 @@ use crate::{process, real, rules};
 
 pub(super) type Stream = *mut c_void;
 
-/// Descriptors that the process was started with and that may belong to a standard stream: a bit for each, until its use is known.
-pub(super) static STARTED: AtomicU8 = AtomicU8::new(0);
+/// Followed descriptors that may belong to a standard stream: a bit for each, until its use is known.
+pub(super) static STANDARD: AtomicU8 = AtomicU8::new(0);
 /// The standard descriptors: input, output and error.
-const STARTED_COUNT: c_int = 3;
+const STANDARD_COUNT: c_int = 3;
 
-/// Notes a descriptor that the process was started with.
-pub(crate) fn started_with(fd: c_int) {
-    if (0..STARTED_COUNT).contains(&fd) && FILES.is_followed(fd) {
-        STARTED.fetch_or(1 << fd, Ordering::Relaxed);
+/// Notes a descriptor that the process was started with, opened or duplicated: a standard stream may use its number.
+#[inline]
+pub(crate) fn may_be_standard(fd: c_int) {
+    if (0..STANDARD_COUNT).contains(&fd) && FILES.is_followed(fd) {
+        STANDARD.fetch_or(1 << fd, Ordering::Relaxed);
     }
 }
 
@@ -33,7 +34,7 @@ pub(crate) fn started_with(fd: c_int) {
 /// The stream is open.
 #[inline]
 pub(super) unsafe fn used(stream: Stream) {
-    if STARTED.load(Ordering::Relaxed) != 0 {
+    if STANDARD.load(Ordering::Relaxed) != 0 {
         // SAFETY: by this function's contract.
         unsafe { used_first(stream) };
     }
@@ -49,11 +50,11 @@ unsafe fn used_first(stream: Stream) {
 #[cold]
 #[inline(never)]
 pub(super) fn used_descriptor(fd: c_int) {
-    if !(0..STARTED_COUNT).contains(&fd) || !process::is_on() {
+    if !(0..STANDARD_COUNT).contains(&fd) || !process::is_on() {
         return;
     }
     let bit = 1 << fd;
-    if STARTED.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+    if STANDARD.fetch_and(!bit, Ordering::Relaxed) & bit != 0
         && let Some(slot) = FILES.slot_of(fd)
     {
         keeping_errno(|| rules::passed_by(slot, fd));
@@ -232,7 +233,7 @@ macro_rules! using_standard {
     ($($name:ident($($arg:ident: $type:ty)?) -> $result:ty, of $fd:literal;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $type)?) -> $result {
-            if STARTED.load(Ordering::Relaxed) != 0 {
+            if STANDARD.load(Ordering::Relaxed) != 0 {
                 used_descriptor($fd);
             }
             // SAFETY: with the program's arguments.
