@@ -30,6 +30,8 @@ pub const WRITER_FOR: Duration = Duration::from_secs(1);
 /// If nothing was written for this long, holds are useless: five times the duration of a piece on the slowest
 /// disk.
 pub const STALLED_AFTER: Duration = Duration::from_secs(2);
+/// Maximum number of processes of a device that are held at a time, those with the most unwritten: a hold takes about 0.1 ms.
+pub const HELD_MAX: usize = 64;
 /// Maximum and minimum time between two decisions while writers write.
 const DECIDE_MAX: Duration = Duration::from_millis(10);
 const DECIDE_MIN: Duration = Duration::from_millis(1);
@@ -168,12 +170,18 @@ impl DeviceHolds {
         let is_urgent = is_over_rate || (is_left_behind && self.unwritten > bound.saturating_mul(2));
         let has_share =
             |writer: &Writer| is_urgent || writer.share.saturating_mul(2 * count) >= self.unwritten;
-        let held: Vec<u32> = self
+        let mut held: Vec<(u64, u32)> = self
             .writers
             .iter()
             .filter(|(_, writer)| is_over && is_writer(writer) && has_share(writer))
-            .map(|(process, _)| *process)
+            .map(|(process, writer)| (writer.share, *process))
             .collect();
+        if held.len() > HELD_MAX {
+            held.sort_unstable_by(|a, b| b.cmp(a));
+            held.truncate(HELD_MAX);
+            held.sort_unstable_by_key(|(_, process)| *process);
+        }
+        let held = held.into_iter().map(|(_, process)| process).collect();
         let again_at = (count > 0).then(|| now + self.time_to_fill(bound, now));
         (self.dirtied, self.decided_at) = (0, now);
         HoldDecision { held, again_at }

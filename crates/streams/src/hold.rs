@@ -175,7 +175,7 @@ impl Holder {
             done += 1;
             if begun.elapsed() >= POLL {
                 // Stopped processes are checked before others are stopped.
-                pause = Some(Duration::ZERO);
+                pause = Some(MOMENT);
                 break;
             }
         }

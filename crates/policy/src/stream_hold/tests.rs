@@ -28,6 +28,16 @@ fn a_writer_with_little_runs_beside_one_with_much() {
 }
 
 #[test]
+fn of_many_writers_those_with_the_most_are_held() {
+    let mut device = DeviceHolds::default();
+    for process in 0..1000_u32 {
+        device.dirtied(process, MIB + u64::from(process), at(0));
+    }
+    let held = device.decide(LIMITS, at(0)).held;
+    assert_eq!(held, (1000 - u32::try_from(HELD_MAX).unwrap()..1000).collect::<Vec<u32>>());
+}
+
+#[test]
 fn a_disk_that_stands_still_holds_nobody() {
     let mut device = DeviceHolds::default();
     device.dirtied(1, 17 * MIB, at(0));
