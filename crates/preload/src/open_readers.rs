@@ -4,7 +4,7 @@
 //! A reader publishes which windows it found empty. Another reader that finds pages in such a window takes them for a stream's. All readers
 //! of a process share one table; all commands of a user do if the launcher has created a file for it ([`share`]).
 //!
-//! Invariants: nobody waits and nothing is allocated; all bits may be zero. An entry is valid for [`LEASE`] after its last update, so that
+//! Invariants: nobody waits and nothing is allocated; all bits may be zero. An entry is valid for `LEASE` after its last update, so that
 //! the entry of a killed reader expires. Without a free place a reader publishes nothing, and others leave its pages.
 
 use core::ops::Range;
