@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::support;
-use crate::support::command::{Outcome, finish, pagekeeper, pagekeeper_by_library};
+use crate::support::command::{Outcome, contained, finish, pagekeeper, pagekeeper_by_library};
 use crate::support::compare::built;
 use crate::support::{MIB, copy_program, eventually, evict, open_to_others, resident_bytes, scratch};
 
@@ -231,12 +231,8 @@ fn what_is_not_reached_is_said_once_and_refused_by_require() {
     let moved: PathBuf = dir.path().join("elsewhere");
     let line = |rest: &str| format!("mv {} {}; {rest}", program.display(), moved.display());
     for (options, stdout) in [(&[][..], "started\n0\n"), (&["--require"][..], "126\n")] {
-        let mut command = Command::new("setpriv");
-        command
-            .args(["--bounding-set=-sys_admin,-bpf,-perfmon", "--"])
-            .arg(&program)
-            .arg("run")
-            .args(options);
+        let mut command = contained(&program);
+        command.arg("run").args(options);
         let outcome = finish(command.args(["--", "sh", "-c", &line("busybox echo started; echo $?")]));
         fs::rename(&moved, &program).unwrap();
         assert_eq!(outcome.stdout, stdout, "{outcome:?}");

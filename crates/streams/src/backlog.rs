@@ -108,7 +108,6 @@ impl Backlogs {
             self.again_at = self.again_at.into_iter().chain(decision.again_at).min();
         }
         self.devices.retain(|_, device| !device.holds.is_idle() || !device.files.is_empty());
-        held.dedup();
         held
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! [`limits`]: crate::limits
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -255,10 +255,10 @@ impl Follower {
 
     /// Holds writers that outrun their disk and readers whose turn it is not, and no others.
     fn hold(&mut self, now: Duration) {
-        let mut targets = self.backlogs.decide(|dev| self.devices.bound(dev), now);
-        let readers = self.readers_to_hold(now);
-        targets.extend(readers.into_iter().filter(|reader| !targets.contains(reader)).collect::<Vec<_>>());
-        self.holds.wish(targets);
+        let writers = self.backlogs.decide(|dev| self.devices.bound(dev), now);
+        // A process may be a writer of several devices, and a reader.
+        let targets: BTreeSet<HoldTarget> = writers.into_iter().chain(self.readers_to_hold(now)).collect();
+        self.holds.wish(targets.into_iter().collect());
         for (target, error) in self.holds.refused() {
             if !std::mem::replace(&mut self.is_refusal_said, true) {
                 self.events.push(StreamEvent::Problem {

@@ -32,7 +32,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(1);
 const REFUSALS_MAX: usize = 64;
 
 /// A process that may be held, with its start time: a later process of the same number has another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct HoldTarget {
     pub(crate) pid: u32,
     pub(crate) start_time: u64,
