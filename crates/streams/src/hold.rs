@@ -100,13 +100,7 @@ fn start(record: Arc<HoldRecord>) -> Option<Sender<Vec<HoldTarget>>> {
 
 fn hold_wished(wishes: &Receiver<Vec<HoldTarget>>, record: Arc<HoldRecord>) {
     ProcessHolds::run_first();
-    let mut holder = Holder {
-        proc: ProcRoot::default(),
-        holds: ProcessHolds::new(),
-        subjects: Vec::new(),
-        started: Instant::now(),
-        record,
-    };
+    let mut holder = Holder::new(record);
     loop {
         let received = match holder.go_on() {
             Some(pause) => wishes.recv_timeout(pause),
@@ -140,6 +134,11 @@ struct Holder {
 }
 
 impl Holder {
+    fn new(record: Arc<HoldRecord>) -> Self {
+        let (proc, holds) = (ProcRoot::default(), ProcessHolds::new());
+        Self { proc, holds, subjects: Vec::new(), started: Instant::now(), record }
+    }
+
     fn wish(&mut self, targets: &[HoldTarget]) {
         let now = self.started.elapsed();
         for subject in &mut self.subjects {
@@ -162,10 +161,11 @@ impl Holder {
         }
     }
 
-    /// Does what is due now. Returns how long there is nothing to do unless a request comes; `None` for ever.
+    /// Does what is due now. Returns how long there is nothing to do unless a request comes; `None` for ever: then
+    /// no thread is traced that may stop or end, since its parent would wait for that.
     fn go_on(&mut self) -> Option<Duration> {
         self.holds.poll();
-        let mut pause: Option<Duration> = (!self.holds.is_settled()).then_some(POLL);
+        let mut pause: Option<Duration> = None;
         let mut subjects = std::mem::take(&mut self.subjects);
         let begun = Instant::now();
         let mut done = 0;
@@ -184,7 +184,7 @@ impl Holder {
         subjects
             .retain(|subject| subject.stopped_at.is_some() || now < subject.wished_until + FORGOTTEN_AFTER);
         self.subjects = subjects;
-        pause
+        pause.into_iter().chain((!self.holds.is_settled()).then_some(POLL)).min()
     }
 
     fn go_on_with(&mut self, subject: &mut Subject) -> Option<Duration> {
@@ -244,3 +244,57 @@ impl Holder {
 
 /// A hold ends within the 100 ms that the documentation promises.
 const _: () = assert!(HOLD_MAX.as_millis() + POLL.as_millis() < 100);
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// Longer than anything takes on a busy machine.
+    const AT_MOST: Duration = Duration::from_secs(60);
+
+    /// What a killed process leaves behind belongs to its parent once its tracer has seen its end, so the holder
+    /// never sleeps before that. A process with much memory takes some time to end.
+    #[test]
+    fn who_is_killed_while_it_is_held_is_left_to_its_parent() {
+        let mut shell = Command::new("sh")
+            .args(["-c", "dd if=/dev/zero of=/dev/null bs=256M 2>/dev/null & echo $!; wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let (pid, proc) = (line.trim().parse().unwrap(), ProcRoot::default());
+        let (sender, receiver) = channel();
+        let holding = std::thread::spawn(move || {
+            let mut holder = Holder::new(Arc::default());
+            let target = HoldTarget { pid, start_time: proc.stat(pid).unwrap().start_time };
+            let end = Instant::now() + AT_MOST;
+            // Once all of its memory is there.
+            std::thread::sleep(Duration::from_millis(300));
+            while !holder.holds.is_held(pid) {
+                assert!(Instant::now() < end, "{:?}", lock(&holder.record.refused));
+                holder.wish(&[target]);
+                holder.go_on();
+            }
+            let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+            holder.wish(&[]);
+            while let Some(pause) = holder.go_on() {
+                std::thread::sleep(pause);
+                assert!(Instant::now() < end);
+            }
+            // Nothing wakes the thread any more.
+            receiver.recv_timeout(AT_MOST)
+        });
+        let end = Instant::now() + AT_MOST / 2;
+        while shell.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < end, "it is still its holder's");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        sender.send(()).unwrap();
+        assert_eq!(holding.join().unwrap(), Ok(()));
+    }
+}
