@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::support;
 use crate::support::command::{Outcome, finish};
+use crate::support::slow_disk::SlowDisk;
 use crate::support::{MIB, evict};
 
 /// Bytes of the file that is read.
@@ -137,6 +138,25 @@ fn what_is_read_out_of_order_goes_and_is_read_once() {
         assert!(left <= LITTLE, "{left} bytes stay: {text}\n{report}");
         assert!(read <= SIZE + SIZE / 8 + PROGRAM, "{} MiB read from the device: {text}", read / MIB);
     }
+}
+
+/// What a slow disk still reads ahead as a file is closed goes once it has come.
+#[test]
+fn what_is_still_read_ahead_as_a_file_is_closed_goes_later() {
+    let Some(place) = Place::new("a slow disk's read-ahead") else { return };
+    let Some(disk) = SlowDisk::new("a slow disk's read-ahead", 128 * MIB, 1 << 30) else { return };
+    let _alone = support::alone();
+    let file = disk.path().join("file");
+    std::fs::write(&file, vec![0x5a; 64 << 20]).expect("write");
+    chown(&file, Some(USER), Some(USER)).expect("chown");
+    evict(&file);
+    disk.read_at(2 * MIB);
+    let text = format!(
+        "import time\nfd = os.open('{}', os.O_RDONLY)\nread_on(fd, 65536, 1 << 20)\nos.close(fd)\ntime.sleep(3)",
+        file.display()
+    );
+    let (_, report) = place.python(&text);
+    assert_eq!(resident(&file), 0, "{report}");
 }
 
 /// Readers of one file at a time leave nothing of it: threads with an open file each, and commands that know nothing of each other.

@@ -17,10 +17,12 @@ use std::process::{Child, Command, Stdio};
 pub(crate) const PROGRAMS: [&str; 5] = ["mkfs.ext4", "losetup", "mount", "umount", "sh"];
 
 const THROTTLE: &str = "blkio.throttle.write_bps_device";
+const READ_THROTTLE: &str = "blkio.throttle.read_bps_device";
 
 /// $1: the throttle, $2: the device's number, $3: the mount point, $4: the device.
 const TAKE_DISK_BACK: &str = r#"
 echo "$2 0" >"$1"
+echo "$2 0" >"${1%write_bps_device}read_bps_device"
 for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     umount "$3" 2>/dev/null && break
     sleep 0.2
@@ -92,6 +94,12 @@ impl SlowDisk {
         let rate = (SAMPLE as u64 * 1000 / millis / 2).clamp(1_000_000, most);
         std::fs::write(&self.throttle, format!("{} {rate}", self.number)).expect("throttle a device");
         rate
+    }
+
+    /// Has it read `rate` bytes a second.
+    pub(crate) fn read_at(&self, rate: u64) {
+        let throttle = self.throttle.with_file_name(READ_THROTTLE);
+        std::fs::write(throttle, format!("{} {rate}", self.number)).expect("throttle a device");
     }
 
     /// Where it is mounted.

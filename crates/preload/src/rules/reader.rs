@@ -564,10 +564,9 @@ impl Reader {
     fn go_elsewhere(&mut self, fd: c_int) {
         self.end_scattered(fd);
         // Pages that were only read ahead so far are yet to be read.
-        if (self.stream.has_read() || self.unseen.is_some()) && !self.stream.is_idle() {
-            inside(|| self.drop_left(fd));
-        }
-        let is_held = self.give_pending(fd);
+        let has_read = (self.stream.has_read() || self.unseen.is_some()) && !self.stream.is_idle();
+        let is_late = has_read && inside(|| self.drop_left(fd));
+        let is_held = self.give_pending(fd, is_late);
         self.stream.forget();
         self.ahead = None;
         match self.place.take() {
@@ -578,17 +577,18 @@ impl Reader {
         }
     }
 
-    /// Gives pages that stay to the helper, to release later, if a queue holds them. Returns whether there are such pages.
-    fn give_pending(&mut self, fd: c_int) -> bool {
+    /// Gives pages that stay to the helper, to release later, if a queue holds them or their read-ahead `is_late`. Returns whether there are
+    /// such pages.
+    fn give_pending(&mut self, fd: c_int, is_late: bool) -> bool {
         if self.pending.bytes() == 0 {
             return false;
         }
         self.pending.make_due();
         count(Count::StreamReleased, self.pending.again(fd, &mut self.probe).unwrap_or(0));
-        let is_sent = self.is_sent && !self.is_mapped;
-        let is_held = is_sent && self.pending.bytes() > 0;
+        let goes_later = (self.is_sent || is_late) && !self.is_mapped;
+        let is_held = goes_later && self.pending.bytes() > 0;
         for range in self.pending.take() {
-            if is_sent && helper::prepare() {
+            if goes_later && helper::prepare() {
                 helper::send(fd, &HelperRequest::DropLater { range, count: Count::StreamReleased });
             }
         }
@@ -619,8 +619,9 @@ impl Reader {
         *self = Self { size, file, is_new, ..Self::NEW };
     }
 
-    /// Drops all remaining pages. Pages still under read-ahead are locked, and go once they have come.
-    fn drop_left(&mut self, fd: c_int) {
+    /// Drops all remaining pages. Pages still under read-ahead are locked, and go once they have come. Returns whether some are under it for
+    /// longer than a program may wait.
+    fn drop_left(&mut self, fd: c_int) -> bool {
         if sys::now().saturating_sub(self.sampled_at) > STALE {
             // Pages ahead of the reader may be anybody's by now.
             self.stream.sample_again(u64::MAX);
@@ -634,25 +635,25 @@ impl Reader {
                 let there = probe.resident(fd, &range);
                 if sys::drop_pages(fd, range.clone()).is_err() {
                     count(Count::Failures, 1);
-                    return;
+                    return false;
                 }
                 let left = probe.resident(fd, &range).unwrap_or(0);
                 count(Count::StreamReleased, there.unwrap_or(0).saturating_sub(left));
                 stays += left;
-                if left > 0 && self.is_sent {
+                if left > 0 {
                     self.pending.stays(&range, left);
                 }
             }
-            if stays == 0
-                || self.is_sent
-                || self.is_mapped
-                || READ_AHEAD_TIMEOUTS.load(Ordering::Relaxed) >= READ_AHEAD_TIMEOUTS_MAX
-            {
-                return;
+            if stays == 0 || self.is_sent || self.is_mapped {
+                return false;
+            }
+            if READ_AHEAD_TIMEOUTS.load(Ordering::Relaxed) >= READ_AHEAD_TIMEOUTS_MAX {
+                return true;
             }
             sys::sleep(pause);
         }
         READ_AHEAD_TIMEOUTS.fetch_add(1, Ordering::Relaxed);
+        true
     }
 
     /// Records that the file was mapped: pages that come in so stay, and are not waited for.
