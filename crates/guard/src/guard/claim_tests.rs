@@ -266,7 +266,9 @@ fn a_server_gets_its_directory_whoever_was_there_before() {
     // The process whose directory has changed claims it before the server has opened anything there.
     std::fs::write(data.join("was/new"), "").unwrap();
     watch.ticks();
-    std::fs::write(real_data.join("go"), "exec 3>>binlog.000002").unwrap();
+    // Whole from its first moment.
+    std::fs::write(real_data.join("go.new"), "exec 3>>binlog.000002").unwrap();
+    std::fs::rename(real_data.join("go.new"), real_data.join("go")).unwrap();
     watch.until_released(&logs[0]);
     assert_eq!(watch.said("Found", real.pid(), "real"), 1, "{:#?}", watch.said);
 }
