@@ -1,4 +1,4 @@
-//! What stands in more places than one says the same in each: what the guard takes, and which servers were not tried.
+//! What stands in more places than one says the same in each: what the guard takes, and which servers were not tested.
 
 use super::root;
 
@@ -56,19 +56,19 @@ fn what_is_named_in_a_sentence() {
 }
 
 #[test]
-fn what_was_not_tried() {
-    // In a profile: "# NOT TRIED: NAME VERSIONS", with what else there is to say.
+fn what_was_not_tested() {
+    // In a profile: "# NOT TESTED: NAME VERSIONS", with what else there is to say.
     let lines = pagekeeper_catalog::BUILT_IN.iter().flat_map(|(_, text)| text.lines());
-    let said: Vec<&str> = lines.filter_map(|line| line.strip_prefix("# NOT TRIED: ")).collect();
+    let said: Vec<&str> = lines.filter_map(|line| line.strip_prefix("# NOT TESTED: ")).collect();
     let name = |said: &&str| said.split(|c: char| !c.is_alphanumeric()).next().map(str::to_owned);
     let in_profiles: Vec<String> = said.iter().filter_map(name).collect();
     let page = read("docs/src/databases.md");
     let first_cells = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
-    let in_table: Vec<&str> = first_cells.filter(|cell| cell.contains("not tried")).collect();
+    let in_table: Vec<&str> = first_cells.filter(|cell| cell.contains("not tested")).collect();
     assert!(in_profiles.len() >= 5, "they were found: {in_profiles:?}");
     for name in &in_profiles {
         let is_said = in_table.iter().any(|cell| cell.contains(name));
-        assert!(is_said, "no row of the table says that {name} was not tried");
+        assert!(is_said, "no row of the table says that {name} was not tested");
     }
     for cell in in_table {
         assert!(in_profiles.iter().any(|name| cell.contains(name)), "no profile says so: {cell}");
@@ -76,7 +76,7 @@ fn what_was_not_tried() {
 
     // Where who chooses looks first: the same names and versions, in one sentence.
     for (path, begins) in
-        [("README.md", "[Not tried](docs/src/databases.md) are "), ("crates/cli/README.md", "Not tried are ")]
+        [("README.md", "[Not tested](docs/src/databases.md) are "), ("crates/cli/README.md", "Not tested are ")]
     {
         let text = words(&read(path));
         let (_, rest) = text.split_once(begins).unwrap_or_else(|| panic!("{path} does not say \"{begins}\""));
@@ -85,7 +85,7 @@ fn what_was_not_tried() {
             let subject = said.split([',', ';']).next().unwrap_or_default().trim_end_matches('.');
             assert!(
                 is_named(subject, sentence),
-                "{path} does not say that {subject} was not tried: {sentence}"
+                "{path} does not say that {subject} was not tested: {sentence}"
             );
         }
     }
