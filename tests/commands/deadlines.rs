@@ -1,4 +1,5 @@
-//! What all tests rest on: a child that hangs is ended, and signals reach children however this program was started.
+//! Guarantees that all tests need: a child that hangs is ended, and signals reach children however
+//! this program was started.
 
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, Stdio};

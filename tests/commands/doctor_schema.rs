@@ -1,5 +1,6 @@
-//! The JSON Schema of `pagekeeper doctor --json`: what is printed is as it says, and it lets nothing else pass, so that no field
-//! comes or goes in silence. Where there are databases, their own tests (tests/host) compare each report with it, too.
+//! The JSON Schema of `pagekeeper doctor --json`: the output matches it, and it accepts nothing
+//! else, so no field is added or removed unnoticed. The tests with databases (tests/host) compare
+//! each of their reports with it, too.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
-//! What every command-line program owes its users: help that helps, usage errors that name the fix, silence when all
-//! is well and when nobody listens any more, output that other programs can read, an end on Ctrl-C.
+//! Conventions of command-line programs: help that helps, usage errors that name the fix, silence
+//! when all is well and when the reader has gone, output that other programs can read, an end on
+//! Ctrl-C.
 
 use crate::support;
 use std::ffi::OsStr;

@@ -1,4 +1,5 @@
-//! What an operator does by hand: commands, their habits, and trees that nobody would wish for. No database.
+//! Commands that an operator runs by hand, their conventions, and unusual directory trees. No
+//! database.
 
 #[path = "../support/mod.rs"]
 mod support;

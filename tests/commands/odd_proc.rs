@@ -1,5 +1,6 @@
-//! What others put into `/proc`: mount options, mount points, names of processes and of control groups that are not UTF-8, or that
-//! look like something else. It ends no command and hides nothing else.
+//! Odd text that others put into `/proc`: mount options, mount points, names of processes and of
+//! control groups that are not UTF-8, or that look like something else. It ends no command and
+//! hides nothing else.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -34,7 +35,7 @@ fn run_with_odd_mounts(dir: &Path, arguments: &[&str]) -> Outcome {
     finish(command.arg(program()).args(arguments))
 }
 
-/// What a report could not see: each with the reason.
+/// Returns the report's visibility gaps, each with the reason.
 fn gaps(outcome: &Outcome) -> Vec<String> {
     let report: Value = outcome.json();
     report["visibility_gaps"].as_array().expect("a list of gaps").iter().map(Value::to_string).collect()

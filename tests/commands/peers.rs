@@ -185,8 +185,8 @@ fn a_range_goes_alone(file: &Path) {
     });
 }
 
-/// Where ours differs, and why: vmtouch gives the advice and does not check, and the kernel drops only what is clean by then. How
-/// much that is depends on the disk, so it is shown and not asserted.
+/// The difference to vmtouch: it gives the advice and does not check, and the kernel drops only
+/// pages that are clean by then. Their number depends on the disk, so it is shown and not asserted.
 fn dirty_data_goes_too(kind: &str, file: &Path) {
     const SIZE: u64 = 32 * MIB;
     std::fs::write(file, content(SIZE)).unwrap();

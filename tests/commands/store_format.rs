@@ -1,7 +1,8 @@
-//! The format of a store, by a reader that shares nothing with pagekeeper (`tests/store_reader`, Python, written from the
-//! documented format alone): whatever a kill or rot leaves of a store, it finds there what `pagekeeper store` does.
+//! The format of a store, by a reader that shares nothing with pagekeeper (`tests/store_reader`,
+//! Python, written from the documented format alone). In any store that a kill or rot leaves, it
+//! finds the same as `pagekeeper store`.
 //!
-//! `PAGEKEEPER_KILLS` says how many kills; `make test-faults` has more of them.
+//! `PAGEKEEPER_KILLS` sets the number of kills; `make test-faults` has more of them.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -16,7 +17,7 @@ use pagekeeper_store::{Durability, Error, PageState, Store, StoreOptions, WriteT
 use pagekeeper_testing::{Rng, Seed};
 use serde_json::{Value, json};
 
-/// Where the child finds its store, and after how many commits it closes it.
+/// Variables with the child's store, and the number of commits after which the child closes it.
 const DIRECTORY: &str = "PAGEKEEPER_KILLED_STORE";
 const COMMITS: &str = "PAGEKEEPER_KILLED_COMMITS";
 /// Kills in `make test`.
@@ -123,7 +124,7 @@ fn change_and_kill(directory: &Path, commits: u64, wait: Duration) -> bool {
     !status.success()
 }
 
-/// What the reader finds.
+/// Returns the reader's findings.
 fn read_apart(directory: &Path) -> Value {
     let reader = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/store_reader");
     let outcome = finish(Command::new("python3").args(["-B", reader]).arg(directory));

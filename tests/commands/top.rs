@@ -27,7 +27,7 @@ fn line_of(screen: &str, file: &str) -> Option<String> {
     screen.lines().find(|line| line.contains(file) && !line.contains('?')).map(str::to_owned)
 }
 
-/// What `stty` says of the terminal, before and after.
+/// Returns the terminal's settings by `stty`, before and after.
 fn settings(dir: &Path, name: &str) -> String {
     std::fs::read_to_string(dir.join(name)).unwrap_or_default()
 }

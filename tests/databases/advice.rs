@@ -1,8 +1,9 @@
-//! Each row of the doctor's table of advice on real servers: it is accepted, it is in force, it does what is said where
-//! descriptors or processes show that, and taken back it leaves the vendor's default as the table has it.
+//! Each row of the doctor's table of advice on real servers. The server accepts the setting, and it
+//! is in force. It has its effect, if descriptors or processes show that. Undone, it leaves the
+//! vendor's default of the table.
 //!
-//! Debian's servers are tried in every run; the other versions by `make test-advice`, which fetches them. What was tried is
-//! printed as rows of the table in the book.
+//! Every run tests Debian's servers; `make test-advice` fetches and tests the other versions. The
+//! test prints its rows of the table in the book.
 
 use crate::support::command::run;
 use crate::support::configured::postgresql;
@@ -16,7 +17,7 @@ use std::time::Duration;
 /// Far longer than what is in force soon takes to be.
 const SOON: Duration = Duration::from_secs(60);
 
-/// What a row is tried with: the value before, and what is offered.
+/// Returns the values to test a row with: the value before, and the offered one.
 fn values(id: &str) -> Option<(&'static str, &'static str)> {
     Some(match id {
         "mariadb-flush-method" | "mysql-flush-method" => ("fsync", "O_DIRECT"),
@@ -202,7 +203,7 @@ fn named_by_the_doctor(server: &Server, version: &Version) {
     }
 }
 
-/// What descriptors and processes show of it.
+/// Checks the effects that descriptors and processes show.
 fn effects(server: &Server, version: &Version, home: &Path) {
     match version.kind {
         Kind::MariaDb => {

@@ -1,5 +1,6 @@
-//! The guard, its metrics and the doctor with exactly the capabilities that the shipped unit gives, beside a real `MariaDB` and a
-//! real `PostgreSQL` of other users: these are enough, and without any one of them what is missing is said.
+//! The guard, its metrics and the doctor with exactly the capabilities that the shipped unit gives,
+//! beside a real `MariaDB` and a real `PostgreSQL` of other users. They are enough, and without any
+//! one of them the programs name it.
 //!
 //! Needs root and Debian's `mariadb-server`, `sysbench` and `postgresql`; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
@@ -23,7 +24,8 @@ const SOON: Duration = Duration::from_secs(120);
 const UNIT: &str = "pagekeeper-guard.service";
 const WITH_METRICS: &str = "pagekeeper-guard.service.d/metrics.conf";
 const WITH_STREAMS: &str = "pagekeeper-guard.service.d/streams.conf";
-/// What may stay of the binlog that is being written: the slack of the profile, twice. How far the load came in it is chance.
+/// The most that may stay of the current binlog: the slack of the profile, twice. The load's
+/// progress in that file is chance.
 const BINLOG_LIMIT: u64 = 8 * MIB;
 
 /// Both servers, with full logs, and a copy of the program that others may start.
@@ -75,7 +77,8 @@ fn released(summary: &Value, class: &str) -> u64 {
     summary["released_bytes"][class].as_u64().unwrap_or_default()
 }
 
-/// What a guard or a doctor said it can't see or do, that names a capability.
+/// Returns the messages of a guard or a doctor about things it can't see or do that name a
+/// capability.
 fn lacks<'a>(events: impl IntoIterator<Item = &'a Value>) -> Vec<String> {
     events.into_iter().map(ToString::to_string).filter(|said| said.contains("CAP_")).collect()
 }

@@ -1,4 +1,5 @@
-//! What follows Cassandra's commit log: its own `archive_command`, by which each segment is copied once it is full and closed.
+//! A follower of Cassandra's commit log: its own `archive_command`, which copies each segment once
+//! it is full and closed.
 //!
 //! Needs root and Cassandra; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
 
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(120);
-/// Of a segment.
+/// Bytes of a segment.
 const SEGMENT: u64 = 8 * MIB;
 
 /// An archiver that opens a segment and reads it half a second later; a line in `reads` says what it had read from the device.

@@ -1,5 +1,6 @@
-//! `ClickHouse`, which reads the same parts of tables through the page cache and by direct I/O, as each query says: a direct scan under
-//! `pagekeeper run`, and the doctor beside it, leave the parts in memory that other queries read there.
+//! `ClickHouse`, which reads the same parts of tables through the page cache or by direct I/O, as
+//! each query chooses. A direct scan under `pagekeeper run`, and the doctor beside it, leave the
+//! parts in memory that other queries read there.
 //!
 //! Needs root, Debian's `clickhouse-server` and `util-linux`; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`.

@@ -1,5 +1,5 @@
-//! The guard on the host, the databases in containers: each in mount and pid namespaces of its own, under a root of its own,
-//! with its data at the same path, on a volume or on the container's overlay.
+//! The guard on the host, the databases in containers. Each has its own mount and pid namespaces
+//! and its own root, with its data at the same path, on a volume or on the container's overlay.
 //!
 //! Needs root and Debian's `mariadb-server`; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, of the files below an overlay.
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(180);
 
-/// What may stay of a binlog that is being written: the slack of the profile, twice.
+/// The most that may stay of the current binlog: the slack of the profile, twice.
 const IDLE_LIMIT: u64 = 8 * MIB;
 
 #[test]

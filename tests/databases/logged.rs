@@ -1,8 +1,9 @@
-//! The guard beside real servers with logs, by one story: nothing of old logs stays, the newest does, mapped files and data are left
-//! alone, a reader that lags gets all, and after a restart, and a kill, all that was acknowledged is there.
+//! The guard beside real servers with logs, in one story. Nothing of old logs stays, the newest
+//! does, mapped files and data are left alone, and a reader that lags gets all. After a restart,
+//! and a kill, all acknowledged data is there.
 //!
-//! Each needs root and its server; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
-//! Residency is `fincore`'s.
+//! Each test needs root and its server; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s.
 
 use crate::claims::Fake;
 use crate::support;
@@ -27,7 +28,7 @@ struct Story<'a, S> {
     server: &'a mut S,
     guard: Guard,
     profile: &'static str,
-    /// What of the newest files stays at most, and of the last of them at least.
+    /// The most that stays of the newest files, and the least of the last one.
     stays: (u64, u64),
 }
 
@@ -68,8 +69,8 @@ impl<'a, S: LoggedServer> Story<'a, S> {
         assert!(left >= least, "only {left} bytes of {} stayed", newest.display());
     }
 
-    /// What is mapped, or data, with how much of each is resident. There is some, or nothing could be lost; but for a server that says
-    /// that it can have none.
+    /// Returns mapped files and data files, with the resident bytes of each. There must be some, or
+    /// nothing could be lost, unless the server may have none.
     fn others(&self) -> Vec<(PathBuf, u64)> {
         let Some(others) = self.server.others() else { return Vec::new() };
         let of_each = |path: PathBuf| (path.clone(), resident_bytes(&[path]));
@@ -130,7 +131,7 @@ pub(crate) fn can_run_jars(name: &str, programs: &[&str], jars: Option<&PathBuf>
     can_run_fetched(name, programs, &format!("PAGEKEEPER_{}", name.to_uppercase()), jars)
 }
 
-/// Whether a server that is fetched is here, in the directory that the environment names.
+/// Tells whether a fetched server is here, in the directory that the environment names.
 pub(crate) fn can_run_fetched(
     name: &str,
     programs: &[&str],

@@ -1,9 +1,9 @@
 //! The guard beside a database of very many directories, which takes it some ticks to take up: it serves others meanwhile, and ends
 //! when it is asked to.
 //!
-//! The databases are programs that only hold files open, under a database's name. Needs root, `fincore`, `setpriv` and `bash`; skips
-//! with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. How far it has come is counted in directories and
-//! ticks: no time is asserted.
+//! The databases are programs that only hold files open, under a database's name. Needs root,
+//! `fincore`, `setpriv` and `bash`; skips with a sentence otherwise, and fails instead where
+//! `PAGEKEEPER_REQUIRE_ALL=1`. Progress is counted in directories and ticks: no time is asserted.
 
 use crate::support;
 use crate::support::fake::Database;
@@ -24,7 +24,7 @@ const EACH: u64 = 1000;
 const PROCESSES: u64 = 2;
 const ALL: u64 = EACH * PROCESSES;
 
-/// How often a server's log is to be released meanwhile, unless all is taken up sooner.
+/// The number of releases of a server's log meanwhile, unless all directories are watched sooner.
 const ROUNDS: u32 = 3;
 
 /// Processes that hold a log open in each of very many directories, once `gate` is there.
@@ -51,7 +51,7 @@ fn guard(databases: &[&Database], more: &[&str]) -> Guard {
     Guard::spawn(&[&["--profile", "mariadb", "--tick", "500ms"], more, &pids].concat())
 }
 
-/// How many log files are watched.
+/// Returns the number of watched log files.
 fn files(tick: &Value) -> u64 {
     tick["files"].as_u64().expect("each tick says so")
 }

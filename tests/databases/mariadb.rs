@@ -13,8 +13,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Log files may hold this much of the page cache while a load runs: the binlog being written, the three that
-/// followers may still be reading, and a margin for the redo log and for what one tick writes.
+/// The most page cache that log files may hold while a load runs. It has room for the current
+/// binlog and the three that followers may still read, and a margin for the redo log and the bytes
+/// of one tick.
 const BUSY_LIMIT: u64 = (3 + 1) * BINLOG_BYTES + 64 * MIB;
 
 /// ... and this much soon after it.

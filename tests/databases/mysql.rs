@@ -14,8 +14,9 @@ use pagekeeper_testing::servers::MySql;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Log files may hold this much of the page cache while a load runs: the binlog being written, the three that
-/// followers may still be reading, and a margin for the redo log and for what one tick writes.
+/// The most page cache that log files may hold while a load runs. It has room for the current
+/// binlog and the three that followers may still read, and a margin for the redo log and the bytes
+/// of one tick.
 const BUSY_LIMIT: u64 = (3 + 1) * BINLOG_BYTES + 64 * MIB;
 
 /// The redo log's part of it: nobody reads it.

@@ -17,7 +17,8 @@ use crate::support::{self, MIB, eventually, resident_bytes};
 
 /// Device reads of processes whose pages are all there: none but for what a new process or the catalogue takes.
 const FEW_READS: u64 = 4 * MIB;
-/// What is left once nobody has anything to read: the segment that is being written, and what the guard keeps of one more.
+/// The most that is left once no reader lags: the current segment, and the guard's slack in one
+/// more.
 const IDLE_LIMIT: u64 = 2 * SEGMENT_BYTES + MIB;
 
 /// Short, so that a segment is soon released once nobody waits for it.
@@ -147,7 +148,7 @@ fn what_a_polled_slot_has_yet_to_decode_stays() {
     stop(guard);
 }
 
-/// How much a standby lags, in MiB: more than the three segments of `near_files`.
+/// The lag of a standby, in MiB: more than the three segments of `near_files`.
 const LAG_MIB: u32 = 112;
 
 #[test]

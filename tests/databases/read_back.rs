@@ -14,7 +14,7 @@ use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(180);
 
-/// What the kernel reads beside, such as metadata.
+/// Other reads of the kernel, such as metadata.
 const FEW_READS: u64 = 4 * MIB;
 
 /// A database that is written to and followed.

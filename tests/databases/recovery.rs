@@ -1,6 +1,6 @@
-//! What the guard leaves for crash recovery, by the rule `release-before-checkpoint`: beside PostgreSQL, whose WAL is a series of
-//! segments, and MariaDB, whose redo log is a ring. Where recovery starts is read from the servers' files, and has to be where the
-//! servers themselves say.
+//! Pages that the guard leaves for crash recovery, by the rule `release-before-checkpoint`: beside
+//! PostgreSQL, whose WAL is a series of segments, and MariaDB, whose redo log is a ring. The guard
+//! reads the start of recovery from the servers' files; it must be the one that the servers report.
 //!
 //! Needs root and Debian's packages of both; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
 
@@ -140,7 +140,8 @@ fn the_redo_log_from_the_checkpoint_on_stays_and_what_is_before_it_goes() {
     assert_untroubled(&guard.stop(), scratch.path());
 }
 
-/// What the header of a redo log says. Nothing else is read: to the guard that would look as if it were written.
+/// Reads the header of a redo log. It reads nothing else: to the guard, read pages would look
+/// written.
 fn header_of(ring: &Path) -> RedoHeader {
     let mut bytes = [0; innodb::LEN];
     let file = std::fs::File::open(ring).expect("open the log");

@@ -1,11 +1,12 @@
 //! Logs that are written over: a real `RocksDB` with recycled logs is recognised and left alone, one without is not; and files
 //! like raft-engine's are left alone.
 //!
-//! `RocksDB` is Debian's `db_bench`. raft-engine itself is in no package: its part is played by a thread of this test
-//! that writes over a file of such a name by `pwrite` in parts of pages, as raft-engine does.
-//! Each test also forces the release that the guard refuses, and sees device reads: so it can fail.
-//! Needs root, `fincore`, `setpriv` and `db_bench`; skips with a sentence otherwise, and fails instead where
-//! `PAGEKEEPER_REQUIRE_ALL=1`. Reads are the kernel's own counts.
+//! `RocksDB` is Debian's `db_bench`. raft-engine itself is in no package. A thread of this test
+//! takes its place: it overwrites a file of such a name by `pwrite` in parts of pages, as
+//! raft-engine does. Each test also forces the release that the guard refuses, and sees device
+//! reads: so it can fail. Needs root, `fincore`, `setpriv` and `db_bench`; skips with a sentence
+//! otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Reads are the kernel's own
+//! counts.
 
 use crate::support;
 use crate::support::guard::{Ended, Guard};
@@ -50,11 +51,12 @@ fn assert_kept_with_a_warning(ended: &Ended, directory: &Path, hint: &str) {
     assert!(warned, "no warning: {:#?}", ended.events);
 }
 
-/// How often something is tried that the rest of the machine may spoil.
+/// Attempts at a measurement that the rest of the machine may disturb.
 const PHASES: u32 = 5;
 
-/// What is read from a device while so many bytes are written: the least of some phases. What the kernel takes by itself and
-/// reads again comes and goes; what a guard takes is read again each time.
+/// Returns the bytes that are read from a device while `bytes` are written: the least of some
+/// phases. Pages that the kernel evicts by itself are read back in some phases, pages that a guard
+/// releases in each.
 fn least_read(bench: &mut Bench, bytes: u64) -> u64 {
     let mut least = u64::MAX;
     for _ in 0..PHASES {
@@ -70,7 +72,7 @@ fn least_read(bench: &mut Bench, bytes: u64) -> u64 {
 
 #[test]
 fn a_recycled_log_of_rocksdb_is_kept_and_costs_no_reads() {
-    /// Of a log and of the tables made from it: some twenty logs.
+    /// Bytes of some twenty logs.
     const PHASE: u64 = 128 * MIB;
     if !support::can_run("a RocksDB with recycled logs", &[&PROGRAMS[..], &["fincore"]].concat()) {
         return;

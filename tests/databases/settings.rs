@@ -1,4 +1,5 @@
-//! What a server's start-up files set decides how the guard treats its logs, as what its command line sets does.
+//! A server's settings in its start-up files decide how the guard treats its logs, like those on
+//! its command line.
 //!
 //! Needs root and Debian's `mariadb-server`, `sysbench` and `util-linux`; skips with a sentence otherwise, and fails
 //! instead where `PAGEKEEPER_REQUIRE_ALL=1`. Residency is `fincore`'s, reads are the kernel's own counts.
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(180);
 
-/// What may stay of a redo log that is released: its tail, and what one tick writes.
+/// The most that may stay of a redo log that is released: its tail, and the bytes of one tick.
 const RELEASED: u64 = 16 * MIB;
 
 /// An option file that says in a file that it includes what the redo log's blocks are.
@@ -34,7 +35,7 @@ fn redo(server: &Server) -> [PathBuf; 1] {
     [server.data().join("ib_logfile0")]
 }
 
-/// What was said of the redo log in an event of this kind.
+/// Returns the texts about the redo log in events of this kind.
 fn said<'a>(ended: &'a Ended, event: &str, key: &str) -> Vec<&'a str> {
     let of_redo = ended
         .events
@@ -44,7 +45,8 @@ fn said<'a>(ended: &'a Ended, event: &str, key: &str) -> Vec<&'a str> {
     of_redo.filter_map(|said| said[key].as_str()).collect()
 }
 
-/// What the server writes to its redo log until that has gone round once, and what it has read from the device for it.
+/// Makes the server write its redo log around once, and returns the bytes that it read from the
+/// device for that.
 fn turn_once(server: &Server) -> u64 {
     let io = format!("/proc/{}/io", server.pid());
     let read = || io_counter(Path::new(&io), "read_bytes");
@@ -56,7 +58,7 @@ fn turn_once(server: &Server) -> u64 {
     read() - before
 }
 
-/// How many bytes of redo log the server has written.
+/// Returns the bytes of redo log that the server has written.
 fn lsn(server: &Server) -> u64 {
     server.query("SHOW STATUS LIKE 'innodb_lsn_current'")[0]["Value"].parse().expect("a number")
 }
@@ -110,7 +112,8 @@ fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
     assert!(kept_bytes(&redo(&server)) > REDO_BYTES / 10 * 9, "it is kept");
 }
 
-/// What a guard warns of the redo log while it goes round, of which it releases nothing.
+/// Returns a guard's warning about the redo log while the log is written around once. The guard
+/// releases none of it.
 fn warned_beside(server: &Server) -> String {
     // Where the writer is shows in pages that come.
     for file in redo(server) {

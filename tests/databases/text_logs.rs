@@ -15,7 +15,8 @@ use crate::support::guard::{Ended, Guard};
 use crate::support::{MIB, doctor_report, eventually, mariadb, postgresql, resident_bytes};
 use crate::support::{size_bytes, wait_until_resident_below};
 
-/// What one log may keep: the tail of one file, and the windows that its writer shares with it.
+/// The most that one log may keep: the tail of one file, and the windows that its writer shares
+/// with it.
 const ONE_TAIL: u64 = 8 * MIB;
 
 const SOON: Duration = Duration::from_secs(120);
@@ -44,7 +45,7 @@ fn files(directory: &Path, ending: &str) -> Vec<PathBuf> {
     all.into_iter().filter(|path| path.to_str().is_some_and(|path| path.ends_with(ending))).collect()
 }
 
-/// What a guard said of files that no pattern names.
+/// Returns a guard's reports of files that no pattern names.
 fn unnamed(ended: &Ended) -> Vec<&Value> {
     let is_of = |event: &&Value| event["warning"].as_str().is_some_and(|text| text.contains("no pattern"));
     ended.events.iter().filter(|event| event["event"] == "warning").filter(is_of).collect()

@@ -9,9 +9,9 @@ pub(crate) struct Block {
     page: PathBuf,
     /// The line of its fence, from 1.
     line: usize,
-    /// What stands behind the fence: words between commas.
+    /// The words behind the fence, between commas.
     info: Vec<String>,
-    /// What is in it.
+    /// Its lines.
     pub(crate) text: String,
 }
 

@@ -1,5 +1,6 @@
-//! What documented commands find in the directory that they run in: `data`, files as a database has them, all of them resident and
-//! clean; `store`, a page store with commits that are not yet in its data file.
+//! Files in the directory that documented commands run in: `data`, files as a database has them,
+//! all of them resident and clean; `store`, a page store with commits that are not yet in its data
+//! file.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! The layers of ARCHITECTURE.md against `cargo metadata`: its table has each crate with all that it imports, a crate imports from
-//! rows below its own alone, and the half that watches databases imports nothing of the half for engines.
+//! The layers of ARCHITECTURE.md against `cargo metadata`: its table lists each crate with all its
+//! imports. A crate imports only from rows below its own, and the half that watches databases
+//! imports nothing of the half for engines.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -54,7 +54,7 @@ fn fault(page: &Path, target: &str, book: &Path) -> Option<&'static str> {
     (!headings(&text).contains(&anchor.to_owned())).then_some("no such heading there")
 }
 
-/// What stands in the round brackets of `[text](target)`, outside of code.
+/// Returns the targets in the round brackets of `[text](target)`, outside of code.
 fn targets(text: &str) -> Vec<String> {
     let prose = without_code(text);
     let after = prose.split("](").skip(1);

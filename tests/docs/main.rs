@@ -1,11 +1,13 @@
-//! The documents: every command block of the README and the book runs and prints what stands there, links lead somewhere,
-//! crates import what ARCHITECTURE.md says, configurations are accepted, messages that are explained are in the code, tests that hold promises are there, and what stands in
-//! more places than one is the same in each.
+//! Tests of the documents. Every command block of the README and the book runs and prints its
+//! output. Links lead somewhere. Crates import what ARCHITECTURE.md allows, and configurations are
+//! accepted. The code has the messages that are explained, and the tests that hold promises.
+//! Statements in several places are the same in each.
 //!
-//! Blocks marked `console` are run, in order, one directory a page, on the fixtures of [`fixtures`]: `$` begins a command, `#` one that
-//! needs root, `>` goes on with a here-document. Lines of output are compared but for figures; `…` stands for anything, and on a line of
-//! its own for any lines. Blocks marked `console,server` need a server, systemd or a change of the host: their command lines are
-//! checked against the program's help and the Makefile.
+//! Blocks marked `console` are run, in order, one directory a page, on the fixtures of
+//! [`fixtures`]: `$` begins a command, `#` one that needs root, `>` goes on with a here-document.
+//! Lines of output are compared except for figures; `…` matches anything, and on a line of its own
+//! any lines. Blocks marked `console,server` need a server, systemd or a change of the host: their
+//! command lines are checked against the program's help and the Makefile.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,7 +1,9 @@
-//! The messages of the page on troubleshooting: each is in the code, so that who searches for what he saw finds it.
+//! The messages of the page on troubleshooting: each is in the code, so that a search for it finds
+//! the explanation.
 //!
-//! A message is the first cell of a table's row. `…` stands for what the code puts in, `;` between several messages; what is in
-//! italics comes from others, and `(in …)` or `(over …)` at the end says where it is seen.
+//! A message is the first cell of a table's row. `…` stands for text that the code inserts, `;`
+//! separates several messages. Messages of others are in italics, and `(in …)` or `(over …)` at the
+//! end names the place where the message is seen.
 
 use std::path::Path;
 

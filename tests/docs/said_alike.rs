@@ -1,8 +1,10 @@
-//! What stands in more places than one says the same in each: what the guard takes, and which servers were not tested.
+//! Statements that stand in several places are the same in each: the guard's cost, and the servers
+//! that were not tested.
 
 use super::root;
 
-/// What the guard takes of a processor, as `make bench` and the measurement on the page of the guard showed it.
+/// The guard's share of a processor, as `make bench` and the measurement on the page of the guard
+/// showed it.
 const COST: &str = "0.42 % of a core beside one MariaDB at 11,700 queries/s, 0.52 % at 18,400, 1.6 % with 10,000 logs in \
                     2,000 directories, 2.1 % in their first minute";
 
@@ -75,9 +77,10 @@ fn what_was_not_tested() {
     }
 
     // Where who chooses looks first: the same names and versions, in one sentence.
-    for (path, begins) in
-        [("README.md", "[Not tested](docs/src/databases.md) are "), ("crates/cli/README.md", "Not tested are ")]
-    {
+    for (path, begins) in [
+        ("README.md", "[Not tested](docs/src/databases.md) are "),
+        ("crates/cli/README.md", "Not tested are "),
+    ] {
         let text = words(&read(path));
         let (_, rest) = text.split_once(begins).unwrap_or_else(|| panic!("{path} does not say \"{begins}\""));
         let sentence = rest.split(". ").next().unwrap_or_default();

@@ -1,5 +1,6 @@
-//! The doctor on a host where files of no database hold most of the page cache: an archive that nobody has open, and the file of a
-//! program that no profile knows. fincore counts them, too.
+//! The doctor on a host where files that belong to no database hold most of the page cache: an
+//! archive that nobody has open, and the file of a program that no profile knows. fincore counts
+//! them, too.
 //!
 //! Needs root, a loop device, util-linux's `fincore` and a few GiB of free memory; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`.

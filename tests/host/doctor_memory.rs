@@ -1,5 +1,7 @@
-//! The doctor beside a real `PostgreSQL` at the limit of its memory cgroup: where its data does not fit, that is found, given more, and
-//! gone; where another program in the group reads again what does not fit, that one is named, and no other limit.
+//! The doctor beside a real `PostgreSQL` at the limit of its memory cgroup: If the server's data
+//! does not fit, the doctor finds that, and no longer does after a larger limit. If another program
+//! in the group reads data that does not fit repeatedly, the doctor names that program, and no
+//! other limit.
 //!
 //! Needs root, Debian's `postgresql` and a memory cgroup; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -23,7 +25,7 @@ const WATCH: &str = "3s";
 /// Other programs run on this machine, too; and a slow disk takes minutes to read in again what was taken away.
 const TRIES: usize = 40;
 
-/// What a server that has all it needs, and another program, have in all, in bytes ...
+/// The memory of a server that has all it needs, and of another program, in bytes ...
 const SHARED: u64 = 160 * MIB;
 /// ... and the size of the file that the other program reads again and again: nothing of its start is left when it comes to its end.
 const AGAIN: u64 = 2 * SHARED;
@@ -59,7 +61,7 @@ impl Drop for Tar {
     }
 }
 
-/// What is said of the server's memory, if anything is.
+/// Returns the finding about the server's memory, if there is one.
 fn examine(server: &Server) -> Option<Value> {
     let pid = server.pid().to_string();
     let outcome = run(["doctor", "--pid", &pid, "--watch", WATCH, "--json"]);

@@ -18,7 +18,7 @@ use std::time::Duration;
 /// by merging once or twice more: far more than the disk takes.
 const DISK_RATE: u64 = 40_000_000;
 const PUT_PART: (u64, u64) = (5, 8);
-/// Where background writeback begins, and where writers wait.
+/// The dirty bytes at which background writeback begins, and at which writers wait.
 const LIMITS: (u64, u64) = (16 * MIB, 32 * MIB);
 const WATCH: &str = "6s";
 /// Other programs write on this machine, too: it may take another try to see a fixed database undisturbed.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
 
-/// What the doctor says of a process.
+/// Runs the doctor on a process.
 fn doctor(pid: u32, more: &[&str]) -> Value {
     let pid = pid.to_string();
     let mut arguments = vec!["doctor", "--pid", &pid, "--watch", "200ms", "--json"];
@@ -41,7 +41,7 @@ fn acts(reported: &Value, kind: &str) -> Vec<String> {
         .collect()
 }
 
-/// What the disk under a directory was measured to do.
+/// A disk profile for the file system of a directory.
 struct Measured(String);
 
 fn measured(directory: &Path) -> Measured {

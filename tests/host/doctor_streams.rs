@@ -18,7 +18,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What server and stream have in all, in bytes.
+/// The memory of server and stream together, in bytes.
 const LIMIT: u64 = 420 * MIB;
 /// A table of about 260 MiB with an index of 43.
 const SCALE: &str = "--scale=20";

@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 
 /// Bytes a second that the disk writes.
 const DISK_RATE: u64 = 30_000_000;
-/// Where background writeback begins, and where writers wait.
+/// The dirty bytes at which background writeback begins, and at which writers wait.
 const LIMITS: (u64, u64) = (64 * MIB, 128 * MIB);
 /// Far more than the disk writes while the doctor looks.
 const COPY_BYTES: u64 = 1 << 30;
@@ -42,7 +42,8 @@ impl Drop for Beside {
     }
 }
 
-/// What the doctor says of the server while a copy of a file to its disk runs, as the first of some looks that `is_seen` chooses.
+/// Runs the doctor on the server while a file is copied to its disk, and returns the first of some
+/// reports for which `is_seen` is true.
 fn beside_copy(server: &Server, from: &Path, to: &Path, is_seen: impl Fn(&Value) -> bool) -> Value {
     let mut report = Value::Null;
     for _ in 0..TRIES {

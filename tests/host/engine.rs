@@ -17,11 +17,11 @@ const SOON: Duration = Duration::from_secs(300);
 /// Its memory limit.
 const LIMIT: u64 = 288 * MIB;
 
-/// What may stay of a binlog that is being written: the slack of the profile, twice.
+/// The most that may stay of the current binlog: the slack of the profile, twice.
 const IDLE_LIMIT: u64 = 8 * MIB;
 
-/// What is said of files and processes that can't be seen. That an overlay's files, and all files before Linux 6.5, show only what is
-/// resident of them is true, and one line each.
+/// Returns the report's gaps about files and processes. Two lines are expected and left out: files
+/// on an overlay, and all files before Linux 6.5, show only their resident pages.
 fn gaps(report: &Value) -> Vec<String> {
     let gaps = report["visibility_gaps"].as_array().expect("a list of gaps");
     let mut kinds: Vec<&str> =
@@ -39,7 +39,7 @@ fn gaps(report: &Value) -> Vec<String> {
     kinds.into_iter().filter(unseen).map(str::to_owned).collect()
 }
 
-/// What could not be seen or done, and what is not watched.
+/// Returns the guard's reports of things that it could not see or do, or does not watch.
 fn complaints(ended: &Ended) -> Vec<&Value> {
     ended.events.iter().filter(|event| event["event"] == "problem" || event["event"] == "refused").collect()
 }

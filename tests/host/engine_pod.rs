@@ -1,5 +1,6 @@
-//! The guard in a container with the rights that `deploy/kubernetes-daemonset.yaml` gives its pod, beside a `MariaDB` in another one: it sees
-//! that server's files by those rights alone, and releases its binlogs; and with the mount of the chart's `cgroup.reclaim` it has the
+//! The guard in a container with the permissions that `deploy/kubernetes-daemonset.yaml` gives its
+//! pod, beside a `MariaDB` in another one. With these permissions alone it sees that server's
+//! files, and releases its binlogs. With the mount of the chart's `cgroup.reclaim` it has the
 //! server's group reclaimed.
 //!
 //! Needs root, Debian's `podman`, `crun`, `mariadb-server` and `python3-yaml`, and minutes: `make test-cgroup-v2` runs it in a virtual
@@ -17,16 +18,16 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// Of an emulated machine.
+/// Deadline for an emulated machine.
 const SOON: Duration = Duration::from_secs(300);
 
 /// The memory limit of the server's container.
 const LIMIT: u64 = 288 * MIB;
 
-/// What may stay of a binlog that is being written: the slack of the profile, twice.
+/// The most that may stay of the current binlog: the slack of the profile, twice.
 const IDLE_LIMIT: u64 = 8 * MIB;
 
-/// What its metrics say where it counts pauses by programs in the kernel.
+/// A line of its metrics if it counts pauses by programs in the kernel.
 const COUNTED: &str = "pagekeeper_trace_source{source=\"bpf\"} 1";
 
 /// `kernel.perf_event_paranoid`, put back when dropped. Above 2, which only some distributions' kernels know and Debian's have by default,
@@ -93,7 +94,7 @@ fn status(pid: u32, name: &str) -> String {
     line.expect("a line of each status").trim().to_owned()
 }
 
-/// What the process has is what the manifest gives it, and no more.
+/// Asserts that the process has the permissions of the manifest, and no more.
 fn assert_rights(pid: u32, pod: &Pod) {
     let named = |set: &str| -> BTreeSet<String> {
         let shown = Command::new("capsh").arg(format!("--decode={set}")).output().expect("run capsh");
@@ -120,7 +121,7 @@ fn assert_rights(pid: u32, pod: &Pod) {
     }
 }
 
-/// What a kubelet, or Prometheus, is answered in the container's network.
+/// Returns the answer to a kubelet, or to Prometheus, in the container's network.
 fn answered(pid: u32, port: u64, path: &str) -> String {
     let ask = format!(
         "exec 3<>/dev/tcp/127.0.0.1/{port} && printf 'GET {path} HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && cat <&3"

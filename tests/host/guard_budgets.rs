@@ -79,7 +79,7 @@ fn guard_by(mut command: Command, databases: &[&Database], more: &[&str]) -> Gua
     Guard::spawn_command(&mut command)
 }
 
-/// How often the kernel has killed a process of the group for its memory.
+/// Returns how often the kernel killed a process of the group for its memory.
 fn kills(group: &MemoryGroup) -> u64 {
     let read = |name| std::fs::read_to_string(group.path().join(name));
     let text = read("memory.oom_control").or_else(|_| read("memory.events")).expect("the group's events");
@@ -105,8 +105,8 @@ fn half_a_million_names_fit_into_the_memory_of_the_unit_with_metrics() {
     many_names("pagekeeper-guard.service.d/metrics.conf", 500_000, &["--metrics", &port]);
 }
 
-/// So many names beside another database, for the guard in the memory that a unit gives it, of which inodes and names take the most,
-/// and with these arguments.
+/// Runs the guard with these arguments beside a database and a directory of `names` files, in the
+/// memory that a unit gives it. Inodes and names take most of that memory.
 fn many_names(unit: &str, names: u64, more: &[&str]) {
     if !support::can_run("a directory of very many names", &["fincore", "setpriv"]) {
         return;

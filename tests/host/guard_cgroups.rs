@@ -1,5 +1,6 @@
-//! The guard with `[cgroup]` beside real memory cgroups: idle file pages of a group that is named go down to the share, those of another
-//! stay; on version 1, and in a dry run, it is said what is not done.
+//! The guard with `[cgroup]` beside real memory cgroups: Idle file pages of a named group go down
+//! to the share, those of another group stay. On version 1, and in a dry run, the guard reports
+//! what it does not do.
 //!
 //! Needs root and a memory cgroup; skips with a sentence otherwise, and fails instead where `PAGEKEEPER_REQUIRE_ALL=1`. Beside databases:
 //! `guard_cgroups_databases`.
@@ -18,7 +19,7 @@ use std::time::Duration;
 /// The limit of the groups, and what is read into each.
 const LIMIT: u64 = 200 * MIB;
 const COLD: u64 = 64 * MIB;
-/// What the program holds of its own, and does not touch again.
+/// Memory of the program that it does not touch again.
 const OWN: u64 = 32 * MIB;
 /// A page here and there is charged to who wrote the file.
 const LEAST: u64 = COLD - 4 * MIB;
@@ -122,7 +123,8 @@ impl Group {
         if self.is_v2 { stat["file"] - stat["shmem"] } else { stat["total_cache"] - stat["total_shmem"] }
     }
 
-    /// How long tasks in it have waited for memory: "some" of `memory.pressure`, in seconds. For version 2.
+    /// Returns the time for which tasks in the group waited for memory: "some" of
+    /// `memory.pressure`, in seconds. For version 2.
     pub(crate) fn waited(&self) -> f64 {
         let text =
             std::fs::read_to_string(self.directory.join("memory.pressure")).expect("pressure is measured");

@@ -1,5 +1,6 @@
-//! The guard with `[cgroup]` and `reclaim = "file"` beside real databases in a group with `memory.max` and `memory.high`: what is idle goes,
-//! what is read again and again stays, and a share that leaves no room for it ends at the brake. Figures are those of `memory.stat`.
+//! The guard with `[cgroup]` and `reclaim = "file"` beside real databases in a group with
+//! `memory.max` and `memory.high`: Idle pages go, pages that are read repeatedly stay, and a share
+//! that leaves no room for these ends at the brake. Figures are those of `memory.stat`.
 //!
 //! Needs control groups of version 2 and minutes: `make test-cgroup-v2` runs it in a virtual machine.
 
@@ -26,7 +27,7 @@ struct Beside<'a> {
     scans: &'a dyn Fn(u64) -> f64,
 }
 
-/// What the guard did down to one share.
+/// The guard's work down to one share.
 struct Went {
     /// Whether it was done within [`DEADLINE`].
     done: bool,

@@ -1,8 +1,9 @@
-//! The guard with `[cgroup]` and `reclaim = "file"` beside the program whose way it follows: Meta's senpai (`senpai.py` of
-//! facebookincubator/senpai, which is no part of this project), with nothing, and with the guard, each beside a fresh server that has
-//! idle tables in its group.
+//! The guard with `[cgroup]` and `reclaim = "file"` compared with Meta's senpai (`senpai.py` of
+//! facebookincubator/senpai, which is no part of this project), whose method it follows, and with
+//! neither. Each runs beside a fresh server that has idle tables in its group.
 //!
-//! For figures. What is asserted is what the guard promises of itself, that no row is lost, and that the group's own limit is back.
+//! The test is for figures. It asserts the guard's own promises, that no row is lost, and that the
+//! group's own limit is restored.
 //!
 //! Needs control groups of version 2, Python and `SENPAI`: the program's path, with arguments of one's own behind it where senpai is to
 //! have others than here. `SENPAI=/path/senpai.py make test-cgroup-v2 ARGS=guard` runs it in a virtual machine; without, it is left out.
@@ -16,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 const TEST: &str = "[cgroup] beside senpai";
-/// Of the group, below which senpai's own least (100 MiB, of all its memory) is not far.
+/// Limit of the group, not far above senpai's own minimum (100 MiB of all its memory).
 const LIMIT: u64 = 340 * MIB;
 const SHARE: &str = "30%";
 /// Both take at most 1 % at once. That is each 5 s by the guard's default and each 6 s by senpai's; here each second.
@@ -37,7 +38,7 @@ struct Beside {
     scratch: tempfile::TempDir,
 }
 
-/// What was measured of one way.
+/// The measurements of one way.
 struct Measured {
     rounds: usize,
     /// Bytes of page cache, before and at the end, and those that were read again.
@@ -58,7 +59,7 @@ impl Beside {
         self.group.directory.join("memory.high")
     }
 
-    /// What the group may have now, in bytes; as much as there can be where it has no limit of its own.
+    /// Returns the group's present limit, in bytes; the maximum if it has no limit of its own.
     fn own_limit(&self) -> u64 {
         let text = std::fs::read_to_string(self.high()).expect("version 2 has it");
         if text.trim() == "max" { u64::MAX } else { text.trim().parse().expect("a number") }
@@ -105,7 +106,7 @@ impl Beside {
         Measured { rounds: rounds.len(), file: (file, self.group.file()), refaulted }
     }
 
-    /// What is left once the program has ended.
+    /// Measures the group after the program has ended.
     fn afterwards(&self) {
         let (refaulted, waited) = (self.group.refaulted(), self.group.waited());
         let scans = self.tables.scans(6 * ROUND);

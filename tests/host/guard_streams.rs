@@ -22,9 +22,9 @@ const PROGRAMS: [&str; 3] = ["dd", "cat", "setpriv"];
 const SOON: Duration = Duration::from_secs(60);
 /// A stream's file.
 const SIZE: u64 = 128 * MIB;
-/// What a stream does between two samples of the test.
+/// Bytes of a stream between two samples of the test.
 const STEP: u64 = 8 * MIB;
-/// What may be resident of its file while it goes on.
+/// The most that may be resident of its file while it runs.
 const AT_MOST: u64 = 32 * MIB;
 
 fn written(path: PathBuf, size: u64) -> PathBuf {

@@ -1,10 +1,12 @@
-//! A soak beside a hostile user: a real `MariaDB` and a real `PostgreSQL` under a steady load are served as without them,
-//! and neither the guard nor the doctor opens what is not a database's own.
+//! A soak beside a hostile user: a real `MariaDB` and a real `PostgreSQL` under a steady load are
+//! served as without that user, and neither the guard nor the doctor opens a file that is not a
+//! database's own.
 //!
-//! What is opened is known twice: every open of a decoy by inotify(7), and every successful call of the guard and the
-//! doctor by strace(1), in the first half; in the second half costs are measured. Twenty seconds, or as many as
-//! `PAGEKEEPER_HOSTILE_SECONDS` says. `PAGEKEEPER_HOSTILE_PROGRAM` is a release build to be held to the limits of processor time
-//! as well; this one is hardly optimised, and shares the machine with other tests.
+//! Opened files are observed in two ways in the first half: every open of a decoy by inotify(7),
+//! and every successful call of the guard and the doctor by strace(1). In the second half costs are
+//! measured. Twenty seconds, or as many as `PAGEKEEPER_HOSTILE_SECONDS` says.
+//! `PAGEKEEPER_HOSTILE_PROGRAM` is a release build to be held to the limits of processor time as
+//! well; this one is hardly optimised, and shares the machine with other tests.
 //!
 //! Needs root, Debian's `mariadb-server`, `postgresql`, `sysbench` and `strace`; skips with a sentence otherwise, and
 //! fails instead where `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -142,7 +144,8 @@ fn strace(prefix: &Path) -> Command {
     command
 }
 
-/// What a call has opened, as strace shows it; none for one that failed, or that only refers to a file.
+/// Returns the path that a call has opened, as strace shows it; `None` for a call that failed, or
+/// that only refers to a file.
 fn opened(line: &str) -> Option<&str> {
     let (call, result) = line.rsplit_once(" = ")?;
     let (_, file) = result.split_once('<')?;
@@ -165,8 +168,9 @@ fn all_opened(prefix: &Path) -> Vec<String> {
     all
 }
 
-/// Of what was opened, what belongs to no database: special files, and files in the scratch directory of neither servers
-/// nor the hostile user. A directory to which a link leads may be opened to see whose it is, but nothing in it.
+/// Selects the opened files that belong to no database: special files, and files in the scratch
+/// directory of neither servers nor the hostile user. A directory to which a link leads may be
+/// opened to see whose it is, but nothing in it.
 fn not_theirs<'a>(opened: &'a [String], scratch: &Path, theirs: &[&Path]) -> Vec<&'a String> {
     let directories = [scratch.to_owned(), scratch.join("secret")];
     let special = |file: &str| {

@@ -1,4 +1,5 @@
-//! What looks at the whole machine beside a file system that does not answer: it ends, and names that.
+//! Commands that inspect the whole machine, beside a file system that does not answer: they end,
+//! and name it.
 //!
 //! Needs root, `bindfs` and `setpriv`; skips with a sentence otherwise.
 

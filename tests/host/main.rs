@@ -1,4 +1,5 @@
-//! What watches the whole machine or lowers its dirty limits: the doctor, the probe, streams seen from outside. Runs alone.
+//! Tests that watch the whole machine or lower its dirty limits: the doctor, the probe, streams
+//! seen from outside. Runs alone.
 
 #[path = "../support/mod.rs"]
 mod support;

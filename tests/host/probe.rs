@@ -27,7 +27,7 @@ fn names_in(directory: &Path) -> Vec<String> {
     names
 }
 
-/// What every report has, whatever the file system.
+/// Checks the keys that every report has, on any file system.
 fn check_keys(report: &serde_json::Value) {
     for part in ["direct", "uncached", "atomic", "reads", "read_ahead", "sync", "release", "bulk"] {
         assert!(report[part].is_object(), "{part}: {report}");
@@ -72,7 +72,7 @@ fn check_tables(shown: &str) {
     assert!(!shown.contains('\x1b'), "no screen control where there is no terminal");
 }
 
-/// What is said of direct I/O where it is known what is true.
+/// Checks the report's direct I/O on file systems with known support.
 fn check_direct(report: &serde_json::Value) {
     let kind = report["profile"]["file_system"].as_str().expect("a kind");
     if !["ext4", "xfs", "btrfs"].contains(&kind) {

@@ -1,6 +1,6 @@
-//! Who reads `PostgreSQL`'s WAL in other processes of the server than those that write it: what the archiver's command and a WAL sender read
-//! is in memory, and goes once they have read it. What came from the disk is what the kernel counts for the reader; residency is
-//! `fincore`'s.
+//! Readers of `PostgreSQL`'s WAL in other processes of the server than its writers: the WAL that
+//! the archiver's command and a WAL sender read is in memory, and goes once they have read it.
+//! Reads from the disk are the kernel's counts for the reader; residency is `fincore`'s.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
-//! Programs that back up, under `pagekeeper run`: Python's (borg, bup), Go's (rclone), those of a server's client (mydumper,
-//! myloader), and pgbackrest, which has several processes copy. What comes back is what was backed up, and little of what they read and wrote stays in memory, by `fincore`.
+//! Programs that back up, under `pagekeeper run`: Python's (borg, bup), Go's (rclone), those of a
+//! server's client (mydumper, myloader), and pgbackrest, which has several processes copy. The
+//! restored data equals the backed-up data, and little of what they read and wrote stays in memory,
+//! by `fincore`.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,7 +23,7 @@ const SOON: Duration = Duration::from_secs(180);
 const HOME: &str = "export HOME=\"$PWD\" BORG_BASE_DIR=\"$PWD/home\" BUP_DIR=\"$PWD/repository\" RCLONE_CONFIG=/dev/null \
                     BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK=yes; ";
 
-/// How one backs `source` up to `repository`, and brings it back to `back`: lines of a shell.
+/// Shell lines that back `source` up to `repository`, and restore it to `back`.
 struct Backup {
     name: &'static str,
     make: &'static str,
@@ -164,7 +166,7 @@ fn a_dump_of_a_server_is_the_same_and_leaves_little_in_memory() {
     assert_eq!(sum("a.t"), sum("again.t"));
 }
 
-/// Of a server that is not running: the files are read by pgbackrest's own processes.
+/// The server is not running: pgbackrest's own processes read its files.
 #[test]
 fn a_backup_of_postgresql_is_the_same_and_leaves_little_in_memory() {
     let initdb = postgresql::program("initdb").display().to_string();

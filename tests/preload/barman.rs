@@ -1,9 +1,10 @@
-//! barman under `pagekeeper run`, beside a running PostgreSQL: WAL received and archived, backups by rsync and by
-//! `pg_basebackup`, and a recovery. What comes back is what the server has, and little of what was read and written stays in
-//! memory, by `fincore`.
+//! barman under `pagekeeper run`, beside a running PostgreSQL: WAL received and archived, backups
+//! by rsync and by `pg_basebackup`, and a recovery. The restored data equals the server's, and
+//! little of what was read and written stays in memory, by `fincore`.
 //!
-//! Invariants: nothing of barman outlives the test; the server itself is not under run, so that what it reads for `pg_basebackup` is not
-//! judged. rsync reads the server's files itself, by a script in place of ssh.
+//! Invariants: nothing of barman outlives the test; the server itself is not under run, so its
+//! reads for `pg_basebackup` are not judged. rsync reads the server's files itself, by a script in
+//! place of ssh.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -73,7 +74,7 @@ impl Barman {
         good(&mut shell_under_run(&format!("barman -c barman.conf {what}")), &self.here);
     }
 
-    /// What barman keeps of one of the two.
+    /// Returns barman's directory for one of the two servers.
     fn of(&self, name: &str, what: &str) -> PathBuf {
         self.here.join("barman").join(name).join(what)
     }

@@ -1,5 +1,5 @@
-//! What a command under `pagekeeper run` starts that no library can be loaded into, or that loses it: it is covered by other means, or
-//! that is said, or refused. Residency is `fincore`'s.
+//! Children of a command under `pagekeeper run` that can't load a library, or that lose it: they
+//! are covered by other means, or reported, or refused. Residency is `fincore`'s.
 
 use std::fs;
 use std::path::{Path, PathBuf};

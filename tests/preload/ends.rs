@@ -1,5 +1,6 @@
-//! How `pagekeeper run` ends: as the command ended, however that left its process group, with a report or without, and as the first
-//! process of a container; and the command is started, whatever becomes of the report.
+//! Exit codes and signals of `pagekeeper run`. It ends as the command ended, however the command
+//! left its process group, with a report or without, also as the first process of a container. It
+//! starts the command even if it can't write the report.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -35,7 +36,7 @@ int main(int count, char **arguments) {
 }
 ";
 
-/// What a command does before it ends, as the program and the book call it.
+/// Ways in which a command leaves its process group, as the program and the book call them.
 const LEAVING: [(&str, &str); 4] = [
     ("stay", "stays in its process group"),
     ("session", "begins a session (`setsid`)"),
@@ -58,7 +59,7 @@ fn signals() -> impl Iterator<Item = i32> {
     (1..32).filter(move |signal| !others.contains(signal))
 }
 
-/// Where a command is started.
+/// The place where a command is started.
 #[derive(Clone, Copy)]
 struct Start {
     has_report: bool,
@@ -87,7 +88,7 @@ impl Start {
         outcome.code
     }
 
-    /// How the exit codes look beside the command's.
+    /// Compares the exit codes with the command's.
     fn codes(self, ends: &Path, leaving: &str, numbers: impl Iterator<Item = i32>) -> String {
         let kinds: BTreeSet<String> = numbers
             .map(|number| match self.ended(ends, leaving, "exit", number) {
@@ -98,7 +99,7 @@ impl Start {
         kinds.into_iter().collect::<Vec<_>>().join(", ")
     }
 
-    /// How the ends by a signal look.
+    /// Compares the ends by a signal with the command's.
     fn signals(self, ends: &Path, leaving: &str) -> String {
         let kinds: BTreeSet<String> = signals()
             .map(|signal| match self.ended(ends, leaving, "signal", signal) {
@@ -174,7 +175,7 @@ fn timeout_and_setsid_end_with_a_report() {
     }
 }
 
-/// What a terminal sends reaches a command that is not in its foreground group by this process.
+/// This process forwards a terminal's signals to a command that is not in the foreground group.
 #[test]
 fn in_a_terminal_a_key_reaches_a_command_of_another_group() {
     if !can_start("a key for another group", &["script", "timeout"]) {

@@ -1,5 +1,6 @@
-//! Commands under `pagekeeper run` that are followed by events of the kernel: they are as without that, for as long as the process beside
-//! them follows and without it, and what can't be followed is said or refused. Residency is `fincore`'s.
+//! Commands under `pagekeeper run` that are followed by events of the kernel. They behave as
+//! without that, with the process beside them and after its end; commands that can't be followed
+//! are reported or refused. Residency is `fincore`'s.
 
 mod kinds;
 mod plain;
@@ -62,7 +63,7 @@ fn follower(parent: &Child) -> Option<Pid> {
     Pid::from_raw(pid.cast_signed())
 }
 
-/// What ends a service or a terminal reaches the process beside the command, too.
+/// Signals that end a service or a terminal also reach the process beside the command.
 #[test]
 fn a_follower_outlives_what_ends_a_terminal() {
     if !support::can_follow("a follower is sent signals", &["busybox", "fincore"]) {

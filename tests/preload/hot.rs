@@ -1,5 +1,6 @@
-//! Pages that other programs brought into the page cache while a stream had the file open: they stay, however the stream reads.
-//! What a stream brought in itself goes. Residency is `fincore`'s.
+//! Pages that other programs brought into the page cache while a stream had the file open: they
+//! stay, however the stream reads. Pages that a stream brought in itself go. Residency is
+//! `fincore`'s.
 //!
 //! The disk is a quick one: after two seconds the rules take what lies ahead of a reader for others'.
 
@@ -47,7 +48,8 @@ fn resident(path: &Path) -> u64 {
     support::resident_bytes(&[path.to_owned()])
 }
 
-/// Runs it to its end; while it waits, another program reads the whole file, and `pause` passes. What is resident in the end.
+/// Runs it to its end; while it waits, another program reads the whole file, and `pause` passes.
+/// Returns the bytes that are resident in the end.
 fn with_others(path: &Path, how: &str, pause: Duration) -> u64 {
     evict(path);
     let mut child =

@@ -22,7 +22,7 @@ const PROGRAM: u64 = 16 * MIB;
 /// An ordinary user.
 const USER: u32 = 65534;
 
-/// What every program begins with: a file, calls on it, and where its pieces are.
+/// The beginning of every program: a file, calls on it, and the positions of its pieces.
 const BEGIN: &str = r"
 import os, random, sys, threading
 path, size = sys.argv[1], 300 << 20
@@ -38,7 +38,7 @@ def read_on(fd, call, length=1 << 62):
         if not more: break
 ";
 
-/// What every program ends with: bytes that it read from the device.
+/// The end of every program: it prints the bytes that it read from the device.
 const END: &str = r#"
 print(next(line.split()[1] for line in open("/proc/self/io") if line.startswith("read_bytes")))
 "#;
@@ -140,7 +140,7 @@ fn what_is_read_out_of_order_goes_and_is_read_once() {
     }
 }
 
-/// What a slow disk still reads ahead as a file is closed goes once it has come.
+/// Pages that a slow disk still reads ahead when a file is closed go once they have arrived.
 #[test]
 fn what_is_still_read_ahead_as_a_file_is_closed_goes_later() {
     let Some(place) = Place::new("a slow disk's read-ahead") else { return };
@@ -219,8 +219,8 @@ read_on(other, 1 << 20)
     assert!(before <= PROGRAM, "{before} bytes are said to have been there before\n{report}");
 }
 
-/// What was read is what was released and what was there before, whichever way the file is read; what is said to be released came from the
-/// device.
+/// The bytes read equal those released and those resident before, whichever way the file is read;
+/// the released bytes came from the device.
 #[test]
 fn what_was_read_is_what_was_released_or_there_before() {
     let Some(place) = Place::new("reports that add up") else { return };

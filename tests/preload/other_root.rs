@@ -77,7 +77,8 @@ fn make_files(directory: &Path) -> u64 {
     u64::from(FILES) * SMALL as u64 + LARGE as u64
 }
 
-/// What is resident comes to at most a fiftieth, once a process that was killed or is about to end has let go.
+/// At most a fiftieth stays resident, once a process that was killed or is about to end has let go
+/// of its files.
 fn goes(what: &str, directory: &Path, size: u64) {
     support::eventually(&format!("{what} goes"), SOON, || {
         let left: u64 = counted(directory).values().sum();

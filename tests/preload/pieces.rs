@@ -1,5 +1,6 @@
-//! How output goes to its disk under `pagekeeper run`: in pieces, one on its way at a time, and no more unwritten than keeps the kernel's own
-//! flusher away. What is on its way is seen from outside, by cachestat(2); pieces by strace(1).
+//! The way of output to its disk under `pagekeeper run`: in pieces, one in flight at a time, with
+//! so little unwritten that the kernel's own flusher does not start. Bytes in flight are observed
+//! from outside, by cachestat(2); pieces by strace(1).
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -23,7 +24,7 @@ const UNWRITTEN_MAX: u64 = 17 * MIB;
 /// Copies of which one has to be as it should.
 const ATTEMPTS: usize = 3;
 
-/// What was seen of a file while it was written.
+/// Observations of a file while it was written.
 #[derive(Debug, Default)]
 struct Seen {
     /// Bytes that were unwritten, at most.

@@ -250,10 +250,12 @@ fn mounting(script: &str, arguments: &[OsString], directory: &Path) -> Outcome {
     finish(command.current_dir(directory))
 }
 
-/// Who opens a file after its writer has closed it, and syncs it, is reported that it could not be written: also where the kernel has no
-/// cachestat(2), and the rules wait by other means. (The image's disk is full; the writer has gone when that is found.) The kernel forgets an error
-/// with the file's inode, which it may do as soon as nobody has it open, and does now and then where a group's pages are reclaimed on a busy
-/// machine: so one of a few times is enough.
+/// A process that opens a file after its writer has closed it, and syncs it, gets the error of the
+/// failed write. This holds also without cachestat(2), where the rules wait by other means. (The
+/// image's disk is full, which is found after the writer has ended.) The kernel forgets an error
+/// with the file's inode, which it may drop as soon as no process has the file open. On a busy
+/// machine this happens now and then when a group's pages are reclaimed, so one success in a few
+/// attempts is enough.
 #[test]
 fn a_write_error_is_reported_to_who_opens_the_file_later() {
     if !support::can_run("write errors", &["cc", "unshare", "mkfs.ext4", "mount"]) {
@@ -287,8 +289,8 @@ fn a_write_error_is_reported_to_who_opens_the_file_later() {
     }
 }
 
-/// What is written to an overlay (a container's root) goes, though cachestat(2) says there that nothing is resident or dirty; and so it
-/// does where there is no cachestat(2).
+/// Pages written to an overlay (a container's root) go, though cachestat(2) counts no resident or
+/// dirty pages there. They also go without cachestat(2).
 #[test]
 fn what_a_stream_writes_goes_where_nothing_is_counted() {
     if !support::can_run("writers without counts", &["cc", "unshare", "mount", "fincore"]) {
@@ -321,8 +323,9 @@ fn what_a_stream_writes_goes_where_nothing_is_counted() {
     assert!(left <= 4 * MIB, "{left} bytes stay without cachestat(2)");
 }
 
-/// The least that stays resident, in runs of three minutes at most: a writer of which nothing is counted gives up what was not written for
-/// a second, as on a machine that is busy with other tests.
+/// Returns the least that stays resident, in runs of at most three minutes. A writer whose pages
+/// are not counted gives up pages that were not written within a second, as happens on a machine
+/// that is busy with other tests.
 fn least_left(written: &[PathBuf], run: impl Fn()) -> u64 {
     let begin = Instant::now();
     let mut least = u64::MAX;
@@ -333,7 +336,7 @@ fn least_left(written: &[PathBuf], run: impl Fn()) -> u64 {
     least
 }
 
-/// What was written and closed goes, though the process becomes another program at once.
+/// Files that were written and closed go, though the process becomes another program at once.
 #[test]
 fn files_go_that_were_written_before_an_exec() {
     if !support::can_start("exec", &["cc", "fincore"]) {

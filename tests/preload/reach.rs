@@ -216,7 +216,8 @@ fn what_zstd_may_only_read_goes() {
     );
 }
 
-/// Whose file the helper lets go of, for names that are removed, is read on at once: each call once waited for what nobody began any more.
+/// A file that the helper closes, since names are removed, is read on at once: no call waits for a
+/// release that will never begin.
 #[test]
 fn files_that_may_only_be_read_are_read_on_as_names_are_removed() {
     if !support::can_run("names that are removed", &["setpriv", "perl"]) {

@@ -1,5 +1,6 @@
-//! What `pagekeeper run --report=json` says stayed is what cachestat(2) counts, by a call of the test's own; and what streams read and
-//! wrote is what it says was released, stayed, or was there before.
+//! The pages that stayed, by `pagekeeper run --report=json`, are those that cachestat(2) counts in
+//! a call of the test's own. The bytes that streams read and wrote are those that it reports as
+//! released, as stayed, or as resident before.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt as _;
@@ -43,7 +44,7 @@ print(json.dumps(found))
     serde_json::from_value(counted.json()).expect("a map")
 }
 
-/// What stayed of each file, as a report says it, with the reason.
+/// Returns the bytes of each file that stayed, by a report, with the reason.
 fn stayed(report: &Value) -> BTreeMap<String, (u64, String)> {
     let text = |value: &Value| value.as_str().expect("text").to_owned();
     let files = report["stayed"].as_array().expect("a list").iter();
@@ -241,8 +242,8 @@ impl Drop for Busy {
     }
 }
 
-/// A short program that has signal handlers and reads by calls that are not seen: it has its helper wherever its stack is, and what it read
-/// goes although it may be done before the helper has begun.
+/// A short program that has signal handlers and reads by calls that are not seen. It has its helper
+/// wherever its stack is, and the pages it read go although it may end before the helper has begun.
 #[test]
 fn what_a_short_program_reads_by_unseen_calls_goes_every_time() {
     short_programs(10);

@@ -141,7 +141,7 @@ fn what_the_command_is_given_is_untouched() {
     }
 }
 
-/// What is read or written where nothing is open fails, as it does without `pagekeeper run`.
+/// Reads and writes of closed descriptors fail, as without `pagekeeper run`.
 #[test]
 fn what_is_closed_stays_closed() {
     for (command, closed) in [("cat", "<&-"), ("echo hello", ">&-"), ("echo hello >&2", "2>&-")] {
@@ -303,7 +303,8 @@ int main(int count, char **arguments) {
 }
 ";
 
-/// What a command starts is inspected as it is started: the library is loaded, and leaves the rules off, which is said.
+/// Programs that a command starts are inspected at their start: the library is loaded, leaves the
+/// rules off, and says so.
 #[test]
 fn programs_of_musl_that_a_command_starts_run() {
     if !can_start("programs_of_musl_that_a_command_starts_run", &["musl-gcc"]) {

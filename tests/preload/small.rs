@@ -57,7 +57,8 @@ fn a_small_program_makes_few_calls_more_and_no_thread() {
     }
 }
 
-/// What small programs write goes on a disk that is quick enough, and so does what is open as its process ends.
+/// The output of small programs goes on a disk that is fast enough, and so do files that are open
+/// when their process ends.
 #[test]
 fn what_programs_leave_open_or_small_goes() {
     if !support::can_start("small programs' files", &["cp", "gzip", "cat", "sh", "python3", "fincore"]) {

@@ -1,8 +1,9 @@
-//! The preloaded library in programs that make it hard: threads at random, forks, cancelled threads, signals, limits, small stacks,
-//! and calls that fail below it. All say and leave the same as they do plain.
+//! The preloaded library in programs that make it hard: threads at random, forks, cancelled
+//! threads, signals, limits, small stacks, and calls that fail below it. All print and leave the
+//! same as plain.
 //!
-//! What is random goes by a seed, which a failure's message names; `PAGEKEEPER_SEED` repeats it. Long runs are ignored here:
-//! `make test-preload` asks for them.
+//! All choices follow from a seed, which a failure's message names; `PAGEKEEPER_SEED` repeats them.
+//! Long runs are ignored here: `make test-preload` asks for them.
 
 use std::path::Path;
 
@@ -14,7 +15,7 @@ use pagekeeper_testing::Seed;
 
 const OPTIONS: &[&str] = &["-O1", "-U_FORTIFY_SOURCE"];
 
-/// What a mixed program is tried with where trying all would take long.
+/// Returns the ways to run a mixed program if all ways would take long.
 fn some_ways() -> Vec<Way> {
     vec![
         Way::run(&["--as", "stream"], "stream.file"),
@@ -136,7 +137,8 @@ fn signals_interrupt_what_they_interrupted() {
     compare("signals", &[]);
 }
 
-/// What a handler opens a file in the midst of goes on, were it the allocator itself.
+/// A handler may open a file in the middle of any call, even of the allocator, and the call goes
+/// on.
 #[test]
 fn handlers_open_files_whatever_they_interrupt() {
     if support::can_start("handlers that open files", &["cc"]) {
@@ -167,7 +169,8 @@ fn processes_that_are_short_of_something_go_on() {
     compare("limits", &[]);
 }
 
-/// What a program can see: low descriptors are its own, each of them; one of a high number and one thread may be the library's.
+/// A program sees its own low descriptors, all of them; one descriptor of a high number and one
+/// thread may be the library's.
 #[test]
 fn a_process_that_takes_stock_finds_its_own_descriptors() {
     if !support::can_start("a process that takes stock", &["cc"]) {
@@ -188,7 +191,7 @@ fn a_process_that_takes_stock_finds_its_own_descriptors() {
     }
 }
 
-/// What counts against limits of locked and of promised memory.
+/// The library adds little to memory that counts against limits of locked and of promised memory.
 #[test]
 fn a_process_has_little_more_memory() {
     if !support::can_start("what a process has of memory", &["cc"]) {
@@ -210,9 +213,10 @@ fn a_process_has_little_more_memory() {
     }
 }
 
-/// Of a stack of 8 KiB (what `SIGSTKSZ` was until glibc 2.34), on which a crash handler writes its dump: where it has room without the
-/// library, as it has unless the processor's state takes more, it has room with it. Its second run counts, too: the first takes more to
-/// bind what it calls, and may do with less else.
+/// A crash handler writes its dump on a stack of 8 KiB (`SIGSTKSZ` until glibc 2.34). If it has
+/// room without the library, which depends on the size of the processor's state, it has room with
+/// the library. Its second run counts, too: the first needs more, to bind the functions that it
+/// calls.
 #[test]
 fn signal_handlers_on_small_stacks_have_room() {
     if !support::can_start("what a signal handler uses of its stack", &["cc"]) {
@@ -264,7 +268,7 @@ fn who_asks_for_filters_of_calls_has_the_rules() {
     assert!(plain.1 > 0 && stream.1 == 0, "{} pages, {} plain", stream.1, plain.1);
 }
 
-/// Where cachestat says that nothing is resident of any file: in the layers of a container.
+/// In the layers of a container, where cachestat counts no resident page of any file.
 #[test]
 fn what_is_opened_for_direct_io_leaves_the_cache_on_an_overlay() {
     if !support::can_run("direct I/O on an overlay", &["cc", "unshare", "mount"]) {

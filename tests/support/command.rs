@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Far longer than any run should take, also one that reads and writes some hundred MiB on a disk of 3 MB/s.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// What a run left.
+/// The results of a run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// Exit code; that of a shell, 128 + signal, if a signal ended it.
@@ -67,7 +67,7 @@ pub(crate) fn words_by_library() -> Vec<OsString> {
     [command.get_program()].into_iter().chain(command.get_args()).map(OsStr::to_owned).collect()
 }
 
-/// Where the program under test is.
+/// Returns the path of the program under test.
 pub(crate) fn program() -> PathBuf {
     super::begin();
     PathBuf::from(env!("CARGO_BIN_EXE_pagekeeper"))

@@ -1,9 +1,10 @@
 //! Programs run plain and under the preloaded library, and what they leave compared: every line that they say, how they end, and
 //! every file.
 //!
-//! Invariants: a program is built once for each test binary, by `cc`, and runs in a new directory each time; what may differ
-//! from run to run by itself is not compared (times, inode numbers, allocated blocks). A control shows that the comparison
-//! finds nothing where there is nothing, and something where a library is wrong.
+//! Invariants: a program is built once for each test binary, by `cc`, and runs in a new directory
+//! each time; values that differ from run to run by themselves are not compared (times, inode
+//! numbers, allocated blocks). A control shows that the comparison finds nothing where there is
+//! nothing, and something where a library is wrong.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,21 +15,21 @@ use std::sync::{Mutex, PoisonError};
 
 use super::command::{contained, finish, pagekeeper_by_library};
 
-/// What a program's file is called where a comparison takes its name away.
+/// The placeholder for a program's file in compared text.
 const NAME: &str = "NAME";
 
-/// How a program is run.
+/// A way to run a program.
 #[derive(Debug, Clone)]
 pub(crate) struct Way {
-    /// What it is called in a failure's message.
+    /// Its name in a failure's message.
     pub(crate) label: String,
     /// Arguments of `pagekeeper run`; none for a plain run.
     run: Option<Vec<String>>,
-    /// What is preloaded beside.
+    /// Other libraries that are preloaded.
     preload: Vec<PathBuf>,
     /// Set in the environment.
     environment: Vec<(String, String)>,
-    /// What the file under test is called, so that a profile's rule fits it.
+    /// The name of the file under test, chosen so that a profile's rule matches it.
     pub(crate) file: String,
 }
 
@@ -111,14 +112,14 @@ pub(crate) fn ways() -> Vec<Way> {
     ]
 }
 
-/// What a program left.
+/// The results of a program.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Left {
     /// Exit code, or 128 + signal.
     pub(crate) code: i32,
-    /// What it said, with its file's name replaced.
+    /// Lines of its standard output, with its file's name replaced.
     pub(crate) said: Vec<String>,
-    /// What it complained of, the same.
+    /// Lines of its standard error, with its file's name replaced.
     pub(crate) complained: Vec<String>,
     /// Its files: mode, size and checksum by name.
     pub(crate) files: BTreeMap<String, String>,

@@ -24,10 +24,11 @@ pub(crate) const PROGRAMS: [&str; 11] = [
     "losetup",
 ];
 
-/// Where its data is, as it sees it.
+/// The path of its data, as it sees it.
 pub(crate) const DATA: &str = "/var/lib/data";
 
-/// What a call of [`Container::fill_binlogs`] leaves in the page cache at least, without a guard, in bytes.
+/// The least that a call of [`Container::fill_binlogs`] leaves in the page cache without a guard,
+/// in bytes.
 pub(crate) const FILLED: u64 = 40 * MIB;
 
 /// The installation of a database is part of it: some 100 MiB and many syncs.

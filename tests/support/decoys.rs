@@ -42,7 +42,7 @@ impl Decoys {
         self.paths.push((number, path.to_owned()));
     }
 
-    /// Which were opened since the last call, under the names that they had first.
+    /// Returns the decoys that were opened since the last call, by their first names.
     pub(crate) fn opened(&self) -> BTreeSet<PathBuf> {
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
         let mut reader = inotify::Reader::new(&self.watch, &mut buffer);

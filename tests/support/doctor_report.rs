@@ -56,7 +56,7 @@ fn schema() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../doctor/report.schema.json")
 }
 
-/// What of a report is not as the schema says; `None` where there is no validator.
+/// Returns the report's deviations from the schema; `None` without a validator.
 pub(crate) fn errors(report: &Value) -> Option<String> {
     static VALIDATOR: OnceLock<Option<Mutex<Validator>>> = OnceLock::new();
     let validator = VALIDATOR.get_or_init(|| {

@@ -25,7 +25,7 @@ pub(crate) struct Guard {
     complaints: Option<JoinHandle<String>>,
 }
 
-/// What a guard said, after it has ended.
+/// The output of a guard that has ended.
 pub(crate) struct Ended {
     /// Its exit status.
     pub(crate) status: ExitStatus,
@@ -137,7 +137,7 @@ impl Guard {
         events.iter().any(|event| event["event"] == name && matches(event))
     }
 
-    /// How many ticks it has made so far.
+    /// Returns the number of its ticks so far.
     pub(crate) fn ticks(&self) -> usize {
         let events = self.said.events.lock().expect("no panic while held");
         events.iter().filter(|event| event["event"] == "tick").count()

@@ -22,7 +22,7 @@ use super::{copy_program, eventually};
 /// Programs that it needs.
 pub(crate) const PROGRAMS: [&str; 4] = ["setpriv", "unshare", "sh", "chown"];
 
-/// What a process of this program is to play, in the directory where it runs.
+/// Variable with the part that a process of this program plays, in the directory where it runs.
 const PART: &str = "PAGEKEEPER_HOSTILE_PART";
 
 /// Nobody's.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Rows of the table that was read once, of some 120 MiB.
 const COLD_ROWS: &str = "120000";
 
-/// By how much `memory.high` is below `memory.max`, in bytes.
+/// The distance from `memory.high` to `memory.max`, in bytes.
 pub(crate) const HEADROOM: u64 = 20 * MIB;
 
 /// Such a server; what it has in its own group ends before the group does.

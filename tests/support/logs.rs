@@ -32,7 +32,7 @@ impl Logs {
         logs
     }
 
-    /// Where they are.
+    /// Returns their directory.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }

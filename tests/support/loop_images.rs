@@ -16,7 +16,8 @@ pub(crate) struct LoopImage {
 }
 
 impl LoopImage {
-    /// What making images of these file systems needs beside root, for `can_run`.
+    /// Returns the programs that creating images of these file systems needs beside root, for
+    /// `can_run`.
     pub(crate) fn programs(kind: &str) -> [String; 3] {
         [format!("mkfs.{kind}"), "mount".to_owned(), "umount".to_owned()]
     }
@@ -40,7 +41,7 @@ impl LoopImage {
         self.is_mounted = false;
     }
 
-    /// Where it is mounted.
+    /// Returns its mount point.
     pub(crate) fn path(&self) -> &Path {
         &self.mount
     }
@@ -76,8 +77,9 @@ fn unmount(mount: &Path) {
     eprintln!("{} stayed busy, unmounted lazily: {lazily:?}", mount.display());
 }
 
-/// A place on a disk that is memory (an ext4 on an image on a tmpfs): what may be waited for only so long is written and read there
-/// within moments, whatever others do to the machine's disks. Who can't mount has a directory on one of these. Fields go in this order.
+/// A place on a disk in memory (an ext4 on an image on a tmpfs). Reads and writes there take
+/// moments, whatever others do to the machine's disks, so tests with deadlines use it. Without
+/// permission to mount, it is a directory on one of the machine's disks. Fields go in this order.
 pub(crate) struct QuickDisk {
     files: Option<Mount>,
     _memory: Option<Mount>,
@@ -121,7 +123,7 @@ impl QuickDisk {
         Self { files, _memory: memory, directory }
     }
 
-    /// Where files are put.
+    /// Returns the directory for files.
     pub(crate) fn path(&self) -> &Path {
         self.files.as_ref().map_or_else(|| self.directory.path(), |files| &files.0)
     }
@@ -153,7 +155,7 @@ impl Device {
         self.opened = None;
     }
 
-    /// Where it is.
+    /// Returns its directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

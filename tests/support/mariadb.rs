@@ -21,7 +21,7 @@ pub(crate) const BINLOG_BYTES: u64 = 16 * MIB;
 /// Size of the redo ring, in bytes.
 pub(crate) const REDO_BYTES: u64 = 48 * MIB;
 
-/// Where Debian's galera-4, on which its server depends, has the library.
+/// The library of Debian's galera-4, on which its server depends.
 pub(crate) const GALERA: &str = "/usr/lib/galera/libgalera_smm.so";
 
 // As /proc/PID/fdinfo shows them, in octal (open(2), x86-64).
@@ -29,7 +29,7 @@ const O_ACCMODE: u32 = 0o3;
 const O_RDONLY: u32 = 0o0;
 const O_DIRECT: u32 = 0o40_000;
 
-/// How to start a server.
+/// Options to start a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     id: u32,
@@ -237,13 +237,14 @@ impl Server {
         self.execute("START SLAVE");
     }
 
-    /// Where this primary's next event will be written: binlog name, offset in bytes.
+    /// Returns the position of this primary's next event: binlog name, offset in bytes.
     pub(crate) fn written_to(&self) -> (String, u64) {
         let row = &self.query("SHOW MASTER STATUS")[0];
         (row["File"].clone(), row["Position"].parse().expect("a number"))
     }
 
-    /// How far this replica has applied its primary's binlog: name, offset in bytes.
+    /// Returns the position up to which this replica applied its primary's binlog: name, offset in
+    /// bytes.
     pub(crate) fn applied_to(&self) -> (String, u64) {
         let row = &self.query("SHOW SLAVE STATUS")[0];
         assert_eq!(row["Last_Error"], "", "the replica stopped");
@@ -282,7 +283,8 @@ impl Server {
         files
     }
 
-    /// How many binlogs lie between each dump thread's open file and the newest: 0 is the same file.
+    /// Returns the number of binlogs between each dump thread's open file and the newest: 0 is the
+    /// same file.
     pub(crate) fn follower_lags(&self) -> Vec<u64> {
         let newest = self.binlogs().last().and_then(|path| number_of(path));
         self.open_files()

@@ -6,10 +6,10 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Where Debian keeps them.
+/// The directory in which Debian keeps them.
 pub(crate) const DIRECTORY: &str = "/usr/share/mysql/mysql-test";
 
-/// What the test programs of a run came to.
+/// The results of a run's test programs.
 #[derive(Debug)]
 pub(crate) struct Results {
     /// Names that passed.

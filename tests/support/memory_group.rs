@@ -40,7 +40,7 @@ impl MemoryGroup {
         made
     }
 
-    /// Where its files are.
+    /// Returns the directory of its files.
     pub(crate) fn path(&self) -> &Path {
         &self.directory
     }
@@ -64,7 +64,7 @@ impl MemoryGroup {
         command_by(&self.entrance_of(pid), program)
     }
 
-    /// Who is in it.
+    /// Returns the processes in it.
     pub(crate) fn processes(&self) -> Vec<u32> {
         let below = self.below.iter().flat_map(|below| below.borrow().clone());
         let texts = below.chain([self.directory.clone()]).filter_map(|directory| {
@@ -74,7 +74,7 @@ impl MemoryGroup {
         texts.flat_map(|text| text.lines().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
     }
 
-    /// Where a process is written to that is to enter.
+    /// Returns the file to which the number of an entering process is written.
     fn entrance(&self) -> PathBuf {
         let Some(below) = &self.below else { return self.directory.join("cgroup.procs") };
         let mut below = below.borrow_mut();
@@ -84,7 +84,7 @@ impl MemoryGroup {
         leaf.join("cgroup.procs")
     }
 
-    /// Where a process is written to that is to be with one that is in it.
+    /// Returns the file by which a process enters the group of another one that is in it.
     fn entrance_of(&self, pid: u32) -> PathBuf {
         let Some(below) = &self.below else { return self.directory.join("cgroup.procs") };
         let mut entrances = below.borrow().iter().map(|leaf| leaf.join("cgroup.procs")).collect::<Vec<_>>();

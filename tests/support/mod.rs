@@ -1,4 +1,5 @@
-//! What the end-to-end tests share: skipping, a place for files, an independent count of the page cache, waiting.
+//! The parts that end-to-end tests share: skipping, a place for files, an independent count of the
+//! page cache, waiting.
 //!
 //! Invariants: nothing here asks the program under test for the truth; residency comes from util-linux's
 //! `fincore`. A missing package skips a test in plain words, or fails it where `PAGEKEEPER_REQUIRE_ALL=1`.
@@ -158,8 +159,8 @@ pub(crate) fn resident_bytes(files: &[PathBuf]) -> u64 {
         .sum()
 }
 
-/// Bytes of these files that are resident, or that the kernel took by itself (`nr_evicted` of cachestat(2)): some machines
-/// page out what is idle. What is released by advice is neither.
+/// Bytes of these files that are resident, or that the kernel took by itself (`nr_evicted` of
+/// cachestat(2)): some machines page out idle pages. Pages that are released by advice are neither.
 pub(crate) fn kept_bytes(files: &[PathBuf]) -> u64 {
     use pagekeeper_kernel::{InspectedFile, Links, residency};
     let present = files.iter().filter_map(|file| InspectedFile::open(file, Links::Follow).ok());

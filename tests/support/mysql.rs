@@ -20,7 +20,7 @@ pub(crate) const BINLOG_BYTES: u64 = 16 * MIB;
 /// Size of the redo log, in bytes.
 pub(crate) const REDO_BYTES: u64 = 96 * MIB;
 
-/// Where its data is, as it sees it.
+/// The path of its data, as it sees it.
 pub(crate) const DATA: &str = MySql::DATA;
 
 /// A running server.

@@ -18,7 +18,8 @@ pub(crate) struct HostPath {
     pub(crate) read_only: bool,
 }
 
-/// What the chart adds with `cgroup.reclaim=true` (`deploy/helm/pagekeeper/templates/daemonset.yaml`).
+/// The mount that the chart adds with `cgroup.reclaim=true`
+/// (`deploy/helm/pagekeeper/templates/daemonset.yaml`).
 pub(crate) const RECLAIM: HostPath =
     HostPath { path: "/sys/fs/cgroup", mounted: "/host/sys/fs/cgroup", read_only: false };
 
@@ -148,7 +149,7 @@ impl Pod {
     }
 }
 
-/// What a security context gives and takes.
+/// Adds podman's options for the permissions of a security context.
 fn rights(context: &Map<String, Value>, mut add: impl FnMut(String)) {
     for (name, value) in context {
         match (name.as_str(), value) {

@@ -16,16 +16,17 @@ use std::time::Duration;
 pub(crate) const PROGRAMS: [&str; 8] =
     ["podman", "crun", "conmon", "mariadbd", "mariadb-install-db", "mariadb", "setpriv", "tar"];
 
-/// Where its data is, as it sees it.
+/// The path of its data, as it sees it.
 pub(crate) const DATA: &str = "/var/lib/data";
 
-/// What a call of [`Container::fill_binlogs`] leaves in the page cache at least, without a guard, in bytes.
+/// The least that a call of [`Container::fill_binlogs`] leaves in the page cache without a guard,
+/// in bytes.
 pub(crate) const FILLED: u64 = 40 * MIB;
 
-/// Of an emulated machine.
+/// Deadline for an emulated machine.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// What podman stores, and its image.
+/// The files that podman stores, and its image.
 pub(crate) struct Engine {
     home: PathBuf,
 }
@@ -147,7 +148,8 @@ impl Container<'_> {
         done(self.engine.podman().args(["exec", self.name]).args(dd));
     }
 
-    /// What is resident of its binlogs, in bytes: of the files in the layer that the container writes to, which have the pages.
+    /// Returns the resident bytes of its binlogs: of the files in the layer that the container
+    /// writes to, which have the pages.
     pub(crate) fn resident_binlogs(&self) -> u64 {
         let format = "--format={{.GraphDriver.Data.UpperDir}}";
         let shown = done(self.engine.podman().args(["inspect", format, self.name]));

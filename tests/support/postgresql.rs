@@ -153,12 +153,12 @@ impl Server {
         self.child.id()
     }
 
-    /// Where it and its tests keep their files.
+    /// Returns the directory in which it and its tests keep their files.
     pub(crate) fn home(&self) -> &Path {
         &self.home
     }
 
-    /// Where its WAL segments are.
+    /// Returns the directory of its WAL segments.
     pub(crate) fn wal(&self) -> PathBuf {
         self.home.join("data/pg_wal")
     }
@@ -231,7 +231,7 @@ impl Server {
         });
     }
 
-    /// What its processes have had read from a device so far, in bytes.
+    /// Returns the bytes that each of its processes read from a device so far.
     pub(crate) fn device_bytes_read(&self) -> BTreeMap<u32, u64> {
         let pid = self.pid();
         let children =

@@ -46,7 +46,7 @@ impl Prometheus {
         server
     }
 
-    /// What an expression gives at the moment: labels and value of each series.
+    /// Returns the present value of an expression: labels and value of each series.
     pub(crate) fn query(&self, expression: &str) -> Vec<(Value, f64)> {
         let mut encoded = String::new();
         for byte in expression.bytes() {

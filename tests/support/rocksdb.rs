@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Programs that it needs.
 pub(crate) const PROGRAMS: [&str; 2] = ["db_bench", "setpriv"];
 
-/// What it puts, in bytes a second.
+/// The rate of its puts, in bytes a second.
 const RATE: u64 = 32 * MIB;
 
 /// Far longer than a disk needs for what is waited for here.
@@ -50,7 +50,7 @@ impl Bench {
         self.child.id()
     }
 
-    /// Where its files are.
+    /// Returns the directory of its files.
     pub(crate) fn database(&self) -> &Path {
         &self.database
     }

@@ -80,8 +80,9 @@ impl SlowDisk {
         Some(Self { _undo: undo, mount, number, throttle, _directory: directory })
     }
 
-    /// Holds it to half of what the disk below takes at the moment, and to `most` bytes a second at most; says to what. What
-    /// a neighbour takes of that disk is then not laid to who writes here.
+    /// Limits it to half of the present rate of the disk below, and to at most `most` bytes a
+    /// second; returns the limit. Then load of a neighbour on that disk does not slow the writers
+    /// here.
     pub(crate) fn pace(&self, most: u64) -> u64 {
         const SAMPLE: usize = 32 << 20;
         std::fs::write(&self.throttle, format!("{} 0", self.number)).expect("lift a throttle");
@@ -102,7 +103,7 @@ impl SlowDisk {
         std::fs::write(throttle, format!("{} {rate}", self.number)).expect("throttle a device");
     }
 
-    /// Where it is mounted.
+    /// Returns its mount point.
     pub(crate) fn path(&self) -> &Path {
         &self.mount
     }
@@ -177,7 +178,7 @@ fn device_number(node: &Path) -> String {
     std::fs::read_to_string(format!("/sys/block/{name}/dev")).expect("a block device").trim().to_owned()
 }
 
-/// Where the root of the blkio controller is mounted: `proc_pid_mountinfo(5)`.
+/// Returns the mount point of the blkio controller's root, by `proc_pid_mountinfo(5)`.
 fn blkio_root() -> Option<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("read the mounts");
     let mut roots = mounts.lines().filter_map(|line| {

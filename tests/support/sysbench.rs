@@ -74,7 +74,7 @@ impl Load {
         Self { child }
     }
 
-    /// What stops it (true: SIGSTOP), and lets it go on.
+    /// Returns a function that stops it (true: SIGSTOP), and lets it go on.
     pub(crate) fn pause(&self) -> impl Fn(bool) + use<> {
         let pid = rustix::process::Pid::from_child(&self.child);
         move |stop| {

@@ -60,7 +60,7 @@ impl Terminal {
         self.press(&["Enter"]);
     }
 
-    /// What is on the screen.
+    /// Returns the text on the screen.
     pub(crate) fn screen(&self) -> String {
         self.tmux(&["capture-pane", "-p"])
     }

@@ -25,7 +25,8 @@ pub(crate) fn capabilities(files: &[&str]) -> BTreeSet<String> {
     bounding
 }
 
-/// What a file of `deploy/` lets the guard have of memory, in bytes: its last `MemoryMax=`, of some MiB.
+/// Returns the guard's memory limit in a file of `deploy/`, in bytes: its last `MemoryMax=`, in
+/// MiB.
 pub(crate) fn memory_max(file: &str) -> u64 {
     let limits = values(file, "MemoryMax=");
     let mebibytes = limits.last().and_then(|limit| limit.strip_suffix('M')).expect("a limit in MiB");

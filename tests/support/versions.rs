@@ -25,16 +25,16 @@ pub(crate) struct Version {
     pub(crate) kind: Kind,
     /// "10.11.19".
     pub(crate) number: String,
-    /// Where it comes from, for people.
+    /// Its source, for people.
     pub(crate) from: &'static str,
     /// The root of another distribution, whose own dynamic linker starts the program.
     root: Option<PathBuf>,
     server: PathBuf,
-    /// Where it has its messages and the SQL of its system tables.
+    /// The directory of its messages and the SQL of its system tables.
     share: PathBuf,
 }
 
-/// What of them is installed.
+/// Returns the installed versions.
 pub(crate) fn installed() -> Vec<Version> {
     let mut all = Vec::new();
     let postgresql = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
@@ -46,7 +46,7 @@ pub(crate) fn installed() -> Vec<Version> {
     all
 }
 
-/// What `make test-advice` fetched, into the directory that it names.
+/// Returns the versions that `make test-advice` fetched, into the directory that it names.
 pub(crate) fn fetched() -> Vec<Version> {
     let Some(servers) = std::env::var_os("PAGEKEEPER_SERVERS").map(PathBuf::from) else { return Vec::new() };
     let mut all = Vec::new();
@@ -251,7 +251,8 @@ impl Server {
         children.split_whitespace().any(has)
     }
 
-    /// Whether it has a file of this name open with `O_DIRECT`; `None` if it has it not open.
+    /// Tells whether it has a file of this name open with `O_DIRECT`; `None` if the file is not
+    /// open.
     pub(crate) fn is_direct(&self, name: &str) -> Option<bool> {
         let pid = self.process.id();
         let links = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").flatten();

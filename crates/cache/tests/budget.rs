@@ -1,7 +1,9 @@
-//! What a cache really takes up: measured by the kernel (`/proc/self/smaps_rollup`), each case in a process of its own.
+//! The memory that a cache really takes, measured by the kernel (`/proc/self/smaps_rollup`), each
+//! case in a process of its own.
 //!
-//! All that a process uses more after a case than before must be within 2 % of the budget and [`BESIDE`] bytes more: frames,
-//! records, tables of files, threads of the back-end, what the allocator keeps.
+//! The growth of a process during a case must be within 2 % of the budget and [`BESIDE`] bytes
+//! more. It includes frames, records, tables of files, threads of the back-end, and memory that the
+//! allocator keeps.
 
 mod support;
 
@@ -19,8 +21,9 @@ const BESIDE: u64 = 2 * MIB;
 /// Bytes of frames that are cleared before they are used, in a large cache; in a small one it is a sixteenth of it.
 const AHEAD: u64 = 16 * MIB;
 
-/// Bytes of memory that this process has taken, without pages of files: of its own text and libraries the kernel maps a few or
-/// a large folio at a fault (`mm/filemap.c`, Linux 6.18), 1.3 MiB at a time, when it likes to.
+/// Bytes of memory that this process has taken, without pages of files. Of the program's text and
+/// libraries the kernel maps a few pages or a large folio at a fault (`mm/filemap.c`, Linux 6.18),
+/// up to 1.3 MiB at a time.
 #[derive(Debug, Clone, Copy)]
 struct Memory(u64);
 
@@ -416,7 +419,7 @@ fn peak() -> u64 {
 /// A server that begins a read for each of very many requests before the first has ended.
 fn many_futures(page_size: usize) {
     const FUTURES: usize = 200_000;
-    /// Of each read that waits, beside its future: what it waits by, and its place in a queue.
+    /// Bytes of each read that waits, beside its future: its waker, and its place in a queue.
     const EACH: u64 = 512;
 
     let dir = disk_dir();

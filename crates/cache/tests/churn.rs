@@ -1,5 +1,6 @@
-//! A storage engine's life on one cache, with real files: tables come and go under readers, with few descriptors, beside programs that are
-//! started, reads that are given up, and a device that fails for a while. Memory and descriptors stay bounded.
+//! A storage engine's life on one cache, with real files. Tables come and go under readers, with
+//! few descriptors, beside programs that are started, cancelled reads, and a device that fails for
+//! a while. Memory and descriptors stay bounded.
 
 mod support;
 
@@ -19,7 +20,7 @@ use support::{PAGE, SEED, alone, bytes, check};
 
 const MIB: u64 = 1 << 20;
 
-/// What this process has in memory, in bytes.
+/// Returns the resident bytes of this process.
 fn resident() -> u64 {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("Rss:")).unwrap();

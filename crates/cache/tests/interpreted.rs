@@ -1,5 +1,6 @@
-//! A little of everything, on a simulated disk, so small that an interpreter gets through it: under Miri
-//! (`scripts/sanitize.sh`) each access to memory is checked for races and for rules of Rust that no test can see broken.
+//! A little of everything, on a simulated disk, small enough for an interpreter. Miri
+//! (`scripts/sanitize.sh`) checks each access to memory for races and for violations of Rust's
+//! rules that no test can see.
 
 mod support;
 
@@ -13,7 +14,8 @@ use support::{PAGE, SEED, bytes, sim};
 
 const LEN: u64 = PAGE as u64;
 
-/// Whether these are the first bytes of a page. No more: the pattern takes an interpreter long.
+/// Checks the first bytes of a page. It checks no more, since the pattern takes an interpreter
+/// long.
 fn check(seed: u64, page: u64, got: &[u8]) {
     let got = &got[..got.len().min(16)];
     assert_eq!(got, bytes(seed, page * LEN, got.len()), "page {page}");

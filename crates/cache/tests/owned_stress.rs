@@ -1,9 +1,12 @@
-//! Writers that rewrite the pages of a file, each its own, and notify the cache, while readers read in every way, on caches so
-//! small that nearly every read evicts. A page holds its number and its version all over: once the cache was notified of a version,
-//! no read that begins after that gives an older one, none gives one that was not yet written, and none gives parts of two.
+//! Writers that rewrite the pages of a file, each its own, and notify the cache, while readers read
+//! in every way, on caches so small that nearly every read evicts. Each word of a page holds its
+//! number and its version. Once the cache was notified of a version, no read that begins after that
+//! returns an older one. None returns a version that was not yet written, and none returns parts of
+//! two.
 //!
-//! What each thread does follows from a seed that is printed on failure: `PAGEKEEPER_SEED` repeats it, as far as threads can
-//! be repeated. `PAGEKEEPER_STRESS_SECONDS` says how long all of it takes (5).
+//! Each thread's operations follow from a seed that is printed on failure: `PAGEKEEPER_SEED`
+//! repeats it, as far as threads can be repeated. `PAGEKEEPER_STRESS_SECONDS` sets the duration of
+//! all tests (5).
 
 mod support;
 
@@ -30,7 +33,7 @@ const PAGES: u64 = 400;
 /// Frames of the cache.
 const FRAMES: u32 = 100;
 
-/// How long one of the tests here runs.
+/// Returns the duration of one of the tests here.
 fn duration() -> Duration {
     let seconds = std::env::var("PAGEKEEPER_STRESS_SECONDS").ok();
     let seconds =
@@ -38,7 +41,7 @@ fn duration() -> Duration {
     Duration::from_secs_f64(seconds / 4.0)
 }
 
-/// What is known of one page.
+/// The known versions of one page.
 #[derive(Default)]
 struct Versions {
     /// The last whose write was begun.

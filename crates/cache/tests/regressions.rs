@@ -1,6 +1,6 @@
 //! Faults that were seen in other caches, and in this one before it was published: each is a test here.
 //!
-//! Where several threads have to meet, the simulated disk holds a read back until they have.
+//! If several threads have to meet, the simulated disk holds a read back until they have.
 
 mod support;
 
@@ -53,7 +53,7 @@ fn a_read_across_pages_that_all_hit_gives_all_bytes() {
     assert_eq!(disk.stats().reads, before, "not all were hits");
 }
 
-/// What each way to read a page says.
+/// Returns the result of each way to read a page.
 fn read_every_way(file: &CachedFile, page: u64) -> Vec<Result<(), Error>> {
     let mut buf = [0; 100];
     let mut across = [0; 2 * PAGE];

@@ -1,8 +1,9 @@
 //! All at once: threads that read in every way, prefetch, keep pages, open, close, delete and replace, on caches so small that
 //! nearly every read evicts. Each byte that is read is checked; at the end nothing is lost.
 //!
-//! What each thread does follows from a seed that is printed on failure: `PAGEKEEPER_SEED` repeats it, as far as threads can
-//! be repeated. `PAGEKEEPER_STRESS_SECONDS` says how long all of it takes (5).
+//! Each thread's operations follow from a seed that is printed on failure: `PAGEKEEPER_SEED`
+//! repeats it, as far as threads can be repeated. `PAGEKEEPER_STRESS_SECONDS` sets the duration of
+//! all tests (5).
 
 mod support;
 
@@ -19,7 +20,7 @@ use pagekeeper_testing::{Rng, Seed, disk_dir};
 use support::tasks::{block_on, block_on_all};
 use support::{check, write_patterned};
 
-/// How long one of the tests here runs.
+/// Returns the duration of one of the tests here.
 fn duration() -> Duration {
     let seconds = std::env::var("PAGEKEEPER_STRESS_SECONDS").ok();
     let seconds =
@@ -34,7 +35,7 @@ struct Opened {
     len: u64,
 }
 
-/// What all threads share.
+/// The state that all threads share.
 struct Arena<'a> {
     cache: PageCache,
     page_size: u64,
@@ -49,7 +50,7 @@ struct Arena<'a> {
     done: AtomicBool,
 }
 
-/// How many files are open at a time.
+/// The number of files that are open at a time.
 const OPEN: usize = 5;
 
 impl Arena<'_> {

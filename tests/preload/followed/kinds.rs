@@ -1,6 +1,7 @@
-//! Each kind of program that streams, those that no library can be loaded into or that use what it does not see among them, under
-//! `pagekeeper run`: what it brings into the page cache goes, what was hot stays, and nothing of the means is left. Residency is
-//! `fincore`'s, and of block devices cachestat's.
+//! Each kind of program that streams, under `pagekeeper run`, including those that can't load a
+//! library or use calls that it does not see. The pages that the program brings into the page cache
+//! go, hot pages stay, and nothing of the means is left. Residency is `fincore`'s, and of block
+//! devices cachestat's.
 //!
 //! The test prints the table of docs/src/commands/run.md.
 
@@ -19,8 +20,9 @@ use crate::support::{MIB, copy_program, eventually, evict, io_counter, resident_
 
 /// Bytes of what others use.
 const HOT: u64 = 128 * MIB;
-/// What all of a test shares: less than what the stream reads, what it writes and what is hot; enough for all that is written, which
-/// waits for a busy disk and nothing but the host's dirty limits holds back.
+/// The memory of everything in a test. It is less than the stream's reads and writes and the hot
+/// file together. It has room for all writes, which wait for a busy disk and are bounded only by
+/// the host's dirty limits.
 const LIMIT: u64 = HOT + SIZE + 384 * MIB;
 
 /// Copies a file by read and write, whatever its C library.
@@ -95,7 +97,7 @@ fn percent(part: u64, whole: u64) -> f64 {
     100.0 * of(part) / of(whole)
 }
 
-/// By what a report says that pages went.
+/// Returns the means by which a report says that pages went.
 fn means(report: &Value) -> &'static str {
     let bytes = |value: &Value| value.as_u64().unwrap_or_default();
     let total = &report["total"];
@@ -109,7 +111,7 @@ fn means(report: &Value) -> &'static str {
     }
 }
 
-/// What all kinds are tried with.
+/// The files that all kinds are tested with.
 struct Site {
     group: MemoryGroup,
     hot: PathBuf,

@@ -1,5 +1,5 @@
-//! A process that goes on under `pagekeeper run`, and copies files as it is asked to: between two of its works it has the descriptors and
-//! threads that it began with, but for those of the library.
+//! A process that lives on under `pagekeeper run`, and copies files on request. Between two
+//! requests it has the descriptors and threads that it began with, except those of the library.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -13,7 +13,7 @@ use pagekeeper_testing::Rng;
 
 /// The library's one descriptor has a higher number.
 const OWN: u32 = 64;
-/// What is written behind the process takes as long as the disk does.
+/// Writing behind the process takes as long as the disk does.
 const SOON: Duration = Duration::from_secs(60);
 
 /// One; ends with its handle.

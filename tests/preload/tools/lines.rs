@@ -1,4 +1,5 @@
-//! What the tools are called with: lines of a shell with random files, sizes and ways, which leave the same bytes each time they are run.
+//! Shell lines that call the tools, with random files, sizes and ways. They leave the same bytes
+//! each time they are run.
 //!
 //! Invariants: `$SRC` has what [`make_sources`] made, and is only read; a line writes below its own directory, and leaves nothing there that
 //! differs by time, place or process.
@@ -20,7 +21,7 @@ pub(super) struct Tool {
     pub(super) needs: &'static [&'static str],
     /// Nothing of what it reads and writes stays where it is a stream.
     pub(super) leaves_nothing: bool,
-    /// Where it is killed, `a` is the begin of its file of `$SRC`.
+    /// If it is killed, `a` is the beginning of its file of `$SRC`.
     pub(super) copies: bool,
     line: fn(&mut Rng, &str) -> String,
 }
@@ -61,7 +62,7 @@ const fn other(
 const IN_ORDER: [&str; 7] = ["whole", "blocks", "into", "shutil", "sendfile", "range", "forked"];
 const BY_PARTS: [&str; 2] = ["mapped", "threads"];
 
-/// What a process that goes on is asked for.
+/// Returns a random request for a process that lives on.
 pub(super) fn any_way(rng: &mut Rng) -> (&'static str, u64, String) {
     let ways = [&IN_ORDER[..], &BY_PARTS].concat();
     (ways[rng.index(ways.len())], block(rng), format!("f{}", rng.index(FILES)))

@@ -1,9 +1,11 @@
-//! Real tools at random under `pagekeeper run`, several at a time beside three busy loops, some of them stopped or killed: each leaves the
-//! bytes that it leaves plain, and no process, group, descriptor, thread or file of a report beside them. At the end nothing of what
-//! streams read and wrote is in memory, by `fincore`.
+//! Real tools at random under `pagekeeper run`, several at a time beside three busy loops, some of
+//! them stopped or killed. Each leaves the same bytes as plain, and no process, group, descriptor,
+//! thread or file of a report. At the end no page that streams read or wrote is in memory, by
+//! `fincore`.
 //!
-//! Twenty seconds, or as many as `PAGEKEEPER_TORTURE_SECONDS` says (`make test-torture`, and that alone: ten minutes). What is random goes by a seed,
-//! which is printed; `PAGEKEEPER_SEED` repeats it, but for how far it comes and how the tools fall together.
+//! Twenty seconds, or as many as `PAGEKEEPER_TORTURE_SECONDS` says (`make test-torture`, and that
+//! alone: ten minutes). All choices follow from a seed, which is printed; `PAGEKEEPER_SEED` repeats
+//! them, but not the progress and the overlap of the tools.
 //!
 //! Needs root, for groups of memory that show which processes are left.
 //!
@@ -40,7 +42,7 @@ const ROOM: u64 = 16 << 30;
 const SOON: Duration = Duration::from_secs(180);
 /// So few bytes may stay of what a line uses.
 const LITTLE: u64 = 2 * MIB;
-/// Where the reports of root's commands are counted.
+/// The directory in which the reports of root's commands are counted.
 const REPORTS: &str = "/run/pagekeeper";
 
 /// Every process is a stream, by the library alone.
@@ -66,7 +68,7 @@ impl Drop for Busy {
     }
 }
 
-/// What a line left.
+/// The results of a line.
 #[derive(Debug, PartialEq, Eq)]
 struct Left {
     code: i32,
@@ -74,7 +76,7 @@ struct Left {
     files: BTreeMap<String, String>,
 }
 
-/// Who runs one line after the other.
+/// A worker that runs one line after the other.
 struct Worker<'a> {
     rng: Rng,
     group: MemoryGroup,

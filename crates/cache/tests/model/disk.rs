@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::support::{bytes, write_patterned};
 use pagekeeper_testing::disk_dir;
 
-/// Where files are that can be changed under the cache.
+/// A disk whose files can be changed under the cache.
 pub(crate) trait Disk: Sync {
     /// Sets a cache up to read from here.
     fn set_up(&self, builder: Builder) -> Builder;

@@ -1,5 +1,6 @@
-//! Random sequences of everything the cache can be asked for, beside a model that only knows seeds and lengths: each
-//! answer is the right bytes or the right error, kept pages never change, and once a fault is lifted all is well again.
+//! Random sequences of all the cache's operations, beside a model that only knows seeds and
+//! lengths. Each answer is the right bytes or the right error, kept pages never change, and once a
+//! fault is lifted all works again.
 //!
 //! On the simulated disk reads in the background are done step by step, so that a failing case repeats:
 //! `PROPTEST_RNG_SEED` repeats a run, `PROPTEST_CASES` says how many cases it has (256).
@@ -24,7 +25,7 @@ fn config(share: u32) -> ProptestConfig {
     ProptestConfig { cases: (default.cases / share).max(1), failure_persistence: None, ..default }
 }
 
-/// What a cache can be like: frames, bytes of a page.
+/// Returns the shapes of caches: frames, bytes of a page.
 fn shape() -> impl Strategy<Value = (u32, usize)> {
     (64_u32..=400, 12_u32..=16).prop_map(|(frames, shift)| (frames, 1 << shift))
 }

@@ -1,4 +1,4 @@
-//! What can be done, and how it is chosen at random.
+//! The operations, and their random choice.
 
 use pagekeeper_io::{Fault, Times};
 use proptest::prelude::*;
@@ -8,15 +8,15 @@ use proptest::prelude::*;
 pub(crate) enum FilePosition {
     /// Anywhere in the file, in parts of 2^32 of its length.
     Part(u32),
-    /// So many bytes before or behind the start of a page.
+    /// A number of bytes before or behind the start of a page.
     Edge(u16, i8),
-    /// So many bytes before or behind the end.
+    /// A number of bytes before or behind the end.
     End(i32),
     /// The last byte that there could be.
     Max,
 }
 
-/// How many bytes to read.
+/// The length of a read.
 #[derive(Debug, Clone)]
 pub(crate) enum Length {
     Bytes(u32),
@@ -24,7 +24,7 @@ pub(crate) enum Length {
     Pages(u8, u8),
 }
 
-/// How long a file is to be.
+/// The new length of a file.
 #[derive(Debug, Clone)]
 pub(crate) struct Size {
     pub(crate) pages: u16,

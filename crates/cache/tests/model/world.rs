@@ -1,5 +1,6 @@
-//! The cache on a disk, and beside it what is known: each file's seed and length, what each handle was opened with, which
-//! faults may strike. What a read gives is judged by that alone.
+//! The cache on a disk, and the model beside it: each file's seed and length, each handle's state
+//! at its open, and the possible faults. The model alone decides whether the result of a read is
+//! right.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -27,7 +28,7 @@ struct Inode {
     len: u64,
     /// Counts what happened to it.
     version: u64,
-    /// Which error numbers reads of which bytes may meet.
+    /// Error numbers that reads of these bytes may return.
     failing: Vec<(Range<u64>, i32)>,
     /// A fault may cut it to this length, or to the least of several.
     cut: Option<u64>,
@@ -56,10 +57,10 @@ pub(crate) struct World<D> {
     cache: PageCache,
     page_size: u64,
     inodes: Vec<Inode>,
-    /// Which inode has the name of each file.
+    /// The inode that has the name of each file.
     names: [Option<usize>; FILES],
     opened: Vec<Opened>,
-    /// What the last open of each file gave.
+    /// The result of the last open of each file.
     last: [Option<u64>; FILES],
     kept: Vec<Kept>,
 }
@@ -231,7 +232,7 @@ impl<D: Disk> World<D> {
         (u64::from(size.pages) * self.page_size).saturating_add_signed(size.bytes.into()).min(48 << 20)
     }
 
-    /// What to read: past the end of the file as well, and of all that is countable.
+    /// Returns the range to read, which may lie past the end of the file, up to the largest offset.
     fn range(&self, opened: &Opened, at: &FilePosition, len: &Length) -> Range<u64> {
         let start = self.place(opened.len, at);
         start..start.saturating_add(self.length(len))
@@ -285,7 +286,7 @@ impl<D: Disk> World<D> {
         self.opened.push(Opened { cached, inode, file, len, version, closed: false });
     }
 
-    /// What is open may turn out to have been cut by a fault.
+    /// An open file may turn out to have been truncated by a fault.
     fn learn_of_cut(&mut self, inode: usize, seen: u64) {
         let inode = &mut self.inodes[inode];
         if seen != inode.len {
@@ -295,7 +296,7 @@ impl<D: Disk> World<D> {
         }
     }
 
-    /// Whether an answer is right.
+    /// Checks an answer.
     fn judge(&self, opened: &Opened, range: &Range<u64>, result: &Result<usize, Error>, buf: &[u8]) {
         let expected = range.start.min(opened.len)..range.end.min(opened.len);
         match result {

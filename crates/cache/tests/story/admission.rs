@@ -1,4 +1,5 @@
-//! Where misses are buffered reads and every page of the cache is in use, most are answered by the kernel's cache alone.
+//! While every page of a cache of buffered files is in use, the kernel's cache alone answers most
+//! misses.
 
 use std::path::Path;
 

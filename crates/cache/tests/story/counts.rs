@@ -1,4 +1,4 @@
-//! What is counted adds up.
+//! The counters add up.
 
 use std::sync::Arc;
 

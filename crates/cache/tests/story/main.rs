@@ -1,4 +1,4 @@
-//! What a user of the cache lives through, story by story: opening, checking pages, keeping them, counting.
+//! Stories of a user of the cache: opening, checking pages, keeping them, counting.
 
 mod admission;
 mod counts;

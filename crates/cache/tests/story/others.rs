@@ -1,4 +1,5 @@
-//! What a cache bears from those around it: wakers that panic, system calls that are forbidden one day, forks.
+//! Faults around a cache that it survives: wakers that panic, system calls that become forbidden,
+//! forks.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -14,10 +14,10 @@ use crate::support::{PAGE, SEED, await_coalesced, bytes, check, sim_builder, wri
 use pagekeeper_testing::{disk_dir, skip};
 
 const LEN: u64 = PAGE as u64;
-/// How long a verifier waits for another one.
+/// The time for which a verifier waits for another one.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the verifier of [`set_up`] does, and how often it was called.
+/// The state of the verifier of [`set_up`], with the number of its calls.
 #[derive(Default)]
 struct Verifier {
     calls: AtomicU64,
@@ -73,7 +73,8 @@ fn each_page_is_checked_once_however_it_is_loaded() {
     assert_eq!(verifier.calls.load(Ordering::SeqCst), 21);
 }
 
-/// What several readers of page 7 get that wait for one load of it, each in its own way; the loader first.
+/// Returns the results of several readers of page 7 that wait for one load of it, each in its own
+/// way; the loader's first.
 fn read_together(
     disk: &SimDisk,
     cache: &PageCache,

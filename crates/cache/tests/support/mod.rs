@@ -24,7 +24,8 @@ pub(crate) fn bytes(seed: u64, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Whether these are the bytes from `offset` on of the file that `seed` stands for. Says where they differ.
+/// Checks that these are the bytes from `offset` on of the file of `seed`. Panics with the first
+/// difference.
 #[track_caller]
 pub(crate) fn check(seed: u64, offset: u64, got: &[u8]) {
     let expected = bytes(seed, offset, got.len());
@@ -72,7 +73,7 @@ pub(crate) fn sim(pages: u64, frames: u32) -> (SimDisk, PageCache) {
     (disk, cache)
 }
 
-/// What `/file` of [`sim`] holds.
+/// The seed of `/file` of [`sim`].
 pub(crate) const SEED: u64 = 77;
 
 /// Runs a test again in a process in which nothing else runs.
