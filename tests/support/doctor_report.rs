@@ -1,8 +1,9 @@
-//! Reports of `pagekeeper doctor --json`, each compared with the schema that is published, by a validator of others
-//! (python3-jsonschema), which runs once for all tests of a program. Where that is not installed, it is said, and a report is taken
-//! as it is.
+//! Reports of `pagekeeper doctor --json`, each compared with the schema that is published, by a
+//! validator of others (python3-jsonschema), which runs once for all tests of a program. If that is
+//! not installed, it says so, and accepts the report.
 //!
-//! Panics where a report has a field that the schema does not know, lacks one, or has something else in it.
+//! Panics if a report has a field that the schema does not know, lacks one, or has something else
+//! in it.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,7 @@
-//! The table of the book that says, for each built-in profile, what a reader that nobody knows of reads back at most before its log is
-//! kept: made by the model under the policy's own tests. `PAGEKEEPER_WRITE_TABLES=1 cargo test -p pagekeeper-catalog --test
-//! read_back_table` writes it into the page.
+//! The table of the book with, for each built-in profile, the most that an unknown reader reads
+//! back before its log is kept. The model under the policy's own tests makes it.
+//! `PAGEKEEPER_WRITE_TABLES=1 cargo test -p pagekeeper-catalog --test read_back_table` writes it
+//! into the page.
 
 #[path = "../../policy/tests/properties/model.rs"]
 #[allow(dead_code, reason = "shared with the policy's properties, which use all of it")]
@@ -17,18 +18,18 @@ use pagekeeper_catalog::{LogSpec, PositionSpec, Profile};
 use pagekeeper_policy::{FileClass, READ_BACK_EVIDENCE, Rewrite, RewriteSource, Rule, WINDOW};
 use world::{Op, World};
 
-/// What such a reader reads in a tick, in bytes.
+/// Bytes that such a reader reads in a tick.
 const SLOW: u64 = CELL;
 const FAST: u64 = 16 * MIB;
-/// What the writer adds in a tick.
+/// Bytes that the writer adds in a tick.
 const WRITTEN: u64 = MIB;
 /// Bytes of a file of the log, or of the ring.
 const FILE: u64 = 64 * MIB;
-/// What is there when the reader comes: more than any budget.
+/// Bytes of the log when the reader comes: more than any budget.
 const LOG: u64 = 512 * MIB;
 const TICKS: usize = 200;
 
-/// What a reader read back of a log.
+/// The bytes of a log that a reader read back.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Outcome {
     /// Until the log was kept.

@@ -1,5 +1,6 @@
-//! The simulated disk against a plain model of what a power cut can leave: of each byte the last synced one or one written
-//! since, of each name what it stood for at the last sync of its directory or since.
+//! The simulated disk against a plain model of the states after a power cut. Each byte has its last
+//! synced value or one written since. Each name has its file of the last sync of its directory or
+//! one since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -58,7 +59,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a file is, and what it may be after a crash.
+/// A file's content, and its possible contents after a crash.
 #[derive(Default)]
 struct File {
     seen: Vec<u8>,
@@ -281,7 +282,7 @@ impl World {
         Ok(())
     }
 
-    /// What is seen is what was written, whichever way.
+    /// Checks that reads return the written bytes, whichever way.
     fn check_seen(&self) {
         check_all_seen(&self.disk, &self.seen, &self.files);
         for (file, open) in &self.open {

@@ -12,7 +12,7 @@ use pagekeeper_testing::{Mounted, Rng, Seed, disk_dir};
 
 /// Pages of the store.
 const PAGES: u64 = 2000;
-/// Where the child finds the store, and makes backups.
+/// Variable with the directory in which the child finds the store, and makes backups.
 const DIRECTORY: &str = "PAGEKEEPER_BACKED_UP_STORE";
 
 /// With little memory and a short journal: there are checkpoints all the time, and snapshots are ended.

@@ -1,5 +1,5 @@
-//! What was written and is not there any more, or is there as it was before: found by reads, by `verify` or by the opening, and never
-//! taken for what it should be. On a simulated disk.
+//! Written data that is lost, or is in an older state: found by reads, by `verify` or by the
+//! opening, and never taken for the right data. On a simulated disk.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a store does when its disk is full, rotten, or lies about a sync: on a simulated disk.
+//! A store on a simulated disk that is full, rotten, or lies about a sync.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -194,8 +194,8 @@ fn no_page_number_is_beyond_what_the_cache_can_name() {
     assert!(matches!(txn.allocate(), Err(Error::Setting { .. })));
 }
 
-/// Commits change all pages alike. Where the sync of the data file fails, some of what was written for it is on the disk and some is
-/// not: no reader is to see that.
+/// Commits change all pages alike. If the sync of the data file fails, some of the writes before it
+/// are on the disk and some are not: no reader may see that.
 #[test]
 fn a_sync_that_fails_shows_no_reader_old_pages_beside_new_ones() {
     for keeps_old in [false, true] {

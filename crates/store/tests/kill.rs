@@ -11,7 +11,7 @@ use pagekeeper_testing::{Mounted, Rng, Seed, disk_dir};
 
 /// Pages of the store.
 const PAGES: u64 = 300;
-/// Where the child finds its store.
+/// Variable with the directory of the child's store.
 const DIRECTORY: &str = "PAGEKEEPER_KILLED_STORE";
 
 /// With little memory and a short journal, so that there are checkpoints all the time.
@@ -24,7 +24,7 @@ fn mix(number: u64) -> u64 {
     Rng::from_seed(number).number()
 }
 
-/// Which pages a commit changes.
+/// Returns the pages that a commit changes.
 fn pages_of(number: u64) -> impl Iterator<Item = u64> {
     (0..=mix(number) % 4).map(move |which| mix(number ^ (which + 1) << 40) % PAGES)
 }

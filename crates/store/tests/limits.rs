@@ -1,5 +1,5 @@
-//! What a store refuses and gives back: room of runs that were given up, journals too small for a page, little address space; and who
-//! gets reports may call it.
+//! Limits of a store: the space of abandoned runs is given back, and journals too small for a page
+//! are refused. Little address space is reported, and a callback for reports may call the store.
 
 use std::path::Path;
 use std::process::Command;

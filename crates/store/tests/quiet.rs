@@ -32,12 +32,13 @@ fn made() -> SimDisk {
     disk.after_kill()
 }
 
-/// What was done to the disk but syncs: writes, changes of lengths and of names.
+/// Returns the number of operations on the disk except syncs: writes, changes of lengths and of
+/// names.
 fn changes(disk: &SimDisk) -> u64 {
     disk.ops() - disk.stats().syncs
 }
 
-/// What is noted to be resident.
+/// Returns the record of resident pages.
 fn note(disk: &SimDisk) -> Option<Vec<u8>> {
     let file = disk.open(&dir().join("warm"), Access::Buffered).ok()?;
     let mut bytes = vec![0; usize::try_from(file.stat().unwrap().size).unwrap()];

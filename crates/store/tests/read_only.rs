@@ -55,7 +55,7 @@ fn is_filled(store: &Store, first: u8) {
     }
 }
 
-/// What would change something fails.
+/// Checks that operations that would change the store fail.
 fn refuses_changes(store: &Store) {
     assert!(matches!(store.begin().map(drop), Err(Error::ReadOnly)));
     assert!(matches!(store.step(), Err(Error::ReadOnly)));

@@ -90,7 +90,7 @@ fn a_page_in_use_that_reads_as_a_free_one_is_lost() {
     has_lost_its_root(&repair, &to);
 }
 
-/// What was written last is not known then, but the free list is, as a whole.
+/// The last write of a page is not known then, but the whole free list is.
 #[test]
 fn a_page_that_reads_as_free_and_is_not_on_the_list_is_lost_without_the_map_too() {
     let temp = disk_dir();
@@ -101,7 +101,7 @@ fn a_page_that_reads_as_free_and_is_not_on_the_list_is_lost_without_the_map_too(
     has_lost_its_root(&repair, &to);
 }
 
-/// What was written last is known of the map then, which is whole.
+/// The map, which is whole, then shows the last write of each page.
 #[test]
 fn without_a_superblock_and_commits_pages_are_as_good_as_the_map_says() {
     let temp = disk_dir();

@@ -1,4 +1,4 @@
-//! What a user does with a store, on a real disk.
+//! Stories of a store's user, on a real disk.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;

@@ -215,7 +215,8 @@ fn a_store_that_has_lost_both_slots_is_left_as_it_is() {
     }
 }
 
-/// What no store says, with a checksum that holds: it is named, and nothing counts on with it.
+/// A superblock with impossible values and a valid checksum is refused: the error says so, and the
+/// store is not opened.
 #[test]
 fn what_makes_no_sense_is_refused() {
     let hostile = [

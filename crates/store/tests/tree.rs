@@ -1,5 +1,5 @@
-//! What a user does with trees, on a real disk: an address book with an index, read and changed at the same time, closed, opened to
-//! read only, and copied.
+//! Stories of a tree's user, on a real disk: an address book with an index, read and changed at the
+//! same time, closed, opened read-only, and copied.
 
 use std::path::PathBuf;
 
@@ -56,7 +56,7 @@ impl Book {
         Ok(())
     }
 
-    /// Whether the index agrees with what it is of; and how many live in a town.
+    /// Checks that the index agrees with the people, and returns how many of them live in a town.
     fn count(&self, read: &ReadTxn<'_>, town: &str) -> usize {
         assert_eq!(self.people.len(read).unwrap(), self.towns.len(read).unwrap());
         let (from, to) = (by_town(town.as_bytes(), 0), by_town(town.as_bytes(), u64::MAX));

@@ -11,7 +11,8 @@ use pagekeeper_streams::{StreamEvent, StreamOptions, StreamPace, Streams, Verdic
 use pagekeeper_testing::{Mounted, skip};
 
 const MIB: u64 = 1 << 20;
-/// What may be unwritten of 256 MiB and more: twelve times the bound, since whoever follows may have to wait for a processor.
+/// The most that may be unwritten of 256 MiB and more: twelve times the bound, since the follower
+/// may have to wait for a processor.
 const UNWRITTEN_MAX: u64 = 192 * MIB;
 /// Longer than any of it takes on a busy machine.
 const AT_MOST: Duration = Duration::from_secs(120);

@@ -1,4 +1,5 @@
-//! What the tests of the cache share: files whose bytes can be computed, futures without a runtime.
+//! The parts that the cache's tests share: files whose bytes can be computed, futures without a
+//! runtime.
 //!
 //! Invariant: nothing here asks the cache for the truth; what a file must hold is computed.
 

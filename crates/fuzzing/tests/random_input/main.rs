@@ -1,8 +1,10 @@
-//! Each parser on random input, with any compiler: its seeds, then mutations of them, for `PAGEKEEPER_FUZZ_SECONDS` (3 without); of
-//! formats of this project's own, which other tests damage bit by bit and at random, for a twelfth of it.
+//! Each parser on random input, with any compiler: its seeds, then mutations of them, for
+//! `PAGEKEEPER_FUZZ_SECONDS` (3 without). Parsers of this project's own formats, which other tests
+//! damage bit by bit and at random, get a twelfth of that time.
 //!
-//! The inputs follow from `PAGEKEEPER_SEED`, how many of them are tried from the time and from what else the machine does: that number
-//! is printed. What makes a parser panic is printed in hexadecimal, with the seed and its number.
+//! The inputs follow from `PAGEKEEPER_SEED`. Their number depends on the time and on the machine's
+//! other work, and is printed. An input that makes a parser panic is printed in hexadecimal, with
+//! the seed and its number.
 
 mod mutate;
 
@@ -12,7 +14,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_fuzzing::target;
 use pagekeeper_testing::{Rng, Seed};
 
-/// How many inputs are mutated further, at most.
+/// The most inputs that are mutated further.
 const POOL: usize = 512;
 /// Mutations that are tried at the least, however little of the processor is left.
 const LEAST: u64 = 1000;

@@ -78,7 +78,7 @@ pub(crate) const FILES: [(&str, &str); 27] = [
     ("proc/7/status", "Name:\ta) S (1) R\nUmask:\t0022\nUid:\t0\t1\t2\t3\nGid:\t0\t0\t0\t0\n"),
 ];
 
-/// What stands in a file of the tree at `root`.
+/// Returns the content of a file of the tree at `root`.
 pub(crate) fn content(root: &Path, file: usize) -> String {
     FILES[file].1.replace("ROOT", root.to_str().unwrap())
 }

@@ -65,7 +65,7 @@ impl Log {
         Allowance::new(self.rule, writer, size).followed(self.rule, sequence, followers)
     }
 
-    /// What the exact rule releases of windows that are all written and clean.
+    /// Returns the ranges that the exact rule releases if all windows are written and clean.
     fn released(&self) -> Vec<(u64, Range<u64>)> {
         self.files()
             .flat_map(|(sequence, size, writer)| {
@@ -108,7 +108,7 @@ impl Log {
         Facts { files: files.collect(), followers: followers.collect(), ..Facts::default() }
     }
 
-    /// What a step makes of it, in which the followers are known to have moved or not.
+    /// Returns the ranges that a step releases if it knows which followers have moved.
     fn observed(&self) -> Vec<(u64, Range<u64>)> {
         let facts = self.facts();
         let mut before = Facts { files: Vec::new(), ..facts.clone() };

@@ -1,5 +1,6 @@
-//! What holds for [`pagekeeper_policy::step`] whatever a database does: random operations on a model of files, page
-//! cache and executor, each step's acts checked against the rules stated a second time, in the plainest way. And for streams, on a model of the page cache alone.
+//! Properties of [`pagekeeper_policy::step`] that hold for any database. They run random operations
+//! on a model of files, page cache and executor, and check each step's acts against a second, plain
+//! statement of the rules. Those of streams run on a model of the page cache alone.
 
 mod exact;
 mod followed;

@@ -14,7 +14,7 @@ pub(crate) const CELL: u64 = WINDOW / 8;
 /// Bytes ahead of a writer that is not seen which stay for it.
 const AHEAD: u64 = 4 * WINDOW;
 
-/// How a window takes a release.
+/// The effect of a release on a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grip {
     /// All goes.
@@ -180,7 +180,7 @@ pub(crate) fn writebacks(acts: &[Act]) -> impl Iterator<Item = (FileId, &Range<u
     })
 }
 
-/// Whether one of these ranges of `file` holds all of `window`.
+/// Tells whether one of these ranges of `file` holds all of `window`.
 pub(crate) fn covers<'a>(
     mut ranges: impl Iterator<Item = (FileId, &'a Range<u64>)>,
     file: FileId,

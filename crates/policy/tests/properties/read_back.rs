@@ -1,5 +1,6 @@
-//! A reader that nobody knows of: it opens the log, reads it from its beginning and closes it, again and again, as fast as it likes,
-//! beside a writer that goes on. What it reads is never known but by the pages that come.
+//! A reader that nobody knows of: it opens the log, reads it from its beginning and closes it,
+//! again and again, as fast as it likes, beside a writer that goes on. Only the pages that it
+//! brings in show its reads.
 
 use pagekeeper_policy::Act;
 use pagekeeper_policy::{Facts, READ_BACK_EVIDENCE, Rewrite, Rule, StepState, WINDOW, step};
@@ -61,9 +62,10 @@ proptest! {
         prop_assert!(twice <= bound, "{twice} bytes were read twice");
     }
 
-    /// Each byte that was released is read from the device once, and no more than the evidence twice, however the reader goes, for
-    /// each life of the guard. What a reader reads at the writer's place comes on top, and what it reads between a sample and the
-    /// release that follows: a step is one here.
+    /// For each life of the guard, each released byte is read from the device once, and at most the
+    /// evidence twice, whatever the reader does. The bytes that a reader reads at the writer's
+    /// position come on top. Reads between a sample and its release do not occur here: a step is
+    /// one.
     #[test]
     fn a_reader_that_nobody_knows_reads_little_twice(
         rule in rule(),

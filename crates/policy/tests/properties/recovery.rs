@@ -16,7 +16,7 @@ const SIZE: u64 = WINDOWS * WINDOW;
 
 #[derive(Debug, Clone)]
 struct Log {
-    /// Of each window of each file, whether it has pages, and whether they are dirty.
+    /// For each window of each file: whether it has pages, and whether they are dirty.
     windows: Vec<(bool, bool)>,
     writer: Option<(u64, u64)>,
     follower: Option<(u64, u64)>,

@@ -14,7 +14,7 @@ use crate::model::{CELL, Cell, Grip, MIB, Pages, check_ranges, check_repeats, co
 const WINDOWS: u64 = 32;
 /// The writer goes at most this far between two steps.
 const REACH: u64 = 3 * WINDOW;
-/// What a writer leaves free of its ring, at least.
+/// The least space that a writer leaves free in its ring.
 const FREE: u64 = WINDOWS * WINDOW / 10;
 /// A ring's data begins behind its header.
 const HEADER: u64 = 12 << 10;
@@ -72,10 +72,10 @@ struct Ring {
     last: u64,
     /// Bytes from the checkpoint to the last byte written.
     age: u64,
-    /// How far the writer has gone since the last step.
+    /// Bytes that the writer has written since the last step.
     gone: u64,
     retry: u64,
-    /// How often the file was written.
+    /// Number of writes to the file.
     changed: i128,
     state: StepState,
 }
@@ -345,8 +345,8 @@ fn a_writer_over_resident_pages_that_shows_itself_late() {
     }
 }
 
-/// What resisted joins what stays for the writer, and the file's last window is behind that: its writeback is asked for in the step
-/// after.
+/// Windows that resisted a release join those that stay for the writer. The file's last window is
+/// behind these: its writeback is requested in the next step.
 #[test]
 fn windows_that_resist_before_the_end_of_the_file() {
     let mut ring =

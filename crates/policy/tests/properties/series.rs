@@ -83,7 +83,7 @@ pub(crate) struct Follower {
     hidden: bool,
 }
 
-/// What was last done to a window: its figures then, the retry, and whether it was a release.
+/// The last act on a window: its figures then, the retry, and whether it was a release.
 type Done = (u64, u64, u64, bool);
 
 #[derive(Debug)]
@@ -306,7 +306,7 @@ impl Log {
             if writer.saturating_sub(sequence) <= near_files)
     }
 
-    /// What near followers have yet to read of the file with this sequence.
+    /// Returns the ranges of the file with this sequence that near followers have yet to read.
     fn awaited(&self, sequence: u64) -> Vec<Range<u64>> {
         let near = self.places().into_iter().filter(|(at, _)| self.is_near(*at) && *at <= sequence);
         near.map(|(at, position)| match position {
@@ -411,7 +411,8 @@ impl Log {
     }
 }
 
-/// What is ruled goes: clean at once; dirty a step after it was its writeback was started; unless it refused just so.
+/// Checks that a window that a rule releases is released: a clean one at once, a dirty one in the
+/// step after its writeback was started. A window that refused with the same figures is left alone.
 fn check_goes(
     window: &Window,
     past: Option<Done>,

@@ -68,8 +68,9 @@ impl Cache {
         }
     }
 
-    /// What is a window behind the reader is held no more, even of the read that brought it in: that returns when its pages are
-    /// read. (Linux 6.18, cold reads of 2 to 3 MB with and without read-ahead: of two million pages 4 stayed so far behind.)
+    /// Pages a window behind the reader are held no more, not even by the read that brought them
+    /// in: that read returns when its pages are read. (Linux 6.18, cold reads of 2 to 3 MB with and
+    /// without read-ahead: of two million pages 4 stayed so far behind.)
     fn unlock(&mut self, before: u64) {
         let pages = self.pages(&(0..before));
         self.locked[pages].fill(false);

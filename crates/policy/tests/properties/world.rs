@@ -44,19 +44,20 @@ pub(crate) struct World {
     file_bytes: u64,
     /// Whether the writer begins its file anew at its end.
     pub(crate) is_ring: bool,
-    /// Where the reader goes on.
+    /// The reader's position.
     pub(crate) reader: (u64, u64),
     pub(crate) retry: u64,
     pub(crate) state: StepState,
     /// Cells that the guard released, and that did not come back.
     gone: BTreeSet<(u64, usize)>,
-    /// How often the reader had each cell read from the device since the guard's start.
+    /// Reads of each cell from the device by the reader since the guard's start.
     reads: BTreeMap<(u64, usize), u64>,
     pub(crate) warnings: usize,
 }
 
 impl World {
-    /// Of files of so many bytes; the writer's place and the reader's are shown, or not.
+    /// Makes a world with files of `file_bytes`, in which the positions of writer and reader are
+    /// visible or not.
     pub(crate) fn new(file_bytes: u64, rule: Rule, rewrite: Rewrite, (shown, known): (bool, bool)) -> Self {
         let mut world = Self {
             rule,

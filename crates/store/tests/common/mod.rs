@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pagekeeper_io::SimDisk;
 use pagekeeper_store::{Durability, Store, StoreOptions};
 
-/// Where it is.
+/// Returns its directory.
 pub(crate) fn dir() -> &'static Path {
     Path::new("/store")
 }

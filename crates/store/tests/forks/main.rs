@@ -1,5 +1,6 @@
-//! Stores and logs in a forked child, as real processes: whatever the child does with what its parent opened fails at once and changes
-//! nothing; the parent commits on, is killed, and all that it acknowledged is found.
+//! Stores and logs in a forked child, as real processes. All acts of the child on objects that its
+//! parent opened fail at once and change nothing. The parent goes on committing, is killed, and all
+//! that it acknowledged is found.
 //!
 //! Each case is a process of its own, this program once more: it opens, forks, and SIGKILL ends it.
 
@@ -24,12 +25,12 @@ const BUSY_FORKS: usize = 4;
 /// The table of answers stands on this page.
 const PAGE: &str = include_str!("../../../../docs/src/libraries/forks.md");
 
-/// How the child comes to be.
+/// The way in which the child is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Fork,
     ForkOfFork,
-    /// Of a process in which other threads commit and read.
+    /// A fork of a process in which other threads commit and read.
     BesideThreads,
     /// It executes another program at once, as `posix_spawn(3)` has it.
     Exec,
@@ -126,7 +127,7 @@ fn run(number: usize, case: Case) -> Result<Answer, String> {
     }
 }
 
-/// What a child gets, act by act, as the page has it.
+/// Returns the answers to a child, act by act, in the form of the page.
 fn table() -> Vec<String> {
     let names: Vec<_> = THINGS.iter().map(|thing| thing.name()).collect();
     let mut lines = vec![format!("| in a forked child | {} |", names.join(" | "))];

@@ -1,4 +1,4 @@
-//! What is forked with, and what a child does with it.
+//! Objects that a parent has open during a fork, and a child's acts on them.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -8,7 +8,7 @@ use pagekeeper_io::Error as IoError;
 use pagekeeper_log::{BinLog, BinLogOptions, Error as LogError, RedoLog};
 use pagekeeper_store::{Durability, Error, Store, StoreOptions};
 
-/// What the parent has open.
+/// An object that the parent has open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Thing {
     Store,
@@ -19,7 +19,7 @@ pub(crate) enum Thing {
 
 pub(crate) const THINGS: [Thing; 4] = [Thing::Store, Thing::StoreWithoutThreads, Thing::Redo, Thing::Binlog];
 
-/// What a child does with it.
+/// An act of a child on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Act {
     Drop,
@@ -34,7 +34,7 @@ pub(crate) enum Act {
 pub(crate) const ACTS: [Act; 7] =
     [Act::Drop, Act::Close, Act::CloseAndSync, Act::Sync, Act::Commit, Act::Read, Act::Backup];
 
-/// What the child was answered.
+/// The answer to the child.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     Nothing,
