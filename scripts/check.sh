@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What to run before each commit: formatting and words, clippy, unit tests and doc tests of all crates. Needs neither root nor packages. Models of
+# What to run before each commit: formatting, clippy, unit tests and doc tests of all crates. Needs neither root nor packages. Models of
 # threads are left to `make test`.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,7 +1,8 @@
 //! Tests of the documents. Every command block of the README and the book runs and prints its
 //! output. Links lead somewhere. Crates import what ARCHITECTURE.md allows, and configurations are
 //! accepted. The code has the messages that are explained, and the tests that hold promises.
-//! Statements in several places are the same in each.
+//! Comments, documents and names are within the bars of [`prose`]. Statements in several places are
+//! the same in each.
 //!
 //! Blocks marked `console` are run, in order, one directory a page, on the fixtures of
 //! [`fixtures`]: `$` begins a command, `#` one that needs root, `>` goes on with a here-document.
@@ -20,6 +21,7 @@ mod links;
 mod messages;
 mod parsed;
 mod promises;
+mod prose;
 mod said_alike;
 
 use std::path::{Path, PathBuf};

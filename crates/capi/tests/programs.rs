@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use pagekeeper_testing::{built_beside, disk_dir, skip};
 
-/// Options with which the examples and checks compile, without a warning.
+/// What the examples and checks are compiled with, and without a warning.
 const CHECKED: [&str; 9] = [
     "-Wall",
     "-Wextra",

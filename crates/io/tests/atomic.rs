@@ -16,7 +16,7 @@ use pagekeeper_io::{
 use pagekeeper_testing::{Mounted, disk_dir, unmount};
 
 const LEN: usize = 4 << 20;
-/// The largest size of an atomic write that is tested.
+/// Of what files take, sizes up to this are tried.
 const TRIED_MAX: u64 = 1 << 20;
 
 fn real() -> Vec<Arc<dyn Io>> {

@@ -37,7 +37,7 @@ fn real() -> Vec<Arc<dyn Io>> {
 /// A read to be done: its place, and the lengths of its buffers.
 type Wanted = (u64, Vec<usize>);
 
-/// Returns reads of a file of [`LEN`] bytes, aligned to `align`.
+/// What is asked of a file of [`LEN`] bytes, aligned to `align`.
 fn wanted(align: usize) -> Vec<Wanted> {
     let end = LEN / 4096 * 4096;
     let mut wanted: Vec<Wanted> = (0..200).map(|n| ((n * 7919 % 256) * 4096, vec![4096])).collect();
@@ -59,7 +59,7 @@ fn wanted(align: usize) -> Vec<Wanted> {
     wanted
 }
 
-/// Returns the right result of a read of this file.
+/// What a read of this file is to give.
 fn expected(content: &[u8], offset: u64, len: usize) -> &[u8] {
     let start = usize::try_from(offset).unwrap().min(content.len());
     &content[start..content.len().min(start + len)]
@@ -95,7 +95,7 @@ fn check_batch(io: &dyn Io, file: &dyn IoFile, content: &[u8], wanted: &[Wanted]
     }
 }
 
-/// An ended read in the background: its place, its result, its memory.
+/// What comes of a read in the background: its place, its result, its memory.
 type Ended = (usize, Result<usize, Error>, Vec<Memory>);
 
 /// A read in the background, and where its result and memory will come.

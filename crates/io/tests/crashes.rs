@@ -1,6 +1,5 @@
-//! The simulated disk against a plain model of the states after a power cut. Each byte has its last
-//! synced value or one written since. Each name has its file of the last sync of its directory or
-//! one since.
+//! The simulated disk against a plain model of what a power cut can leave: of each byte the last synced one or one written
+//! since, of each name what it stood for at the last sync of its directory or since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -59,7 +58,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A file's content, and its possible contents after a crash.
+/// What a file is, and what it may be after a crash.
 #[derive(Default)]
 struct File {
     seen: Vec<u8>,
@@ -282,7 +281,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks that reads return the written bytes, whichever way.
+    /// What is seen is what was written, whichever way.
     fn check_seen(&self) {
         check_all_seen(&self.disk, &self.seen, &self.files);
         for (file, open) in &self.open {

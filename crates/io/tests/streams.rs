@@ -45,7 +45,7 @@ fn beds(content: &[u8]) -> (tempfile::TempDir, Vec<Bed>) {
 /// Reads of one file, each of one or two pages.
 struct Pages<'a> {
     file: &'a dyn IoFile,
-    /// The start of each read, and its memory.
+    /// Where each begins, and its memory.
     wanted: Vec<(u64, Vec<Memory>)>,
     next: usize,
     /// The most that it has under way.

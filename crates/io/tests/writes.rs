@@ -26,7 +26,7 @@ fn real() -> Vec<Arc<dyn Io>> {
     ]
 }
 
-/// Known features of the file system.
+/// What is known of the file system.
 #[derive(Clone, Copy)]
 struct Features {
     /// Direct I/O is to be had, and past the page cache.

@@ -35,12 +35,12 @@ pub(crate) fn built(dir: &Path, text: &str) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Returns the shell's commands that open a database by the VFS.
+/// What opens a database by the VFS.
 pub(crate) fn by_us(library: &Path, database: &Path) -> String {
     format!(".load {}\n.open 'file:{}?vfs=pagekeeper'\n", library.display(), database.display())
 }
 
-/// Returns the shell's commands that open a database by SQLite's own VFS.
+/// What opens one by SQLite's own.
 pub(crate) fn by_default(database: &Path) -> String {
     format!(".open '{}'\n", database.display())
 }

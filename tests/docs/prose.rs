@@ -1,0 +1,100 @@
+//! The language of tracked comments, documents and type names, by the rules under "Words" in CONTRIBUTING.md.
+
+use std::process::Command;
+
+use super::{finish, root};
+
+/// Each count, and the most percent that the tree may have. Lower a bar once the tree is below it; never raise one.
+const BARS: [(&str, usize); 5] = [
+    ("sentences in Rust comments are headless", 7),
+    ("sentences in documents are headless", 1),
+    ("sentences have more than 35 words", 1),
+    ("comment lines have more than 100 columns", 21),
+    ("types share their name with another type of their crate", 19),
+];
+
+/// Returns paragraphs without code, tables and headings, each with the number of its last line.
+fn paragraphs<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<(usize, String)> {
+    let (mut found, mut text, mut is_code) = (Vec::new(), String::new(), false);
+    for (number, line) in lines.map(str::trim).chain([""]).enumerate() {
+        is_code ^= line.starts_with("```");
+        let line =
+            if is_code || line.starts_with(['|', '#', '<']) { "" } else { line.trim_start_matches("```") };
+        let item = line.strip_prefix("- ");
+        if (line.is_empty() || item.is_some()) && !text.is_empty() {
+            found.push((number, std::mem::take(&mut text)));
+        }
+        text = format!("{text} {}", item.unwrap_or(line)).trim().to_owned();
+    }
+    found
+}
+
+/// Returns the words of each sentence of three words or more.
+fn sentences(text: &str) -> Vec<Vec<&str>> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let ends = |word: &str| word.ends_with(['.', '!', '?', ':', ';']);
+    let begins = |word: &str| word.starts_with(|c: char| c.is_uppercase() || "`[*".contains(c));
+    let sentences = words.chunk_by(|before, word| !(ends(before) && begins(word)));
+    sentences.filter(|words| words.len() >= 3).map(<[&str]>::to_vec).collect()
+}
+
+/// Tells whether a sentence opens with a clause in place of its subject: "What is read is released".
+fn is_headless(sentence: &[&str]) -> bool {
+    let is_in = |at: usize, words: &str| words.split(' ').any(|word| sentence[at].eq_ignore_ascii_case(word));
+    let is_clause = is_in(0, "what whether where who whom whose which how of than")
+        || is_in(0, "by to from in at for with") && is_in(1, "what whom how")
+        || is_in(0, "so as") && is_in(1, "many much");
+    is_clause && !sentence.concat().ends_with('?')
+}
+
+/// Returns the sentences and comment lines of a file, each with its bar and whether it counts against it.
+fn prose(path: &str, text: &str) -> Vec<(usize, String, bool)> {
+    let document = usize::from(path.ends_with(".md"));
+    let comment = |line| str::trim(line).strip_prefix("//").map(|text| text.trim_start_matches(['/', '!']));
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    let comments = lines.iter().filter(|line| document == 0 && comment(line).is_some());
+    found.extend(comments.map(|line| (3, format!("{path}: {line}"), line.chars().count() > 100)));
+    let texts = lines.iter().map(|line| if document == 1 { line } else { comment(line).unwrap_or_default() });
+    for (number, paragraph) in paragraphs(texts) {
+        let is_bool = lines.iter().skip(number).take(4).any(|line| line.to_lowercase().contains("bool"));
+        for sentence in sentences(&paragraph) {
+            let place = format!("{path}:{number}: {}", sentence.join(" "));
+            let is_usual = is_bool && sentence[0].eq_ignore_ascii_case("whether");
+            found.push((document, place.clone(), is_headless(&sentence) && !is_usual));
+            found.push((2, place, sentence.len() > 35));
+        }
+    }
+    found
+}
+
+/// Returns "crate: type" for the types of a file outside of functions, modules and tests.
+fn types(path: &str, text: &str) -> Vec<String> {
+    let code = text.lines().take_while(|line| *line != "mod tests {" && !path.contains("tests"));
+    let names = code.filter(|line| !line.starts_with(' ')).filter_map(|line| {
+        let words = line.split([' ', '(', ')', '<', ':', ';']);
+        let mut words = words.skip_while(|word| ["pub", "crate", "super", ""].contains(word));
+        ["struct", "enum", "trait", "type"].contains(&words.next()?).then(|| words.next())?
+    });
+    names.map(|name| format!("{}: {name}", path.split('/').nth(1).unwrap_or_default())).collect()
+}
+
+#[test]
+fn sentences_and_names_are_within_their_bars() {
+    let mut git = Command::new("git");
+    git.args(["-c", "safe.directory=*", "ls-files", "-z", "*.rs", "*.md"]).current_dir(root());
+    let (listed, mut found, mut names) = (finish(&mut git).stdout, Vec::new(), Vec::new());
+    for path in listed.split('\0').filter(|path| root().join(path).is_file()) {
+        let text = std::fs::read_to_string(root().join(path)).expect("a tracked file");
+        found.extend(prose(path, &text));
+        names.extend(types(path, &text));
+    }
+    let is_shared = |name| names.iter().filter(|other| *other == name).count() > 1;
+    found.extend(names.iter().map(|name| (4, name.clone(), is_shared(name))));
+    for (at, (what, most)) in BARS.into_iter().enumerate() {
+        let all: Vec<_> = found.iter().filter(|(bar, ..)| *bar == at).collect();
+        let counted: Vec<_> = all.iter().filter(|(.., counts)| *counts).map(|(_, place, _)| place).collect();
+        let is_within = !all.is_empty() && counted.len() * 100 <= most * all.len();
+        assert!(is_within, "{counted:#?}\n{} of {} {what}: at most {most} % may", counted.len(), all.len());
+    }
+}
