@@ -50,7 +50,7 @@ fn a_device_is_counted_evicted_and_loaded() {
 
     let text = run("warm", &["--range", "..8M"], device.path()).fine();
     assert!(text.ends_with("all 8 MiB of 1 file is resident now\n"), "{text}");
-    // With what the kernel reads ahead.
+    // This includes the kernel's read-ahead.
     let part = device.resident();
     assert!((8 * MIB..SIZE).contains(&part), "{part} bytes are resident");
     let text = run("warm", &[], device.path()).fine();
@@ -59,7 +59,7 @@ fn a_device_is_counted_evicted_and_loaded() {
     run("evict", &[], device.path()).fine();
     assert!(std::fs::read(device.path()).expect("read it") == bytes, "what is on it is what was written");
 
-    // Who may not read it.
+    // A user who may not read it.
     let copy = support::scratch();
     let copy = copy.path().join("pagekeeper");
     support::copy_program(&program(), &copy);

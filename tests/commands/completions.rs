@@ -81,7 +81,7 @@ impl Shell {
         self.clear();
         self.terminal.write(words);
         self.terminal.press(&["Tab"]);
-        // Where there are several, bash lists them at the second.
+        // If there are several, bash lists them at the second Tab.
         if self.name == "bash" {
             self.terminal.press(&["Tab"]);
         }
@@ -121,7 +121,7 @@ fn completes(name: &'static str) {
     shell.complete("pagekeeper run --config gua", "--config guard.toml");
     // A file of that beginning is there, too.
     shell.complete("pagekeeper guard --dir sub-", "--dir sub-directory/");
-    // What a name has in it is not run, whatever option it is of.
+    // Commands within a file name are not run, for any option.
     for words in ["evict odd", "doctor --snapshot odd", "probe --output odd"] {
         shell.complete(&format!("pagekeeper {words}"), "owned");
         shell.terminal.press(&["Enter"]);

@@ -60,7 +60,7 @@ fn it_shows_all_parts_and_leaves_nothing() {
         assert!(report["samples"][part].as_array().is_some_and(|samples| !samples.is_empty()), "{part}");
     }
     assert_eq!(report["alone"]["modes"]["redo"], "buffered");
-    // What it wrote alone stayed, or the other parts show nothing.
+    // The logs of the part without the guard stayed, or the other parts would show nothing.
     let alone = figure(&report, "alone", "log_resident_end_bytes");
     assert!(alone >= figure(&report, "alone", "log_written_bytes").min(256 * MIB) / 2, "{alone}");
     assert!(

@@ -228,7 +228,7 @@ fn each_fault_is_named_and_ends_with_1() {
         "{}",
         shown.stdout
     );
-    // What is not damaged is shown beside it.
+    // It shows the intact pages, too.
     inspect(&["dump", "--pages", "..4"], &dir).fine();
 }
 

@@ -73,7 +73,7 @@ fn a_growing_file_is_seen_filtered_evicted_and_warmed() {
     terminal.wait_for("y does it");
     terminal.press(&["n"]);
     terminal.wait_for("evict not done");
-    // With what the kernel takes by itself where it pages out what is idle.
+    // This includes pages that the kernel itself paged out as idle.
     assert_eq!(support::kept_bytes(std::slice::from_ref(&growing)), 12 * MIB);
     terminal.press(&["e"]);
     terminal.wait_for("y does it");
@@ -83,7 +83,7 @@ fn a_growing_file_is_seen_filtered_evicted_and_warmed() {
     assert_eq!(resident_bytes(std::slice::from_ref(&growing)), 0);
     terminal.wait_for("no file here has pages in memory");
 
-    // Of the other file a part is read back only, and the screen brings the rest.
+    // Only a part of the other file is read back, and the screen loads the rest.
     terminal.press(&["Escape"]);
     let file = std::fs::File::open(&partly).unwrap();
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
@@ -273,7 +273,7 @@ fn who_is_not_root_sees_what_is_not_visible() {
     let _alone = alone();
     let dir = scratch();
     written(&dir.path().join("roots.dat"), 1);
-    // Where others may start it.
+    // A copy where other users may start it.
     let copy = dir.path().join("pagekeeper");
     support::copy_program(&program(), &copy);
     let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--"];

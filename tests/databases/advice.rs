@@ -133,7 +133,7 @@ fn try_all(version: &Version) {
     }
     named_by_the_doctor(&server, version);
 
-    // What takes effect without a restart.
+    // Settings that take effect without a restart.
     server.configure(&with(true, &home));
     if version.kind == Kind::PostgreSql {
         server.query("SELECT pg_reload_conf()");
@@ -184,7 +184,7 @@ fn named_by_the_doctor(server: &Server, version: &Version) {
     let fixes: Vec<&serde_json::Value> =
         findings.iter().flat_map(|finding| finding["fixes"].as_array().expect("a list")).collect();
     let ids: Vec<&str> = fixes.iter().filter_map(|fix| fix["id"].as_str()).collect();
-    // Where MariaDB 11 has a setting for the tables alone, that counts more than the older one.
+    // If MariaDB 11 has a setting for the tables alone, it takes precedence over the older one.
     let newer = ids.contains(&"mariadb-data-file-buffering");
     let tables = if newer { "mariadb-data-file-buffering" } else { "mariadb-flush-method" };
     let (own, expected): (&[&str], &str) = match version.kind {
@@ -243,7 +243,7 @@ fn logs_are_where_they_should_be(version: &Version, rows: &[&Advice], home: &Pat
         if is_tried(id) {
             let bytes = bytes_of(directory, begins, ends);
             let bytes = bytes.unwrap_or_else(|| panic!("{}: no log in {directory}", version.name()));
-            // What MySQL keeps in spare is not counted in its capacity.
+            // MySQL's spare files do not count in its capacity.
             let is_redo = begins == "ib_logfile" || begins == "#ib_redo";
             assert!(
                 !is_redo || bytes <= OFFERED + (8 << 20),

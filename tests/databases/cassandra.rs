@@ -62,7 +62,7 @@ fn an_archiver_of_cassandra_that_lags_reads_nothing_from_the_disk() {
     });
     let copies = archived(&home);
     assert!(copies.len() >= 10, "{copies:?}");
-    // What the server still has, it has as it was copied; and of what is copied nothing stays.
+    // Segments that the server still has equal their copies; and no page of the copies stays.
     for copy in &copies {
         let segment = home.join("data/commitlog").join(copy.file_name().expect("a name"));
         if let Ok(bytes) = std::fs::read(&segment) {

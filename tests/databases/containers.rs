@@ -25,7 +25,7 @@ fn logs_in_containers_are_found_and_released() {
     let [volume, overlay] = [On::Disk, On::Overlay].map(|on| Container::start(scratch.path(), on));
     for container in [&volume, &overlay] {
         container.fill_binlogs();
-        // With what the kernel takes by itself where it pages out what is idle.
+        // This includes pages that the kernel itself paged out as idle.
         let resident = kept_bytes(&container.binlogs());
         assert!(resident >= FILLED, "only {resident} bytes are resident without a guard");
     }

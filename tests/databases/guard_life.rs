@@ -327,7 +327,8 @@ fn one_file_out_of_reach_is_reported_once_and_keeps_no_other_from_being_released
     for number in [1, 2, 5] {
         std::os::unix::fs::chown(logs.path(number), nobody, nobody).expect("chown a log");
     }
-    // Of root: one may be read, but its residency is not to be seen; the other not even read.
+    // Files of root: one may be read, but its residency can't be seen; the other can't even be
+    // read.
     for (number, mode) in [(3, 0o644), (4, 0o600)] {
         std::fs::set_permissions(logs.path(number), std::fs::Permissions::from_mode(mode))
             .expect("set permissions");

@@ -102,7 +102,7 @@ fn without_a_database_or_without_sight_of_one_it_says_so() {
     // Without /proc at all.
     let blind = alone("umount --lazy /proc", &[]);
     assert!(blind.code == 0 && blind.stdout.ends_with("pagekeeper --help\n"), "{blind:#?}");
-    // What nobody reads is no failure, and what can't be written is one.
+    // Output that nobody reads is no failure; output that can't be written is one.
     let full = finish(Command::new("sh").args(["-c", "\"$0\" > /dev/full"]).arg(support::command::program()));
     assert!(full.code == 1 && full.stderr.contains("standard output"), "{full:#?}");
 }
@@ -152,7 +152,7 @@ fn a_file_system_that_does_not_answer_holds_it_up_no_more() {
     for name in ["binlog.000001", "binlog.index"] {
         std::fs::write(below.join(name), vec![1; 1 << 20]).expect("write a log");
     }
-    // What may be an engine's, by what stands beside it there: nobody may be hidden by that.
+    // A file that may be an engine's, by the files beside it. It may hide no database.
     std::fs::write(below.join("MANIFEST-000004"), b"").expect("write");
     let hanging = Hanging::mount(&below, &point, "binlog.index");
     let engines: Vec<Program> = (0..4).map(|_| Program::holding(&point.join("MANIFEST-000004"))).collect();

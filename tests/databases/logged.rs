@@ -311,7 +311,7 @@ fn the_wal_of_prometheus_stays_out_of_the_page_cache() {
     let mut server = Prometheus::start(&scratch.path().join("from"), Some(to.port()));
     let mut story =
         Story::begin(&mut server, scratch.path(), ("prometheus", &[]), 25 * MIB, (10 * MIB, MIB / 4));
-    // Who sends it on lags, so that what has yet to be read waits for it, and gets all.
+    // The sender lags, so the pages that it has yet to read stay, and it gets all.
     to.freeze();
     story.server.put(25 * MIB);
     to.thaw();

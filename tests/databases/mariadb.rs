@@ -87,7 +87,7 @@ fn grow_without_a_guard(primary: &Server, replica: &Server) {
     };
     let mut load = Load::start(primary);
     for _ in 0..BINLOGS {
-        // With what the kernel takes by itself where it pages out what is idle.
+        // This includes pages that the kernel itself paged out as idle.
         let before = kept_bytes(&full());
         fill(&mut load, primary, 1, |_| ());
         let grown = kept_bytes(&full()).saturating_sub(before);
@@ -131,7 +131,7 @@ fn stay_bounded_with_a_far_follower(guard: &Guard, primary: &Server, replica: &S
     let mut load = Load::start(primary);
     fill(&mut load, primary, 1, |resident| assert_bounded(guard, primary, resident));
     replica.freeze();
-    // So many that a guard that waits for this follower breaks the limit with binlogs alone.
+    // Enough binlogs that a guard that waits for this follower exceeds the limit.
     fill(&mut load, primary, BINLOGS + 1, |resident| assert_bounded(guard, primary, resident));
     let lags = primary.follower_lags();
     assert!(lags.iter().any(|&lag| lag > 3), "the dump thread did not fall behind: {lags:?}");
@@ -299,7 +299,7 @@ fn the_ring_of_a_galera_cluster_stays_and_its_members_binlogs_go() {
     let mut load = Load::start(&member);
     fill(&mut load, &member, 4, |_| ());
     drop(load);
-    // Of the ring, too, the kernel may take pages by itself.
+    // The kernel itself may page out parts of the ring, too.
     let ring = [member.data().join("galera.cache")];
     let before = kept_bytes(&ring);
     assert!(before >= 2 * BINLOG_BYTES, "{before} bytes of write sets");
@@ -308,7 +308,7 @@ fn the_ring_of_a_galera_cluster_stays_and_its_members_binlogs_go() {
     assert_clean_end(&ended, scratch.path());
     assert!(figure(&ended.summary()["released_bytes"], "binlog") >= 2 * BINLOG_BYTES, "{}", ended.summary());
 
-    // What is mapped nobody can release. Once it is not, the guard still leaves it.
+    // A mapped page can't be released. Once it is not, the guard still leaves it.
     member.kill9();
     let log = &member.binlogs()[..1];
     assert!(!std::fs::read(&log[0]).expect("read a binlog").is_empty());
@@ -333,7 +333,7 @@ fn a_dry_run_and_a_guard_without_rights_release_nothing() {
     fill(&mut load, &primary, 2, |_| ());
     drop(load);
     let pid = primary.pid().to_string();
-    // With what the kernel takes by itself: it may be more than what a release would.
+    // This includes pages that the kernel itself paged out, which may be more than a release.
     let before = kept_bytes(&primary.log_files());
     assert!(before > 2 * IDLE_LIMIT);
     let mostly = before / 10 * 9;

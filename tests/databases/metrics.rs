@@ -166,7 +166,8 @@ fn prometheus_sees_what_fincore_sees() {
     assert_fine(&feed(Command::new("promtool").args(["check", "metrics"]), &exposition));
     assert!(exposition.contains("pagekeeper_trace_source{source=\"bpf\"} 1"), "{exposition}");
 
-    // What was released, in all. The server is stopped, so that nothing comes that could be released after the scrape.
+    // The released bytes in total. The server is stopped, so that nothing comes that could be
+    // released after the scrape.
     server.freeze();
     let reported = eventually("all that is released is in Prometheus, and no more comes", SOON, || {
         let seen = released_in(&get(port, "/metrics").body);
@@ -233,7 +234,7 @@ fn the_chart_says_what_the_manifest_says() {
     let templates = ["namespace", "configmap", "daemonset"];
     let templates = templates.map(|name| read(&format!("{chart}/templates/{name}.yaml")));
     for template in &templates {
-        // What is there under a condition need not be in the manifest.
+        // Parts under a condition need not be in the manifest.
         let mut conditions = 0;
         for line in template.lines() {
             if line.contains("{{- with")
@@ -289,7 +290,7 @@ fn it_answers_only_who_reads() {
     let foreign = ask(port, "GET", "/data.json", &[("Host", "evil.example")]).map(|answer| answer.status);
     assert_eq!(foreign, Some(421));
 
-    // Who says half of a request, and no more, keeps nobody else waiting.
+    // A client that sends half of a request, and no more, keeps no other client waiting.
     let mut slow: Vec<TcpStream> =
         (0..20).map(|_| TcpStream::connect(("127.0.0.1", port)).expect("connect")).collect();
     for stream in &mut slow {

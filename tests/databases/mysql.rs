@@ -249,7 +249,7 @@ fn the_redo_log_of_mysql_from_the_checkpoint_on_stays_for_recovery_and_the_rest_
         insert(&server);
         assert!(begun.elapsed() < DEADLINE, "the checkpoint is only {} bytes behind", behind());
     }
-    // What was being written back comes to its end.
+    // Writeback that was in progress ends.
     let (lsn, checkpoint) = eventually("the checkpoint stands still", SOON, || {
         let (_, before) = log_status(&server);
         guard.wait_for_ticks(8);
@@ -282,7 +282,7 @@ fn the_redo_log_of_mysql_from_the_checkpoint_on_stays_for_recovery_and_the_rest_
     server.start_again();
     assert_eq!(server.query(table), before);
 
-    // What is in the tables goes.
+    // Log pages whose changes are in the tables go.
     guard.wait_for("found", SOON, |event| event["pid"] == server.pid());
     server.query("SET GLOBAL innodb_max_dirty_pages_pct_lwm = 0, innodb_max_dirty_pages_pct = 0");
     eventually("all is in the tables", SOON, || {

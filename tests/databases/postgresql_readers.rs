@@ -72,7 +72,8 @@ fn segments_stay_until_postgresql_has_archived_them() {
     std::fs::create_dir(&attempts).expect("make a directory");
     let all = std::fs::Permissions::from_mode(0o777);
     std::fs::set_permissions(&attempts, all).expect("let the server's user write there");
-    // It reads a segment and is busy with it for a while, as with an upload. Where there is such a directory each fails once.
+    // It reads a segment and is busy with it for a while, as with an upload. If that directory
+    // exists, each fails once.
     let fails = attempts.join("fail");
     let command = format!(
         "cat %p > /dev/null; sleep 1; test ! -e {fails} -o -e {attempts}/%f || {{ touch {attempts}/%f; exit 1; }}",

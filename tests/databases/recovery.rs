@@ -71,7 +71,7 @@ fn the_wal_from_the_checkpoint_on_stays() {
     let size = full.len() as u64 * postgresql::SEGMENT_BYTES;
     assert!(resident >= size / 100 * 95, "{resident} of {size} bytes that recovery reads are resident");
 
-    // What is in the tables goes.
+    // Log pages whose changes are in the tables go.
     server.query("CHECKPOINT");
     wait_until_resident_below(&server.segments(), 2 * postgresql::SEGMENT_BYTES, SOON);
     assert_untroubled(&guard.stop(), scratch.path());
@@ -130,7 +130,7 @@ fn the_redo_log_from_the_checkpoint_on_stays_and_what_is_before_it_goes() {
         lsn - checkpoint
     );
 
-    // What is in the tables goes.
+    // Log pages whose changes are in the tables go.
     server.query("SET GLOBAL innodb_max_dirty_pages_pct_lwm = 0, innodb_max_dirty_pages_pct = 0");
     eventually("all is in the tables", SOON, || {
         let (lsn, checkpoint) = log_status(&server);

@@ -147,11 +147,12 @@ fn a_log_of_rocksdb_that_is_not_recycled_is_released_behind_its_writer() {
     let guard = Guard::spawn(&["--tick", "100ms"]);
     let found = guard.wait_for("found", SOON, |event| event["pid"] == pid);
     assert_eq!(found["profile"], "rocksdb");
-    // What was resident before is gone first.
+    // Pages that were resident before go first.
     support::wait_until_resident_below(&support::rocksdb::logs_in(bench.database()), LOG / 2, SOON);
     let before = bench.device_bytes_read();
-    // The writer's pace is set by what is resident: dirty pages stay until the disk has them, however slow it is, and a guard
-    // that gets no processor releases nothing meanwhile. What then stays is the guard's fault.
+    // The writer's pace is set by what is resident: dirty pages stay until the disk has them,
+    // however slow it is, and a guard that gets no processor releases nothing meanwhile. Pages that
+    // stay after that are the guard's fault.
     let database = bench.database().to_path_buf();
     let logs = || resident_bytes(&support::rocksdb::logs_in(&database));
     let (mut guarded, until) = (0, bench.written() + PHASE);

@@ -98,7 +98,7 @@ fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
     let place_of = files.path().join("whole.d/50-redo.cnf").display().to_string();
     assert_eq!(settings, [format!("innodb_log_write_ahead_size is 4k ({place_of}, line 3)")]);
 
-    // What it runs with is not known any more.
+    // Its running settings are not known any more.
     let changed = files.path().join("whole.d/50-redo.cnf");
     let text = std::fs::read(&changed).expect("read an option file");
     std::fs::write(&changed, text).expect("write an option file");
@@ -115,7 +115,7 @@ fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
 /// Returns a guard's warning about the redo log while the log is written around once. The guard
 /// releases none of it.
 fn warned_beside(server: &Server) -> String {
-    // Where the writer is shows in pages that come.
+    // Pages that come show the writer's position.
     for file in redo(server) {
         support::evict(&file);
     }

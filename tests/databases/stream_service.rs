@@ -186,7 +186,7 @@ fn all_programs_of_a_control_group_are_followed_and_no_others() {
     let Some(group) = MemoryGroup::new("streams of a control group", 512 * MIB) else { return };
     service.guard = None;
     let name = group.path().file_name().and_then(|name| name.to_str()).expect("a name of this test's own");
-    // What runs in it already is followed, too.
+    // Processes that already run in it are followed, too.
     let (before, file, other) =
         (service.file("before", 0, 0o644), service.file("file", 0, 0o644), service.file("other", 0, 0o644));
     let script = format!("read go; exec cat {}", text(&before));

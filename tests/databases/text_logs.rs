@@ -113,7 +113,7 @@ fn the_csvlog_of_postgresql_stays_out_of_the_page_cache() {
     log_statements(&server, 48 * MIB);
     guard.assert_bounded(ONE_TAIL + 32 * MIB, resident_bytes(&logs()), || resident_bytes(&logs()));
     wait_until_resident_below(&logs(), ONE_TAIL, SOON);
-    // What a reader has yet to read stays, for as long as it has it open.
+    // Pages that a reader has yet to read stay while it has the file open.
     let stopped = rustix::process::Pid::from_child(&reader);
     rustix::process::kill_process(stopped, rustix::process::Signal::STOP).expect("stop tail");
     log_statements(&server, 24 * MIB);
@@ -163,7 +163,8 @@ fn a_log_of_postgresql_that_no_pattern_names_is_reported_once() {
             event["warning"].as_str().is_some_and(|text| text.contains("no pattern"))
         })
     };
-    // Of a file that was rotated the guard has seen what was there at its last look, which may be 15 s ago on a busy machine.
+    // The guard knows a rotated file's size from its last sample, which may be 15 s old on a busy
+    // machine.
     let start = Instant::now();
     while !said() && start.elapsed() < MANY_LOOKS {
         log_statements(&server, 8 * MIB);

@@ -23,7 +23,7 @@ pub(crate) fn compare(documented: &[String], printed: &str) -> Result<(), String
         }
         anywhere = false;
     }
-    // What a document leaves out at the end it says; where it shows nothing nothing is asked.
+    // A document must mark output that it omits at the end; without any output it asks for none.
     if documented.is_empty() || anywhere || printed.peek().is_none() {
         return Ok(());
     }

@@ -84,7 +84,7 @@ fn run(step: &Step, block: &Block, directory: &Path) {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths([programs].into_iter().chain(std::env::split_paths(&path)));
     let mut shell = Command::new("sh");
-    // What goes to standard error stands among the rest on a terminal, too.
+    // On a terminal, standard error is mixed with the output, too.
     shell.args(["-c", &format!("exec 2>&1\n{}", step.command)]).current_dir(directory);
     shell.env("PATH", path.expect("a path")).env("HOME", directory).env("COLUMNS", "120");
     let outcome = finish(&mut shell);

@@ -34,7 +34,7 @@ fn is_file_command(word: &str) -> bool {
 }
 
 fn check_pagekeeper(words: &[&str], block: &Block) {
-    // What stands behind -- is another program's.
+    // Arguments behind -- are another program's.
     let words: Vec<&str> = words.iter().copied().take_while(|word| *word != "--").collect();
     // By itself it says what to type.
     let Some((command, mut rest)) = words.split_first() else { return };

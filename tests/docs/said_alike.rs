@@ -30,7 +30,7 @@ fn what_the_guard_takes() {
     ] {
         assert!(words(&read(path)).contains(COST), "{path} does not say \"{COST}\"");
     }
-    // Where it was measured: with the spread.
+    // The pages with the measurements, with the spread.
     for (path, figures) in [
         (
             "docs/src/benchmarks.md",
@@ -76,7 +76,7 @@ fn what_was_not_tested() {
         assert!(in_profiles.iter().any(|name| cell.contains(name)), "no profile says so: {cell}");
     }
 
-    // Where who chooses looks first: the same names and versions, in one sentence.
+    // The pages that a reader sees first have the same names and versions, in one sentence.
     for (path, begins) in [
         ("README.md", "[Not tested](docs/src/databases.md) are "),
         ("crates/cli/README.md", "Not tested are "),

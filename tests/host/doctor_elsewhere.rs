@@ -42,7 +42,8 @@ fn who_holds_page_cache_beside_the_databases_is_named() {
         return;
     }
     let _alone = support::alone();
-    // Of its own, as archives often have: walked before the root, for which there may not be time.
+    // A file system of its own, as archives often have: it is walked before the root, for which
+    // there may be no time.
     let image = LoopImage::new("ext4", 8 << 30);
     let archive = image.path().join("archive of WAL");
     std::fs::create_dir(&archive).expect("make a directory");

@@ -117,7 +117,7 @@ fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
     let guard = format!("`pagekeeper guard --pid {}`", server.pid());
     assert!(logs["pagekeeper"].as_str().unwrap().starts_with(&guard), "{logs:#}");
 
-    // What pagekeeper does about it now.
+    // Let pagekeeper act on it.
     finish(pagekeeper().args(["guard", "--once", "--pid", &server.pid().to_string()])).fine();
     let after = doctor(server.pid(), &["--watch", "1s"]);
     assert_eq!(found(&after, "logs-in-cache"), Vec::<&Value>::new(), "{after:#}");
@@ -155,7 +155,7 @@ fn logs_that_another_group_pays_for_are_no_share_of_this_ones_limit() {
     let cost = logs["cost"]["text"].as_str().expect("text");
     assert!(cost.starts_with("0 % of the memory"), "{logs:#}");
     assert!(cost.contains("of it at least are charged to another memory cgroup"), "{logs:#}");
-    // What it writes from now on is charged to the new one.
+    // From now on its writes are charged to the new one.
     write(&server, 64);
     let report = doctor(server.pid(), &["--watch", "500ms"]);
     let logs = the(&report, "logs-in-cache");
@@ -345,7 +345,7 @@ fn a_buffered_writer_beside_direct_io_is_the_costly_case() {
     let mixed = the(&report, "mixed-io");
     assert_eq!(mixed["severity"], "serious", "{mixed:#}");
     assert!(mixed["cost"]["text"].as_str().unwrap().starts_with("Direct reads ran at 42 %"), "{mixed:#}");
-    // What somebody writes is left alone.
+    // A file that a process writes is left alone.
     let report = doctor_of(&data, &["--fix"]);
     let fixed = &report["fixed"][0];
     assert_eq!(fixed["released"], 0, "{report:#}");

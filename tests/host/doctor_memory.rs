@@ -36,11 +36,12 @@ struct Tar(Child);
 impl Tar {
     fn start(group: &MemoryGroup, with: u32, directory: &Path) -> Self {
         let (file, list) = (directory.join("again"), directory.join("list"));
-        // Of holes, which take the page cache as any other file does.
+        // A file of holes, which fill the page cache like any other file.
         std::fs::File::create(&file).and_then(|file| file.set_len(AGAIN)).expect("make a file");
         std::fs::write(&list, format!("{}\n", file.display()).repeat(1000)).expect("write a list");
         let mut command = group.command_with(with, "tar");
-        // Each time in full, not as a link to the first. What goes to /dev/null it would not even read.
+        // Each time in full, not as a link to the first. If its output were /dev/null, it would not
+        // even read.
         command.args(["--hard-dereference", "--create", "--file=/dev/zero"]);
         // It sleeps for a second each time that it has written so many records of 10 KiB.
         command.args(["--checkpoint=8192", "--checkpoint-action=sleep=1", "--files-from"]).arg(list);
@@ -122,7 +123,8 @@ fn a_database_whose_data_does_not_fit_its_memory_cgroup() {
     assert!(fix(&group, &found), "no other limit is named: {found:#}");
     let tries: Vec<Value> = (0..TRIES)
         .map_while(|_| {
-            // What was taken away comes back first. A group that is full and reads nothing again is no more than a note.
+            // Evicted pages come back first. A group that is full and reads nothing again is no
+            // more than a note.
             std::thread::sleep(Duration::from_secs(2));
             let found = examine(&server).filter(|found| found["severity"] != "note")?;
             fix(&group, &found);

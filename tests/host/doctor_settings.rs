@@ -89,7 +89,8 @@ fn mariadbs_buffered_files_are_reported_with_the_line_and_fixed() {
     assert_eq!(server.query("SELECT @@innodb_flush_method, @@innodb_log_file_buffering"), "O_DIRECT\t0");
     assert_eq!(findings(&doctor(server.pid(), &[]), "setting"), [Value::Null; 0]);
 
-    // What it does beats what its file says; a file that was changed since is reported.
+    // The running setting takes precedence over the file's; a file that was changed since is
+    // reported.
     write(&file, "[mariadb]\ninnodb_flush_method=fsync\n");
     filetime_later(&file);
     let reported = doctor(server.pid(), &[]);
@@ -216,7 +217,7 @@ fn postgresqls_settings_are_reported_with_the_line_and_fixed() {
     let fixes = acts(&reported, "setting");
     assert_eq!(fixes, ["checkpoint_flush_after = '256kB'"]);
 
-    // As much WAL as a recovery would have to read, counted by the server too.
+    // WAL that a recovery would have to read, counted by the server too.
     server.query("CREATE TABLE t AS SELECT g, repeat('x', 1000) AS x FROM generate_series(1, 550000) g");
     let redo = "SELECT (pg_current_wal_flush_lsn() - redo_lsn)::bigint FROM pg_control_checkpoint()";
     let expected: u64 = server.query(redo).parse().expect("a number");
@@ -241,7 +242,7 @@ fn postgresqls_settings_are_reported_with_the_line_and_fixed() {
     assert_eq!(findings(&reported, "setting"), [Value::Null; 0]);
     assert_eq!(findings(&reported, "long-recovery"), [Value::Null; 0]);
 
-    // What stands in the file that the server writes itself counts more than the line of the administrator.
+    // The file that the server writes itself takes precedence over the administrator's line.
     server.query("ALTER SYSTEM SET checkpoint_flush_after = 0");
     let fixes = acts(&doctor(server.pid(), &[]), "setting");
     assert_eq!(fixes, ["ALTER SYSTEM SET checkpoint_flush_after = '256kB'"]);

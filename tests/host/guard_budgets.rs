@@ -125,8 +125,9 @@ fn many_names(unit: &str, names: u64, more: &[&str]) {
     let honest = Database::start(scratch.path(), &own[2]);
     let limit = memory_max(unit);
     let Some(group) = MemoryGroup::new("a directory of very many names", limit) else { return };
-    // Of so many a quiet one is sampled every 128 ticks: of two seconds, where nothing happens, that would be four minutes. Short ones
-    // have so little time each that going through thousands of files takes it all.
+    // With so many files a quiet one is sampled every 128 ticks; with idle ticks of two seconds
+    // that would be four minutes. Short ones have so little time each that going through thousands
+    // of files takes it all.
     let config = scratch.path().join("guard.toml");
     std::fs::write(&config, "tick = \"500ms\"\nidle_tick = \"500ms\"\n").expect("write the configuration");
     let config = config.into_os_string().into_string().expect("a path of this test's own");
@@ -136,7 +137,7 @@ fn many_names(unit: &str, names: u64, more: &[&str]) {
     guard.wait_for("in_part", SOON, |event| event["budget"] == "names" && event["pid"] == hostile.pid());
     guard.wait_for("tick", SOON, |tick| tick["left_out_files"].as_u64().is_some_and(|left| left > names / 2));
     is_served("the other's log is still released", &own[1]);
-    // Of the many the newest are served.
+    // The newest of the many files are served.
     let newest = binlog(&many, names - 1);
     fill(&newest, MIB);
     // It is sampled in one of 128 turns, of which listings may have every other one.
@@ -416,7 +417,7 @@ fn a_control_file_on_a_file_system_that_does_not_answer_stops_no_other_database(
     is_served("the log beside it is released meanwhile", &own[0]);
     hanging.go_on();
     guard.wait_for("answers", SOON, of_wal);
-    // What it says is nothing, so all of its log stays.
+    // It reports no position, so all of its log stays.
     guard.wait_for("problem", SOON, |event| {
         event["problem"]
             .as_str()

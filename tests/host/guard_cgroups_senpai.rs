@@ -146,7 +146,7 @@ impl Beside {
         let said = || format!("{:?}: {}", ended.events.last(), ended.stderr);
         assert!(reclaimed > 16 * MIB, "{}", said());
         assert!(measured.file.1 < measured.file.0, "{:?}: {}", measured.file, said());
-        // What is hot stays.
+        // Hot pages stay.
         let again = measured.refaulted;
         assert!(again <= reclaimed / 4, "{again} of {reclaimed} came back: {}", said());
         measured.rounds
@@ -197,7 +197,7 @@ impl Senpai {
     fn start(given: &str, group: &Path, scratch: &Path) -> Self {
         let (mut given, log) = (given.split_whitespace(), scratch.join("senpai.log"));
         let mut command = Command::new("python3");
-        // What is given counts, by standing behind.
+        // Given arguments come later, so they take precedence.
         command.arg("-u").args(given.next()).arg(PACE).args(given).arg(group);
         let line = format!("{command:?}").replace('"', "");
         let output = std::fs::File::create(&log).expect("make a file");

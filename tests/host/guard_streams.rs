@@ -186,8 +186,8 @@ fn of_a_file_that_was_half_hot_that_half_stays() {
     read_through(&mut dd, || wait_until(&stream, "behind the reader", |resident| resident <= AT_MOST + hot));
     guard.wait_for("stream_ended", SOON, |event| event["pid"] == dd.id());
     wait_until(&stream, "after the reader", |resident| resident <= hot + MIB);
-    // What the kernel had taken of it before the stream came, the stream read again: single pages, on a machine that gives unused
-    // memory back.
+    // The stream read pages again that the kernel had evicted before: single pages, on a machine
+    // that gives unused memory back.
     let lost_pages = lost(&stream, SIZE / 2, SIZE);
     assert!(lost_pages < MIB, "{lost_pages} bytes of the hot half are lost");
     let hot_pages = (48 * MIB..50 * MIB).step_by(8192);

@@ -269,7 +269,7 @@ fn a_hostile_user_beside_real_servers_gains_nothing_and_costs_them_nothing() {
         count += all.len();
     }
 
-    // What it costs, without a tracer.
+    // The cost, without a tracer.
     let start = (Instant::now(), guard.cpu_seconds());
     let examined = std::thread::spawn({
         let tested = tested.clone();
@@ -309,7 +309,7 @@ fn a_hostile_user_beside_real_servers_gains_nothing_and_costs_them_nothing() {
     assert_eq!(kept, secret, "pages of a file of root's were released");
     assert!(memory <= MEMORY, "it took {memory} bytes");
     assert!(doctor <= DOCTOR, "the doctor took {doctor:?}");
-    // What a tick that comes late leaves, where others share the machine.
+    // The bytes that a late tick leaves on a shared machine.
     let late = if release.is_some() { 4.0 } else { 32.0 };
     for (before, beside) in before.into_iter().zip(beside) {
         assert!(

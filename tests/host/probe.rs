@@ -78,7 +78,7 @@ fn check_direct(report: &serde_json::Value) {
     if !["ext4", "xfs", "btrfs"].contains(&kind) {
         return;
     }
-    // What stands in the notes of the kernel: the same file may be used both ways, with care.
+    // As the kernel's documentation says, the same file may be used both ways, with care.
     assert_eq!(report["direct"]["dirty_is_seen"], true, "{kind}");
     assert_eq!(report["direct"]["write_is_seen"], true, "{kind}");
     if kind == "btrfs" {

@@ -182,7 +182,7 @@ fn a_backup_of_postgresql_is_the_same_and_leaves_little_in_memory() {
          chown --recursive root: . data; mkdir -m 700 back"
     );
     good(&mut shell(&make), here);
-    // What it finds without a file of settings: each command takes only options of its own.
+    // Its settings without a file: each command accepts only its own options.
     let pgbackrest = |pages: &str, what: &str| {
         format!(
             "pgbackrest --config=/dev/null --stanza=one --pg1-path=\"$PWD/{pages}\" --repo1-path=\"$PWD/repository\" \

@@ -168,7 +168,7 @@ fn barman_backs_up_the_same_and_leaves_little_in_memory() {
             }
         }
         assert!(compared > 0, "{segments:?}");
-        // What the load left dirty is written, and nobody writes any more.
+        // The load's dirty pages are written, and nobody writes any more.
         server.query("CHECKPOINT");
         evict_below(&tables);
         barman.under_run(&format!("backup {name}"));

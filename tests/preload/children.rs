@@ -227,7 +227,7 @@ fn what_is_not_reached_is_said_once_and_refused_by_require() {
     let refused = as_nobody(&["--require"], "busybox echo started; echo $?");
     assert!(refused.code == 0 && refused.stdout == "1\n", "{refused:?}");
     assert!(refused.stderr.contains("not started, by --require"), "{refused:?}");
-    // What has become unreachable itself.
+    // A program that has itself become unreachable.
     let moved: PathBuf = dir.path().join("elsewhere");
     let line = |rest: &str| format!("mv {} {}; {rest}", program.display(), moved.display());
     for (options, stdout) in [(&[][..], "started\n0\n"), (&["--require"][..], "126\n")] {

@@ -247,7 +247,7 @@ fn the_command_is_started_whatever_becomes_of_the_report() {
             assert!(outcome.code == 7 && outcome.stdout.trim() == expected, "{limit} {options}: {outcome:?}");
         }
     }
-    // What ends the command ends it as without.
+    // Limits that end the command end it as without `run`.
     let killed =
         shell(&format!("ulimit -f 1; $RUN {start} --report -- sh -c 'exec cat /proc/self/exe > big'"), here);
     assert_eq!(killed.code, 128 + libc::SIGXFSZ, "{killed:?}");

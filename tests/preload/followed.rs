@@ -159,7 +159,7 @@ fn who_may_not_follow_is_warned_and_refused_by_require() {
         "{warned:?}"
     );
     assert_eq!(warned.stderr.lines().count(), 1, "{warned:?}");
-    // What the library reaches has the rules, and the report says what it lacks.
+    // Programs that the library reaches have the rules, and the report lists the missing means.
     let reached = |options: &[&str]| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&program).arg("run");

@@ -59,7 +59,7 @@ fn with_others(path: &Path, how: &str, pause: Duration) -> u64 {
     assert_eq!(said, "ready\n", "{how}");
     warm(path);
     std::thread::sleep(pause);
-    // What the kernel took back meanwhile, for somebody else.
+    // Read again the pages that the kernel evicted meanwhile.
     warm(path);
     assert!(resident(path) > SIZE - MIB, "{how}: it is hot");
     child.stdin.take().expect("piped").write_all(b"\n").expect("have it go on");
@@ -77,13 +77,13 @@ fn what_others_read_meanwhile_stays() {
     let path = cold(scratch.path(), "file", SIZE);
     let now = Duration::ZERO;
     for (how, pause, gone) in [
-        // Of what was read at once, so much may have been read ahead.
+        // Read-ahead at the first read may reach this far.
         ("fread", now, MIB),
         ("update", now, 0),
         ("header", now, 5 * MIB),
         ("header", STALE, MIB),
         ("fread", STALE, MIB),
-        // Where it goes on, read-ahead may have come as far.
+        // If it goes on, read-ahead may reach this far.
         ("pause", STALE, 10 * MIB),
     ] {
         let left = with_others(&path, how, pause);
@@ -227,8 +227,8 @@ fn on_an_overlay_hot_pages_stay_and_others_go() {
     for (layer, name) in [(lower, "low"), (upper, "up")] {
         let file = overlay.0.join(name);
         for how in ["read", "all"] {
-            // Where what is resident can't be counted, what is read before the helper first samples counts as others': on a busy machine
-            // it may come late.
+            // If resident pages can't be counted, pages that are read before the helper's first
+            // sample count as others'. On a busy machine that sample may come late.
             let left: Vec<u64> = (0..20)
                 .map(|_| {
                     evict(&layer);

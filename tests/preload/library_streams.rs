@@ -255,7 +255,8 @@ fn what_was_read_is_what_was_released_or_there_before() {
         );
         assert!(released <= device + LITTLE, "released {released}, from the device {device}: {text}");
         assert!(before <= read, "read {read}, there before {before}: {text}");
-        // What was read ahead and dropped before the reader came to it comes from the device, and goes, twice.
+        // Pages that were read ahead, and dropped before the reader came to them, are read from the
+        // device and released twice.
         let accounted = released + before;
         assert!(
             accounted + PROGRAM >= read && accounted <= device + before + LITTLE,

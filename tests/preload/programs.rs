@@ -297,7 +297,7 @@ fn what_a_stream_writes_goes_where_nothing_is_counted() {
         return;
     }
     let _alone = support::alone();
-    // Where nothing is counted, a disk that writes nothing for a second is given up.
+    // If pages are not counted, the rules give up on a disk that writes nothing for a second.
     let scratch = QuickDisk::new();
     let here = scratch.path();
     shell("mkdir lower upper work all; head -c 67108864 /dev/urandom > lower/large", here);
@@ -343,7 +343,7 @@ fn files_go_that_were_written_before_an_exec() {
         return;
     }
     let _alone = support::alone();
-    // What is not written two seconds after it became another program stays.
+    // Pages that are not written two seconds after it became another program stay.
     let scratch = QuickDisk::new();
     let program = support::compare::built("becomes", &["-O1"]);
     let calls = ["execve", "execv", "execvp", "execvpe", "fexecve", "execl", "execlp", "execle", "execveat"];

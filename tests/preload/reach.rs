@@ -98,7 +98,7 @@ fn one_large_write_leaves_nothing() {
         let left = resident(&file);
         assert!(left <= MIB, "{words:?}: {left} bytes of what was written stay");
     }
-    // What others have in the page cache of a file that is written over is theirs until it is written.
+    // Resident pages of others in a file that is overwritten are theirs until they are written.
     let mut call = stream(
         &["python3", "-c", "import os; os.pwrite(os.open('new', os.O_WRONLY), b'x' * (70 << 20), 5)"],
         here,
@@ -447,7 +447,7 @@ fn streams_of_block_devices_leave_nothing() {
         device.evict();
         finish(&mut stream(&["sh", "-c", line], here.path())).fine();
         let left = device.resident();
-        // What is hot of a device that is read stays.
+        // Hot pages of a device that is read stay.
         let hot = format!("head --bytes=104857600 {name} > /dev/null");
         finish(Command::new("sh").args(["-c", &hot])).fine();
         let before = device.resident();

@@ -156,7 +156,7 @@ fn the_report_says_what_cachestat_says() {
         ("install b installed && mv installed moved", &[], once),
         ("git init -q . 2>/dev/null && git add tree b", &["mapped"], false),
         ("sqlite3 db 'create table t(x); insert into t values (zeroblob(6000000))'", &[], false),
-        // What keeps pages.
+        // A process that keeps pages.
         ("cp a copy && READER copy | head -c 1", &["another-reader"], false),
         (
             "python3 -c \"import mmap; f = open('a', 'rb'); sum(mmap.mmap(f.fileno(), 0, prot=1)[::4096])\"",
@@ -192,7 +192,7 @@ fn the_report_says_what_cachestat_says() {
             "{line}: read and written {used}, accounted {accounted}; stayed {sum_said}, found {sum_found} {said:?} {}",
             outcome.stderr
         );
-        // What was evicted since may have been resident as the report was made.
+        // Pages that were evicted since may have been resident when the report was made.
         let is_same = |path: &String, resident: u64, evicted: u64| {
             let said = said.get(path).map_or(0, |(said, _)| *said);
             resident <= said && said <= resident + evicted
@@ -207,7 +207,7 @@ fn the_report_says_what_cachestat_says() {
         let same = found.iter().all(|(path, &(resident, evicted))| {
             is_same(path, resident, evicted) || handed_on(path, resident)
         }) && said.keys().all(|path| found.contains_key(path));
-        // What a process writes first is not waited for where the machine is busy.
+        // On a busy machine the rules do not wait for a process's first writes.
         let is_small = |bytes: u64, why: &str| why == "not-waited-for" && bytes <= SMALL;
         let why_is_right =
             said.values().all(|(bytes, why)| reasons.contains(&why.as_str()) || is_small(*bytes, why));

@@ -118,7 +118,8 @@ fn what_nginx_sends_goes_once_it_is_sent() {
         assert!(left <= SIZE / 50);
     }
     let report = nginx.end(outside.path());
-    // Of this file alone: the file of its process number, which it removes as it ends, may be listed as it was closed.
+    // Only this file counts: the file with its process number, which it removes as it ends, may be
+    // listed as it was when closed.
     let stayed = report["stayed"].as_array().expect("a list").iter();
     let of_file = stayed.filter(|stayed| stayed["path"].as_str().map(Path::new) == Some(&file));
     let bytes: u64 = of_file.map(|stayed| stayed["stayed_bytes"].as_u64().expect("bytes")).sum();
@@ -203,7 +204,7 @@ fn a_file_that_one_call_sends_goes_once_it_is_sent() {
     assert!(server.wait().expect("wait").success());
     let report: Value = serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("JSON");
     assert_eq!(sum, WHOLE);
-    // What its queue held as the process ended.
+    // Files in its queue as the process ended.
     assert!(resident() <= WHOLE / 50, "{} bytes stay; {report}", resident());
     let stayed = report["stayed"].as_array().expect("a list").iter();
     let of_file = stayed.filter(|stayed| stayed["path"].as_str().map(Path::new) == Some(&file));

@@ -19,7 +19,7 @@ fn calls(words: &[&str], under_run: bool, directory: &Path) -> Vec<String> {
         let run = pagekeeper_by_library();
         command.arg(run.get_program()).args(run.get_args()).args(["run", "--"]);
     }
-    // Where libraries are searched for first would count for each.
+    // Other search paths for libraries would count for each program.
     command.args(words).current_dir(directory).stdin(Stdio::null()).env_remove("LD_LIBRARY_PATH");
     finish(&mut command).fine();
     let text = std::fs::read_to_string(&log).expect("read what strace wrote");
@@ -39,7 +39,7 @@ fn a_small_program_makes_few_calls_more_and_no_thread() {
     let scratch = scratch();
     let here = scratch.path();
     std::fs::write(here.join("a"), vec![7; 20_000]).expect("write");
-    // What no rule is for, and streams that read, and read and write.
+    // Programs without a rule, and streams that read, and read and write.
     for (words, most) in [
         (&["sh", "-c", "exec true"][..], 20),
         (&["sh", "-c", "true"], 20),

@@ -16,7 +16,7 @@ use crate::support::loop_images::QuickDisk;
 fn streamed(line: &str, here: &Path) -> (Value, Outcome, u64) {
     let outside = support::scratch();
     let (to, io) = (outside.path().join("report"), outside.path().join("io"));
-    // What the children read is added to their parent's as it waits for them.
+    // The children's reads are added to their parent's when it waits for them.
     let script = "\"$@\" || exit; grep ^read_bytes /proc/$$/io >\"$IO\"";
     let mut command = Command::new("sh");
     command.args(["-euc", script, "sh"]).args(words_by_library());
@@ -73,7 +73,7 @@ fn sort_does_not_read_its_temporary_files_from_the_disk() {
     let (report, ..) = streamed("sort -S 6M -T . -o sorted text", here);
     let left = support::resident_bytes(&files(here));
     assert!(left <= MIB, "{left} bytes stay; {report}");
-    // What was removed is not said to stay.
+    // Removed files are not reported as staying.
     let stayed = report["stayed"].as_array().expect("a list").iter();
     let removed = stayed.filter(|file| {
         let path = Path::new(file["path"].as_str().expect("text"));
@@ -109,7 +109,7 @@ fn what_only_looks_temporary_leaves_nothing() {
         // Kept over a fork, by a child that ends in order, or not.
         python(&format!("{make}os.close(fd)\nif os.fork() == 0: raise SystemExit\nos.wait()")),
         python(&format!("{make}os.close(fd)\nif os.fork() == 0: os._exit(0)\nos.wait()")),
-        // Of many of them, and one that is read again, and stays.
+        // Many of them, and one that is read again, and stays.
         python(&format!("for _ in range(5):\n  {}", make.replace('\n', "; "))),
         python(&format!("{make}os.lseek(fd, 0, 0); assert not any(os.read(fd, 9 << 20)); os.close(fd)")),
         // Without a name from the start, and later.

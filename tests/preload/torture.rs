@@ -303,7 +303,7 @@ fn deleted_files_give_their_room_back_at_once() {
         let (stream, inside) =
             some_ways().into_iter().partition::<Vec<_>, _>(|way| way.file == "stream.file");
         assert_same(&built("room", OPTIONS), &[], &inside, image.path());
-        // Who follows it from outside may have a file open, and closes it soon.
+        // The process that follows it from outside may have a file open, and closes it soon.
         assert_same(&built("room", OPTIONS), &["10000"], &stream, image.path());
     }
 }

@@ -168,7 +168,7 @@ fn a_child_that_goes_through_much_once_is_a_stream() {
             (left <= FIRST + 8 * MIB).then_some(())
         });
     }
-    // Who comes back to what it has read keeps it; nothing is said of it, nor counted.
+    // A process that reads its pages again keeps them; they are neither reported nor counted.
     evict(&file);
     let again = "import os; f = os.open('source/large', 0)\nfor n in range(16): [os.pread(f, 1 << 20, at << 20) for at in range(12 * n, 12 * n + 24)]";
     let report = under(&format!("python3 -c \"{again}\""), "--report=json");

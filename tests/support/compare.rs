@@ -131,7 +131,7 @@ pub(crate) fn left_by(way: &Way, program: &Path, arguments: &[&str], parent: &Pa
     let mut command = way.command(program);
     command.arg(&way.file).args(arguments).current_dir(directory.path()).env("LIBC_FATAL_STDERR_", "1");
     let outcome = finish(&mut command);
-    // Where a stream can't be followed by events, that is said.
+    // A line reports streams that can't be followed by events.
     let is_own = |line: &&str| !(line.starts_with("pagekeeper: ") && line.contains("io_uring or mappings"));
     let lines = |text: &str| text.lines().filter(is_own).map(|line| line.replace(&way.file, NAME)).collect();
     let mut files = BTreeMap::new();

@@ -45,7 +45,7 @@ pub(crate) fn results(starter: &[OsString], tests: &[String], parent: &Path) -> 
         names
     };
     let passed = ended_so("[ pass ]").into_iter().chain(ended_so("[ retry-pass ]")).collect();
-    // What passed when it was tried again is no failure.
+    // A test that passed when it was retried is no failure.
     let again = ended_so("[ retry-pass ]");
     let failed = ended_so("[ fail ]").into_iter().chain(ended_so("[ retry-fail ]"));
     let failed = failed.filter(|name| !again.contains(name)).collect();

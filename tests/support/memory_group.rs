@@ -25,7 +25,7 @@ impl MemoryGroup {
             if is_v2 {
                 std::fs::write(root.join("cgroup.subtree_control"), "+memory").ok()?;
             }
-            // Of a name that is nobody else's: process ids are not, where tests have namespaces of their own.
+            // The name is unique, as process ids are not: tests may have namespaces of their own.
             let directory = tempfile::Builder::new().prefix("pagekeeper-test-").tempdir_in(root).ok()?.keep();
             let group = Self { directory, below: is_v2.then(RefCell::default) };
             std::fs::write(group.directory.join(limit_file), limit.to_string()).ok()?;

@@ -109,7 +109,7 @@ impl Pod {
                         add(self.volume(&object(&mount), scratch));
                     }
                 }
-                // Of the container's network alone: a pod has an address of its own.
+                // The ports are in the container's network: a pod has an address of its own.
                 "ports" => add("--network=none".to_owned()),
                 "command" => add(format!("--entrypoint={value}")),
                 "name" | "image" | "args" | "startupProbe" | "livenessProbe" | "readinessProbe" => {}

@@ -21,8 +21,8 @@ const BESIDE: u64 = 2 * MIB;
 /// Bytes of frames that are cleared before they are used, in a large cache; in a small one it is a sixteenth of it.
 const AHEAD: u64 = 16 * MIB;
 
-/// Bytes of memory that this process has taken, without pages of files. Of the program's text and
-/// libraries the kernel maps a few pages or a large folio at a fault (`mm/filemap.c`, Linux 6.18),
+/// Bytes of memory that this process has taken, without pages of files. The kernel maps a few pages
+/// of the program's text and libraries, or a large folio, at a fault (`mm/filemap.c`, Linux 6.18):
 /// up to 1.3 MiB at a time.
 #[derive(Debug, Clone, Copy)]
 struct Memory(u64);
@@ -66,7 +66,7 @@ fn fill(budget: u64, page_size: usize, huge_pages: HugePages) {
     for n in 2..10 {
         disk.create_patterned(format!("/{n}"), budget / 2, n).unwrap();
     }
-    // What is the test's own is there, and touched, before anything is measured.
+    // The test's own memory is allocated and touched before anything is measured.
     let mut buf = vec![1; 1 << 20];
     let mut bufs: Vec<_> = (2..10).map(|_| vec![1; 64 << 10]).collect();
     let before = Memory::now();
@@ -462,7 +462,8 @@ fn many_futures(page_size: usize) {
         }
     }
     let more = peak() - before;
-    // What was read past the cache keeps its page until it is polled, and this thread may have to wait for a processor.
+    // A read past the cache keeps its page until it is polled, and this thread may have to wait for
+    // a processor.
     let unpolled = 8192 * page_size as u64;
     let max = budget + budget / 16 + FUTURES as u64 * EACH + 2 * BESIDE + unpolled;
     println!("{FUTURES} futures on pages of {page_size}: {more} of at most {max} bytes");

@@ -162,7 +162,7 @@ fn the_shortest_way_finds_what_was_read_often_and_keeps_it() {
         return;
     }
     let hits = owner.cache.stats().hits;
-    // As many as a thread can hold; then one that is given back makes room for another.
+    // A thread holds as many as it can; then one that is given back makes room for another.
     let mut held: Vec<_> = (0..16).map(|page| file.page_shortest(page).unwrap()).collect();
     assert_eq!(owner.cache.stats().hits, hits + 16);
     assert!(file.page_shortest(16).is_none());
@@ -176,7 +176,7 @@ fn the_shortest_way_finds_what_was_read_often_and_keeps_it() {
             file.install(page, &content(200), InstallAs::Read).unwrap();
         }
     }
-    // What they hold is evicted, and the frames of all others are loaded into.
+    // The pages that they hold are evicted, and all other frames are reused.
     let other = owner.cache.open_owned(Arc::clone(&owner.data), 40).unwrap();
     for page in (0..40).cycle().take(400) {
         assert_eq!(other.page(page).unwrap()[0], 200);

@@ -256,7 +256,7 @@ impl Arena {
                 self.read(page, rng);
             }
         }
-        // What was prefetched last may be on its way.
+        // The last prefetches may be in flight.
         let resident = || self.file.resident().iter().map(|range| range.end - range.start).sum::<u64>();
         let before = Instant::now();
         while resident() != self.file.resident_pages() {

@@ -253,7 +253,7 @@ fn a_page_can_be_pinned_more_than_65536_times() {
     file.close();
     refs.clear();
     read_all(&other, 5);
-    // Where a count had wrapped its frame would be lost, or the count.
+    // If a count had wrapped, its frame would be lost, or the count would be.
     assert_eq!(other.resident_pages(), cache.stats().resident_pages);
     assert!(cache.stats().resident_pages + 2 >= cache.stats().capacity_pages, "{}", cache.stats());
 }

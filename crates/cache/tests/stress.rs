@@ -97,7 +97,7 @@ impl Arena<'_> {
             }
         };
         (0..3).for_each(|_| pass());
-        // What was prefetched last, of files that are closed by now, may be on its way still.
+        // The last prefetches, for files that are closed by now, may still be in flight.
         let is_all = |stats: &Stats| {
             stats.resident_pages == large.cached.resident_pages()
                 && stats.resident_pages + 4 >= stats.capacity_pages.min(large.len / self.page_size)

@@ -87,7 +87,7 @@ fn row(profile: &Profile, spec: &LogSpec) -> String {
         return format!("{start} nothing is released | |");
     }
     let (slow, fast) = (outcome(spec, SLOW), outcome(spec, FAST));
-    // Where the writer's place is inferred, what comes there is taken for the writer's.
+    // If the writer's position is inferred, pages that come there are taken for the writer's.
     let unseen = if spec.position == PositionSpec::Hidden { 5 * WINDOW } else { 0 };
     for (outcome, speed) in [(&slow, SLOW), (&fast, FAST)] {
         assert!(outcome.until_kept < READ_BACK_EVIDENCE + unseen + speed, "{start} {outcome:?}");

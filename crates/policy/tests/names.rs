@@ -39,7 +39,7 @@ proptest! {
         sequence in 0_u64..(1 << 34),
         timelines in any::<(u32, u32)>(),
     ) {
-        // Of no size more than 2^32 of 4 GiB.
+        // For any size, at most 2^32 times 4 GiB.
         let sequence = sequence % (((1_u64 << 32) / size) << 32);
         let here = sequence_of(&segment_name(timelines.0, sequence, size), size);
         let next = sequence_of(&segment_name(timelines.1, sequence + 1, size), size);

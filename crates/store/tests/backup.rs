@@ -149,7 +149,7 @@ fn nothing_that_is_there_is_followed_or_written_over() {
     assert_eq!(std::fs::read_dir(at("empty")).unwrap().count(), 0);
     assert!(!at("nothing").exists());
     assert_eq!(std::fs::read(at("file")).unwrap(), b"mine");
-    // What an interrupted one left is said to be that.
+    // The error names the remains of an interrupted backup.
     std::fs::create_dir(at("half")).unwrap();
     std::fs::write(at("half/superblock.new"), b"").unwrap();
     let error = store.backup(&at("half")).unwrap_err();
@@ -191,7 +191,7 @@ fn a_full_file_system_gets_its_room_back() {
     let store = filled(&temp.path().join("store"));
     let to = mounted.path().join("copy");
     let fill = mounted.path().join("fill");
-    // Of 64 MiB: no room for the journal, or for some of the pages only.
+    // Fills of a disk of 64 MiB: no space for the journal, or for only some of the pages.
     for taken in [64, 60] {
         std::fs::write(&fill, vec![1; (taken << 20) - (256 << 10)]).unwrap();
         let error = store.backup(&to).unwrap_err();

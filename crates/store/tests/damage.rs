@@ -67,7 +67,7 @@ fn is_found(store: &Store, said: &str) {
     }
     assert!(matches!(read.read(PAGES), Err(Error::NeverWritten { .. })));
     drop(read);
-    // What is written anew is right again.
+    // A page that is written again is right again.
     let mut txn = store.begin().unwrap();
     txn.write(3, &vec![2; store.payload_size()]).unwrap();
     txn.commit(Durability::Sync).unwrap();
@@ -95,7 +95,8 @@ fn a_write_that_was_lost_or_went_elsewhere_is_found() {
         txn.write(3, &vec![2; store.payload_size()]).unwrap();
         txn.commit(Durability::Sync).unwrap();
         disk.inject("/store/data", 3 * PAGE..4 * PAGE, fault, Times::Once).unwrap();
-        // With so little memory each page is a write of its own. What lands elsewhere lands on the page that was never written.
+        // With so little memory each page is a write of its own. The misdirected write lands on the
+        // page that was never written.
         store.sync().unwrap();
         store.close_and_sync().unwrap();
         let store = options(&disk).open(dir()).unwrap();

@@ -64,7 +64,7 @@ fn it_opens_reads_and_goes_on_when_there_is_room() {
         // The journal has its room, whatever the disk has.
         change(&store, 1, 9).unwrap();
         if atomic {
-            // Whether pages can be written atomically has to be tried, for which there is no room.
+            // There is no space to test whether pages can be written atomically.
             assert_eq!(store.sync().unwrap_err().errno(), Some(libc::ENOSPC));
             let full = (10..200).find_map(|byte| change(&store, 2, byte).err()).unwrap();
             assert_eq!(full.errno(), Some(libc::ENOSPC), "{full}");

@@ -139,7 +139,7 @@ fn kill_and_compare(directory: &Path, kills: u64) {
         drop(read);
         let verified = store.verify().unwrap();
         assert!(verified.is_sound(), "kill {kill}: {verified}");
-        // Who goes on finds it as it was left, or applied.
+        // The next opening finds it as it was left, or applied.
         if rng.is_multiple_of(3) { store.close_and_sync() } else { store.close() }.unwrap();
     }
     println!("{kills} kills, {done} commits, {acknowledged} of them acknowledged");

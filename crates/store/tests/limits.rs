@@ -52,7 +52,7 @@ fn a_run_that_is_given_up_gives_its_room_back() {
     let error = txn.commit(Durability::Sync).unwrap_err();
     assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error}");
     assert_eq!(len(), before, "refused");
-    // What comes next has the room, durably.
+    // The next run gets the space, durably.
     let next = commit(&store, 3, 2);
     assert_eq!(next, run);
     store.close_and_sync().unwrap();

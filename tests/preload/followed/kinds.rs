@@ -137,7 +137,7 @@ impl Site {
         eventually("it is hot", SOON, || {
             (resident_bytes(std::slice::from_ref(&self.hot)) == HOT).then_some(())
         });
-        // What it started counts as its own once it has waited for it.
+        // Reads of a child count as its own once it has waited for the child.
         let io = PathBuf::from(format!("/proc/{}/io", user.0.id()));
         eventually("it is read", SOON, || (io_counter(&io, "read_bytes") >= HOT).then_some(()));
         let read_before = io_counter(&io, "read_bytes");

@@ -142,7 +142,7 @@ impl Worker<'_> {
         });
         let code = status.code().or_else(|| Some(128 + status.signal()?)).expect("a code or a signal");
         let said = String::from_utf8_lossy(&std::fs::read(&said).expect("read")).into_owned();
-        // What is not reached by the rules is said.
+        // Lines about programs that the rules don't reach.
         let said = said.lines().filter(|line| !line.starts_with("pagekeeper: ")).map(str::to_owned).collect();
         (code, said)
     }

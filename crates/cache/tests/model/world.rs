@@ -186,7 +186,7 @@ impl<D: Disk> World<D> {
         }
         self.check_kept();
         let stats = self.cache.stats();
-        // What tables take up is settled at a miss, or when room is made.
+        // The memory of tables is settled at a miss, or when room is made.
         assert!(stats.resident_pages <= stats.capacity_pages + self.kept.len() as u64 + 8, "{stats}");
     }
 
@@ -356,7 +356,7 @@ impl<D: Disk> World<D> {
         let mut buf = vec![0xee; len_of(range)];
         let reading = opened.cached.read_at_async(range.start, &mut buf);
         if dropped {
-            // What it has begun goes on without it.
+            // The read that it has begun goes on without it.
             let _ = pin!(reading).poll(&mut Context::from_waker(&tasks::waker()));
             return;
         }
@@ -471,7 +471,7 @@ impl<D: Disk> World<D> {
 
     fn heal(&mut self, file: usize) {
         let Some((path, number)) = self.path_of(file) else { return };
-        // What was begun before may still meet the fault.
+        // Reads that were begun before may still meet the fault.
         while self.disk.step() {}
         self.disk.heal(&path);
         self.inodes[number].failing.clear();

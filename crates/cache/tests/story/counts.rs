@@ -38,7 +38,7 @@ fn each_request_of_a_page_is_counted_once() {
                 let (one, other) = buf.split_at_mut(len);
                 let mut requests = [ReadRequest::new(offset, one), ReadRequest::new(0, &mut other[..1])];
                 file.read_many(&mut requests).unwrap();
-                // Of two parts of one absent page only one is a lookup of its own.
+                // Two parts of one absent page are one lookup.
                 expected += pages;
             }
             _ => {

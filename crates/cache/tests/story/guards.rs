@@ -77,7 +77,7 @@ fn reads_go_past_a_cache_all_of_which_is_kept() {
     assert_eq!(cache.stats().failures, 2);
     disk.heal("/file").unwrap();
     check(SEED, page * LEN, &file.page(page).unwrap());
-    // What is kept is found.
+    // Kept pages are found.
     let reads = disk.stats().reads;
     check(SEED, 5 * LEN, &file.page(5).unwrap());
     assert_eq!(disk.stats().reads, reads);

@@ -18,7 +18,7 @@ impl Reserved {
         let read = || std::fs::read_to_string(POOL).ok()?.trim().parse::<u64>().ok();
         let reserved = Self { before: read()? };
         let wanted = reserved.before + pages;
-        // Where others have scattered memory it takes some tidying.
+        // If memory is fragmented, the kernel needs several attempts.
         for _ in 0..20 {
             std::fs::write(POOL, wanted.to_string()).ok()?;
             if read()? >= wanted {

@@ -73,7 +73,7 @@ fn mutate_once(input: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
             input.truncate(at);
             input.extend_from_slice(&other[from..]);
         }
-        // What there is no byte for, or is seldom done.
+        // Mutations that no byte selects, or that are rare.
         _ => {}
     }
 }

@@ -227,7 +227,7 @@ pub(crate) fn check_repeats(
                 .any(|(id, flushed)| id == file && flushed.start < range.end && range.start < flushed.end);
             prop_assert!(flushed, "{range:?} released in the second step after {acts:?}");
         }
-        // What resisted may be the writer's, and so what lies ahead of that.
+        // Windows that resisted may be the writer's, and so may those ahead of them.
         let resisted = |range: &Range<u64>| {
             releases(acts).any(|(_, other)| other.end <= range.start && range.start < other.end + AHEAD)
         };

@@ -303,16 +303,18 @@ proptest! {
             ring.apply(op)?;
         }
         let paces = pace.div_ceil(WINDOW) + 1;
-        // What recovery reads, what one step wrote, what lies ahead at the end of the file, and the header.
+        // The windows that recovery reads, those of one step, those ahead at the end of the file,
+        // and the header.
         let limit = age.div_ceil(WINDOW) + 1 + 2 * paces + 4 + 1;
-        // Two times around. Where the writer left no trace at the start of the file, what it left at the end is taken to be its place
-        // for some steps, and all stays: but not always.
+        // Two times around. If the writer left no trace at the start of the file, its trace at the
+        // end is taken for its position for some steps, and all stays: but not always.
         let mut least = u64::MAX;
         for _ in 0..2 * WINDOWS * WINDOW / pace + 20 {
             ring.apply(&Op::Write(pace))?;
             ring.age = ring.age.min(age);
             ring.apply(&Op::Checkpoint(100))?;
-            // What it writes is seen before it is synced: over pages that are there it leaves no other trace.
+            // Its writes are seen before they are synced: over resident pages they leave no other
+            // trace.
             ring.step()?;
             ring.apply(&Op::Sync)?;
             least = least.min(ring.pages.windows().len() as u64);

@@ -146,7 +146,7 @@ impl World {
             }
             Op::Restart => {
                 self.state = StepState::default();
-                // What the guard before it released is read once more.
+                // Pages that the guard before it released are read once more.
                 self.gone.clear();
                 self.reads.clear();
             }
