@@ -1,37 +1,37 @@
-//! Children of fork(2): they run code of the test's own process, and leave without its destructors.
+//! Children of fork(2). They run code of the test's own process and exit without its destructors.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// How long a child may take before it counts as hung, in seconds: far more than it needs on a busy machine.
+/// Seconds after which a child counts as hung: far more than it needs on a busy machine.
 const PATIENCE_SECONDS: u32 = 60;
 
-/// A child that was forked.
+/// A forked child.
 #[derive(Debug)]
 #[must_use = "a child that nobody waits for stays as a zombie"]
 pub struct Forked(libc::pid_t);
 
-/// How a child ended.
+/// The end of a forked child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChildEnd {
-    /// What it did returned true.
+    /// Its closure returned true.
     Well,
-    /// What it did returned false, or panicked.
+    /// Its closure returned false, or panicked.
     Badly,
-    /// It was still at it after a minute.
+    /// It was still running after a minute.
     Hung,
-    /// Another signal ended it.
+    /// A signal other than the timeout's killed it.
     Killed(i32),
 }
 
-/// Forks a child that does this alone.
+/// Forks a child that runs only this closure.
 ///
 /// # Panics
 ///
-/// Where the system makes no process.
+/// If fork(2) fails.
 #[expect(unsafe_code, reason = "a fork")]
 pub fn forked(does: impl FnOnce() -> bool) -> Forked {
-    // SAFETY: the child runs code of this process, whose allocator glibc makes usable in it, and leaves without any of the
-    // parent's destructors.
+    // SAFETY: the child runs code of this process. glibc keeps the allocator usable in it, and it exits
+    // without any of the parent's destructors.
     unsafe {
         let pid = libc::fork();
         if pid == 0 {
@@ -44,14 +44,15 @@ pub fn forked(does: impl FnOnce() -> bool) -> Forked {
     }
 }
 
-/// The same by the system call alone, which the C library knows nothing of.
+/// Forks like [`forked`], but by the system call alone, so that the C library does not notice.
 ///
 /// # Panics
 ///
-/// Where the system makes no process.
+/// If the system call fails.
 #[expect(unsafe_code, reason = "a fork")]
 pub fn forked_past_libc(does: impl FnOnce() -> bool) -> Forked {
-    // SAFETY: as above, but that locks of the C library are as they were: one thread alone may call this.
+    // SAFETY: as in `forked`, except that the C library's locks stay as they were: only a process with one
+    // thread may call this.
     unsafe {
         let pid = libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0);
         if pid == 0 {
@@ -65,15 +66,15 @@ pub fn forked_past_libc(does: impl FnOnce() -> bool) -> Forked {
 }
 
 impl Forked {
-    /// Waits for its end.
+    /// Waits until the child ends.
     ///
     /// # Panics
     ///
-    /// Where it can't be waited for.
+    /// If waitpid(2) fails.
     #[expect(unsafe_code, reason = "waits for a fork")]
     pub fn end(self) -> ChildEnd {
         let mut status = 0;
-        // SAFETY: a child of this process; the status is written to a value that lives over the call.
+        // SAFETY: a child of this process; the status is written to a local variable that outlives the call.
         let waited = unsafe { libc::waitpid(self.0, &raw mut status, 0) };
         assert_eq!(waited, self.0, "waitpid: {}", std::io::Error::last_os_error());
         if libc::WIFSIGNALED(status) {
@@ -85,7 +86,7 @@ impl Forked {
         if libc::WEXITSTATUS(status) == 0 { ChildEnd::Well } else { ChildEnd::Badly }
     }
 
-    /// Waits for its end: whether it ended well.
+    /// Waits until the child ends, and returns whether it ended well.
     pub fn ends_well(self) -> bool {
         self.end() == ChildEnd::Well
     }

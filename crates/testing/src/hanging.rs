@@ -1,21 +1,21 @@
-//! A file system in user space that can be kept from answering: `bindfs`, whose process is stopped.
+//! A file system in user space that can stop answering: `bindfs`, whose process is stopped.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// A directory seen through a file system in user space, whose process can be stopped.
+/// A directory that is mounted elsewhere by a file system in user space, whose process can be stopped.
 pub struct Hanging {
     server: Child,
     point: PathBuf,
 }
 
 impl Hanging {
-    /// `shown` is a name in the directory. Needs root and bindfs.
+    /// Mounts `below` at `point`. `shown` names an entry of the directory. Needs root and bindfs.
     ///
     /// # Panics
     ///
-    /// Where it can't be mounted.
+    /// If it cannot be mounted.
     pub fn mount(below: &Path, point: &Path, shown: &str) -> Self {
         std::fs::create_dir_all(point).expect("make a mount point");
         let mut command = Command::new("bindfs");
@@ -30,20 +30,20 @@ impl Hanging {
         mounted
     }
 
-    /// Does not answer from now on.
+    /// Stops the file system: it does not answer until [`Self::go_on`].
     ///
     /// # Panics
     ///
-    /// If it has ended.
+    /// If its process has ended.
     pub fn stop(&self) {
         self.signal(rustix::process::Signal::STOP);
     }
 
-    /// Answers again.
+    /// Lets the file system answer again.
     ///
     /// # Panics
     ///
-    /// If it has ended.
+    /// If its process has ended.
     pub fn go_on(&self) {
         self.signal(rustix::process::Signal::CONT);
     }
@@ -56,7 +56,7 @@ impl Hanging {
 
 impl Drop for Hanging {
     fn drop(&mut self) {
-        // With its process every call into it ends.
+        // The end of the process ends every call into the file system.
         let _ = self.server.kill();
         let _ = self.server.wait();
         let _ = Command::new("umount").args(["--lazy"]).arg(&self.point).status();

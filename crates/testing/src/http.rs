@@ -1,50 +1,50 @@
-//! Plain HTTP to ask servers of this host.
+//! Plain HTTP requests to servers on this host.
 //!
-//! Invariants: of version 1.0, so that an answer is in one piece and ends with its connection. Panics with what was said where
-//! that is no answer.
+//! Uses HTTP 1.0, so that a response comes in one piece and ends with its connection. Panics with the
+//! received text if that is not a response.
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-/// An answer of an HTTP server.
+/// The response of an HTTP server.
 #[derive(Debug)]
 pub struct Answer {
-    /// Its status.
+    /// The status code.
     pub status: u16,
-    /// Its headers, names in lower case.
+    /// The headers, with their names in lower case.
     pub headers: Vec<(String, String)>,
-    /// What follows.
+    /// The body.
     pub body: String,
 }
 
 impl Answer {
-    /// A header's value.
+    /// Returns the value of a header.
     ///
     /// # Panics
     ///
-    /// Without it.
+    /// If the response does not have it.
     pub fn header(&self, name: &str) -> &str {
         let header = self.headers.iter().find(|(other, _)| other == name);
         &header.unwrap_or_else(|| panic!("no {name} in {:?}", self.headers)).1
     }
 }
 
-/// Asks the server at a port of this host; `None` if nobody listens.
+/// Sends a request to the server at a port of this host. Returns `None` if nobody listens.
 ///
 /// # Panics
 ///
-/// Where what comes is no answer.
+/// If the server's answer is not an HTTP response.
 pub fn ask(port: u16, method: &str, path: &str, headers: &[(&str, &str)]) -> Option<Answer> {
     ask_with(port, method, path, headers, &[])
 }
 
-/// The same, with a body.
+/// Sends a request with a body.
 ///
 /// # Panics
 ///
-/// Where what comes is no answer.
+/// If the server's answer is not an HTTP response.
 pub fn ask_with(
     port: u16,
     method: &str,
@@ -54,10 +54,11 @@ pub fn ask_with(
 ) -> Option<Answer> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(120))).expect("set a time");
-    // Who refuses a head may close before all of it is sent: the answer shows it.
+    // A server that refuses a request may close the connection before all of it is sent. The response
+    // shows that.
     let sent = send(&mut stream, port, method, path, headers, body);
     let mut text = String::new();
-    // Then the end is a reset, behind the answer.
+    // In that case the connection ends by a reset after the response.
     let read = stream.read_to_string(&mut text);
     assert!(read.is_ok() || text.contains("\r\n\r\n"), "no answer: {sent:?}, {read:?}: {text:?}");
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
@@ -91,11 +92,11 @@ pub(crate) fn send(
     stream.write_all(body)
 }
 
-/// A port that nobody listens at.
+/// Returns a TCP port that nobody listens on.
 ///
 /// # Panics
 ///
-/// Where there is none.
+/// If there is none.
 pub fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bind to a free port");
     listener.local_addr().expect("bound").port()

@@ -1,7 +1,7 @@
-//! What the tests of several crates need: directories on disks, random numbers that repeat, real servers under a load, and a
-//! message for what can't be run. Not published.
+//! Helpers for the tests of several crates: directories on disks, reproducible random numbers, real servers
+//! under a load, and a message for tests that cannot run here. Not published.
 //!
-//! All of it panics where it fails, as tests do.
+//! All helpers panic on failure, as tests do.
 
 mod forks;
 mod hanging;
@@ -24,23 +24,24 @@ pub use opens::Opens;
 pub use processes::fake_process;
 pub use rng::{Rng, Seed};
 
-/// A directory for test files, without links in its path: under the build's own target directory, since /tmp may be a tmpfs.
+/// Creates a directory for test files whose path has no links. It lies under the build's target directory,
+/// since /tmp may be a tmpfs.
 ///
 /// # Panics
 ///
-/// Where it can't be made.
+/// If it cannot be created.
 pub fn disk_dir() -> TempDir {
     let target = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/test-files");
     std::fs::create_dir_all(&target).unwrap();
     tempfile::tempdir_in(target.canonicalize().unwrap()).unwrap()
 }
 
-/// The newest file with such a name in the directory of this test program, where cargo builds a package's libraries beside its tests.
-/// Older ones are of other features, or of sources before a change.
+/// Finds the newest file with this prefix and suffix beside the running test program, where cargo puts a
+/// package's libraries. Older files were built with other features or from older sources.
 ///
 /// # Panics
 ///
-/// Where there is none.
+/// If there is none.
 pub fn built_beside(prefix: &str, suffix: &str) -> PathBuf {
     let program = std::env::current_exe().unwrap();
     let files = std::fs::read_dir(program.parent().unwrap()).unwrap().map(|entry| entry.unwrap());
@@ -52,23 +53,23 @@ pub fn built_beside(prefix: &str, suffix: &str) -> PathBuf {
     newest.unwrap_or_else(|| panic!("{prefix}*{suffix} is not beside {}", program.display())).path()
 }
 
-/// Says that a test, or a part of it, can't be run here.
+/// Reports that a test, or a part of it, cannot run here.
 ///
 /// # Panics
 ///
-/// Where `PAGEKEEPER_REQUIRE_ALL=1` is set: where nothing may be left out.
+/// If `PAGEKEEPER_REQUIRE_ALL=1` is set, which forbids skipping.
 pub fn skip(why: impl Display) {
     let message = format!("SKIPPED: {why}");
     assert!(std::env::var_os("PAGEKEEPER_REQUIRE_ALL").is_none_or(|value| value != "1"), "{message}");
     eprintln!("{message}");
 }
 
-/// Runs `what` in a thread of the user nobody. Only root may: identity is per thread on Linux, so the rest of the
-/// process stays as it is.
+/// Runs `what` in a thread of the user nobody. Needs root. On Linux each thread has its own identity, so the
+/// rest of the process is not affected.
 ///
 /// # Panics
 ///
-/// Where that may not be, and where `what` panics.
+/// If the thread cannot become nobody, or if `what` panics.
 pub fn as_nobody<T: Send>(what: impl FnOnce() -> T + Send) -> T {
     let nobody = rustix::process::Uid::from_raw(65534);
     std::thread::scope(|scope| {

@@ -9,22 +9,22 @@ use tempfile::TempDir;
 
 use crate::{disk_dir, skip};
 
-/// A file system of one's own; unmounted when dropped, also by a panic.
+/// A private file system. It is unmounted when dropped, also during a panic.
 #[derive(Debug)]
 pub struct Mounted {
     point: PathBuf,
     image: PathBuf,
-    /// Holds both.
+    /// Contains both.
     _dir: TempDir,
 }
 
 impl Mounted {
-    /// Makes and mounts an empty file system of this kind: ext4, xfs or btrfs of 1 GiB, of which the image takes up what is written,
-    /// or a tmpfs of 64 MiB. `None`, and a line that says so, where that can't be done.
+    /// Creates and mounts an empty file system of this kind: ext4, xfs or btrfs of 1 GiB in a sparse image,
+    /// or a tmpfs of 64 MiB. Skips and returns `None` if that is not possible here.
     ///
     /// # Panics
     ///
-    /// Where a program that this takes fails; and as [`skip`] does.
+    /// If a program that it runs fails, and as [`skip`] does.
     pub fn new(kind: &str) -> Option<Self> {
         let mkfs = format!("mkfs.{kind}");
         let needs: &[&str] = if kind == "tmpfs" { &["mount"] } else { &[&mkfs, "mount"] };
@@ -45,22 +45,22 @@ impl Mounted {
             run(Command::new("mount").args(["-t", kind, "-o", "size=64m", "none"]).arg(point));
         } else {
             File::create(image).unwrap().set_len(1 << 30).unwrap();
-            // Nothing is written later by the kernel itself.
+            // Leave the kernel nothing to initialize later.
             let eager: &[&str] =
                 if kind == "ext4" { &["-E", "lazy_itable_init=0,lazy_journal_init=0"] } else { &[] };
             run(Command::new(mkfs).arg("-q").args(eager).arg(image));
-            // The loop device goes with the mount.
+            // The loop device goes away with the mount.
             run(Command::new("mount").args(["-t", kind, "-o", "loop"]).arg(image).arg(point));
         }
         Some(mounted)
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn path(&self) -> &Path {
         &self.point
     }
 
-    /// The file that it lies in.
+    /// Returns the path of the image file.
     pub fn image(&self) -> &Path {
         &self.image
     }
@@ -77,8 +77,8 @@ impl Drop for Mounted {
     }
 }
 
-/// Unmounts; false if it stays busy. It is so for a moment where a thread of a back-end is just ending, or a program that
-/// another test starts has not yet let go of what this process has open.
+/// Unmounts a file system. Returns false if it stays busy for 10 s. It is busy for a moment while a
+/// back-end's thread ends, or while a program that another test started still has this process's descriptors.
 pub fn unmount(point: &Path) -> bool {
     for _ in 0..100 {
         let status = Command::new("umount").arg(point).stderr(Stdio::null()).status();

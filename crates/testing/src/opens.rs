@@ -1,4 +1,4 @@
-//! Who opens a file, by whatever name.
+//! Counts how often a file is opened, by any of its names.
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -6,16 +6,16 @@ use std::path::Path;
 
 use rustix::fs::inotify;
 
-/// Every open of a file, as inotify(7) reports it: not that a descriptor of `O_PATH` refers to it.
+/// Counts every open of a file, as inotify(7) reports it. Descriptors with `O_PATH` are not reported.
 #[derive(Debug)]
 pub struct Opens(OwnedFd);
 
 impl Opens {
-    /// Counts from now on.
+    /// Starts counting.
     ///
     /// # Panics
     ///
-    /// Where the file can't be watched.
+    /// If the file cannot be watched.
     pub fn of(path: &Path) -> Self {
         let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
         let watch = inotify::init(flags).unwrap();
@@ -23,17 +23,17 @@ impl Opens {
         Self(watch)
     }
 
-    /// Whether there was one since the last call.
+    /// Whether the file was opened since the last call.
     pub fn any(&self) -> bool {
         self.count() > 0
     }
 
-    /// How many there were since the last call.
+    /// Returns how often the file was opened since the last call.
     pub fn count(&self) -> usize {
         let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
         let mut events = inotify::Reader::new(&self.0, &mut buffer);
         let mut found = 0;
-        // That the file is gone is an event, too.
+        // The removal of the file is an event, too.
         while let Ok(event) = events.next() {
             found += usize::from(event.events().contains(inotify::ReadFlags::OPEN));
         }

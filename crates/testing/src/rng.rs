@@ -1,18 +1,19 @@
-//! Random numbers that repeat: from a seed that is printed when a test fails, and taken from `PAGEKEEPER_SEED` if that is set.
+//! Reproducible random numbers. The seed comes from `PAGEKEEPER_SEED`, if set, and is printed when a test
+//! fails.
 
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The seed of a test; printed when the test fails.
+/// The seed of a test. It is printed when the test fails.
 #[derive(Debug)]
 pub struct Seed(pub u64);
 
 impl Seed {
-    /// `PAGEKEEPER_SEED`, or one by the clock.
+    /// Takes the seed from `PAGEKEEPER_SEED`, or else from the clock.
     ///
     /// # Panics
     ///
-    /// Where `PAGEKEEPER_SEED` is no number.
+    /// If `PAGEKEEPER_SEED` is not a number.
     #[allow(clippy::new_without_default, reason = "two of them differ")]
     pub fn new() -> Self {
         let given = std::env::var("PAGEKEEPER_SEED").ok();
@@ -21,7 +22,7 @@ impl Seed {
         Self(given.unwrap_or_else(|| now().into()))
     }
 
-    /// A generator for one of several users of the seed.
+    /// Returns one of several independent generators of the seed.
     pub fn rng(&self, which: u64) -> Rng {
         let mut rng = Rng(self.0 ^ which.wrapping_mul(0xd6e8_feb8_6659_fd93));
         rng.number();
@@ -42,12 +43,12 @@ impl Drop for Seed {
 pub struct Rng(u64);
 
 impl Rng {
-    /// The first of a seed that is printed elsewhere.
+    /// Returns the first generator of a seed that is printed elsewhere.
     pub fn from_seed(seed: u64) -> Self {
         Seed(seed).rng(0)
     }
 
-    /// Any number.
+    /// Returns any number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -56,30 +57,30 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// One of a range that is not empty.
+    /// Returns a number from a range, which must not be empty.
     pub fn of(&mut self, range: Range<u64>) -> u64 {
         range.start + self.number() % (range.end - range.start)
     }
 
-    /// An index into so many.
+    /// Returns an index into a sequence of `len` elements.
     ///
     /// # Panics
     ///
-    /// If there are none.
+    /// If `len` is 0.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.of(0..len as u64)).unwrap()
     }
 
-    /// True once in so many times.
+    /// Returns true once in `times` calls on average.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.number().is_multiple_of(times)
     }
 
-    /// A number below `end`, small ones much more often: half of them are in the first eighth.
+    /// Returns a number below `end`, small ones far more often: half of them are in the first eighth.
     ///
     /// # Panics
     ///
-    /// Never: what it computes fits.
+    /// Never: the result fits.
     pub fn skewed(&mut self, end: u64) -> u64 {
         let part = u128::from(self.number() >> 40);
         let cubed = part * part * part;

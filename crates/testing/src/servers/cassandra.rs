@@ -1,6 +1,6 @@
-//! A node of `Cassandra`, with one table, and a client of its own protocol (version 4).
+//! A node of `Cassandra` with one table, and a client of its native protocol (version 4).
 //!
-//! Its jars are in the directory that `PAGEKEEPER_CASSANDRA` names, as `scripts/fetch-servers.sh` fetches them.
+//! `PAGEKEEPER_CASSANDRA` names the directory of its jars; `scripts/fetch-servers.sh` fetches them.
 
 use std::io::{BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -8,42 +8,42 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 
-use super::{DEADLINE, Daemon, Launcher, LoggedServer, files_below, text};
+use super::{Daemon, Launcher, LoggedServer, SERVER_TIMEOUT, files_below, text};
 use crate::http::free_port;
 
-/// Bytes of a value.
-const VALUE: usize = 128 << 10;
-/// What the frames of the protocol ask.
-const STARTUP: u8 = 1;
-const QUERY: u8 = 7;
+/// Size of a value in bytes.
+const CASSANDRA_VALUE_BYTES: usize = 128 << 10;
+/// Opcodes of the protocol's requests.
+const OPCODE_STARTUP: u8 = 1;
+const OPCODE_QUERY: u8 = 7;
 
 /// A running node.
 #[derive(Debug)]
 pub struct Cassandra {
     home: PathBuf,
     daemon: Daemon,
-    settings: Settings,
-    client: Client,
-    /// How many values were put and acknowledged.
+    settings: NodeSettings,
+    client: CassandraClient,
+    /// Number of values that were put and acknowledged.
     put: i64,
 }
 
-/// How a node is started, each time.
+/// Settings for each start of the node.
 #[derive(Debug)]
-struct Settings {
+struct NodeSettings {
     ports: (u16, u16),
     launcher: Launcher,
     flushes: Flushes,
 }
 
-/// When what was put is written to a table's files, and how.
+/// When and how the node flushes its memtables to table files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flushes {
-    /// As late as there is memory, so that the log is long; meanwhile puts wait.
+    /// As late as memory allows, so that the log gets long; puts wait meanwhile.
     Late,
-    /// At a third of the memory for it, as by default.
+    /// At a third of the memtable memory, which is the default.
     Usual,
-    /// The same, synced every 10 MiB: `trickle_fsync`, which is off by default.
+    /// As `Usual`, with `trickle_fsync` every 10 MiB, which is off by default.
     Trickled,
 }
 
@@ -61,21 +61,21 @@ impl Flushes {
     }
 }
 
-/// A connection that asks, and waits for the answer.
+/// A connection that sends a request and waits for the response.
 #[derive(Debug)]
-struct Client {
+struct CassandraClient {
     to: TcpStream,
     from: BufReader<TcpStream>,
 }
 
-impl Client {
+impl CassandraClient {
     fn connect(port: u16) -> Option<Self> {
         let to = TcpStream::connect(("127.0.0.1", port)).ok()?;
-        to.set_read_timeout(Some(DEADLINE)).expect("set a time");
+        to.set_read_timeout(Some(SERVER_TIMEOUT)).expect("set a time");
         to.set_nodelay(true).expect("set it to send at once");
         let from = BufReader::new(to.try_clone().expect("a second handle"));
         let mut client = Self { to, from };
-        client.ask(STARTUP, b"\0\x01\0\x0bCQL_VERSION\0\x053.0.0");
+        client.ask(OPCODE_STARTUP, b"\0\x01\0\x0bCQL_VERSION\0\x053.0.0");
         Some(client)
     }
 
@@ -97,14 +97,14 @@ impl Client {
     fn run(&mut self, statement: &str, values: &[&[u8]]) -> Vec<u8> {
         let mut body = length(statement.as_bytes()).to_be_bytes().to_vec();
         body.extend(statement.as_bytes());
-        // One replica's word is enough; values follow.
+        // Consistency ONE; values follow.
         body.extend([0, 1, 1]);
         body.extend(u16::try_from(values.len()).expect("few values").to_be_bytes());
         for value in values {
             body.extend(length(value).to_be_bytes());
             body.extend(*value);
         }
-        self.ask(QUERY, &body)
+        self.ask(OPCODE_QUERY, &body)
     }
 }
 
@@ -116,30 +116,31 @@ impl Cassandra {
     /// Programs that it needs.
     pub const PROGRAMS: [&str; 2] = ["java", "setpriv"];
 
-    /// What the guard is configured to beside it: its segments are a quarter of the usual ones, and so is what stays of them.
+    /// The guard's configuration for this node. Its segments, and so the budget for resident pages, are a
+    /// quarter of the default.
     pub const GUARD_RULES: &str = "[rules.cassandra.wal]\nrule = \"budget\"\nbudget = \"32M\"\n";
 
-    /// Where its jars are.
+    /// Returns the directory of its jars.
     pub fn jars() -> Option<PathBuf> {
         std::env::var_os("PAGEKEEPER_CASSANDRA").map(PathBuf::from)
     }
 
-    /// Starts one with its data below `home`.
+    /// Starts a node with its data below `home`.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn start(home: &Path) -> Self {
         Self::start_by(home, Launcher::default(), Flushes::Late)
     }
 
-    /// The same by a launcher.
+    /// Starts a node by a launcher.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn start_by(home: &Path, launcher: Launcher, flushes: Flushes) -> Self {
-        let settings = Settings { ports: (free_port(), free_port()), launcher, flushes };
+        let settings = NodeSettings { ports: (free_port(), free_port()), launcher, flushes };
         let mut daemon = daemon(home, &settings);
         let mut client = connect(&mut daemon, &settings);
         let replicas = "{'class': 'SimpleStrategy', 'replication_factor': 1}";
@@ -152,12 +153,12 @@ impl Cassandra {
     }
 }
 
-fn connect(daemon: &mut Daemon, settings: &Settings) -> Client {
-    daemon.wait_for("the node listens", || Client::connect(settings.ports.0))
+fn connect(daemon: &mut Daemon, settings: &NodeSettings) -> CassandraClient {
+    daemon.wait_for("the node listens", || CassandraClient::connect(settings.ports.0))
 }
 
-/// What its own start scripts give to a Java of version 17.
-const JAVA: &str = "--add-exports=java.base/jdk.internal.misc=ALL-UNNAMED
+/// The options that Cassandra's own start scripts pass to Java 17.
+const JAVA_OPTIONS: &str = "--add-exports=java.base/jdk.internal.misc=ALL-UNNAMED
 --add-exports=java.base/java.lang.ref=ALL-UNNAMED
 --add-exports=java.management.rmi/com.sun.jmx.remote.internal.rmi=ALL-UNNAMED
 --add-exports=java.rmi/sun.rmi.registry=ALL-UNNAMED
@@ -189,11 +190,11 @@ const JAVA: &str = "--add-exports=java.base/jdk.internal.misc=ALL-UNNAMED
 -Dcassandra.storagedir=data
 -Xmx1g";
 
-fn daemon(home: &Path, settings: &Settings) -> Daemon {
+fn daemon(home: &Path, settings: &NodeSettings) -> Daemon {
     std::fs::create_dir_all(home).expect("make a directory for a node");
     let data = home.join("data");
     let directory = |name: &str| data.join(name).display().to_string();
-    let Settings { ports: (client, peers), launcher, flushes } = settings;
+    let NodeSettings { ports: (client, peers), launcher, flushes } = settings;
     let settings = format!(
         "cluster_name: load\npartitioner: org.apache.cassandra.dht.Murmur3Partitioner\nendpoint_snitch: SimpleSnitch\n\
          listen_address: 127.0.0.1\nrpc_address: 127.0.0.1\nnative_transport_port: {client}\nstorage_port: {peers}\n\
@@ -213,8 +214,8 @@ fn daemon(home: &Path, settings: &Settings) -> Daemon {
     std::fs::write(home.join("cassandra.yaml"), settings).expect("write its settings");
     let jars = Cassandra::jars().expect("PAGEKEEPER_CASSANDRA names the directory of Cassandra's jars");
     Daemon::start_by(launcher, home, "java", |command| {
-        // Its own files of settings, such as commitlog_archiving.properties, are found by the class path, too.
-        command.args(JAVA.split('\n')).arg("-cp").arg(format!(
+        // The class path also leads to its configuration files, such as commitlog_archiving.properties.
+        command.args(JAVA_OPTIONS.split('\n')).arg("-cp").arg(format!(
             "{}:{}",
             jars.join("*").display(),
             home.display()
@@ -233,7 +234,7 @@ impl LoggedServer for Cassandra {
         let mut segments = files_below(&self.home.join("data/commitlog"), |path| {
             path.extension().is_some_and(|end| end == "log")
         });
-        // The next one is made ahead, with a header alone.
+        // The next segment is created in advance, with nothing but a header.
         segments.retain(|path| path.metadata().is_ok_and(|segment| segment.blocks() * 512 >= 1 << 20));
         segments
     }
@@ -245,14 +246,14 @@ impl LoggedServer for Cassandra {
     }
 
     fn put(&mut self, bytes: u64) -> u64 {
-        let values = bytes.div_ceil(VALUE as u64);
+        let values = bytes.div_ceil(CASSANDRA_VALUE_BYTES as u64);
         for _ in 0..values {
-            let value = text(self.put.unsigned_abs(), VALUE);
+            let value = text(self.put.unsigned_abs(), CASSANDRA_VALUE_BYTES);
             let statement = "INSERT INTO load.load (number, value) VALUES (?, ?)";
             self.client.run(statement, &[&self.put.to_be_bytes(), &value]);
             self.put += 1;
         }
-        values * VALUE as u64
+        values * CASSANDRA_VALUE_BYTES as u64
     }
 
     fn restart_after(&mut self, signal: Signal) {
@@ -265,7 +266,7 @@ impl LoggedServer for Cassandra {
         for number in 0..self.put {
             let rows =
                 self.client.run("SELECT value FROM load.load WHERE number = ?", &[&number.to_be_bytes()]);
-            let is_there = rows.ends_with(&text(number.unsigned_abs(), VALUE));
+            let is_there = rows.ends_with(&text(number.unsigned_abs(), CASSANDRA_VALUE_BYTES));
             assert!(is_there, "value {number} of {} is not as it was put", self.put);
         }
     }

@@ -1,4 +1,4 @@
-//! A `clickhouse-server`, Debian's, with one table of `MergeTree`. Its client is its own HTTP.
+//! Debian's `clickhouse-server` with one `MergeTree` table. The client uses its HTTP interface.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ use rustix::process::Signal;
 use super::{Daemon, Launcher, LoggedServer, files_below, text};
 use crate::http::{ask_with, free_port};
 
-/// Bytes of a row.
-const ROW: usize = 64 << 10;
-/// Rows of one insertion, which is a part.
-const AT_ONCE: u64 = 64;
+/// Size of a row in bytes.
+const ROW_BYTES: usize = 64 << 10;
+/// Rows per insert. Each insert creates one part.
+const ROWS_PER_INSERT: u64 = 64;
 
 /// A running `clickhouse-server`. It has no log: parts of tables are written once, and merged.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub struct ClickHouse {
     launcher: Launcher,
     daemon: Daemon,
     ports: [u16; 3],
-    /// How many rows were put and acknowledged.
+    /// Number of rows that were put and acknowledged.
     put: u64,
 }
 
@@ -27,20 +27,20 @@ impl ClickHouse {
     /// Programs that it needs.
     pub const PROGRAMS: [&str; 2] = ["/usr/sbin/clickhouse-server", "setpriv"];
 
-    /// Starts one with its data below `home`.
+    /// Starts a server with its data below `home`.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn start(home: &Path) -> Self {
         Self::start_by(home, Launcher::default())
     }
 
-    /// The same by a launcher.
+    /// Starts a server by a launcher.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn start_by(home: &Path, launcher: Launcher) -> Self {
         let ports = [free_port(), free_port(), free_port()];
         let daemon = daemon(home, ports, &launcher);
@@ -61,34 +61,34 @@ impl ClickHouse {
         self.ask_with(query, "", body)
     }
 
-    /// The same with settings of this query, as `&name=value`.
+    /// Sends a query with settings of its own, as `&name=value`.
     fn ask_with(&self, query: &str, settings: &str, body: &[u8]) -> String {
         let path = format!("/?query={}{settings}", query.replace(' ', "%20"));
-        // Without a body it takes a POST for one whose length it has yet to learn.
+        // Without this header it takes a POST without a body for a chunked one.
         let length: &[(&str, &str)] = if body.is_empty() { &[("Content-Length", "0")] } else { &[] };
         let answer = ask_with(self.ports[0], "POST", &path, length, body).expect("clickhouse-server runs");
         assert_eq!(answer.status, 200, "{query}: {}", answer.body);
         answer.body
     }
 
-    /// Merges all parts into one: it reads them, and writes another.
+    /// Merges all parts into one: reads all of them and writes a new one.
     ///
     /// # Panics
     ///
-    /// Where it is refused.
+    /// If the server refuses.
     pub fn merge(&self) {
         self.ask("OPTIMIZE TABLE load FINAL", &[]);
     }
 
-    /// Reads all values, by several threads: by direct I/O, or through the page cache.
+    /// Reads all values with several threads, by direct I/O or through the page cache.
     ///
     /// # Panics
     ///
-    /// Where it is refused, or not all are there.
+    /// If the server refuses, or if values are missing.
     pub fn scan(&self, is_direct: bool) {
         let settings = format!("&max_threads=4&min_bytes_to_use_direct_io={}", u8::from(is_direct));
         let found = self.ask_with("SELECT sum(length(value)) FROM load", &settings, &[]);
-        assert_eq!(found.trim().parse(), Ok(self.put * ROW as u64));
+        assert_eq!(found.trim().parse(), Ok(self.put * ROW_BYTES as u64));
     }
 }
 
@@ -123,27 +123,27 @@ impl LoggedServer for ClickHouse {
     }
 
     fn others(&self) -> Option<Vec<PathBuf>> {
-        // Of columns, in parts that are not about to go.
+        // Column files, in parts that are not temporary.
         Some(files_below(&self.home.join("data/data/default/load"), |path| {
             path.extension().is_some_and(|end| end == "bin") && !path.to_string_lossy().contains("tmp_")
         }))
     }
 
     fn put(&mut self, bytes: u64) -> u64 {
-        let rows = bytes.div_ceil(ROW as u64);
+        let rows = bytes.div_ceil(ROW_BYTES as u64);
         let end = self.put + rows;
         while self.put < end {
-            let next = (self.put + AT_ONCE).min(end);
+            let next = (self.put + ROWS_PER_INSERT).min(end);
             let mut body = Vec::new();
             for number in self.put..next {
                 body.extend(format!("{number}\t").into_bytes());
-                body.extend(text(number, ROW));
+                body.extend(text(number, ROW_BYTES));
                 body.push(b'\n');
             }
             self.ask("INSERT INTO load FORMAT TabSeparated", &body);
             self.put = next;
         }
-        rows * ROW as u64
+        rows * ROW_BYTES as u64
     }
 
     fn restart_after(&mut self, signal: Signal) {
@@ -153,11 +153,11 @@ impl LoggedServer for ClickHouse {
     }
 
     fn check_all(&mut self) {
-        // One by one each would read as many rows as its mark is for.
+        // A query per row would read a whole granule each time.
         let found = self.ask("SELECT value FROM load ORDER BY number", &[]);
         let mut rows = found.lines();
         for number in 0..self.put {
-            let is_there = rows.next().is_some_and(|row| row.as_bytes() == text(number, ROW));
+            let is_there = rows.next().is_some_and(|row| row.as_bytes() == text(number, ROW_BYTES));
             assert!(is_there, "row {number} of {} is not as it was put", self.put);
         }
         assert_eq!(rows.next(), None);

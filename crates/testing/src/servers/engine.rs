@@ -1,4 +1,4 @@
-//! A storage engine that is a library, in a program of a few lines that its values are put into by [`Lines`].
+//! A storage engine that is a library, linked into a small program that [`Lines`] drives.
 
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -9,24 +9,25 @@ use rustix::process::Signal;
 use super::lines::Lines;
 use super::{Daemon, LoggedServer, files_below};
 
-/// The library, and the program that it is built into.
-pub trait Library {
-    /// As a linker names it.
+/// The engine's library, and the program that it is linked into.
+pub trait EngineLibrary {
+    /// The name that the linker takes.
     const NAME: &str;
-    /// The program, in C.
+    /// The source of the program, in C.
     const SOURCE: &str;
-    /// What it is built with.
+    /// The header that the program includes.
     const HEADER: &str;
-    /// The directory below the program's that has to be there; its files are in `data`, or in one of `data`'s own.
+    /// The directory below the program's that must exist when it starts. Its files are in `data` or in a
+    /// subdirectory.
     const DIRECTORY: &str;
 
-    /// The version that is installed, with the engine's name; none where there is none.
+    /// Returns the engine's name and installed version, or `None` if it is not installed.
     fn version() -> Option<String>;
 
-    /// Whether a file of the engine's is of its log.
+    /// Whether a file of the engine belongs to its log.
     fn is_log(path: &Path) -> bool;
 
-    /// Whether it is of its data.
+    /// Whether a file of the engine belongs to its data.
     fn is_data(path: &Path) -> bool;
 }
 
@@ -39,17 +40,17 @@ pub struct Engine<L> {
     library: PhantomData<L>,
 }
 
-impl<L: Library> Engine<L> {
-    /// What it is built with.
+impl<L: EngineLibrary> Engine<L> {
+    /// The header that it is built with.
     pub const HEADER: &str = L::HEADER;
-    /// Programs that it is built and run with.
+    /// Programs that are needed to build and run it.
     pub const PROGRAMS: [&str; 2] = ["gcc", "setpriv"];
 
-    /// Builds the program, and starts it with its data below `home`.
+    /// Builds the program and starts it with its data below `home`.
     ///
     /// # Panics
     ///
-    /// Where it can't be built, or does not start.
+    /// If it cannot be built, or does not start.
     pub fn start(home: &Path) -> Self {
         std::fs::create_dir_all(home.join(L::DIRECTORY)).expect("make a directory for an engine");
         let file = home.join("engine.c");
@@ -62,13 +63,13 @@ impl<L: Library> Engine<L> {
         Self { home: home.to_owned(), daemon, lines, library: PhantomData }
     }
 
-    /// The version that is installed, with the engine's name; none where there is none.
+    /// Returns the engine's name and installed version, or `None` if it is not installed.
     pub fn version() -> Option<String> {
         L::version()
     }
 }
 
-impl<L: Library> LoggedServer for Engine<L> {
+impl<L: EngineLibrary> LoggedServer for Engine<L> {
     fn pid(&self) -> u32 {
         self.daemon.pid()
     }

@@ -1,4 +1,4 @@
-//! An `etcd` of one member. Its client is its own gateway of JSON.
+//! An `etcd` with one member. The client uses its JSON gateway.
 
 use std::io::Read as _;
 use std::net::TcpStream;
@@ -8,11 +8,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rustix::process::Signal;
 
-use super::{DEADLINE, Daemon, LoggedServer, files_below, text};
+use super::{Daemon, LoggedServer, SERVER_TIMEOUT, files_below, text};
 use crate::http::{ask_with, free_port, send};
 
-/// Bytes of a value: a segment of the log has some 64 MB.
-const VALUE: usize = 512 << 10;
+/// Size of a value in bytes. A segment of the log has about 64 MB.
+const ETCD_VALUE_BYTES: usize = 512 << 10;
 
 /// A running `etcd`.
 #[derive(Debug)]
@@ -21,11 +21,11 @@ pub struct Etcd {
     daemon: Daemon,
     client: u16,
     peer: u16,
-    /// How many values were put and acknowledged.
+    /// Number of values that were put and acknowledged.
     put: u64,
 }
 
-/// Who watches keys from the first change on.
+/// A watch on keys, from the first revision on.
 #[derive(Debug)]
 pub struct Watch(TcpStream);
 
@@ -33,11 +33,11 @@ impl Etcd {
     /// Programs that it needs.
     pub const PROGRAMS: [&str; 2] = ["etcd", "setpriv"];
 
-    /// Starts one with its data below `home`.
+    /// Starts a member with its data below `home`.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn start(home: &Path) -> Self {
         let (client, peer) = (free_port(), free_port());
         let daemon = daemon(home, client, peer);
@@ -63,17 +63,17 @@ impl Etcd {
     ///
     /// # Panics
     ///
-    /// Where it is refused.
+    /// If it is refused.
     pub fn put_small(&self, key: &str, value: &str) {
         let (key, value) = (STANDARD.encode(key), STANDARD.encode(value));
         self.ask("/v3/kv/put", &format!("{{\"key\":\"{key}\",\"value\":\"{value}\"}}"));
     }
 
-    /// Forgets the history of all values that were put, so that its space is used again.
+    /// Compacts away the history of all values, so that their space is reused.
     ///
     /// # Panics
     ///
-    /// Where it is refused.
+    /// If it is refused.
     pub fn compact(&self) {
         let text = self.ask("/v3/kv/range", &format!("{{\"key\":\"{}\"}}", STANDARD.encode("none")));
         let revision = text.split("\"revision\":\"").nth(1).and_then(|rest| rest.split('"').next());
@@ -81,11 +81,12 @@ impl Etcd {
         self.ask("/v3/kv/compaction", &format!("{{\"revision\":\"{revision}\",\"physical\":true}}"));
     }
 
-    /// Watches all keys that begin so from the first revision on. What comes waits in the connection until it is read.
+    /// Watches all keys with this prefix from the first revision on. Events wait in the connection until they
+    /// are read.
     ///
     /// # Panics
     ///
-    /// Where that can't be asked for.
+    /// If the watch cannot be created.
     pub fn watch(&self, prefix: &str) -> Watch {
         let mut end = prefix.as_bytes().to_owned();
         *end.last_mut().expect("a prefix") += 1;
@@ -94,25 +95,25 @@ impl Etcd {
             "{{\"create_request\":{{\"key\":\"{from}\",\"range_end\":\"{to}\",\"start_revision\":\"1\"}}}}"
         );
         let mut stream = TcpStream::connect(("127.0.0.1", self.client)).expect("etcd runs");
-        stream.set_read_timeout(Some(DEADLINE)).expect("set a time");
+        stream.set_read_timeout(Some(SERVER_TIMEOUT)).expect("set a time");
         send(&mut stream, self.client, "POST", "/v3/watch", &[], request.as_bytes()).expect("etcd listens");
         Watch(stream)
     }
 }
 
 impl Watch {
-    /// Reads until so many changes have come.
+    /// Reads until this many changes have come.
     ///
     /// # Panics
     ///
-    /// Where they do not.
+    /// If they do not come.
     pub fn read(&mut self, changes: usize) {
-        const CHANGE: &str = "\"mod_revision\"";
+        const CHANGE_MARKER: &str = "\"mod_revision\"";
         let mut said = String::new();
         let mut piece = [0; 1 << 13];
-        while said.matches(CHANGE).count() < changes {
+        while said.matches(CHANGE_MARKER).count() < changes {
             let count = self.0.read(&mut piece).expect("etcd goes on");
-            assert!(count > 0, "it ended after {} of {changes}", said.matches(CHANGE).count());
+            assert!(count > 0, "it ended after {} of {changes}", said.matches(CHANGE_MARKER).count());
             said.push_str(&String::from_utf8_lossy(&piece[..count]));
         }
     }
@@ -133,7 +134,7 @@ fn key(number: u64) -> String {
 }
 
 fn value(number: u64) -> String {
-    STANDARD.encode(text(number, VALUE))
+    STANDARD.encode(text(number, ETCD_VALUE_BYTES))
 }
 
 impl LoggedServer for Etcd {
@@ -152,13 +153,13 @@ impl LoggedServer for Etcd {
     }
 
     fn put(&mut self, bytes: u64) -> u64 {
-        let values = bytes.div_ceil(VALUE as u64);
+        let values = bytes.div_ceil(ETCD_VALUE_BYTES as u64);
         for _ in 0..values {
             let (key, value) = (key(self.put), value(self.put));
             self.ask("/v3/kv/put", &format!("{{\"key\":\"{key}\",\"value\":\"{value}\"}}"));
             self.put += 1;
         }
-        values * VALUE as u64
+        values * ETCD_VALUE_BYTES as u64
     }
 
     fn restart_after(&mut self, signal: Signal) {

@@ -1,7 +1,7 @@
-//! A broker of `Kafka`, which is its own controller, with one topic, `load`, of one partition or of many. Its client is Debian's
-//! `kcat`.
+//! A broker of `Kafka` that is also its controller, with one topic, `load`, of one or more partitions. The
+//! client is Debian's `kcat`.
 //!
-//! The broker's jars are in the directory that `PAGEKEEPER_KAFKA` names, as `scripts/fetch-servers.sh` fetches them.
+//! `PAGEKEEPER_KAFKA` names the directory of the broker's jars; `scripts/fetch-servers.sh` fetches them.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -13,10 +13,10 @@ use rustix::process::Signal;
 use super::{Daemon, LoggedServer, files_below, text};
 use crate::http::free_port;
 
-/// Bytes of a message.
-const MESSAGE: usize = 100 << 10;
-/// Of a segment of the log, where there is one, and where there are many.
-const SEGMENTS: (u64, u64) = (16 << 20, 2 << 20);
+/// Size of a message in bytes.
+const KAFKA_MESSAGE_BYTES: usize = 100 << 10;
+/// Size of a log segment in bytes: for one partition, and for several.
+const SEGMENT_BYTES: (u64, u64) = (16 << 20, 2 << 20);
 
 /// A running broker.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct Kafka {
     daemon: Daemon,
     ports: (u16, u16),
     partitions: u32,
-    /// How many messages were put and acknowledged.
+    /// Number of messages that were put and acknowledged.
     put: u64,
 }
 
@@ -33,28 +33,29 @@ impl Kafka {
     /// Programs that it needs.
     pub const PROGRAMS: [&str; 3] = ["java", "kcat", "setpriv"];
 
-    /// Where its jars are.
+    /// Returns the directory of its jars.
     pub fn jars() -> Option<PathBuf> {
         std::env::var_os("PAGEKEEPER_KAFKA").map(PathBuf::from)
     }
 
-    /// Starts one with its data below `home`, which keeps so many bytes.
+    /// Starts a broker with its data below `home`, which retains `kept` bytes.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn start(home: &Path, kept: u64) -> Self {
         Self::with_partitions(home, kept, 1, None)
     }
 
-    /// As [`Self::start`], with a topic of so many partitions; what is kept is of each. Their log has segments of so many bytes, or of
-    /// few, which are done with soon.
+    /// Starts a broker as [`Self::start`] does, with a topic of several partitions. It retains `kept` bytes
+    /// of each. `segment` is the size of a log segment in bytes; the default for several partitions is small,
+    /// so that segments are soon complete.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn with_partitions(home: &Path, kept: u64, partitions: u32, segment: Option<u64>) -> Self {
-        let segment = segment.unwrap_or(if partitions == 1 { SEGMENTS.0 } else { SEGMENTS.1 });
+        let segment = segment.unwrap_or(if partitions == 1 { SEGMENT_BYTES.0 } else { SEGMENT_BYTES.1 });
         let ports = (free_port(), free_port());
         let data = home.join("data");
         std::fs::create_dir_all(&data).expect("make a directory for a broker");
@@ -91,26 +92,27 @@ impl Kafka {
         self.daemon.wait_for("the broker answers", || {
             let said =
                 kcat(ports).args(["-L", "-t", "load", "-m", "2"]).stderr(Stdio::null()).output().ok()?;
-            // The first question makes the topic, or a partition has yet to find its leader.
+            // The first request creates the topic, or a partition has no leader yet.
             let said = String::from_utf8_lossy(&said.stdout).into_owned();
             (said.contains(&all) && !said.contains("not available")).then_some(())
         });
     }
 
-    /// How many messages were put.
+    /// Returns the number of messages that were put.
     pub fn put_messages(&self) -> u64 {
         self.put
     }
 
-    /// Reads what such a reader has to say: each message once, and those of a partition in the order in which they were put.
+    /// Checks the output of a reader: each message comes once, and those of a partition in the order in which
+    /// they were put.
     ///
     /// # Panics
     ///
-    /// Where a message is not as it was put.
+    /// If a message is not as it was put.
     pub fn check(reader: &mut Child, messages: u64) {
         let mut said = BufReader::new(reader.stdout.take().expect("piped"));
         let mut line = Vec::new();
-        // By partition: the next that may come.
+        // The next message number that may come, by partition.
         let mut next: HashMap<u64, u64> = HashMap::new();
         let mut seen: HashSet<u64> = HashSet::new();
         for _ in 0..messages {
@@ -119,7 +121,10 @@ impl Kafka {
             let mut parts = line.strip_suffix(b"\n").unwrap_or(&line).splitn(3, |byte| *byte == b' ');
             let mut figure = || std::str::from_utf8(parts.next()?).ok()?.parse::<u64>().ok();
             let (partition, number) = figure().zip(figure()).expect("a partition, and a number as the key");
-            assert!(parts.next() == Some(&text(number, MESSAGE)), "message {number} is not as it was put");
+            assert!(
+                parts.next() == Some(&text(number, KAFKA_MESSAGE_BYTES)),
+                "message {number} is not as it was put"
+            );
             let next = next.entry(partition).or_default();
             assert!(number >= *next, "message {number} of partition {partition} came before {next}");
             *next = number + 1;
@@ -128,11 +133,11 @@ impl Kafka {
         assert!(reader.wait().expect("wait for kcat").success());
     }
 
-    /// Begins to read from the first message on; who waits for it has to read what it says, or it lags.
+    /// Starts a reader from the first message on. Unless the caller reads its output, it lags.
     ///
     /// # Panics
     ///
-    /// Where kcat does not start.
+    /// If kcat does not start.
     pub fn reader(&self, messages: u64) -> Child {
         kcat(self.ports)
             .args([
@@ -179,7 +184,7 @@ impl LoggedServer for Kafka {
     }
 
     fn logs(&self) -> Vec<PathBuf> {
-        // Only those of the topic: the controller's log is beside them.
+        // Only the topic's segments: the controller's log is beside them.
         let data = self.home.join("data");
         let is_segment = |path: &Path| path.extension().is_some_and(|end| end == "log");
         let partitions = (0..self.partitions).map(|number| data.join(format!("load-{number}")));
@@ -187,15 +192,16 @@ impl LoggedServer for Kafka {
     }
 
     fn others(&self) -> Option<Vec<PathBuf>> {
-        // The newest may be empty yet.
+        // The newest one may still be empty.
         Some(files_below(&self.home.join("data/load-0"), |path| path.to_string_lossy().ends_with("index")))
     }
 
     fn put(&mut self, bytes: u64) -> u64 {
-        let messages = bytes.div_ceil(MESSAGE as u64);
+        let messages = bytes.div_ceil(KAFKA_MESSAGE_BYTES as u64);
         let mut client = kcat(self.ports)
-            // The key, which chooses the partition, is the number. What is sent again, as where a partition has yet to find its
-            // leader, comes neither twice nor behind later ones. No more than this waits in the client's memory.
+            // The key, which chooses the partition, is the message number. The producer is idempotent:
+            // retries, such as those without a partition leader, cause neither duplicates nor reordering. The
+            // limits bound the memory of the client.
             .args([
                 "-P",
                 "-t",
@@ -215,15 +221,15 @@ impl LoggedServer for Kafka {
         let mut to = client.stdin.take().expect("piped");
         for number in self.put..self.put + messages {
             let mut line = format!("{number} ").into_bytes();
-            line.extend(text(number, MESSAGE));
+            line.extend(text(number, KAFKA_MESSAGE_BYTES));
             line.push(b'\n');
             to.write_all(&line).expect("kcat goes on");
         }
         drop(to);
-        // It ends when all is acknowledged.
+        // It exits once everything is acknowledged.
         assert!(client.wait().expect("wait for kcat").success());
         self.put += messages;
-        messages * MESSAGE as u64
+        messages * KAFKA_MESSAGE_BYTES as u64
     }
 
     fn restart_after(&mut self, signal: Signal) {

@@ -1,5 +1,6 @@
-//! Values that are put and got by a program of lines: "put NUMBER LENGTH" and that many bytes is answered by "ok" once the value is in
-//! the log and synced, "get NUMBER" by "LENGTH" and that many bytes.
+//! A client of programs that store values and read commands line by line. "put NUMBER LENGTH" and that many
+//! bytes is answered by "ok" once the value is in the log and synced; "get NUMBER" by "LENGTH" and that many
+//! bytes.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::PathBuf;
@@ -7,21 +8,22 @@ use std::process::{Child, ChildStdin, ChildStdout};
 
 use super::text;
 
-/// Bytes of a value.
-const VALUE: usize = 128 << 10;
+/// Size of a value in bytes.
+const LINE_VALUE_BYTES: usize = 128 << 10;
 
-/// The program's input and output, and what was put into it and acknowledged.
+/// The program's input and output, and the number of acknowledged values.
 #[derive(Debug)]
 pub(super) struct Lines {
     to: ChildStdin,
     from: BufReader<ChildStdout>,
-    /// Where what it says on stderr is.
+    /// The file that has its stderr.
     log: PathBuf,
     put: u64,
 }
 
 impl Lines {
-    /// Of a program whose input and output are piped, once it says "ready"; of those before it so many values are there.
+    /// Connects to a program with piped input and output, once it prints "ready". `put` values are there from
+    /// earlier runs.
     pub(super) fn of(child: &mut Child, log: PathBuf, put: u64) -> Self {
         let to = child.stdin.take().expect("piped");
         let from = BufReader::new(child.stdout.take().expect("piped"));
@@ -30,7 +32,7 @@ impl Lines {
         lines
     }
 
-    /// How many values were put.
+    /// Returns the number of values that were put.
     pub(super) fn values(&self) -> u64 {
         self.put
     }
@@ -42,26 +44,30 @@ impl Lines {
         assert_eq!(line.trim_end(), expected, "{}", said());
     }
 
-    /// Puts about so many bytes; how many they were.
+    /// Puts about this many bytes. Returns the exact number.
     pub(super) fn put(&mut self, bytes: u64) -> u64 {
-        let values = bytes.div_ceil(VALUE as u64);
+        let values = bytes.div_ceil(LINE_VALUE_BYTES as u64);
         for _ in 0..values {
-            let head = format!("put {} {VALUE}\n", self.put).into_bytes();
-            self.to.write_all(&[head, text(self.put, VALUE)].concat()).expect("it goes on");
+            let head = format!("put {} {LINE_VALUE_BYTES}\n", self.put).into_bytes();
+            self.to.write_all(&[head, text(self.put, LINE_VALUE_BYTES)].concat()).expect("it goes on");
             self.expect("ok");
             self.put += 1;
         }
-        values * VALUE as u64
+        values * LINE_VALUE_BYTES as u64
     }
 
-    /// Panics unless all that was put is there.
+    /// Panics unless all acknowledged values are there.
     pub(super) fn check(&mut self) {
         for number in 0..self.put {
             self.to.write_all(format!("get {number}\n").as_bytes()).expect("it goes on");
-            self.expect(&VALUE.to_string());
-            let mut value = vec![0; VALUE];
+            self.expect(&LINE_VALUE_BYTES.to_string());
+            let mut value = vec![0; LINE_VALUE_BYTES];
             self.from.read_exact(&mut value).expect("it goes on");
-            assert!(value == text(number, VALUE), "value {number} of {} is not as it was put", self.put);
+            assert!(
+                value == text(number, LINE_VALUE_BYTES),
+                "value {number} of {} is not as it was put",
+                self.put
+            );
         }
     }
 }

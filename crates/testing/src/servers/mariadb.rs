@@ -1,8 +1,9 @@
-//! A `MariaDB` of its own, whose client commits one large value after the other: into `InnoDB` with a binlog, or into
-//! `MyRocks` without one. It is Debian's, or the one that is unpacked in the folder that `PAGEKEEPER_MARIADB_ROOT` names, as
-//! `scripts/fetch-servers.sh` fetches it.
+//! A private `MariaDB` server. Its client commits one large value after the other, into `InnoDB` with a
+//! binlog or into `MyRocks` without one. The server is Debian's, or one unpacked in the folder that
+//! `PAGEKEEPER_MARIADB_ROOT` names; `scripts/fetch-servers.sh` fetches it.
 //!
-//! Invariants: logs are synced at every commit; as root Debian's runs as the user mysql; it has no port.
+//! Invariants: logs are synced at every commit; Debian's server, started as root, runs as the user mysql; no
+//! port is opened.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,15 +14,16 @@ use rustix::process::Signal;
 use super::unpacked::{self, DATA};
 use super::{Daemon, LoggedServer, MySql, Values, files_below, let_in};
 
-/// Where Debian's package has the plugin, below the root.
-const MYROCKS: &str = "usr/lib/mysql/plugin/ha_rocksdb.so";
+/// Path of the plugin in Debian's package, below the root.
+const MYROCKS_PLUGIN: &str = "usr/lib/mysql/plugin/ha_rocksdb.so";
 
-/// Relative to the data directory, which the server goes to: a whole path may be longer than a socket's may be.
-const SOCKET: &str = "socket";
+/// Relative to the data directory, which is the server's working directory: an absolute path may exceed the
+/// length limit of a socket's path.
+const SOCKET_NAME: &str = "socket";
 
-/// Whose log is written.
+/// The storage engine whose log is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Engine {
+enum StorageEngine {
     InnoDb,
     MyRocks,
 }
@@ -31,12 +33,12 @@ enum Engine {
 pub struct MariaDb {
     home: PathBuf,
     daemon: Daemon,
-    engine: Engine,
+    engine: StorageEngine,
     values: Values,
 }
 
 impl MariaDb {
-    /// Programs that it needs, the first of them with its version where it is Debian's.
+    /// Programs that it needs. For Debian's server, the first one has its version.
     pub fn programs() -> &'static [&'static str] {
         if Self::unpacked().is_some() {
             &MySql::PROGRAMS
@@ -45,59 +47,60 @@ impl MariaDb {
         }
     }
 
-    /// The folder that it is unpacked in, if it is not Debian's.
+    /// Returns the folder of the unpacked server, or `None` for Debian's.
     pub fn unpacked() -> Option<PathBuf> {
         unpacked::folder("PAGEKEEPER_MARIADB_ROOT")
     }
 
-    /// The SQL by which a new one, started with `--bootstrap`, makes its system tables; `share` has the server's files of SQL.
+    /// Returns the SQL that creates the system tables of a new server started with `--bootstrap`. `share` has
+    /// the server's SQL files.
     ///
     /// # Panics
     ///
-    /// Where they are not there.
+    /// If they are missing.
     pub fn system_tables(share: &Path) -> String {
-        // By its version.
+        // The name depends on the version.
         let files = ["mariadb_system_tables.sql", "mysql_system_tables.sql"].map(|name| share.join(name));
         let file = files.iter().find(|path| path.exists()).expect("the SQL of its system tables");
         let tables = std::fs::read_to_string(file).expect("read it");
         format!("create database mysql;\nuse mysql;\n{tables}")
     }
 
-    /// Starts one on `InnoDB` that keeps a binlog, its data below `home`.
+    /// Starts a server on `InnoDB` with a binlog, with its data below `home`.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn start(home: &Path) -> Self {
-        Self::start_with(home, Engine::InnoDb)
+        Self::start_with(home, StorageEngine::InnoDb)
     }
 
-    /// Starts one on `MyRocks`, without a binlog.
+    /// Starts a server on `MyRocks`, without a binlog.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn with_myrocks(home: &Path) -> Self {
-        Self::start_with(home, Engine::MyRocks)
+        Self::start_with(home, StorageEngine::MyRocks)
     }
 
     /// Whether `MyRocks` is installed.
     pub fn has_myrocks() -> bool {
-        Self::unpacked().unwrap_or_else(|| "/".into()).join(MYROCKS).exists()
+        Self::unpacked().unwrap_or_else(|| "/".into()).join(MYROCKS_PLUGIN).exists()
     }
 
-    /// Has `MyRocks` write what it has in memory to a file of its tables.
+    /// Flushes the memtable of `MyRocks` to a table file.
     ///
     /// # Panics
     ///
-    /// Where it does not.
+    /// If the server refuses.
     pub fn flush(&self) {
         let statement = "SET GLOBAL rocksdb_force_flush_memtable_now = true";
         let flushed = client(&self.data()).args(["--execute", statement]).status().expect("run mariadb");
         assert!(flushed.success(), "{statement}: {flushed}");
     }
 
-    fn start_with(home: &Path, engine: Engine) -> Self {
+    fn start_with(home: &Path, engine: StorageEngine) -> Self {
         let data = home.join("data");
         let_in(home);
         match Self::unpacked() {
@@ -124,7 +127,7 @@ impl MariaDb {
     }
 }
 
-/// Has Debian's make its data.
+/// Creates the data directory of Debian's server.
 fn install(home: &Path) {
     let mut command = Command::new("mariadb-install-db");
     command.args(["--no-defaults", "--skip-test-db", "--skip-name-resolve"]);
@@ -133,7 +136,7 @@ fn install(home: &Path) {
     assert!(output.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// The same of an unpacked one, whose script for it would need a shell in there.
+/// Creates the data directory of an unpacked server, in which the script would need a shell.
 fn bootstrap(unpacked: &Path, home: &Path) {
     unpacked::make_home(home);
     let script = home.join("out/bootstrap.sql");
@@ -144,7 +147,8 @@ fn bootstrap(unpacked: &Path, home: &Path) {
     assert!(output.status.success(), "mariadbd --bootstrap: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// An unpacked server, with what each run of it begins with: there are no accounts, and no user but root.
+/// Returns a command for an unpacked server with the arguments of every run: no accounts, and no user except
+/// root.
 fn enter(unpacked: &Path, home: &Path) -> Command {
     let mut command = unpacked::enter(unpacked, home);
     command.args(["/usr/sbin/mariadbd", "--no-defaults", "--user=root", "--skip-grant-tables"]);
@@ -152,26 +156,28 @@ fn enter(unpacked: &Path, home: &Path) -> Command {
     command
 }
 
-/// Who the server is to become; root is refused.
+/// The option that makes the server switch to another user; it refuses to run as root.
 fn user() -> Option<&'static str> {
     rustix::process::geteuid().is_root().then_some("--user=mysql")
 }
 
-/// One argument: the script that installs takes it in no other form.
+/// One argument: the installation script accepts no other form.
 fn datadir(home: &Path) -> OsString {
     let mut argument = OsString::from("--datadir=");
     argument.push(home.join("data"));
     argument
 }
 
-fn daemon(home: &Path, engine: Engine) -> Daemon {
+fn daemon(home: &Path, engine: StorageEngine) -> Daemon {
     let set_up = |command: &mut Command| {
-        command.args(["--skip-networking", "--skip-name-resolve", "--socket", SOCKET]);
+        command.args(["--skip-networking", "--skip-name-resolve", "--socket", SOCKET_NAME]);
         command.args(["--pid-file=pid", "--innodb-log-file-size=48M", "--innodb-buffer-pool-size=64M"]);
         command.arg("--innodb-flush-method=O_DIRECT");
         match engine {
-            Engine::InnoDb => command.args(["--log-bin=binlog", "--sync-binlog=1", "--max-binlog-size=16M"]),
-            Engine::MyRocks => command.args([
+            StorageEngine::InnoDb => {
+                command.args(["--log-bin=binlog", "--sync-binlog=1", "--max-binlog-size=16M"])
+            }
+            StorageEngine::MyRocks => command.args([
                 "--plugin-load-add=ha_rocksdb",
                 "--plugin-maturity=unknown",
                 "--default-storage-engine=ROCKSDB",
@@ -199,7 +205,7 @@ fn client(data: &Path) -> Command {
         "--skip-column-names",
         "--quick",
     ]);
-    command.args(["--socket", SOCKET, "--database=mysql"]);
+    command.args(["--socket", SOCKET_NAME, "--database=mysql"]);
     command
 }
 
@@ -212,8 +218,8 @@ impl LoggedServer for MariaDb {
         let is_log = |path: &Path| {
             let (name, end) = (path.file_stem().unwrap_or_default(), path.extension().unwrap_or_default());
             match self.engine {
-                Engine::InnoDb => name == "binlog" && end != "index",
-                Engine::MyRocks => {
+                StorageEngine::InnoDb => name == "binlog" && end != "index",
+                StorageEngine::MyRocks => {
                     end == "log" && path.parent().is_some_and(|parent| parent.ends_with("#rocksdb"))
                 }
             }
@@ -222,10 +228,11 @@ impl LoggedServer for MariaDb {
     }
 
     fn others(&self) -> Option<Vec<PathBuf>> {
-        // InnoDB's own by direct I/O, as it is set to; those of Aria, in which the server's own tables are, are not.
+        // InnoDB's files use direct I/O, as configured. Those of Aria, which has the server's own tables, do
+        // not.
         let ends: &[&str] = match self.engine {
-            Engine::InnoDb => &["MAD", "MAI"],
-            Engine::MyRocks => &["sst"],
+            StorageEngine::InnoDb => &["MAD", "MAI"],
+            StorageEngine::MyRocks => &["sst"],
         };
         let is_table =
             |path: &Path| path.extension().is_some_and(|end| ends.iter().any(|wanted| end == *wanted));

@@ -1,7 +1,8 @@
-//! Real servers with a home, ports and a load of their own: what tests and benchmarks of the guard drive.
+//! Real servers, each with its own home, ports and load, for tests and benchmarks of the guard.
 //!
-//! Invariants: all files of a server are below the directory that it is given; it never outlives its handle, nor the thread
-//! that started it. What was put and acknowledged is known: a server can say whether all of it is there.
+//! Invariants: all files of a server are below the directory it is given. A server never outlives its handle,
+//! nor the thread that started it. The acknowledged data is known: a server can check that all of it is
+//! there.
 
 mod amqp;
 mod cassandra;
@@ -48,48 +49,49 @@ pub use wiredtiger::WiredTiger;
 
 use values::Values;
 
-/// Far longer than a start, or anything that is asked of a server, takes.
-const DEADLINE: Duration = Duration::from_secs(120);
+/// Far longer than a start or any request to a server takes.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A server with a log that is written.
+/// A server that writes a log.
 pub trait LoggedServer {
-    /// Its process.
+    /// Returns the process ID of the server.
     fn pid(&self) -> u32;
 
-    /// The files of its log, the newest last.
+    /// Returns the files of its log, the newest last.
     fn logs(&self) -> Vec<PathBuf>;
 
-    /// Files that it has mapped, or that are its data: nothing is to be done to their pages. `None` of a server that can have no page of
-    /// such a file in the page cache, each for a reason that it gives; a story fails where one that can has none.
+    /// Returns files that the server has mapped, or that are its data: nothing may happen to their pages.
+    /// Returns `None` for a server that can have no page of such a file in the page cache; each such server
+    /// states its reason. A test fails if the list is empty.
     fn others(&self) -> Option<Vec<PathBuf>>;
 
-    /// Has its client put about so many bytes, and waits until all are acknowledged. Returns how many they were.
+    /// Puts about this many bytes, and waits until all are acknowledged. Returns the exact number.
     fn put(&mut self, bytes: u64) -> u64;
 
-    /// Ends it by this signal and starts it again.
+    /// Ends the server by this signal and starts it again.
     fn restart_after(&mut self, signal: Signal);
 
-    /// Kills it, as a machine short of memory does, and starts it again.
+    /// Kills the server, as the OOM killer does, and starts it again.
     fn kill_and_restart(&mut self) {
         self.restart_after(Signal::KILL);
     }
 
-    /// Stops it, as its operator does, and starts it again.
+    /// Stops the server, as its operator does, and starts it again.
     fn stop_and_restart(&mut self) {
         self.restart_after(Signal::TERM);
     }
 
-    /// Panics unless all that was acknowledged is there.
+    /// Panics unless all acknowledged data is there.
     fn check_all(&mut self);
 }
 
-/// What a server is started by: words that go before its own, as of `pagekeeper run --`, which becomes the server itself. None by
-/// default.
+/// Words that precede a server's command line, such as `pagekeeper run --`. The launcher becomes the server
+/// itself by exec(2). Empty by default.
 #[derive(Debug, Clone, Default)]
 pub struct Launcher(Vec<OsString>);
 
 impl Launcher {
-    /// These words, the first of them a program.
+    /// Creates a launcher from these words; the first one is a program.
     pub fn new(words: impl IntoIterator<Item = OsString>) -> Self {
         Self(words.into_iter().collect())
     }
@@ -103,12 +105,12 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a program; what it says goes to a file `log` in `home`, which is made where it is missing.
+    /// Starts a program. Its output goes to the file `log` in `home`, which is created if it is missing.
     fn start(home: &Path, program: &str, arguments: impl FnOnce(&mut Command)) -> Self {
         Self::start_by(&Launcher::default(), home, program, arguments)
     }
 
-    /// The same, by a launcher.
+    /// Starts a program by a launcher.
     fn start_by(
         launcher: &Launcher,
         home: &Path,
@@ -123,7 +125,7 @@ impl Daemon {
         Self { child: command.spawn().expect("start a server"), log }
     }
 
-    /// The same of a whole command, in a home that is there.
+    /// Starts a complete command in a home that exists.
     fn spawn(home: &Path, mut command: Command) -> Self {
         let log = direct(home, &mut command);
         Self { child: command.spawn().expect("start a server"), log }
@@ -133,7 +135,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Asks again until `ready` gives a value.
+    /// Polls until `ready` returns a value.
     fn wait_for<T>(&mut self, what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
         let began = Instant::now();
         loop {
@@ -143,7 +145,11 @@ impl Daemon {
             let ended = self.child.try_wait().expect("wait for a server");
             let said = || std::fs::read_to_string(&self.log).unwrap_or_default();
             assert!(ended.is_none(), "it ended by itself, {ended:?}: {}", said());
-            assert!(began.elapsed() < DEADLINE, "not within {DEADLINE:?}: {what}; it said {}", said());
+            assert!(
+                began.elapsed() < SERVER_TIMEOUT,
+                "not within {SERVER_TIMEOUT:?}: {what}; it said {}",
+                said()
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -152,12 +158,15 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), signal).expect("signal a server");
     }
 
-    /// Sends it a signal by which it ends, and waits until it has.
+    /// Sends a signal that ends the process, and waits for the end.
     fn end(&mut self, signal: Signal) {
         self.signal(signal);
         let began = Instant::now();
         while self.child.try_wait().expect("wait for a server").is_none() {
-            assert!(began.elapsed() < DEADLINE, "it does not end within {DEADLINE:?} of {signal:?}");
+            assert!(
+                began.elapsed() < SERVER_TIMEOUT,
+                "it does not end within {SERVER_TIMEOUT:?} of {signal:?}"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -171,7 +180,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Has a command run in `home`, and write what it says to the file `log` there, which is returned.
+/// Makes a command run in `home` with its output in the file `log` there. Returns the path of that file.
 fn direct(home: &Path, command: &mut Command) -> PathBuf {
     let log = home.join("log");
     let said = std::fs::File::options().create(true).append(true).open(&log).expect("make its log");
@@ -180,7 +189,8 @@ fn direct(home: &Path, command: &mut Command) -> PathBuf {
     log
 }
 
-/// The files below a directory that `is_one` says yes to, by name; none where there is no such directory.
+/// Returns the files below a directory for which `is_one` is true, sorted by name; none if there is no such
+/// directory.
 fn files_below(directory: &Path, is_one: impl Fn(&Path) -> bool + Copy) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     let below = |path: PathBuf| if path.is_dir() { files_below(&path, is_one) } else { vec![path] };
@@ -189,7 +199,7 @@ fn files_below(directory: &Path, is_one: impl Fn(&Path) -> bool + Copy) -> Vec<P
     files
 }
 
-/// Makes a directory that a server's own user may enter, and its parent, too.
+/// Creates a directory that the server's own user may enter, and its parent.
 fn let_in(home: &Path) {
     std::fs::create_dir_all(home).expect("make a directory for a server");
     for path in [home.parent().expect("it is below another"), home] {
@@ -198,15 +208,15 @@ fn let_in(home: &Path) {
     }
 }
 
-/// So many bytes of text that differ with the number, and that no compression makes much shorter.
+/// Returns `length` bytes of text that depend on `number` and hardly compress.
 fn text(number: u64, length: usize) -> Vec<u8> {
-    const DIGITS: &[u8; 64] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-";
+    const TEXT_DIGITS: &[u8; 64] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-";
     let mut rng = crate::Rng::from_seed(number);
     let mut text = Vec::with_capacity(length + 10);
     while text.len() < length {
         let mut word = rng.number();
         for _ in 0..10 {
-            text.push(DIGITS[usize::try_from(word % 64).expect("below 64")]);
+            text.push(TEXT_DIGITS[usize::try_from(word % 64).expect("below 64")]);
             word /= 64;
         }
     }

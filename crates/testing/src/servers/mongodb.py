@@ -1,5 +1,6 @@
-# A client of MongoDB, driven by lines: "put NUMBER LENGTH" and that many bytes stores a document, and answers "ok" once it is in the
-# journal and synced; "get NUMBER" answers "LENGTH" and that many bytes. Its argument is the server's socket.
+# A client of MongoDB that reads commands line by line. "put NUMBER LENGTH" and that many bytes stores a
+# document and is answered by "ok" once it is in the journal and synced; "get NUMBER" by "LENGTH" and that
+# many bytes. The argument is the server's socket.
 import sys
 
 import pymongo

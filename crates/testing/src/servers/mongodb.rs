@@ -1,8 +1,8 @@
-//! A `MongoDB` of its own, with one collection. Its client is a program of Debian's `python3-pymongo`, which waits for each document
-//! until it is in the journal and synced.
+//! A private `MongoDB` server with one collection. Its client is a program with Debian's `python3-pymongo`;
+//! it waits until each document is in the journal and synced.
 //!
-//! It is unpacked in the folder that `PAGEKEEPER_MONGODB_ROOT` names, as `scripts/fetch-servers.sh` fetches it. Invariant: it has no
-//! port.
+//! `PAGEKEEPER_MONGODB_ROOT` names the folder of the unpacked server; `scripts/fetch-servers.sh` fetches it.
+//! Invariant: no port is opened.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use super::lines::Lines;
 use super::unpacked::{self, DATA};
 use super::{Daemon, LoggedServer, files_below};
 
-const CLIENT: &str = include_str!("mongodb.py");
-/// Debian's: another may not find Debian's modules.
+const CLIENT_PROGRAM: &str = include_str!("mongodb.py");
+/// Debian's: another Python may not find Debian's modules.
 const PYTHON: &str = "/usr/bin/python3";
-const SOCKET: &str = "/run/mongodb-27017.sock";
+const SERVER_SOCKET: &str = "/run/mongodb-27017.sock";
 
 /// A running `mongod`, and its client.
 #[derive(Debug)]
@@ -30,28 +30,28 @@ pub struct MongoDb {
 }
 
 impl MongoDb {
-    /// Programs that it needs beside the unpacked one.
+    /// Programs that it needs besides the unpacked one.
     pub const PROGRAMS: [&str; 6] = [PYTHON, "setpriv", "unshare", "mount", "chroot", "sh"];
 
-    /// Where it sees its data.
+    /// The path of the data as the server sees it.
     pub const DATA: &str = DATA;
 
-    /// The folder that it is unpacked in.
+    /// Returns the folder of the unpacked server.
     pub fn unpacked() -> Option<PathBuf> {
         unpacked::folder("PAGEKEEPER_MONGODB_ROOT")
     }
 
-    /// Whether what its client speaks with is installed.
+    /// Whether the client's driver is installed.
     pub fn has_client() -> bool {
         let asked = Command::new(PYTHON).args(["-c", "import pymongo"]).stderr(Stdio::null()).status();
         asked.is_ok_and(|status| status.success())
     }
 
-    /// Starts one, its data below `home`.
+    /// Starts a server with its data below `home`.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn start(home: &Path) -> Self {
         let unpacked = Self::unpacked().expect("PAGEKEEPER_MONGODB_ROOT names a folder");
         unpacked::make_home(home);
@@ -69,16 +69,16 @@ impl Drop for MongoDb {
     }
 }
 
-/// A server that listens.
+/// Starts a server and waits until it listens.
 fn started(unpacked: &Path, home: &Path) -> Daemon {
-    let socket = home.join(&SOCKET[1..]);
-    // A kill leaves it, and the next server would take it for another's.
+    let socket = home.join(&SERVER_SOCKET[1..]);
+    // A killed server leaves its socket behind, and the next one would take it for another server's.
     let _ = std::fs::remove_file(&socket);
     let mut command = unpacked::enter(unpacked, home);
     command.args(["/usr/bin/mongod", "--dbpath", DATA, "--wiredTigerCacheSizeGB", "0.25"]);
-    command.args(["--bind_ip", SOCKET, "--unixSocketPrefix", "/run"]);
-    // With each checkpoint, which comes every minute by default, it removes what of its journal is older: then nothing would be left
-    // that shows what the guard does.
+    command.args(["--bind_ip", SERVER_SOCKET, "--unixSocketPrefix", "/run"]);
+    // Each checkpoint, by default every minute, removes the older part of the journal. Then nothing would be
+    // left that shows the guard's effect.
     command.args(["--syncdelay", "600"]);
     let mut daemon = Daemon::spawn(home, command);
     daemon.wait_for("MongoDB listens", || UnixStream::connect(&socket).ok());
@@ -89,7 +89,10 @@ fn client(home: &Path, put: u64) -> (Child, Lines) {
     let log = home.join("client");
     let said = std::fs::File::options().create(true).append(true).open(&log).expect("make its log");
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig=KILL", "--", PYTHON, "-c", CLIENT]).arg(&SOCKET[1..]).current_dir(home);
+    command
+        .args(["--pdeathsig=KILL", "--", PYTHON, "-c", CLIENT_PROGRAM])
+        .arg(&SERVER_SOCKET[1..])
+        .current_dir(home);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(said);
     let mut child = command.spawn().expect("start a client");
     let lines = Lines::of(&mut child, log, put);

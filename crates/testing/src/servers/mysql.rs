@@ -1,8 +1,8 @@
-//! A `MySQL` of its own, whose client commits one large value after the other: its redo log goes through the page cache, as its binlog
-//! does.
+//! A private `MySQL` server. Its client commits one large value after the other. Both its redo log and its
+//! binlog go through the page cache.
 //!
-//! It is unpacked in the folder that `PAGEKEEPER_MYSQL_ROOT` names, as `scripts/fetch-servers.sh` fetches it: 8.0, 8.4 or 9. Invariants:
-//! logs are synced at every commit; it has no port.
+//! `PAGEKEEPER_MYSQL_ROOT` names the folder of the unpacked server (8.0, 8.4 or 9);
+//! `scripts/fetch-servers.sh` fetches it. Invariants: logs are synced at every commit; no port is opened.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,26 +22,26 @@ pub struct MySql {
 }
 
 impl MySql {
-    /// Programs that it needs beside the unpacked ones.
+    /// Programs that it needs besides the unpacked ones.
     pub const PROGRAMS: [&str; 6] = ["mariadb", "setpriv", "unshare", "mount", "chroot", "sh"];
 
-    /// With what each run of the server begins.
+    /// The arguments that each run of the server begins with.
     pub const COMMON: [&str; 4] =
         ["--no-defaults", "--user=root", "--datadir=/data", "--secure-file-priv=NULL"];
 
-    /// Where it sees its data.
+    /// The path of the data as the server sees it.
     pub const DATA: &str = DATA;
 
-    /// The folder that it is unpacked in.
+    /// Returns the folder of the unpacked server.
     pub fn unpacked() -> Option<PathBuf> {
         unpacked::folder("PAGEKEEPER_MYSQL_ROOT")
     }
 
-    /// Starts one with a binlog, its data below `home`.
+    /// Starts a server with a binlog, with its data below `home`.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn start(home: &Path) -> Self {
         let unpacked = Self::unpacked().expect("PAGEKEEPER_MYSQL_ROOT names a folder");
         unpacked::make_home(home);
@@ -53,11 +53,11 @@ impl MySql {
         server
     }
 
-    /// Makes the data of a new server, which is unpacked in that folder.
+    /// Creates the data directory of a new server, which is unpacked in that folder.
     ///
     /// # Panics
     ///
-    /// Where it can't be made.
+    /// If it cannot be created.
     pub fn initialize(unpacked: &Path, home: &Path) {
         let mut command = unpacked::enter(unpacked, home);
         command.arg("/usr/sbin/mysqld").args(Self::COMMON);
@@ -86,7 +86,7 @@ fn daemon(unpacked: &Path, home: &Path) -> Daemon {
     Daemon::spawn(home, command)
 }
 
-/// Debian's, which speaks to it as well.
+/// Debian's client, which works with it as well.
 fn client(home: &Path) -> Command {
     let mut command = Command::new("mariadb");
     command.current_dir(home).args([
@@ -105,7 +105,7 @@ impl LoggedServer for MySql {
         self.daemon.pid()
     }
 
-    /// The ring of the redo log, and then the binlogs.
+    /// Returns the ring of the redo log, followed by the binlogs.
     fn logs(&self) -> Vec<PathBuf> {
         let data = self.home.join("data");
         let is = |path: &Path, start: &str| {
@@ -117,7 +117,7 @@ impl LoggedServer for MySql {
         logs
     }
 
-    /// None: `InnoDB` reads and writes its tables by direct I/O, as it is set to.
+    /// Returns `None`: `InnoDB` uses direct I/O for its tables, as configured.
     fn others(&self) -> Option<Vec<PathBuf>> {
         None
     }

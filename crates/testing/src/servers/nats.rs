@@ -1,4 +1,4 @@
-//! A `nats-server` with `JetStream` on a file store, and a client of its protocol of text lines.
+//! A `nats-server` with `JetStream` on a file store, and a client of its text protocol.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 
-use super::{DEADLINE, Daemon, LoggedServer, files_below, text};
+use super::{Daemon, LoggedServer, SERVER_TIMEOUT, files_below, text};
 use crate::http::free_port;
 
-/// Bytes of a message: a block of a stream has some 8 MB.
-const MESSAGE: usize = 128 << 10;
-/// Messages that wait for their acknowledgement at most.
-const UNACKNOWLEDGED: u64 = 64;
+/// Size of a message in bytes. A block of a stream has about 8 MB.
+const NATS_MESSAGE_BYTES: usize = 128 << 10;
+/// Maximum number of messages that wait for their acknowledgement.
+const UNACKNOWLEDGED_MAX: u64 = 64;
 
 /// A running `nats-server` with one stream, `load`.
 #[derive(Debug)]
@@ -20,22 +20,22 @@ pub struct Nats {
     home: PathBuf,
     daemon: Daemon,
     port: u16,
-    client: Client,
-    /// How many messages were put and acknowledged.
+    client: NatsClient,
+    /// Number of messages that were put and acknowledged.
     put: u64,
 }
 
 /// A connection that waits for answers in one inbox.
 #[derive(Debug)]
-struct Client {
+struct NatsClient {
     to: TcpStream,
     from: BufReader<TcpStream>,
 }
 
-impl Client {
+impl NatsClient {
     fn connect(port: u16) -> Option<Self> {
         let mut to = TcpStream::connect(("127.0.0.1", port)).ok()?;
-        to.set_read_timeout(Some(DEADLINE)).expect("set a time");
+        to.set_read_timeout(Some(SERVER_TIMEOUT)).expect("set a time");
         let from = BufReader::new(to.try_clone().expect("a second handle"));
         to.write_all(b"CONNECT {\"verbose\":false,\"pedantic\":false}\r\nSUB inbox 1\r\n").ok()?;
         Some(Self { to, from })
@@ -49,7 +49,7 @@ impl Client {
         self.to.write_all(&line).expect("nats-server runs");
     }
 
-    /// The next message that comes to the inbox.
+    /// Receives the next message in the inbox.
     fn receive(&mut self) -> Vec<u8> {
         let mut line = String::new();
         loop {
@@ -80,26 +80,26 @@ impl Nats {
     /// Programs that it needs.
     pub const PROGRAMS: [&str; 2] = ["nats-server", "setpriv"];
 
-    /// Starts one with its data below `home`, and makes the stream, which keeps so many bytes.
+    /// Starts a server with its data below `home`, and creates the stream, which retains `kept` bytes.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn start(home: &Path, kept: u64) -> Self {
         let port = free_port();
         let mut daemon = daemon(home, port);
-        let mut client = daemon.wait_for("nats-server answers", || Client::connect(port));
+        let mut client = daemon.wait_for("nats-server answers", || NatsClient::connect(port));
         let stream = "{\"name\":\"load\",\"subjects\":[\"load\"],\"storage\":\"file\",\"retention\":\"limits\",\
                       \"num_replicas\":1,\"discard\":\"old\"";
         client.ask("$JS.API.STREAM.CREATE.load", &format!("{stream},\"max_bytes\":{kept}}}"));
         Self { home: home.to_owned(), daemon, port, client, put: 0 }
     }
 
-    /// Makes a reader that begins with the first message, and reads when it is asked to.
+    /// Creates a pull consumer that begins with the first message.
     ///
     /// # Panics
     ///
-    /// Where that is refused.
+    /// If the server refuses.
     pub fn make_reader(&mut self) {
         self.client.ask(
             "$JS.API.CONSUMER.DURABLE.CREATE.load.reader",
@@ -108,19 +108,22 @@ impl Nats {
         );
     }
 
-    /// Reads so many messages more by it.
+    /// Reads the next messages through that consumer.
     ///
     /// # Panics
     ///
-    /// Where one is not as it was put.
+    /// If one is not as it was put.
     pub fn read(&mut self, messages: std::ops::Range<u64>) {
         for number in messages {
             self.client.send("$JS.API.CONSUMER.MSG.NEXT.load.reader", b"");
-            assert!(self.client.receive() == text(number, MESSAGE), "message {number} is not as it was put");
+            assert!(
+                self.client.receive() == text(number, NATS_MESSAGE_BYTES),
+                "message {number} is not as it was put"
+            );
         }
     }
 
-    /// How many messages were put.
+    /// Returns the number of messages that were put.
     pub fn put_messages(&self) -> u64 {
         self.put
     }
@@ -149,18 +152,18 @@ impl LoggedServer for Nats {
         blocks
     }
 
-    /// None: a stream's data are its blocks, which are its log.
+    /// Returns `None`: the blocks of a stream are both its data and its log.
     fn others(&self) -> Option<Vec<PathBuf>> {
         None
     }
 
     fn put(&mut self, bytes: u64) -> u64 {
-        let messages = bytes.div_ceil(MESSAGE as u64);
+        let messages = bytes.div_ceil(NATS_MESSAGE_BYTES as u64);
         let mut waiting = 0;
         for sent in 0..messages {
-            self.client.send("load", &text(self.put + sent, MESSAGE));
+            self.client.send("load", &text(self.put + sent, NATS_MESSAGE_BYTES));
             waiting += 1;
-            if waiting == UNACKNOWLEDGED {
+            if waiting == UNACKNOWLEDGED_MAX {
                 waiting -= self.acknowledged();
             }
         }
@@ -168,15 +171,15 @@ impl LoggedServer for Nats {
             waiting -= self.acknowledged();
         }
         self.put += messages;
-        messages * MESSAGE as u64
+        messages * NATS_MESSAGE_BYTES as u64
     }
 
     fn restart_after(&mut self, signal: Signal) {
         self.daemon.end(signal);
         self.daemon = daemon(&self.home, self.port);
         let port = self.port;
-        self.client = self.daemon.wait_for("nats-server answers", || Client::connect(port));
-        // The stream is there a little later.
+        self.client = self.daemon.wait_for("nats-server answers", || NatsClient::connect(port));
+        // The stream is available a little later.
         let client = &mut self.client;
         self.daemon.wait_for("the stream is there", || {
             client.send("$JS.API.STREAM.INFO.load", b"");
@@ -196,7 +199,7 @@ impl LoggedServer for Nats {
 }
 
 impl Nats {
-    /// One acknowledgement.
+    /// Waits for one acknowledgement. Returns 1.
     fn acknowledged(&mut self) -> u64 {
         let answer = String::from_utf8(self.client.receive()).expect("text");
         assert!(answer.contains("\"seq\"") && !answer.contains("\"error\""), "{answer}");

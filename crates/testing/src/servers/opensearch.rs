@@ -1,7 +1,7 @@
-//! A node of `OpenSearch` or Elasticsearch, with one index of one shard. Its client is its own gateway of JSON.
+//! A node of `OpenSearch` or Elasticsearch with one index of one shard. The client uses its REST interface.
 //!
-//! Its jars are in the directory that `PAGEKEEPER_OPENSEARCH` or `PAGEKEEPER_ELASTICSEARCH` names, as `scripts/fetch-servers.sh` fetches
-//! them.
+//! `PAGEKEEPER_OPENSEARCH` or `PAGEKEEPER_ELASTICSEARCH` names the directory of its jars;
+//! `scripts/fetch-servers.sh` fetches them.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -11,22 +11,22 @@ use rustix::process::Signal;
 use super::{Daemon, Launcher, LoggedServer, files_below, text};
 use crate::http::{ask_with, free_port};
 
-/// Bytes of a document.
-const DOCUMENT: usize = 128 << 10;
-/// Documents of one request.
-const AT_ONCE: u64 = 8;
+/// Size of a document in bytes.
+const DOCUMENT_BYTES: usize = 128 << 10;
+/// Documents per request.
+const DOCUMENTS_PER_REQUEST: u64 = 8;
 
-/// Whose node it is.
+/// The product that a node runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Search {
-    /// 2.19
+    /// Version 2.19.
     OpenSearch,
-    /// 7.17
+    /// Version 7.17.
     Elasticsearch,
 }
 
 impl Search {
-    /// Where its jars are.
+    /// Returns the directory of its jars.
     pub fn jars(self) -> Option<PathBuf> {
         let variable = match self {
             Self::OpenSearch => "PAGEKEEPER_OPENSEARCH",
@@ -35,7 +35,7 @@ impl Search {
         std::env::var_os(variable).map(PathBuf::from)
     }
 
-    /// What its settings, and its file of them, are called by.
+    /// Returns the product's name in its settings, and the name of its configuration file.
     fn name(self) -> &'static str {
         match self {
             Self::OpenSearch => "opensearch",
@@ -43,7 +43,7 @@ impl Search {
         }
     }
 
-    /// The same in the names of what is given to `java`.
+    /// Returns the prefix of the product's Java system properties.
     fn prefix(self) -> &'static str {
         match self {
             Self::OpenSearch => "opensearch",
@@ -51,7 +51,7 @@ impl Search {
         }
     }
 
-    /// The class that is started.
+    /// Returns the main class.
     fn main(self) -> &'static str {
         match self {
             Self::OpenSearch => "org.opensearch.bootstrap.OpenSearch",
@@ -59,7 +59,7 @@ impl Search {
         }
     }
 
-    /// What describes the module that speaks over the network.
+    /// Returns the descriptor of the network transport's module.
     fn module(self) -> &'static str {
         match self {
             Self::OpenSearch => {
@@ -82,7 +82,7 @@ pub struct OpenSearch {
     launcher: Launcher,
     daemon: Daemon,
     ports: (u16, u16),
-    /// How many documents were put and acknowledged.
+    /// Number of documents that were put and acknowledged.
     put: u64,
 }
 
@@ -90,20 +90,20 @@ impl OpenSearch {
     /// Programs that it needs.
     pub const PROGRAMS: [&str; 2] = ["java", "setpriv"];
 
-    /// Starts one of this kind with its data below `home`.
+    /// Starts a node of this product with its data below `home`.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn start(home: &Path, of: Search) -> Self {
         Self::start_by(home, of, Launcher::default())
     }
 
-    /// The same by a launcher.
+    /// Starts a node by a launcher.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn start_by(home: &Path, of: Search, launcher: Launcher) -> Self {
         lay_out(home, of);
         let ports = (free_port(), free_port());
@@ -134,22 +134,24 @@ impl OpenSearch {
         answer.body
     }
 
-    /// Updates a document, which the server reads from its log where that has not been made visible to searches.
+    /// Updates a document. The server reads the old one from its log unless a refresh has made it visible to
+    /// searches.
     ///
     /// # Panics
     ///
-    /// Where it is refused.
+    /// If the server refuses.
     pub fn update(&self, number: u64) {
-        let text = String::from_utf8(text(number, DOCUMENT)).expect("text");
+        let text = String::from_utf8(text(number, DOCUMENT_BYTES)).expect("text");
         let body = format!("{{\"doc\":{{\"number\":{number},\"text\":\"{text}\"}},\"detect_noop\":true}}");
         self.ask("POST", &format!("/load/_update/{number}"), &body);
     }
 
-    /// What makes visible to searches what was put, which writes a segment; for another thread.
+    /// Returns a closure that refreshes the index, for another thread. A refresh makes documents visible to
+    /// searches and writes a segment.
     ///
     /// # Panics
     ///
-    /// It does where that is refused.
+    /// The closure panics if the server refuses.
     pub fn refresher(&self) -> impl Fn() + Send + 'static {
         let port = self.ports.0;
         move || {
@@ -158,13 +160,13 @@ impl OpenSearch {
         }
     }
 
-    /// How many documents were put.
+    /// Returns the number of documents that were put.
     pub fn documents(&self) -> u64 {
         self.put
     }
 }
 
-/// Lays out its directory as its packages do: what speaks over the network is a module of its own.
+/// Lays out the node's directory as its packages do: the network transport is a separate module.
 fn lay_out(home: &Path, of: Search) {
     let write = |path: &str, text: &str| {
         let path = home.join(path);
@@ -196,7 +198,7 @@ fn lay_out(home: &Path, of: Search) {
         let name = jar.file_name().expect("its name").to_string_lossy().into_owned();
         let is_of_module = name.starts_with("netty-") || name.starts_with("transport-netty4");
         let to = if is_of_module { home.join(module) } else { home.join("lib") };
-        // Rights are given to jars by their true paths, so that a link would have none.
+        // Java permissions are given to jars by their real paths, so a link would have none.
         std::fs::copy(&jar, to.join(&name)).expect("lay out a jar");
     }
 }
@@ -212,10 +214,10 @@ fn daemon(home: &Path, of: Search, (client, peers): (u16, u16), launcher: &Launc
     let file = format!("config/{}.yml", of.name());
     std::fs::write(home.join(file), settings).expect("write its settings");
     Daemon::start_by(launcher, home, "java", |command| {
-        // Without its native part the node does not see that it is root's, which it refuses.
+        // Without its native part the node does not notice that it runs as root, which it refuses.
         command.args(["-Djna.nosys=true", "-Djna.nounpack=true"]);
         command.args(["-Xms1g", "-Xmx1g", "-Djava.security.manager=allow"]);
-        // As in both products' own jvm.options: with other ones a node may not come to an end.
+        // As in both products' jvm.options; with other values a node may hang on exit.
         command.args(["-Dlog4j2.disable.jmx=true", "-Dlog4j.shutdownHookEnabled=false"]);
         command.args(["-Dio.netty.noUnsafe=true", "-Dio.netty.noKeySetOptimization=true"]);
         let prefix = of.prefix();
@@ -247,13 +249,13 @@ impl LoggedServer for OpenSearch {
     }
 
     fn put(&mut self, bytes: u64) -> u64 {
-        let documents = bytes.div_ceil(DOCUMENT as u64);
+        let documents = bytes.div_ceil(DOCUMENT_BYTES as u64);
         let end = self.put + documents;
         while self.put < end {
             let mut body = String::new();
-            let next = (self.put + AT_ONCE).min(end);
+            let next = (self.put + DOCUMENTS_PER_REQUEST).min(end);
             for number in self.put..next {
-                let text = String::from_utf8(text(number, DOCUMENT)).expect("text");
+                let text = String::from_utf8(text(number, DOCUMENT_BYTES)).expect("text");
                 let action = format!("{{\"index\":{{\"_id\":\"{number}\"}}}}");
                 writeln!(body, "{action}\n{{\"number\":{number},\"text\":\"{text}\"}}")
                     .expect("write to a string");
@@ -262,7 +264,7 @@ impl LoggedServer for OpenSearch {
             assert!(answer.contains("\"errors\":false"), "{answer}");
             self.put = next;
         }
-        documents * DOCUMENT as u64
+        documents * DOCUMENT_BYTES as u64
     }
 
     fn restart_after(&mut self, signal: Signal) {
@@ -274,7 +276,7 @@ impl LoggedServer for OpenSearch {
     fn check_all(&mut self) {
         for number in 0..self.put {
             let found = self.ask("GET", &format!("/load/_source/{number}"), "");
-            let expected = String::from_utf8(text(number, DOCUMENT)).expect("text");
+            let expected = String::from_utf8(text(number, DOCUMENT_BYTES)).expect("text");
             assert!(found.contains(&expected), "document {number} of {} is not as it was put", self.put);
         }
     }

@@ -1,7 +1,7 @@
-//! A `PostgreSQL` of its own, whose client commits one large value after the other: Debian's, or the one in the folder that
-//! `PAGEKEEPER_POSTGRESQL_ROOT` names, as `scripts/fetch-servers.sh` fetches it.
+//! A private `PostgreSQL` server. Its client commits one large value after the other. The server is Debian's,
+//! or the one in the folder that `PAGEKEEPER_POSTGRESQL_ROOT` names; `scripts/fetch-servers.sh` fetches it.
 //!
-//! Invariants: the WAL is synced at every commit; as root the server runs as the user postgres.
+//! Invariants: the WAL is synced at every commit; started as root, the server runs as the user postgres.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,7 +22,8 @@ pub struct PostgreSql {
 }
 
 impl PostgreSql {
-    /// Programs that it needs: the server's, and of the newest version that is installed, which Debian keeps out of `PATH`.
+    /// Programs that it needs: those of the server, and `psql` of the newest installed version, which Debian
+    /// keeps out of `PATH`.
     pub fn programs() -> Vec<String> {
         let own = [servers("postgres"), servers("initdb"), installed("psql")];
         own.into_iter()
@@ -31,11 +32,11 @@ impl PostgreSql {
             .collect()
     }
 
-    /// Starts one, its data below `home`.
+    /// Starts a server with its data below `home`.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn start(home: &Path) -> Self {
         let_in(home);
         if rustix::process::geteuid().is_root() {
@@ -70,13 +71,13 @@ impl PostgreSql {
     }
 }
 
-/// A program of the server's version. What is fetched has no client.
+/// Returns the path of a program of the server's version. The fetched server has no client.
 fn servers(name: &str) -> PathBuf {
     unpacked::folder("PAGEKEEPER_POSTGRESQL_ROOT")
         .map_or_else(|| installed(name), |root| root.join("bin").join(name))
 }
 
-/// A program of the newest version of Debian's.
+/// Returns the path of a program of Debian's newest installed version.
 fn installed(name: &str) -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = versions.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).max();
@@ -88,7 +89,8 @@ fn id(which: &str) -> u32 {
     String::from_utf8_lossy(&output.stdout).trim().parse().expect("there is a user postgres")
 }
 
-/// Arguments of `setpriv`: root is refused. Becoming another ends what was asked for the parent's death.
+/// Arguments of `setpriv`: the server refuses to run as root. A change of the user clears the parent-death
+/// signal, so it is set again.
 fn owner() -> &'static [&'static str] {
     if rustix::process::geteuid().is_root() {
         &["--reuid=postgres", "--regid=postgres", "--init-groups", "--pdeathsig=KILL", "--"]
@@ -140,7 +142,8 @@ impl LoggedServer for PostgreSql {
     }
 
     fn others(&self) -> Option<Vec<PathBuf>> {
-        // Those of tables and indexes, by their numbers: what is sorted on the disk goes again. Small ones are the catalog's.
+        // Files of tables and indexes have numeric names. Temporary files of sorts do not; small files belong
+        // to the system catalogs.
         let is_table = |path: &Path| {
             path.file_name()
                 .is_some_and(|name| name.to_string_lossy().starts_with(|one: char| one.is_ascii_digit()))
@@ -154,7 +157,7 @@ impl LoggedServer for PostgreSql {
     }
 
     fn restart_after(&mut self, signal: Signal) {
-        // Of a killed one the children end when they notice, and until then none starts beside them.
+        // The children of a killed server end once they notice, and until then no new server starts.
         let path = format!("/proc/{0}/task/{0}/children", self.pid());
         let children = std::fs::read_to_string(path).expect("a running server");
         self.daemon.end(signal);

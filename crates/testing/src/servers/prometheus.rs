@@ -1,7 +1,7 @@
-//! A `prometheus` that is sent series by remote write, and may send them on to another one.
+//! A `prometheus` that receives series by remote write, and may send them on to another one.
 //!
-//! A series of the load has one sample, which stays in memory until its chunk is full; so one more series fills chunks, as series do that
-//! go on, and there are some in a file that is mapped.
+//! Each series of the load has one sample, which stays in memory until its chunk is full. One more series
+//! fills chunks, as live series do, so that there are some in a mapped file.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,18 +12,18 @@ use rustix::process::Signal;
 use super::{Daemon, LoggedServer, files_below, text};
 use crate::http::{ask, ask_with, free_port};
 
-/// Bytes of a label: a series is written to the log with all of its labels once.
-const LABEL: usize = 1000;
-/// Series in one request.
-const SERIES: u64 = 500;
+/// Size of a label in bytes. The log has each series once, with all of its labels.
+const LABEL_BYTES: usize = 1000;
+/// Series per request.
+const SERIES_PER_REQUEST: u64 = 500;
 /// The name of all series of the load.
-const LOAD: &str = "load";
-/// ... of the one that shows that series are sent on ...
-const BEGUN: &str = "begun";
-/// ... and of the one that fills chunks.
-const FILLS: &str = "fills";
-/// Its samples, a millisecond apart: a chunk has some 120.
-const SAMPLES: u64 = 20_000;
+const LOAD_SERIES: &str = "load";
+/// The name of the series that shows that series are sent on.
+const SENDING_SERIES: &str = "begun";
+/// The name of the series that fills chunks.
+const FILLING_SERIES: &str = "fills";
+/// Samples of that series, a millisecond apart. A chunk has about 120.
+const FILLING_SAMPLES: u64 = 20_000;
 
 /// A running `prometheus`.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct Prometheus {
     daemon: Daemon,
     port: u16,
     to: Option<u16>,
-    /// How many series were sent and acknowledged.
+    /// Number of series that were sent and acknowledged.
     put: u64,
 }
 
@@ -40,23 +40,23 @@ impl Prometheus {
     /// Programs that it needs.
     pub const PROGRAMS: [&str; 2] = ["prometheus", "setpriv"];
 
-    /// Starts one with its data below `home`, that sends what comes on to the one at the port `to`.
+    /// Starts a server with its data below `home`. It sends its series on to the one at the port `to`.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If it does not start.
     pub fn start(home: &Path, to: Option<u16>) -> Self {
         let port = free_port();
         let mut server = Self { home: home.to_owned(), daemon: daemon(home, port, to), port, to, put: 0 };
         server.wait_until_ready();
         fill_chunks(port);
-        // It writes them to the file within a minute, or at its end.
+        // It writes full chunks to the file within a minute, or when it stops.
         server.stop_and_restart();
         server.wait_until_sending();
         server
     }
 
-    /// Where it listens.
+    /// Returns the port it listens on.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -68,29 +68,30 @@ impl Prometheus {
         });
     }
 
-    /// It sends nothing on that is older than the begin of its sending, which may come after it is ready.
+    /// Waits until it sends series on. Remote write may begin after the server is ready, and leaves out
+    /// samples that are older than its start.
     fn wait_until_sending(&mut self) {
         let (Some(to), port) = (self.to, self.port) else { return };
         self.daemon.wait_for("prometheus sends on what comes", || {
-            write(port, BEGUN, 0..1);
-            (count(to, BEGUN) == 1).then_some(())
+            write(port, SENDING_SERIES, 0..1);
+            (count(to, SENDING_SERIES) == 1).then_some(())
         });
     }
 
-    /// How many series of the load it has.
+    /// Returns the number of series of the load that it has.
     ///
     /// # Panics
     ///
-    /// Where it does not answer.
+    /// If it does not answer.
     pub fn series(&self) -> u64 {
-        count(self.port, LOAD)
+        count(self.port, LOAD_SERIES)
     }
 
-    /// Waits until it has so many series of the load.
+    /// Waits until it has this many series of the load.
     ///
     /// # Panics
     ///
-    /// Where they do not come.
+    /// If they do not come.
     pub fn wait_for_series(&mut self, count: u64) {
         for _ in 0..600 {
             if self.series() >= count {
@@ -101,17 +102,17 @@ impl Prometheus {
         panic!("{} of {count} series came", self.series());
     }
 
-    /// How many series it was sent.
+    /// Returns the number of series that were sent to it.
     pub fn sent(&self) -> u64 {
         self.put
     }
 
-    /// Stops it, so that who sends to it lags.
+    /// Stops the process, so that its sender lags.
     pub fn freeze(&self) {
         self.daemon.signal(Signal::STOP);
     }
 
-    /// Lets it go on.
+    /// Continues the process.
     pub fn thaw(&self) {
         self.daemon.signal(Signal::CONT);
     }
@@ -126,7 +127,7 @@ fn daemon(home: &Path, port: u16, to: Option<u16>) -> Daemon {
         .expect("write its configuration");
     Daemon::start(home, "prometheus", |command| {
         command.args(["--config.file=prometheus.yml", "--storage.tsdb.path=data", "--log.level=warn"]);
-        // The least that it takes.
+        // The minimum that it accepts.
         command.arg("--storage.tsdb.wal-segment-size=10MB").arg("--web.enable-remote-write-receiver");
         command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
     })
@@ -148,12 +149,12 @@ impl LoggedServer for Prometheus {
     }
 
     fn put(&mut self, bytes: u64) -> u64 {
-        let requests = bytes.div_ceil(SERIES * LABEL as u64);
+        let requests = bytes.div_ceil(SERIES_PER_REQUEST * LABEL_BYTES as u64);
         for _ in 0..requests {
-            write(self.port, LOAD, self.put..self.put + SERIES);
-            self.put += SERIES;
+            write(self.port, LOAD_SERIES, self.put..self.put + SERIES_PER_REQUEST);
+            self.put += SERIES_PER_REQUEST;
         }
-        requests * SERIES * LABEL as u64
+        requests * SERIES_PER_REQUEST * LABEL_BYTES as u64
     }
 
     fn restart_after(&mut self, signal: Signal) {
@@ -167,7 +168,7 @@ impl LoggedServer for Prometheus {
     }
 }
 
-/// How many series of a name the one at a port has.
+/// Returns the number of series with this name at the server on this port.
 fn count(port: u16, name: &str) -> u64 {
     let path = format!("/api/v1/query?query=count(last_over_time({name}%5B1h%5D))");
     let answer = ask(port, "GET", &path, &[]).expect("prometheus runs");
@@ -177,7 +178,7 @@ fn count(port: u16, name: &str) -> u64 {
     value.map_or(0, |count| count.parse().expect("a number"))
 }
 
-/// Sends one sample of each of these series to the one at a port.
+/// Sends one sample of each of these series to the server on this port.
 fn write(port: u16, name: &str, series: Range<u64>) {
     let mut request = Vec::new();
     let sample = (now(), 1.0);
@@ -185,14 +186,19 @@ fn write(port: u16, name: &str, series: Range<u64>) {
     send(port, &request);
 }
 
-/// Sends samples that fill chunks to the one at a port: until now, of values that no compression makes much shorter.
+/// Sends samples that fill chunks to the server on this port. They end now, and hardly compress.
 fn fill_chunks(port: u16) {
     let mut rng = crate::Rng::from_seed(0);
     let mut value = || f64::from(u32::try_from(rng.number() >> 32).expect("32 bits"));
     let now = now();
     let mut request = Vec::new();
-    // No other one has this series, also where what comes is sent on.
-    add_series(&mut request, FILLS, port.into(), (now - SAMPLES..now).map(|time| (time, value())));
+    // The port makes the series unique, also when it is sent on.
+    add_series(
+        &mut request,
+        FILLING_SERIES,
+        port.into(),
+        (now - FILLING_SAMPLES..now).map(|time| (time, value())),
+    );
     send(port, &request);
 }
 
@@ -202,7 +208,7 @@ fn now() -> u64 {
     u64::try_from(now).expect("before the year 500 million")
 }
 
-/// Sends a request of remote write to the one at a port.
+/// Sends a remote-write request to the server on this port.
 fn send(port: u16, request: &[u8]) {
     let headers = [
         ("Content-Type", "application/x-protobuf"),
@@ -214,17 +220,17 @@ fn send(port: u16, request: &[u8]) {
     assert_eq!(answer.status, 204, "{}", answer.body);
 }
 
-/// Adds a series to a request of remote write, in protobuf: of each sample the time and the value.
+/// Adds a series to a remote-write request in protobuf, with the time and value of each sample.
 fn add_series(request: &mut Vec<u8>, name: &str, number: u64, samples: impl IntoIterator<Item = (u64, f64)>) {
     let mut series = Vec::new();
-    for (key, value) in [("__name__", name.as_bytes().to_vec()), ("text", text(number, LABEL))] {
+    for (key, value) in [("__name__", name.as_bytes().to_vec()), ("text", text(number, LABEL_BYTES))] {
         let mut label = Vec::new();
         field(&mut label, 1, key.as_bytes());
         field(&mut label, 2, &value);
         field(&mut series, 1, &label);
     }
     for (time, value) in samples {
-        // A double, and a number as a varint.
+        // A double, and the time as a varint.
         let mut sample = vec![1 << 3 | 1];
         sample.extend(value.to_le_bytes());
         sample.push(2 << 3);
@@ -234,7 +240,7 @@ fn add_series(request: &mut Vec<u8>, name: &str, number: u64, samples: impl Into
     field(request, 1, &series);
 }
 
-/// A field of protobuf that has a length.
+/// Appends a length-delimited protobuf field.
 fn field(to: &mut Vec<u8>, number: u8, bytes: &[u8]) {
     to.push(number << 3 | 2);
     varint(to, bytes.len() as u64);
@@ -252,12 +258,12 @@ fn varint(to: &mut Vec<u8>, mut value: u64) {
     }
 }
 
-/// The same bytes as snappy has them where nothing can be compressed: their length, and one literal.
+/// Encodes bytes in snappy format without compression: their length, and one literal.
 fn snappy(bytes: &[u8]) -> Vec<u8> {
     let mut block = Vec::with_capacity(bytes.len() + 16);
     varint(&mut block, bytes.len() as u64);
     let length = u32::try_from(bytes.len() - 1).expect("a request of less than 4 GiB");
-    // A literal whose length less one follows in four bytes.
+    // A literal whose length minus one follows in four bytes.
     block.push(63 << 2);
     block.extend(length.to_le_bytes());
     block.extend(bytes);

@@ -1,9 +1,9 @@
 /*
- * RocksDB with its own defaults, driven by lines: "put NUMBER LENGTH" and that many bytes stores a value, and answers "ok" once it is in
- * the WAL and synced; "get NUMBER" answers "LENGTH" and that many bytes.
+ * RocksDB with its own defaults, driven line by line. "put NUMBER LENGTH" and that many bytes stores a value and is
+ * answered by "ok" once it is in the WAL and synced; "get NUMBER" by "LENGTH" and that many bytes.
  *
- * Beside each value its length goes into a column family of its own, which hardly grows, and is not flushed for long: until then no WAL is
- * removed, of which RocksDB 7.8.3 let 1.5 GiB come together by default.
+ * The length of each value goes into a second column family. It hardly grows, so it is rarely flushed, and no WAL is
+ * removed before that: with its defaults, RocksDB 7.8.3 accumulated 1.5 GiB of WAL.
  */
 #include <rocksdb/c.h>
 #include <signal.h>
@@ -20,7 +20,7 @@ static void must(char *failed, const char *what)
     }
 }
 
-/* The next read, or the one that is interrupted, finds no more lines. */
+/* Ends the input: the next read, or the interrupted one, finds no more lines. */
 static void stop(int signal)
 {
     (void)signal;

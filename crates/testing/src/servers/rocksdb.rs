@@ -1,22 +1,22 @@
-//! `RocksDB` by itself, Debian's library, in a program of a few lines with the engine's own defaults: with two column families, of
-//! which one hardly grows, its WAL comes to more than 1 GiB before any of it is removed.
+//! `RocksDB`, as Debian's library, in a small program with the engine's defaults. Since one of its two column
+//! families hardly grows, its WAL exceeds 1 GiB before any of it is removed.
 
 use std::path::Path;
 
 use super::engine::{self, Engine};
 
 /// A running program with the engine.
-pub type RocksDb = Engine<Library>;
+pub type RocksDb = Engine<RocksDbLibrary>;
 
-/// The engine.
+/// The engine's library.
 #[derive(Debug)]
-pub struct Library;
+pub struct RocksDbLibrary;
 
-impl engine::Library for Library {
+impl engine::EngineLibrary for RocksDbLibrary {
     const NAME: &str = "rocksdb";
     const SOURCE: &str = include_str!("rocksdb.c");
     const HEADER: &str = "/usr/include/rocksdb/c.h";
-    // It makes `data` itself.
+    // It creates `data` itself.
     const DIRECTORY: &str = "";
 
     fn version() -> Option<String> {

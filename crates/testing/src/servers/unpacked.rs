@@ -1,16 +1,19 @@
-//! A server of another distribution, unpacked into a folder (`scripts/unpack-suite.sh`), in a chroot(2) in a mount namespace of its own:
-//! the folder brings its own C library, and so the server's process is called as everywhere.
+//! Servers of other distributions, unpacked into a folder (`scripts/unpack-suite.sh`) and run in a chroot(2)
+//! in a mount namespace of their own. The chroot makes the folder's own C library the server's. So it needs
+//! no explicit loader, and its process has the usual name.
 //!
-//! Invariants: needs root, and leaves no mount behind; every step ends in exec(2), so that the process is the server itself in the end.
+//! Invariants: needs root; leaves no mount behind; every step ends in exec(2), so that the process becomes
+//! the server itself.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where a server in there sees `data` of its home.
+/// The path of the home's `data` as the server sees it.
 pub const DATA: &str = "/data";
 
-/// $1: the unpacked folder; $2: a directory with `root`, `data`, `run` and `out`; then what to start in there.
-const BEGIN: &str = r#"
+/// Arguments: the unpacked folder; a directory with `root`, `data`, `run` and `out`; and the command to start
+/// inside.
+const ENTER_SCRIPT: &str = r#"
 set -eu
 unpacked=$1 home=$2
 shift 2
@@ -38,31 +41,33 @@ done
 exec chroot . "$@"
 "#;
 
-/// Makes a server's home: `data`, `run` for its socket and what it says, `out` for what a client writes.
+/// Creates a server's home: `data`, `run` for its socket and output, `out` for files that a client writes.
 ///
 /// # Panics
 ///
-/// Where it can't be made.
+/// If it cannot be created.
 pub fn make_home(home: &Path) {
     for name in ["root", "data", "run", "out"] {
         std::fs::create_dir_all(home.join(name)).expect("make a server's directories");
     }
 }
 
-/// A command in there, its program and arguments yet to be added. It ends with the thread that starts it.
+/// Returns a command that enters the folder; the caller adds the program and its arguments. The process ends
+/// with the thread that starts it.
 pub fn enter(unpacked: &Path, home: &Path) -> Command {
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig=KILL", "--", "unshare", "--mount", "--", "sh", "-c", BEGIN, "sh"]);
+    command.args(["--pdeathsig=KILL", "--", "unshare", "--mount", "--", "sh", "-c", ENTER_SCRIPT, "sh"]);
     command.args([unpacked, home]);
     command
 }
 
-/// What the guard's `--only` is to name for a server whose home is below `scratch`, and that is unpacked in a folder or not.
+/// Returns the path for the guard's `--only`, for a server with its home below `scratch` that may be unpacked
+/// in a folder.
 pub fn seen(unpacked: Option<&Path>, scratch: &Path) -> PathBuf {
     unpacked.map_or_else(|| scratch.to_owned(), |_| DATA.into())
 }
 
-/// The folder that a variable of the environment names.
+/// Returns the folder that an environment variable names.
 pub(super) fn folder(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).map(PathBuf::from)
 }

@@ -1,6 +1,6 @@
 /*
- * WiredTiger with a journal as MongoDB sets it up, driven by lines: "put NUMBER LENGTH" and that many bytes stores a value, and answers
- * "ok" once it is in the journal and synced; "get NUMBER" answers "LENGTH" and that many bytes.
+ * WiredTiger with a journal as MongoDB sets it up, driven line by line. "put NUMBER LENGTH" and that many bytes stores
+ * a value and is answered by "ok" once it is in the journal and synced; "get NUMBER" by "LENGTH" and that many bytes.
  */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,18 +1,18 @@
-//! The storage engine of `MongoDB` by itself, Debian's library, in a program of a few lines: its journal is as `mongod` has it, of which
-//! no newer one than 3.6 is to be had.
+//! `WiredTiger`, the storage engine of `MongoDB`, as Debian's library in a small program. Its journal is set
+//! up as in `mongod`, of which Debian has no version newer than 3.6.
 
 use std::path::Path;
 
 use super::engine::{self, Engine};
 
 /// A running program with the engine.
-pub type WiredTiger = Engine<Library>;
+pub type WiredTiger = Engine<WiredTigerLibrary>;
 
-/// The engine.
+/// The engine's library.
 #[derive(Debug)]
-pub struct Library;
+pub struct WiredTigerLibrary;
 
-impl engine::Library for Library {
+impl engine::EngineLibrary for WiredTigerLibrary {
     const NAME: &str = "wiredtiger";
     const SOURCE: &str = include_str!("wiredtiger.c");
     const HEADER: &str = "/usr/include/wiredtiger.h";
