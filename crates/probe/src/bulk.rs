@@ -1,9 +1,10 @@
-//! Small writes that are never synced, beside a bulk writer on the same disk.
+//! Small writes that are never synced, next to a bulk writer on the same disk.
 //!
-//! A thread appends 4 KiB to a file about each millisecond; only the write(2) is timed. It goes to the page cache and waits
-//! for nothing of its own: what is above the idle case is the kernel making it wait, for the bulk writer's dirty pages or
-//! for the processor. The kernel's limits are left as they are: buffered output does its harm only past them, and whether it
-//! came there in the time is reported.
+//! A thread appends 4 KiB to a file about once per millisecond; only the write(2) is timed. The data goes to
+//! the page cache, so the call has nothing of its own to wait for. Times above those of the idle case show
+//! that the kernel made it wait, for the bulk writer's dirty pages or for a processor. The kernel's dirty
+//! limits are left as they are. Buffered output harms others only beyond them, and the report says whether it
+//! got there in time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,42 +19,42 @@ use serde::Serialize;
 
 use crate::events::Events;
 use crate::figures::{Random, median, percentile};
-use crate::file::{BLOCK, BLOCK_BYTES, TestFile, Unnamed, bulk_path, random_piece, stamp};
-use crate::run::{Measure, Run};
+use crate::file::{BLOCK, BLOCK_BYTES, TestFile, UnnamedFiles, bulk_path, random_piece, stamp};
+use crate::run::{MeasureOptions, ProbeContext};
 use crate::{Error, Result};
 
-/// How many intervals a case takes in a round.
-pub(crate) const INTERVALS: u32 = 12;
-/// Between two appends.
-const EVERY: Duration = Duration::from_millis(1);
+/// Intervals per case and round.
+pub(crate) const BULK_INTERVALS: u32 = 12;
+/// Time between two appends.
+const APPEND_INTERVAL: Duration = Duration::from_millis(1);
 /// Bytes that the bulk writer is given at a time.
-const PIECE: usize = 1 << 20;
-/// The name of the appending thread, by which its pauses are found.
-const APPENDER: &str = "probe-append";
+const BULK_WRITE_BYTES: usize = 1 << 20;
+/// The name of the appending thread, by which its throttling pauses are found.
+const APPENDER_THREAD: &str = "probe-append";
 
-/// How often each case is measured.
-pub(crate) fn rounds(measure: &Measure) -> u32 {
+/// Returns how often each case is measured.
+pub(crate) fn rounds(measure: &MeasureOptions) -> u32 {
     measure.rounds.div_ceil(5)
 }
 
-/// The maximum of bulk output on the disk at a time, in bytes.
-pub(crate) fn max_bytes(measure: &Measure) -> u64 {
+/// Returns the maximum of bulk output that is on the disk at a time, in bytes.
+pub(crate) fn max_bytes(measure: &MeasureOptions) -> u64 {
     measure.file_bytes
 }
 
-/// Who writes beside the appends.
+/// The bulk output next to the appends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BulkBeside {
-    /// Nothing.
+    /// No output.
     Idle,
-    /// Output that waits for its own writeback.
+    /// Buffered output that waits for its own writeback.
     Paced,
     /// Direct output.
     Direct,
-    /// Output whose pages the kernel drops by itself, and that waits for its writeback.
+    /// Uncached output, whose pages the kernel drops by itself, and which waits for its writeback.
     Uncached,
-    /// Output through the page cache.
+    /// Plain output through the page cache.
     Buffered,
 }
 
@@ -69,62 +70,63 @@ impl BulkBeside {
     }
 }
 
-/// What came of a case, of all its rounds together.
+/// The results of one case in all rounds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BulkCase {
-    /// Who wrote beside.
+    /// The bulk output next to the appends.
     pub beside: BulkBeside,
-    /// How many appends there were.
+    /// Number of appends.
     pub appends: usize,
-    /// The median of what one took, in microseconds.
+    /// Median time of an append, in microseconds.
     pub p50_us: f64,
-    /// What 99 of 100 did not exceed.
+    /// 99th percentile, in microseconds.
     pub p99_us: f64,
-    /// What 999 of 1000 did not exceed; of fewer than 1000 the longest.
+    /// 99.9th percentile, in microseconds; with fewer than 1000 appends, the maximum.
     pub p999_us: f64,
-    /// The longest.
+    /// The maximum, in microseconds.
     pub longest_us: f64,
-    /// How often the kernel throttled the appending thread for dirty pages; `None` where that is not counted.
+    /// How often the kernel throttled the appending thread for dirty pages; `None` if that is not counted.
     pub pauses: Option<u64>,
-    /// Bytes that the bulk writer wrote in a second, its last sync counted in; `None` of idle and buffered cases, whose
-    /// output is thrown away before it is all on the disk.
+    /// Throughput of the bulk writer including its last sync, in bytes per second. `None` for idle and
+    /// buffered cases: buffered output is discarded before all of it is on the disk.
     pub bytes_per_second: Option<f64>,
 }
 
-/// So few appends have no 999th of 1000: it would be one of them, by accident.
-const ENOUGH: usize = 1000;
+/// With fewer appends than this, the 99.9th percentile would be a single append, by accident.
+const TAIL_APPENDS_MIN: usize = 1000;
 
 impl BulkCase {
-    /// What next to none exceeded: 999 of 1000, or 99 of 100 of fewer than 1000.
+    /// Returns the 99.9th percentile, or the 99th with fewer than 1000 appends.
     fn tail_us(&self) -> f64 {
-        if self.appends >= ENOUGH { self.p999_us } else { self.p99_us }
+        if self.appends >= TAIL_APPENDS_MIN { self.p999_us } else { self.p99_us }
     }
 }
 
-/// Small writes beside bulk output.
+/// Small writes next to bulk output.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BulkReport {
-    /// Idle first.
+    /// All cases, the idle one first.
     pub cases: Vec<BulkCase>,
-    /// Bytes of dirty pages from which the kernel slows writers down; `None` if unknown.
+    /// Bytes of dirty pages at which the kernel starts to slow writers down; `None` if unknown.
     pub slows_from_bytes: Option<u64>,
-    /// The maximum that buffered output was given, in bytes: no more than a quarter of the memory that was available.
+    /// Maximum size of buffered output in bytes: at most a quarter of the available memory.
     pub buffered_bytes_max: u64,
 }
 
 impl BulkReport {
-    /// The case, if it was measured.
+    /// Returns the case with this bulk output, if it was measured.
     pub fn case(&self, beside: BulkBeside) -> Option<&BulkCase> {
         self.cases.iter().find(|case| case.beside == beside)
     }
 
-    /// Whether buffered output was enough to reach the kernel's limits, so that what it does to others could be seen.
+    /// Whether buffered output was large enough to reach the kernel's limits, so that its effect on others
+    /// shows.
     pub fn buffered_reached_limits(&self) -> bool {
         let throttled = self.case(BulkBeside::Buffered).and_then(|case| case.pauses).unwrap_or(0) > 0;
         throttled || self.slows_from_bytes.is_some_and(|from| from <= self.buffered_bytes_max)
     }
 
-    /// The short form.
+    /// Returns the short form for a disk profile.
     pub fn profile(&self) -> Option<BulkProfile> {
         let us = |beside| self.case(beside).map(BulkCase::tail_us);
         let rate = |beside| self.case(beside)?.bytes_per_second;
@@ -144,30 +146,30 @@ impl BulkReport {
 }
 
 #[derive(Debug, Default)]
-struct Sample {
+struct BulkSample {
     us: Vec<f64>,
     pauses: Option<u64>,
     rate: Option<f64>,
 }
 
-/// Measures all cases that can be had.
-pub(crate) fn measure(work: &Run<'_>, events: &mut Events) -> Result<BulkReport> {
+/// Measures all cases that are available here.
+pub(crate) fn measure(work: &ProbeContext<'_>, events: &mut Events) -> Result<BulkReport> {
     let limits = DirtyReport::read(&work.directory.roots).ok();
     let limits = limits.map(|report| report.kernel_thresholds.unwrap_or(report.thresholds));
     let buffered_bytes_max = work.directory.dirty_allowance(max_bytes(&work.measure))?;
-    let io = Unnamed::shared(Arc::clone(&work.io));
+    let io = UnnamedFiles::shared(Arc::clone(&work.io));
     let mut besides = vec![BulkBeside::Idle, BulkBeside::Paced];
     for beside in [BulkBeside::Direct, BulkBeside::Uncached] {
         let output =
             options(&io, beside).map(|options| options.create(bulk_path(&work.directory))).transpose()?;
-        // Something else is taken where the wanted can't be had.
+        // The writer falls back to another mode if this one is not available.
         if output.is_some_and(|output| Some(output.mode()) == beside.mode()) {
             besides.push(beside);
         }
     }
     besides.push(BulkBeside::Buffered);
     let mut random = Random::new(work.measure.seed);
-    let mut samples: Vec<Vec<Sample>> = besides.iter().map(|_| Vec::new()).collect();
+    let mut samples: Vec<Vec<BulkSample>> = besides.iter().map(|_| Vec::new()).collect();
     let mut order: Vec<usize> = (0..besides.len()).collect();
     for _ in 0..rounds(&work.measure) {
         random.shuffle(&mut order);
@@ -184,7 +186,7 @@ fn options(io: &Arc<dyn pagekeeper_io::Io>, beside: BulkBeside) -> Option<pageke
     Some(BulkWriter::options().mode(beside.mode()?).io(Arc::clone(io)))
 }
 
-fn case(beside: BulkBeside, samples: Vec<Sample>) -> BulkCase {
+fn case(beside: BulkBeside, samples: Vec<BulkSample>) -> BulkCase {
     let rates: Vec<f64> = samples.iter().filter_map(|sample| sample.rate).collect();
     let pauses: Option<Vec<u64>> = samples.iter().map(|sample| sample.pauses).collect();
     let mut us: Vec<f64> = samples.into_iter().flat_map(|sample| sample.us).collect();
@@ -201,19 +203,19 @@ fn case(beside: BulkBeside, samples: Vec<Sample>) -> BulkCase {
 }
 
 fn sample(
-    work: &Run<'_>,
+    work: &ProbeContext<'_>,
     beside: BulkBeside,
     io: &Arc<dyn pagekeeper_io::Io>,
     buffered_bytes_max: u64,
     events: &mut Events,
-) -> Result<Sample> {
+) -> Result<BulkSample> {
     work.check()?;
     let log = TestFile::new(&work.directory, &*work.io)?;
     let over = AtomicBool::new(false);
     events.take();
     let (us, rate) = std::thread::scope(|scope| {
         let appender = Builder::new()
-            .name(APPENDER.to_owned())
+            .name(APPENDER_THREAD.to_owned())
             .spawn_scoped(scope, || append_until(&over, &*log.buffered))
             .map_err(|error| Error::call("start a thread for", &work.directory.directory, error))?;
         let rate = write_bulk(work, beside, io, buffered_bytes_max, &over);
@@ -225,13 +227,13 @@ fn sample(
         Ok::<_, Error>((us?, rate?))
     })?;
     let pauses = events.take().and_then(|counts| counts.pauses).map(|pauses| {
-        let ours = pauses.iter().filter(|pauses| pauses.task.name == APPENDER);
+        let ours = pauses.iter().filter(|pauses| pauses.task.name == APPENDER_THREAD);
         ours.map(|pauses| pauses.pauses.count()).sum()
     });
-    Ok(Sample { us, pauses, rate })
+    Ok(BulkSample { us, pauses, rate })
 }
 
-/// Appends until it is over; how long each took, in microseconds.
+/// Appends until it is over. Returns the time of each append in microseconds.
 fn append_until(over: &AtomicBool, log: &dyn IoFile) -> Result<Vec<f64>> {
     let mut block = random_piece(BLOCK);
     let (mut us, mut offset, mut due) = (Vec::new(), 0, Instant::now());
@@ -241,22 +243,23 @@ fn append_until(over: &AtomicBool, log: &dyn IoFile) -> Result<Vec<f64>> {
         log.write_at(offset, &block, WriteMode::Plain)?;
         us.push(began.elapsed().as_secs_f64() * 1e6);
         offset += BLOCK_BYTES;
-        // What a stall made late is not made up for: a burst would be another load.
-        due = (due + EVERY).max(Instant::now());
+        // Appends that a stall made late are skipped: a burst would be a different load.
+        due = (due + APPEND_INTERVAL).max(Instant::now());
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
     }
     Ok(us)
 }
 
-/// Writes for the time of a sample, and says when it is over; bytes a second, until all were durable.
+/// Writes for the time of a sample, and sets `over` at its end. Returns the throughput in bytes per second
+/// until everything is durable.
 fn write_bulk(
-    work: &Run<'_>,
+    work: &ProbeContext<'_>,
     beside: BulkBeside,
     io: &Arc<dyn pagekeeper_io::Io>,
     buffered_bytes_max: u64,
     over: &AtomicBool,
 ) -> Result<Option<f64>> {
-    let time = work.intervals(INTERVALS);
+    let time = work.intervals(BULK_INTERVALS);
     let began = Instant::now();
     let Some(options) = options(io, beside) else {
         while began.elapsed() < time {
@@ -267,7 +270,7 @@ fn write_bulk(
     };
     let is_buffered = beside == BulkBeside::Buffered;
     let max = if is_buffered { buffered_bytes_max } else { max_bytes(&work.measure) };
-    let mut piece = random_piece(PIECE);
+    let mut piece = random_piece(BULK_WRITE_BYTES);
     let mut bytes = 0;
     loop {
         let mut output = options.clone().create(bulk_path(&work.directory))?;
@@ -277,7 +280,7 @@ fn write_bulk(
             output.write_all(&piece)?;
         }
         if is_buffered {
-            // While the kernel writes it back, appends go on; then it is thrown away unwritten.
+            // Appends continue while the kernel writes the output back. Then the rest is discarded.
             while began.elapsed() < time {
                 work.check()?;
                 std::thread::sleep(Duration::from_millis(20).min(time));
@@ -285,7 +288,7 @@ fn write_bulk(
             over.store(true, Ordering::Relaxed);
             return Ok(None);
         }
-        // A fast disk has time for another file: the first one's room is given back.
+        // A fast disk has time for another file. This one's space is freed first.
         let is_last = began.elapsed() >= time;
         if is_last {
             over.store(true, Ordering::Relaxed);
@@ -305,7 +308,7 @@ mod tests {
     #[test]
     fn each_case_has_its_appends_and_nothing_is_left() {
         let dir = disk_dir();
-        let work = Run::for_test(dir.path());
+        let work = ProbeContext::for_test(dir.path());
         let mut events = Events::start(&work.directory);
         let report = measure(&work, &mut events).unwrap();
         for beside in [BulkBeside::Idle, BulkBeside::Paced, BulkBeside::Buffered] {
@@ -323,7 +326,7 @@ mod tests {
     fn a_few_appends_have_no_tail_of_a_thousand() {
         let of = |appends: usize| {
             let us = (1..=appends).map(|us| us as f64).collect();
-            case(BulkBeside::Idle, vec![Sample { us, ..Sample::default() }]).tail_us()
+            case(BulkBeside::Idle, vec![BulkSample { us, ..BulkSample::default() }]).tail_us()
         };
         assert_eq!((Some(of(200)), Some(of(2000))), (Some(198.0), Some(1998.0)));
     }

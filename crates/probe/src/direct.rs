@@ -1,8 +1,8 @@
-//! Direct I/O: how it must be aligned, and whether it is real.
+//! Direct I/O: its alignment, and whether it really bypasses the page cache.
 //!
-//! A file system may take `O_DIRECT` and copy through the page cache all the same (tmpfs, btrfs for what it sums up). Four
-//! things show it: whether pages come to the page cache meanwhile (by events), whether they stay, whether reads at odd
-//! places work that no device can do, and whether a read of one block again and again is as fast as one from memory.
+//! A file system may accept `O_DIRECT` and still copy through the page cache (tmpfs; btrfs for files with
+//! checksums). Four observations show that: events report pages added meanwhile; pages stay resident; reads
+//! work at offsets that no device supports; and repeated reads of one block are as fast as reads from memory.
 
 use std::time::Instant;
 
@@ -18,62 +18,64 @@ use crate::events::Events;
 use crate::figures::{Random, median};
 use crate::file::{BLOCK, BLOCK_BYTES, TestFile, check, random_piece, stamp};
 use crate::mixed::random_offset;
-use crate::run::Run;
+use crate::run::ProbeContext;
 use crate::{Error, Result};
 
-/// What direct I/O comes to.
+/// The actual behaviour of direct I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DirectKind {
     /// It goes to the device.
     Real,
-    /// Reads go to the device, writes are copied through the page cache.
+    /// Reads go to the device; writes are copied through the page cache.
     WritesCopied,
-    /// It is copied through the page cache.
+    /// Data is copied through the page cache.
     Copied,
-    /// It is answered from the page cache, and the pages stay.
+    /// Reads are answered from the page cache, and the pages stay.
     Cached,
-    /// It is refused.
+    /// The file system refuses it.
     Refused,
 }
 
-/// What was found out about direct I/O.
+/// The results about direct I/O.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DirectReport {
-    /// In a word.
+    /// The conclusion.
     pub kind: DirectKind,
-    /// Why it was refused.
+    /// The error with which it was refused.
     pub refused: Option<String>,
-    /// Alignment of memory and of offsets that the file system reports (statx(2)), in bytes; `None` where it reports none.
+    /// Alignment of memory and of offsets that the file system reports (statx(2)), in bytes; `None` if it
+    /// reports none.
     pub reported: Option<DirectProfile>,
-    /// The least alignment of memory and of offsets that was found to work, in bytes; 1 is any.
+    /// The smallest alignment of memory and of offsets that worked, in bytes; 1 means any.
     pub worked: Option<DirectProfile>,
-    /// Bytes that a direct read of so many cold bytes left resident: `(read, left)`.
+    /// Bytes that a direct read of cold data left resident: `(read, left)`.
     pub left_by_read: Option<(u64, u64)>,
-    /// Pages that came to the page cache in so many direct reads; `None` where page-cache events are not counted.
+    /// Pages added to the page cache during [`Self::tried`] direct reads; `None` if page-cache events are not
+    /// counted.
     pub added_by_reads: Option<u64>,
-    /// The same of direct writes.
+    /// Pages added to the page cache during as many direct writes.
     pub added_by_writes: Option<u64>,
-    /// How many of either that was.
+    /// Number of those reads, and of those writes.
     pub tried: u64,
-    /// Requests that the disk served meanwhile, of any program: by the reads, and by the writes.
+    /// Requests that the disk served meanwhile, from any program: during the reads, and during the writes.
     pub disk_requests: Option<(u64, u64)>,
-    /// What a direct read of one block took that had just been read, in microseconds.
+    /// Time of a direct read of a block that was just read, in microseconds.
     pub again_us: f64,
-    /// What a read of one block took that is in the page cache, in microseconds.
+    /// Time of a read of a block in the page cache, in microseconds.
     pub cached_us: f64,
-    /// Whether a direct read of a block that was dirty in the page cache brought what was written last.
+    /// Whether a direct read of a block that was dirty in the page cache returned the latest data.
     pub dirty_is_seen: bool,
-    /// Whether that block was still dirty afterwards; `None` where that can't be known.
+    /// Whether that block was still dirty afterwards; `None` if unknown.
     pub stays_dirty: Option<bool>,
-    /// Whether a buffered read after a direct write over resident pages brought what was written last.
+    /// Whether a buffered read after a direct write over resident pages returned the latest data.
     pub write_is_seen: bool,
-    /// Of so many resident bytes a direct write of one block left so many: `(before, after)`.
+    /// Resident bytes before and after a direct write to one block of them: `(before, after)`.
     pub left_by_write: Option<(u64, u64)>,
 }
 
 impl DirectReport {
-    /// What to keep to, if it is real.
+    /// Returns the alignment to use, if direct I/O is real.
     pub fn profile(&self) -> Option<DirectProfile> {
         if self.kind == DirectKind::Real { self.reported.or(self.worked) } else { None }
     }
@@ -99,11 +101,11 @@ impl DirectReport {
     }
 }
 
-/// How many reads and writes are tried.
-const TRIED: u64 = 64;
+/// Number of reads and of writes in each test.
+const DIRECT_OPERATIONS: u64 = 64;
 
-/// Finds out.
-pub(crate) fn measure(work: &Run<'_>, file: &TestFile, events: &mut Events) -> Result<DirectReport> {
+/// Runs all tests of direct I/O.
+pub(crate) fn measure(work: &ProbeContext<'_>, file: &TestFile, events: &mut Events) -> Result<DirectReport> {
     let reported = reported_alignment(&*file.buffered);
     let direct = match &file.direct {
         Ok(direct) => &**direct,
@@ -140,7 +142,7 @@ pub(crate) fn measure(work: &Run<'_>, file: &TestFile, events: &mut Events) -> R
         left_by_read,
         added_by_reads,
         added_by_writes,
-        tried: TRIED,
+        tried: DIRECT_OPERATIONS,
         disk_requests: reads.zip(writes),
         again_us,
         cached_us,
@@ -153,7 +155,7 @@ pub(crate) fn measure(work: &Run<'_>, file: &TestFile, events: &mut Events) -> R
     Ok(report)
 }
 
-/// By what was seen.
+/// Concludes the kind from the observations.
 fn kind(report: &DirectReport) -> DirectKind {
     let takes_anything = report.worked.is_some_and(|worked| worked.offset_alignment < 512);
     match (report.added_by_reads, report.added_by_writes) {
@@ -161,13 +163,13 @@ fn kind(report: &DirectReport) -> DirectKind {
         (Some(0), Some(0)) => DirectKind::Real,
         (Some(0), Some(_)) => DirectKind::WritesCopied,
         (Some(_), _) => DirectKind::Copied,
-        // Not seen: no device takes odd places, so something copies.
+        // Without events: no device supports such alignments, so something copies.
         (None, _) if takes_anything => DirectKind::Copied,
         (None, _) => DirectKind::Real,
     }
 }
 
-/// What statx(2) reports (`STATX_DIOALIGN`, Linux 6.1): zeros for "no direct I/O".
+/// Returns the alignment that statx(2) reports (`STATX_DIOALIGN`, Linux 6.1): zeros mean "no direct I/O".
 fn reported_alignment(file: &dyn IoFile) -> Option<DirectProfile> {
     let stat = rustix::fs::statx(file.fd()?, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     let is_reported = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN);
@@ -177,7 +179,7 @@ fn reported_alignment(file: &dyn IoFile) -> Option<DirectProfile> {
     })
 }
 
-/// The least that works, each with the other at its usual 4096.
+/// Finds the smallest alignments that work, each with 4096 bytes for the other one.
 fn worked(direct: &dyn IoFile, random: &mut Random, len: u64) -> Result<Option<DirectProfile>> {
     let fd = direct.fd().ok_or_else(|| Error::call("read", direct.path(), Errno::BADF))?;
     let mut memory = AlignedBuf::new(4 * BLOCK);
@@ -191,7 +193,7 @@ fn worked(direct: &dyn IoFile, random: &mut Random, len: u64) -> Result<Option<D
     };
     let (mut offset_alignment, mut memory_alignment) = (None, None);
     for alignment in [1_u16, 512, 1024, 2048, 4096] {
-        // An odd multiple, so that no greater alignment is met by accident.
+        // An odd multiple, so that it does not meet a greater alignment by accident.
         let len = usize::from(alignment);
         if offset_alignment.is_none() && works(0, base + u64::from(alignment), len)? {
             offset_alignment = Some(u32::from(alignment));
@@ -205,9 +207,10 @@ fn worked(direct: &dyn IoFile, random: &mut Random, len: u64) -> Result<Option<D
         .map(|(memory_alignment, offset_alignment)| DirectProfile { memory_alignment, offset_alignment }))
 }
 
-/// Does something while events are counted: pages of the file that came, and requests that the disk served.
+/// Runs `act` while events are counted. Returns the pages of the file that were added to the page cache, and
+/// the requests that the disk served.
 fn seen(
-    work: &Run<'_>,
+    work: &ProbeContext<'_>,
     file: &TestFile,
     events: &mut Events,
     act: impl FnOnce() -> Result<()>,
@@ -226,10 +229,10 @@ fn seen(
     Ok((added, requests))
 }
 
-/// Random reads or writes of one block each.
+/// Reads or writes random blocks, one at a time.
 fn each(direct: &dyn IoFile, random: &mut Random, whole: &std::ops::Range<u64>, write: bool) -> Result<()> {
     let mut block = random_piece(BLOCK);
-    for _ in 0..TRIED {
+    for _ in 0..DIRECT_OPERATIONS {
         let offset = random_offset(random, whole);
         if write {
             stamp(&mut block, offset);
@@ -242,11 +245,11 @@ fn each(direct: &dyn IoFile, random: &mut Random, whole: &std::ops::Range<u64>, 
     Ok(())
 }
 
-/// One block, again and again: the median in microseconds.
+/// Reads one block repeatedly. Returns the median time in microseconds.
 fn again(file: &dyn IoFile) -> Result<f64> {
     let mut block = AlignedBuf::new(BLOCK);
     let mut took = Vec::new();
-    for _ in 0..TRIED {
+    for _ in 0..DIRECT_OPERATIONS {
         let began = Instant::now();
         file.read_at(0, &mut block)?;
         took.push(began.elapsed().as_secs_f64() * 1e6);
@@ -255,7 +258,8 @@ fn again(file: &dyn IoFile) -> Result<f64> {
     Ok(median(&took).unwrap_or(0.0))
 }
 
-/// A direct read of what is dirty in the page cache: whether it is seen, and whether it stays dirty.
+/// Reads a block directly that is dirty in the page cache. Returns whether the read sees the new data, and
+/// whether the block stays dirty.
 fn over_dirty(file: &TestFile, direct: &dyn IoFile, random: &mut Random) -> Result<(bool, Option<bool>)> {
     file.drop_pages()?;
     let mut block = random_piece(BLOCK);
@@ -268,8 +272,8 @@ fn over_dirty(file: &TestFile, direct: &dyn IoFile, random: &mut Random) -> Resu
     Ok((found[..] == block[..], state.map(|state| state.unwritten > 0)))
 }
 
-/// A direct write of one block of several that are resident: whether it is seen through the page cache, and what
-/// stays of the others.
+/// Writes one of several resident blocks directly. Returns whether a read through the page cache sees the new
+/// data, and the resident bytes before and after.
 fn over_resident(file: &TestFile, direct: &dyn IoFile) -> Result<(bool, Option<(u64, u64)>)> {
     let len = 16 * BLOCK;
     file.drop_pages()?;
@@ -317,7 +321,7 @@ mod tests {
     #[test]
     fn direct_io_is_coherent_and_distinguished_from_a_copy() {
         let dir = disk_dir();
-        let work = Run::for_test(dir.path());
+        let work = ProbeContext::for_test(dir.path());
         let mut file = TestFile::new(&work.directory, &*work.io).unwrap();
         file.fill(8 << 20, Duration::MAX, &work).unwrap();
         let mut events = Events::start(&work.directory);

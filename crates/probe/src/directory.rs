@@ -1,6 +1,7 @@
-//! The directory that is measured: what file system and disk it is on, and whether it can be measured at all.
+//! The directory to measure: its file system, its disk, and whether it can be measured at all.
 //!
-//! Fails in a plain sentence where it is no directory, in memory, read-only, full or forbidden, before anything is written.
+//! Fails with a plain sentence before anything is written if the path is not a directory, or if its file
+//! system is in memory, read-only, full or forbidden.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -13,31 +14,31 @@ use rustix::fs::{StatVfsMountFlags, major, minor};
 
 use crate::{Error, Result};
 
-/// What is kept free on the disk, in bytes.
-const SPARE: u64 = 64 << 20;
-/// Memory that is needed beside what bulk output makes dirty, in bytes.
-const MEMORY: u64 = 128 << 20;
+/// Bytes that stay free on the disk.
+const SPARE_DISK_BYTES: u64 = 64 << 20;
+/// Memory that is needed in addition to the dirty pages of bulk output, in bytes.
+const SPARE_MEMORY_BYTES: u64 = 128 << 20;
 
-/// A directory and what it is on.
+/// A directory, its file system and its disk.
 #[derive(Debug)]
 pub(crate) struct TestDirectory {
     pub(crate) directory: PathBuf,
     pub(crate) roots: SysRoots,
-    /// `ext4`, as the mounts have it.
+    /// The type of the file system, as in the mount table: `ext4`.
     pub(crate) file_system: String,
-    /// "MAJOR:MINOR" of `st_dev`.
+    /// The device, `st_dev` as "MAJOR:MINOR".
     pub(crate) device: String,
-    /// `f_fsid`; zero where there is none.
+    /// `f_fsid`; 0 if there is none.
     pub(crate) number: u64,
-    /// The file system's device as tracing names it.
+    /// The file system's device as tracepoints report it.
     pub(crate) traced: Option<u64>,
-    /// The disk below, as tracing of block devices names it.
+    /// The disk below, as tracepoints of block devices report it.
     pub(crate) disk: Option<u64>,
     pub(crate) read_ahead: Option<u64>,
 }
 
 impl TestDirectory {
-    /// Opens the directory; nothing is written.
+    /// Opens the directory. Nothing is written.
     pub(crate) fn open(directory: &Path) -> Result<Self> {
         let roots = SysRoots::default();
         let metadata = std::fs::metadata(directory).map_err(|error| Error::call("stat", directory, error))?;
@@ -67,41 +68,42 @@ impl TestDirectory {
         })
     }
 
-    /// Fails unless so many bytes fit on the disk.
+    /// Fails unless this many bytes fit on the disk.
     pub(crate) fn require_space(&self, bytes: u64) -> Result<()> {
         let stat = rustix::fs::statvfs(&self.directory)
             .map_err(|errno| Error::call("statfs", &self.directory, errno))?;
-        let (free, needed) = (stat.f_bavail.saturating_mul(stat.f_frsize), bytes.saturating_add(SPARE));
+        let (free, needed) =
+            (stat.f_bavail.saturating_mul(stat.f_frsize), bytes.saturating_add(SPARE_DISK_BYTES));
         if free < needed {
             return Err(Error::NoSpace { path: self.directory.clone(), free, needed });
         }
         Ok(())
     }
 
-    /// How many bytes may be made dirty without harm to others, at most `wanted`; fails where there is no room for a
-    /// quarter of it.
+    /// Returns how many bytes may be made dirty without harm to others, at most `wanted`. Fails if that is
+    /// less than a quarter of `wanted`.
     pub(crate) fn dirty_allowance(&self, wanted: u64) -> Result<u64> {
         let available = MemInfo::read(&self.roots)?.available;
-        let allowed = (available.saturating_sub(MEMORY) / 4).min(wanted);
+        let allowed = (available.saturating_sub(SPARE_MEMORY_BYTES) / 4).min(wanted);
         if allowed < wanted / 4 {
-            return Err(Error::NoMemory { available, needed: MEMORY.saturating_add(wanted) });
+            return Err(Error::NoMemory { available, needed: SPARE_MEMORY_BYTES.saturating_add(wanted) });
         }
         Ok(allowed)
     }
 
-    /// A new file in the directory that has no name, and goes when it is closed or its process ends in whatever way.
-    /// On file systems that can't make one it has a name for a moment.
+    /// Creates a file without a name in the directory. It is freed when it is closed, however its process
+    /// ends. On file systems without `O_TMPFILE` it has a name for a moment.
     pub(crate) fn unnamed(&self) -> Result<File> {
         unnamed(&self.directory)
     }
 
-    /// The number in the form of a profile.
+    /// Returns the file system's ID in the form of a disk profile.
     pub(crate) fn file_system_id(&self) -> String {
         format!("{:016x}", self.number)
     }
 }
 
-/// As [`TestDirectory::unnamed`].
+/// Creates a file as [`TestDirectory::unnamed`] does.
 pub(crate) fn unnamed(directory: &Path) -> Result<File> {
     tempfile::tempfile_in(directory).map_err(|error| Error::making(directory, error))
 }
@@ -113,7 +115,7 @@ fn backing_device(roots: &SysRoots, dev: u64, mount: Option<&Mount>) -> Option<B
     }
 }
 
-/// The disk, never a partition.
+/// Returns the disk, never a partition.
 fn disk_of(roots: &SysRoots, dev: u64, mount: Option<&Mount>) -> Option<u64> {
     let of = |dev| {
         let name = BackingDevice::for_dev(roots, dev).ok()??.name;
@@ -122,7 +124,7 @@ fn disk_of(roots: &SysRoots, dev: u64, mount: Option<&Mount>) -> Option<u64> {
         // File systems without a disk have the major number 0.
         (major > 0).then(|| rustix::fs::makedev(major, minor))
     };
-    // btrfs shows a device of its own: its mount names the disk, or the first of them.
+    // btrfs reports an anonymous device. Its mount names the disk, or the first of several.
     let source = || rustix::fs::stat(Path::new(&mount?.source)).ok().map(|stat| stat.st_rdev);
     of(dev).or_else(|| of(source()?))
 }

@@ -1,4 +1,4 @@
-//! The one error of this crate: a plain sentence about what can't be measured, and why.
+//! The error type of this crate: each error is a plain sentence about what cannot be measured, and why.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,22 +7,22 @@ use pagekeeper_kernel::text::escaped;
 
 use rustix::io::Errno;
 
-/// What went wrong.
+/// An error of a measurement.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The path names something else than a directory.
+    /// The path does not name a directory.
     #[error("{}: not a directory: name the directory that a database's files are to lie in", escaped(path))]
     NotADirectory {
         /// The path as given.
         path: PathBuf,
     },
-    /// The page cache is the file itself there, or there is no data at all.
+    /// The file system keeps its data in memory, or has no data at all.
     #[error("{}: {reason}: there is no disk to measure", escaped(path))]
     NoDisk {
         /// The directory.
         path: PathBuf,
-        /// What it is instead.
+        /// What the file system is instead.
         reason: &'static str,
     },
     /// The file system is mounted read-only.
@@ -31,13 +31,13 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
-    /// No file may be made in the directory.
+    /// No permission to create a file in the directory.
     #[error("{}: no permission to make a file there", escaped(path))]
     Denied {
         /// The directory.
         path: PathBuf,
     },
-    /// There is no room for the files, in bytes.
+    /// Not enough space for the files; sizes in bytes.
     #[error(
         "{}: {} MiB are free and {} MiB are needed: make room, or measure with a smaller file",
         escaped(path), free >> 20, needed >> 20
@@ -45,32 +45,32 @@ pub enum Error {
     NoSpace {
         /// The directory.
         path: PathBuf,
-        /// What is free, less what only root may take.
+        /// Free space, without the part reserved for root.
         free: u64,
-        /// What is needed.
+        /// The space that is needed.
         needed: u64,
     },
-    /// The machine is short of memory, in bytes.
+    /// Not enough memory; sizes in bytes.
     #[error(
         "{} MiB of memory are available and {} MiB are needed: measuring would take it from others; measure with a \
          smaller file",
         available >> 20, needed >> 20
     )]
     NoMemory {
-        /// What the kernel estimates to be available.
+        /// The kernel's estimate of available memory.
         available: u64,
-        /// What is needed.
+        /// The memory that is needed.
         needed: u64,
     },
-    /// The wanted to stop came.
+    /// The caller asked to stop.
     #[error("interrupted")]
     Cancelled,
-    /// What was read is not what was written there.
+    /// The data that was read is not the data that was written there.
     #[error("{}: bytes {offset}.. are not what was written there", escaped(path))]
     Wrong {
         /// The file.
         path: PathBuf,
-        /// Where in it, in bytes.
+        /// The offset in bytes.
         offset: u64,
     },
     /// A system call failed.
@@ -80,14 +80,14 @@ pub enum Error {
         call: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// Reading, writing or syncing failed.
     #[error(transparent)]
     Io(#[from] pagekeeper_io::Error),
-    /// The kernel could not be asked.
+    /// A query of the kernel failed.
     #[error(transparent)]
     Kernel(#[from] pagekeeper_kernel::Error),
     /// Bulk output failed.
@@ -95,16 +95,16 @@ pub enum Error {
     Log(#[from] pagekeeper_log::Error),
 }
 
-/// The result of measuring.
+/// The result of a measurement.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An [`Error::Call`].
+    /// Creates an [`Error::Call`].
     pub(crate) fn call(call: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Self::Call { call, path: path.to_path_buf(), source: source.into() }
     }
 
-    /// A file could not be made in the directory.
+    /// Creates the error for a file that could not be created in the directory.
     pub(crate) fn making(directory: &Path, error: io::Error) -> Self {
         let path = directory.to_path_buf();
         match Errno::from_io_error(&error) {

@@ -1,6 +1,6 @@
-//! Events of the kernel beside what is measured: page-cache adds and removals, block I/O, pauses, plain counters.
+//! Kernel events during a measurement: page-cache adds and removals, block I/O, throttling pauses, counters.
 //!
-//! Where events are not available the measurement goes on without, and says why.
+//! If events are not available, the measurement continues without them and says why.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use serde::Serialize;
 
 use crate::directory::TestDirectory;
 
-/// Events of the file system and its disk while something is measured.
+/// Events of the file system and its disk during a measurement.
 pub(crate) struct Events {
     tracer: Option<Tracer>,
-    /// What is seen, or why not, in plain words.
+    /// The source of the events, or why there is none, in plain words.
     pub(crate) source: String,
 }
 
 impl Events {
-    /// Begins to count, by the best source there is.
+    /// Starts to count, with the best source available.
     pub(crate) fn start(directory: &TestDirectory) -> Self {
         let Some(device) = directory.traced else {
             let source =
@@ -42,39 +42,40 @@ impl Events {
         }
     }
 
-    /// What happened since the last time.
+    /// Returns the events since the last call.
     pub(crate) fn take(&mut self) -> Option<TraceCounts> {
         self.tracer.as_mut()?.take().ok()
     }
 }
 
-/// What the kernel did in all intervals of one subject, as a rate.
+/// The kernel's activity during all intervals of one case, as rates.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct EventRates {
-    /// Bytes of the file that came to the page cache in a second; `None` where page-cache events are not counted.
+    /// Bytes of the file added to the page cache per second; `None` if page-cache events are not counted.
     pub added_bytes_per_second: Option<f64>,
-    /// Bytes of the file that left the page cache in a second.
+    /// Bytes of the file removed from the page cache per second.
     pub removed_bytes_per_second: Option<f64>,
-    /// Reads that the disk did in a second, whoever asked for them; `None` where block I/O is not counted.
+    /// Reads per second that the disk served, for any program; `None` if block I/O is not counted.
     pub disk_reads_per_second: Option<f64>,
-    /// Writes that the disk did in a second, whoever asked for them.
+    /// Writes per second that the disk served, for any program.
     pub disk_writes_per_second: Option<f64>,
-    /// How many of the disk's reads and writes were under way at a time, in the mean.
+    /// Mean number of the disk's reads and writes in flight.
     pub disk_queue: Option<f64>,
-    /// Bytes of files that were made dirty in a second, by the whole machine (`nr_dirtied` of /proc/vmstat).
+    /// Bytes of files dirtied per second by the whole machine (`nr_dirtied` of /proc/vmstat).
     pub dirtied_bytes_per_second: Option<f64>,
-    /// Bytes of files that were written back in a second, by the whole machine (`nr_written` of /proc/vmstat).
+    /// Bytes of files written back per second by the whole machine (`nr_written` of /proc/vmstat).
     pub written_bytes_per_second: Option<f64>,
 }
 
-/// Of periods of so many seconds together: the file's own pages, the disk's requests.
+/// Computes the rates over several periods, `seconds` in total: the file's own pages, and the disk's
+/// requests.
 pub(crate) fn rates(
     counts: &[&TraceCounts],
     seconds: f64,
     file: Option<Inode>,
     disk: Option<u64>,
 ) -> EventRates {
-    // One that is unknown makes the sum unknown.
+    // One unknown value makes the sum unknown.
     let rate = |of: &dyn Fn(&TraceCounts) -> Option<u64>| {
         if counts.is_empty() || seconds <= 0.0 {
             return None;

@@ -1,6 +1,6 @@
-//! Small pieces of reckoning: medians, percentiles, random numbers.
+//! Medians, percentiles, ratios and random numbers.
 
-/// The middle value; the mean of the two middle ones of an even number; `None` of none.
+/// Returns the median: the mean of the two middle values if their number is even, `None` without values.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -12,30 +12,31 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// The least value that so many of a thousand do not exceed; 0 of none. Sorts them.
+/// Returns the smallest value that is not exceeded by `per_mille` of a thousand values; 0 without values.
+/// Sorts the values.
 pub(crate) fn percentile(values: &mut [f64], per_mille: usize) -> f64 {
     values.sort_by(f64::total_cmp);
     let rank = (values.len() * per_mille).div_ceil(1000).max(1);
     values.get(rank - 1).copied().unwrap_or(0.0)
 }
 
-/// The ratio within each round, and its median: a drift of the machine cancels out.
+/// Returns the median of the ratios within each round, in which a drift of the machine cancels out.
 pub(crate) fn ratio(of: &[f64], to: &[f64]) -> Option<f64> {
     median(&ratios(of, to))
 }
 
-/// From this share on nothing is lost that could be distinguished from noise.
-pub(crate) const FREE: f64 = 0.9;
+/// From this share on, a loss cannot be distinguished from noise.
+pub(crate) const NO_COST_SHARE: f64 = 0.9;
 
-/// The share of the rate that is left, as far as it is sure: no better in three quarters of the rounds, and at most 1. What noise
-/// does to single intervals is not taken for a cost; nor is it taken for none where a quarter of the rounds lost a third:
-/// then there is no answer.
+/// Returns the share of the rate that remains, as far as it is certain: the upper quartile of the rounds'
+/// ratios, at most 1. So noise in single intervals does not count as a cost. Returns `None` if the upper
+/// quartile shows no cost but a quarter of the rounds lost a third: then the answer is unknown.
 pub(crate) fn sure_share(of: &[f64], to: &[f64]) -> Option<f64> {
     let mut within = ratios(of, to);
     within.sort_by(f64::total_cmp);
     let quarter = |number: usize| within.get((number * within.len()).div_ceil(4).checked_sub(1)?);
     let (low, high) = (quarter(1)?, quarter(3)?);
-    (*high < FREE || *low >= 2.0 / 3.0).then(|| high.min(1.0))
+    (*high < NO_COST_SHARE || *low >= 2.0 / 3.0).then(|| high.min(1.0))
 }
 
 fn ratios(of: &[f64], to: &[f64]) -> Vec<f64> {
@@ -59,7 +60,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`, which is at least 1.
+    /// Returns a number below `end`, which is at least 1.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         let wide = u128::from(self.next_u64()) * u128::from(end.max(1));
         u64::try_from(wide >> 64).expect("the upper half of 128 bits")
@@ -88,7 +89,7 @@ mod tests {
         let ranks = [500, 990, 999].map(|rank| Some(percentile(&mut values, rank)));
         assert_eq!(ranks, [Some(1000.0), Some(1980.0), Some(1998.0)]);
         assert_eq!(Some(percentile(&mut [], 500)), Some(0.0));
-        // The disk slows down tenfold; half is half all the same.
+        // The disk slows down tenfold; half is still half.
         assert_eq!(ratio(&[1.0, 5.0, 10.0], &[2.0, 10.0, 20.0]), Some(0.5));
         assert_eq!(ratio(&[1.0], &[0.0]), None);
     }

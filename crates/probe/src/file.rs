@@ -1,7 +1,8 @@
-//! Files without a name that measuring is done on, each open through the page cache and past it.
+//! Files without a name that measurements use, each opened both buffered and direct.
 //!
-//! Invariants: each block of [`BLOCK`] bytes begins with its own offset, so that whatever is read can be checked; nothing of
-//! the directory's files is touched; the file goes when the last descriptor does, also by `kill -9`.
+//! Invariants: each block of [`BLOCK`] bytes begins with its own offset, so that every read can be checked.
+//! Other files of the directory are not touched. The file is freed with its last descriptor, even after `kill
+//! -9`.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -19,29 +20,29 @@ use rustix::io::Errno;
 
 use crate::directory::{TestDirectory, unnamed};
 use crate::figures::Random;
-use crate::run::Run;
+use crate::run::ProbeContext;
 use crate::{Error, Result};
 
-/// Bytes of one random read or write.
+/// Size of one random read or write in bytes.
 pub(crate) const BLOCK: usize = 4096;
-/// The same.
+/// [`BLOCK`] as `u64`.
 pub(crate) const BLOCK_BYTES: u64 = BLOCK as u64;
-/// Bytes that a file is filled with at a time.
-const PIECE: usize = 1 << 20;
-/// No fewer bytes than this are filled, however slow the disk is.
-pub(crate) const MIN_BYTES: u64 = 64 << 20;
+/// Bytes written at a time while a file is filled.
+const FILL_WRITE_BYTES: usize = 1 << 20;
+/// Minimum size of a filled file in bytes, however slow the disk is.
+pub(crate) const FILLED_BYTES_MIN: u64 = 64 << 20;
 
-/// One file.
+/// A test file.
 pub(crate) struct TestFile {
     pub(crate) buffered: Arc<dyn IoFile>,
-    /// The same file past the page cache; nothing where that is refused.
+    /// The same file opened for direct I/O, or the error with which that was refused.
     pub(crate) direct: std::result::Result<Arc<dyn IoFile>, IoError>,
     /// Bytes that were written.
     pub(crate) len: u64,
 }
 
 impl TestFile {
-    /// A new one, empty.
+    /// Creates an empty file.
     pub(crate) fn new(directory: &TestDirectory, io: &dyn Io) -> Result<Self> {
         let file = directory.unnamed()?;
         let direct = match direct(&file, &directory.directory) {
@@ -53,48 +54,48 @@ impl TestFile {
         Ok(Self { buffered, direct, len: 0 })
     }
 
-    /// The best way to its device: direct, if that can be had.
+    /// Returns the most direct access to the device: direct I/O if available.
     pub(crate) fn nearest(&self) -> &Arc<dyn IoFile> {
         self.direct.as_ref().unwrap_or(&self.buffered)
     }
 
-    /// Takes room for `len` bytes and really writes them, or as many as the disk takes in `time`, at least [`MIN_BYTES`].
-    /// Nothing of it is resident afterwards.
-    pub(crate) fn fill(&mut self, len: u64, time: Duration, work: &Run<'_>) -> Result<()> {
-        let len = len / PIECE as u64 * PIECE as u64;
+    /// Allocates `len` bytes and writes them, or as many as the disk takes in `time`, but at least
+    /// [`FILLED_BYTES_MIN`]. None of them is resident afterwards.
+    pub(crate) fn fill(&mut self, len: u64, time: Duration, work: &ProbeContext<'_>) -> Result<()> {
+        let len = len / FILL_WRITE_BYTES as u64 * FILL_WRITE_BYTES as u64;
         match self.buffered.allocate(0..len) {
-            // A hint where the file system knows no such thing.
+            // Only a hint: not every file system supports it.
             Err(error) if error.errno() == Some(Errno::OPNOTSUPP.raw_os_error()) => {}
             allocated => allocated?,
         }
-        let mut piece = random_piece(PIECE);
+        let mut piece = random_piece(FILL_WRITE_BYTES);
         let (began, file) = (Instant::now(), Arc::clone(self.nearest()));
-        while self.len < len && (self.len < MIN_BYTES || began.elapsed() < time) {
+        while self.len < len && (self.len < FILLED_BYTES_MIN || began.elapsed() < time) {
             work.check()?;
             stamp(&mut piece, self.len);
             file.write_at(self.len, &piece, WriteMode::Plain)?;
             if self.direct.is_err() {
-                self.buffered.wait_writeback(self.len..self.len + PIECE as u64)?;
+                self.buffered.wait_writeback(self.len..self.len + FILL_WRITE_BYTES as u64)?;
             }
-            self.len += PIECE as u64;
+            self.len += FILL_WRITE_BYTES as u64;
         }
         self.buffered.set_len(self.len)?;
         self.buffered.sync_all()?;
         self.drop_pages()
     }
 
-    /// Has nothing of it resident, as far as that can be had.
+    /// Drops all pages of the file, as far as possible.
     pub(crate) fn drop_pages(&self) -> Result<()> {
         drop_pages(&*self.buffered)
     }
 
-    /// Resident bytes of a range; nothing where that can't be known.
+    /// Returns the resident bytes of a range; `None` if unknown.
     pub(crate) fn resident(&self, range: std::ops::Range<u64>) -> Result<Option<u64>> {
         Ok(self.buffered.residency(range)?.map(|found| found.resident))
     }
 }
 
-/// Writes dirty pages back and drops all.
+/// Writes dirty pages back and drops all pages.
 pub(crate) fn drop_pages(file: &dyn IoFile) -> Result<()> {
     file.wait_writeback(0..u64::MAX)?;
     for _ in 0..5 {
@@ -102,13 +103,13 @@ pub(crate) fn drop_pages(file: &dyn IoFile) -> Result<()> {
         if file.residency(0..u64::MAX)?.is_none_or(|found| found.resident == 0) {
             break;
         }
-        // What is being read ahead at this moment resists.
+        // Pages that are just being read ahead resist.
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
 }
 
-/// The same open file once more, past the page cache.
+/// Opens the same open file again, for direct I/O.
 fn direct(file: &File, directory: &Path) -> std::result::Result<File, IoError> {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT;
@@ -120,7 +121,7 @@ fn direct(file: &File, directory: &Path) -> std::result::Result<File, IoError> {
     })
 }
 
-/// Random bytes: what a device could compress or find twice would be no measure.
+/// Returns random bytes, which a device can neither compress nor deduplicate.
 pub(crate) fn random_piece(len: usize) -> AlignedBuf {
     let mut piece = AlignedBuf::new(len);
     let mut random = Random::new(std::process::id().into());
@@ -130,14 +131,14 @@ pub(crate) fn random_piece(len: usize) -> AlignedBuf {
     piece
 }
 
-/// Has each block of a piece begin with its offset in the file.
+/// Makes each block of a piece begin with its offset in the file.
 pub(crate) fn stamp(piece: &mut [u8], offset: u64) {
     for (number, block) in (0_u64..).zip(piece.chunks_mut(BLOCK)) {
         block[..8].copy_from_slice(&(offset + number * BLOCK_BYTES).to_le_bytes());
     }
 }
 
-/// Fails unless the bytes begin as the block at that offset does.
+/// Fails unless the bytes begin like the block at that offset.
 pub(crate) fn check(block: &[u8], file: &dyn IoFile, offset: u64) -> Result<()> {
     if block.get(..8) == Some(&offset.to_le_bytes()) {
         return Ok(());
@@ -145,18 +146,19 @@ pub(crate) fn check(block: &[u8], file: &dyn IoFile, offset: u64) -> Result<()> 
     Err(Error::Wrong { path: file.path().to_path_buf(), offset })
 }
 
-/// A back-end whose new files have no name, so that bulk output leaves nothing behind whatever happens to its writer.
-pub(crate) struct Unnamed {
+/// A back-end whose new files have no name, so that bulk output leaves nothing behind, however its writer
+/// ends.
+pub(crate) struct UnnamedFiles {
     io: Arc<dyn Io>,
 }
 
-impl Unnamed {
+impl UnnamedFiles {
     pub(crate) fn shared(io: Arc<dyn Io>) -> Arc<dyn Io> {
         Arc::new(Self { io })
     }
 }
 
-impl Io for Unnamed {
+impl Io for UnnamedFiles {
     fn open(&self, path: &Path, access: Access) -> std::result::Result<Arc<dyn IoFile>, IoError> {
         self.io.open(path, access)
     }
@@ -211,7 +213,7 @@ impl Io for Unnamed {
         }
     }
 
-    /// There is no name to take away.
+    /// Does nothing: there is no name to remove.
     fn remove(&self, _path: &Path) -> std::result::Result<(), IoError> {
         Ok(())
     }
@@ -220,7 +222,7 @@ impl Io for Unnamed {
         self.io.list(dir)
     }
 
-    /// There is no name to make durable.
+    /// Does nothing: there is no name to make durable.
     fn sync_dir(&self, _dir: &Path) -> std::result::Result<(), IoError> {
         Ok(())
     }
@@ -234,7 +236,7 @@ impl Io for Unnamed {
     }
 }
 
-/// A name for bulk output, which it does not get.
+/// A path for bulk output, which does not use its name.
 pub(crate) fn bulk_path(directory: &TestDirectory) -> PathBuf {
     directory.directory.join("bulk")
 }
@@ -258,7 +260,7 @@ mod tests {
     #[test]
     fn what_is_filled_was_written_and_is_not_resident() {
         let dir = disk_dir();
-        let work = Run::for_test(dir.path());
+        let work = ProbeContext::for_test(dir.path());
         let mut file = TestFile::new(&work.directory, &*work.io).unwrap();
         file.fill(3 << 20, Duration::ZERO, &work).unwrap();
         assert_eq!(file.len, 3 << 20);
@@ -274,7 +276,7 @@ mod tests {
     #[test]
     fn bulk_output_has_no_name() {
         let dir = disk_dir();
-        let io = Unnamed::shared(pagekeeper_io::best());
+        let io = UnnamedFiles::shared(pagekeeper_io::best());
         for mode in [pagekeeper_log::BulkMode::Auto, pagekeeper_log::BulkMode::Buffered] {
             let options = pagekeeper_log::BulkWriter::options().mode(mode).io(Arc::clone(&io));
             let mut output = options.create(dir.path().join("bulk")).unwrap();

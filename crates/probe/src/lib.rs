@@ -1,13 +1,20 @@
-//! Measures what a disk and the file system on it do, by doing it: direct I/O, what mixing it with buffered I/O costs,
-//! uncached and atomic writes, how wide and how slow reads are, what a sync and a release cost.
+//! Measures the behaviour of a disk and its file system: direct I/O, the cost of mixing it with buffered I/O,
+//! uncached and atomic writes, latency and concurrency of reads, and the cost of syncs and releases.
 //!
-//! [`Probe`] measures in a directory, in about a minute, and gives a [`Report`]: all figures, and the
-//! [`DiskProfile`](pagekeeper_policy::DiskProfile) that the guard, the bulk writer and the page store can be given.
+//! [`Probe`] measures in a directory, for about a minute, and returns a [`Report`]. The report has all
+//! figures, and the [`DiskProfile`](pagekeeper_policy::DiskProfile) for the guard, the bulk writer and the
+//! page store.
 //!
-//! Invariants: all files are without a name and gone afterwards, whatever ends it; nothing else in the directory is touched; no
-//! setting of the machine is changed; all that is read is checked. What is compared is measured in turn, in an order
-//! that is shuffled anew in each round. What can't be had is `None`, never zero.
-//! Fails in a plain sentence where a directory can't be measured, before anything is written.
+//! Invariants:
+//!
+//! * All files are without a name and are freed at the end, however it ends. Nothing else in the directory is
+//!   touched.
+//! * No setting of the machine is changed.
+//! * All data that is read is checked.
+//! * Compared measurements alternate, in an order that is shuffled anew in each round.
+//! * A value that is not available is `None`, never zero.
+//!
+//! If a directory cannot be measured, the error is a plain sentence, before anything is written.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

@@ -1,14 +1,21 @@
-//! Direct I/O on a file whose page cache others use: what does it cost?
+//! The cost of direct I/O on a file whose page cache is in use.
 //!
-//! Random direct reads and writes of 4 KiB, by one thread and by eight, in intervals: alone; while a few pages of the file are
-//! resident that nobody uses (left by one buffered read of 16 KiB at its start, which is not read directly); beside a
-//! thread that reads, and one that writes, 4 KiB at a time through the page cache, some thousand times a second, in a part
-//! of the file of its own. The same reader and writer on *another* file are what the last two are compared with: so what
-//! they take of processors and disk is not laid to the sharing of the file. (One that writes as fast as it can has the
-//! file's lock nearly always: on ext4 and Linux 6.18 it left a direct reader 3 % of its rate.)
+//! Random direct reads and writes of 4 KiB, by one thread and by eight, are measured in intervals of several
+//! kinds:
 //!
-//! Invariants: intervals that are compared follow each other in an order that is shuffled anew in each round; ratios are of
-//! intervals of one round, and the median of them counts; each interval begins with nothing of the file resident; what is read is checked.
+//! * alone;
+//! * with a few resident pages of the file that nobody uses. One buffered read of 16 KiB at the start of the
+//!   file leaves them, where no direct I/O takes place;
+//! * next to a thread that reads or writes 4 KiB at a time through the page cache, some thousand times per
+//!   second, in its own part of the file.
+//!
+//! The latter are compared with the same reader and writer on *another* file, so that their use of processors
+//! and disk does not count as a cost of sharing the file. They pause between calls: a writer without pauses
+//! holds the file's lock nearly all the time, and the result would show nothing else.
+//!
+//! Invariants: compared intervals follow each other, in an order that is shuffled anew in each round. Ratios
+//! are taken within a round, and their median counts. Each interval begins with no page of the file resident.
+//! All data that is read is checked.
 
 use std::ops::Range;
 use std::sync::Barrier;
@@ -22,25 +29,25 @@ use pagekeeper_trace::TraceCounts;
 use serde::Serialize;
 
 use crate::events::{EventRates, Events, rates};
-use crate::figures::{FREE, Random, median, ratio, sure_share};
+use crate::figures::{NO_COST_SHARE, Random, median, ratio, sure_share};
 use crate::file::{BLOCK, BLOCK_BYTES, TestFile, check, random_piece, stamp};
-use crate::run::Run;
+use crate::run::ProbeContext;
 use crate::{Error, Result};
 
-/// Bytes of the part that buffered readers and writers keep to, at the end of the file.
-const OTHER_BYTES: u64 = 4 << 20;
-/// Where direct I/O begins: behind what one read at the start makes resident.
-const BEHIND: u64 = 8 << 20;
-/// Bytes of the read that leaves pages.
-const LEFT: usize = 16 << 10;
-/// What a thread beside waits at least after each read or write.
-const PAUSE: Duration = Duration::from_micros(50);
-/// Threads that do direct I/O.
-const THREADS: [usize; 2] = [1, 8];
-/// How many intervals a round has.
-pub(crate) const SUBJECTS: usize = 2 * THREADS.len() * Beside::ALL.len();
+/// Size of the part that the buffered reader or writer uses, at the end of the file, in bytes.
+const BUFFERED_PART_BYTES: u64 = 4 << 20;
+/// The offset at which direct I/O begins, behind the pages that the read at the start makes resident.
+const DIRECT_START: u64 = 8 << 20;
+/// Size of the read that leaves pages, in bytes.
+const LEFTOVER_BYTES: usize = 16 << 10;
+/// Minimum pause of the buffered thread after each read or write.
+const BUFFERED_PAUSE: Duration = Duration::from_micros(50);
+/// Numbers of threads that do direct I/O.
+const THREAD_COUNTS: [usize; 2] = [1, 8];
+/// Intervals per round.
+pub(crate) const SUBJECTS_PER_ROUND: usize = 2 * THREAD_COUNTS.len() * Beside::ALL.len();
 
-/// What is done directly.
+/// The operation of direct I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
@@ -50,13 +57,13 @@ pub enum Access {
     Write,
 }
 
-/// Who uses the page cache meanwhile.
+/// The concurrent use of the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Beside {
-    /// Nothing.
+    /// None.
     Nothing,
-    /// Nothing, but a few pages of the file are resident.
+    /// None, but a few pages of the file are resident.
     Leftovers,
     /// A thread reads another file.
     ReaderElsewhere,
@@ -69,7 +76,7 @@ pub enum Beside {
 }
 
 impl Beside {
-    /// All.
+    /// All kinds.
     pub const ALL: [Self; 6] = [
         Self::Nothing,
         Self::Leftovers,
@@ -79,7 +86,7 @@ impl Beside {
         Self::Writer,
     ];
 
-    /// What it is compared with.
+    /// Returns the kind that this one is compared with.
     #[must_use]
     pub fn control(self) -> Self {
         match self {
@@ -94,68 +101,68 @@ impl Beside {
     }
 }
 
-/// What one interval was: which I/O, by how many threads, beside whom.
+/// The conditions of an interval: the operation, its threads, and the concurrent use of the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Subject {
-    /// What is done directly.
+    /// The operation of direct I/O.
     pub access: Access,
-    /// By how many threads.
+    /// Number of threads.
     pub threads: usize,
-    /// Beside whom.
+    /// The concurrent use of the page cache.
     pub beside: Beside,
 }
 
-/// What came of a subject.
+/// The results for one subject.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MixedCase {
-    /// Which.
+    /// The subject.
     #[serde(flatten)]
     pub subject: Subject,
-    /// Direct reads or writes in a second: the median of the rounds.
+    /// Direct reads or writes per second: the median of all rounds.
     pub per_second: f64,
-    /// The same of each round.
+    /// Direct reads or writes per second in each round.
     pub rounds: Vec<f64>,
-    /// The share of what it is compared with: 1 is no cost. `None` of those that others are compared with.
+    /// The share of the control's rate that remains; 1 means no cost. `None` for the controls themselves.
     pub ratio: Option<f64>,
-    /// The same as far as it is sure: no better in three quarters of the rounds, and at most 1. `None` where the rounds differ
-    /// so much that it may cost much or nothing.
+    /// The share that remains as far as it is certain: the upper quartile of the rounds, at most 1. `None` if
+    /// the rounds differ so much that the cost may be high or zero.
     pub sure_share: Option<f64>,
-    /// What the thread beside did in a second; 0 without one.
+    /// Operations per second of the buffered thread; 0 without one.
     pub beside_per_second: f64,
-    /// Bytes of the file that were resident when the intervals began: the median.
+    /// Resident bytes of the file at the start of an interval: the median.
     pub resident_before_bytes: Option<f64>,
-    /// The same at their end.
+    /// Resident bytes of the file at the end of an interval: the median.
     pub resident_after_bytes: Option<f64>,
-    /// What the kernel did.
+    /// The kernel's activity.
     pub events: EventRates,
 }
 
-/// All subjects.
+/// The results for all subjects.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MixedReport {
-    /// Where events come from, or why there are none.
+    /// The source of events, or why there is none.
     pub events: String,
-    /// By access, threads, and who is beside.
+    /// The cases, by operation, threads and concurrent use.
     pub cases: Vec<MixedCase>,
 }
 
 impl MixedReport {
-    /// The case of a subject.
+    /// Returns the case of a subject.
     pub fn case(&self, access: Access, threads: usize, beside: Beside) -> Option<&MixedCase> {
         let wanted = Subject { access, threads, beside };
         self.cases.iter().find(|case| case.subject == wanted)
     }
 
-    /// The worse share of one thread and eight, as far as it is sure; `None` where neither was measured, or where one seems to cost
-    /// nothing and of the other it is not known.
+    /// Returns the smaller certain share of one thread and of eight. Returns `None` if neither is known, or
+    /// if one shows no cost and the other is unknown.
     pub fn worst(&self, access: Access, beside: Beside) -> Option<f64> {
         let shares =
-            THREADS.map(|threads| self.case(access, threads, beside).and_then(|case| case.sure_share));
+            THREAD_COUNTS.map(|threads| self.case(access, threads, beside).and_then(|case| case.sure_share));
         let worst = shares.iter().flatten().copied().min_by(f64::total_cmp)?;
-        (worst < FREE || shares.iter().all(Option::is_some)).then_some(worst)
+        (worst < NO_COST_SHARE || shares.iter().all(Option::is_some)).then_some(worst)
     }
 
-    /// The short form.
+    /// Returns the short form for a disk profile.
     pub fn profile(&self) -> MixedProfile {
         MixedProfile {
             leftover_read: self.worst(Access::Read, Beside::Leftovers),
@@ -167,9 +174,9 @@ impl MixedReport {
     }
 }
 
-/// One interval.
+/// The results of one interval.
 #[derive(Debug, Default)]
-struct Sample {
+struct MixedSample {
     per_second: f64,
     beside_per_second: f64,
     before: Option<f64>,
@@ -178,9 +185,9 @@ struct Sample {
     counts: Option<TraceCounts>,
 }
 
-/// Measures all; nothing where direct I/O is refused.
+/// Measures all subjects. Returns `None` if direct I/O is refused.
 pub(crate) fn measure(
-    work: &Run<'_>,
+    work: &ProbeContext<'_>,
     file: &TestFile,
     other: &TestFile,
     events: &mut Events,
@@ -189,18 +196,18 @@ pub(crate) fn measure(
     let accesses = [Access::Read, Access::Write];
     let mut subjects = Vec::new();
     for access in accesses {
-        for threads in THREADS {
+        for threads in THREAD_COUNTS {
             subjects.extend(Beside::ALL.map(|beside| Subject { access, threads, beside }));
         }
     }
     let stat = file.buffered.stat()?;
     let inode = work.directory.traced.map(|dev| Inode { dev, ino: stat.inode });
     let mut bench =
-        Bench { work, file, direct: &**direct, other, events, random: Random::new(work.measure.seed) };
-    // What is compared stays together: the disk changes from second to second.
+        MixedBench { work, file, direct: &**direct, other, events, random: Random::new(work.measure.seed) };
+    // Compared intervals stay close in time: a disk changes from second to second.
     let mut order: Vec<Vec<usize>> =
         (0..subjects.len()).collect::<Vec<_>>().chunks(Beside::ALL.len()).map(<[usize]>::to_vec).collect();
-    let mut samples: Vec<Vec<Sample>> = subjects.iter().map(|_| Vec::new()).collect();
+    let mut samples: Vec<Vec<MixedSample>> = subjects.iter().map(|_| Vec::new()).collect();
     for _ in 0..work.measure.rounds {
         bench.random.shuffle(&mut order);
         for group in &mut order {
@@ -218,7 +225,7 @@ pub(crate) fn measure(
     let cases = subjects.iter().zip(&samples).zip(&rates).map(|((subject, samples), own)| {
         let control = Subject { beside: subject.beside.control(), ..*subject };
         let against = subjects.iter().position(|other| *other == control && control != *subject);
-        let known = |of: fn(&Sample) -> Option<f64>| {
+        let known = |of: fn(&MixedSample) -> Option<f64>| {
             let values: Option<Vec<f64>> = samples.iter().map(of).collect();
             values.and_then(|values| median(&values))
         };
@@ -239,9 +246,9 @@ pub(crate) fn measure(
     Ok(Some(MixedReport { events: bench.events.source.clone(), cases }))
 }
 
-/// What intervals are measured with.
-struct Bench<'a, 'w> {
-    work: &'a Run<'w>,
+/// The means of a measurement.
+struct MixedBench<'a, 'w> {
+    work: &'a ProbeContext<'w>,
     file: &'a TestFile,
     direct: &'a dyn IoFile,
     other: &'a TestFile,
@@ -249,20 +256,20 @@ struct Bench<'a, 'w> {
     random: Random,
 }
 
-impl Bench<'_, '_> {
-    fn interval(&mut self, subject: Subject) -> Result<Sample> {
+impl MixedBench<'_, '_> {
+    fn interval(&mut self, subject: Subject) -> Result<MixedSample> {
         self.file.drop_pages()?;
         let other_file = if subject.beside.is_elsewhere() { self.other } else { self.file };
-        // What the last interval left dirty in the other file is not to be written in this one.
+        // Pages that the last interval left dirty in the other file must not be written during this one.
         self.other.drop_pages()?;
         match subject.beside {
             Beside::Nothing => {}
             Beside::Leftovers => {
-                let mut piece = AlignedBuf::new(LEFT);
+                let mut piece = AlignedBuf::new(LEFTOVER_BYTES);
                 self.file.buffered.read_at(0, &mut piece)?;
                 check(&piece, &*self.file.buffered, 0)?;
             }
-            // In memory from the start on, so that it is memory that they use and not the disk.
+            // Resident from the start, so that the thread uses memory and not the disk.
             Beside::ReaderElsewhere | Beside::Reader | Beside::WriterElsewhere | Beside::Writer => {
                 bring(&*other_file.buffered, part_of(other_file))?;
             }
@@ -273,7 +280,7 @@ impl Bench<'_, '_> {
         let run = IntervalRun {
             work: self.work,
             direct: self.direct,
-            region: BEHIND..self.file.len - OTHER_BYTES,
+            region: DIRECT_START..self.file.len - BUFFERED_PART_BYTES,
             other_file,
             subject,
             done: AtomicU64::new(0),
@@ -285,7 +292,7 @@ impl Bench<'_, '_> {
         let counts = self.events.take();
         let after = self.file.resident(0..u64::MAX)?;
         let rate = |count: &AtomicU64| count.load(Ordering::Relaxed) as f64 / seconds;
-        Ok(Sample {
+        Ok(MixedSample {
             per_second: rate(&run.done),
             beside_per_second: rate(&run.beside),
             before: before.map(|bytes| bytes as f64),
@@ -296,9 +303,9 @@ impl Bench<'_, '_> {
     }
 }
 
-/// Where those beside keep to.
+/// Returns the part of a file that the buffered threads use.
 fn part_of(file: &TestFile) -> Range<u64> {
-    file.len.saturating_sub(OTHER_BYTES)..file.len
+    file.len.saturating_sub(BUFFERED_PART_BYTES)..file.len
 }
 
 /// Reads a range into the page cache.
@@ -310,12 +317,12 @@ fn bring(file: &dyn IoFile, range: Range<u64>) -> Result<()> {
     Ok(())
 }
 
-/// One interval's threads.
+/// The threads of one interval.
 struct IntervalRun<'a, 'w> {
-    work: &'a Run<'w>,
+    work: &'a ProbeContext<'w>,
     direct: &'a dyn IoFile,
     region: Range<u64>,
-    /// The file of the thread beside.
+    /// The file of the buffered thread.
     other_file: &'a TestFile,
     subject: Subject,
     done: AtomicU64,
@@ -325,7 +332,7 @@ struct IntervalRun<'a, 'w> {
 }
 
 impl IntervalRun<'_, '_> {
-    /// Runs them; returns how many seconds it took.
+    /// Runs the threads. Returns the duration in seconds.
     fn run(&self, seeds: &[u64]) -> Result<f64> {
         let (first, others) = seeds.split_at(1);
         std::thread::scope(|scope| {
@@ -344,7 +351,8 @@ impl IntervalRun<'_, '_> {
             });
             // All are joined before the first error is reported.
             let results: Vec<Result<()>> = results.collect();
-            // With the last one of each thread, however long it took: an interval may be shorter than one of a slow disk.
+            // Includes the last operation of each thread, however long it takes: an interval may be shorter
+            // than one operation on a slow disk.
             let seconds = began.elapsed().as_secs_f64();
             results.into_iter().collect::<Result<Vec<()>>>().map(|_| seconds)
         })
@@ -365,7 +373,7 @@ impl IntervalRun<'_, '_> {
         self.over.load(Ordering::Relaxed) || self.work.stopping()
     }
 
-    /// A thread that fails ends the interval for all.
+    /// An error in one thread ends the interval for all threads.
     fn ended(&self, result: Result<()>) -> Result<()> {
         if result.is_err() {
             self.over.store(true, Ordering::Relaxed);
@@ -373,11 +381,11 @@ impl IntervalRun<'_, '_> {
         result
     }
 
-    /// Random reads or writes past the page cache.
+    /// Reads or writes random blocks by direct I/O.
     fn directly(&self, mut random: Random) -> Result<()> {
         let mut block = random_piece(BLOCK);
         self.begin.wait();
-        // At least one.
+        // At least one operation.
         loop {
             let offset = random_offset(&mut random, &self.region);
             match self.subject.access {
@@ -397,7 +405,7 @@ impl IntervalRun<'_, '_> {
         }
     }
 
-    /// Reads or writes through the page cache, if the subject has any.
+    /// Reads or writes through the page cache, if the subject requires it.
     fn through_cache(&self, mut random: Random) -> Result<()> {
         let (mut block, part) = (random_piece(BLOCK), part_of(self.other_file));
         let file = &*self.other_file.buffered;
@@ -420,30 +428,30 @@ impl IntervalRun<'_, '_> {
             if self.stop() {
                 return Ok(());
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(BUFFERED_PAUSE);
         }
     }
 }
 
-/// A random block of a range.
+/// Returns the offset of a random block in a range.
 pub(crate) fn random_offset(random: &mut Random, range: &Range<u64>) -> u64 {
     range.start + random.below((range.end - range.start) / BLOCK_BYTES) * BLOCK_BYTES
 }
 
-/// All intervals together.
-fn event_rates(samples: &[Sample], file: Option<Inode>, disk: Option<u64>) -> EventRates {
+/// Computes the event rates over all intervals.
+fn event_rates(samples: &[MixedSample], file: Option<Inode>, disk: Option<u64>) -> EventRates {
     let counts: Vec<&TraceCounts> = samples.iter().filter_map(|sample| sample.counts.as_ref()).collect();
     rates(&counts, samples.iter().map(|sample| sample.seconds).sum(), file, disk)
 }
 
-/// Bytes that a file must have for this.
-pub(crate) const MIN_FILE: u64 = BEHIND + 2 * OTHER_BYTES;
+/// Minimum size of the file in bytes.
+pub(crate) const MIXED_FILE_BYTES_MIN: u64 = DIRECT_START + 2 * BUFFERED_PART_BYTES;
 
-/// Makes the other file: as long as is needed.
-pub(crate) fn other_file(work: &Run<'_>) -> Result<TestFile> {
+/// Creates the other file, only as long as needed.
+pub(crate) fn other_file(work: &ProbeContext<'_>) -> Result<TestFile> {
     let mut other = TestFile::new(&work.directory, &*work.io)?;
-    other.fill(OTHER_BYTES, Duration::MAX, work)?;
-    if other.len < OTHER_BYTES {
+    other.fill(BUFFERED_PART_BYTES, Duration::MAX, work)?;
+    if other.len < BUFFERED_PART_BYTES {
         return Err(Error::Wrong { path: work.directory.directory.clone(), offset: other.len });
     }
     Ok(other)
@@ -455,9 +463,9 @@ mod tests {
     use pagekeeper_testing::disk_dir;
 
     fn measured(directory: &std::path::Path) -> Option<MixedReport> {
-        let work = Run::for_test(directory);
+        let work = ProbeContext::for_test(directory);
         let mut file = TestFile::new(&work.directory, &*work.io).unwrap();
-        file.fill(MIN_FILE, Duration::MAX, &work).unwrap();
+        file.fill(MIXED_FILE_BYTES_MIN, Duration::MAX, &work).unwrap();
         let other = other_file(&work).unwrap();
         let mut events = Events::start(&work.directory);
         measure(&work, &file, &other, &mut events).unwrap()
@@ -470,7 +478,7 @@ mod tests {
             eprintln!("SKIPPED: no direct I/O here");
             return;
         };
-        assert_eq!(report.cases.len(), SUBJECTS);
+        assert_eq!(report.cases.len(), SUBJECTS_PER_ROUND);
         for case in &report.cases {
             assert!(case.per_second > 0.0, "{case:?}");
             let is_control = case.subject.beside.control() == case.subject.beside;
@@ -482,9 +490,12 @@ mod tests {
                     assert!(case.resident_before_bytes.is_none_or(|bytes| bytes < 1.0), "{case:?}");
                 }
                 Beside::Leftovers => {
-                    assert!(case.resident_before_bytes.is_none_or(|bytes| bytes >= LEFT as f64), "{case:?}");
                     assert!(
-                        case.resident_before_bytes.is_none_or(|bytes| bytes <= BEHIND as f64),
+                        case.resident_before_bytes.is_none_or(|bytes| bytes >= LEFTOVER_BYTES as f64),
+                        "{case:?}"
+                    );
+                    assert!(
+                        case.resident_before_bytes.is_none_or(|bytes| bytes <= DIRECT_START as f64),
                         "{case:?}"
                     );
                 }
@@ -494,10 +505,10 @@ mod tests {
         let profile = report.profile();
         assert!(profile.leftover_read.is_some() && profile.buffered_writer_write.is_some());
         let worst = report.worst(Access::Read, Beside::Writer);
-        assert!(THREADS.iter().all(|threads| {
+        assert!(THREAD_COUNTS.iter().all(|threads| {
             report.case(Access::Read, *threads, Beside::Writer).unwrap().sure_share >= worst
         }));
-        // Of one the rounds did not agree: the other's cost is a cost all the same, but none is no answer.
+        // One result is unknown: the other's cost still counts, but the absence of a cost is no answer.
         let mut doubtful = report.clone();
         for (share, worst) in [(0.5, Some(0.5)), (1.0, None)] {
             for case in &mut doubtful.cases {

@@ -1,4 +1,4 @@
-//! Pages of the kernel's cache: how many one small read brings in, and what it costs to release them.
+//! The pages that one small read brings into the page cache, and the cost of releasing pages.
 
 use std::time::{Duration, Instant};
 
@@ -9,36 +9,36 @@ use crate::Result;
 use crate::figures::{Random, median};
 use crate::file::{BLOCK, TestFile, check};
 use crate::mixed::random_offset;
-use crate::run::Run;
+use crate::run::ProbeContext;
 
-/// How many small reads are tried.
-const READS: usize = 9;
-/// Bytes that are made resident to be released.
-const RELEASED: u64 = 256 << 20;
-/// Bytes of single pages.
-const SCATTERED: u64 = 32 << 20;
-/// The maximum time to make them resident, each time.
-const PATIENCE: Duration = Duration::from_millis(600);
-/// How often it is measured.
-const ROUNDS: usize = 3;
+/// Number of small reads.
+const SMALL_READS: usize = 9;
+/// Bytes that are made resident and released.
+const SEQUENTIAL_BYTES: u64 = 256 << 20;
+/// Bytes that are made resident as single pages.
+const SCATTERED_BYTES: u64 = 32 << 20;
+/// Time limit for making them resident, per round.
+const LOAD_TIME_MAX: Duration = Duration::from_millis(600);
+/// Number of measurements.
+const RELEASE_ROUNDS: usize = 3;
 
-/// What the kernel reads ahead.
+/// Results about read-ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ReadAheadReport {
-    /// The disk's setting (`read_ahead_kb`), in bytes; `None` if unknown.
+    /// The disk's setting (`read_ahead_kb`) in bytes; `None` if unknown.
     pub setting_bytes: Option<u64>,
-    /// Bytes that one cold read of 4 KiB at a random offset made resident: the median. `None` where that can't be known.
+    /// Bytes that one cold read of 4 KiB at a random offset made resident: the median. `None` if unknown.
     pub random_bytes: Option<f64>,
-    /// The same at the start of the file, where the kernel takes it for the first of many.
+    /// The same at the start of the file, where the kernel assumes a sequential reader.
     pub start_bytes: Option<f64>,
 }
 
-/// Measures what small reads bring in.
-pub(crate) fn read_ahead(work: &Run<'_>, file: &TestFile) -> Result<ReadAheadReport> {
+/// Measures how much small reads bring in.
+pub(crate) fn read_ahead(work: &ProbeContext<'_>, file: &TestFile) -> Result<ReadAheadReport> {
     let mut random = Random::new(work.measure.seed);
     let mut block = AlignedBuf::new(BLOCK);
     let (mut at_random, mut at_start) = (Vec::new(), Vec::new());
-    for number in 0..2 * READS {
+    for number in 0..2 * SMALL_READS {
         work.check()?;
         file.drop_pages()?;
         let is_start = number % 2 == 0;
@@ -57,22 +57,23 @@ pub(crate) fn read_ahead(work: &Run<'_>, file: &TestFile) -> Result<ReadAheadRep
     })
 }
 
-/// What releasing clean pages costs (`POSIX_FADV_DONTNEED`).
+/// The cost of releasing clean pages (`POSIX_FADV_DONTNEED`).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ReleaseReport {
-    /// In microseconds per GiB, of pages that were read one after the other: the kernel keeps them in large pieces where the
-    /// file system can.
+    /// Microseconds per GiB of pages that were read sequentially. The kernel keeps them in large folios if
+    /// the file system supports that.
     pub sequential_us_per_gib: Option<f64>,
-    /// The same of pages that were brought in one by one.
+    /// Microseconds per GiB of pages that were read one by one.
     pub scattered_us_per_gib: Option<f64>,
-    /// Bytes that stayed after releases of everything: the maximum of all rounds. `None` where that can't be known.
+    /// Bytes that stayed resident after a release of the whole file: the maximum of all rounds. `None` if
+    /// unknown.
     pub left_bytes: Option<u64>,
 }
 
 /// Measures releases.
-pub(crate) fn release(work: &Run<'_>, file: &TestFile) -> Result<ReleaseReport> {
+pub(crate) fn release(work: &ProbeContext<'_>, file: &TestFile) -> Result<ReleaseReport> {
     let (mut sequential, mut scattered, mut left) = (Vec::new(), Vec::new(), None);
-    for _ in 0..ROUNDS {
+    for _ in 0..RELEASE_ROUNDS {
         for (is_sequential, took) in [(true, &mut sequential), (false, &mut scattered)] {
             file.drop_pages()?;
             let range = 0..bring(work, file, is_sequential)?;
@@ -93,19 +94,19 @@ pub(crate) fn release(work: &Run<'_>, file: &TestFile) -> Result<ReleaseReport> 
     })
 }
 
-/// Makes the start of the file resident, as far as it goes in the time; returns how far.
-fn bring(work: &Run<'_>, file: &TestFile, is_sequential: bool) -> Result<u64> {
+/// Makes the start of the file resident, as far as the time allows. Returns how far.
+fn bring(work: &ProbeContext<'_>, file: &TestFile, is_sequential: bool) -> Result<u64> {
     let began = Instant::now();
     let step: u64 = 1 << 20;
-    let end = if is_sequential { RELEASED } else { SCATTERED }.min(file.len);
+    let end = if is_sequential { SEQUENTIAL_BYTES } else { SCATTERED_BYTES }.min(file.len);
     let mut piece = AlignedBuf::new(1 << 20);
     let mut offset = 0;
-    while offset < end && (offset == 0 || began.elapsed() < PATIENCE) {
+    while offset < end && (offset == 0 || began.elapsed() < LOAD_TIME_MAX) {
         work.check()?;
         if is_sequential {
             file.buffered.read_at(offset, &mut piece)?;
         } else {
-            // From the last to the first: so none is taken for the next of a row.
+            // From the last page to the first, so that the kernel does not detect a sequential reader.
             for page in (0..piece.len()).step_by(BLOCK).rev() {
                 file.buffered.read_at(offset + page as u64, &mut piece[page..page + BLOCK])?;
             }
@@ -124,7 +125,7 @@ mod tests {
     #[test]
     fn small_reads_and_releases_are_measured() {
         let dir = disk_dir();
-        let work = Run::for_test(dir.path());
+        let work = ProbeContext::for_test(dir.path());
         let mut file = TestFile::new(&work.directory, &*work.io).unwrap();
         file.fill(8 << 20, Duration::MAX, &work).unwrap();
         let report = read_ahead(&work, &file).unwrap();

@@ -1,4 +1,4 @@
-//! The whole: what is measured, in which order, and what it amounts to.
+//! The whole measurement: its parts, their order, and the report.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,22 +17,22 @@ use crate::file::{self, TestFile};
 use crate::mixed::{self, MixedReport};
 use crate::pages::{self, ReadAheadReport, ReleaseReport};
 use crate::reads::{self, ReadsReport};
-use crate::run::{Measure, OnProgress, Part, Progress, Run};
+use crate::run::{MeasureOptions, OnProgress, Part, ProbeContext, Progress};
 use crate::summary;
 use crate::sync::{self, SyncReport};
 use crate::writes::{self, AtomicReport, UncachedReport};
 use crate::{Error, Result};
 
-/// The smallest file, in bytes: less says more of caches than of disks.
-pub const MIN_FILE_BYTES: u64 = file::MIN_BYTES;
-const _: () = assert!(MIN_FILE_BYTES >= mixed::MIN_FILE);
+/// Minimum size of the file in bytes. A smaller file would measure caches rather than disks.
+pub const MIN_FILE_BYTES: u64 = file::FILLED_BYTES_MIN;
+const _: () = assert!(MIN_FILE_BYTES >= mixed::MIXED_FILE_BYTES_MIN);
 
-static NEVER: AtomicBool = AtomicBool::new(false);
+static NEVER_CANCELLED: AtomicBool = AtomicBool::new(false);
 
-/// A measurement of the disk that a directory is on.
+/// A measurement of the disk below a directory.
 ///
-/// Takes about a minute, and half of the disk's attention while it lasts. What is written goes to files without a name in
-/// the directory, which are gone afterwards, whatever ends it.
+/// It takes about a minute and uses about half of the disk's capacity meanwhile. All files it writes are
+/// without a name in the directory, and are freed at the end, however it ends.
 ///
 /// ```
 /// use std::time::Duration;
@@ -46,19 +46,19 @@ static NEVER: AtomicBool = AtomicBool::new(false);
 #[must_use = "nothing is measured before it is run"]
 pub struct Probe<'a> {
     directory: PathBuf,
-    measure: Measure,
+    measure: MeasureOptions,
     parts: BTreeSet<Part>,
     cancel: &'a AtomicBool,
     on_progress: Option<OnProgress<'a>>,
 }
 
 impl<'a> Probe<'a> {
-    /// Of everything, on a file of 1 GiB, in about a minute.
+    /// Creates a measurement of all parts, on a file of 1 GiB, which takes about a minute.
     pub fn new(directory: impl AsRef<Path>) -> Self {
         let clock = UNIX_EPOCH.elapsed().map_or(1, |since| u64::from(since.subsec_nanos()) ^ since.as_secs());
         Self {
             directory: directory.as_ref().to_path_buf(),
-            measure: Measure {
+            measure: MeasureOptions {
                 file_bytes: 1 << 30,
                 interval: Duration::from_millis(90),
                 rounds: 9,
@@ -66,14 +66,14 @@ impl<'a> Probe<'a> {
                 seed: clock,
             },
             parts: Part::ALL.into(),
-            cancel: &NEVER,
+            cancel: &NEVER_CANCELLED,
             on_progress: None,
         }
     }
 
-    /// In about ten seconds, on a file of 256 MiB: less exact.
+    /// Makes it take about ten seconds, on a file of 256 MiB, with less exact results.
     pub fn quick(mut self) -> Self {
-        self.measure = Measure {
+        self.measure = MeasureOptions {
             file_bytes: 256 << 20,
             interval: Duration::from_millis(40),
             rounds: 5,
@@ -83,44 +83,45 @@ impl<'a> Probe<'a> {
         self
     }
 
-    /// Bytes of the file that is read and written at random, at least [`MIN_FILE_BYTES`]. It should be larger than what the
-    /// disk itself caches. On a slow disk it is as much of it as is written in 15 seconds.
+    /// Sets the size of the file for random reads and writes in bytes, at least [`MIN_FILE_BYTES`]. It should
+    /// exceed the cache of the disk itself. On a slow disk, the file has only as many bytes as are written in
+    /// 15 seconds.
     pub fn file_bytes(mut self, bytes: u64) -> Self {
         self.measure.file_bytes = bytes.max(MIN_FILE_BYTES);
         self
     }
 
-    /// How long one interval of one subject is; 90 ms if not said. All other times are multiples of it.
+    /// Sets the length of one interval, 90 ms by default. All other times are multiples of it.
     pub fn interval(mut self, interval: Duration) -> Self {
         self.measure.interval = interval;
         self
     }
 
-    /// How often intervals that are compared are repeated, at least once; 9 if not said.
+    /// Sets how often compared intervals are repeated, at least once; 9 times by default.
     pub fn rounds(mut self, rounds: u32) -> Self {
         self.measure.rounds = rounds.max(1);
         self
     }
 
-    /// Seed of the random choices; of the clock if not said.
+    /// Sets the seed of the random choices. By default it comes from the clock.
     pub fn seed(mut self, seed: u64) -> Self {
         self.measure.seed = seed;
         self
     }
 
-    /// These measurements only.
+    /// Restricts the measurement to these parts.
     pub fn only(mut self, parts: impl IntoIterator<Item = Part>) -> Self {
         self.parts = parts.into_iter().collect();
         self
     }
 
-    /// Ends the measurement soon after this has become true, with [`Error::Cancelled`].
+    /// Makes the measurement end with [`Error::Cancelled`] soon after `cancel` becomes true.
     pub fn cancel(mut self, cancel: &'a AtomicBool) -> Self {
         self.cancel = cancel;
         self
     }
 
-    /// Calls back with its progress, some times a second.
+    /// Reports progress to this function, a few times per second.
     pub fn on_progress(mut self, report: &'a (dyn Fn(&Progress) + Sync)) -> Self {
         self.on_progress = Some(report);
         self
@@ -128,17 +129,20 @@ impl<'a> Probe<'a> {
 
     /// Measures.
     ///
-    /// Fails, before anything is written, where the directory can't be measured: no directory, in memory, read-only, full or
-    /// forbidden; where memory is short; and with what reading or writing failed with.
+    /// # Errors
+    ///
+    /// Fails before anything is written if the directory cannot be measured: it is not a directory, in
+    /// memory, read-only, full or forbidden, or memory is short. Also fails if a read or a write fails.
     pub fn run(self) -> Result<Report> {
         let began = Instant::now();
         let directory = TestDirectory::open(&self.directory)?;
         let measure = self.measure;
-        directory.require_space(measure.file_bytes + bulk::max_bytes(&measure) + mixed::MIN_FILE)?;
+        directory
+            .require_space(measure.file_bytes + bulk::max_bytes(&measure) + mixed::MIXED_FILE_BYTES_MIN)?;
         directory.dirty_allowance(bulk::max_bytes(&measure))?;
         let all = self.parts.iter().copied().map(Some).chain([None]);
         let estimates = all.map(|part| (part, estimate(&measure, part))).collect();
-        let mut work = Run::new(directory, measure, estimates, self.cancel, self.on_progress);
+        let mut work = ProbeContext::new(directory, measure, estimates, self.cancel, self.on_progress);
         work.check()?;
         let mut file = TestFile::new(&work.directory, &*work.io)?;
         file.fill(measure.file_bytes, measure.fill, &work)?;
@@ -171,24 +175,24 @@ impl<'a> Probe<'a> {
     }
 }
 
-/// How long a part takes about, in seconds; without a part, to write the file.
-fn estimate(measure: &Measure, part: Option<Part>) -> f64 {
+/// Estimates the duration of a part in seconds; without a part, of writing the file.
+fn estimate(measure: &MeasureOptions, part: Option<Part>) -> f64 {
     let interval = measure.interval.as_secs_f64();
     let intervals = |count: u32, cases: f64| interval * f64::from(count) * cases;
     match part {
-        // At a few hundred MB/s.
+        // Assumes 400 MB/s.
         None => (measure.file_bytes as f64 / 4e8).min(measure.fill.as_secs_f64()),
         Some(Part::Direct) => 1.0,
         Some(Part::Uncached | Part::Atomic | Part::ReadAhead) => 0.3,
-        Some(Part::Mixed) => intervals(measure.rounds, mixed::SUBJECTS as f64 * 1.15),
-        Some(Part::Reads) => intervals(reads::INTERVALS, 5.0),
-        Some(Part::Sync) => intervals(sync::INTERVALS, 2.0),
+        Some(Part::Mixed) => intervals(measure.rounds, mixed::SUBJECTS_PER_ROUND as f64 * 1.15),
+        Some(Part::Reads) => intervals(reads::READ_INTERVALS, 5.0),
+        Some(Part::Sync) => intervals(sync::SYNC_INTERVALS, 2.0),
         Some(Part::Release) => 1.5,
-        Some(Part::Bulk) => intervals(bulk::INTERVALS * bulk::rounds(measure), 5.0 * 1.2),
+        Some(Part::Bulk) => intervals(bulk::BULK_INTERVALS * bulk::rounds(measure), 5.0 * 1.2),
     }
 }
 
-/// What was measured; `None` of what was not asked for, or can't be had.
+/// All results. A part is `None` if it was not requested or is not available.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Findings {
     /// Direct I/O.
@@ -197,7 +201,7 @@ pub struct Findings {
     pub uncached: Option<UncachedReport>,
     /// Atomic writes.
     pub atomic: Option<AtomicReport>,
-    /// Direct I/O while others use the file's page cache.
+    /// Direct I/O while the file's page cache is in use.
     pub mixed: Option<MixedReport>,
     /// Random reads.
     pub reads: Option<ReadsReport>,
@@ -207,12 +211,18 @@ pub struct Findings {
     pub sync: Option<SyncReport>,
     /// Releasing pages.
     pub release: Option<ReleaseReport>,
-    /// Small writes beside bulk output.
+    /// Small writes next to bulk output.
     pub bulk: Option<BulkReport>,
 }
 
 impl Findings {
-    fn measure(&mut self, part: Part, work: &Run<'_>, file: &TestFile, events: &mut Events) -> Result<()> {
+    fn measure(
+        &mut self,
+        part: Part,
+        work: &ProbeContext<'_>,
+        file: &TestFile,
+        events: &mut Events,
+    ) -> Result<()> {
         match part {
             Part::Direct => self.direct = Some(direct::measure(work, file, events)?),
             Part::Uncached => self.uncached = Some(writes::uncached(work)?),
@@ -230,7 +240,7 @@ impl Findings {
         Ok(())
     }
 
-    /// The short form.
+    /// Returns the disk profile.
     fn profile(&self, directory: &TestDirectory, file: &TestFile) -> DiskProfile {
         let system = rustix::system::uname();
         #[allow(
@@ -263,29 +273,29 @@ impl Findings {
     }
 }
 
-/// What came of a measurement.
+/// The report of a measurement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// Where.
+    /// The directory.
     pub directory: PathBuf,
-    /// How long it took, in seconds.
+    /// Duration in seconds.
     pub took_seconds: f64,
-    /// How long one interval was, in milliseconds.
+    /// Length of one interval in milliseconds.
     pub interval_ms: f64,
-    /// How often intervals that are compared were repeated.
+    /// How often compared intervals were repeated.
     pub rounds: u32,
     /// Seed of the random choices.
     pub seed: u64,
-    /// Bytes that the file was to have; [`DiskProfile::file_bytes`] is what it had.
+    /// Requested size of the file in bytes; [`DiskProfile::file_bytes`] is the actual size.
     pub file_bytes_wanted: u64,
-    /// Where events of the kernel come from, or why there are none.
+    /// The source of kernel events, or why there is none.
     pub events: String,
     /// The details.
     #[serde(flatten)]
     pub found: Findings,
     /// The short form, for programs.
     pub profile: DiskProfile,
-    /// What a reader of the figures should know.
+    /// Notes for readers of the figures.
     pub notes: Vec<String>,
     /// The disk in one sentence, for people.
     pub summary: String,
@@ -301,9 +311,8 @@ impl std::fmt::Debug for Probe<'_> {
     }
 }
 
-/// Whether the error is the answer to a wanted to stop.
 impl Error {
-    /// Whether the measurement was ended by the wanted to stop.
+    /// Whether the measurement was cancelled.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Self::Cancelled)
     }

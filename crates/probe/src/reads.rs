@@ -1,8 +1,8 @@
-//! How wide and how slow the disk is: random reads of 4 KiB past the page cache, with 1, 4, 16, 64 and 256 in flight.
+//! Latency and concurrency of the disk: random direct reads of 4 KiB, with 1, 4, 16, 64 and 256 in flight.
 //!
-//! A batch of reads is kept in flight by one thread on a ring as deep as the subject; the read number N is begun when the
-//! completion number N less the depth has come in, which gives the time each took. The rate is counted as long as the
-//! ring is full.
+//! One thread keeps a batch of reads in flight, on a ring as deep as the case. With a depth of D, read number
+//! N is submitted when completion number N - D arrives; this yields the time of each read. The rate is
+//! counted while the ring is full.
 
 use std::io::IoSliceMut;
 use std::sync::Arc;
@@ -16,35 +16,35 @@ use crate::Result;
 use crate::figures::{Random, percentile};
 use crate::file::{BLOCK, TestFile, check};
 use crate::mixed::random_offset;
-use crate::run::Run;
+use crate::run::ProbeContext;
 
-/// How many intervals a depth takes.
-pub(crate) const INTERVALS: u32 = 8;
+/// Intervals per depth.
+pub(crate) const READ_INTERVALS: u32 = 8;
 /// Reads in flight.
-const DEPTHS: [u32; 5] = [1, 4, 16, 64, 256];
+const READ_DEPTHS: [u32; 5] = [1, 4, 16, 64, 256];
 
 /// Latency and throughput of random reads.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ReadsReport {
-    /// How they were read: "`io_uring`", or "threads".
+    /// The back-end that read: "`io_uring`", or "threads".
     pub by: String,
-    /// Why not by `io_uring`, if not.
+    /// Why `io_uring` was not used, if so.
     pub not_uring: Option<String>,
-    /// Whether they went past the page cache; else through it, each page cold.
+    /// Whether direct I/O was used. Otherwise the reads were buffered, each of a cold page.
     pub direct: bool,
-    /// Bytes of the file that they are spread over.
+    /// Size of the file that they are spread over, in bytes.
     pub file_bytes: u64,
-    /// By how many were in flight.
+    /// Results by the number of reads in flight.
     pub depths: Vec<DepthProfile>,
 }
 
 /// Measures all depths.
-pub(crate) fn measure(work: &Run<'_>, file: &TestFile) -> Result<ReadsReport> {
+pub(crate) fn measure(work: &ProbeContext<'_>, file: &TestFile) -> Result<ReadsReport> {
     let mut random = Random::new(work.measure.seed);
     let mut depths = Vec::new();
     let mut rate = 1000.0;
     let mut by = "";
-    for depth in DEPTHS {
+    for depth in READ_DEPTHS {
         let io: Arc<dyn Io> = match Uring::with_depth(depth) {
             Ok(uring) => Arc::new(uring),
             Err(_) => Arc::new(Threads::with_threads(depth as usize)),
@@ -63,9 +63,10 @@ pub(crate) fn measure(work: &Run<'_>, file: &TestFile) -> Result<ReadsReport> {
     })
 }
 
-/// `rate` is what to expect, in reads a second: batches are so long that the wanted to stop is heard in time.
+/// Measures one depth. `rate` is the expected number of reads per second: it limits the length of batches, so
+/// that a request to stop is noticed in time.
 fn of_depth(
-    work: &Run<'_>,
+    work: &ProbeContext<'_>,
     file: &TestFile,
     io: &dyn Io,
     depth: u32,
@@ -73,7 +74,7 @@ fn of_depth(
     random: &mut Random,
 ) -> Result<DepthProfile> {
     let depth_len = depth as usize;
-    let time = work.intervals(INTERVALS);
+    let time = work.intervals(READ_INTERVALS);
     let began = Instant::now();
     let (mut lengths, mut full, mut seconds) = (Vec::new(), 0, 0.0);
     let mut rate = rate;
@@ -105,23 +106,23 @@ fn of_depth(
 }
 
 #[derive(Default)]
-struct Batch {
-    /// In microseconds.
+struct ReadBatch {
+    /// Time of each read in microseconds.
     lengths: Vec<f64>,
-    /// Reads that ended while so many were in flight as should be.
+    /// Reads that completed while the intended number was in flight.
     full: usize,
-    /// How long that was.
+    /// Duration of those in seconds.
     seconds: f64,
 }
 
-/// One after the other.
-fn alone(file: &TestFile, count: usize, random: &mut Random) -> Result<Batch> {
+/// Reads blocks one after the other.
+fn alone(file: &TestFile, count: usize, random: &mut Random) -> Result<ReadBatch> {
     let nearest = &**file.nearest();
     if file.direct.is_err() {
         file.drop_pages()?;
     }
     let mut block = AlignedBuf::new(BLOCK);
-    let mut batch = Batch { full: count, ..Batch::default() };
+    let mut batch = ReadBatch { full: count, ..ReadBatch::default() };
     for _ in 0..count {
         let offset = random_offset(random, &(0..file.len));
         let began = Instant::now();
@@ -134,14 +135,20 @@ fn alone(file: &TestFile, count: usize, random: &mut Random) -> Result<Batch> {
     Ok(batch)
 }
 
-/// So many in flight.
-fn together(file: &TestFile, io: &dyn Io, depth: usize, count: usize, random: &mut Random) -> Result<Batch> {
+/// Reads blocks with `depth` of them in flight.
+fn together(
+    file: &TestFile,
+    io: &dyn Io,
+    depth: usize,
+    count: usize,
+    random: &mut Random,
+) -> Result<ReadBatch> {
     let nearest = &**file.nearest();
     if file.direct.is_err() {
         file.drop_pages()?;
     }
     let mut memory = AlignedBuf::new(count * BLOCK);
-    // Touched, so that no read waits for memory.
+    // Touches the memory, so that no read waits for it.
     memory.fill(1);
     let offsets: Vec<u64> = (0..count).map(|_| random_offset(random, &(0..file.len))).collect();
     let mut reads: Vec<BatchRead<'_>> = memory
@@ -176,7 +183,7 @@ fn together(file: &TestFile, io: &dyn Io, depth: usize, count: usize, random: &m
         .iter()
         .map(|(index, at)| at.saturating_duration_since(submitted(*index)).as_secs_f64() * 1e6)
         .collect();
-    Ok(Batch { lengths, full, seconds: last.duration_since(began).as_secs_f64() })
+    Ok(ReadBatch { lengths, full, seconds: last.duration_since(began).as_secs_f64() })
 }
 
 #[cfg(test)]
@@ -191,11 +198,11 @@ mod tests {
     #[test]
     fn every_depth_is_measured() {
         let dir = disk_dir();
-        let work = Run::for_test(dir.path());
+        let work = ProbeContext::for_test(dir.path());
         let mut file = TestFile::new(&work.directory, &*work.io).unwrap();
         file.fill(8 << 20, Duration::MAX, &work).unwrap();
         let report = measure(&work, &file).unwrap();
-        assert_eq!(report.depths.iter().map(|found| found.depth).collect::<Vec<_>>(), DEPTHS);
+        assert_eq!(report.depths.iter().map(|found| found.depth).collect::<Vec<_>>(), READ_DEPTHS);
         for found in &report.depths {
             assert!(
                 found.per_second > 0.0 && found.p50_us > 0.0 && found.p99_us >= found.p50_us,
@@ -207,7 +214,7 @@ mod tests {
 
     #[test]
     fn all_reads_of_a_batch_are_counted() {
-        // A disk that shows nothing of the machine.
+        // A disk that is independent of the machine.
         let disk = SimDisk::new();
         let blocks: Vec<u8> = (0..64_u64)
             .flat_map(|block| {

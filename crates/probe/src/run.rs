@@ -1,4 +1,4 @@
-//! What all measurements share: where, how long, the request to stop, and how far it has come.
+//! The state that all measurements share: directory, durations, the request to stop, and progress.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,32 +12,32 @@ use serde::Serialize;
 use crate::directory::TestDirectory;
 use crate::{Error, Result};
 
-/// One measurement.
+/// A part of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
     /// Direct I/O: its alignment, and whether it is real.
     Direct,
-    /// Uncached writes: what stays resident.
+    /// Uncached writes: the pages that stay resident.
     Uncached,
     /// Atomic writes: their sizes.
     Atomic,
-    /// Direct reads and writes while others use the file's page cache.
+    /// Direct reads and writes while the file's page cache is in use.
     Mixed,
-    /// Latency and width of random reads.
+    /// Latency and concurrency of random reads.
     Reads,
-    /// What one small read brings in.
+    /// The pages that one small read brings in.
     ReadAhead,
     /// Syncs.
     Sync,
     /// Releasing pages.
     Release,
-    /// Small writes beside a bulk writer.
+    /// Small writes next to a bulk writer.
     Bulk,
 }
 
 impl Part {
-    /// All, in the order in which they are measured.
+    /// All parts, in the order in which they are measured.
     pub const ALL: [Self; 9] = [
         Self::Direct,
         Self::Uncached,
@@ -67,54 +67,54 @@ impl fmt::Display for Part {
     }
 }
 
-/// How far it has come.
+/// The progress of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
-    /// What is being measured; `None` while the file is written that it is measured on.
+    /// The current part; `None` while the test file is written.
     pub part: Option<Part>,
-    /// The share of the time that is over, as far as can be foreseen: 0 to 1.
+    /// The estimated share of the time that is over: 0 to 1.
     pub done: f64,
 }
 
-/// Called with the progress.
+/// A callback for the progress.
 pub(crate) type OnProgress<'a> = &'a (dyn Fn(&Progress) + Sync);
 
-/// How long and how much.
+/// Sizes and durations of a measurement.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Measure {
-    /// Bytes of the file.
+pub(crate) struct MeasureOptions {
+    /// Size of the file in bytes.
     pub(crate) file_bytes: u64,
-    /// One interval of one subject; other measurements take a multiple of it.
+    /// Length of one interval; other measurements take a multiple of it.
     pub(crate) interval: Duration,
     /// How often each interval is repeated.
     pub(crate) rounds: u32,
-    /// The maximum time that writing the file may take.
+    /// Time limit for writing the file.
     pub(crate) fill: Duration,
     pub(crate) seed: u64,
 }
 
-/// What a measurement is given.
-pub(crate) struct Run<'a> {
+/// The context of a measurement.
+pub(crate) struct ProbeContext<'a> {
     pub(crate) directory: TestDirectory,
-    pub(crate) measure: Measure,
+    pub(crate) measure: MeasureOptions,
     pub(crate) io: Arc<dyn Io>,
     pub(crate) not_uring: Option<String>,
     cancel: &'a AtomicBool,
     on_progress: Option<OnProgress<'a>>,
-    /// In seconds.
+    /// Estimated duration of the parts before the current one, in seconds.
     before: f64,
     current: Option<Part>,
     began: Instant,
-    /// How long each part takes about, and to write the file, in seconds.
+    /// Estimated duration of each part, and of writing the file (`None`), in seconds.
     estimates: BTreeMap<Option<Part>, f64>,
-    /// All of that.
+    /// The sum of `estimates`.
     whole: f64,
 }
 
-impl<'a> Run<'a> {
+impl<'a> ProbeContext<'a> {
     pub(crate) fn new(
         directory: TestDirectory,
-        measure: Measure,
+        measure: MeasureOptions,
         estimates: BTreeMap<Option<Part>, f64>,
         cancel: &'a AtomicBool,
         on_progress: Option<OnProgress<'a>>,
@@ -135,7 +135,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Begins the next measurement.
+    /// Begins the next part.
     pub(crate) fn begin(&mut self, part: Part) -> Result<()> {
         self.before += self.estimate();
         self.current = Some(part);
@@ -147,7 +147,7 @@ impl<'a> Run<'a> {
         self.estimates.get(&self.current).copied().unwrap_or_default()
     }
 
-    /// Reports how far it has come; fails if it is to stop.
+    /// Reports the progress. Fails if the measurement is to stop.
     pub(crate) fn check(&self) -> Result<()> {
         if self.stopping() {
             return Err(Error::Cancelled);
@@ -160,29 +160,29 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Whether it is to stop: for threads, which report nothing.
+    /// Whether the measurement is to stop; for threads, which do not report progress.
     pub(crate) fn stopping(&self) -> bool {
         self.cancel.load(Ordering::Relaxed)
     }
 
-    /// So many intervals.
+    /// Returns the duration of `count` intervals.
     pub(crate) fn intervals(&self, count: u32) -> Duration {
         self.measure.interval * count
     }
 }
 
 #[cfg(test)]
-impl Run<'static> {
-    /// For tests: as short as can be.
+impl ProbeContext<'static> {
+    /// Creates the shortest possible measurement, for tests.
     pub(crate) fn for_test(directory: &std::path::Path) -> Self {
-        static NEVER: AtomicBool = AtomicBool::new(false);
-        let measure = Measure {
+        static NOT_CANCELLED: AtomicBool = AtomicBool::new(false);
+        let measure = MeasureOptions {
             file_bytes: 64 << 20,
             interval: Duration::from_millis(10),
             rounds: 1,
             fill: Duration::ZERO,
             seed: 1,
         };
-        Self::new(TestDirectory::open(directory).unwrap(), measure, BTreeMap::new(), &NEVER, None)
+        Self::new(TestDirectory::open(directory).unwrap(), measure, BTreeMap::new(), &NOT_CANCELLED, None)
     }
 }

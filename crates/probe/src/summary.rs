@@ -1,4 +1,4 @@
-//! A disk in words: one sentence for people, and what a reader of the figures should know.
+//! A disk in words: one sentence for people, and notes for readers of the figures.
 
 use std::fmt::Write as _;
 
@@ -6,16 +6,16 @@ use pagekeeper_policy::{DiskProfile, MixedProfile};
 
 use crate::bulk::BulkReport;
 use crate::direct::{DirectKind, DirectReport};
-use crate::run::Run;
+use crate::run::ProbeContext;
 
-/// From this on a disk is wide: so many times as much is served when much is asked for.
-const WIDE: f64 = 4.0;
-/// From this on a read alone is slow, in microseconds.
-const SLOW: f64 = 500.0;
-/// Below this share something costs.
-const COSTS: f64 = 0.8;
+/// A disk is wide if many reads in flight reach at least this many times the rate of one.
+const WIDE_FACTOR: f64 = 4.0;
+/// A single read is slow from this time on, in microseconds.
+const SLOW_READ_US: f64 = 500.0;
+/// Below this share, something counts as a cost.
+const COST_SHARE: f64 = 0.8;
 
-/// The disk in one sentence: what it is like, and what to do about it.
+/// Describes the disk in one sentence: its character, and what follows from it.
 ///
 /// ```
 /// use pagekeeper_policy::{DepthProfile, DiskProfile};
@@ -31,9 +31,10 @@ pub fn summary(profile: &DiskProfile) -> String {
     let mut more = Vec::new();
     if let Some(mixed) = profile.mixed {
         let worst = |ratios: &[Option<f64>]| ratios.iter().flatten().copied().min_by(f64::total_cmp);
-        let leftover = worst(&[mixed.leftover_read, mixed.leftover_write]).filter(|ratio| *ratio < COSTS);
-        let writer =
-            worst(&[mixed.buffered_writer_read, mixed.buffered_writer_write]).filter(|ratio| *ratio < COSTS);
+        let leftover =
+            worst(&[mixed.leftover_read, mixed.leftover_write]).filter(|ratio| *ratio < COST_SHARE);
+        let writer = worst(&[mixed.buffered_writer_read, mixed.buffered_writer_write])
+            .filter(|ratio| *ratio < COST_SHARE);
         if let Some(ratio) = leftover {
             more.push(format!(
                 "leftover pages take {} of direct I/O's rate: evict them",
@@ -62,7 +63,7 @@ fn reads(profile: &DiskProfile) -> Option<String> {
     let best = profile.reads.iter().map(|read| read.per_second).fold(0.0, f64::max);
     let (times, width) = (best / alone.per_second.max(1e-9), profile.width()?);
     let one = time(alone.p50_us);
-    Some(match (alone.p50_us >= SLOW, times >= WIDE) {
+    Some(match (alone.p50_us >= SLOW_READ_US, times >= WIDE_FACTOR) {
         (true, true) => format!(
             "Wide but slow: a read takes {one}, but {width} at once are served {times:.0} times as fast, so read ahead and \
              write with many in flight, never one after the other"
@@ -86,18 +87,18 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// A time as people write it.
+/// Formats a time with its unit.
 fn time(us: f64) -> String {
     if us >= 1000.0 { format!("{:.1} ms", us / 1000.0) } else { format!("{us:.0} \u{b5}s") }
 }
 
-/// What a reader of the figures should know.
+/// Returns notes for readers of the figures.
 pub(crate) fn notes(
     direct: Option<&DirectReport>,
     bulk: Option<&BulkReport>,
     profile: &DiskProfile,
     wanted: u64,
-    work: &Run<'_>,
+    work: &ProbeContext<'_>,
 ) -> Vec<String> {
     let mut notes = Vec::new();
     if profile.file_bytes < wanted {
@@ -148,7 +149,7 @@ pub(crate) fn notes(
     notes
 }
 
-/// What other work on the disk or the processors left no answer to.
+/// Returns a note about questions that remain open because of other load on the disk or the processors.
 fn doubts(mixed: MixedProfile) -> Option<String> {
     let open: Vec<&str> = [
         (mixed.leftover_read, "leftover pages cost direct reads"),
@@ -179,8 +180,8 @@ fn limits_not_reached(bulk: Option<&BulkReport>) -> String {
     )
 }
 
-/// Whether the disk is a loop device whose file is buffered.
-fn loops_through_cache(work: &Run<'_>) -> bool {
+/// Whether the disk is a loop device that accesses its file through the page cache.
+fn loops_through_cache(work: &ProbeContext<'_>) -> bool {
     let Some(disk) = work.directory.disk else { return false };
     let number = format!("{}:{}", rustix::fs::major(disk), rustix::fs::minor(disk));
     let flag = work.directory.roots.sys.join("dev/block").join(number).join("loop/dio");

@@ -1,4 +1,4 @@
-//! Syncs: how long fdatasync(2) takes after one page was appended, and after one was written over.
+//! Syncs: the time of fdatasync(2) after one page was appended, and after one was overwritten.
 
 use std::time::{Duration, Instant};
 
@@ -9,37 +9,37 @@ use crate::Result;
 use crate::figures::{Random, percentile};
 use crate::file::{BLOCK, BLOCK_BYTES, TestFile, drop_pages, random_piece, stamp};
 use crate::mixed::random_offset;
-use crate::run::Run;
+use crate::run::ProbeContext;
 
-/// How many intervals a kind takes.
-pub(crate) const INTERVALS: u32 = 6;
-/// No fewer than so many syncs are measured.
+/// Intervals per kind.
+pub(crate) const SYNC_INTERVALS: u32 = 6;
+/// Minimum number of syncs per kind.
 const MIN_SYNCS: usize = 10;
-/// Bytes that are written over.
-const AREA: u64 = 4 << 20;
+/// Size of the part that is overwritten, in bytes.
+const OVERWRITE_BYTES: u64 = 4 << 20;
 
-/// How long syncs took, in microseconds.
+/// Times of syncs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct SyncTimes {
-    /// How many there were.
+    /// Number of syncs.
     pub count: usize,
-    /// The median.
+    /// The median, in microseconds.
     pub p50_us: f64,
-    /// What 99 of 100 did not exceed.
+    /// 99th percentile, in microseconds.
     pub p99_us: f64,
 }
 
-/// Syncs after one page of 4 KiB was written through the page cache; the write itself is not counted in.
+/// Syncs after one page of 4 KiB was written through the page cache. The write itself is not included.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct SyncReport {
-    /// Behind the end of the file.
+    /// After an append.
     pub append: SyncTimes,
-    /// Over a random page that was written before.
+    /// After a random page was overwritten.
     pub overwrite: SyncTimes,
 }
 
-/// Measures both.
-pub(crate) fn measure(work: &Run<'_>) -> Result<SyncReport> {
+/// Measures both kinds.
+pub(crate) fn measure(work: &ProbeContext<'_>) -> Result<SyncReport> {
     let mut random = Random::new(work.measure.seed);
     let appended = TestFile::new(&work.directory, &*work.io)?;
     let mut end = 0;
@@ -49,15 +49,15 @@ pub(crate) fn measure(work: &Run<'_>) -> Result<SyncReport> {
     })?;
     drop(appended);
     let mut file = TestFile::new(&work.directory, &*work.io)?;
-    file.fill(AREA, Duration::MAX, work)?;
-    let overwrite = times(work, &*file.buffered, || random_offset(&mut random, &(0..AREA)))?;
+    file.fill(OVERWRITE_BYTES, Duration::MAX, work)?;
+    let overwrite = times(work, &*file.buffered, || random_offset(&mut random, &(0..OVERWRITE_BYTES)))?;
     Ok(SyncReport { append, overwrite })
 }
 
-fn times(work: &Run<'_>, file: &dyn IoFile, mut next: impl FnMut() -> u64) -> Result<SyncTimes> {
+fn times(work: &ProbeContext<'_>, file: &dyn IoFile, mut next: impl FnMut() -> u64) -> Result<SyncTimes> {
     let mut block = random_piece(BLOCK);
     let (mut took, began) = (Vec::new(), Instant::now());
-    while took.len() < MIN_SYNCS || began.elapsed() < work.intervals(INTERVALS) {
+    while took.len() < MIN_SYNCS || began.elapsed() < work.intervals(SYNC_INTERVALS) {
         work.check()?;
         let offset = next();
         stamp(&mut block, offset);
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn both_kinds_are_measured() {
         let dir = disk_dir();
-        let report = measure(&Run::for_test(dir.path())).unwrap();
+        let report = measure(&ProbeContext::for_test(dir.path())).unwrap();
         for times in [report.append, report.overwrite] {
             assert!(
                 times.count >= MIN_SYNCS && times.p50_us > 0.0 && times.p99_us >= times.p50_us,

@@ -1,5 +1,6 @@
-//! Writes of special kinds: those whose pages the kernel drops by itself (`RWF_DONTCACHE`), and those that are there as a
-//! whole or not at all after a crash (`RWF_ATOMIC`). A flag that is taken is not believed: what stays resident is counted.
+//! Special writes: uncached ones, whose pages the kernel drops by itself (`RWF_DONTCACHE`), and atomic ones,
+//! which are complete or absent after a crash (`RWF_ATOMIC`). An accepted flag proves nothing, so resident
+//! pages are counted.
 
 use std::time::Duration;
 
@@ -9,28 +10,28 @@ use serde::Serialize;
 
 use crate::Result;
 use crate::file::{TestFile, drop_pages, random_piece, stamp};
-use crate::run::Run;
+use crate::run::ProbeContext;
 
-/// Bytes that are written uncached.
-const SAMPLE: usize = 2 << 20;
-/// Bytes of one such write.
-const PIECE: usize = 64 << 10;
-/// The kernel drops the pages a moment after they were written.
-const MOMENT: Duration = Duration::from_millis(1);
+/// Bytes written uncached.
+const UNCACHED_BYTES: usize = 2 << 20;
+/// Size of one such write in bytes.
+const UNCACHED_WRITE_BYTES: usize = 64 << 10;
+/// The kernel drops the pages shortly after they are written back.
+const DROP_DELAY: Duration = Duration::from_millis(1);
 
-/// Uncached writes in one use.
+/// Uncached writes of one kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct UncachedUse {
-    /// Why they were refused; `None` where they are taken.
+    /// The error with which they were refused; `None` if accepted.
     pub refused: Option<String>,
-    /// Bytes that were written.
+    /// Bytes written.
     pub written_bytes: u64,
-    /// Bytes of them that stayed resident; `None` where that can't be known.
+    /// Bytes of them that stayed resident; `None` if unknown.
     pub resident_bytes: Option<u64>,
 }
 
 impl UncachedUse {
-    /// Whether they are taken, and leave next to nothing.
+    /// Whether they are accepted and leave hardly anything resident.
     pub fn is_real(&self) -> bool {
         self.refused.is_none() && self.resident_bytes.is_some_and(|left| left <= self.written_bytes / 8)
     }
@@ -39,30 +40,30 @@ impl UncachedUse {
 /// Uncached writes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct UncachedReport {
-    /// Behind the end of the file.
+    /// Appends.
     pub append: UncachedUse,
-    /// Into room that was taken beforehand and never written to.
+    /// Writes into allocated space that was never written.
     pub unwritten: UncachedUse,
-    /// Over what was written before.
+    /// Overwrites.
     pub overwrite: UncachedUse,
 }
 
 impl UncachedReport {
-    /// The short form.
+    /// Returns the short form for a disk profile.
     pub fn profile(&self) -> UncachedProfile {
         UncachedProfile { append: self.append.is_real(), overwrite: self.overwrite.is_real() }
     }
 }
 
-/// Tries all three uses.
-pub(crate) fn uncached(work: &Run<'_>) -> Result<UncachedReport> {
+/// Tests all three kinds.
+pub(crate) fn uncached(work: &ProbeContext<'_>) -> Result<UncachedReport> {
     let new = || TestFile::new(&work.directory, &*work.io);
     let file = new()?;
     let append = try_write(work, &*file.buffered)?;
     drop(file);
     let file = new()?;
-    // Where no room can be taken, it is appending once more.
-    let _ = file.buffered.allocate(0..SAMPLE as u64);
+    // If space cannot be allocated, this is another append.
+    let _ = file.buffered.allocate(0..UNCACHED_BYTES as u64);
     let unwritten = try_write(work, &*file.buffered)?;
     write(work, &*file.buffered, 0, WriteMode::Plain)?;
     drop_pages(&*file.buffered)?;
@@ -71,9 +72,9 @@ pub(crate) fn uncached(work: &Run<'_>) -> Result<UncachedReport> {
 }
 
 /// Writes the sample from `start` on, and syncs.
-fn write(work: &Run<'_>, file: &dyn IoFile, start: u64, mode: WriteMode) -> Result<()> {
-    let mut piece = random_piece(PIECE);
-    for offset in (start..SAMPLE as u64).step_by(PIECE) {
+fn write(work: &ProbeContext<'_>, file: &dyn IoFile, start: u64, mode: WriteMode) -> Result<()> {
+    let mut piece = random_piece(UNCACHED_WRITE_BYTES);
+    for offset in (start..UNCACHED_BYTES as u64).step_by(UNCACHED_WRITE_BYTES) {
         work.check()?;
         stamp(&mut piece, offset);
         file.write_at(offset, &piece, mode)?;
@@ -82,22 +83,22 @@ fn write(work: &Run<'_>, file: &dyn IoFile, start: u64, mode: WriteMode) -> Resu
     Ok(())
 }
 
-fn try_write(work: &Run<'_>, file: &dyn IoFile) -> Result<UncachedUse> {
-    let written_bytes = SAMPLE as u64;
+fn try_write(work: &ProbeContext<'_>, file: &dyn IoFile) -> Result<UncachedUse> {
+    let written_bytes = UNCACHED_BYTES as u64;
     // The first write shows whether it is supported at all.
-    if let Err(error) = file.write_at(0, &random_piece(PIECE), WriteMode::Uncached) {
+    if let Err(error) = file.write_at(0, &random_piece(UNCACHED_WRITE_BYTES), WriteMode::Uncached) {
         let errno = error.errno().map(std::io::Error::from_raw_os_error);
         let refused = Some(errno.map_or_else(|| error.to_string(), |errno| errno.to_string()));
         return Ok(UncachedUse { refused, written_bytes, resident_bytes: None });
     }
-    write(work, file, PIECE as u64, WriteMode::Uncached)?;
+    write(work, file, UNCACHED_WRITE_BYTES as u64, WriteMode::Uncached)?;
     let mut resident_bytes = None;
     for _ in 0..50 {
         resident_bytes = file.residency(0..written_bytes)?.map(|found| found.resident);
         if resident_bytes.is_none_or(|left| left == 0) {
             break;
         }
-        std::thread::sleep(MOMENT);
+        std::thread::sleep(DROP_DELAY);
     }
     Ok(UncachedUse { refused: None, written_bytes, resident_bytes })
 }
@@ -105,38 +106,38 @@ fn try_write(work: &Run<'_>, file: &dyn IoFile) -> Result<UncachedUse> {
 /// Atomic writes of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct AtomicSize {
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Whether they work: tried.
+    /// Whether such a write succeeded.
     pub works: bool,
-    /// Whether the device does them by itself. Else the file system writes to another directory and exchanges the blocks, which
-    /// takes space and can fail.
+    /// Whether the device does them by itself. Otherwise the file system writes to new blocks and remaps the
+    /// file, which takes space and can fail.
     pub in_place: bool,
 }
 
 /// Atomic writes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AtomicReport {
-    /// The smallest and the largest by statx(2), in bytes; `None` where it reports none.
+    /// The smallest and largest size that statx(2) reports, in bytes; `None` if it reports none.
     pub reported: Option<(u64, u64)>,
     /// Each power of two between them.
     pub sizes: Vec<AtomicSize>,
 }
 
 impl AtomicReport {
-    /// The largest that works.
+    /// Returns the largest size that works.
     pub fn bytes_max(&self) -> Option<u64> {
         self.sizes.iter().filter(|size| size.works).map(|size| size.bytes).max()
     }
 
-    /// The largest that the device does by itself.
+    /// Returns the largest size that the device supports by itself.
     pub fn in_place_bytes_max(&self) -> Option<u64> {
         self.sizes.iter().filter(|size| size.in_place).map(|size| size.bytes).max()
     }
 }
 
-/// Tries each size that is reported.
-pub(crate) fn atomic(work: &Run<'_>, file: &TestFile) -> Result<AtomicReport> {
+/// Tests each size that is reported.
+pub(crate) fn atomic(work: &ProbeContext<'_>, file: &TestFile) -> Result<AtomicReport> {
     let direct = file.direct.as_ref().ok();
     let reported =
         direct.and_then(|direct| direct.atomic_write_bytes()).map(std::ops::RangeInclusive::into_inner);
@@ -173,10 +174,10 @@ mod tests {
     #[test]
     fn all_uses_are_tried_and_nothing_is_left() {
         let dir = disk_dir();
-        let work = Run::for_test(dir.path());
+        let work = ProbeContext::for_test(dir.path());
         let report = uncached(&work).unwrap();
         for used in [&report.append, &report.unwritten, &report.overwrite] {
-            assert_eq!(used.written_bytes, SAMPLE as u64);
+            assert_eq!(used.written_bytes, UNCACHED_BYTES as u64);
             assert!(used.refused.is_none() || used.resident_bytes.is_none(), "{report:?}");
         }
         let mut file = TestFile::new(&work.directory, &*work.io).unwrap();
