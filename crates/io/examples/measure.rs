@@ -1,10 +1,10 @@
-//! Measures the back-ends on a file of one's own: random direct reads of 4 KiB, beside fio on the same file.
+//! Measures the back-ends on a file: random direct reads of 4 KiB, compared with fio on the same file.
 //!
 //!     cargo run --release -p pagekeeper-io --example measure -- FILE [DEPTH] [ROUNDS] [SUBJECT]
 //!
-//! All subjects in turn, the order shuffled each round, one second each; printed are the medians and quartiles of reads
-//! a second, and the CPU time (user and system) of the whole process for each read. SUBJECT, a part of a name, leaves out
-//! the others, but not fio.
+//! All subjects run in turn, for one second each, in an order that is shuffled in each round. It prints
+//! medians and quartiles of reads per second, and the CPU time (user and system) of the whole process per
+//! read. SUBJECT, a part of a name, selects the subjects besides fio.
 
 #![expect(unsafe_code, reason = "reads in the background name their memory by address")]
 
@@ -23,7 +23,7 @@ const PAGE: usize = 4096;
 
 const TIME: Duration = Duration::from_secs(1);
 
-/// What a round gave: reads, seconds, seconds of CPU.
+/// The result of a round: reads, seconds, seconds of CPU.
 type Figures = (f64, f64, f64);
 type Subject<'s> = (String, Box<dyn Fn() -> Option<Figures> + 's>);
 
@@ -127,7 +127,7 @@ fn batches(io: &dyn Io, file: &dyn IoFile, pages: u64, count: usize) -> u64 {
     reads
 }
 
-/// Keeps `depth` reads on their way: each that ends is followed by another.
+/// Keeps `depth` reads in flight: each one that ends is followed by another.
 fn background(io: &dyn Io, file: &Arc<dyn IoFile>, pages: u64, depth: usize) -> u64 {
     let (sender, ended) = mpsc::channel();
     let mut rng = Seed::new().rng(0);
@@ -137,7 +137,7 @@ fn background(io: &dyn Io, file: &Arc<dyn IoFile>, pages: u64, depth: usize) -> 
         io.submit(vec![OwnedRead {
             file: Arc::clone(file),
             offset: rng.of(0..pages) * PAGE as u64,
-            // SAFETY: the frame is leaked memory, and goes into `done` itself: no one has it before.
+            // SAFETY: the frame is leaked memory, and moves into `done` itself: nobody has it before.
             targets: vec![unsafe { Target::new(start, PAGE) }],
             done: Box::new(move |result| {
                 assert_eq!(result, Ok(PAGE));
@@ -190,12 +190,12 @@ fn fio(path: &str, depth: u32) -> Option<Figures> {
     let text = String::from_utf8_lossy(&output.stdout);
     let fields: Vec<f64> =
         text.split(';').map(|field| field.trim_end_matches('%').parse().unwrap_or(0.0)).collect();
-    // The terse format, version 3: reads a second, and the shares of CPU in percent.
+    // The terse format, version 3: reads per second, and the shares of CPU in percent.
     let (reads, user, system) = (*fields.get(7)?, fields.get(87)?, fields.get(88)?);
     Some((reads, 1.0, (user + system) / 100.0))
 }
 
-/// Leaked memory of so many pages, aligned to pages.
+/// Leaks memory of `count` pages, aligned to pages.
 fn aligned(count: usize) -> &'static mut [u8] {
     let memory = vec![1_u8; (count + 1) * PAGE].leak();
     let skip = memory.as_ptr().align_offset(PAGE);

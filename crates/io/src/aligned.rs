@@ -1,14 +1,16 @@
 //! Owned, aligned memory for direct I/O.
 //!
-//! Invariants: it starts at a multiple of [`AlignedBuf::ALIGN`]; all of its capacity is initialised from the start, so no
-//! length exposes memory that was never written. Out of memory aborts the process, as in the standard library's collections.
+//! Invariants: the memory starts at a multiple of [`AlignedBuf::ALIGN`]. All of its capacity is initialised
+//! from the start, so no length exposes memory that was never written. If memory runs out, the process
+//! aborts, as with the standard library's collections.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// Bytes that start at a multiple of 4096, as direct I/O wants them nearly everywhere ([`crate::Support`] reports).
+/// Bytes that start at a multiple of 4096, which is enough for direct I/O nearly everywhere
+/// ([`crate::Support`] reports the requirement).
 ///
 /// ```
 /// use pagekeeper_io::AlignedBuf;
@@ -25,23 +27,23 @@ pub struct AlignedBuf {
     capacity: usize,
 }
 
-/// Lends its alignment to the address of an empty buffer.
+/// Provides the aligned address of an empty buffer.
 #[repr(align(4096))]
-struct Block;
+struct AlignedBlock;
 
 impl AlignedBuf {
-    /// Where it starts is a multiple of so many bytes.
+    /// The buffer starts at a multiple of this many bytes.
     pub const ALIGN: usize = 4096;
 
-    /// `len` bytes, all zero.
+    /// Creates a buffer of `len` bytes, all zero.
     ///
     /// # Panics
     ///
-    /// Near `isize::MAX` bytes.
+    /// If `len` is close to `isize::MAX`.
     pub fn new(len: usize) -> Self {
         let layout = layout(len);
         if len == 0 {
-            return Self { start: NonNull::<Block>::dangling().cast(), len, capacity: 0 };
+            return Self { start: NonNull::<AlignedBlock>::dangling().cast(), len, capacity: 0 };
         }
         // SAFETY: the layout is not of size zero.
         #[expect(unsafe_code, reason = "memory of an alignment that Vec does not give")]
@@ -50,21 +52,21 @@ impl AlignedBuf {
         Self { start, len, capacity: len }
     }
 
-    /// How many bytes it can show.
+    /// Returns the capacity in bytes, the maximum length.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Where it starts, and what it shows.
+    /// Returns the start address and the visible length.
     pub(crate) fn place(&self) -> (NonNull<u8>, usize) {
         (self.start, self.len)
     }
 
-    /// Shows its first `len` bytes from now on; what was hidden meanwhile has kept its bytes.
+    /// Sets the visible length to the first `len` bytes. Bytes that were hidden meanwhile keep their content.
     ///
     /// # Panics
     ///
-    /// If that is more than the capacity.
+    /// If `len` exceeds the capacity.
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity, "{len} bytes of a buffer of {}", self.capacity);
         self.len = len;
@@ -79,8 +81,8 @@ impl Deref for AlignedBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` is at most the capacity, and all of that is allocated, initialised and owned by `self`; of an empty
-        // buffer the address is aligned and not null.
+        // SAFETY: `len` is at most the capacity, and all of that is allocated, initialised and owned by
+        // `self`. An empty buffer has an aligned address that is not null.
         #[expect(unsafe_code, reason = "memory by address")]
         unsafe {
             std::slice::from_raw_parts(self.start.as_ptr(), self.len)
@@ -90,7 +92,7 @@ impl Deref for AlignedBuf {
 
 impl DerefMut for AlignedBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed alone.
+        // SAFETY: as above, and `self` is borrowed exclusively.
         #[expect(unsafe_code, reason = "memory by address")]
         unsafe {
             std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len)
@@ -101,7 +103,7 @@ impl DerefMut for AlignedBuf {
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
         if self.capacity > 0 {
-            // SAFETY: allocated by `new` with this very layout, and not given back before.
+            // SAFETY: allocated by `new` with this layout, and not freed before.
             #[expect(unsafe_code, reason = "gives back what `new` took")]
             unsafe {
                 dealloc(self.start.as_ptr(), layout(self.capacity));
@@ -110,7 +112,7 @@ impl Drop for AlignedBuf {
     }
 }
 
-// SAFETY: it owns its memory, as a Vec does.
+// SAFETY: the buffer owns its memory, as a Vec does.
 #[expect(unsafe_code, reason = "as stated above")]
 unsafe impl Send for AlignedBuf {}
 // SAFETY: a shared reference only reads.
@@ -118,7 +120,7 @@ unsafe impl Send for AlignedBuf {}
 unsafe impl Sync for AlignedBuf {}
 
 impl Default for AlignedBuf {
-    /// No byte.
+    /// Creates an empty buffer.
     fn default() -> Self {
         Self::new(0)
     }

@@ -10,10 +10,11 @@ use crate::{Access, BatchRead, Create, Error, IoFile, Lock, OwnedRead, OwnedWrit
 
 /// A way to read and write files.
 ///
-/// The methods from [`Self::open_writable`] on are provided for back-ends that only read: they fail with `EOPNOTSUPP`.
+/// The methods from [`Self::open_writable`] on are provided for read-only back-ends: they fail with
+/// `EOPNOTSUPP`.
 ///
-/// Implementations may be shared by any number of threads. Dropping the last handle never waits: what was submitted is
-/// still done, and its `done` called.
+/// Implementations may be shared by any number of threads. Dropping the last handle never waits: submitted
+/// requests are still completed, and their `done` is called.
 ///
 /// ```
 /// use std::path::Path;
@@ -32,27 +33,30 @@ use crate::{Access, BatchRead, Create, Error, IoFile, Lock, OwnedRead, OwnedWrit
 /// # Ok::<(), Error>(())
 /// ```
 pub trait Io: Send + Sync + 'static {
-    /// Opens a regular file for reading. Anything else is [`Error::NotARegularFile`], at once, also a FIFO.
+    /// Opens a regular file for reading. Any other kind of file, even a FIFO, fails at once with
+    /// [`Error::NotARegularFile`].
     fn open(&self, path: &Path, access: Access) -> Result<Arc<dyn IoFile>, Error>;
 
     /// Takes over a file that is open for reading.
     ///
-    /// Where it is direct and should not be, or should be and is not, it is opened anew through `/proc/self/fd`: its flags
-    /// may be shared with other descriptors, and `fcntl(F_SETFL)` would change them for all. That takes the permission to
-    /// read the file, and `/proc`; without them one that should be direct is read as it is, buffered, and says so
-    /// ([`IoFile::access`]).
+    /// If the file's `O_DIRECT` flag does not fit `access`, the file is opened again through `/proc/self/fd`:
+    /// its flags may be shared with other descriptors, and `fcntl(F_SETFL)` would change them for all. This
+    /// needs `/proc` and permission to read the file. Without them, a file that should be direct stays
+    /// buffered, and [`IoFile::access`] reports that.
     fn adopt(&self, file: File, access: Access) -> Result<Arc<dyn IoFile>, Error>;
 
-    /// Reads all at once, wide, and waits for all. Calls `completed(index, result)` on this thread as each read ends, in
-    /// any order, once for each read.
+    /// Reads all at once, in parallel, and waits for all. Calls `completed(index, result)` on this thread as
+    /// each read ends, in any order, once per read.
     ///
-    /// When `completed` panics, the reads in flight are waited for, the others are not begun, and the panic goes on.
+    /// If `completed` panics, the reads in flight are waited for, the others are not started, and the panic
+    /// continues.
     fn read_batch(&self, reads: &mut [BatchRead<'_>], completed: &mut dyn FnMut(usize, Result<usize, Error>));
 
-    /// Reads what the stream asks for, one after another, with as many in flight as the back-end serves at once, until the
-    /// stream has no more and all have ended.
+    /// Reads what the stream asks for, with as many reads in flight as the back-end serves at once. Returns
+    /// when the stream has no more reads and all have ended.
     ///
-    /// When the stream panics, the reads in flight are waited for, no others are begun, and the panic goes on.
+    /// If the stream panics, the reads in flight are waited for, no others are started, and the panic
+    /// continues.
     ///
     /// ```
     /// use std::ptr::NonNull;
@@ -89,60 +93,64 @@ pub trait Io: Send + Sync + 'static {
     /// Starts reads and returns without waiting for any; each read's `done` is called once, from any thread.
     fn submit(&self, reads: Vec<OwnedRead>);
 
-    /// What it is, for messages: "`io_uring`", "threads", "simulated disk".
+    /// Returns the name of the back-end, for messages: "`io_uring`", "threads", "simulated disk".
     fn name(&self) -> &'static str;
 
-    /// Opens a regular file for reading and writing. A new one is readable by its group and writable by its owner (mode
-    /// 0640 less the umask). Neither its name ([`Self::sync_dir`]) nor anything written is durable before a sync.
+    /// Opens a regular file for reading and writing. A new file has mode 0640 minus the umask. Neither its
+    /// name ([`Self::sync_dir`]) nor any written data is durable before a sync.
     fn open_writable(&self, path: &Path, _access: Access, _create: Create) -> Result<Arc<dyn IoFile>, Error> {
         Err(unsupported("open", path))
     }
 
-    /// Takes a file's name away; who has it open keeps it. Durable after [`Self::sync_dir`], as all that follows.
+    /// Removes a file's name; whoever has the file open keeps it. Durable after [`Self::sync_dir`], as are
+    /// all methods that follow.
     fn remove(&self, path: &Path) -> Result<(), Error> {
         Err(unsupported("unlink", path))
     }
 
-    /// Gives a file another name on the same file system, in the place of whatever file had that: at once, or after a crash
-    /// not at all. An error names `from`.
+    /// Renames a file within one file system and replaces any file at the new name. The change is atomic,
+    /// also across a crash. An error names `from`.
     fn rename(&self, from: &Path, _to: &Path) -> Result<(), Error> {
         Err(unsupported("rename", from))
     }
 
-    /// Makes a directory (mode 0750 less the umask). `EEXIST` where the name is taken.
+    /// Creates a directory (mode 0750 minus the umask). Fails with `EEXIST` if the name is taken.
     fn create_dir(&self, path: &Path) -> Result<(), Error> {
         Err(unsupported("mkdir", path))
     }
 
-    /// Takes a directory away that is empty. `ENOTEMPTY` where it is not, `ENOTDIR` for all else, links to directories among it.
+    /// Removes an empty directory. Fails with `ENOTEMPTY` if it is not empty, and with `ENOTDIR` for anything
+    /// else, even a link to a directory.
     fn remove_dir(&self, path: &Path) -> Result<(), Error> {
         Err(unsupported("rmdir", path))
     }
 
-    /// The names in a directory, sorted by their bytes; not `.` and `..`.
+    /// Returns the names in a directory, sorted by their bytes, without `.` and `..`.
     fn list(&self, dir: &Path) -> Result<Vec<OsString>, Error> {
         Err(unsupported("readdir", dir))
     }
 
-    /// Makes durable what names were given and taken in the directory: fsync(2) of it. Fails with [`Error::Sync`], finally.
+    /// Makes all changes of names in the directory durable: fsync(2) of the directory. An error
+    /// ([`Error::Sync`]) is final.
     fn sync_dir(&self, dir: &Path) -> Result<(), Error> {
         Err(unsupported("fsync", dir))
     }
 
-    /// Takes an exclusive lock (flock(2)) on a file, which is made if it is missing and stays when the lock goes.
-    /// [`Error::Locked`] at once if another has it, also within this process.
+    /// Takes an exclusive lock (flock(2)) on a file. The file is created if it is missing, and stays when the
+    /// lock is released. Fails at once with [`Error::Locked`] if the lock is taken, even by this process.
     fn lock(&self, path: &Path) -> Result<Lock, Error> {
         Err(unsupported("flock", path))
     }
 
-    /// Shares a lock (flock(2)) on a file that is there, with others that only read; `None` where there is no such file. Writes
-    /// nothing, so that it works on a read-only file system, too. [`Error::Locked`] at once if another has it for itself.
+    /// Takes a shared lock (flock(2)) on a file, together with others that only read; `None` if there is no
+    /// such file. Writes nothing, so it also works on a read-only file system. Fails at once with
+    /// [`Error::Locked`] if another has an exclusive lock.
     fn lock_shared(&self, path: &Path) -> Result<Option<Lock>, Error> {
         Err(unsupported("flock", path))
     }
 
-    /// Starts writes and returns without waiting for any; each write's `done` is called once, from any thread. They are done
-    /// in any order.
+    /// Starts writes and returns without waiting for any. Each write's `done` is called once, from any
+    /// thread. The writes take place in any order.
     fn submit_writes(&self, writes: Vec<OwnedWrite>) {
         for write in writes {
             let path = write.file.path().to_path_buf();

@@ -1,9 +1,9 @@
-//! Atomic writes, which are on the disk as a whole or not at all: which sizes a file takes, who guarantees it, and whether
-//! it works.
+//! Atomic writes, which are on the disk completely or not at all: the sizes that a file supports, whether the
+//! device guarantees them, and whether they work.
 //!
-//! Invariant: no file of the caller is changed; writes are tried on an unnamed scratch file. What can't be read does not count
-//! as supported; what can't be tried now is an error for who asks whether it could be ([`AtomicWrites::try_probe`]), and is
-//! not supported for all others.
+//! Invariant: no file of the caller is changed, since test writes go to an unnamed scratch file. A limit that
+//! cannot be read counts as unsupported. If a test is not possible now, [`AtomicWrites::try_probe`] reports
+//! an error, and all other functions report no support.
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
@@ -15,7 +15,7 @@ use crate::atomic_limits::statx;
 use crate::open::DiskFile;
 use crate::{Access, AlignedBuf, Create, Error, IoFile, WriteMode};
 
-/// What atomic writes ([`WriteMode::Atomic`]) of some size come to on files like one that is asked about.
+/// The support of atomic writes ([`WriteMode::Atomic`]) of some size on files like a given one.
 ///
 /// ```
 /// use pagekeeper_io::{Access, AtomicWrites, Create, Io, SimDisk};
@@ -28,31 +28,32 @@ use crate::{Access, AlignedBuf, Create, Error, IoFile, WriteMode};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AtomicWrites {
-    /// There are none, or none that could be tried.
+    /// Not supported, or not testable.
     Refused,
-    /// They work, but nothing says that the device sees to it: the file system may write each to another place and exchange
-    /// the blocks (XFS, Linux 6.16). That takes space and a transaction, scatters the file, and can fail at any write: with
-    /// `ENOSPC` after some thousands at random places, though most of the space is free and the blocks are there (Linux
-    /// 6.18, XFS on a loop device). A write that fails so has written nothing.
+    /// Supported, but not known to be done by the device: the file system may write to new blocks and remap
+    /// the file (XFS, Linux 6.16). That takes space and a transaction, and fragments the file. Any write can
+    /// fail with `ENOSPC`, even if the file's blocks are allocated and most of the space is free (Linux 6.18,
+    /// XFS on a loop device). A write that fails like this has written nothing.
     Elsewhere,
-    /// They work, and are the device's own: as cheap as others, and fail only as they do.
+    /// Supported by the device itself: as cheap as other writes, and without additional failures.
     InPlace,
 }
 
 impl AtomicWrites {
-    /// Asks statx(2), the device's limits in /sys, and tries such writes. The word alone is not enough: an overlay passes on
-    /// what its upper file system says, and refuses the write (Linux 6.18).
+    /// Checks statx(2) and the device's limits in /sys, and tests such writes. The reported limits alone are
+    /// not enough: an overlay passes on the limits of its upper file system and refuses the write (Linux
+    /// 6.18).
     ///
-    /// The file itself is not touched. The writes go to a file without a name in its directory, which must be on the same
-    /// device and take the same sizes: once to where nothing is yet, once over that; they are read back, and it goes again.
-    /// [`Self::Refused`] where that can't be done: without the right to make files there, without room. A simulated disk is
-    /// believed, if it has room.
+    /// The file itself is not touched. The test writes go to a file without a name in its directory, which
+    /// must be on the same device and support the same sizes: once to a hole, once over that. They are read
+    /// back, and the file is freed. Returns [`Self::Refused`] if the test is not possible, for lack of
+    /// permission to create files there or of space. A simulated disk is trusted if it has room.
     pub fn probe(file: &dyn IoFile, bytes: u64) -> Self {
         Self::try_probe(file, bytes).unwrap_or(Self::Refused)
     }
 
-    /// The same, but an error where it can't be tried now, which says nothing of what will be: on a full disk, without the right to make
-    /// files there, without descriptors.
+    /// As [`Self::probe`], but fails if the test is not possible now: on a full disk, without permission to
+    /// create files there, without free descriptors. Such an error says nothing about a later test.
     pub fn try_probe(file: &dyn IoFile, bytes: u64) -> Result<Self, Error> {
         let Some(reported) = file.atomic_write_bytes() else { return Ok(Self::Refused) };
         if !bytes.is_power_of_two() || !reported.contains(&bytes) {
@@ -70,7 +71,7 @@ impl AtomicWrites {
     }
 }
 
-/// Whether atomic writes of so many bytes can be relied on for a file like this one: [`AtomicWrites::InPlace`].
+/// Whether atomic writes of this many bytes are reliable on a file like this one: [`AtomicWrites::InPlace`].
 ///
 /// ```
 /// use pagekeeper_io::{Access, Create, Io, SimDisk, writes_atomically};
@@ -85,10 +86,11 @@ pub fn writes_atomically(file: &dyn IoFile, bytes: u64) -> bool {
     AtomicWrites::probe(file, bytes) == AtomicWrites::InPlace
 }
 
-/// Whether the device does such writes by itself; nothing where that can't be found out.
+/// Whether the device does such writes by itself; `None` if unknown.
 ///
-/// A file system that has both ways reports the device's limit too (`stx_atomic_write_unit_max_opt`), and takes the other way
-/// also below it, where blocks are not in a row or not aligned: there only a single block is sure.
+/// A file system with both ways also reports the device's limit (`stx_atomic_write_unit_max_opt`). Below the
+/// limit it still uses the other way if blocks are not contiguous or not aligned: then only a single block is
+/// certain.
 fn is_in_place(file: &dyn IoFile, bytes: u64) -> Option<bool> {
     let stat = statx(file.fd()?)?;
     let is_sure =
@@ -98,8 +100,9 @@ fn is_in_place(file: &dyn IoFile, bytes: u64) -> Option<bool> {
     Some(is_sure && device_takes(&node, bytes)?)
 }
 
-/// By a device's or partition's directory in sysfs (Documentation/ABI/stable/sysfs-block). A partition must begin where such
-/// a write may, else the kernel takes its device for one that has none.
+/// Reads the limits from the sysfs directory of a device or partition (Documentation/ABI/stable/sysfs-block).
+/// A partition must begin at a valid offset for such a write, or the kernel assumes no support for its
+/// device.
 fn device_takes(node: &Path, bytes: u64) -> Option<bool> {
     let number = |path: PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let (queue, start) = match node.join("queue") {
@@ -113,7 +116,7 @@ fn device_takes(node: &Path, bytes: u64) -> Option<bool> {
     Some(least > 0 && (least..=most).contains(&bytes) && start.is_multiple_of(unit))
 }
 
-/// Tries it in the file's directory.
+/// Tests atomic writes in the file's directory.
 fn works_beside(file: &dyn IoFile, reported: &RangeInclusive<u64>, bytes: u64) -> Result<bool, Error> {
     let dir = match file.path().parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,

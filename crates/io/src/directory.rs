@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::syscall::{call, require_regular};
 use crate::{Error, Lock, Process};
 
-/// Who may do what with new files and directories, less the umask.
+/// Permissions of new files and directories, before the umask.
 pub(crate) const FILE_MODE: u32 = 0o640;
 const DIRECTORY_MODE: u32 = 0o750;
 
@@ -54,7 +54,7 @@ pub(crate) fn sync(path: &Path) -> Result<(), Error> {
         .map_err(|errno| Error::Sync { path: path.to_path_buf(), errno: errno.raw_os_error() })
 }
 
-/// Calls again what a signal interrupted.
+/// Repeats a call that a signal interrupted.
 pub(crate) fn uninterrupted(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
     loop {
         match call() {
@@ -64,32 +64,32 @@ pub(crate) fn uninterrupted(mut call: impl FnMut() -> Result<(), Errno>) -> Resu
     }
 }
 
-/// A locked file. It is unlocked in words, since a close would leave it locked as long as a program that another thread
-/// is just starting has a copy of the descriptor: until its execve(2).
-struct Held {
+/// A locked file. It is unlocked explicitly: after a mere close, the lock would last as long as a program
+/// that another thread is just starting has a copy of the descriptor, which is until its execve(2).
+struct HeldFileLock {
     file: OwnedFd,
-    /// A process that was forked has a copy as well, and the lock is not its own to let go.
+    /// A forked process has a copy as well, but must not release its parent's lock.
     process: Process,
 }
 
-impl Drop for Held {
+impl Drop for HeldFileLock {
     fn drop(&mut self) {
         if self.process.is_current() {
-            // Where that fails, the close does it.
+            // If this fails, the close releases the lock.
             let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
         }
     }
 }
 
-/// Locks a file with flock(2): a lock of the open file description, so that a second open is locked out within one process
-/// as well.
+/// Locks a file with flock(2). The lock belongs to the open file description, so that a second open within
+/// the same process is locked out as well.
 pub(crate) fn lock(path: &Path) -> Result<Lock, Error> {
-    Ok(Lock::new(path, hold(path, Sharing::Exclusive)?))
+    Ok(Lock::new(path, hold(path, LockSharing::Exclusive)?))
 }
 
-/// As [`lock`], but others may share it, and nothing is written.
+/// Takes a lock as [`lock`] does, but a shared one. Nothing is written.
 pub(crate) fn lock_shared(path: &Path) -> Result<Option<Lock>, Error> {
-    match hold(path, Sharing::Shared) {
+    match hold(path, LockSharing::Shared) {
         Ok(held) => Ok(Some(Lock::new(path, held))),
         Err(error) if error.errno() == Some(libc::ENOENT) => Ok(None),
         Err(error) => Err(error),
@@ -97,15 +97,15 @@ pub(crate) fn lock_shared(path: &Path) -> Result<Option<Lock>, Error> {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Sharing {
+enum LockSharing {
     Exclusive,
     Shared,
 }
 
-fn hold(path: &Path, sharing: Sharing) -> Result<Held, Error> {
+fn hold(path: &Path, sharing: LockSharing) -> Result<HeldFileLock, Error> {
     let (access, operation) = match sharing {
-        Sharing::Exclusive => (OFlags::RDWR | OFlags::CREATE, FlockOperation::NonBlockingLockExclusive),
-        Sharing::Shared => (OFlags::RDONLY, FlockOperation::NonBlockingLockShared),
+        LockSharing::Exclusive => (OFlags::RDWR | OFlags::CREATE, FlockOperation::NonBlockingLockExclusive),
+        LockSharing::Shared => (OFlags::RDONLY, FlockOperation::NonBlockingLockShared),
     };
     loop {
         let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
@@ -118,8 +118,8 @@ fn hold(path: &Path, sharing: Sharing) -> Result<Held, Error> {
             Err(Errno::WOULDBLOCK) => return Err(Error::Locked { path: path.to_path_buf() }),
             Err(errno) => return Err(call("flock", path, errno)),
         }
-        let held = Held { file, process: Process::current() };
-        // Who held it until now may have taken the name away in between: then this is no one's lock.
+        let held = HeldFileLock { file, process: Process::current() };
+        // The previous holder may have removed the name in between. Then this lock protects nothing.
         match rustix::fs::stat(path) {
             Ok(now) if (now.st_dev, now.st_ino) == (stat.st_dev, stat.st_ino) => return Ok(held),
             Ok(_) | Err(Errno::NOENT) => {}
@@ -136,7 +136,7 @@ mod tests {
     fn a_copy_in_a_program_that_is_being_started_holds_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
-        let held = hold(&path, Sharing::Exclusive).unwrap();
+        let held = hold(&path, LockSharing::Exclusive).unwrap();
         let copy = held.file.try_clone().unwrap();
         assert_eq!(lock(&path).err(), Some(Error::Locked { path: path.clone() }));
         drop(held);

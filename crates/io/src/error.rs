@@ -1,4 +1,4 @@
-//! The only error type of this crate. It is `Clone`, so that one failed read can be reported to all who waited for it.
+//! The only error type of this crate. It is `Clone`, so that one failed read can be reported to all waiters.
 
 use std::fmt;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::text::escaped;
 
-/// What a path names in place of a regular file.
+/// The kind of file at a path that is not a regular file.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Error, FileKind, Io, Threads};
@@ -27,7 +27,7 @@ pub enum FileKind {
     CharacterDevice,
     /// A block device.
     BlockDevice,
-    /// Something that has no type that stat(2) knows: an eventfd, an epoll descriptor.
+    /// A kind that stat(2) has no type for: an eventfd, an epoll descriptor.
     Other,
 }
 
@@ -44,10 +44,10 @@ impl fmt::Display for FileKind {
     }
 }
 
-/// What went wrong on the data path.
+/// An error on the data path.
 ///
-/// After an error of a write or a sync nothing is known of the bytes concerned: some may be on the device, some only in the
-/// page cache. Neither is worth another try.
+/// After an error of a write or a sync, the state of the bytes concerned is unknown: some may be on the
+/// device, some only in the page cache. A retry is useless in both cases.
 ///
 /// ```
 /// use pagekeeper_io::{Error, FileKind};
@@ -63,7 +63,7 @@ pub enum Error {
     Call {
         /// The system call.
         call: &'static str,
-        /// The file it was meant for.
+        /// The file or directory of the call.
         path: PathBuf,
         /// The system's error number.
         errno: i32,
@@ -73,7 +73,7 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// What was asked for, in bytes.
+        /// The requested bytes.
         range: Range<u64>,
         /// The system's error number.
         errno: i32,
@@ -83,13 +83,13 @@ pub enum Error {
     Write {
         /// The file.
         path: PathBuf,
-        /// What was to be written, in bytes.
+        /// The bytes to write.
         range: Range<u64>,
         /// The system's error number.
         errno: i32,
     },
-    /// A sync or the wait for writeback failed: what was written before may be lost. The kernel says so once, and from then
-    /// on takes the pages for clean: no later sync can be trusted with them.
+    /// A sync or a wait for writeback failed: data written before may be lost. The kernel reports this once
+    /// and then marks the pages clean, so no later sync can be trusted for them.
     #[error("sync of {}: {}", escaped(path), io::Error::from_raw_os_error(*errno))]
     Sync {
         /// The file or directory.
@@ -97,27 +97,28 @@ pub enum Error {
         /// The system's error number.
         errno: i32,
     },
-    /// Another holds the lock, in this process or another.
+    /// Another holder has the lock, in this process or another.
     #[error("{}: locked, in use by another", escaped(path))]
     Locked {
         /// The file.
         path: PathBuf,
     },
-    /// A direct read or write whose offset, length or memory is not aligned as the file wants it (512 or 4096 bytes mostly;
-    /// [`crate::Support`] reports); or an atomic write whose length is no power of two, or whose offset no multiple of it.
+    /// A direct read or write with an offset, length or memory that is not aligned as the file requires
+    /// (usually to 512 or 4096 bytes; [`crate::Support`] reports it). Also an atomic write whose length is
+    /// not a power of two, or whose offset is not a multiple of its length.
     #[error("direct I/O on bytes {}..{} of {}: offset, length or memory is not aligned", range.start, range.end, escaped(path))]
     Unaligned {
         /// The file.
         path: PathBuf,
-        /// What was asked for, in bytes.
+        /// The requested bytes.
         range: Range<u64>,
     },
-    /// The path names something that has no pages: a directory, FIFO, socket or device.
+    /// The path names a file without pages: a directory, FIFO, socket or device.
     #[error("{}: {kind}, not a regular file", escaped(path))]
     NotARegularFile {
         /// The path as given.
         path: PathBuf,
-        /// What is there.
+        /// The kind of file.
         kind: FileKind,
     },
     /// The file system refuses `O_DIRECT` on this file (tmpfs before Linux 6.6, some FUSE).
@@ -128,20 +129,21 @@ pub enum Error {
         /// The system's error number.
         errno: i32,
     },
-    /// The file was opened by a back-end that this one can't read for (a simulated disk's file given to `io_uring`).
+    /// The file was opened by a back-end that this one cannot read for (a simulated disk's file given to
+    /// `io_uring`).
     #[error("{}: opened by another kind of disk than it is to be read by", escaped(path))]
     Foreign {
         /// The file.
         path: PathBuf,
     },
-    /// It was opened by the process that this one was forked from, and is that one's alone. It can be opened anew after the fork, where
-    /// no lock of the parent's keeps others out.
+    /// The value belongs to the process that this one was forked from. It can be opened again after the fork,
+    /// unless a lock of the parent prevents that.
     #[error("opened before this process was forked: only the process that opened it can use it")]
     Forked,
-    /// A back-end can't be had here: missing in the kernel, forbidden, or out of some resource.
+    /// A back-end is not available here: the kernel lacks or forbids it, or a resource ran out.
     #[error("{what} can't be used: {call}: {}", io::Error::from_raw_os_error(*errno))]
     Unavailable {
-        /// The back-end, or the part of it.
+        /// The back-end, or a part of it.
         what: &'static str,
         /// The call that failed.
         call: &'static str,
@@ -151,7 +153,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The system's error number, where there is one.
+    /// Returns the system's error number, if there is one.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Call { errno, .. }
@@ -168,7 +170,7 @@ impl Error {
         }
     }
 
-    /// The file that the error is about, if it is about one.
+    /// Returns the file that the error is about, if there is one.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Call { path, .. }
@@ -184,7 +186,7 @@ impl Error {
         }
     }
 
-    /// The kind of error, as the standard library sorts them.
+    /// Returns the kind of error in the standard library's classification.
     pub fn kind(&self) -> io::ErrorKind {
         match self {
             Self::NotARegularFile { kind: FileKind::Directory, .. } => io::ErrorKind::IsADirectory,

@@ -1,4 +1,4 @@
-//! An open file, as all back-ends show it.
+//! An open file, in the common form of all back-ends.
 
 use std::ops::{Range, RangeInclusive};
 use std::os::fd::BorrowedFd;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::{Error, Resident, WriteMode};
 
-/// Whether reads and writes go past the kernel's page cache.
+/// Whether reads and writes bypass the kernel's page cache.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Io, Threads};
@@ -16,14 +16,15 @@ use crate::{Error, Resident, WriteMode};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// `O_DIRECT`: between the device and the caller's memory; no page becomes resident. Offset, length and memory must be
-    /// aligned, mostly to 512 bytes; 4096 fits nearly everywhere; [`crate::Support`] reports.
+    /// `O_DIRECT`: transfers between the device and the caller's memory; no page becomes resident. Offset,
+    /// length and memory must be aligned, usually to 512 bytes. 4096 fits nearly everywhere;
+    /// [`crate::Support`] reports the requirement.
     Direct,
     /// Through the kernel's page cache, at any offset and length.
     Buffered,
 }
 
-/// What is known of a file without reading it.
+/// Properties of a file that are known without reading it.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Io, Threads};
@@ -35,21 +36,22 @@ pub enum Access {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileStat {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// The device, as `st_dev` encodes it.
     pub device: u64,
     /// The inode number.
     pub inode: u64,
-    /// When the content was last changed: seconds since 1970 and nanoseconds.
+    /// Time of the last change of the content: seconds since 1970 and nanoseconds.
     pub modified: (i64, u32),
-    /// When content or inode were last changed: seconds since 1970 and nanoseconds.
+    /// Time of the last change of content or inode: seconds since 1970 and nanoseconds.
     pub changed: (i64, u32),
 }
 
-/// An open file: to read from, and where it was opened by [`crate::Io::open_writable`] to write to.
+/// An open file for reading. If [`crate::Io::open_writable`] opened it, also for writing.
 ///
-/// The methods from [`Self::write_at`] on are provided for files that are only read: they fail with `EOPNOTSUPP`.
+/// The methods from [`Self::write_at`] on are provided for read-only implementations: they fail with
+/// `EOPNOTSUPP`.
 ///
 /// ```
 /// use pagekeeper_io::{Error, IoFile};
@@ -62,105 +64,111 @@ pub struct FileStat {
 /// }
 /// ```
 pub trait IoFile: Send + Sync {
-    /// Fills `buf` from `offset`; fewer bytes only at end of file, and then what is behind them in `buf` may have been
-    /// written too (a device reads whole sectors). Blocks the caller.
+    /// Fills `buf` from `offset` and blocks the caller. Returns fewer bytes only at end of file; then the
+    /// rest of `buf` may have been overwritten as well (a device reads whole sectors).
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error>;
 
-    /// Fills `buf` from `offset` with what the kernel's page cache holds, without waiting for storage: preadv2(2) with
-    /// `RWF_NOWAIT`. How many bytes; `None` where the first of them is not resident, the file is direct, or this can't be
-    /// asked. What is not there the kernel may begin to read.
+    /// Fills `buf` from `offset` with resident bytes of the kernel's page cache, without waiting for storage:
+    /// preadv2(2) with `RWF_NOWAIT`. Returns the number of bytes. Returns `None` if the first byte is not
+    /// resident, the file is direct, or the call is not supported. The kernel may start to read missing
+    /// pages.
     fn read_resident(&self, _offset: u64, _buf: &mut [u8]) -> Option<usize> {
         None
     }
 
-    /// Size, identity and times, as they are now.
+    /// Returns the current size, identity and times.
     fn stat(&self) -> Result<FileStat, Error>;
 
-    /// How it was opened.
+    /// Returns how the file was opened.
     fn access(&self) -> Access;
 
-    /// The name that it was opened by, for messages.
+    /// Returns the name with which the file was opened, for messages.
     fn path(&self) -> &Path;
 
-    /// Its descriptor; `None` on a simulated disk.
+    /// Returns the descriptor; `None` on a simulated disk.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Writes all of `buf` at `offset`, and lengthens the file where that ends behind it. Short writes and `EINTR` are gone on
-    /// with. On an error ([`Error::Write`]) some of it may be written. Blocks the caller.
+    /// Writes all of `buf` at `offset`, and extends the file if needed. Retries short writes and `EINTR`.
+    /// After an error ([`Error::Write`]) a part may have been written. Blocks the caller.
     fn write_at(&self, offset: u64, buf: &[u8], _mode: WriteMode) -> Result<(), Error> {
         let range = offset..offset.saturating_add(buf.len() as u64);
         Err(Error::Write { path: self.path().to_path_buf(), range, errno: libc::EOPNOTSUPP })
     }
 
-    /// Makes durable what was written to the file, and its size: fdatasync(2). Not its name: [`crate::Io::sync_dir`]. An error
-    /// ([`Error::Sync`]) is final: the kernel takes the pages for clean from then on, and a later sync that succeeds says
-    /// nothing of them.
+    /// Makes the file's data and size durable: fdatasync(2). Its name needs [`crate::Io::sync_dir`]. An error
+    /// ([`Error::Sync`]) is final: the kernel then marks the pages clean, and a later successful sync says
+    /// nothing about them.
     fn sync_data(&self) -> Result<(), Error> {
         Err(Error::Sync { path: self.path().to_path_buf(), errno: libc::EOPNOTSUPP })
     }
 
-    /// As [`Self::sync_data`], and the times as well: fsync(2).
+    /// As [`Self::sync_data`], and also makes the times durable: fsync(2).
     fn sync_all(&self) -> Result<(), Error> {
         self.sync_data()
     }
 
-    /// Sees to it that there is room on the device for the range, in bytes: fallocate(2). The file is lengthened to the
-    /// range's end, by zeros; what is there already stays. `EOPNOTSUPP` where the file system can't. Durable after a sync.
+    /// Allocates space on the device for the range, in bytes: fallocate(2). The file is extended with zeros
+    /// to the end of the range; existing data stays. Fails with `EOPNOTSUPP` if the file system does not
+    /// support it. Durable after a sync.
     fn allocate(&self, _range: Range<u64>) -> Result<(), Error> {
         Err(unsupported("fallocate", self.path()))
     }
 
-    /// Gives the room of the range, in bytes, back to the file system: fallocate(2) with `FALLOC_FL_PUNCH_HOLE`. It reads as zeros from
-    /// then on, and the file stays as long as it is. Blocks that are only in part within the range are written with zeros there. `EOPNOTSUPP` where the file
-    /// system can't. Durable after [`Self::sync_all`].
+    /// Frees the space of the range, in bytes: fallocate(2) with `FALLOC_FL_PUNCH_HOLE`. The range then reads
+    /// as zeros; the size of the file does not change. In blocks that are only partly in the range, zeros are
+    /// written. Fails with `EOPNOTSUPP` if the file system does not support it. Durable after
+    /// [`Self::sync_all`].
     fn punch(&self, _range: Range<u64>) -> Result<(), Error> {
         Err(unsupported("fallocate", self.path()))
     }
 
-    /// Cuts or lengthens (by zeros) the file to `len` bytes: ftruncate(2). Durable after a sync.
+    /// Truncates the file to `len` bytes, or extends it with zeros: ftruncate(2). Durable after a sync.
     fn set_len(&self, _len: u64) -> Result<(), Error> {
         Err(unsupported("ftruncate", self.path()))
     }
 
-    /// Asks for writeback of the range, in bytes, without waiting for it (`sync_file_range(2)` with WRITE; it can take as long
-    /// as the queue of the device is full). An end of `u64::MAX` is the end of the file. For files of one's own.
+    /// Starts writeback of the range, in bytes, without waiting for it (`sync_file_range(2)` with WRITE). The
+    /// call blocks while the device's queue is full. An end of `u64::MAX` means the end of the file. Only for
+    /// the caller's own files.
     fn start_writeback(&self, _range: Range<u64>) -> Result<(), Error> {
         Err(unsupported("sync_file_range", self.path()))
     }
 
-    /// Writes the range back and waits for it (`sync_file_range(2)` with `WAIT_BEFORE | WRITE | WAIT_AFTER`): its pages are clean
-    /// then, and can be released. Makes nothing durable: no cache of a device is flushed, no size written. An error is a
-    /// sync's ([`Error::Sync`]), and as final: a later sync may not report it again.
+    /// Writes the range back and waits for it (`sync_file_range(2)` with `WAIT_BEFORE | WRITE | WAIT_AFTER`).
+    /// Afterwards its pages are clean and can be released. Nothing becomes durable: neither the device's
+    /// cache is flushed nor the size written. An error ([`Error::Sync`]) is as final as a sync's, and a later
+    /// sync may not report it again.
     fn wait_writeback(&self, _range: Range<u64>) -> Result<(), Error> {
         Err(unsupported("sync_file_range", self.path()))
     }
 
-    /// Drops the clean pages of the range from the kernel's cache (`POSIX_FADV_DONTNEED`); of dirty ones it only starts
-    /// writeback. Pages wholly in the range, and the last page where the range ends behind it.
+    /// Drops the clean pages of the range from the kernel's cache (`POSIX_FADV_DONTNEED`). For dirty pages it
+    /// only starts writeback. It covers pages entirely in the range, and the last page if the range ends
+    /// behind it.
     fn release(&self, _range: Range<u64>) -> Result<(), Error> {
         Err(unsupported("posix_fadvise", self.path()))
     }
 
-    /// The smallest and the largest atomic write ([`WriteMode::Atomic`]) that the file takes, in bytes, both powers of two:
-    /// statx(2) with `STATX_WRITE_ATOMIC` (Linux 6.11). `None` where it takes none, is not direct, or the kernel does not
-    /// report. It is the kernel's word and no more, and can be far more than the device does by itself:
-    /// [`crate::AtomicWrites`] reports which, and tries.
+    /// Returns the smallest and the largest atomic write ([`WriteMode::Atomic`]) that the file accepts, in
+    /// bytes, both powers of two: statx(2) with `STATX_WRITE_ATOMIC` (Linux 6.11). Returns `None` if the file
+    /// accepts none, is not direct, or the kernel does not report it. The reported limit can be far more than
+    /// the device does by itself, and is not tested: [`crate::AtomicWrites`] does that.
     fn atomic_write_bytes(&self) -> Option<RangeInclusive<u64>> {
         None
     }
 
-    /// Whether a file could be made beside this one, as far as a simulated disk has room; other back-ends try such things.
+    /// Checks whether a simulated disk has space for another file. Other back-ends always succeed.
     fn has_room(&self) -> Result<(), Error> {
         Ok(())
     }
 
-    /// What the kernel's cache holds of the range (`cachestat(2)`, Linux 6.5); `None` where that can't be known.
+    /// Returns the resident bytes of the range (`cachestat(2)`, Linux 6.5); `None` if unknown.
     fn residency(&self, _range: Range<u64>) -> Result<Option<Resident>, Error> {
         Ok(None)
     }
 }
 
-/// What a back-end that only reads says of all else.
+/// The error of back-ends that only read for all other operations.
 pub(crate) fn unsupported(call: &'static str, path: &Path) -> Error {
     Error::Call { call, path: path.to_path_buf(), errno: libc::EOPNOTSUPP }
 }

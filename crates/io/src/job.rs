@@ -1,20 +1,20 @@
-//! A read or write in progress, whichever call submitted it.
+//! A read or write in progress, independent of the call that submitted it.
 
 use libc::iovec;
 
 use crate::transfer::Kind;
 use crate::{BatchRead, Error, IoFile, OwnedRead, OwnedWrite, Target, pread, pwrite, scatter};
 
-/// What a back-end carries from its begin to its end.
+/// The data of a read or write that a back-end keeps from its start to its end.
 ///
 /// # Safety
 ///
-/// Until the value is dropped or given back, its kind and pieces must be the same at each call. The memory of a read must
-/// be valid for writes and no one else's; that of a write valid for reads and changed by no one. The list of pieces must
-/// not move when the value does.
+/// Until the value is dropped or returned, its kind and pieces must be the same at each call. The memory of a
+/// read must be valid for writes and used by nobody else; that of a write must be valid for reads and changed
+/// by nobody. The list of pieces must not move when the value does.
 #[expect(unsafe_code, reason = "the promise that transfers by address rest on")]
 pub(crate) unsafe trait Job {
-    /// Which way the bytes go.
+    /// Returns the direction of the transfer.
     fn kind(&self) -> Kind {
         Kind::Read
     }
@@ -24,30 +24,30 @@ pub(crate) unsafe trait Job {
 }
 
 /// One read of a batch.
-pub(crate) struct Part<'a> {
+pub(crate) struct BatchPart<'a> {
     index: usize,
     read: &'a BatchRead<'a>,
 }
 
-impl<'a> Part<'a> {
+impl<'a> BatchPart<'a> {
     /// # Safety
     ///
-    /// There must be no other part of this read, and no one may look at its buffers until the part is gone.
+    /// There must be no other part of this read, and nobody may access its buffers until the part is dropped.
     #[expect(unsafe_code, reason = "a shared borrow that gives the right to write")]
     pub(crate) unsafe fn new(index: usize, read: &'a BatchRead<'a>) -> Self {
         Self { index, read }
     }
 
-    /// Its place in the batch.
+    /// Returns the index in the batch.
     pub(crate) fn index(&self) -> usize {
         self.index
     }
 }
 
-// SAFETY: the buffers are borrowed alone by the batch, and by the contract of `new` the part has them to itself; the list
-// of them is on the heap, and not changed while it is borrowed.
+// SAFETY: the batch borrows the buffers exclusively, and by the contract of `new` the part has them to
+// itself. Their list is on the heap, and not changed while it is borrowed.
 #[expect(unsafe_code, reason = "as stated above")]
-unsafe impl Job for Part<'_> {
+unsafe impl Job for BatchPart<'_> {
     fn file(&self) -> &dyn IoFile {
         self.read.file
     }
@@ -61,11 +61,11 @@ unsafe impl Job for Part<'_> {
     }
 }
 
-/// A request of the background.
+/// A background request.
 #[derive(Debug)]
 pub(crate) enum Request {
     Read(OwnedRead),
-    /// And the memory of its buffer, as a list of one on the heap.
+    /// A write, and the memory of its buffer as a list with one element on the heap.
     Write(OwnedWrite, Box<[Target; 1]>),
 }
 
@@ -78,8 +78,8 @@ impl From<OwnedRead> for Request {
 impl From<OwnedWrite> for Request {
     fn from(write: OwnedWrite) -> Self {
         let (start, len) = write.buf.place();
-        // SAFETY: the buffer owns this memory, wherever the buffer itself is moved, and no one has it but this request, which
-        // does not touch it before it is taken apart.
+        // SAFETY: the buffer owns this memory, wherever the buffer itself is moved. Only this request has the
+        // buffer, and does not touch it before it is taken apart.
         #[expect(unsafe_code, reason = "memory that is owned beside it")]
         let target = unsafe { Target::new(start, len) };
         Self::Write(write, Box::new([target]))
@@ -87,7 +87,7 @@ impl From<OwnedWrite> for Request {
 }
 
 impl Request {
-    /// Does it, blocking, and calls its `done`.
+    /// Performs the request, blocking, and calls its `done`.
     pub(crate) fn run(self) {
         match self {
             Self::Read(read) => pread::read_owned(read),
@@ -95,7 +95,7 @@ impl Request {
         }
     }
 
-    /// Reports the result: of a write the count is all there is, or it is an error.
+    /// Reports the result. A write without an error is always complete.
     pub(crate) fn finish(self, result: Result<usize, Error>) {
         match self {
             Self::Read(read) => read.finish(result),
@@ -104,9 +104,9 @@ impl Request {
     }
 }
 
-// SAFETY: by the contract of `Target` the memory of a read is the read's alone until `done` has been called, which takes
-// the value apart; that of a write is its own buffer's, which is not touched before that either. The lists of targets are
-// on the heap, and not changed.
+// SAFETY: by the contract of `Target` the memory of a read belongs to the read until `done` has been called,
+// which takes the value apart. The memory of a write belongs to its buffer, which is not touched before that
+// either. The lists of targets are on the heap, and not changed.
 #[expect(unsafe_code, reason = "as stated above")]
 unsafe impl Job for Request {
     fn kind(&self) -> Kind {

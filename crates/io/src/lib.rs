@@ -1,9 +1,9 @@
 //! The data path: reading and writing files through one trait with three back-ends.
 //!
-//! [`Io`] opens files and reads them: alone and blocking ([`IoFile::read_at`]), many at once and wide
-//! ([`Io::read_batch`]), one after another and wide ([`Io::read_stream`]), or in the background ([`Io::submit`]). A result
-//! that is shorter than what was asked means end of file, on every back-end and nothing else: short counts, `EINTR` and
-//! `EAGAIN` are retried inside.
+//! [`Io`] opens files and reads them: one blocking read ([`IoFile::read_at`]), many in parallel
+//! ([`Io::read_batch`]), a stream with many in flight ([`Io::read_stream`]), or in the background
+//! ([`Io::submit`]). A result that is shorter than requested means end of file, on every back-end: short
+//! reads, `EINTR` and `EAGAIN` are retried inside.
 //!
 //! | back-end | how | for |
 //! |---|---|---|
@@ -11,17 +11,17 @@
 //! | [`Threads`] | a pool of threads in `preadv` | everywhere else |
 //! | [`SimDisk`] | virtual time, faults, computed files, power cuts; repeats from a seed | tests |
 //!
-//! [`best`] picks one of the first two, [`Choice`] also says why. [`Support`] reports what direct reads come to on a file:
-//! found out by reading. [`AtomicWrites`] reports what writes come to that no crash tears ([`WriteMode::Atomic`]): found out
-//! by writing to another file.
+//! [`best`] picks one of the first two; [`Choice`] also says why. [`Support`] tests direct reads of a file.
+//! [`AtomicWrites`] tests writes that no crash tears ([`WriteMode::Atomic`]), on another file.
 //!
 //! Files are written through [`Io::open_writable`]: blocking ([`IoFile::write_at`]) or in the background
-//! ([`Io::submit_writes`]); syncs, room and release of pages are [`IoFile`]'s, names and locks [`Io`]'s. Nothing is durable
-//! before a sync has said so: of data and size the file's own, of names the directory's ([`Io::sync_dir`]). A write or sync
-//! that failed is final, and not tried again.
+//! ([`Io::submit_writes`]). [`IoFile`] also syncs, allocates space and releases pages; [`Io`] handles names
+//! and locks. Nothing is durable before a sync: data and size need a sync of the file, names one of the
+//! directory ([`Io::sync_dir`]). A failed write or sync is final, and not retried.
 //!
-//! No lock is held over I/O. Nothing is written but what a caller writes (to probe a directory, or a file for atomic
-//! writes, an unnamed file is made there and goes again); a file that is opened for reading is never made, cut or written.
+//! No lock is held over I/O. The crate writes only what a caller writes, except for an unnamed file that
+//! tests a directory or atomic writes and is freed at once. A file that is opened for reading is never
+//! created, truncated or written.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// An exclusive lock on a file: let go when dropped, and by the system when the process ends.
+/// A lock on a file. It is released when the value is dropped, or by the system when the process ends.
 ///
 /// ```
 /// use pagekeeper_io::{Error, Io, SimDisk};
@@ -21,12 +21,12 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// For those who write a back-end: a lock that lasts as long as `held` is not dropped.
+    /// Creates a lock that lasts until `held` is dropped; for implementations of back-ends.
     pub fn new(path: impl Into<PathBuf>, held: impl Any + Send + Sync) -> Self {
         Self { path: path.into(), _held: Box::new(held) }
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }

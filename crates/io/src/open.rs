@@ -1,8 +1,9 @@
 //! Opens regular files, and adopts open ones: shared by the back-ends for real files.
 //!
-//! Invariants: close-on-exec; read-only, and nothing created, unless it is asked for; nothing is truncated. A FIFO or device is not opened;
-//! one that appears between the check and the open does not block (`O_NONBLOCK`, cleared afterwards, since `io_uring` returns
-//! `EAGAIN` for it on some file systems). The access time is left alone where the kernel allows it (`O_NOATIME`, for
+//! Invariants: descriptors are close-on-exec, and read-only unless writing is requested. Nothing is created
+//! unless requested, and nothing is truncated. A FIFO or device is not opened; one that appears between the
+//! check and the open does not block (`O_NONBLOCK`, cleared afterwards, since `io_uring` returns `EAGAIN` for
+//! it on some file systems). The access time is not updated if the kernel allows that (`O_NOATIME`, for
 //! owners and `CAP_FOWNER`: open(2)). With [`Access::Direct`] the file is direct from its first open on.
 
 use std::fs::File;
@@ -29,9 +30,9 @@ pub(crate) struct DiskFile {
     file: File,
     path: PathBuf,
     access: Access,
-    /// The same open file, for questions on its pages; made when the first is asked.
+    /// The same open file for queries about its pages; created at the first query.
     inspected: OnceLock<InspectedFile>,
-    /// The file system refused to read without waiting.
+    /// Whether the file system refused to read without waiting.
     must_wait: AtomicBool,
 }
 
@@ -40,7 +41,7 @@ impl DiskFile {
         Arc::new(Self { file, path, access, inspected: OnceLock::new(), must_wait: AtomicBool::new(false) })
     }
 
-    /// Opens by name for reading and writing, following links but for a new file.
+    /// Opens by name for reading and writing. Follows links unless the file is new.
     pub(crate) fn open_writable(
         path: &Path,
         access: Access,
@@ -56,7 +57,7 @@ impl DiskFile {
         };
         let opened = open_with(path, path, flags, access);
         if create == Create::New && matches!(opened, Err(Error::NoDirect { .. })) {
-            // The file is made before `O_DIRECT` is looked at: open(2).
+            // The file is created before `O_DIRECT` is checked: open(2).
             let _ = rustix::fs::unlink(path);
         }
         let fd = opened?;
@@ -81,7 +82,7 @@ impl DiskFile {
 
     /// Opens by name, following links.
     pub(crate) fn open(path: &Path, access: Access) -> Result<Arc<dyn IoFile>, Error> {
-        // Looked at first: opening a device node can act on the device (rewind a tape, raise a modem line).
+        // Checked first: opening a device node can act on the device (rewind a tape, raise a modem line).
         let stat = rustix::fs::stat(path).map_err(|errno| call("stat", path, errno))?;
         require_regular(&stat, path)?;
         let fd = open_quietly(path, path, access)?;
@@ -90,7 +91,8 @@ impl DiskFile {
         Ok(Self::shared(fd.into(), path.to_path_buf(), access))
     }
 
-    /// Takes over an open file; opened anew where its flags do not fit, if it may be: its access shows what it is.
+    /// Takes over an open file. It is opened again if its flags do not fit and if that is permitted; its
+    /// access shows the result.
     pub(crate) fn adopt(file: File, access: Access) -> Result<Arc<dyn IoFile>, Error> {
         let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let path = std::fs::read_link(&link).unwrap_or_else(|_| link.clone());
@@ -106,7 +108,7 @@ impl DiskFile {
         }
         match open_quietly(&link, &path, access) {
             Ok(fd) => Ok(Self::shared(fd.into(), path, access)),
-            // Handed over by somebody who may open it, or without /proc: what was given will do.
+            // No permission to open it, or no /proc: the file is used as given.
             Err(Error::Call { errno: libc::EACCES | libc::EPERM | libc::ENOENT, .. })
                 if access == Access::Direct && !flags.contains(OFlags::NONBLOCK) =>
             {
@@ -133,7 +135,7 @@ impl IoFile for DiskFile {
                 self.must_wait.store(true, Ordering::Relaxed);
                 None
             }
-            // Not resident; any other error is reported by the read that waits.
+            // Not resident. The blocking read reports any other error.
             Err(_) => None,
         }
     }
@@ -192,7 +194,7 @@ impl IoFile for DiskFile {
     }
 
     fn atomic_write_bytes(&self) -> Option<RangeInclusive<u64>> {
-        // statx(2) looks at the file, not at how it was opened.
+        // statx(2) describes the file, however it was opened.
         if self.access == Access::Direct { atomic_limits::reported(&self.file) } else { None }
     }
 
@@ -201,12 +203,12 @@ impl IoFile for DiskFile {
     }
 }
 
-/// Opens `path`, which errors call `shown`, for reading, with the flags of the module's invariants.
+/// Opens `path` for reading with the flags of the module's invariants. Errors name it `shown`.
 pub(crate) fn open_quietly(path: &Path, shown: &Path, access: Access) -> Result<OwnedFd, Error> {
     open_with(path, shown, OFlags::RDONLY, access)
 }
 
-/// Opens with these flags and those of the invariants; once more without `O_NOATIME` where that is refused.
+/// Opens with these flags and those of the invariants. Retries without `O_NOATIME` if that is refused.
 fn open_with(path: &Path, shown: &Path, how: OFlags, access: Access) -> Result<OwnedFd, Error> {
     let direct = if access == Access::Direct { OFlags::DIRECT } else { OFlags::empty() };
     let flags = how | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK | direct;
@@ -222,13 +224,13 @@ fn open_with(path: &Path, shown: &Path, how: OFlags, access: Access) -> Result<O
         }
         errno => call("open", shown, errno),
     })?;
-    // This description is ours alone.
+    // This file description is not shared.
     let flags = rustix::fs::fcntl_getfl(&fd).map_err(|errno| call("fcntl", shown, errno))?;
     rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK).map_err(|errno| call("fcntl", shown, errno))?;
     Ok(fd)
 }
 
-/// `None` where a file system gives a size below 0, or more nanoseconds than 32 bits hold.
+/// Returns `None` if a file system reports a size below 0, or more nanoseconds than 32 bits hold.
 fn file_stat(stat: &Stat) -> Option<FileStat> {
     Some(FileStat {
         size: u64::try_from(stat.st_size).ok()?,
@@ -300,7 +302,7 @@ mod tests {
         assert_eq!(adopted.path(), path.canonicalize().unwrap());
         assert!(flags_of(&adopted).contains(OFlags::DIRECT));
         assert!(!rustix::fs::fcntl_getfl(&shared).unwrap().contains(OFlags::DIRECT));
-        // And back again; and one that fits stays as it is.
+        // The other direction as well; a file whose flags fit stays as it is.
         let direct = File::options().read(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
         let adopted = DiskFile::adopt(direct.try_clone().unwrap(), Access::Buffered).unwrap();
         assert!(!flags_of(&adopted).contains(OFlags::DIRECT));
@@ -357,7 +359,8 @@ mod tests {
         assert_eq!(file.read_resident((64 << 10) - 40, &mut buf), Some(40));
         assert!(buf[..40].iter().all(|byte| *byte == 7));
         assert_eq!(file.read_resident(1 << 20, &mut buf), None);
-        // What is not there is asked for from the device, and a fast one may have it before the call returns: so not each time.
+        // A refused read starts a read from the device, and a fast device may finish before the call returns:
+        // so it is not refused each time.
         let mut is_refused = || {
             file.release(0..u64::MAX).unwrap();
             let is_gone = file.residency(0..64 << 10).unwrap().is_none_or(|found| found.resident == 0);

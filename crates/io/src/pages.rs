@@ -1,7 +1,8 @@
-//! Pages of real files: sync, allocation, writeback and release, each by plain system calls of the calling thread.
+//! Pages of real files: sync, allocation, writeback and release, each by plain system calls of the calling
+//! thread.
 //!
-//! An error of a sync or of writeback is reported once by the kernel, to whoever asks first (`lib/errseq.c`), and the pages count
-//! as clean afterwards: it is final, and nothing here retries except after a signal.
+//! The kernel reports an error of a sync or of writeback once, to whoever asks first (`lib/errseq.c`), and
+//! then marks the pages clean. So an error is final, and nothing here retries except after a signal.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -55,13 +56,13 @@ pub(crate) fn start_writeback(file: &InspectedFile, range: Range<u64>) -> Result
 }
 
 pub(crate) fn wait_writeback(file: &InspectedFile, range: Range<u64>) -> Result<(), Error> {
-    // On an overlay `sync_file_range` succeeds and does nothing.
+    // On an overlay, `sync_file_range` succeeds without any effect.
     let overlay = file.file_system().is_ok_and(|file_system| file_system == FileSystem::Overlay);
     let how = if overlay { Flush::Fdatasync } else { Flush::SyncFileRange };
     flush(file, range, how, Duration::MAX).map(|_| ()).map_err(|error| writeback_error(&error))
 }
 
-/// Writeback reports failed writes as a sync does, and in its place.
+/// A wait for writeback reports failed writes in place of a sync.
 fn writeback_error(error: &pagekeeper_kernel::Error) -> Error {
     Error::Sync { path: error.path().to_path_buf(), errno: error.errno().unwrap_or(libc::EIO) }
 }
@@ -70,7 +71,7 @@ pub(crate) fn release(file: impl AsFd, path: &Path, range: Range<u64>) -> Result
     advise(file, Advice::DontNeed, range, path).map_err(|error| other_error(&error.into()))
 }
 
-/// Nothing where the kernel has no cachestat(2), or does not report it.
+/// Returns `None` if the kernel lacks cachestat(2) or does not permit it.
 pub(crate) fn resident(file: &InspectedFile, range: Range<u64>) -> Result<Option<Resident>, Error> {
     match residency(file, range) {
         Ok(found) => {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::{Access, Create, Error, Io, IoFile};
 
-/// Opens a file to read as a crash left it on its device: past the kernel's cache, which can show what the device never got
-/// (after a sync that failed). On a file system without direct I/O ([`IoFile::access`] reports): through the cache, from which what
-/// is clean is dropped before.
+/// Opens a file to read what a crash left on its device: past the kernel's cache, which may have data that
+/// the device never received (after a failed sync). On a file system without direct I/O ([`IoFile::access`]
+/// reports that), the file is read through the cache, after its clean pages are dropped.
 ///
 /// ```
 /// use pagekeeper_io::{Access, SimDisk, open_past_cache};
@@ -27,10 +27,10 @@ pub fn open_past_cache(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, Erro
     }
 }
 
-/// Opens a file to write, directly where that can be had, and makes it first if it is to be.
+/// Opens a file for writing, for direct I/O if available. Creates it first if requested.
 pub fn open_writable_past_cache(io: &dyn Io, path: &Path, create: Create) -> Result<Arc<dyn IoFile>, Error> {
     if create == Create::New {
-        // Without the flag: some file systems make the file and then refuse it.
+        // Without the flag: some file systems create the file and then refuse the flag.
         io.open_writable(path, Access::Buffered, create)?;
     }
     match io.open_writable(path, Access::Direct, Create::Never) {

@@ -11,35 +11,35 @@ use crate::{BatchRead, Error, IoFile, OwnedRead, scatter};
 /// Fills a buffer from `offset`, blocking.
 pub(crate) fn read_slice(file: &dyn IoFile, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
     let bufs = [IoSliceMut::new(buf)];
-    // SAFETY: the buffer is borrowed alone for the time of the call.
+    // SAFETY: the buffer is borrowed exclusively during the call.
     #[expect(unsafe_code, reason = "the memory is a slice")]
     unsafe {
         read(file, offset, scatter::of_slices(&bufs))
     }
 }
 
-/// Does one read of a batch, blocking.
+/// Performs one read of a batch, blocking.
 pub(crate) fn read_alone(read: &mut BatchRead<'_>) -> Result<usize, Error> {
-    // SAFETY: the buffers are borrowed alone for the time of the call.
+    // SAFETY: the buffers are borrowed exclusively during the call.
     #[expect(unsafe_code, reason = "the memory is slices")]
     unsafe {
         self::read(read.file, read.offset, scatter::of_slices(&read.bufs))
     }
 }
 
-/// Does one read of the background, blocking, and calls its `done`.
+/// Performs one background read, blocking, and calls its `done`.
 pub(crate) fn read_owned(read: OwnedRead) {
-    // SAFETY: by the contract of `Target` the memory is the read's alone until `done` has been called.
+    // SAFETY: by the contract of `Target` the memory belongs to the read until `done` has been called.
     #[expect(unsafe_code, reason = "the promise of Target is taken up")]
     let result = unsafe { self::read(&*read.file, read.offset, scatter::of_targets(&read.targets)) };
     read.finish(result);
 }
 
-/// Fills `pieces` from `offset`, blocking; fewer bytes only at end of file.
+/// Fills `pieces` from `offset`, blocking. Returns fewer bytes only at end of file.
 ///
 /// # Safety
 ///
-/// The pieces must be valid for writes, and no one else's, until the call returns.
+/// The pieces must be valid for writes, and used by nobody else, until the call returns.
 #[expect(unsafe_code, reason = "the kernel writes where it is asked to")]
 pub(crate) unsafe fn read(file: &dyn IoFile, offset: u64, pieces: &[iovec]) -> Result<usize, Error> {
     let mut transfer = Transfer::new(Kind::Read, offset, scatter::total(pieces));
@@ -59,16 +59,16 @@ pub(crate) unsafe fn read(file: &dyn IoFile, offset: u64, pieces: &[iovec]) -> R
     }
 }
 
-/// One raw read: a count, or an error number.
+/// Performs one raw read. Returns a byte count or an error number.
 ///
 /// # Safety
 ///
-/// As for [`read`]. At most [`scatter::PIECES_MAX`] pieces, else the kernel refuses the call.
+/// As for [`read`]. With more than [`scatter::PIECES_MAX`] pieces the kernel refuses the call.
 #[expect(unsafe_code, reason = "a system call on raw memory")]
 unsafe fn preadv(fd: BorrowedFd<'_>, pieces: &[iovec], offset: u64) -> Result<usize, i32> {
     let offset = libc::off_t::try_from(offset).map_err(|_| libc::EINVAL)?;
     let count = match pieces {
-        // SAFETY: the descriptor is borrowed, so open; the caller vouches for the memory.
+        // SAFETY: the descriptor is borrowed, so it is open; the caller guarantees the memory.
         [piece] => unsafe { libc::pread(fd.as_raw_fd(), piece.iov_base, piece.iov_len, offset) },
         pieces => {
             let count = libc::c_int::try_from(pieces.len()).map_err(|_| libc::EINVAL)?;

@@ -1,7 +1,7 @@
-//! What works here, found by trying it: direct reads of a file, and the best back-end.
+//! Tests what works here: direct reads of a file, and the best back-end.
 //!
-//! Neither the kernel's version nor a flag alone is trusted. What can't be found out (residency may be reported to the file's
-//! owner only) counts as working if the read itself did.
+//! Neither the kernel's version nor a flag alone is trusted. If the test has no answer (residency may be
+//! reported only to the file's owner), a successful read counts as working.
 
 use std::fs::File;
 use std::io::Write;
@@ -17,7 +17,7 @@ use crate::open::open_quietly;
 use crate::syscall::{call, require_regular};
 use crate::{Access, Error, Io, Threads, Uring};
 
-/// To how many bytes direct reads must be aligned.
+/// The alignment of direct reads in bytes.
 ///
 /// ```
 /// use pagekeeper_io::Alignment;
@@ -26,13 +26,13 @@ use crate::{Access, Error, Io, Threads, Uring};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Alignment {
-    /// The memory's address.
+    /// Alignment of the memory's address.
     pub memory: usize,
-    /// Offset and length.
+    /// Alignment of offset and length.
     pub offset: usize,
 }
 
-/// What direct reads of a file come to.
+/// The support of direct reads of a file.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Support};
@@ -46,24 +46,26 @@ pub struct Alignment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Support {
-    /// They work, and leave nothing in the page cache.
+    /// Supported; direct reads leave nothing in the page cache.
     Direct(Alignment),
-    /// They are allowed, but go through the page cache all the same: tmpfs, or a file system that ignores `O_DIRECT`.
+    /// Accepted, but through the page cache: tmpfs, or a file system that ignores `O_DIRECT`.
     Cached,
-    /// They are refused, with this error number.
+    /// Refused with this error number.
     Refused {
-        /// The system's.
+        /// The system's error number.
         errno: i32,
     },
 }
 
-/// Alignment where the kernel does not report it: fits all devices and file systems with blocks of up to this.
-const USUAL: usize = 4096;
+/// The alignment if the kernel does not report it: enough for all devices and file systems with blocks up to
+/// this size.
+const DEFAULT_ALIGNMENT: usize = 4096;
 
 impl Support {
-    /// Tries direct reads on a file, or in a directory on a file of its own: unnamed, two pages long, gone afterwards.
+    /// Tests direct reads on a file; in a directory, on an unnamed file of two pages that is freed
+    /// afterwards.
     ///
-    /// Where the first page of the file is resident it is dropped first (a clean page; no data is lost).
+    /// If the first page of the file is resident, it is dropped first. It is clean, so no data is lost.
     pub fn probe(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         if path.is_dir() {
@@ -73,7 +75,9 @@ impl Support {
                 errno: error.raw_os_error().unwrap_or(libc::EIO),
             };
             let mut file = tempfile::tempfile_in(path).map_err(|error| failed(&error))?;
-            file.write_all(&[1; 2 * USUAL]).and_then(|()| file.sync_all()).map_err(|error| failed(&error))?;
+            file.write_all(&[1; 2 * DEFAULT_ALIGNMENT])
+                .and_then(|()| file.sync_all())
+                .map_err(|error| failed(&error))?;
             return Self::of(file.into(), path);
         }
         let stat = rustix::fs::stat(path).map_err(|errno| call("stat", path, errno))?;
@@ -81,7 +85,7 @@ impl Support {
         Self::of(open_quietly(path, path, Access::Buffered)?, path)
     }
 
-    /// Tries direct reads on an open file; it is opened anew for that, and keeps its own flags.
+    /// Tests direct reads of an open file. It is opened again for the test, and keeps its own flags.
     pub fn probe_direct(file: &File) -> Result<Self, Error> {
         let link = link_of(file.as_raw_fd());
         let path = std::fs::read_link(&link).unwrap_or(link);
@@ -95,9 +99,10 @@ impl Support {
         Self::of(file.into(), &path)
     }
 
-    /// What the kernel reports of direct reads of an open file, without a try (`STATX_DIOALIGN` of statx(2), Linux 6.1): ext4, for
-    /// one, takes `O_DIRECT` for files whose data it journals, and reads them through the page cache. `None` where it reports
-    /// nothing: before, and on btrfs and others.
+    /// Returns the kernel's report about direct reads of an open file, without a test (`STATX_DIOALIGN` of
+    /// statx(2), Linux 6.1). For example, ext4 accepts `O_DIRECT` for files whose data it journals, but reads
+    /// them through the page cache. Returns `None` if nothing is reported: on older kernels, and on btrfs and
+    /// others.
     pub fn reported(file: impl AsFd) -> Option<Self> {
         Some(match reported_alignment(file.as_fd())? {
             Alignment { offset: 0, .. } => Self::Refused { errno: libc::EOPNOTSUPP },
@@ -113,11 +118,11 @@ impl Support {
         let alignment = match Self::reported(&direct) {
             Some(Self::Direct(alignment)) => alignment,
             Some(refused) => return Ok(refused),
-            None => Alignment { memory: USUAL, offset: USUAL },
+            None => Alignment { memory: DEFAULT_ALIGNMENT, offset: DEFAULT_ALIGNMENT },
         };
-        let len = alignment.offset.max(USUAL);
-        let cached = Cached::new(file, path, len as u64);
-        let align = alignment.memory.max(USUAL);
+        let len = alignment.offset.max(DEFAULT_ALIGNMENT);
+        let cached = ProbedPages::new(file, path, len as u64);
+        let align = alignment.memory.max(DEFAULT_ALIGNMENT);
         let mut memory = vec![0_u8; len + align];
         let skip = memory.as_ptr().align_offset(align);
         match rustix::io::pread(&direct, &mut memory[skip..skip + len], 0) {
@@ -139,7 +144,8 @@ fn link_of(fd: i32) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{fd}"))
 }
 
-/// What statx(2) says (`STATX_DIOALIGN`, Linux 6.1; not on every file system): zeros for "no direct reads".
+/// Returns the report of statx(2) (`STATX_DIOALIGN`, Linux 6.1; not on every file system): zeros mean "no
+/// direct reads".
 fn reported_alignment(file: BorrowedFd<'_>) -> Option<Alignment> {
     let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     if !StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN) {
@@ -149,19 +155,19 @@ fn reported_alignment(file: BorrowedFd<'_>) -> Option<Alignment> {
     Some(Alignment { memory: bytes(stat.stx_dio_mem_align)?, offset: bytes(stat.stx_dio_offset_align)? })
 }
 
-/// The first bytes of a file, of which it can be seen whether a read makes them resident.
-struct Cached {
+/// The first bytes of a file whose residency can be queried before and after a read.
+struct ProbedPages {
     file: InspectedFile,
     len: u64,
 }
 
-impl Cached {
-    /// Nothing where that can't be seen.
+impl ProbedPages {
+    /// Returns `None` if residency cannot be queried.
     fn new(file: OwnedFd, path: &Path, len: u64) -> Option<Self> {
         let cached = Self { file: InspectedFile::from_fd(file, path.to_path_buf()).ok()?, len };
         if FileSystem::of(&cached.file, path).is_ok_and(|file_system| file_system.release_refusal().is_some())
         {
-            // The page cache is the file: always filled.
+            // The page cache is the file itself, so it is always filled.
             return Some(cached);
         }
         if cached.is_filled() {
@@ -175,7 +181,7 @@ impl Cached {
     }
 }
 
-/// The best back-end that works here, and why it is none better.
+/// The best back-end that works here, and why no better one was chosen.
 ///
 /// ```
 /// let choice = pagekeeper_io::Choice::new();
@@ -187,7 +193,7 @@ impl Cached {
 pub struct Choice {
     /// The back-end.
     pub io: Arc<dyn Io>,
-    /// Why it is not `io_uring`, if it is not.
+    /// Why `io_uring` was not chosen, if so.
     pub not_uring: Option<Error>,
 }
 
@@ -198,7 +204,7 @@ impl std::fmt::Debug for Choice {
 }
 
 impl Choice {
-    /// [`Uring`] where it works, else [`Threads`].
+    /// Chooses [`Uring`] if it works, otherwise [`Threads`].
     pub fn new() -> Self {
         match Uring::new() {
             Ok(uring) => Self { io: Arc::new(uring), not_uring: None },
@@ -213,7 +219,7 @@ impl Default for Choice {
     }
 }
 
-/// The best back-end that works here: [`Choice`] also says why.
+/// Returns the best back-end that works here. [`Choice`] also says why.
 ///
 /// ```
 /// use pagekeeper_io::Access;

@@ -1,9 +1,11 @@
-//! Detects a fork. What was opened before can't be used in a forked child: it has none of the parent's threads, may find locks held
-//! by one of them for ever, and shares rings, positions and locks on files with the parent.
+//! Detects a fork. A forked child cannot use what its parent opened: it lacks the parent's threads, may find
+//! their locks held forever, and shares rings, positions and file locks with the parent.
 //!
-//! A mark in a page of its own: the kernel clears that page in a forked child (`MADV_WIPEONFORK`), however it was forked, and the child
-//! takes a new number. Where the kernel can't, a handler of `pthread_atfork(3)` clears it, which `_Fork` and a raw clone(2) don't call.
-//! A child of vfork(2) or `posix_spawn(3)` shares the parent's memory until it executes another program, and looks like it.
+//! A mark in its own page detects that. The kernel clears this page in a forked child (`MADV_WIPEONFORK`),
+//! however it was forked, and the child takes a new number. If the kernel cannot, a handler of
+//! `pthread_atfork(3)` clears the mark; `_Fork` and a raw clone(2) do not call it. A child of vfork(2) or
+//! `posix_spawn(3)` shares the parent's memory until it executes another program, so it looks like the
+//! parent.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -11,10 +13,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::Error;
 
-/// Where the mark is if it has no page of its own.
-static PLAIN: AtomicU32 = AtomicU32::new(0);
+/// The mark if it has no page of its own.
+static FALLBACK_MARK: AtomicU32 = AtomicU32::new(0);
 
-/// The process that something was made in.
+/// The process that created a value.
 ///
 /// ```
 /// use pagekeeper_io::Process;
@@ -23,23 +25,23 @@ static PLAIN: AtomicU32 = AtomicU32::new(0);
 /// ```
 #[derive(Clone, Copy)]
 pub struct Process {
-    /// This process's number; 0 in a child that nobody asked yet.
+    /// The number of the current process; 0 in a child that has not taken a number yet.
     mark: &'static AtomicU32,
     number: u32,
 }
 
 impl Process {
-    /// This process.
+    /// Returns the current process.
     pub fn current() -> Self {
-        static MARK: OnceLock<&AtomicU32> = OnceLock::new();
-        // Copied by a fork, so that no number is given twice among a process and its children.
-        static LAST: AtomicU32 = AtomicU32::new(0);
-        let mark = *MARK.get_or_init(mark);
+        static PROCESS_MARK: OnceLock<&AtomicU32> = OnceLock::new();
+        // A fork copies this counter, so a process and its descendants never use the same number twice.
+        static LAST_NUMBER: AtomicU32 = AtomicU32::new(0);
+        let mark = *PROCESS_MARK.get_or_init(mark);
         let found = mark.load(Ordering::Relaxed);
         if found != 0 {
             return Self { mark, number: found };
         }
-        let new = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+        let new = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
         let number = match mark.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => new,
             Err(of_another_thread) => of_another_thread,
@@ -47,19 +49,20 @@ impl Process {
         Self { mark, number }
     }
 
-    /// Whether this is it, and not a child that was forked from it since. One load and a comparison; no system call.
+    /// Whether this is the current process, and not one that it was forked from. Costs one load and a
+    /// comparison, without a system call.
     #[inline]
     pub fn is_current(self) -> bool {
         self.mark.load(Ordering::Relaxed) == self.number
     }
 
-    /// [`Error::Forked`] in a child.
+    /// Fails with [`Error::Forked`] in a child.
     #[inline]
     pub fn require(self) -> Result<(), Error> {
         if self.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 
-    /// A number that neither the process that it was forked from has, nor any before that.
+    /// Returns a number that differs from those of all ancestors from which the process was forked.
     pub fn number(self) -> u32 {
         self.number
     }
@@ -79,27 +82,27 @@ impl PartialEq for Process {
 
 impl Eq for Process {}
 
-/// A mark that is cleared in each forked child.
+/// Creates a mark that is cleared in each forked child.
 fn mark() -> &'static AtomicU32 {
     page().unwrap_or_else(|| {
         follow();
-        &PLAIN
+        &FALLBACK_MARK
     })
 }
 
-/// A page that the kernel clears in a child.
+/// Allocates a page that the kernel clears in a child.
 #[cfg(not(miri))]
 #[expect(unsafe_code, reason = "a mapping of its own")]
 fn page() -> Option<&'static AtomicU32> {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
-    // The kernel rounds it up to a page.
+    // The kernel rounds the length up to a page.
     let len = size_of::<AtomicU32>();
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping, which the advice is about and which is never unmapped; its first bytes are zero, aligned, and used as
-    // an atomic number alone.
+    // SAFETY: a new mapping that is never unmapped. The advice covers only this mapping. Its first bytes are
+    // zero and aligned, and only used as an atomic number.
     unsafe {
         let address = mmap_anonymous(std::ptr::null_mut(), len, access, MapFlags::PRIVATE).ok()?;
-        // Where it is refused (before Linux 4.14) the page stays: it is done once.
+        // If the advice is refused (before Linux 4.14), the page stays allocated; this happens once.
         madvise(address, len, Advice::LinuxWipeOnFork).ok()?;
         Some(&*address.cast::<AtomicU32>())
     }
@@ -111,13 +114,14 @@ fn page() -> Option<&'static AtomicU32> {
 }
 
 extern "C" fn forked() {
-    PLAIN.store(0, Ordering::Relaxed);
+    FALLBACK_MARK.store(0, Ordering::Relaxed);
 }
 
-/// Has the C library clear the mark in a child. Without memory for that forks go unnoticed.
+/// Makes the C library clear the mark in a child. If it lacks memory for that, forks are not detected.
 #[expect(unsafe_code, reason = "a function that the C library is to call")]
 fn follow() {
-    // SAFETY: the handler stores a number, which is safe in a child of many threads; it is there as long as the program.
+    // SAFETY: the handler only stores a number, which is safe in the child of a process with threads. It
+    // lives as long as the program.
     unsafe {
         libc::pthread_atfork(None, None, Some(forked));
     }
@@ -149,8 +153,8 @@ mod tests {
     #[test]
     fn where_the_kernel_clears_no_page_the_c_library_says_so() {
         follow();
-        PLAIN.store(7, Ordering::Relaxed);
-        let maker = Process { mark: &PLAIN, number: 7 };
+        FALLBACK_MARK.store(7, Ordering::Relaxed);
+        let maker = Process { mark: &FALLBACK_MARK, number: 7 };
         assert!(maker.is_current());
         assert_eq!(forked(|| !maker.is_current()).end(), ChildEnd::Well);
         assert!(maker.is_current());

@@ -6,7 +6,8 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::transfer::{Kind, Transfer};
 use crate::{Error, IoFile, OwnedWrite, WriteMode};
 
-/// The flags of pwritev2(2) for a mode. `RWF_DONTCACHE` is of Linux 6.14 and `RWF_ATOMIC` of 6.11: rustix has neither.
+/// Returns the flags of pwritev2(2) for a mode. rustix lacks `RWF_DONTCACHE` (Linux 6.14) and `RWF_ATOMIC`
+/// (6.11).
 pub(crate) fn flags(mode: WriteMode) -> ReadWriteFlags {
     match mode {
         WriteMode::Plain => ReadWriteFlags::empty(),
@@ -42,7 +43,7 @@ pub(crate) fn write(file: &dyn IoFile, offset: u64, buf: &[u8], mode: WriteMode)
     }
 }
 
-/// Does one write of the background, blocking, and calls its `done`.
+/// Performs one background write, blocking, and calls its `done`.
 pub(crate) fn write_owned(write: OwnedWrite) {
     let result = self::write(&*write.file, write.offset, &write.buf, write.mode);
     write.finish(result);

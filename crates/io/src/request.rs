@@ -1,4 +1,4 @@
-//! Reads and writes that a back-end is asked for: of a batch, or in the background.
+//! Read and write requests to a back-end, in a batch or in the background.
 
 use std::fmt;
 use std::io::IoSliceMut;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::{AlignedBuf, Error, IoFile, Target, WriteMode};
 
-/// One read of a batch: one file, one place, scattered over one or more buffers in turn.
+/// One read of a batch: one range of one file, scattered over one or more buffers in order.
 ///
 /// ```
 /// use std::io::IoSliceMut;
@@ -33,11 +33,11 @@ pub struct BatchRead<'a> {
     pub file: &'a dyn IoFile,
     /// The first byte to read.
     pub offset: u64,
-    /// Where the bytes go, the first buffer first. Neighbouring pages with frames far apart are one read.
+    /// The buffers, filled in this order. Several let adjacent pages with distant frames form one read.
     pub bufs: Vec<IoSliceMut<'a>>,
 }
 
-/// One read in the background: it owns what it needs until its `done` has been called.
+/// A background read. It owns everything it needs until its `done` has been called.
 ///
 /// ```
 /// use std::{ptr::NonNull, sync::mpsc};
@@ -64,15 +64,16 @@ pub struct OwnedRead {
     pub file: Arc<dyn IoFile>,
     /// The first byte to read.
     pub offset: u64,
-    /// Where the bytes go, the first target first.
+    /// The targets, filled in this order.
     pub targets: Vec<Target>,
-    /// Called once, from any thread, when the targets are filled or the read failed: with the number of bytes, fewer
-    /// than the targets hold only at end of file. It should be short: other reads' completions wait behind it. A panic
-    /// in it is reported by the panic hook and goes no further.
+    /// Called once, from any thread, when the targets are filled or the read failed. The argument is the
+    /// number of bytes, which is less than the targets hold only at end of file. The call should be short:
+    /// other completions wait for it. If it panics, the panic hook reports that, and nothing else is
+    /// affected.
     pub done: Box<dyn FnOnce(Result<usize, Error>) + Send>,
 }
 
-/// One write in the background: it owns what it needs until its `done` has been called.
+/// A background write. It owns everything it needs until its `done` has been called.
 ///
 /// ```
 /// use std::sync::mpsc;
@@ -96,26 +97,26 @@ pub struct OwnedRead {
 pub struct OwnedWrite {
     /// The file.
     pub file: Arc<dyn IoFile>,
-    /// Where the first byte goes.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// What is written: all that it shows.
+    /// The data: its visible bytes are written.
     pub buf: AlignedBuf,
-    /// What the write does besides.
+    /// The mode of the write.
     pub mode: WriteMode,
-    /// Called once, from any thread (the submitter's too, where there is no other), when all is written or the write
-    /// failed; gives the buffer back. It should be short: other requests' completions wait behind it. A panic in it is
-    /// reported by the panic hook and goes no further.
+    /// Called once, from any thread, when everything is written or the write failed; returns the buffer.
+    /// Without another thread it runs on the submitter's. The call should be short: other completions wait
+    /// for it. If it panics, the panic hook reports that, and nothing else is affected.
     pub done: Box<dyn FnOnce(AlignedBuf, Result<(), Error>) + Send>,
 }
 
 impl OwnedWrite {
-    /// The bytes that are written.
+    /// Returns the range of bytes that are written.
     pub(crate) fn range(&self) -> std::ops::Range<u64> {
         self.offset..self.offset.saturating_add(self.buf.len() as u64)
     }
 
-    /// Reports the result. A panic of `done` goes no further than the panic hook: it must not end the thread that other
-    /// requests depend on.
+    /// Reports the result. A panic of `done` is caught after the panic hook: it must not end the thread that
+    /// serves other requests.
     pub(crate) fn finish(self, result: Result<(), Error>) {
         let Self { file, done, buf, .. } = self;
         let _ = catch_unwind(AssertUnwindSafe(|| {
@@ -136,8 +137,8 @@ impl fmt::Debug for OwnedWrite {
 }
 
 impl OwnedRead {
-    /// Reports the result. A panic of `done` goes no further than the panic hook: it must not end the thread that other
-    /// reads depend on.
+    /// Reports the result. A panic of `done` is caught after the panic hook: it must not end the thread that
+    /// serves other reads.
     pub(crate) fn finish(self, result: Result<usize, Error>) {
         let Self { file, done, .. } = self;
         let _ = catch_unwind(AssertUnwindSafe(|| {

@@ -1,4 +1,4 @@
-//! Lists of pieces of memory in the form that the kernel takes (`struct iovec`).
+//! Lists of pieces of memory in the kernel's form (`struct iovec`).
 //!
 //! Nothing here reads or writes the memory.
 
@@ -9,20 +9,20 @@ use libc::iovec;
 
 use crate::Target;
 
-/// The most pieces that one call takes: `IOV_MAX` of limits.h, which Linux has never changed.
+/// Maximum number of pieces per call: `IOV_MAX` of limits.h, which Linux has never changed.
 pub(crate) const PIECES_MAX: usize = 1024;
 
-/// The buffers of a batch read.
+/// Returns the buffers of a batch read as a list.
 pub(crate) fn of_slices<'a>(bufs: &'a [IoSliceMut<'_>]) -> &'a [iovec] {
-    // SAFETY: "IoSliceMut is guaranteed to be ABI compatible with the iovec type on Unix platforms" (its docs), so a
-    // slice of the one is a slice of the other, of the same length and lifetime.
+    // SAFETY: "IoSliceMut is guaranteed to be ABI compatible with the iovec type on Unix platforms" (its
+    // docs), so a slice of the one is a slice of the other, with the same length and lifetime.
     #[expect(unsafe_code, reason = "the standard library has no safe way to see an IoSliceMut as an iovec")]
     unsafe {
         std::slice::from_raw_parts(bufs.as_ptr().cast(), bufs.len())
     }
 }
 
-/// The targets of a read in the background.
+/// Returns the targets of a background read as a list.
 pub(crate) fn of_targets(targets: &[Target]) -> &[iovec] {
     // SAFETY: `Target` is `repr(transparent)` over iovec.
     #[expect(unsafe_code, reason = "a change of type only")]
@@ -31,7 +31,7 @@ pub(crate) fn of_targets(targets: &[Target]) -> &[iovec] {
     }
 }
 
-/// How many bytes they hold together.
+/// Returns the total length in bytes.
 pub(crate) fn total(pieces: &[iovec]) -> usize {
     pieces.iter().map(|piece| piece.iov_len).sum()
 }
@@ -43,7 +43,7 @@ pub(crate) fn are_aligned(pieces: &[iovec], align: usize) -> bool {
         .all(|piece| piece.iov_base.addr().is_multiple_of(align) && piece.iov_len.is_multiple_of(align))
 }
 
-/// What is left of `pieces` behind their first `done` bytes, at most [`PIECES_MAX`] pieces of it.
+/// Returns the pieces after their first `done` bytes, at most [`PIECES_MAX`] of them.
 pub(crate) fn rest(pieces: &[iovec], done: usize) -> Cow<'_, [iovec]> {
     if done == 0 {
         return Cow::Borrowed(&pieces[..pieces.len().min(PIECES_MAX)]);

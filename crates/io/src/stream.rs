@@ -1,7 +1,9 @@
-//! A stream of reads: as one ends the next begins, so that the device always has as many in flight as it can use.
+//! A stream of reads: as one ends the next begins, so that the device always has as many in flight as it can
+//! use.
 //!
-//! Invariants: a read owns its memory from when [`ReadStream::next`] returned it until [`ReadStream::ended`] is called with its token;
-//! [`Io::read_stream`] does not return or unwind before all reads have ended.
+//! Invariants: a read owns its memory from the moment [`ReadStream::next`] returns it until
+//! [`ReadStream::ended`] is called with its token. [`Io::read_stream`] does not return or unwind before all
+//! reads have ended.
 
 use std::io::IoSliceMut;
 
@@ -10,8 +12,8 @@ use libc::iovec;
 use crate::job::Job;
 use crate::{BatchRead, Error, IoFile, Target, scatter};
 
-/// Reads that are under way at once in a back-end that has no better way.
-const AT_ONCE: usize = 64;
+/// Reads in flight at once in a back-end without a better way.
+const BATCH_READS_MAX: usize = 64;
 
 /// One read of a stream.
 pub struct StreamRead<'a> {
@@ -19,10 +21,10 @@ pub struct StreamRead<'a> {
     pub file: &'a dyn IoFile,
     /// The first byte to read.
     pub offset: u64,
-    /// Where the bytes go, the first target first. Initialised memory, valid and the read's alone until
+    /// The targets, filled in this order. Their memory is initialised, valid, and belongs to the read until
     /// [`ReadStream::ended`] has been called with its token.
     pub targets: Vec<Target>,
-    /// What the reader calls it.
+    /// The reader's name for this read.
     pub token: usize,
 }
 
@@ -37,24 +39,24 @@ impl std::fmt::Debug for StreamRead<'_> {
     }
 }
 
-/// Who wants reads: asked for them as there is room, and notified how they ended, all on the thread that called
-/// [`crate::Io::read_stream`].
+/// A source of reads. It is asked for the next one while there is room, and notified of their ends, all on
+/// the thread that called [`crate::Io::read_stream`].
 pub trait ReadStream<'a> {
-    /// The next read; `None` where there is none now. With nothing under way that is the end of the stream; else it is
-    /// asked again after others have ended.
+    /// Returns the next read, or `None` if there is none now. With nothing in flight that ends the stream;
+    /// otherwise the stream is asked again after others have ended.
     fn next(&mut self) -> Option<StreamRead<'a>>;
 
-    /// A read has ended: with how many bytes, fewer than its targets hold only at end of file, or why it failed. In any
-    /// order, once for each read.
+    /// Reports the end of a read: the number of bytes, which is less than its targets hold only at end of
+    /// file, or its error. Called once per read, in any order.
     fn ended(&mut self, token: usize, result: Result<usize, Error>);
 
-    /// Called after some reads have ended, and others have begun in their place: the time to look at what was read, of
-    /// several at once.
+    /// Called after some reads have ended and others have begun in their place. This is the time to process
+    /// several completed reads together.
     fn turn(&mut self) {}
 }
 
-// SAFETY: by the contract of `Target` the memory is the read's alone until `ended` has been called, which a back-end does
-// after it took the job apart; the list of targets is on the heap, and not changed.
+// SAFETY: by the contract of `Target` the memory belongs to the read until `ended` has been called. A
+// back-end calls that after it took the job apart. The list of targets is on the heap, and not changed.
 #[expect(unsafe_code, reason = "as stated above")]
 unsafe impl Job for StreamRead<'_> {
     fn file(&self) -> &dyn IoFile {
@@ -70,13 +72,13 @@ unsafe impl Job for StreamRead<'_> {
     }
 }
 
-/// A stream as one batch after another, each read by `read_batch`.
+/// Serves a stream as one batch after another, each read by `read_batch`.
 pub(crate) fn in_batches<'a>(
     read_batch: impl Fn(&mut [BatchRead<'_>], &mut dyn FnMut(usize, Result<usize, Error>)),
     stream: &mut dyn ReadStream<'a>,
 ) {
     loop {
-        let reads: Vec<StreamRead<'a>> = std::iter::from_fn(|| stream.next()).take(AT_ONCE).collect();
+        let reads: Vec<StreamRead<'a>> = std::iter::from_fn(|| stream.next()).take(BATCH_READS_MAX).collect();
         if reads.is_empty() {
             return;
         }
@@ -88,11 +90,12 @@ pub(crate) fn in_batches<'a>(
     }
 }
 
-/// The same read, its memory as slices, which are not used after `ended`.
+/// Returns the same read with its memory as slices, which are not used after `ended`.
 fn borrowed<'a>(read: &StreamRead<'a>) -> BatchRead<'a> {
     let slice = |target: &Target| {
-        // SAFETY: by the contract of `Target` and of `StreamRead` the memory is initialised, valid and the read's alone until
-        // `ended` has been called; `in_batches` lets a back-end use it only until `completed`, which calls that.
+        // SAFETY: by the contract of `Target` and of `StreamRead` the memory is initialised, valid, and
+        // belongs to the read until `ended` has been called. `in_batches` lets a back-end use it only until
+        // `completed`, which calls `ended`.
         #[expect(unsafe_code, reason = "the promise of Target is taken up")]
         IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(target.start(), target.len()) })
     };

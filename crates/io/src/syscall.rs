@@ -1,4 +1,4 @@
-//! What system calls on real files have in common: their errors, and the check of what a path names.
+//! The common parts of system calls on real files: their errors, and the check of a path's file type.
 
 use std::path::Path;
 
@@ -7,12 +7,12 @@ use rustix::io::Errno;
 
 use crate::{Error, FileKind};
 
-/// The error of a system call on a path.
+/// Creates the error of a system call on a path.
 pub(crate) fn call(call: &'static str, path: &Path, errno: Errno) -> Error {
     Error::Call { call, path: path.to_path_buf(), errno: errno.raw_os_error() }
 }
 
-/// Anything else is [`Error::NotARegularFile`].
+/// Fails with [`Error::NotARegularFile`] for any other kind of file.
 pub(crate) fn require_regular(stat: &Stat, path: &Path) -> Result<(), Error> {
     let kind = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => return Ok(()),

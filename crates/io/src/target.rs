@@ -1,7 +1,8 @@
 //! Memory that a read in flight fills, named by address: the reader neither owns nor borrows it.
 //!
-//! Invariant: whoever makes a [`Target`] promises that the memory is valid, and that nobody else uses it until the read's `done` (of a
-//! stream: `ended`) has been called. All writes through it rest on that promise.
+//! Invariant: whoever creates a [`Target`] promises that the memory is valid, and that nobody else uses it
+//! until the read's `done` (for a stream: `ended`) has been called. All writes through it depend on that
+//! promise.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -22,30 +23,31 @@ use std::ptr::NonNull;
 pub struct Target(libc::iovec);
 
 impl Target {
-    /// Names `len` bytes from `start` on. For direct reads both must be aligned as the file wants it
-    /// (see [`crate::Error::Unaligned`]).
+    /// Names `len` bytes from `start` on. For direct reads both must be aligned as the file requires (see
+    /// [`crate::Error::Unaligned`]).
     ///
     /// # Safety
     ///
-    /// The `len` bytes must be valid for writes, and be read or written by no one else, until the `done` of the
-    /// [`crate::OwnedRead`] that the target is part of has been called. They need not be initialised. Of a
-    /// [`crate::StreamRead`] they must be initialised, and its end is [`crate::ReadStream::ended`].
+    /// The `len` bytes must be valid for writes, and nobody else may read or write them, until the `done` of
+    /// the target's [`crate::OwnedRead`] has been called. They need not be initialised. For a
+    /// [`crate::StreamRead`] they must be initialised, and [`crate::ReadStream::ended`] takes the place of
+    /// `done`.
     #[expect(unsafe_code, reason = "the contract that the kernel's writes rest on")]
     pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
         Self(libc::iovec { iov_base: start.as_ptr().cast(), iov_len: len })
     }
 
-    /// Where the memory starts.
+    /// Returns the start address.
     pub fn start(&self) -> *mut u8 {
         self.0.iov_base.cast()
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.0.iov_len
     }
 
-    /// Whether it holds no byte.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.0.iov_len == 0
     }
@@ -57,8 +59,8 @@ impl fmt::Debug for Target {
     }
 }
 
-// SAFETY: by the contract of `new` the memory is the read's alone, whichever thread performs it; the value itself is an
-// address and a length, and gives no access without `unsafe`.
+// SAFETY: by the contract of `new` the memory belongs to the read, whichever thread performs it. The value
+// itself is an address and a length, and gives no access without `unsafe`.
 #[expect(unsafe_code, reason = "as stated above")]
 unsafe impl Send for Target {}
 // SAFETY: as above; a shared reference only gives the address and the length.

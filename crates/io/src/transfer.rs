@@ -1,28 +1,29 @@
-//! The one loop around raw reads and writes, shared by all back-ends. A read goes on until its memory is full, the file ends, or
-//! a final error; a write until all is written, or a final error.
+//! The loop around raw reads and writes, shared by all back-ends. A read continues until its memory is full,
+//! the file ends, or an error is final; a write until everything is written, or an error is final.
 //!
-//! Invariants: the first [`Transfer::done`] bytes from the offset on are in a read's memory, or in a write's file. A read that
-//! returns less than was asked means end of file and nothing else; a write never returns less. `EINTR`, `EAGAIN` and short counts
-//! are retried (except of an atomic write, which is one raw write or fails). After [`MAX_FRUITLESS`] attempts in a row without
-//! progress the transfer fails with the last error, so it always ends.
+//! Invariants: the first [`Transfer::done`] bytes from the offset on are in the read's memory, or in the
+//! written file. A read that returns less than requested means end of file; a write never returns less.
+//! `EINTR`, `EAGAIN` and short counts are retried, except in an atomic write, which is a single raw write.
+//! After [`FRUITLESS_ATTEMPTS_MAX`] consecutive attempts without progress the transfer fails with the last
+//! error, so it always ends.
 
 use libc::iovec;
 
 use crate::{Access, Error, IoFile, WriteMode, scatter};
 
-/// So many attempts in a row without a byte, and the read fails.
-const MAX_FRUITLESS: u32 = 1000;
-/// From so many on the thread lets others run first.
-const FRUITLESS_PATIENT: u32 = 10;
+/// The transfer fails after this many consecutive attempts without progress.
+const FRUITLESS_ATTEMPTS_MAX: u32 = 1000;
+/// From this many attempts on, the thread yields before the next.
+const FRUITLESS_ATTEMPTS_BEFORE_YIELD: u32 = 10;
 
-/// Where a direct read or write is taken up again. Its offset keeps the alignment that it began with, for any alignment
-/// up to this one.
-const RESUME_ALIGN: usize = 4096;
+/// The alignment at which a direct read or write resumes. It preserves every initial alignment up to this
+/// one.
+const RESUME_ALIGNMENT: usize = 4096;
 
-/// Direct transfers are at least aligned to this everywhere; what isn't explains an `EINVAL`.
-const ALIGN_MIN: usize = 512;
+/// Direct transfers are aligned at least to this everywhere; if not, that explains an `EINVAL`.
+const ALIGNMENT_MIN: usize = 512;
 
-/// Which way the bytes go.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
@@ -40,38 +41,40 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// A transfer of `len` bytes from `offset` on.
+    /// Creates a transfer of `len` bytes from `offset` on.
     pub(crate) fn new(kind: Kind, offset: u64, len: usize) -> Self {
         Self { kind, offset, len, done: 0, fruitless: 0 }
     }
 
-    /// Which way the bytes go.
+    /// Returns the direction.
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// What is known before any raw transfer: nothing to do, or a place beyond what Linux can count.
+    /// Returns the result if it is known before any raw transfer: nothing to do, or a range beyond Linux's
+    /// limit.
     pub(crate) fn before(&self, file: &dyn IoFile) -> Option<Result<usize, Error>> {
         if self.len == 0 {
             return Some(Ok(0));
         }
-        // `-1` would even mean "the file's own position" to io_uring.
+        // `-1` would even mean "the file's own position" to `io_uring`.
         let beyond = self.offset.checked_add(self.len as u64).is_none_or(|end| i64::try_from(end).is_err());
         beyond.then(|| Err(self.error(libc::EINVAL, file)))
     }
 
-    /// Where the next raw transfer begins.
+    /// Returns the offset of the next raw transfer.
     pub(crate) fn position(&self) -> u64 {
         self.offset + self.done as u64
     }
 
-    /// How many bytes are where they are to go.
+    /// Returns how many bytes have been transferred.
     pub(crate) fn done(&self) -> usize {
         self.done
     }
 
-    /// Takes in what a raw transfer at [`Self::position`] that asked for `asked` bytes gave: a count, or an error number.
-    /// `pieces` is all of the memory. Gives the result, or nothing when another raw transfer is to follow.
+    /// Processes the result of a raw transfer at [`Self::position`] for `asked` bytes: a count, or an error
+    /// number. `pieces` is the whole memory. Returns the final result, or `None` if another raw transfer must
+    /// follow.
     pub(crate) fn after(
         &mut self,
         asked: usize,
@@ -86,9 +89,10 @@ impl Transfer {
                 (self.done == self.len).then_some(Ok(self.done))
             }
             Ok(0) if self.kind == Kind::Read => Some(Ok(self.done)),
-            // What has been written is not what was promised. No file system does so: it would go on with a second write.
+            // Some bytes were written, but not atomically. No file system does this: the rest would take a
+            // second write.
             Ok(_) if self.is_atomic() => Some(Err(self.error(libc::EIO, file))),
-            // No file system does so for a write; it is no progress.
+            // No file system does this for a write; it counts as no progress.
             Ok(0) => self.fruitless(libc::EIO, file),
             Ok(count) => self.short(count, file),
             Err(errno @ (libc::EINTR | libc::EAGAIN)) => self.fruitless(errno, file),
@@ -99,8 +103,8 @@ impl Transfer {
         }
     }
 
-    /// Goes on behind a short count. A direct read can't just go on behind a file's odd end, where it would not be
-    /// aligned: whether that is the end is asked, and else the read is taken up from an aligned place.
+    /// Continues after a short count. A direct read cannot simply continue at an unaligned end of file. So
+    /// the size is checked, and if the file does not end there, the read resumes at an aligned offset.
     fn short(&mut self, count: usize, file: &dyn IoFile) -> Option<Result<usize, Error>> {
         let reached = self.done + count;
         if file.access() == Access::Buffered {
@@ -115,7 +119,7 @@ impl Transfer {
                 Err(error) => return Some(Err(error)),
             }
         }
-        let resumed = reached - reached % RESUME_ALIGN;
+        let resumed = reached - reached % RESUME_ALIGNMENT;
         if resumed <= self.done {
             return self.fruitless(libc::EAGAIN, file);
         }
@@ -126,10 +130,10 @@ impl Transfer {
 
     fn fruitless(&mut self, errno: i32, file: &dyn IoFile) -> Option<Result<usize, Error>> {
         self.fruitless += 1;
-        if self.fruitless >= MAX_FRUITLESS {
+        if self.fruitless >= FRUITLESS_ATTEMPTS_MAX {
             return Some(Err(self.error(errno, file)));
         }
-        if self.fruitless >= FRUITLESS_PATIENT {
+        if self.fruitless >= FRUITLESS_ATTEMPTS_BEFORE_YIELD {
             std::thread::yield_now();
         }
         None
@@ -141,8 +145,8 @@ impl Transfer {
 
     fn is_aligned(&self, pieces: &[iovec]) -> bool {
         let is_natural = self.len.is_power_of_two() && self.offset.is_multiple_of(self.len as u64);
-        self.offset.is_multiple_of(ALIGN_MIN as u64)
-            && scatter::are_aligned(pieces, ALIGN_MIN)
+        self.offset.is_multiple_of(ALIGNMENT_MIN as u64)
+            && scatter::are_aligned(pieces, ALIGNMENT_MIN)
             && (is_natural || !self.is_atomic())
     }
 
@@ -150,7 +154,7 @@ impl Transfer {
         self.offset..self.offset.saturating_add(self.len as u64)
     }
 
-    /// The error of this read or write.
+    /// Creates the error of this read or write.
     pub(crate) fn error(&self, errno: i32, file: &dyn IoFile) -> Error {
         let (path, range) = (file.path().to_path_buf(), self.range());
         match self.kind {
@@ -168,7 +172,7 @@ mod tests {
     use super::*;
     use crate::FileStat;
 
-    /// A file of which only the size is known.
+    /// A file with only a size.
     struct Sized(u64, Access);
 
     impl IoFile for Sized {
@@ -216,7 +220,8 @@ mod tests {
     fn nothing_more_is_the_end_of_file() {
         let file = Sized(0, Access::Buffered);
         let mut transfer = Transfer::new(Kind::Read, 0, 8192);
-        // The size is not believed (files of /proc have none): only a raw read of no byte ends a buffered read.
+        // The size is not trusted (files of /proc have none): only a raw read of no bytes ends a buffered
+        // read.
         assert_eq!(feed(&mut transfer, &file, &[Ok(100), Ok(0)]), [None, Some(Ok(100))]);
     }
 
@@ -238,7 +243,7 @@ mod tests {
         ] {
             let file = Sized(1 << 20, access);
             let mut transfer = Transfer::new(Kind::Read, 0, 4096);
-            let results = feed(&mut transfer, &file, &vec![got; MAX_FRUITLESS as usize]);
+            let results = feed(&mut transfer, &file, &vec![got; FRUITLESS_ATTEMPTS_MAX as usize]);
             let (last, others) = results.split_last().unwrap();
             assert!(others.iter().all(Option::is_none));
             assert_eq!(last.as_ref().unwrap().as_ref().unwrap_err().errno(), Some(errno));
@@ -262,7 +267,7 @@ mod tests {
         let mut transfer = Transfer::new(write, 10, 8192);
         let got = feed(&mut transfer, &file, &[Err(libc::EINTR), Ok(100), Ok(0), Ok(8092)]);
         assert_eq!(got, [None, None, None, Some(Ok(8192))]);
-        // A direct one is taken up from an aligned place, the size notwithstanding.
+        // A direct write resumes at an aligned offset, whatever the size.
         let mut transfer = Transfer::new(write, 0, 8192);
         assert_eq!(feed(&mut transfer, &Sized(0, Access::Direct), &[Ok(5000)]), [None]);
         assert_eq!(transfer.position(), 4096);

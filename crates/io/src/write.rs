@@ -1,6 +1,6 @@
-//! How files are opened for writing and written, and the state of written pages.
+//! Modes of opening files for writing and of writes, and the state of written pages.
 
-/// How a file comes to be when it is opened for writing.
+/// Whether a file that is opened for writing exists.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Create, Io, SimDisk};
@@ -14,13 +14,13 @@
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Create {
-    /// It is there already.
+    /// It exists.
     Never,
-    /// It is not there yet (`O_EXCL`). Its name is durable only after [`crate::Io::sync_dir`].
+    /// It does not exist and is created (`O_EXCL`). Its name is durable only after [`crate::Io::sync_dir`].
     New,
 }
 
-/// What a write does besides writing.
+/// The mode of a write.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Create, Io, SimDisk, WriteMode};
@@ -31,27 +31,31 @@ pub enum Create {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum WriteMode {
-    /// As the file's access says.
+    /// As the file's access determines.
     #[default]
     Plain,
-    /// Pages are dropped as soon as they are written (`RWF_DONTCACHE`, Linux 6.14), which is started at once. Fails with
-    /// `EOPNOTSUPP` where the kernel or the file system has no such thing (btrfs, tmpfs). Pages that are resident already
-    /// stay; ext4 keeps those of all overwritten extents (Linux 6.18). For buffered files: a direct write has no pages.
+    /// Writeback starts at once, and the pages are dropped as soon as they are written (`RWF_DONTCACHE`,
+    /// Linux 6.14). Fails with `EOPNOTSUPP` if the kernel or the file system does not support it (btrfs,
+    /// tmpfs). Pages that were resident before stay; ext4 keeps those of all overwritten extents (Linux
+    /// 6.18). For buffered files: a direct write has no pages.
     Uncached,
-    /// Returns when the bytes are durable (`RWF_DSYNC`): as the write and fdatasync(2), in one request where the device can
-    /// write through its cache. An error may be the sync's as well.
+    /// Returns when the bytes are durable (`RWF_DSYNC`): like the write and fdatasync(2), in one request if
+    /// the device can write through its cache. An error may also be one of the sync.
     Durable,
-    /// After a crash, a power cut included, all of the write is there or nothing of it (`RWF_ATOMIC`, Linux 6.11). It is not
-    /// durable by itself: a sync makes it so. For direct files; as many bytes as [`crate::IoFile::atomic_write_bytes`] allows, a
-    /// power of two, at a multiple of that: pwritev2(2).
+    /// After a crash or a power cut, the write is there completely or not at all (`RWF_ATOMIC`, Linux 6.11;
+    /// pwritev2(2)). It is not durable by itself: a sync makes it durable. For direct files. The length is a
+    /// power of two that [`crate::IoFile::atomic_write_bytes`] allows, and the offset a multiple of it.
     ///
-    /// Fails, with nothing written, with `EOPNOTSUPP` where the kernel or the file takes no such writes or the file is not
-    /// direct, with [`crate::Error::Unaligned`] where the length is no power of two or the offset no multiple of it, and with
-    /// `EINVAL` where it is too short or too long.
+    /// Fails without writing anything:
+    ///
+    /// * with `EOPNOTSUPP` if the kernel or the file does not support such writes, or the file is not direct;
+    /// * with [`crate::Error::Unaligned`] if the length is not a power of two or the offset not a multiple of
+    ///   it;
+    /// * with `EINVAL` if the length is too short or too long.
     Atomic,
 }
 
-/// What the kernel's page cache holds of a range of a file, in bytes of whole pages.
+/// The residency of a range of a file, in bytes of whole pages.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Create, Io, SimDisk, WriteMode};
@@ -66,8 +70,8 @@ pub enum WriteMode {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Resident {
-    /// In the page cache.
+    /// Bytes in the page cache.
     pub resident: u64,
-    /// The part of it that is dirty or under writeback.
+    /// The part of those that is dirty or under writeback.
     pub unwritten: u64,
 }

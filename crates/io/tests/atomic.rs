@@ -1,5 +1,5 @@
-//! Atomic writes on real file systems: what a file is said to take works, by each back-end and in both ways; what it does
-//! not take is refused, and changes nothing.
+//! Atomic writes on real file systems. A size that a file reports as supported works, in each back-end and in
+//! both ways. Any other size is refused, without any change.
 
 #[expect(dead_code, reason = "what tests of other things need")]
 mod support;
@@ -16,7 +16,7 @@ use pagekeeper_io::{
 use pagekeeper_testing::{Mounted, disk_dir, unmount};
 
 const LEN: usize = 4 << 20;
-/// Of what files take, sizes up to this are tried.
+/// Reported sizes are tested up to this one.
 const TRIED_MAX: u64 = 1 << 20;
 
 fn real() -> Vec<Arc<dyn Io>> {
@@ -29,7 +29,8 @@ fn filled(len: usize, byte: u8) -> AlignedBuf {
     buf
 }
 
-/// A loop device takes none by itself (Linux 6.18): whatever its file system does is done elsewhere.
+/// Whether the device itself does atomic writes. A loop device does not (Linux 6.18): its file system does
+/// them elsewhere.
 fn is_by_a_device(root: &Path) -> bool {
     let io = Threads::new();
     let file = io.open_writable(&root.join("asked"), Access::Direct, Create::New).unwrap();
@@ -38,7 +39,7 @@ fn is_by_a_device(root: &Path) -> bool {
     found
 }
 
-/// An atomic write, blocking or in the background.
+/// Performs an atomic write, blocking or in the background.
 fn write(io: &dyn Io, file: &Arc<dyn IoFile>, blocking: bool, at: u64, buf: AlignedBuf) -> Result<(), Error> {
     if blocking {
         return file.write_at(at, &buf, WriteMode::Atomic);
@@ -55,14 +56,14 @@ fn write(io: &dyn Io, file: &Arc<dyn IoFile>, blocking: bool, at: u64, buf: Alig
     ended.recv().unwrap()
 }
 
-/// Whether they work at all, in whatever way.
+/// Whether such writes work at all, in place or elsewhere.
 fn works(file: &dyn IoFile, bytes: u64) -> bool {
     let found = AtomicWrites::probe(file, bytes);
     assert_eq!(writes_atomically(file, bytes), found == AtomicWrites::InPlace);
     found != AtomicWrites::Refused
 }
 
-/// A file of ones, and whether it takes atomic writes of 4096 bytes.
+/// Creates a file of ones, and returns whether it supports atomic writes of 4096 bytes.
 fn prepare(io: &dyn Io, path: &Path) -> (Arc<dyn IoFile>, bool) {
     let file = io.open_writable(path, Access::Direct, Create::New).unwrap();
     file.write_at(0, &filled(LEN, 1), WriteMode::Plain).unwrap();
@@ -79,7 +80,7 @@ fn is_refused(result: &Result<(), Error>, errnos: &[i32]) -> bool {
     matches!(result, Err(Error::Write { errno, .. }) if errnos.contains(errno))
 }
 
-/// Gives whether atomic writes of 4096 bytes work there.
+/// Tests a directory. Returns whether atomic writes of 4096 bytes work there.
 fn check(root: &Path) -> bool {
     let mut all_work = None;
     for (n, io) in real().into_iter().enumerate() {
@@ -192,7 +193,7 @@ impl Drop for Overlay {
     }
 }
 
-/// It reports what its upper file system reports, and may take nothing all the same.
+/// It reports the sizes of its upper file system, but may still refuse all of them.
 #[test]
 fn on_an_overlay_of_xfs() {
     let Some(mounted) = Mounted::new("xfs") else { return };
@@ -212,7 +213,7 @@ fn on_an_overlay_of_xfs() {
     check(&overlay.0);
 }
 
-/// As after a crash.
+/// Mounts the file system again, as after a crash.
 fn mount_again(mounted: &Mounted) {
     assert!(unmount(mounted.path()), "it stays busy");
     let mut mount = Command::new("mount");
@@ -220,7 +221,7 @@ fn mount_again(mounted: &Mounted) {
     assert!(mount.status().unwrap().success(), "{mount:?}");
 }
 
-/// XFS is stopped at once, with what its log had not yet got (`XFS_IOC_GOINGDOWN`), and mounted again.
+/// XFS is shut down at once, without flushing its log (`XFS_IOC_GOINGDOWN`), and mounted again.
 #[test]
 fn what_a_stopped_xfs_had_is_whole() {
     const BLOCK: usize = 16_384;

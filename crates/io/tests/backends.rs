@@ -1,4 +1,4 @@
-//! Every back-end against the same cases, on the file systems that can be had.
+//! Every back-end against the same cases, on all available file systems.
 
 #![expect(unsafe_code, reason = "reads in the background name their memory by address")]
 
@@ -20,10 +20,10 @@ use pagekeeper_testing::{Mounted, disk_dir};
 use proptest::prelude::*;
 use support::{Memory, aligned, noise};
 
-/// No multiple of anything that a device or file system counts in.
+/// Not a multiple of any unit of a device or file system.
 const LEN: usize = (1 << 20) + 1234;
 
-/// The back-ends for real files, wide and narrow.
+/// Returns the back-ends for real files, with large and small queues.
 fn real() -> Vec<Arc<dyn Io>> {
     vec![
         Arc::new(Uring::new().unwrap()),
@@ -34,10 +34,10 @@ fn real() -> Vec<Arc<dyn Io>> {
     ]
 }
 
-/// A read to be done: its place, and the lengths of its buffers.
+/// A read to test: its offset, and the lengths of its buffers.
 type Wanted = (u64, Vec<usize>);
 
-/// What is asked of a file of [`LEN`] bytes, aligned to `align`.
+/// Returns the reads of a file of [`LEN`] bytes, aligned to `align`.
 fn wanted(align: usize) -> Vec<Wanted> {
     let end = LEN / 4096 * 4096;
     let mut wanted: Vec<Wanted> = (0..200).map(|n| ((n * 7919 % 256) * 4096, vec![4096])).collect();
@@ -45,21 +45,21 @@ fn wanted(align: usize) -> Vec<Wanted> {
         // Scattered.
         (4096, vec![align, 4096, 2 * align, 8192]),
         (0, vec![align; 1500]),
-        // Across the end, at it, and behind it.
+        // Across the end, at the end, and behind it.
         (end as u64 - 4096, vec![4096, 4096, 4096]),
         (end as u64, vec![16384]),
         (end as u64 + 4096, vec![4096]),
         (1 << 40, vec![4096, 4096]),
-        // Nothing.
+        // No bytes.
         (0, vec![]),
         (8192, vec![0]),
-        // All.
+        // The whole file.
         (0, vec![2 << 20]),
     ]);
     wanted
 }
 
-/// What a read of this file is to give.
+/// Returns the expected bytes of a read.
 fn expected(content: &[u8], offset: u64, len: usize) -> &[u8] {
     let start = usize::try_from(offset).unwrap().min(content.len());
     &content[start..content.len().min(start + len)]
@@ -95,10 +95,10 @@ fn check_batch(io: &dyn Io, file: &dyn IoFile, content: &[u8], wanted: &[Wanted]
     }
 }
 
-/// What comes of a read in the background: its place, its result, its memory.
+/// The result of a background read: its index, its result, its memory.
 type Ended = (usize, Result<usize, Error>, Vec<Memory>);
 
-/// A read in the background, and where its result and memory will come.
+/// Creates a background read, which sends its result and memory to `ended`.
 fn owned(
     file: &Arc<dyn IoFile>,
     index: usize,
@@ -106,7 +106,7 @@ fn owned(
     ended: &mpsc::Sender<Ended>,
 ) -> OwnedRead {
     let mut buffers: Vec<Memory> = lengths.iter().map(|len| aligned(*len)).collect();
-    // SAFETY: the memory stays where it is, and is kept by `done` until that is called.
+    // SAFETY: the memory does not move, and `done` keeps it until it is called.
     let targets = buffers.iter_mut().map(|b| unsafe { Target::new(NonNull::from(&mut **b).cast(), b.len()) });
     let targets = targets.collect();
     let ended = ended.clone();
@@ -118,7 +118,7 @@ fn owned(
     }
 }
 
-/// Has another `done`, which keeps the memory of the first until it has returned.
+/// Replaces the read's `done`, but keeps the memory of the first one until the new one has returned.
 fn instead(read: &mut OwnedRead, done: impl FnOnce(Result<usize, Error>) + Send + 'static) {
     let kept = std::mem::replace(&mut read.done, Box::new(|_| ()));
     read.done = Box::new(move |result| {
@@ -149,7 +149,7 @@ fn check_alone(file: &dyn IoFile, content: &[u8], wanted: &[Wanted]) {
     }
 }
 
-/// All ways of reading.
+/// Tests all ways of reading.
 fn check_all(io: &dyn Io, path: &Path, access: Access, content: &[u8], wanted: &[Wanted]) {
     let file = io.open(path, access).unwrap();
     assert_eq!((file.access(), file.path()), (access, path));
@@ -195,7 +195,7 @@ fn on_xfs() {
 #[test]
 fn on_btrfs() {
     if let Some(mounted) = Mounted::new("btrfs") {
-        // It takes any alignment, and reads through the page cache what is not aligned to 4096.
+        // btrfs accepts any alignment, and reads through the page cache unless the read is aligned to 4096.
         let support = Support::probe(mounted.path()).unwrap();
         assert_eq!(support, Support::Direct(Alignment { memory: 4096, offset: 4096 }));
         check_file_system(mounted.path());
@@ -296,7 +296,7 @@ fn what_is_wrong_is_reported_alike_by_all() {
         let file = io.open(&path, Access::Buffered).unwrap();
         let error = file.read_at(u64::MAX - 10, &mut [0; 8]).unwrap_err();
         assert_eq!(error.errno(), Some(libc::EINVAL));
-        // And the other way round.
+        // The other direction as well.
         simulated.submit(vec![owned(&file, 0, &(0, vec![8]), &sender)]);
         assert!(matches!(ended.recv().unwrap().1, Err(Error::Foreign { .. })));
     }
@@ -329,7 +329,7 @@ fn an_adopted_file_is_read_by_its_descriptor() {
     }
 }
 
-/// All back-ends, each with a file of these bytes.
+/// Returns all back-ends, each with a file of these bytes.
 fn beds(directory: &Path, content: &[u8]) -> Vec<(Arc<dyn Io>, PathBuf)> {
     let path = write(directory, content);
     let disk = SimDisk::new();
@@ -389,7 +389,7 @@ fn a_panic_of_completed_waits_for_the_reads_in_flight() {
             assert!(panicked.is_err());
             assert_eq!(reported, 3);
             drop(reads);
-            // Nothing writes here any more: what is written now stays.
+            // Nothing writes to the memory any more, so new content stays.
             for page in &mut pages {
                 page.fill(turn);
             }

@@ -1,5 +1,6 @@
-//! The simulated disk against a plain model of what a power cut can leave: of each byte the last synced one or one written
-//! since, of each name what it stood for at the last sync of its directory or since.
+//! The simulated disk against a plain model of the possible states after a power cut. Each byte has its last
+//! synced value or one written since. Each name refers to its file at the last sync of its directory or to
+//! one since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -32,7 +33,7 @@ enum Op {
     SetLen(usize, usize),
     Allocate(usize, usize),
     Sync(usize),
-    /// Writes back, drops, reads: nothing that a crash could show.
+    /// Writes back, drops, reads: no effect that a crash could show.
     Stir(usize),
 }
 
@@ -58,19 +59,20 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a file is, and what it may be after a crash.
+/// The current state of a file, and its possible states after a crash.
 #[derive(Default)]
 struct File {
     seen: Vec<u8>,
-    /// As of the last sync; nothing when that is not known of the whole file.
+    /// The content at the last sync; `None` if unknown for the whole file.
     synced: Option<Vec<u8>>,
-    /// By place: what may be found there. Behind the least length zeros too.
+    /// By offset: the possible bytes. Behind the shortest length also zeros.
     may: Vec<BTreeSet<u8>>,
     least: usize,
     most: usize,
-    /// Sectors that were written to since the last sync.
+    /// Sectors that were written since the last sync.
     written: BTreeSet<usize>,
-    /// It has a durable name, and has had a name ever since, without another file in the place of any of them.
+    /// Whether it has a durable name, and has always had a name since, without another file replacing any of
+    /// them.
     kept: bool,
 }
 
@@ -108,7 +110,7 @@ impl File {
         self.written.clear();
     }
 
-    /// These bytes and the size are durable, of the others nothing is known.
+    /// Makes these bytes and the size durable; the state of the others is unknown.
     fn sync_range(&mut self, at: usize, end: usize) {
         for may in &mut self.may[self.least.min(self.seen.len())..self.seen.len()] {
             may.insert(0);
@@ -139,16 +141,16 @@ impl File {
     }
 }
 
-/// The disk, and what should be on it.
+/// The disk, and its expected content.
 struct World {
     disk: SimDisk,
     files: BTreeMap<u64, File>,
     open: BTreeMap<u64, [Arc<dyn IoFile>; 2]>,
     seen: [Option<u64>; NAMES.len()],
     may: [BTreeSet<Option<u64>>; NAMES.len()],
-    /// `/d` is durable.
+    /// Whether `/d` is durable.
     directory: bool,
-    /// The byte that the next write writes.
+    /// The byte for the next write.
     byte: u8,
 }
 
@@ -171,7 +173,7 @@ impl World {
     fn named(&mut self, name: usize, file: Option<u64>) {
         self.seen[name] = file;
         if file.is_some() {
-            // Whose name that may still be, if its own rename does not persist and this does.
+            // The name may still be its own, if its own rename does not persist and this one does.
             for old in self.may[name].iter().flatten().filter(|old| Some(**old) != file) {
                 self.files.get_mut(old).unwrap().kept = false;
             }
@@ -179,7 +181,8 @@ impl World {
         self.may[name].insert(file);
     }
 
-    /// Does it to disk and model. After an error, which is the power's, a sync has not been done; of all else some may have.
+    /// Performs an operation on disk and model. An error means a power cut: then a sync was not done, and any
+    /// other operation may have been done in part.
     fn run(&mut self, op: &Op) -> Result<(), Error> {
         let file_of =
             |name: usize| self.seen[name].and_then(|file| Some((file, self.open.get(&file)?.clone())));
@@ -268,7 +271,7 @@ impl World {
         }
         let buffered = self.disk.open_writable(path, Access::Buffered, Create::New);
         let Ok(buffered) = buffered else {
-            // Under a number that is not known here.
+            // Its number is not known.
             self.named(name, Some(u64::MAX));
             self.files.insert(u64::MAX, File { synced: Some(Vec::new()), ..File::default() });
             return Err(buffered.err().unwrap());
@@ -281,7 +284,7 @@ impl World {
         Ok(())
     }
 
-    /// What is seen is what was written, whichever way.
+    /// Checks that the visible content is the written one, in both ways of access.
     fn check_seen(&self) {
         check_all_seen(&self.disk, &self.seen, &self.files);
         for (file, open) in &self.open {
@@ -310,7 +313,7 @@ impl World {
             let bytes = content(&*file);
             assert!(bytes == content(&*again.open(path.as_ref(), Access::Buffered).unwrap()));
             let number = file.stat().unwrap().inode;
-            // One that was being made when the power went.
+            // A file that was being created during the power cut.
             let number = if self.files.contains_key(&number) { number } else { u64::MAX };
             named.insert(number);
             assert!(
@@ -369,7 +372,7 @@ proptest! {
             world.check_after_cut(persistence, seed);
         }
         if world.disk.list("/".as_ref()).is_ok() {
-            // Programs that are killed lose nothing, and make nothing durable.
+            // A kill of the programs loses nothing, and makes nothing durable.
             let killed = World { disk: world.disk.after_kill(), open: BTreeMap::new(), ..world };
             check_all_seen(&killed.disk, &killed.seen, &killed.files);
             for persistence in Persistence::ALL {

@@ -1,4 +1,4 @@
-//! Streams of reads on every back-end: right bytes, each read ended once, no memory used after the end.
+//! Streams of reads on every back-end: correct bytes, one end per read, and no use of memory after the end.
 
 #![expect(unsafe_code, reason = "reads of a stream name their memory by address")]
 
@@ -14,13 +14,13 @@ use pagekeeper_io::{
 use pagekeeper_testing::disk_dir;
 use support::{Memory, aligned, noise};
 
-/// No multiple of anything that a device or file system counts in.
+/// Not a multiple of any unit of a device or file system.
 const LEN: usize = (1 << 20) + 1234;
 
 /// A back-end and an open file on it.
 type Bed = (Arc<dyn Io>, Arc<dyn IoFile>);
 
-/// The back-ends, each with a file of these bytes.
+/// Returns the back-ends, each with a file of these bytes.
 fn beds(content: &[u8]) -> (tempfile::TempDir, Vec<Bed>) {
     let directory = disk_dir();
     let path = directory.path().join("file");
@@ -42,19 +42,19 @@ fn beds(content: &[u8]) -> (tempfile::TempDir, Vec<Bed>) {
     (directory, beds.into_iter().map(open).collect())
 }
 
-/// Reads of one file, each of one or two pages.
+/// A stream of reads of one file, each of one or two pages.
 struct Pages<'a> {
     file: &'a dyn IoFile,
-    /// Where each begins, and its memory.
+    /// The offset and the memory of each read.
     wanted: Vec<(u64, Vec<Memory>)>,
     next: usize,
-    /// The most that it has under way.
+    /// Maximum number of reads in flight.
     at_once: usize,
     under_way: usize,
     results: Vec<Option<Result<usize, Error>>>,
-    /// Ended and not yet followed by a turn.
+    /// Reads that ended since the last turn.
     since_turn: usize,
-    /// Panics at the end of so many.
+    /// Panics at the end of this many reads.
     panic_at: Option<usize>,
 }
 
@@ -96,7 +96,7 @@ impl<'a> ReadStream<'a> for Pages<'a> {
         let (offset, memory) = self.wanted.get_mut(self.next)?;
         self.under_way += 1;
         self.next += 1;
-        // SAFETY: the memory stays where it is, and is not looked at before `ended`.
+        // SAFETY: the memory does not move, and is not accessed before `ended`.
         let targets =
             memory.iter_mut().map(|page| unsafe { Target::new(NonNull::from(&mut **page).cast(), 4096) });
         Some(StreamRead {
@@ -141,7 +141,7 @@ fn a_read_that_fails_ends_alone() {
     let disk = SimDisk::new();
     let path = std::path::Path::new("/file");
     disk.create(path, &content[..]).unwrap();
-    // Where the first one reads.
+    // In the range of the first read.
     disk.inject(path, 0..1, Fault::EIO, Times::Always).unwrap();
     let file = disk.open(path, Access::Direct).unwrap();
     let mut pages = Pages::new(&*file, 10, 4);

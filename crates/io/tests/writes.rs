@@ -1,4 +1,4 @@
-//! Writing: every back-end against the same cases, on the file systems that can be had.
+//! Writing: every back-end against the same cases, on all available file systems.
 
 #[expect(dead_code, reason = "memory of tests that read")]
 mod support;
@@ -16,7 +16,7 @@ use support::noise;
 const BLOCK: usize = 4096;
 const MODES: [WriteMode; 3] = [WriteMode::Plain, WriteMode::Uncached, WriteMode::Durable];
 
-/// The back-ends for real files, wide and narrow.
+/// Returns the back-ends for real files, with large and small queues.
 fn real() -> Vec<Arc<dyn Io>> {
     vec![
         Arc::new(Uring::new().unwrap()),
@@ -26,12 +26,12 @@ fn real() -> Vec<Arc<dyn Io>> {
     ]
 }
 
-/// What is known of the file system.
+/// Features of the file system.
 #[derive(Clone, Copy)]
 struct Features {
-    /// Direct I/O is to be had, and past the page cache.
+    /// Whether direct I/O is available and bypasses the page cache.
     direct: bool,
-    /// Pages of clean data can be dropped.
+    /// Whether clean pages can be dropped.
     releases: bool,
 }
 
@@ -48,7 +48,7 @@ fn content(io: &dyn Io, path: &Path) -> Vec<u8> {
     bytes
 }
 
-/// Errors as they may be where there is no `RWF_DONTCACHE`; true if that was one.
+/// Checks for the errors without `RWF_DONTCACHE`; returns true if this was one.
 fn is_refused(result: &Result<(), Error>, mode: WriteMode) -> bool {
     match result {
         Err(error) if mode == WriteMode::Uncached && error.errno() == Some(libc::EOPNOTSUPP) => {
@@ -62,7 +62,7 @@ fn is_refused(result: &Result<(), Error>, mode: WriteMode) -> bool {
     }
 }
 
-/// Blocking writes, overwrites and gaps, against a vector.
+/// Compares blocking writes, overwrites and gaps with a vector.
 fn check_alone(io: &dyn Io, path: &Path, access: Access) {
     let align = if access == Access::Direct { BLOCK } else { 1 };
     let file = io.open_writable(path, access, Create::New).unwrap();
@@ -95,7 +95,7 @@ fn check_alone(io: &dyn Io, path: &Path, access: Access) {
     }
     file.allocate(5..5).unwrap();
     file.punch(5..5).unwrap();
-    // Also where it ends behind the file, which stays as long as it is.
+    // Also a range that ends behind the file, whose size does not change.
     for hole in [100_000_usize..300_001, 690_000..900_000] {
         match file.punch(hole.start as u64..hole.end as u64) {
             Ok(()) => {
@@ -107,7 +107,7 @@ fn check_alone(io: &dyn Io, path: &Path, access: Access) {
     }
     file.sync_all().unwrap();
     assert!(content(io, path) == expected);
-    // And through a file that was there, in both ways.
+    // Also through an existing file, in both ways of access.
     let again = io.open_writable(path, Access::Buffered, Create::Never).unwrap();
     again.write_at(17, b"seventeen", WriteMode::Plain).unwrap();
     expected[17..26].copy_from_slice(b"seventeen");
@@ -117,7 +117,7 @@ fn check_alone(io: &dyn Io, path: &Path, access: Access) {
     assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & !0o640 & 0o777, 0);
 }
 
-/// Many writes at once, each `done` once, each buffer given back.
+/// Starts many writes at once: each `done` is called once and returns its buffer.
 fn check_background(io: &dyn Io, path: &Path, access: Access) {
     let file = io.open_writable(path, access, Create::New).unwrap();
     let (sender, ended) = mpsc::channel();
@@ -152,7 +152,7 @@ fn check_background(io: &dyn Io, path: &Path, access: Access) {
 
 type Sender = mpsc::Sender<(usize, AlignedBuf, Result<(), Error>)>;
 
-/// A write of nothing.
+/// Creates a write of no bytes.
 fn ended_of(sender: &Sender, file: Arc<dyn IoFile>) -> OwnedWrite {
     let sender = sender.clone();
     let done = Box::new(move |buf, result| sender.send((200, buf, result)).unwrap());
@@ -182,7 +182,7 @@ fn check_names(io: &dyn Io, root: &Path) {
 
     let held = io.lock(&lock).unwrap();
     assert_eq!(io.lock(&lock).err(), Some(Error::Locked { path: lock.clone() }));
-    // Who locks does not mind that the file is there, and one without a name is no one's.
+    // A lock does not require a missing file, and a lock on a file without a name excludes nobody.
     io.remove(&lock).unwrap();
     let other = io.lock(&lock).unwrap();
     drop(held);
@@ -208,7 +208,7 @@ fn check_pages(io: &dyn Io, path: &Path, features: Features) {
     assert_eq!(found.resident, LEN as u64);
     file.start_writeback(0..u64::MAX).unwrap();
     file.wait_writeback(0..u64::MAX).unwrap();
-    // Pages that the kernel holds itself just then stay at first.
+    // Pages that the kernel just uses stay at first.
     let is_released = |_| {
         file.release(0..u64::MAX).unwrap();
         file.residency(0..u64::MAX).unwrap().unwrap().resident == 0 || later()
@@ -227,7 +227,8 @@ fn check_pages(io: &dyn Io, path: &Path, features: Features) {
         direct.write_at(0, &copied(&noise(1 << 20)), WriteMode::Plain).unwrap();
         assert_eq!(direct.residency(0..u64::MAX).unwrap().unwrap().resident, 0, "direct, and it is resident");
     }
-    // Behind the end, where also ext4 drops what was written: a moment later, and not what the kernel writes of its own accord.
+    // Behind the end, where even ext4 drops written pages. They are dropped a moment later, and not if the
+    // kernel writes them back of its own accord.
     let is_dropped = |turn: u64| {
         let at = LEN as u64 + (turn << 20);
         if is_refused(&file.write_at(at, &noise(1 << 20), WriteMode::Uncached), WriteMode::Uncached) {
@@ -239,7 +240,7 @@ fn check_pages(io: &dyn Io, path: &Path, features: Features) {
     assert!((0..10).any(is_dropped), "uncached, and it is resident");
 }
 
-/// False, some time later.
+/// Returns false after a short sleep.
 fn later() -> bool {
     std::thread::sleep(std::time::Duration::from_millis(10));
     false
@@ -305,7 +306,7 @@ fn on_tmpfs() {
         check_file_system(mounted.path(), Features { direct: false, releases: false });
         for io in real() {
             let path = mounted.path().join("direct");
-            // Refused before Linux 6.6, and then nothing is left behind.
+            // Refused before Linux 6.6. Then nothing is left behind.
             match io.open_writable(&path, Access::Direct, Create::New) {
                 Ok(_) => io.remove(&path).unwrap(),
                 Err(error) => assert!(matches!(error, Error::NoDirect { .. }) && !path.exists(), "{error}"),
@@ -357,7 +358,7 @@ fn what_is_wrong_is_reported_alike_by_all() {
         let file = io.open(&path, Access::Buffered).unwrap();
         simulated.submit_writes(one_write(&file));
         assert_eq!(ended.recv().unwrap(), (10, Err(Error::Foreign { path: path.clone() })));
-        // One that is open for reading only.
+        // A file that is open only for reading.
         let refused = Error::Write { path: path.clone(), range: 2..12, errno: libc::EBADF };
         assert_eq!(file.write_at(2, &[0; 10], WriteMode::Plain), Err(refused.clone()));
         io.submit_writes(one_write(&file));

@@ -1,11 +1,11 @@
-//! Atomic writes and power cuts: of each write all is found or nothing, whatever else is torn.
+//! Atomic writes and power cuts: each write is found completely or not at all, whatever else is torn.
 
 use std::sync::mpsc;
 
 use super::*;
 use crate::{AlignedBuf, AtomicWrites, WriteMode, writes_atomically};
 
-/// Places and lengths that have no byte in common; the file is as long as their end.
+/// Offsets and lengths that do not overlap; the file ends with the last one.
 const PLACES: [(u64, usize); 5] = [(0, 512), (512, 512), (4096, 4096), (16_384, 16_384), (65_536, 65_536)];
 const LEN: usize = 131_072;
 const SEEDS: u64 = 300;
@@ -28,13 +28,13 @@ fn content(disk: &SimDisk) -> Vec<u8> {
     bytes
 }
 
-/// What is found at a place: the byte that it is full of, or nothing if it is a mixture.
+/// Returns the byte that fills a range, or `None` if its bytes differ.
 fn whole(bytes: &[u8], place: (u64, usize)) -> Option<u8> {
     let part = &bytes[usize::try_from(place.0).unwrap()..][..place.1];
     part.iter().all(|byte| *byte == part[0]).then_some(part[0])
 }
 
-/// How often a place was found old, new and torn, over all patterns and seeds.
+/// Returns how often a range was found old, new and torn, over all patterns and seeds.
 fn found(disk: &SimDisk, old: u8, new: u8) -> [u32; 3] {
     let mut counts = [0; 3];
     for (persistence, seed) in Persistence::ALL.into_iter().flat_map(|p| (0..SEEDS).map(move |s| (p, s))) {
@@ -63,7 +63,7 @@ fn an_atomic_write_is_never_torn_and_a_plain_one_is() {
         assert!(old > 1000 && new > 1000, "{mode:?}: {old} old, {new} new, {torn} torn");
         assert_eq!(torn > 500, is_torn, "{mode:?}: {torn} torn");
         assert_eq!(torn > 0, is_torn, "{mode:?}: {torn} torn");
-        // It is not durable by itself, and is so after a sync.
+        // It is not durable by itself; a sync makes it durable.
         let lost = content(&disk.after_power_cut(Persistence::None, 0));
         assert!(lost.iter().all(|byte| *byte == 1), "{mode:?}");
         file.sync_data().unwrap();
@@ -96,7 +96,7 @@ fn what_was_submitted_and_what_the_power_went_off_in_is_whole_too() {
     }
 }
 
-/// A later write that is durable takes the place of a part; the rest of the atomic one stays whole.
+/// A later durable write replaces a part; the rest of the atomic one stays complete.
 #[test]
 fn what_is_left_of_one_by_a_durable_write_is_whole() {
     let disk = SimDisk::builder().atomic_writes(65_536).build();
@@ -143,7 +143,7 @@ fn what_is_refused_changes_nothing() {
     let file = file_of(&without, Access::Direct);
     assert_eq!(file.atomic_write_bytes(), None);
     assert!(!writes_atomically(&*file, 4096));
-    // Whatever else is wrong with it.
+    // This error takes precedence over any other.
     for (at, len) in [(0_u64, 4096), (4096, 8192), (0, 100)] {
         let refused = failed(at..at + len as u64, libc::EOPNOTSUPP);
         assert_eq!(file.write_at(at, &memory[..len], WriteMode::Atomic), refused);
@@ -171,11 +171,11 @@ fn what_is_refused_changes_nothing() {
         assert_eq!(disk.ops(), 0, "what is refused is no operation");
         assert!(content(disk).iter().all(|byte| *byte == 1));
     }
-    // The same after a restart.
+    // The same holds after a restart.
     let restarted = with.after_power_cut(Persistence::None, 0);
     let file = restarted.open_writable(&path, Access::Direct, Create::Never).unwrap();
     assert_eq!(file.atomic_write_bytes(), Some(512..=16_384));
-    // As large as direct writes are aligned, at least.
+    // At least the alignment of direct writes.
     let coarse = SimDisk::builder().alignment(4096).atomic_writes(4096).build();
     assert_eq!(file_of(&coarse, Access::Direct).atomic_write_bytes(), Some(4096..=4096));
     let none = SimDisk::builder().alignment(4096).atomic_writes(2048).build();

@@ -1,4 +1,4 @@
-//! Options of a simulated disk, and counts of what it did.
+//! Options of a simulated disk, and counters of its work.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::faults::{RandomFaults, RandomWriteFaults};
 use super::request::Handle;
 use super::state::DiskState;
 
-/// What a simulated disk is to be like.
+/// Options of a simulated disk.
 ///
 /// ```
 /// use std::time::Duration;
@@ -33,7 +33,7 @@ pub struct SimDiskBuilder {
     pub(super) by_steps: bool,
 }
 
-/// What a simulated disk has done.
+/// Counters of a simulated disk.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Io, SimDisk};
@@ -47,56 +47,56 @@ pub struct SimDiskBuilder {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct SimStats {
-    /// Reads that were asked for, of any number of bytes.
+    /// Requested reads, of any number of bytes.
     pub reads: u64,
-    /// Writes that were asked for, of any number of bytes.
+    /// Requested writes, of any number of bytes.
     pub writes: u64,
-    /// Syncs of files and directories that were asked for.
+    /// Requested syncs of files and directories.
     pub syncs: u64,
-    /// Requests that they all took: more than one each where counts were short or calls interrupted.
+    /// Raw requests for all of these: several each after short counts or interrupted calls.
     pub requests: u64,
-    /// Bytes that reads brought.
+    /// Bytes read.
     pub bytes: u64,
-    /// Bytes that writes took.
+    /// Bytes written.
     pub written: u64,
-    /// Requests that suffered a fault.
+    /// Raw requests that met a fault.
     pub faults: u64,
-    /// The most requests that were being served at the same (virtual) time.
+    /// Maximum number of requests served at the same (virtual) time.
     pub peak_width: usize,
-    /// Requests that have come and not yet ended.
+    /// Requests that have arrived and not yet ended.
     pub in_flight: usize,
 }
 
 impl SimDiskBuilder {
-    /// How long a request takes once there is a place for it; 100 µs if not said, at least 1 ns.
+    /// Sets the service time of a request, without queueing: 100 µs by default, at least 1 ns.
     #[must_use]
     pub fn latency(mut self, latency: Duration) -> Self {
         self.latency = latency;
         self
     }
 
-    /// Adds between nothing and so much to each request's latency, by the seed; nothing if not said.
+    /// Adds a pseudo-random time up to `jitter` to each request's latency; none by default.
     #[must_use]
     pub fn jitter(mut self, jitter: Duration) -> Self {
         self.jitter = jitter;
         self
     }
 
-    /// How many requests are served at once, at least 1; 32 if not said.
+    /// Sets how many requests are served at once: at least 1, 32 by default.
     #[must_use]
     pub fn width(mut self, width: usize) -> Self {
         self.width = width;
         self
     }
 
-    /// Where all random numbers come from.
+    /// Sets the seed of all random numbers.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// To how many bytes direct reads and writes must be aligned, memory and offset; 512 if not said.
+    /// Sets the alignment of direct reads and writes, for memory and offset, in bytes; 512 by default.
     #[must_use]
     pub fn alignment(mut self, bytes: usize) -> Self {
         self.alignment = bytes.max(1);
@@ -110,53 +110,54 @@ impl SimDiskBuilder {
         self
     }
 
-    /// Takes atomic writes ([`crate::WriteMode::Atomic`]) of up to so many bytes (taken down to a power of two), and from 512
-    /// bytes or the alignment of direct writes on. None if not said: they fail with `EOPNOTSUPP`.
+    /// Accepts atomic writes ([`crate::WriteMode::Atomic`]) up to this many bytes, rounded down to a power of
+    /// two. The minimum is 512 bytes or the alignment of direct writes. By default they fail with
+    /// `EOPNOTSUPP`.
     #[must_use]
     pub fn atomic_writes(mut self, max_bytes: u64) -> Self {
         self.atomic_max = max_bytes.checked_ilog2().map_or(0, |bits| 1 << bits);
         self
     }
 
-    /// The smallest and largest atomic write.
+    /// Returns the smallest and largest atomic write.
     pub(super) fn atomic(&self) -> Option<RangeInclusive<u64>> {
         let least = (self.alignment as u64).next_power_of_two().max(SECTOR);
         (least <= self.atomic_max).then_some(least..=self.atomic_max)
     }
 
-    /// Faults of reads at random.
+    /// Sets the random faults of reads.
     #[must_use]
     pub fn random_faults(mut self, faults: RandomFaults) -> Self {
         self.random = faults;
         self
     }
 
-    /// Faults of writes and syncs at random.
+    /// Sets the random faults of writes and syncs.
     #[must_use]
     pub fn random_write_faults(mut self, faults: RandomWriteFaults) -> Self {
         self.random_write = faults;
         self
     }
 
-    /// Leaves submitted reads and writes alone until [`SimDisk::step`] does them: then also they repeat exactly. Without this a
-    /// thread does them, as soon as it comes to it.
+    /// Holds submitted reads and writes until [`SimDisk::step`] performs them, so that their order repeats
+    /// exactly. Otherwise a thread performs them as soon as it can.
     #[must_use]
     pub fn by_steps(mut self) -> Self {
         self.by_steps = true;
         self
     }
 
-    /// The disk, empty.
+    /// Creates the disk, empty.
     pub fn build(self) -> SimDisk {
         let state = DiskState::new(&self);
         self.with(state)
     }
 
-    /// A disk like this, with that on it.
+    /// Creates a disk with these options and this state.
     pub(super) fn with(self, state: DiskState) -> SimDisk {
         // Unlike any disk of the machine: its major number would be 0xFFF.
-        static DISKS: AtomicU64 = AtomicU64::new(0xfff << 32);
-        let device = DISKS.fetch_add(1, Ordering::Relaxed);
+        static NEXT_DEVICE: AtomicU64 = AtomicU64::new(0xfff << 32);
+        let device = NEXT_DEVICE.fetch_add(1, Ordering::Relaxed);
         SimDisk { handle: Arc::new(Handle::new(self, state, device)) }
     }
 }

@@ -1,14 +1,15 @@
-//! Contents of simulated files: bytes where any were written, elsewhere zeros or a computed pattern.
+//! Contents of simulated files: the bytes that were written; elsewhere zeros or a computed pattern.
 //!
-//! Invariants: bytes are kept in chunks that copies share until one of them writes, so that copying a disk costs a step per
-//! chunk and no byte; a chunk lies below the length at least in part, and what of it lies behind is as if never written.
+//! Invariants: bytes are kept in chunks that copies share until one of them writes, so that copying a disk
+//! costs a step per chunk and copies no bytes. Each chunk lies at least partly below the length; its part
+//! behind the length counts as never written.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Fills `buf` with what a patterned file holds from `offset` on (see [`crate::SimDisk::create_patterned`]): a function of
-/// seed and offset alone.
+/// Fills `buf` with the content of a patterned file from `offset` on (see
+/// [`crate::SimDisk::create_patterned`]). It depends only on seed and offset.
 ///
 /// ```
 /// let (mut whole, mut part) = ([0; 64], [0; 7]);
@@ -30,7 +31,7 @@ pub fn pattern(seed: u64, offset: u64, buf: &mut [u8]) {
     }
 }
 
-/// splitmix64: a number in which each bit depends on all bits of `of`.
+/// Computes splitmix64: each bit of the result depends on all bits of `of`.
 pub(super) fn mix(of: u64) -> u64 {
     let mut z = of.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -38,14 +39,14 @@ pub(super) fn mix(of: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Bytes of a chunk: a page.
+/// Size of a chunk in bytes: a page.
 pub(super) const CHUNK: usize = 4096;
 
 /// The bytes of a file.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Content {
     len: u64,
-    /// The seed of what was never written; zeros without one.
+    /// The seed of bytes that were never written; zeros without one.
     pattern: Option<u64>,
     chunks: BTreeMap<u64, Arc<[u8; CHUNK]>>,
 }
@@ -65,7 +66,7 @@ impl Content {
         self.len
     }
 
-    /// Sets the length: what is new is zeros, or the pattern.
+    /// Sets the length. New bytes are zeros, or the pattern.
     pub(super) fn set_len(&mut self, to: u64) {
         if to < self.len {
             let (chunk, within) = place(to);
@@ -79,7 +80,7 @@ impl Content {
         self.len = to;
     }
 
-    /// What would be there if nothing had been written.
+    /// Fills `to` with the content as if nothing had been written.
     fn unwritten(&self, offset: u64, to: &mut [u8]) {
         match self.pattern {
             Some(seed) => pattern(seed, offset, to),
@@ -87,7 +88,7 @@ impl Content {
         }
     }
 
-    /// Copies bytes from `offset` on; behind the end what was never written.
+    /// Copies bytes from `offset` on. Behind the end they are the bytes that were never written.
     pub(super) fn read(&self, offset: u64, to: &mut [u8]) {
         for (at, within) in parts(offset, to.len()) {
             let (chunk, start) = place(at);
@@ -99,7 +100,7 @@ impl Content {
         }
     }
 
-    /// Writes bytes, and lengthens the file where they end behind it.
+    /// Writes bytes, and extends the file if they end behind it.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -115,7 +116,7 @@ impl Content {
         self.len = self.len.max(offset + bytes.len() as u64);
     }
 
-    /// A chunk to write to.
+    /// Returns a chunk to write to.
     fn chunk(&mut self, number: u64) -> &mut [u8; CHUNK] {
         let pattern = self.pattern;
         Arc::make_mut(self.chunks.entry(number).or_insert_with(|| {
@@ -127,7 +128,7 @@ impl Content {
         }))
     }
 
-    /// Makes a range the same as in `other`, as far as this file is long.
+    /// Copies a range from `other`, up to the end of this file.
     pub(super) fn copy_from(&mut self, other: &Self, range: Range<u64>) {
         let end = range.end.min(self.len);
         let mut at = range.start;
@@ -150,13 +151,13 @@ impl Content {
     }
 }
 
-/// The chunk that an offset lies in, and where.
+/// Returns the chunk of an offset, and the offset in the chunk.
 fn place(offset: u64) -> (u64, usize) {
     let within = usize::try_from(offset % CHUNK as u64).expect("less than a chunk");
     (offset / CHUNK as u64, within)
 }
 
-/// A range in parts that lie in one chunk each: where each begins, and which of the bytes it is.
+/// Splits a range at chunk boundaries. Yields the start of each part, and its range in the bytes.
 fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {

@@ -1,16 +1,17 @@
-//! Which unsynced changes are on the device after a power cut.
+//! Decides which unsynced changes are on the device after a power cut.
 //!
-//! Invariant: a [`Fate`] is a function of the pattern, the seed and the numbers of the operations alone, so that a crash repeats.
+//! Invariant: a [`CrashOutcome`] depends only on the pattern, the seed and the numbers of the operations, so
+//! that a crash repeats.
 
 use std::ops::Range;
 
 use super::content::{CHUNK, Content, mix, pattern};
 use super::inode::Write;
 
-/// Which of the writes, sizes and names that were not synced are found after a power cut. What was synced always is.
+/// The unsynced writes, sizes and names that survive a power cut. Synced ones always survive.
 ///
-/// A device may keep unsynced writes in any order and part of them, so that tests should go through all of these. An atomic
-/// write ([`crate::WriteMode::Atomic`]) is kept as a whole or not at all by each.
+/// A device may keep unsynced writes in any order and in part, so tests should go through all of these. In
+/// each case an atomic write ([`crate::WriteMode::Atomic`]) survives completely or not at all.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Create, Io, Persistence, SimDisk, WriteMode};
@@ -32,52 +33,52 @@ use super::inode::Write;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Persistence {
-    /// Nothing.
+    /// None.
     None,
     /// All.
     All,
-    /// What was done first, up to a moment at random.
+    /// The first ones, up to a random moment.
     Prefix,
-    /// What was done last, from a moment at random on.
+    /// The last ones, from a random moment on.
     Suffix,
-    /// Some, at random; of a write some of its pages (4096 bytes).
+    /// Some at random; for a write, some of its pages (4096 bytes).
     Random,
-    /// Some, at random; of a write some of its sectors (512 bytes).
+    /// Some at random; for a write, some of its sectors (512 bytes).
     Torn,
-    /// As [`Self::Torn`], and of the sectors that are missing some hold garbage: as a whole, also where the write covered only
-    /// a part of the sector and the rest of it had been synced.
+    /// As [`Self::Torn`], but some of the missing sectors hold garbage. The garbage fills the whole sector,
+    /// even if the write covered only a part and the rest had been synced.
     TornGarbage,
 }
 
 impl Persistence {
-    /// Each of them.
+    /// All cases.
     pub const ALL: [Self; 7] =
         [Self::None, Self::All, Self::Prefix, Self::Suffix, Self::Random, Self::Torn, Self::TornGarbage];
 }
 
-/// Bytes that a device writes as a whole or not at all.
+/// Bytes that a device writes completely or not at all.
 pub(super) const SECTOR: u64 = 512;
 
-/// Decides what persists.
+/// Decides which operations persist.
 #[derive(Debug)]
-pub(super) struct Fate {
+pub(super) struct CrashOutcome {
     persistence: Persistence,
     seed: u64,
-    /// The first operation that does not persist of a prefix, or does of a suffix.
+    /// For a prefix, the first operation that does not persist; for a suffix, the first that does.
     split: u64,
     /// How many of a thousand persist at random.
     share: u64,
 }
 
-/// What happens to a part of a write.
-enum Part {
+/// The outcome for a part of a write.
+enum PartOutcome {
     Written,
     Missing,
     Garbage,
 }
 
-impl Fate {
-    /// `pending`: the numbers of all operations that were not synced.
+impl CrashOutcome {
+    /// `pending` has the numbers of all operations that were not synced.
     pub(super) fn new(persistence: Persistence, seed: u64, mut pending: Vec<u64>) -> Self {
         pending.sort_unstable();
         pending.dedup();
@@ -92,7 +93,7 @@ impl Fate {
         mix(self.seed ^ mix(operation ^ mix(part)))
     }
 
-    /// Whether an operation persists that can't persist in part: a name, a size.
+    /// Whether an operation persists that cannot persist in part: a name, a size.
     pub(super) fn keeps(&self, operation: u64) -> bool {
         match self.persistence {
             Persistence::None => false,
@@ -105,7 +106,8 @@ impl Fate {
         }
     }
 
-    /// Writes what persists of a write: of an atomic one, or what is left of it, all or nothing.
+    /// Writes the persisting part of a write. An atomic write, or its remainder, persists completely or not
+    /// at all.
     pub(super) fn write(&self, operation: u64, content: &mut Content, write: &Write) {
         let Write { offset, bytes, atomic } = write;
         let unit = match self.persistence {
@@ -126,12 +128,12 @@ impl Fate {
         };
         // Most writes are not torn.
         let whole = match (unit, self.random(operation, u64::MAX - 1) % 4) {
-            (SECTOR, 0) => Some(Part::Written),
-            (SECTOR, 1) => Some(Part::Missing),
+            (SECTOR, 0) => Some(PartOutcome::Written),
+            (SECTOR, 1) => Some(PartOutcome::Missing),
             _ => None,
         };
         match whole {
-            Some(Part::Written) => content.write(*offset, bytes),
+            Some(PartOutcome::Written) => content.write(*offset, bytes),
             Some(_) => {}
             None => self.write_parts(operation, content, *offset, bytes, unit),
         }
@@ -143,9 +145,9 @@ impl Fate {
         while at < end {
             let next = end.min((at / unit + 1) * unit);
             match self.part(operation, at / unit) {
-                Part::Written => content.write(at, &bytes[within(offset, at..next)]),
-                Part::Missing => {}
-                Part::Garbage => {
+                PartOutcome::Written => content.write(at, &bytes[within(offset, at..next)]),
+                PartOutcome::Missing => {}
+                PartOutcome::Garbage => {
                     let start = at / unit * unit;
                     let end = content.len().max(next).min(start + unit);
                     let mut garbage = vec![0; within(start, start..end).len()];
@@ -157,19 +159,19 @@ impl Fate {
         }
     }
 
-    fn part(&self, operation: u64, part: u64) -> Part {
+    fn part(&self, operation: u64, part: u64) -> PartOutcome {
         let random = self.random(operation, part);
         if random % 1000 < self.share {
-            Part::Written
+            PartOutcome::Written
         } else if self.persistence == Persistence::TornGarbage && random >> 63 == 0 {
-            Part::Garbage
+            PartOutcome::Garbage
         } else {
-            Part::Missing
+            PartOutcome::Missing
         }
     }
 }
 
-/// A range as indices of bytes that begin at `start`.
+/// Converts a range into indices of bytes that begin at `start`.
 fn within(start: u64, range: Range<u64>) -> Range<usize> {
     let index = |at: u64| usize::try_from(at - start).expect("bytes in memory");
     index(range.start)..index(range.end)

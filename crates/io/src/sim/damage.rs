@@ -1,13 +1,13 @@
-//! Damage of a medium: what time, a bad sector or a firmware does to bytes that were durable.
+//! Damage to durable bytes of a medium, as by age, a bad sector or faulty firmware.
 //!
-//! Invariant: a random damage is a function of its seed and the file's length alone, so that it repeats.
+//! Invariant: random damage depends only on its seed and the file's length, so that it repeats.
 
 use std::ops::Range;
 
 use super::content::{Content, mix, pattern};
 use super::crash::SECTOR;
 
-/// What befalls the medium under a file, behind everybody's back: what was durable is so no more, and no call says so.
+/// Damage to the medium of a file. Durable data is lost, and no call reports that.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Damage, Io, SimDisk};
@@ -26,39 +26,39 @@ use super::crash::SECTOR;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Damage {
-    /// One bit of the byte `at` is another: the one of this number, 0 to 7.
+    /// Inverts one bit.
     Bit {
-        /// Which byte.
+        /// The offset of the byte.
         at: u64,
-        /// Which bit of it.
+        /// The number of the bit, 0 to 7.
         bit: u8,
     },
-    /// These bytes are zeros.
+    /// Fills these bytes with zeros.
     Zeros(Range<u64>),
-    /// These bytes are any: [`pattern`](crate::pattern) of the seed.
+    /// Fills these bytes with [`pattern`](crate::pattern).
     Garbage {
-        /// Which bytes.
+        /// The bytes.
         range: Range<u64>,
-        /// Of the pattern.
+        /// The seed of the pattern.
         seed: u64,
     },
-    /// What stood in this range stands `by` bytes farther on, as far as it still is in the range; the first `by` bytes stay.
+    /// Moves the content of this range `by` bytes forward within the range; the first `by` bytes stay.
     Shifted {
-        /// Which bytes.
+        /// The bytes.
         range: Range<u64>,
-        /// How far.
+        /// The distance in bytes.
         by: u64,
     },
-    /// The sectors (512 bytes) in which these bytes are can't be read, with `EIO`, until they are written as a whole. Also
-    /// after a crash.
+    /// Reads of the sectors (512 bytes) with these bytes fail with `EIO` until the whole sector is written,
+    /// even after a crash.
     Unreadable(Range<u64>),
     /// The file ends here.
     Cut(u64),
 }
 
 impl Damage {
-    /// One of them, of a file of so many bytes (at least one): single bits most often, else sectors or pages at their
-    /// boundaries.
+    /// Returns random damage to a file of `len` bytes (at least one): mostly single bits, otherwise sectors
+    /// or pages at their boundaries.
     pub fn random(seed: u64, len: u64) -> Self {
         let random = |what: u64| mix(seed ^ mix(what ^ 0x0da_3a6e));
         let len = len.max(1);
@@ -82,7 +82,7 @@ impl Damage {
         }
     }
 
-    /// The bytes as they are from now on.
+    /// Applies the damage to the content.
     pub(super) fn apply(&self, content: &mut Content) {
         let part = |range: &Range<u64>| {
             let range = range.start.min(content.len())..range.end.min(content.len());

@@ -16,7 +16,7 @@ fn bytes(disk: &SimDisk, access: Access, range: Range<u64>) -> Result<Vec<u8>, E
     Ok(bytes[..got].to_vec())
 }
 
-/// The first byte of each of the first pages.
+/// Returns the first byte of each of the first pages.
 fn pages(disk: &SimDisk, access: Access, count: u64) -> Vec<u8> {
     (0..count).map(|page| bytes(disk, access, page * 4096..(page + 1) * 4096).unwrap()[0]).collect()
 }
@@ -115,7 +115,7 @@ fn syncs_lie_or_drop() {
     };
     assert_eq!(run(WriteFault::SYNC_EIO), (false, 2, 1, 1));
     assert_eq!(run(WriteFault::SyncDrop(libc::EIO)), (false, 1, 1, 1));
-    // The next one does it.
+    // The next sync is real.
     assert_eq!(run(WriteFault::SyncLie), (true, 2, 1, 2));
 }
 

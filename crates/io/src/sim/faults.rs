@@ -1,14 +1,14 @@
 //! Faults of raw reads, raw writes and syncs, planned or at random.
 //!
-//! Invariant: a random number is a function of the disk's seed, the file, the offset and the count of requests there, so that
-//! a schedule of faults repeats from its seed whatever the threads do.
+//! Invariant: a random number depends only on the disk's seed, the file, the offset and the count of requests
+//! there. So a sequence of faults repeats from its seed, whatever the threads do.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::content::mix;
 
-/// A fault of one raw read: of what a device or the kernel gives, before the common loop goes on with it.
+/// A fault of one raw read: the device's or kernel's result, before the common loop retries it.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Fault, Io, SimDisk, Times};
@@ -24,22 +24,22 @@ use super::content::mix;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The raw read fails with this error number. `EINTR` and `EAGAIN` are gone on with.
+    /// The raw read fails with this error number. `EINTR` and `EAGAIN` are retried.
     Error(i32),
-    /// The raw read brings no more than so many bytes (at least one).
+    /// The raw read returns at most this many bytes (at least one).
     Short(usize),
-    /// The file is cut to so many bytes just before the raw read takes place.
+    /// The file is truncated to this many bytes just before the raw read.
     Cut(u64),
 }
 
 impl Fault {
-    /// The device can't read: `EIO`.
+    /// The device cannot read: `EIO`.
     pub const EIO: Self = Self::Error(libc::EIO);
-    /// A signal came in between: `EINTR`.
+    /// A signal interrupted the call: `EINTR`.
     pub const INTERRUPTED: Self = Self::Error(libc::EINTR);
 }
 
-/// A fault of what changes or syncs a file.
+/// A fault of a write, a sync or an allocation.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Create, Io, SimDisk, Times, WriteFault, WriteMode};
@@ -55,37 +55,39 @@ impl Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WriteFault {
-    /// The raw write fails with this error number, and writes nothing. `EINTR` and `EAGAIN` are gone on with.
+    /// The raw write fails with this error number and writes nothing. `EINTR` and `EAGAIN` are retried.
     Error(i32),
-    /// The raw write takes no more than so many bytes (at least one; of a direct write at least as many as it was aligned to,
-    /// up to 4096). An atomic write is never short: it takes all.
+    /// The raw write accepts at most this many bytes (at least one). A direct write accepts at least as many
+    /// as its alignment, up to 4096. An atomic write is never short.
     Short(usize),
-    /// A sync, a wait for writeback or a durable write fails with this error number. What was written to the file since the last
-    /// sync will never get to the device; the kernel's cache keeps it and takes it for clean. Of a directory: the names.
+    /// A sync, a wait for writeback or a durable write fails with this error number. Data written since the
+    /// last sync will never reach the device; the kernel's cache keeps it and marks it clean. For a
+    /// directory, the names are lost.
     Sync(i32),
     /// [`crate::IoFile::allocate`] fails with this error number.
     Allocate(i32),
-    /// As [`Self::Sync`], but the cache drops what it could not write: from now on it shows what the device has.
+    /// As [`Self::Sync`], but the cache drops the data and from then on shows the device's content.
     SyncDrop(i32),
-    /// A sync, a wait for writeback or a durable write reports success, and nothing has become durable by it.
+    /// A sync, a wait for writeback or a durable write reports success without making anything durable.
     SyncLie,
-    /// The raw write reports success, and the device never gets it. The cache shows it as long as it has it.
+    /// The raw write reports success, but never reaches the device. The cache shows the data as long as the
+    /// pages stay.
     Lost,
-    /// As [`Self::Lost`], and the device has the bytes at this offset of the file instead, as far as the file is so long.
+    /// As [`Self::Lost`], but the device writes the bytes at this offset of the file instead, up to its end.
     Misdirected {
-        /// Where they land.
+        /// The offset.
         to: u64,
     },
 }
 
 impl WriteFault {
-    /// The device can't write: `EIO`.
+    /// The device cannot write: `EIO`.
     pub const EIO: Self = Self::Error(libc::EIO);
     /// The disk is full: `ENOSPC`.
     pub const NO_SPACE: Self = Self::Error(libc::ENOSPC);
-    /// A signal came in between: `EINTR`.
+    /// A signal interrupted the call: `EINTR`.
     pub const INTERRUPTED: Self = Self::Error(libc::EINTR);
-    /// The device could not write, which comes out at the sync: `EIO`.
+    /// The device could not write, which the sync reports: `EIO`.
     pub const SYNC_EIO: Self = Self::Sync(libc::EIO);
 }
 
@@ -97,9 +99,9 @@ impl WriteFault {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnyFault {
-    /// Of a read.
+    /// A fault of a read.
     Read(Fault),
-    /// Of what writes or syncs.
+    /// A fault of a write, a sync or an allocation.
     Write(WriteFault),
 }
 
@@ -115,7 +117,7 @@ impl From<WriteFault> for AnyFault {
     }
 }
 
-/// How often a planned fault strikes.
+/// How often a planned fault occurs.
 ///
 /// ```
 /// use pagekeeper_io::{Access, Fault, Io, SimDisk, Times};
@@ -132,15 +134,15 @@ impl From<WriteFault> for AnyFault {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Times {
-    /// The next request that it concerns.
+    /// At the next matching request.
     Once,
-    /// Once, after so many that it concerns have been let through.
+    /// Once, after this many matching requests have passed.
     Nth(u64),
-    /// Each, until the file is healed.
+    /// At each matching request, until the file is healed.
     Always,
 }
 
-/// How many of a thousand raw reads suffer what, at random.
+/// Random faults of raw reads, each as a share of a thousand.
 ///
 /// ```
 /// use pagekeeper_io::{RandomFaults, SimDisk};
@@ -149,15 +151,15 @@ pub enum Times {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RandomFaults {
-    /// Bring a part only, of any size.
+    /// Reads that return only a part, of any size.
     pub short_per_mille: u16,
-    /// Are interrupted.
+    /// Interrupted reads.
     pub interrupted_per_mille: u16,
-    /// Fail with `EIO`.
+    /// Reads that fail with `EIO`.
     pub failing_per_mille: u16,
 }
 
-/// How many of a thousand writes and syncs suffer what, at random.
+/// Random faults of writes and syncs, each as a share of a thousand.
 ///
 /// ```
 /// use pagekeeper_io::{RandomWriteFaults, SimDisk};
@@ -166,9 +168,9 @@ pub struct RandomFaults {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RandomWriteFaults {
-    /// Raw writes that take a part only, of any size.
+    /// Raw writes that accept only a part, of any size.
     pub short_per_mille: u16,
-    /// Raw writes that are interrupted.
+    /// Interrupted raw writes.
     pub interrupted_per_mille: u16,
     /// Raw writes that fail with `EIO`.
     pub failing_per_mille: u16,
@@ -176,19 +178,19 @@ pub struct RandomWriteFaults {
     pub no_space_per_mille: u16,
     /// Syncs (waits for writeback and durable writes too) that fail with `EIO`.
     pub failing_sync_per_mille: u16,
-    /// Syncs that fail with `EIO`, and what was to be synced is dropped from the cache.
+    /// Syncs that fail with `EIO`, after which the cache drops the data.
     pub dropping_sync_per_mille: u16,
     /// Syncs that report success and do nothing.
     pub lying_sync_per_mille: u16,
     /// Raw writes that report success and are lost.
     pub lost_per_mille: u16,
-    /// Raw writes that report success and land up to 32 KiB farther on.
+    /// Raw writes that report success but land up to 32 KiB farther on.
     pub misdirected_per_mille: u16,
 }
 
-/// What changes or syncs a file.
+/// An operation that changes or syncs a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum FaultAction {
     Write,
     Sync,
     Allocate,
@@ -196,17 +198,17 @@ pub(super) enum Action {
 
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    planned: Vec<Plan>,
+    planned: Vec<PlannedFault>,
     random: RandomFaults,
     random_write: RandomWriteFaults,
     seed: u64,
-    /// How often an offset of an inode was asked for; kept only where it makes a difference.
+    /// The number of requests per inode and offset; only kept if faults depend on it.
     attempts: BTreeMap<(u64, u64), u64>,
 }
 
 #[derive(Debug)]
-struct Plan {
-    /// Any file without one.
+struct PlannedFault {
+    /// The file; any file without one.
     inode: Option<u64>,
     range: Range<u64>,
     fault: AnyFault,
@@ -218,7 +220,7 @@ impl Faults {
         Self { random, random_write, seed, ..Self::default() }
     }
 
-    /// Without what was planned, and with other random numbers.
+    /// Creates the faults of a restarted disk: without planned ones, and with other random numbers.
     pub(super) fn anew(&self, seed: u64) -> Self {
         Self::new(self.random, self.random_write, mix(self.seed ^ mix(seed)))
     }
@@ -228,15 +230,15 @@ impl Faults {
     }
 
     pub(super) fn plan(&mut self, inode: Option<u64>, range: Range<u64>, fault: AnyFault, times: Times) {
-        self.planned.push(Plan { inode, range, fault, times });
+        self.planned.push(PlannedFault { inode, range, fault, times });
     }
 
-    /// Takes back what was planned for a file, or for all.
+    /// Cancels the planned faults for a file, or for all.
     pub(super) fn heal(&mut self, inode: Option<u64>) {
         self.planned.retain(|plan| plan.inode != inode);
     }
 
-    /// The first planned fault that fits and strikes now.
+    /// Returns the first planned fault that matches and occurs now.
     fn planned<T>(
         &mut self,
         inode: u64,
@@ -260,7 +262,7 @@ impl Faults {
         None
     }
 
-    /// The fault of a raw read of this range, if it has one: the first that was planned, else a random one.
+    /// Returns the fault of a raw read of this range, if any: the first planned one, otherwise a random one.
     pub(super) fn strike(&mut self, inode: u64, range: &Range<u64>) -> Option<Fault> {
         let planned = self.planned(inode, range, |fault| match fault {
             AnyFault::Read(fault) => Some(fault),
@@ -279,12 +281,12 @@ impl Faults {
         choose(drawn, &shares)
     }
 
-    /// The fault of what changes or syncs this range.
+    /// Returns the fault of an operation that changes or syncs this range.
     pub(super) fn strike_write(
         &mut self,
         inode: u64,
         range: &Range<u64>,
-        action: Action,
+        action: FaultAction,
     ) -> Option<WriteFault> {
         let planned = self.planned(inode, range, |fault| match (fault, action) {
             (
@@ -294,25 +296,25 @@ impl Faults {
                     | WriteFault::Lost
                     | WriteFault::Misdirected { .. }),
                 ),
-                Action::Write,
+                FaultAction::Write,
             )
             | (
                 AnyFault::Write(
                     fault @ (WriteFault::Sync(_) | WriteFault::SyncDrop(_) | WriteFault::SyncLie),
                 ),
-                Action::Sync,
+                FaultAction::Sync,
             )
-            | (AnyFault::Write(fault @ WriteFault::Allocate(_)), Action::Allocate) => Some(fault),
+            | (AnyFault::Write(fault @ WriteFault::Allocate(_)), FaultAction::Allocate) => Some(fault),
             _ => None,
         });
         if planned.is_some() || self.random_write == RandomWriteFaults::default() {
             return planned;
         }
         let random = self.random_write;
-        // Apart from what happens to reads of the same place.
+        // Independent of the faults of reads at the same offset.
         let drawn = self.draw(inode ^ (action as u64 + 1) << 60, range.start);
         let shares = match action {
-            Action::Write => &[
+            FaultAction::Write => &[
                 (random.short_per_mille, WriteFault::Short(part_of(range, drawn))),
                 (random.interrupted_per_mille, WriteFault::INTERRUPTED),
                 (random.failing_per_mille, WriteFault::EIO),
@@ -323,17 +325,17 @@ impl Faults {
                     WriteFault::Misdirected { to: range.start + 4096 * (1 + (drawn >> 32) % 8) },
                 ),
             ][..],
-            Action::Sync => &[
+            FaultAction::Sync => &[
                 (random.failing_sync_per_mille, WriteFault::SYNC_EIO),
                 (random.dropping_sync_per_mille, WriteFault::SyncDrop(libc::EIO)),
                 (random.lying_sync_per_mille, WriteFault::SyncLie),
             ],
-            Action::Allocate => &[(random.no_space_per_mille, WriteFault::Allocate(libc::ENOSPC))],
+            FaultAction::Allocate => &[(random.no_space_per_mille, WriteFault::Allocate(libc::ENOSPC))],
         };
         choose(drawn, shares)
     }
 
-    /// A random number for the next raw request at this place.
+    /// Draws a random number for the next raw request at this offset.
     pub(super) fn draw(&mut self, inode: u64, offset: u64) -> u64 {
         let attempt = self.attempts.entry((inode, offset)).or_default();
         *attempt += 1;
@@ -341,13 +343,13 @@ impl Faults {
     }
 }
 
-/// How much of a range is moved, at random: at least a byte.
+/// Returns a random part of the range's length: at least one byte.
 fn part_of(range: &Range<u64>, drawn: u64) -> usize {
     let part = 1 + (drawn >> 32) % (range.end - range.start).max(1);
     usize::try_from(part).unwrap_or(usize::MAX)
 }
 
-/// Which of these happens, by their shares of a thousand.
+/// Chooses one of these by their shares of a thousand.
 fn choose<T: Copy>(drawn: u64, shares: &[(u16, T)]) -> Option<T> {
     let mut rest = drawn % 1000;
     for (share, fault) in shares {
@@ -359,7 +361,7 @@ fn choose<T: Copy>(drawn: u64, shares: &[(u16, T)]) -> Option<T> {
     None
 }
 
-/// Whether two ranges have a byte in common.
+/// Whether two ranges overlap.
 pub(super) fn meet(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }

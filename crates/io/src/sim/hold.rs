@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::request::Shared;
+use super::request::SharedDisk;
 
 /// Stops reads and writes of a range, and syncs, until it is dropped.
 ///
@@ -25,21 +25,21 @@ use super::request::Shared;
 /// ```
 #[derive(Debug)]
 pub struct Hold {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDisk>,
     number: u64,
 }
 
 impl Hold {
-    pub(super) fn new(shared: Arc<Shared>, number: u64) -> Self {
+    pub(super) fn new(shared: Arc<SharedDisk>, number: u64) -> Self {
         Self { shared, number }
     }
 
-    /// How many requests it stops now.
+    /// Returns how many requests it stops now.
     pub fn held(&self) -> usize {
         self.shared.lock().held_by(self.number)
     }
 
-    /// Waits until it stops at least so many requests.
+    /// Waits until it stops at least this many requests.
     pub fn wait_for(&self, count: usize) {
         let mut state = self.shared.lock();
         while state.held_by(self.number) < count {

@@ -1,16 +1,21 @@
-//! A file of the simulated disk: what is seen of it, what would survive a power cut, and which of its pages are in the
-//! kernel's cache.
+//! A file of the simulated disk: its visible content, the content that would survive a power cut, and its
+//! pages in the kernel's cache.
 //!
-//! Invariants. `content` is what a buffered read returns. A page is *lost* when a sync failed with it in the cache: it counts as clean
-//! and still shows what was written, which the device never got. Elsewhere `content` is what a direct read returns from the device,
-//! from its medium or its volatile cache. `durable` is what certainly survives a power cut; each byte in which `content` differs
-//! from it is in a pending change or on a lost page.
+//! Invariants:
+//!
+//! * `content` is what a buffered read returns.
+//! * A page is *lost* if a sync failed while it was in the cache. It counts as clean and still shows the
+//!   written data, which the device never received.
+//! * Except on lost pages, `content` is also what a direct read returns from the device, from its medium or
+//!   its volatile cache.
+//! * `durable` is what certainly survives a power cut. Each byte in which `content` differs from it is in a
+//!   pending change or on a lost page.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::content::{CHUNK, Content};
-use super::crash::{Fate, SECTOR};
+use super::crash::{CrashOutcome, SECTOR};
 use super::damage::Damage;
 use super::pages::{Pages, bytes_of, touched};
 use crate::{Access, Resident, WriteMode};
@@ -19,52 +24,53 @@ use crate::{Access, Resident, WriteMode};
 pub(super) struct Inode {
     content: Content,
     durable: Content,
-    /// What was done since the last sync, in order.
-    pending: Vec<Pending>,
+    /// Changes since the last sync, in order.
+    pending: Vec<PendingChange>,
     resident: Pages,
-    /// Resident, and not written back.
+    /// Resident pages that are not written back.
     dirty: Pages,
-    /// Resident and clean, though the device has something else.
+    /// Resident pages that are clean although the device has other content.
     lost: Pages,
-    /// Sectors that can't be read.
+    /// Sectors that cannot be read.
     unreadable: Pages,
-    /// Up to here there is room for it: what is written behind needs more.
+    /// Space is allocated up to here; writes behind it need more.
     room: u64,
-    /// Has a name, as seen.
+    /// Whether it has a name now.
     pub(super) named: bool,
     pub(super) open: usize,
-    /// Of those, open for writing.
+    /// Number of opens for writing.
     pub(super) writable: usize,
-    /// The number of the last change of its content. Changes of the disk are counted, so that no two look the same.
+    /// The number of the last change of its content. The changes of the whole disk are counted, so that no
+    /// two look alike.
     pub(super) modified: u64,
-    /// The number of its last change, names included.
+    /// The number of its last change, including changes of its name.
     pub(super) changed: u64,
 }
 
 #[derive(Debug, Clone)]
-struct Pending {
+struct PendingChange {
     number: u64,
-    change: Change,
+    change: FileChange,
 }
 
 #[derive(Debug, Clone)]
-enum Change {
+enum FileChange {
     Write(Write),
-    /// Cut or lengthened to so many bytes.
+    /// Truncated or extended to this many bytes.
     SetLen(u64),
 }
 
-/// A write, or what is left of it.
+/// A write, or its remainder.
 #[derive(Debug, Clone)]
 pub(super) struct Write {
     pub(super) offset: u64,
     pub(super) bytes: Arc<[u8]>,
-    /// There as a whole or not at all after a power cut.
+    /// Survives a power cut completely or not at all.
     pub(super) atomic: bool,
 }
 
 impl Inode {
-    /// A file that has been there for ever.
+    /// Creates a file that has always been there.
     pub(super) fn new(content: Content, number: u64) -> Self {
         Self {
             durable: content.clone(),
@@ -87,22 +93,22 @@ impl Inode {
         self.content.len()
     }
 
-    /// Whether something in the range can't be read.
+    /// Whether a part of the range cannot be read.
     pub(super) fn is_unreadable(&self, range: &Range<u64>) -> bool {
         !self.unreadable.within(sectors(range)).is_empty()
     }
 
-    /// Whether there is room for what is written up to here.
+    /// Whether space is allocated for writes up to here.
     pub(super) fn has_room(&self, end: u64) -> bool {
         end <= self.room
     }
 
-    /// There is room up to here from now on.
+    /// Allocates space up to here.
     pub(super) fn make_room(&mut self, end: u64) {
         self.room = self.room.max(end);
     }
 
-    /// Damages the medium. What the cache has of it is gone.
+    /// Damages the medium. The cached pages are dropped.
     pub(super) fn damage(&mut self, damage: &Damage) {
         damage.apply(&mut self.content);
         damage.apply(&mut self.durable);
@@ -114,12 +120,13 @@ impl Inode {
         }
     }
 
-    /// The write of this number never gets to the device, though nobody says so; it may land at another place.
+    /// Makes the write of this number never reach the device, although no call reports that. It may land at
+    /// another offset.
     pub(super) fn lose(&mut self, number: u64, landed: Option<(u64, &[u8])>) {
         let pending = std::mem::take(&mut self.pending);
-        for Pending { number: of, change } in pending {
+        for PendingChange { number: of, change } in pending {
             match change {
-                Change::Write(write) if of == number => self.lose_write(&write),
+                FileChange::Write(write) if of == number => self.lose_write(&write),
                 change => self.push(of, change),
             }
         }
@@ -134,7 +141,7 @@ impl Inode {
         }
     }
 
-    /// The device does not get what was written: the cache still has it where it had.
+    /// Makes the device lose a write. Cached pages keep it.
     fn lose_write(&mut self, write: &Write) {
         let range = write.offset..write.offset + write.bytes.len() as u64;
         for page in touched(&range) {
@@ -148,7 +155,7 @@ impl Inode {
         }
     }
 
-    /// Takes in what was read.
+    /// Reads, and adds the pages to the cache.
     pub(super) fn read(&mut self, access: Access, offset: u64, to: &mut [u8]) {
         self.content.read(offset, to);
         let range = offset..offset + to.len() as u64;
@@ -163,14 +170,14 @@ impl Inode {
         }
     }
 
-    /// Writes; with [`WriteMode::Durable`] a [`Self::sync_range`] is to follow.
+    /// Writes. With [`WriteMode::Durable`] a [`Self::sync_range`] must follow.
     pub(super) fn write(&mut self, number: u64, access: Access, offset: u64, bytes: &[u8], mode: WriteMode) {
         let range = offset..offset + bytes.len() as u64;
         let pages = touched(&range);
         let lost = self.lost.within(pages.clone());
         match access {
             Access::Direct => {
-                // The kernel drops the pages first: what they alone had is gone.
+                // The kernel drops the pages first, so data that only they had is lost.
                 self.forget_lost(lost);
                 self.resident.remove(pages.clone());
                 self.dirty.remove(pages);
@@ -183,15 +190,15 @@ impl Inode {
                     let mut bytes = vec![0; usize::try_from(part.end - part.start).expect("bytes in memory")];
                     self.content.read(part.start, &mut bytes);
                     let rewritten = Write { offset: part.start, bytes: bytes.into(), atomic: false };
-                    self.push(number, Change::Write(rewritten));
+                    self.push(number, FileChange::Write(rewritten));
                 }
                 match mode {
-                    // An atomic one is direct: it does not come here.
+                    // An atomic write is direct and does not come here.
                     WriteMode::Plain | WriteMode::Atomic => {
                         self.resident.insert(pages.clone());
                         self.dirty.insert(pages);
                     }
-                    // Whose pages stay if they were there before.
+                    // Pages stay if they were resident before.
                     WriteMode::Uncached => {
                         for part in self.resident.within(pages) {
                             self.dirty.insert(part);
@@ -205,11 +212,11 @@ impl Inode {
         self.make_room(range.end);
         self.unreadable.remove(range.start.div_ceil(SECTOR)..range.end / SECTOR);
         let atomic = mode == WriteMode::Atomic;
-        self.push(number, Change::Write(Write { offset, bytes: bytes.into(), atomic }));
+        self.push(number, FileChange::Write(Write { offset, bytes: bytes.into(), atomic }));
         (self.modified, self.changed) = (number, number);
     }
 
-    /// Makes zeros of a range, block by block: nothing is written but what says where blocks are.
+    /// Zeroes a range block by block. Only metadata is written.
     pub(super) fn punch(&mut self, number: u64, range: &Range<u64>) {
         let end = range.end.min(self.len());
         let mut at = range.start;
@@ -232,34 +239,34 @@ impl Inode {
             self.unreadable.remove(len.div_ceil(SECTOR)..u64::MAX);
         }
         self.content.set_len(len);
-        self.push(number, Change::SetLen(len));
+        self.push(number, FileChange::SetLen(len));
         (self.modified, self.changed) = (number, number);
     }
 
-    fn push(&mut self, number: u64, change: Change) {
-        self.pending.push(Pending { number, change });
+    fn push(&mut self, number: u64, change: FileChange) {
+        self.pending.push(PendingChange { number, change });
     }
 
-    /// Makes all durable that was done, but what was lost.
+    /// Makes all changes durable, except lost ones.
     pub(super) fn sync(&mut self) {
-        for Pending { change, .. } in self.pending.drain(..) {
+        for PendingChange { change, .. } in self.pending.drain(..) {
             match change {
-                // As it is by now: what has come since is pending as well.
-                Change::Write(Write { offset, bytes, .. }) => {
+                // In its current state: later changes are pending as well.
+                FileChange::Write(Write { offset, bytes, .. }) => {
                     let end = offset + bytes.len() as u64;
                     self.durable.set_len(self.durable.len().max(end));
                     self.durable.copy_from(&self.content, offset..end);
                 }
-                Change::SetLen(len) => self.durable.set_len(len),
+                FileChange::SetLen(len) => self.durable.set_len(len),
             }
         }
         self.durable.set_len(self.content.len());
         self.dirty.clear();
     }
 
-    /// Makes a range durable that was just written, and the size.
+    /// Makes a range that was just written durable, and the size.
     pub(super) fn sync_range(&mut self, access: Access, range: &Range<u64>) {
-        if self.pending.iter().any(|pending| matches!(pending.change, Change::SetLen(_))) {
+        if self.pending.iter().any(|pending| matches!(pending.change, FileChange::SetLen(_))) {
             return self.sync();
         }
         let pages = touched(range);
@@ -267,26 +274,26 @@ impl Inode {
         self.durable.set_len(self.content.len());
         self.durable.copy_from(&self.content, range.clone());
         self.dirty.remove(pages);
-        // What is older must not come after it.
+        // Older changes must not be applied after it.
         let pending = std::mem::take(&mut self.pending);
         self.pending = pending.into_iter().flat_map(|pending| pending.outside(&range)).collect();
     }
 
-    /// A sync that fails: what was written since the last one does not get to the device, now or later. The kernel's cache
-    /// still has it where it had.
+    /// Fails a sync: data written since the last sync does not reach the device, now or later. The kernel's
+    /// cache keeps its pages.
     pub(super) fn fail_sync(&mut self) {
         let pending = std::mem::take(&mut self.pending);
-        for Pending { number, change } in pending {
+        for PendingChange { number, change } in pending {
             match change {
-                Change::Write(write) => self.lose_write(&write),
-                // Sizes are the file system's to write, not the pages'.
-                change @ Change::SetLen(_) => self.push(number, change),
+                FileChange::Write(write) => self.lose_write(&write),
+                // Sizes are written by the file system, independent of the pages.
+                change @ FileChange::SetLen(_) => self.push(number, change),
             }
         }
         self.dirty.clear();
     }
 
-    /// As [`Self::fail_sync`], and the cache drops what the device did not get.
+    /// As [`Self::fail_sync`], but the cache drops data that the device did not receive.
     pub(super) fn fail_sync_and_drop(&mut self) {
         self.fail_sync();
         for pages in self.lost.within(0..u64::MAX) {
@@ -295,12 +302,12 @@ impl Inode {
         }
     }
 
-    /// Writes back: pages are clean, nothing is durable.
+    /// Writes back: pages become clean, and nothing durable.
     pub(super) fn write_back(&mut self, range: &Range<u64>) {
         self.dirty.remove(touched(range));
     }
 
-    /// Drops clean pages that lie wholly in the range, and the last one where the file ends in the range.
+    /// Drops clean pages entirely in the range, and the last page if the file ends in the range.
     pub(super) fn release(&mut self, range: &Range<u64>) {
         let end = if range.end >= self.len() { u64::MAX } else { range.end / CHUNK as u64 };
         for pages in self.resident.within(range.start.div_ceil(CHUNK as u64)..end) {
@@ -315,7 +322,7 @@ impl Inode {
         }
     }
 
-    /// From now on these pages show what the device has.
+    /// Makes these pages show the device's content.
     fn forget_lost(&mut self, lost: Vec<Range<u64>>) {
         for pages in lost {
             self.content.copy_from(&self.durable, bytes_of(&pages));
@@ -332,19 +339,19 @@ impl Inode {
         }
     }
 
-    /// The numbers of what was not synced.
+    /// Returns the numbers of unsynced changes.
     pub(super) fn pending(&self) -> impl Iterator<Item = u64> {
         self.pending.iter().map(|pending| pending.number)
     }
 
-    /// The file as it is found after a power cut.
-    pub(super) fn after_power_cut(&self, fate: &Fate) -> Self {
+    /// Returns the file as found after a power cut.
+    pub(super) fn after_power_cut(&self, fate: &CrashOutcome) -> Self {
         let mut found = self.durable.clone();
-        for Pending { number, change } in &self.pending {
+        for PendingChange { number, change } in &self.pending {
             match change {
-                Change::Write(write) => fate.write(*number, &mut found, write),
-                Change::SetLen(len) if fate.keeps(*number) => found.set_len(*len),
-                Change::SetLen(_) => {}
+                FileChange::Write(write) => fate.write(*number, &mut found, write),
+                FileChange::SetLen(len) if fate.keeps(*number) => found.set_len(*len),
+                FileChange::SetLen(_) => {}
             }
         }
         let mut unreadable = self.unreadable.clone();
@@ -352,16 +359,16 @@ impl Inode {
         Self { modified: self.modified, changed: self.changed, unreadable, ..Self::new(found, 0) }
     }
 
-    /// The file as it is found when all programs have gone.
+    /// Returns the file as found after all programs have ended.
     pub(super) fn after_kill(&self) -> Self {
         Self { open: 0, writable: 0, ..self.clone() }
     }
 }
 
-impl Pending {
-    /// What is left of a write without a range.
+impl PendingChange {
+    /// Returns the remainder of a write without a range.
     fn outside(self, range: &Range<u64>) -> Vec<Self> {
-        let Change::Write(Write { offset, bytes, atomic }) = &self.change else { return vec![self] };
+        let FileChange::Write(Write { offset, bytes, atomic }) = &self.change else { return vec![self] };
         let whole = *offset..*offset + bytes.len() as u64;
         if meet(&whole, range).is_empty() {
             return vec![self];
@@ -370,7 +377,7 @@ impl Pending {
             let index = |at: u64| usize::try_from(at - whole.start).expect("bytes in memory");
             (!part.is_empty()).then(|| Self {
                 number: self.number,
-                change: Change::Write(Write {
+                change: FileChange::Write(Write {
                     offset: part.start,
                     bytes: bytes[index(part.start)..index(part.end)].into(),
                     atomic: *atomic,
@@ -382,12 +389,12 @@ impl Pending {
     }
 }
 
-/// The sectors that have a byte in the range.
+/// Returns the sectors that overlap the range.
 fn sectors(range: &Range<u64>) -> Range<u64> {
     if range.is_empty() { 0..0 } else { range.start / SECTOR..range.end.div_ceil(SECTOR) }
 }
 
-/// What two ranges have in common.
+/// Returns the intersection of two ranges.
 fn meet(a: &Range<u64>, b: &Range<u64>) -> Range<u64> {
     a.start.max(b.start)..a.end.min(b.end)
 }

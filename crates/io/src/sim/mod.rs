@@ -1,9 +1,11 @@
 //! A simulated disk on virtual time: deterministic, with faults on demand, for tests.
 //!
-//! No clock is read and no time passes: a call advances the disk's own clock to when it would have ended, and returns at once. The calls
-//! of one thread repeat exactly. With several threads, a request's time depends on when it arrives; contents and faults still repeat.
+//! No clock is read and no time passes: a call advances the disk's own clock to the end of the request, and
+//! returns at once. The calls of one thread repeat exactly. With several threads, a request's time depends on
+//! when it arrives; contents and faults still repeat.
 //!
-//! Data, sizes and names are not on the medium before they are synced: [`Persistence`] decides what of them survives a power cut.
+//! Data, sizes and names are on the medium only after a sync. [`Persistence`] decides which unsynced ones
+//! survive a power cut.
 
 #[cfg(test)]
 mod atomic_tests;
@@ -43,19 +45,20 @@ pub use hold::Hold;
 
 use content::Content;
 use names::Node;
-use open_file::{Held, SimFile};
-use request::{Handle, Shared};
+use open_file::{HeldSimLock, SimFile};
+use request::{Handle, SharedDisk};
 use state::DiskState;
 
 use crate::{Access, BatchRead, Create, Error, FileKind, Io, IoFile, Lock, OwnedRead, OwnedWrite};
 
-/// A simulated disk: files in memory or computed, latency and width on virtual time, faults, power cuts.
+/// A simulated disk: files in memory or computed, latency and concurrency on virtual time, faults, power
+/// cuts.
 ///
-/// A handle; clones are the same disk. Usable from any number of threads.
+/// The value is a handle; clones refer to the same disk. Any number of threads may use it.
 ///
-/// Its own methods that make, replace, remove and resize files are the hand of someone else: what they do is durable at
-/// once, with all that was done before in the directory or to the file. Through [`Io`] and [`IoFile`] nothing is durable
-/// before a sync.
+/// Its own methods that create, replace, remove and resize files act as another process: their changes are
+/// durable at once, together with all earlier changes of the directory or file. Changes through [`Io`] and
+/// [`IoFile`] are not durable before a sync.
 ///
 /// ```
 /// use std::time::Duration;
@@ -86,7 +89,7 @@ use crate::{Access, BatchRead, Create, Error, FileKind, Io, IoFile, Lock, OwnedR
 /// # Ok::<(), pagekeeper_io::Error>(())
 /// ```
 ///
-/// A program is tried at each point where the power can go:
+/// A test can cut the power at each point of a program:
 ///
 /// ```
 /// use std::path::Path;
@@ -122,26 +125,26 @@ pub struct SimDisk {
 }
 
 impl SimDisk {
-    /// A disk with all as [`Self::builder`] says it if nothing else is said.
+    /// Creates a disk with the defaults of [`Self::builder`].
     pub fn new() -> Self {
         Self::builder().build()
     }
 
-    /// Says what the disk is to be like.
+    /// Returns a builder for a disk with other options.
     pub fn builder() -> SimDiskBuilder {
         SimDiskBuilder::default()
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    fn shared(&self) -> &Arc<SharedDisk> {
         &self.handle.shared
     }
 
-    /// Makes a file, and the directories above it. Fails with `EEXIST` where there is one.
+    /// Creates a file, and the directories above it. Fails with `EEXIST` if the file exists.
     pub fn create(&self, path: impl AsRef<Path>, bytes: impl Into<Vec<u8>>) -> Result<(), Error> {
         self.create_with(path.as_ref(), Content::from_bytes(&bytes.into()))
     }
 
-    /// Makes a file of `len` bytes that take no memory: [`pattern`] of `seed` says what they are.
+    /// Creates a file of `len` bytes that take no memory: they are the [`pattern`] of `seed`.
     pub fn create_patterned(&self, path: impl AsRef<Path>, len: u64, seed: u64) -> Result<(), Error> {
         self.create_with(path.as_ref(), Content::patterned(seed, len))
     }
@@ -155,24 +158,24 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Puts a new file in the place of one, or of none, as rename(2) does: who has the old one open keeps it.
+    /// Replaces or creates a file as rename(2) does: whoever has the old one open keeps it.
     pub fn replace(&self, path: impl AsRef<Path>, bytes: impl Into<Vec<u8>>) {
         self.shared().lock().put(path.as_ref(), Content::from_bytes(&bytes.into()));
     }
 
-    /// Removes a name, for good; who has the file open keeps it. [`Io::remove`] is the one that needs a sync.
+    /// Removes a name durably; whoever has the file open keeps it. [`Io::remove`] in contrast needs a sync.
     pub fn remove(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let removed = self.shared().lock().take_away(path);
         removed.then_some(()).ok_or_else(|| call("remove", path, libc::ENOENT))
     }
 
-    /// Cuts a file to `len` bytes; one that is shorter stays as it is.
+    /// Truncates a file to `len` bytes, unless it is shorter.
     pub fn truncate(&self, path: impl AsRef<Path>, len: u64) -> Result<(), Error> {
         self.resize(path.as_ref(), |now| now.min(len))
     }
 
-    /// Lengthens a file to `len` bytes, by zeros or by its pattern; one that is longer stays as it is.
+    /// Extends a file to `len` bytes, with zeros or its pattern, unless it is longer.
     pub fn grow(&self, path: impl AsRef<Path>, len: u64) -> Result<(), Error> {
         self.resize(path.as_ref(), |now| now.max(len))
     }
@@ -185,9 +188,9 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Plans a fault for requests that touch `range` (bytes) of the file or directory that has this name now: a [`Fault`] for
-    /// raw reads, a [`WriteFault`] for raw writes, syncs (which touch all) and allocations. The first planned that fits is
-    /// the one that strikes.
+    /// Plans a fault for requests that touch `range` (bytes) of the file or directory that has this name now:
+    /// a [`Fault`] for raw reads, a [`WriteFault`] for raw writes, syncs (which touch every range) and
+    /// allocations. The first planned fault that matches occurs.
     pub fn inject(
         &self,
         path: impl AsRef<Path>,
@@ -201,12 +204,12 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Plans a fault for all files and directories, those too that are yet to be made.
+    /// Plans a fault for all files and directories, including future ones.
     pub fn inject_all(&self, fault: impl Into<AnyFault>, times: Times) {
-        self.shared().lock().faults.plan(None, state::ALL, fault.into(), times);
+        self.shared().lock().faults.plan(None, state::WHOLE_FILE, fault.into(), times);
     }
 
-    /// Takes all planned faults back from what has this name now.
+    /// Cancels all planned faults of the file or directory that has this name now.
     pub fn heal(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let mut state = self.shared().lock();
         let number = number_of(&state, path.as_ref(), "heal")?;
@@ -214,18 +217,18 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Takes back what was planned for all files ([`Self::inject_all`]).
+    /// Cancels the faults that were planned for all files ([`Self::inject_all`]).
     pub fn heal_all(&self) {
         self.shared().lock().faults.heal(None);
     }
 
-    /// Faults at random from now on.
+    /// Sets the random faults from now on.
     pub fn set_random_faults(&self, of_reads: RandomFaults, of_writes: RandomWriteFaults) {
         self.shared().lock().faults.set_random(of_reads, of_writes);
     }
 
-    /// Damages the medium under the file that has this name now, at once: what was not synced goes with what the cache had
-    /// of it. It is still damaged after a crash.
+    /// Damages the medium under the file that has this name now, at once. Unsynced data and cached pages are
+    /// lost. The damage remains after a crash.
     pub fn damage(&self, path: impl AsRef<Path>, damage: &Damage) -> Result<(), Error> {
         let path = path.as_ref();
         let mut state = self.shared().lock();
@@ -234,25 +237,26 @@ impl SimDisk {
         Ok(())
     }
 
-    /// The operation of this number (as [`Self::cut_power_at`] counts them) fails with this error number, whatever it is,
-    /// and changes nothing; a sync loses what was to be synced, as [`WriteFault::Sync`].
+    /// Makes the operation of this number (as counted by [`Self::cut_power_at`]) fail with this error number,
+    /// without any change. A sync loses its data, as with [`WriteFault::Sync`].
     pub fn fail_operation_at(&self, op: u64, errno: i32) {
         self.shared().lock().fail_operation(op, errno);
     }
 
-    /// From the operation of this number on the disk is full: what needs more room than there is fails with `ENOSPC`. That
-    /// are new files and directories, allocations, and writes behind what was ever written or allocated in a file.
+    /// Makes the disk full from the operation of this number on: operations that need more space fail with
+    /// `ENOSPC`. Those are new files and directories, allocations, and writes behind the highest offset ever
+    /// written or allocated in a file.
     pub fn fill_up_at(&self, op: u64) {
         self.shared().lock().set_full_from(Some(op));
     }
 
-    /// There is room again.
+    /// Ends the effect of [`Self::fill_up_at`].
     pub fn make_room(&self) {
         self.shared().lock().set_full_from(None);
     }
 
-    /// Stops reads and writes that touch `range` (bytes) of what has this name now, and its syncs, until the [`Hold`] is
-    /// dropped.
+    /// Stops reads and writes that touch `range` (bytes) of the file or directory that has this name now, and
+    /// its syncs, until the [`Hold`] is dropped.
     pub fn hold(&self, path: impl AsRef<Path>, range: Range<u64>) -> Result<Hold, Error> {
         let mut state = self.shared().lock();
         let number = number_of(&state, path.as_ref(), "hold")?;
@@ -260,27 +264,28 @@ impl SimDisk {
         Ok(Hold::new(Arc::clone(self.shared()), hold))
     }
 
-    /// How many operations there were so far that change or sync something: each raw write, sync, change of a size or of a
-    /// name. Those that were refused (no such file) do not count, those that failed of a fault do.
+    /// Returns the number of operations so far that change or sync something: raw writes, syncs, changes of
+    /// sizes and names. Refused ones (no such file) do not count; those that failed by a fault do.
     pub fn ops(&self) -> u64 {
         self.shared().lock().operations()
     }
 
-    /// Cuts the power at the operation of this number: the first is 0, the next one [`Self::ops`]. That one may still be done
-    /// in part, as all that was not synced; it and all calls after it fail with `EIO`.
+    /// Cuts the power at the operation of this number: the first is 0, the next one is [`Self::ops`]. This
+    /// operation may still be done in part, like all unsynced ones. It and all later calls fail with `EIO`.
     pub fn cut_power_at(&self, op: u64) {
         self.shared().lock().cut_power_at(op);
     }
 
-    /// The disk as it would be found if the power went now, or when it went: another disk of the same kind, on which all that is
-    /// there is durable, with nothing in any cache, without planned faults. The same seed finds the same.
+    /// Returns the disk as found after a power cut: now, or when the power was cut. It is another disk of the
+    /// same kind, with empty caches and without planned faults; all of its content is durable. The result
+    /// depends only on the seed.
     #[must_use]
     pub fn after_power_cut(&self, persistence: Persistence, seed: u64) -> Self {
         self.restarted(|state, new| state.after_power_cut(new, persistence, seed))
     }
 
-    /// The disk as it would be found if all programs were killed now: another disk, on which all is as it was seen, and as
-    /// durable as it was. No file is open or locked.
+    /// Returns the disk as found if all programs were killed now. It is another disk with the same visible
+    /// content, which is as durable as before. No file is open or locked.
     #[must_use]
     pub fn after_kill(&self) -> Self {
         self.restarted(DiskState::after_kill)
@@ -292,18 +297,18 @@ impl SimDisk {
         of.with(state)
     }
 
-    /// What has been done so far.
+    /// Returns the counters.
     pub fn stats(&self) -> SimStats {
         self.shared().lock().stats()
     }
 
-    /// The virtual time since the disk was made.
+    /// Returns the virtual time since the disk was created.
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.shared().lock().now())
     }
 
-    /// Does the submitted request that ends next, on this thread, `done` included. False if there is none, or none that
-    /// is not held. Only for a disk that goes by steps ([`SimDiskBuilder::by_steps`]).
+    /// Performs the submitted request that ends next, on this thread, including its `done`. Returns false if
+    /// there is none, or if all are held. Only for disks built with [`SimDiskBuilder::by_steps`].
     pub fn step(&self) -> bool {
         self.handle.step()
     }
@@ -315,7 +320,7 @@ impl Default for SimDisk {
     }
 }
 
-/// The number of a file or directory.
+/// Returns the number of a file or directory.
 fn number_of(state: &DiskState, path: &Path, for_what: &'static str) -> Result<u64, Error> {
     match state.names.find(path) {
         Some(Node::File(number) | Node::Directory(number)) => Ok(number),
@@ -351,7 +356,7 @@ impl SimDisk {
     }
 }
 
-/// Makes a file where there is none. An error where the power goes off with it.
+/// Creates a file if there is none. Fails if the power is cut during the operation.
 fn make(state: &mut DiskState, path: &Path) -> Result<u64, i32> {
     state.names.parent(path)?;
     let number = state.operation_with_room()?;
@@ -417,7 +422,7 @@ impl Io for SimDisk {
         state.power().map_err(failed)
     }
 
-    /// Of files only.
+    /// Only for files.
     fn rename(&self, from: &Path, to: &Path) -> Result<(), Error> {
         let mut state = self.shared().lock();
         let failed = |errno| call("rename", from, errno);
@@ -475,7 +480,7 @@ impl Io for SimDisk {
             found.map_err(|errno| call("open", dir, errno))?
         };
         self.shared()
-            .served(directory, state::ALL, |state| state.sync_directory(dir))
+            .served(directory, state::WHOLE_FILE, |state| state.sync_directory(dir))
             .map_err(|errno| Error::Sync { path: dir.to_path_buf(), errno })
     }
 
@@ -491,7 +496,7 @@ impl Io for SimDisk {
         if !state.take_lock(file, false) {
             return Err(Error::Locked { path: path.to_path_buf() });
         }
-        Ok(Lock::new(path, Held { shared: Arc::clone(self.shared()), file }))
+        Ok(Lock::new(path, HeldSimLock { shared: Arc::clone(self.shared()), file }))
     }
 
     fn lock_shared(&self, path: &Path) -> Result<Option<Lock>, Error> {
@@ -505,7 +510,7 @@ impl Io for SimDisk {
         if !state.take_lock(file, true) {
             return Err(Error::Locked { path: path.to_path_buf() });
         }
-        Ok(Some(Lock::new(path, Held { shared: Arc::clone(self.shared()), file })))
+        Ok(Some(Lock::new(path, HeldSimLock { shared: Arc::clone(self.shared()), file })))
     }
 
     fn submit_writes(&self, writes: Vec<OwnedWrite>) {

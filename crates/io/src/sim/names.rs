@@ -1,42 +1,44 @@
-//! The directory tree of the simulated disk: as it is seen, as it would be after a power cut, and the pending changes between.
+//! The directory tree of the simulated disk: the visible tree, the durable one, and the pending changes
+//! between them.
 //!
-//! Invariants: each name but the root's has a directory above it, both now and after a crash. A change of a directory is durable once
-//! that directory has been synced. Before that it may persist or not, each operation by itself and in any order. But a rename is one
-//! operation: no file is without a name in between (unless another has taken its old one), also when it moves between directories. Syncing
-//! the new directory makes the new name durable; syncing the old one removes the old name as well.
+//! Invariants: each name except the root has a directory above it, both now and after a crash. A change of a
+//! directory is durable once that directory has been synced. Before that, each operation may persist or not,
+//! independently and in any order. A rename is one operation, even between directories: at no time is the
+//! file without a name (unless another one has taken its old name). A sync of the new directory makes the new
+//! name durable; a sync of the old one also removes the old name.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::crash::Fate;
+use super::crash::CrashOutcome;
 
-/// What a name stands for, by its number.
+/// The file or directory of a name, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Node {
     File(u64),
     Directory(u64),
 }
 
-type Tree = BTreeMap<Arc<Path>, Node>;
+type NameTree = BTreeMap<Arc<Path>, Node>;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Names {
-    seen: Tree,
-    durable: Tree,
-    /// What was done since, in order.
-    pending: Vec<Pending>,
+    seen: NameTree,
+    durable: NameTree,
+    /// Changes since the last sync, in order.
+    pending: Vec<PendingNameChange>,
 }
 
 #[derive(Debug, Clone)]
-struct Pending {
+struct PendingNameChange {
     number: u64,
-    change: Change,
+    change: NameChange,
 }
 
 #[derive(Debug, Clone)]
-enum Change {
+enum NameChange {
     Link {
         path: Arc<Path>,
         node: Node,
@@ -44,10 +46,11 @@ enum Change {
     Unlink {
         path: Arc<Path>,
         node: Node,
-        /// Its name in another directory, without which it is not to lose this one. That was a change of the same number.
+        /// The new name in another directory, a change of the same number. The old name must not vanish
+        /// without it.
         moved_to: Option<Arc<Path>>,
     },
-    /// Within one directory.
+    /// A rename within one directory.
     Rename {
         from: Arc<Path>,
         to: Arc<Path>,
@@ -59,17 +62,18 @@ enum Change {
 pub(super) const ROOT: u64 = 0;
 
 impl Names {
-    /// What a name stands for. `/` and the directory that relative names begin in are the same one.
+    /// Returns the file or directory of a name. `/` and the directory where relative names begin are the
+    /// same.
     pub(super) fn find(&self, path: &Path) -> Option<Node> {
         look_up(&self.seen, path)
     }
 
-    /// The directory that a name is in: its number, or `ENOENT` or `ENOTDIR`.
+    /// Returns the number of the directory of a name, or `ENOENT` or `ENOTDIR`.
     pub(super) fn parent(&self, path: &Path) -> Result<u64, i32> {
         self.directory(above(path))
     }
 
-    /// A directory's number, or `ENOENT` or `ENOTDIR`.
+    /// Returns the number of a directory, or `ENOENT` or `ENOTDIR`.
     pub(super) fn directory(&self, path: &Path) -> Result<u64, i32> {
         match self.find(path) {
             Some(Node::Directory(number)) => Ok(number),
@@ -78,7 +82,7 @@ impl Names {
         }
     }
 
-    /// What is in a directory, sorted.
+    /// Returns the names in a directory, sorted.
     pub(super) fn list(&self, dir: &Path) -> Vec<OsString> {
         let inside =
             self.seen.keys().filter(|path| above(path) == dir || is_root(dir) && is_root(above(path)));
@@ -93,25 +97,25 @@ impl Names {
         self.seen.values().any(is)
             || self.durable.values().any(is)
             || self.pending.iter().any(|pending| match &pending.change {
-                Change::Link { node, .. } | Change::Rename { node, .. } | Change::Unlink { node, .. } => {
-                    is(node)
-                }
+                NameChange::Link { node, .. }
+                | NameChange::Rename { node, .. }
+                | NameChange::Unlink { node, .. } => is(node),
             })
     }
 
-    /// Gives a name, in place of what has it.
+    /// Adds a name, in place of an existing one.
     pub(super) fn link(&mut self, number: u64, path: &Path, node: Node) {
-        self.change(number, Change::Link { path: path.into(), node });
+        self.change(number, NameChange::Link { path: path.into(), node });
     }
 
-    /// Takes a name away.
+    /// Removes a name.
     pub(super) fn unlink(&mut self, number: u64, path: &Path) {
         if let Some(node) = self.find(path) {
-            self.change(number, Change::Unlink { path: path.into(), node, moved_to: None });
+            self.change(number, NameChange::Unlink { path: path.into(), node, moved_to: None });
         }
     }
 
-    /// Gives a file another name.
+    /// Renames a file.
     pub(super) fn rename(&mut self, number: u64, from: &Path, to: &Path) {
         let Some(node) = self.find(from) else { return };
         if from == to {
@@ -119,29 +123,29 @@ impl Names {
         }
         let (from, to): (Arc<Path>, Arc<Path>) = (from.into(), to.into());
         if above(&from) == above(&to) {
-            return self.change(number, Change::Rename { from, to, node });
+            return self.change(number, NameChange::Rename { from, to, node });
         }
-        self.change(number, Change::Link { path: Arc::clone(&to), node });
-        self.change(number, Change::Unlink { path: from, node, moved_to: Some(to) });
+        self.change(number, NameChange::Link { path: Arc::clone(&to), node });
+        self.change(number, NameChange::Unlink { path: from, node, moved_to: Some(to) });
     }
 
-    fn change(&mut self, number: u64, change: Change) {
+    fn change(&mut self, number: u64, change: NameChange) {
         change.apply(&mut self.seen);
-        self.pending.push(Pending { number, change });
+        self.pending.push(PendingNameChange { number, change });
     }
 
-    /// Makes durable what was done in a directory.
+    /// Makes the changes in a directory durable.
     pub(super) fn sync(&mut self, dir: &Path) {
         self.sync_until(dir, u64::MAX);
     }
 
-    /// Makes durable what was done in a directory up to a change.
+    /// Makes the changes in a directory durable, up to a change.
     fn sync_until(&mut self, dir: &Path, last: u64) {
-        let is_due = |pending: &Pending| pending.number <= last && pending.change.is_in(dir);
+        let is_due = |pending: &PendingNameChange| pending.number <= last && pending.change.is_in(dir);
         while let Some(at) = self.pending.iter().position(is_due) {
-            let Pending { number, change } = self.pending.remove(at);
-            if let Change::Unlink { moved_to: Some(to), .. } = &change {
-                // It has the new name first, in directories that are there.
+            let PendingNameChange { number, change } = self.pending.remove(at);
+            if let NameChange::Unlink { moved_to: Some(to), .. } = &change {
+                // The new name comes first, in directories that exist.
                 for dir in to.ancestors().skip(1) {
                     self.sync_until(dir, number);
                 }
@@ -150,14 +154,14 @@ impl Names {
         }
     }
 
-    /// A sync that fails: what was done in the directory will never be durable.
+    /// Fails a sync: the changes in the directory never become durable.
     pub(super) fn fail_sync(&mut self, dir: &Path) {
         let inside = self.pending.iter().filter(|pending| pending.change.is_in(dir));
         let lost: Vec<_> = inside.map(|pending| pending.number).collect();
         self.pending.retain(|pending| !lost.contains(&pending.number));
     }
 
-    /// The directories above a name that are missing, the uppermost first.
+    /// Returns the missing directories above a name, the uppermost first.
     pub(super) fn missing_above(&self, path: &Path) -> Vec<Arc<Path>> {
         let mut missing: Vec<Arc<Path>> =
             path.ancestors().skip(1).filter(|dir| self.find(dir).is_none()).map(Arc::from).collect();
@@ -165,25 +169,28 @@ impl Names {
         missing
     }
 
-    /// The numbers of what was not synced.
+    /// Returns the numbers of unsynced changes.
     pub(super) fn pending(&self) -> impl Iterator<Item = u64> {
         self.pending.iter().map(|pending| pending.number)
     }
 
-    /// The tree as it is found after a power cut.
-    pub(super) fn after_power_cut(&self, fate: &Fate) -> Self {
+    /// Returns the tree as found after a power cut.
+    pub(super) fn after_power_cut(&self, fate: &CrashOutcome) -> Self {
         let mut tree = self.durable.clone();
-        for Pending { number, change } in &self.pending {
+        for PendingNameChange { number, change } in &self.pending {
             let possible = match change {
-                Change::Unlink { moved_to: Some(to), .. } => has_all_above(&tree, to),
-                Change::Unlink { moved_to: None, .. } | Change::Link { .. } | Change::Rename { .. } => true,
+                NameChange::Unlink { moved_to: Some(to), .. } => has_all_above(&tree, to),
+                NameChange::Unlink { moved_to: None, .. }
+                | NameChange::Link { .. }
+                | NameChange::Rename { .. } => true,
             };
             if possible && fate.keeps(*number) {
                 change.apply(&mut tree);
             }
         }
-        // What is in a directory that is not there is not there. Those above come first in the order of paths.
-        let mut found = Tree::new();
+        // The content of a missing directory is missing as well. In the order of paths, directories come
+        // before their content.
+        let mut found = NameTree::new();
         for (path, node) in tree {
             if matches!(look_up(&found, above(&path)), Some(Node::Directory(_))) {
                 found.insert(path, node);
@@ -192,7 +199,7 @@ impl Names {
         Self { seen: found.clone(), durable: found, pending: Vec::new() }
     }
 
-    /// All files that have a name.
+    /// Returns all files that have a name.
     pub(super) fn files(&self) -> impl Iterator<Item = u64> {
         self.seen.values().filter_map(|node| match node {
             Node::File(number) => Some(*number),
@@ -201,8 +208,8 @@ impl Names {
     }
 }
 
-impl Change {
-    fn apply(&self, tree: &mut Tree) {
+impl NameChange {
+    fn apply(&self, tree: &mut NameTree) {
         match self {
             Self::Link { path, node } => {
                 tree.insert(Arc::clone(path), *node);
@@ -227,14 +234,14 @@ impl Change {
     }
 }
 
-fn look_up(tree: &Tree, path: &Path) -> Option<Node> {
+fn look_up(tree: &NameTree, path: &Path) -> Option<Node> {
     if is_root(path) {
         return Some(Node::Directory(ROOT));
     }
     tree.get(path).copied()
 }
 
-fn has_all_above(tree: &Tree, path: &Path) -> bool {
+fn has_all_above(tree: &NameTree, path: &Path) -> bool {
     path.ancestors().skip(1).all(|dir| look_up(tree, dir).is_some())
 }
 
@@ -242,7 +249,7 @@ fn is_root(path: &Path) -> bool {
     path.parent().is_none()
 }
 
-/// The directory that a name is in.
+/// Returns the directory of a name.
 fn above(path: &Path) -> &Path {
     path.parent().unwrap_or(path)
 }
@@ -256,9 +263,9 @@ mod tests {
         tree.seen.keys().map(|path| path.to_str().unwrap()).collect()
     }
 
-    /// What is found when all persists, or nothing.
+    /// Returns the tree after a crash with this persistence.
     fn after(names: &Names, persistence: Persistence) -> Names {
-        names.after_power_cut(&Fate::new(persistence, 0, names.pending().collect()))
+        names.after_power_cut(&CrashOutcome::new(persistence, 0, names.pending().collect()))
     }
 
     #[test]

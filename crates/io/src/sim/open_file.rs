@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::call;
-use super::request::Shared;
-use super::state::{ALL, DiskState};
+use super::request::SharedDisk;
+use super::state::{DiskState, WHOLE_FILE};
 use crate::{Access, BatchRead, Error, FileStat, IoFile, Resident, WriteMode};
 
 #[derive(Debug)]
 pub(super) struct SimFile {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDisk>,
     path: PathBuf,
     inode: u64,
     access: Access,
@@ -20,18 +20,24 @@ pub(super) struct SimFile {
 }
 
 impl SimFile {
-    /// A file that is counted as open; it is counted off when this goes.
-    pub(super) fn new(shared: &Arc<Shared>, path: &Path, inode: u64, access: Access, writable: bool) -> Self {
+    /// Creates an open file. It was counted as open before, and is uncounted when dropped.
+    pub(super) fn new(
+        shared: &Arc<SharedDisk>,
+        path: &Path,
+        inode: u64,
+        access: Access,
+        writable: bool,
+    ) -> Self {
         Self { shared: Arc::clone(shared), path: path.to_path_buf(), inode, access, writable }
     }
 
     fn sync(&self, what: impl FnOnce(&mut DiskState) -> Result<(), i32>) -> Result<(), Error> {
         self.shared
-            .served(self.inode, ALL, what)
+            .served(self.inode, WHOLE_FILE, what)
             .map_err(|errno| Error::Sync { path: self.path.clone(), errno })
     }
 
-    /// Does what needs no device.
+    /// Performs an operation that needs no device.
     fn change(
         &self,
         name: &'static str,
@@ -53,7 +59,7 @@ impl IoFile for SimFile {
         got
     }
 
-    /// Its times are no times: they count the changes of the disk, so that no two changes look the same.
+    /// Returns times that count the changes of the disk, so that no two changes look alike.
     fn stat(&self) -> Result<FileStat, Error> {
         let state = self.shared.lock();
         let failed = |errno| call("fstat", &self.path, errno);
@@ -93,7 +99,7 @@ impl IoFile for SimFile {
         self.sync(|state| state.sync(self.inode))
     }
 
-    /// Makes room without a fault for ever: the disk is as large as the memory.
+    /// Allocates space; without a fault it always succeeds, since the disk is as large as the memory.
     fn allocate(&self, range: Range<u64>) -> Result<(), Error> {
         self.for_writing("fallocate", libc::EBADF)?;
         if range.is_empty() {
@@ -102,7 +108,7 @@ impl IoFile for SimFile {
         self.change("fallocate", |state| state.allocate(self.inode, &range))
     }
 
-    /// After a crash each block is a hole or as it was.
+    /// Punches a hole. After a crash each block is a hole or unchanged.
     fn punch(&self, range: Range<u64>) -> Result<(), Error> {
         self.for_writing("fallocate", libc::EBADF)?;
         self.change("fallocate", |state| state.punch(self.inode, &range))
@@ -113,7 +119,7 @@ impl IoFile for SimFile {
         self.change("ftruncate", |state| state.set_len(self.inode, len))
     }
 
-    /// Starts nothing that could be seen: pages are dirty until they are waited for or synced.
+    /// Has no visible effect: pages are dirty until they are waited for or synced.
     fn start_writeback(&self, _: Range<u64>) -> Result<(), Error> {
         self.change("sync_file_range", |state| state.power())
     }
@@ -155,14 +161,14 @@ impl Drop for SimFile {
     }
 }
 
-/// Lets a lock go when dropped.
+/// Releases a lock when dropped.
 #[derive(Debug)]
-pub(super) struct Held {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct HeldSimLock {
+    pub(super) shared: Arc<SharedDisk>,
     pub(super) file: u64,
 }
 
-impl Drop for Held {
+impl Drop for HeldSimLock {
     fn drop(&mut self) {
         self.shared.lock().let_lock_go(self.file);
     }

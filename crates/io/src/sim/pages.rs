@@ -1,6 +1,6 @@
-//! Sets of pages, by their numbers, small where the pages are neighbours.
+//! Sets of pages by number, compact if pages are adjacent.
 //!
-//! Invariant: the ranges are not empty, do not meet and do not touch.
+//! Invariant: the ranges are not empty, and neither overlap nor touch.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use super::content::CHUNK;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pages(BTreeMap<u64, u64>);
 
-/// The pages that have a byte in the range.
+/// Returns the pages that overlap the range.
 pub(super) fn touched(bytes: &Range<u64>) -> Range<u64> {
     if bytes.is_empty() {
         return 0..0;
@@ -18,7 +18,7 @@ pub(super) fn touched(bytes: &Range<u64>) -> Range<u64> {
     bytes.start / CHUNK as u64..bytes.end.div_ceil(CHUNK as u64)
 }
 
-/// The bytes of pages.
+/// Returns the byte range of pages.
 pub(super) fn bytes_of(pages: &Range<u64>) -> Range<u64> {
     pages.start.saturating_mul(CHUNK as u64)..pages.end.saturating_mul(CHUNK as u64)
 }
@@ -28,7 +28,7 @@ impl Pages {
         if pages.is_empty() {
             return;
         }
-        // Also those that only touch it.
+        // Includes ranges that only touch it.
         while let Some((&start, &end)) = self.0.range(..=pages.end).next_back() {
             if end < pages.start {
                 break;
@@ -52,7 +52,7 @@ impl Pages {
         }
     }
 
-    /// What of these pages is in the set.
+    /// Returns the part of these pages that is in the set.
     pub(super) fn within(&self, pages: Range<u64>) -> Vec<Range<u64>> {
         if pages.is_empty() {
             return Vec::new();

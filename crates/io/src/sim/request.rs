@@ -1,8 +1,8 @@
-//! Who carries requests through the simulated disk: the caller of a blocking call or batch itself; for submitted requests a
-//! thread of the disk, or the caller of [`super::SimDisk::step`].
+//! Execution of requests to the simulated disk. The caller of a blocking call or batch performs it itself;
+//! submitted requests are performed by a thread of the disk, or by the caller of [`super::SimDisk::step`].
 //!
-//! Invariants: the lock is never held over `completed`, `done` or a file's methods; each submitted request is completed once,
-//! also after the last handle of the disk is dropped; then the thread ends.
+//! Invariants: the lock is never held over `completed`, `done` or a file's methods. Each submitted request is
+//! completed once, even after the last handle of the disk is dropped; then the thread ends.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -13,22 +13,22 @@ use libc::iovec;
 
 use super::builder::SimDiskBuilder;
 use super::state::{DiskState, Ticket};
-use crate::job::{Job, Part, Request};
+use crate::job::{BatchPart, Job, Request};
 use crate::transfer::{Kind, Transfer};
 use crate::{Access, BatchRead, Error, IoFile, WriteMode, scatter};
 
-/// The disk, as all its handles, files and holds share it.
+/// The state that all handles, files and holds of a disk share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct SharedDisk {
     pub(super) device: u64,
     state: Mutex<DiskState>,
-    /// A request came, a hold went, or the end came.
+    /// Signals a new request, the end of a hold, or the end of the disk.
     changed: Condvar,
 }
 
-/// A read or write on its way.
+/// A read or write in flight.
 #[derive(Debug)]
-pub(super) struct Carried<J> {
+pub(super) struct CarriedJob<J> {
     job: J,
     transfer: Transfer,
     access: Access,
@@ -36,17 +36,17 @@ pub(super) struct Carried<J> {
     ticket: Ticket,
 }
 
-/// What was submitted.
+/// The submitted requests.
 #[derive(Debug, Default)]
 pub(super) struct Submitted {
-    requests: Vec<Carried<Request>>,
-    /// There is a thread to do them.
+    requests: Vec<CarriedJob<Request>>,
+    /// Whether a thread performs them.
     served: bool,
-    /// No more will come.
+    /// Whether no more will come.
     closed: bool,
 }
 
-impl Shared {
+impl SharedDisk {
     pub(super) fn lock(&self) -> MutexGuard<'_, DiskState> {
         lock(&self.state)
     }
@@ -56,13 +56,13 @@ impl Shared {
         ignore_poison(self.changed.wait(state))
     }
 
-    /// Notifies all who wait for a change.
+    /// Wakes all waiters for a change.
     pub(super) fn changed(&self) {
         self.changed.notify_all();
     }
 
-    /// Lets a job come to the disk. One that needs no disk ends here.
-    fn admit<J: Job>(&self, job: J) -> Result<Carried<J>, (J, Result<usize, Error>)> {
+    /// Admits a job to the disk. Returns the result at once if the job needs no disk.
+    fn admit<J: Job>(&self, job: J) -> Result<CarriedJob<J>, (J, Result<usize, Error>)> {
         let transfer = Transfer::new(job.kind(), job.offset(), scatter::total(job.pieces()));
         if let Some(result) = transfer.before(job.file()) {
             return Err((job, result));
@@ -81,16 +81,17 @@ impl Shared {
         let ticket = start(&mut state, &job, &transfer, inode);
         drop(state);
         self.changed();
-        Ok(Carried { job, transfer, access, inode, ticket })
+        Ok(CarriedJob { job, transfer, access, inode, ticket })
     }
 
-    /// Takes in what a request gave; gives the job's result, or nothing when another request has been made.
+    /// Processes the result of a raw request. Returns the result of the job, or `None` if another raw request
+    /// was started.
     fn after<J: Job>(
         &self,
-        carried: &mut Carried<J>,
+        carried: &mut CarriedJob<J>,
         got: Result<usize, i32>,
     ) -> Option<Result<usize, Error>> {
-        let Carried { job, transfer, inode, ticket, .. } = carried;
+        let CarriedJob { job, transfer, inode, ticket, .. } = carried;
         let asked = scatter::total(&scatter::rest(job.pieces(), transfer.done()));
         let result = transfer.after(asked, got, job.file(), job.pieces());
         if result.is_none() {
@@ -127,7 +128,7 @@ impl Shared {
         }
     }
 
-    /// Has a request served that moves no bytes of its own.
+    /// Waits until a request without bytes of its own is served.
     pub(super) fn served(
         &self,
         inode: u64,
@@ -139,7 +140,7 @@ impl Shared {
         what(&mut state)
     }
 
-    /// Starts a request and waits for holds to let it go.
+    /// Starts a request and waits until no hold stops it.
     fn waited_for(&self, inode: u64, range: Range<u64>) -> (MutexGuard<'_, DiskState>, Ticket) {
         let mut state = self.lock();
         let ticket = state.start(inode, range);
@@ -156,11 +157,12 @@ impl Shared {
         completed: &mut dyn FnMut(usize, Result<usize, Error>),
     ) {
         let reads = &*reads;
-        let mut batch = Batch { shared: self, parts: Vec::new() };
+        let mut batch = CarriedBatch { shared: self, parts: Vec::new() };
         for (index, read) in reads.iter().enumerate() {
-            // SAFETY: each read is begun once, and the caller's buffers are borrowed until the batch is over.
+            // SAFETY: each read is started once, and the caller's buffers are borrowed until the batch is
+            // over.
             #[expect(unsafe_code, reason = "the disk writes into the caller's buffers")]
-            let part = unsafe { Part::new(index, read) };
+            let part = unsafe { BatchPart::new(index, read) };
             match self.admit(part) {
                 Ok(carried) => batch.parts.push(carried),
                 Err((part, result)) => completed(part.index(), result),
@@ -183,16 +185,16 @@ impl Shared {
         }
     }
 
-    /// What is left of a step without the lock.
-    fn conclude(&self, step: Step) {
-        let Step { mut carried, got } = step;
+    /// Concludes a step, without the lock.
+    fn conclude(&self, step: EndedStep) {
+        let EndedStep { mut carried, got } = step;
         match self.after(&mut carried, got) {
             Some(result) => carried.job.finish(result),
             None => self.lock().submitted.requests.push(carried),
         }
     }
 
-    /// What the disk's thread does.
+    /// Runs the disk's thread.
     fn serve(&self) {
         let mut state = self.lock();
         loop {
@@ -209,18 +211,18 @@ impl Shared {
     }
 }
 
-/// A submitted job whose request has ended.
-struct Step {
-    carried: Carried<Request>,
+/// A submitted job whose raw request has ended.
+struct EndedStep {
+    carried: CarriedJob<Request>,
     got: Result<usize, i32>,
 }
 
-/// Ends the submitted request that is next.
-fn serve_one(state: &mut DiskState, held_too: bool) -> Option<Step> {
+/// Ends the next submitted request.
+fn serve_one(state: &mut DiskState, held_too: bool) -> Option<EndedStep> {
     let at = next(state, &state.submitted.requests, held_too)?;
     let carried = state.submitted.requests.swap_remove(at);
     let got = finish(state, &carried);
-    Some(Step { carried, got })
+    Some(EndedStep { carried, got })
 }
 
 fn start<J: Job>(state: &mut DiskState, job: &J, transfer: &Transfer, inode: u64) -> Ticket {
@@ -228,21 +230,23 @@ fn start<J: Job>(state: &mut DiskState, job: &J, transfer: &Transfer, inode: u64
     state.start(inode, transfer.position()..transfer.position() + asked as u64)
 }
 
-/// Which of these ends next.
-fn next<J>(state: &DiskState, carried: &[Carried<J>], held_too: bool) -> Option<usize> {
+/// Returns the index of the one that ends next.
+fn next<J>(state: &DiskState, carried: &[CarriedJob<J>], held_too: bool) -> Option<usize> {
     let free = carried.iter().enumerate().filter(|(_, c)| held_too || !state.is_held(c.ticket));
     free.min_by_key(|(_, carried)| carried.ticket).map(|(at, _)| at)
 }
 
-fn finish<J: Job>(state: &mut DiskState, carried: &Carried<J>) -> Result<usize, i32> {
+fn finish<J: Job>(state: &mut DiskState, carried: &CarriedJob<J>) -> Result<usize, i32> {
     let rest = scatter::rest(carried.job.pieces(), carried.transfer.done());
     match carried.job.kind() {
-        // SAFETY: a part of the job's memory, which is valid for writes and the job's alone as long as it is carried.
+        // SAFETY: a part of the job's memory, which is valid for writes and belongs to the job while it is
+        // carried.
         #[expect(unsafe_code, reason = "the promise of Job is taken up")]
         Kind::Read => unsafe { state.read(carried.ticket, &rest, carried.access) },
         Kind::Write(mode) => {
             let Some(piece) = rest.first() else { return Err(libc::EINVAL) };
-            // SAFETY: a part of the job's memory, which is valid for reads and not changed as long as it is carried.
+            // SAFETY: a part of the job's memory, which is valid for reads and not changed while it is
+            // carried.
             #[expect(unsafe_code, reason = "the promise of Job is taken up")]
             let bytes = unsafe { std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len) };
             state.write(carried.ticket, bytes, carried.access, mode)
@@ -250,13 +254,13 @@ fn finish<J: Job>(state: &mut DiskState, carried: &Carried<J>) -> Result<usize, 
     }
 }
 
-/// A batch on its way: what is left of it when it goes, by a panic, is forgotten by the disk too.
-struct Batch<'s, 'r> {
-    shared: &'s Shared,
-    parts: Vec<Carried<Part<'r>>>,
+/// A batch in flight. If a panic drops it early, the disk forgets its remaining requests.
+struct CarriedBatch<'s, 'r> {
+    shared: &'s SharedDisk,
+    parts: Vec<CarriedJob<BatchPart<'r>>>,
 }
 
-impl Drop for Batch<'_, '_> {
+impl Drop for CarriedBatch<'_, '_> {
     fn drop(&mut self) {
         for part in &self.parts {
             self.shared.lock().forget(part.ticket);
@@ -264,20 +268,20 @@ impl Drop for Batch<'_, '_> {
     }
 }
 
-/// What all handles of a disk hold together: when it goes, no more requests come.
+/// The part of a disk that all handles hold together. When it is dropped, no more requests come.
 #[derive(Debug)]
 pub(super) struct Handle {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedDisk>,
     pub(super) of: SimDiskBuilder,
 }
 
 impl Handle {
     pub(super) fn new(of: SimDiskBuilder, state: DiskState, device: u64) -> Self {
-        let shared = Arc::new(Shared { device, state: Mutex::new(state), changed: Condvar::new() });
+        let shared = Arc::new(SharedDisk { device, state: Mutex::new(state), changed: Condvar::new() });
         Self { shared, of }
     }
 
-    /// Does one submitted request, if it is for the caller to do.
+    /// Performs one submitted request, if that is the caller's task.
     pub(super) fn step(&self) -> bool {
         if !self.of.by_steps {
             return false;
@@ -312,7 +316,7 @@ impl Drop for Handle {
         self.shared.lock().submitted.closed = true;
         self.shared.changed();
         if self.of.by_steps {
-            // There is no one else to do them.
+            // Nobody else performs them.
             loop {
                 let Some(step) = serve_one(&mut self.shared.lock(), true) else { return };
                 self.shared.conclude(step);

@@ -1,16 +1,16 @@
-//! Virtual time: when a request that arrives now will complete.
+//! Virtual time: the completion time of a request that arrives now.
 //!
-//! Invariants: at most `width` requests are served at any time; they begin in the order of their arrival; time never runs backwards.
-//! What the requests are is not known here.
+//! Invariants: at most `width` requests are served at any time. They begin in the order of their arrival.
+//! Time never runs backwards. The schedule does not depend on the content of the requests.
 
-/// Nanoseconds since the disk was made.
-pub(super) type Time = u64;
+/// Nanoseconds since the disk was created.
+pub(super) type VirtualTime = u64;
 
 #[derive(Debug)]
 pub(super) struct Schedule {
-    now: Time,
-    /// When each of the places at the device is free again.
-    free_at: Vec<Time>,
+    now: VirtualTime,
+    /// When each slot of the device becomes free.
+    free_at: Vec<VirtualTime>,
     peak: usize,
 }
 
@@ -19,17 +19,17 @@ impl Schedule {
         Self { now: 0, free_at: vec![0; width.max(1)], peak: 0 }
     }
 
-    pub(super) fn now(&self) -> Time {
+    pub(super) fn now(&self) -> VirtualTime {
         self.now
     }
 
-    /// The most requests that were being served at once.
+    /// Returns the maximum number of requests served at once.
     pub(super) fn peak(&self) -> usize {
         self.peak
     }
 
-    /// A request comes, and will take so long once there is a place for it: when will it have been served?
-    pub(super) fn admit(&mut self, latency: Time) -> Time {
+    /// Admits a request with this service time. Returns its completion time.
+    pub(super) fn admit(&mut self, latency: VirtualTime) -> VirtualTime {
         let first = self.free_at.iter_mut().min().expect("a disk is at least one wide");
         let begin = self.now.max(*first);
         let end = begin.saturating_add(latency);
@@ -38,8 +38,8 @@ impl Schedule {
         end
     }
 
-    /// A request has been served.
-    pub(super) fn served(&mut self, end: Time) {
+    /// Records that a request has been served.
+    pub(super) fn served(&mut self, end: VirtualTime) {
         self.now = self.now.max(end);
     }
 }

@@ -1,8 +1,9 @@
-//! The disk itself: names, inodes, requests in flight. All under one lock, all on virtual time.
+//! The state of the disk: names, inodes, requests in flight. All under one lock, all on virtual time.
 //!
-//! Invariants: a request is in flight from [`DiskState::start`] to its finish, and takes effect at the finish; an inode lives as long
-//! as it has a name, could have one after a crash, or is open. After the power is cut nothing changes and every call fails with `EIO`;
-//! an operation during the cut may have been done in part, and fails. Nothing here blocks or calls out.
+//! Invariants: a request is in flight from [`DiskState::start`] to its finish, and takes effect at the
+//! finish. An inode lives as long as it has a name, could have one after a crash, or is open. After the power
+//! cut nothing changes and every call fails with `EIO`; an operation during the cut may have been done in
+//! part, and fails. Nothing here blocks or calls out.
 
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
@@ -12,18 +13,18 @@ use libc::iovec;
 
 use super::builder::{SimDiskBuilder, SimStats};
 use super::content::Content;
-use super::crash::{Fate, Persistence};
+use super::crash::{CrashOutcome, Persistence};
 use super::damage::Damage;
-use super::faults::{Action, Fault, Faults, WriteFault, meet};
+use super::faults::{Fault, FaultAction, Faults, WriteFault, meet};
 use super::inode::Inode;
 use super::names::{Names, Node, ROOT};
 use super::request::Submitted;
-use super::schedule::{Schedule, Time};
+use super::schedule::{Schedule, VirtualTime};
 use crate::transfer::Kind;
 use crate::{Access, WriteMode, scatter};
 
-/// The range of a request that moves no bytes of its own: it touches all.
-pub(super) const ALL: Range<u64> = 0..u64::MAX;
+/// The range of a request without bytes of its own: it touches everything.
+pub(super) const WHOLE_FILE: Range<u64> = 0..u64::MAX;
 
 #[derive(Debug)]
 pub(super) struct DiskState {
@@ -33,28 +34,28 @@ pub(super) struct DiskState {
     schedule: Schedule,
     pub(super) faults: Faults,
     in_flight: BTreeMap<u64, InFlight>,
-    /// What requests are held in, by the number of the hold.
+    /// The inodes and ranges in which requests are held, by the number of the hold.
     holds: BTreeMap<u64, (u64, Range<u64>)>,
     /// The last number given to a request, hold or change.
     last: u64,
-    latency: Time,
-    jitter: Time,
+    latency: VirtualTime,
+    jitter: VirtualTime,
     alignment: usize,
     /// The smallest and largest atomic write.
     pub(super) atomic: Option<RangeInclusive<u64>>,
     stats: SimStats,
-    /// What no caller waits for.
+    /// Requests that no caller waits for.
     pub(super) submitted: Submitted,
-    /// Files that are locked, and by how many that share the lock; none for one who does not.
+    /// Locked files with the number of shared locks; 0 for an exclusive lock.
     locks: BTreeMap<u64, u32>,
-    /// Operations so far that change or sync something.
+    /// Number of operations so far that change or sync something.
     ops: u64,
-    /// The operation during which the power goes off.
+    /// The operation during which the power is cut.
     cut_at: Option<u64>,
     off: bool,
-    /// Operations that fail, and how.
+    /// Operations that fail, with their error numbers.
     failing: BTreeMap<u64, i32>,
-    /// The operation from which on there is no more room.
+    /// The operation from which on the disk is full.
     full_from: Option<u64>,
 }
 
@@ -64,16 +65,17 @@ struct InFlight {
     range: Range<u64>,
 }
 
-/// A request in flight. They are served in the order of this: by time, then as they came.
+/// A request in flight. Requests are served in this order: by time, then by arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Ticket {
-    end: Time,
+    end: VirtualTime,
     number: u64,
 }
 
 impl DiskState {
     pub(super) fn new(of: &SimDiskBuilder) -> Self {
-        let nanoseconds = |time: std::time::Duration| Time::try_from(time.as_nanos()).unwrap_or(Time::MAX);
+        let nanoseconds =
+            |time: std::time::Duration| VirtualTime::try_from(time.as_nanos()).unwrap_or(VirtualTime::MAX);
         Self {
             names: Names::default(),
             inodes: BTreeMap::new(),
@@ -103,12 +105,13 @@ impl DiskState {
         self.last
     }
 
-    /// Whether the power is on.
+    /// Fails if the power is off.
     pub(super) fn power(&self) -> Result<(), i32> {
         if self.off { Err(libc::EIO) } else { Ok(()) }
     }
 
-    /// Begins what changes or syncs something. The power may go off with it: [`Self::power`] says so afterwards.
+    /// Begins an operation that changes or syncs something. It may cut the power: [`Self::power`] says so
+    /// afterwards.
     pub(super) fn operation(&mut self) -> Result<u64, i32> {
         self.power()?;
         self.off = self.cut_at == Some(self.ops);
@@ -122,7 +125,7 @@ impl DiskState {
         }
     }
 
-    /// As [`Self::operation`], of what needs more room on the disk than there was.
+    /// As [`Self::operation`], for one that needs additional space on the disk.
     pub(super) fn operation_with_room(&mut self) -> Result<u64, i32> {
         let number = self.operation()?;
         if self.full_from.is_some_and(|from| from < self.ops) {
@@ -132,7 +135,7 @@ impl DiskState {
         Ok(number)
     }
 
-    /// Whether something new would have room now.
+    /// Checks whether there is space for something new now.
     pub(super) fn has_room(&mut self) -> Result<(), i32> {
         self.power()?;
         if self.full_from.is_some_and(|from| from <= self.ops) {
@@ -146,12 +149,12 @@ impl DiskState {
         self.failing.insert(operation, errno);
     }
 
-    /// From this operation on there is no room; or there is again.
+    /// Makes the disk full from this operation on, or not any more.
     pub(super) fn set_full_from(&mut self, operation: Option<u64>) {
         self.full_from = operation;
     }
 
-    /// Damages what the medium has of a file.
+    /// Damages a file on the medium.
     pub(super) fn damage(&mut self, file: u64, damage: &Damage) {
         if let Some(inode) = self.inodes.get_mut(&file) {
             inode.damage(damage);
@@ -167,7 +170,7 @@ impl DiskState {
         self.off |= operation < self.ops;
     }
 
-    /// Makes a file of its own number; it has no name yet.
+    /// Creates a file, without a name, and returns its number.
     pub(super) fn new_file(&mut self, content: Content) -> u64 {
         self.last_inode += 1;
         let number = self.next_number();
@@ -175,14 +178,14 @@ impl DiskState {
         self.last_inode
     }
 
-    /// The number of a new directory.
+    /// Returns the number of a new directory.
     pub(super) fn new_directory(&mut self) -> u64 {
         self.last_inode += 1;
         self.last_inode
     }
 
-    /// Puts a file there as if it had always been: durable, in directories that are made if need be. What had the name loses
-    /// it.
+    /// Creates a file as if it had always been there: durable, in directories that are created if needed. It
+    /// replaces the previous owner of the name.
     pub(super) fn put(&mut self, path: &Path, content: Content) {
         for dir in self.names.missing_above(path) {
             let (number, directory) = (self.next_number(), self.new_directory());
@@ -196,7 +199,7 @@ impl DiskState {
         self.lost_name(old, number);
     }
 
-    /// Takes a name away, for good; false if there is none.
+    /// Removes a name durably. Returns false if there is none.
     pub(super) fn take_away(&mut self, path: &Path) -> bool {
         let Some(node) = self.names.find(path) else { return false };
         let number = self.next_number();
@@ -206,7 +209,7 @@ impl DiskState {
         true
     }
 
-    /// A file has lost its name, as seen.
+    /// Updates a file that has lost its name.
     pub(super) fn lost_name(&mut self, node: Option<Node>, number: u64) {
         let Some(Node::File(file)) = node else { return };
         if let Some(inode) = self.inodes.get_mut(&file) {
@@ -216,7 +219,7 @@ impl DiskState {
         self.forget_unused(file);
     }
 
-    /// The file of this name.
+    /// Returns the file of this name.
     pub(super) fn find(&self, path: &Path) -> Option<u64> {
         match self.names.find(path)? {
             Node::File(number) => Some(number),
@@ -232,7 +235,7 @@ impl DiskState {
         self.inodes.get_mut(&number).ok_or(libc::ESTALE)
     }
 
-    /// Sets the length, for good.
+    /// Sets the length durably.
     pub(super) fn put_len(&mut self, file: u64, len: u64) {
         let number = self.next_number();
         if let Some(inode) = self.inodes.get_mut(&file) {
@@ -256,7 +259,7 @@ impl DiskState {
         self.forget_unused(number);
     }
 
-    /// Takes the lock of a file; false if another has it.
+    /// Takes the lock of a file. Returns false if it is taken.
     pub(super) fn take_lock(&mut self, file: u64, shared: bool) -> bool {
         let taken = match (self.locks.get(&file), shared) {
             (None, shared) => u32::from(shared),
@@ -284,7 +287,7 @@ impl DiskState {
         }
     }
 
-    pub(super) fn now(&self) -> Time {
+    pub(super) fn now(&self) -> VirtualTime {
         self.schedule.now()
     }
 
@@ -292,7 +295,7 @@ impl DiskState {
         SimStats { peak_width: self.schedule.peak(), in_flight: self.in_flight.len(), ..self.stats }
     }
 
-    /// Counts a read or write, which may take several requests.
+    /// Counts a read or write, which may take several raw requests.
     pub(super) fn count(&mut self, kind: Kind) {
         match kind {
             Kind::Read => self.stats.reads += 1,
@@ -300,7 +303,7 @@ impl DiskState {
         }
     }
 
-    /// A request comes.
+    /// Starts a request.
     pub(super) fn start(&mut self, inode: u64, range: Range<u64>) -> Ticket {
         let jitter = match self.jitter {
             0 => 0,
@@ -313,12 +316,12 @@ impl DiskState {
         Ticket { end, number }
     }
 
-    /// Takes back a request that no one waits for any more.
+    /// Drops a request that nobody waits for.
     pub(super) fn forget(&mut self, ticket: Ticket) {
         self.in_flight.remove(&ticket.number);
     }
 
-    /// A request has been served: which file it was for, and where.
+    /// Completes a request. Returns its file and range.
     pub(super) fn served(&mut self, ticket: Ticket) -> Result<(u64, Range<u64>), i32> {
         let InFlight { inode, range } = self.in_flight.remove(&ticket.number).ok_or(libc::ENXIO)?;
         self.schedule.served(ticket.end);
@@ -326,11 +329,11 @@ impl DiskState {
         Ok((inode, range))
     }
 
-    /// Ends a read into its memory: gives a count of bytes, or an error number.
+    /// Ends a read and fills its memory. Returns a byte count or an error number.
     ///
     /// # Safety
     ///
-    /// The pieces must be valid for writes and no one else's.
+    /// The pieces must be valid for writes and used by nobody else.
     #[expect(unsafe_code, reason = "memory by address, as a device fills it")]
     pub(super) unsafe fn read(
         &mut self,
@@ -365,7 +368,8 @@ impl DiskState {
             if count == 0 {
                 continue;
             }
-            // SAFETY: valid for writes and no one else's (the caller's word), and written before it is looked at.
+            // SAFETY: the caller guarantees that it is valid for writes and used by nobody else; it is
+            // written before it is read.
             let memory = unsafe {
                 std::ptr::write_bytes(piece.iov_base.cast::<u8>(), 0, count);
                 std::slice::from_raw_parts_mut(piece.iov_base.cast::<u8>(), count)
@@ -379,7 +383,7 @@ impl DiskState {
         Ok(usize::try_from(count).unwrap_or(usize::MAX))
     }
 
-    /// Ends a write: gives a count of bytes, or an error number.
+    /// Ends a write. Returns a byte count or an error number.
     pub(super) fn write(
         &mut self,
         ticket: Ticket,
@@ -400,7 +404,7 @@ impl DiskState {
         }
         let has_room = self.inode_mut(file)?.has_room(range.end);
         let number = if has_room { self.operation()? } else { self.operation_with_room()? };
-        let fault = self.strike(file, &range, Action::Write);
+        let fault = self.strike(file, &range, FaultAction::Write);
         let count = match fault {
             Some(WriteFault::Short(count)) if mode != WriteMode::Atomic => {
                 let lowest = (range.start | bytes.len() as u64).trailing_zeros().min(12);
@@ -442,7 +446,7 @@ impl DiskState {
         Ok(count)
     }
 
-    /// In the order of the kernel's own checks (XFS, Linux 6.18).
+    /// Checks in the same order as the kernel (XFS, Linux 6.18).
     fn may_write_atomically(&self, range: &Range<u64>, access: Access) -> Result<(), i32> {
         let taken = self.atomic.as_ref().ok_or(libc::EOPNOTSUPP)?;
         let len = range.end - range.start;
@@ -456,7 +460,7 @@ impl DiskState {
         offset.is_multiple_of(self.alignment as u64) && scatter::are_aligned(pieces, self.alignment)
     }
 
-    fn strike(&mut self, file: u64, range: &Range<u64>, action: Action) -> Option<WriteFault> {
+    fn strike(&mut self, file: u64, range: &Range<u64>, action: FaultAction) -> Option<WriteFault> {
         let fault = self.faults.strike_write(file, range, action);
         self.stats.faults += u64::from(fault.is_some());
         fault
@@ -472,17 +476,17 @@ impl DiskState {
         }
         self.power()?;
         self.stats.syncs += 1;
-        self.sync_with(file, &ALL, Inode::sync)
+        self.sync_with(file, &WHOLE_FILE, Inode::sync)
     }
 
-    /// Waits for writeback, which reports what a sync would report.
+    /// Waits for writeback, which reports the same errors as a sync.
     pub(super) fn write_back(&mut self, file: u64, range: &Range<u64>) -> Result<(), i32> {
         self.power()?;
         self.sync_with(file, range, |inode| inode.write_back(range))
     }
 
     fn sync_with(&mut self, file: u64, range: &Range<u64>, sync: impl FnOnce(&mut Inode)) -> Result<(), i32> {
-        let fault = self.strike(file, range, Action::Sync);
+        let fault = self.strike(file, range, FaultAction::Sync);
         let inode = self.inode_mut(file)?;
         match fault {
             Some(WriteFault::Sync(errno)) => {
@@ -512,7 +516,7 @@ impl DiskState {
         }
         self.power()?;
         self.stats.syncs += 1;
-        match self.strike(directory, &ALL, Action::Sync) {
+        match self.strike(directory, &WHOLE_FILE, FaultAction::Sync) {
             Some(WriteFault::Sync(errno) | WriteFault::SyncDrop(errno)) => {
                 self.names.fail_sync(dir);
                 return Err(errno);
@@ -528,18 +532,18 @@ impl DiskState {
         Ok(())
     }
 
-    /// Cuts or lengthens a file.
+    /// Truncates or extends a file.
     pub(super) fn set_len(&mut self, file: u64, len: u64) -> Result<(), i32> {
         let number = self.operation()?;
         self.inode_mut(file)?.set_len(number, len);
         self.power()
     }
 
-    /// Sees to it that there is room up to `end`.
+    /// Allocates space up to the end of the range.
     pub(super) fn allocate(&mut self, file: u64, range: &Range<u64>) -> Result<(), i32> {
         let has_room = self.inode_mut(file)?.has_room(range.end);
         let number = if has_room { self.operation()? } else { self.operation_with_room()? };
-        if let Some(WriteFault::Allocate(errno)) = self.strike(file, range, Action::Allocate) {
+        if let Some(WriteFault::Allocate(errno)) = self.strike(file, range, FaultAction::Allocate) {
             return Err(errno);
         }
         let inode = self.inode_mut(file)?;
@@ -550,10 +554,10 @@ impl DiskState {
         self.power()
     }
 
-    /// Makes zeros of a range, as far as the file goes.
+    /// Zeroes a range, up to the end of the file.
     pub(super) fn punch(&mut self, file: u64, range: &Range<u64>) -> Result<(), i32> {
         let number = self.operation()?;
-        if let Some(WriteFault::Allocate(errno)) = self.strike(file, range, Action::Allocate) {
+        if let Some(WriteFault::Allocate(errno)) = self.strike(file, range, FaultAction::Allocate) {
             return Err(errno);
         }
         self.inode_mut(file)?.punch(number, range);
@@ -570,7 +574,7 @@ impl DiskState {
         self.holds.remove(&hold);
     }
 
-    /// How many requests in flight a hold stops.
+    /// Returns how many requests in flight a hold stops.
     pub(super) fn held_by(&self, hold: u64) -> usize {
         let Some((inode, range)) = self.holds.get(&hold) else { return 0 };
         self.in_flight
@@ -579,7 +583,7 @@ impl DiskState {
             .count()
     }
 
-    /// Whether a request is stopped by a hold.
+    /// Whether a hold stops a request.
     pub(super) fn is_held(&self, ticket: Ticket) -> bool {
         if self.holds.is_empty() {
             return false;
@@ -588,17 +592,17 @@ impl DiskState {
         self.holds.values().any(|(inode, range)| request.inode == *inode && meet(&request.range, range))
     }
 
-    /// Makes `new`, the state of an empty disk, this disk as it is found after a power cut.
+    /// Turns `new`, the state of an empty disk, into this disk as found after a power cut.
     pub(super) fn after_power_cut(&self, new: Self, persistence: Persistence, seed: u64) -> Self {
         let pending = self.names.pending().chain(self.inodes.values().flat_map(Inode::pending)).collect();
-        let fate = Fate::new(persistence, seed, pending);
+        let fate = CrashOutcome::new(persistence, seed, pending);
         let names = self.names.after_power_cut(&fate);
         let file = |number| Some((number, self.inodes.get(&number)?.after_power_cut(&fate)));
         let inodes = names.files().filter_map(file).collect();
         self.restarted(new, names, inodes, seed)
     }
 
-    /// The same, after all programs were killed.
+    /// Turns `new` into this disk as found after all programs were killed.
     pub(super) fn after_kill(&self, new: Self) -> Self {
         let named = self.inodes.iter().filter(|(number, inode)| inode.named || self.names.refer_to(**number));
         let inodes = named.map(|(number, inode)| (*number, inode.after_kill())).collect();

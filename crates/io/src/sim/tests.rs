@@ -11,7 +11,7 @@ use crate::Target;
 
 const MICROSECOND: Duration = Duration::from_micros(1);
 
-/// The order in which a batch of pages was completed, and each result.
+/// Reads a batch of pages. Returns the results in the order of completion.
 fn read_pages(disk: &SimDisk, file: &dyn IoFile, pages: &[u64]) -> Vec<(usize, Result<usize, Error>)> {
     let mut memory = vec![[0; 4096]; pages.len()];
     let mut reads: Vec<_> = pages
@@ -34,7 +34,7 @@ fn submit(
     disk.submit(vec![OwnedRead {
         file: Arc::clone(file),
         offset: page * 4096,
-        // SAFETY: leaked, and known to no one else.
+        // SAFETY: leaked, and known to nobody else.
         targets: vec![unsafe { Target::new(NonNull::from(memory).cast(), 4096) }],
         done: Box::new(done),
     }]);
@@ -134,7 +134,7 @@ fn planned_faults_strike_where_and_as_often_as_planned() {
         assert_eq!(file.read_at(8192, &mut page), failed);
     }
     disk.heal("/file").unwrap();
-    // Gone on with; 96 raw reads of 43 bytes.
+    // Retried; 96 raw reads of 43 bytes.
     disk.inject("/file", 0..u64::MAX, Fault::Short(43), Times::Always).unwrap();
     let before = disk.stats().requests;
     assert_eq!(file.read_at(8192, &mut page), Ok(4096));
@@ -142,7 +142,7 @@ fn planned_faults_strike_where_and_as_often_as_planned() {
     disk.heal("/file").unwrap();
     disk.inject("/file", 0..u64::MAX, Fault::INTERRUPTED, Times::Once).unwrap();
     assert_eq!(file.read_at(8192, &mut page), Ok(4096));
-    // For ever would be for ever: it ends as an error.
+    // A fault that never ends makes the read fail in the end.
     disk.inject("/file", 0..u64::MAX, Fault::INTERRUPTED, Times::Always).unwrap();
     assert_eq!(file.read_at(0, &mut page).unwrap_err().errno(), Some(libc::EINTR));
     disk.heal("/file").unwrap();
@@ -156,7 +156,7 @@ fn short_counts_of_direct_reads_are_gone_on_with_too() {
     let disk = SimDisk::new();
     disk.create_patterned("/file", 100_000, 9).unwrap();
     let file = disk.open("/file".as_ref(), Access::Direct).unwrap();
-    // Aligned memory: of 512 bytes, as the disk wants it.
+    // Memory that is aligned to 512 bytes, as the disk requires.
     let mut memory = vec![0; (1 << 17) + 512];
     let skip = memory.as_ptr().align_offset(512);
     let memory = &mut memory[skip..skip + (1 << 17)];
@@ -268,7 +268,7 @@ fn a_hold_stops_what_it_touches_and_nothing_else() {
     others.sort_unstable();
     assert_eq!(others, [0, 2]);
     assert_eq!((hold.held(), disk.stats().in_flight), (1, 1));
-    // A blocking read and a batch wait as well, and a file cut meanwhile is read as it is then.
+    // A blocking read and a batch wait as well. A file that was truncated meanwhile is read in its new state.
     std::thread::scope(|scope| {
         let alone = scope.spawn(|| file.read_at(5000, &mut [0; 100]));
         let batch = scope.spawn(|| read_pages(&disk, &*file, &[1, 7, 0]));

@@ -17,7 +17,7 @@ fn filled(len: usize, byte: u8) -> AlignedBuf {
     buf
 }
 
-/// The first byte of each page.
+/// Returns the first byte of each page.
 fn pages(disk: &SimDisk, access: Access) -> Vec<u8> {
     let file = disk.open("/file".as_ref(), access).unwrap();
     let mut bytes =
@@ -42,18 +42,18 @@ fn a_failed_sync_is_reported_once_and_what_it_lost_is_lost() {
     file.write_at(3 * PAGE, &[2; 4096], WriteMode::Plain).unwrap();
     disk.inject("/file", 0..1, WriteFault::SYNC_EIO, Times::Once).unwrap();
     assert_eq!(file.sync_data(), Err(Error::Sync { path: "/file".into(), errno: libc::EIO }));
-    // The cache shows it, clean; the device has never heard of it, also when another sync says that all is well.
+    // The cache shows the data as clean; the device has never received it, even after another sync succeeds.
     file.sync_data().unwrap();
     assert_eq!(resident(&*file), (4, 0));
     assert_eq!(pages(&disk, Access::Buffered), [1, 2, 1, 2]);
     assert_eq!(pages(&disk, Access::Direct), [1, 1, 1, 0]);
     assert_eq!(pages(&disk.after_kill(), Access::Buffered), [1, 2, 1, 2]);
     assert_eq!(pages(&disk.after_power_cut(Persistence::All, 0), Access::Buffered), [1, 1, 1, 0]);
-    // A page that is written again is dirty as a whole, and goes with its next sync.
+    // A page that is written again is dirty as a whole, and reaches the device with the next sync.
     file.write_at(PAGE + 10, &[3], WriteMode::Plain).unwrap();
     file.sync_data().unwrap();
     assert_eq!(pages(&disk, Access::Direct), [1, 2, 1, 0]);
-    // And one that is dropped is read from the device.
+    // A page that was dropped is read from the device.
     file.release(0..u64::MAX).unwrap();
     assert_eq!(pages(&disk, Access::Buffered), [1, 2, 1, 0]);
 }
@@ -91,7 +91,7 @@ fn writes_fail_as_planned_and_go_on_where_they_can() {
     assert_eq!(file.write_at(200, &[3; 100], WriteMode::Plain), no_space(200..300));
     assert_eq!((file.stat().unwrap().size, disk.ops()), (200, 4));
     assert_eq!(file.write_at(200, &[3; 100], WriteMode::Plain), Ok(()));
-    // A full disk takes a part first.
+    // A full disk accepts a part first.
     disk.inject("/file", 0..u64::MAX, WriteFault::Short(30), Times::Once).unwrap();
     disk.inject("/file", 0..u64::MAX, WriteFault::NO_SPACE, Times::Once).unwrap();
     assert_eq!(file.write_at(300, &[4; 100], WriteMode::Plain), no_space(300..400));
@@ -177,14 +177,14 @@ fn pages_stay_until_they_are_clean_and_released() {
     assert_eq!(resident(&*file), (11, 11), "it was not waited for");
     file.wait_writeback(0..4 * PAGE).unwrap();
     file.release(100..8 * PAGE).unwrap();
-    // Not the first, which is not wholly in the range.
+    // The first page is not entirely in the range.
     assert_eq!(resident(&*file), (8, 7));
     file.sync_data().unwrap();
     file.release(0..10 * PAGE).unwrap();
     assert_eq!(resident(&*file), (1, 0), "the last page lies behind the range");
     file.release(0..10 * PAGE + 1).unwrap();
     assert_eq!(resident(&*file), (0, 0));
-    // Reads bring pages in, those past the cache do not, and their writes take them out.
+    // Buffered reads add pages, direct reads do not, and direct writes remove them.
     pages(&disk, Access::Direct);
     assert_eq!(resident(&*file), (0, 0));
     file.read_at(PAGE, &mut [0; 8192]).unwrap();
@@ -192,7 +192,7 @@ fn pages_stay_until_they_are_clean_and_released() {
     let direct = disk.open_writable("/file".as_ref(), Access::Direct, Create::Never).unwrap();
     direct.write_at(PAGE, &filled(4096, 2), WriteMode::Plain).unwrap();
     assert_eq!(resident(&*file), (1, 0));
-    // What is written uncached does not stay, unless it was there.
+    // Pages of uncached writes do not stay, unless they were resident before.
     file.write_at(2 * PAGE, &[3; 8192], WriteMode::Uncached).unwrap();
     assert_eq!(resident(&*file), (1, 1));
     file.set_len(PAGE).unwrap();
@@ -284,7 +284,7 @@ fn from_the_cut_on_all_fails() {
     }
     assert_eq!(disk.ops(), ops);
     drop(lock);
-    // What was cut short may be there, what came later can't.
+    // The interrupted operation may have been done, later ones not.
     assert_eq!(pages(&disk.after_power_cut(Persistence::All, 0), Access::Buffered), [1, 2]);
     assert!(pages(&disk.after_power_cut(Persistence::None, 0), Access::Buffered).is_empty());
 }

@@ -1,45 +1,45 @@
 //! A batch of reads, shared by the threads of a pool and its caller.
 //!
-//! Invariants: each read is claimed once, by a counter; its claimant reports its result. The caller does not leave, also not by a
-//! panic, before all claimed reads are reported, and from then on nothing can be claimed: so no thread touches the batch after its
-//! caller left, however late the thread comes.
+//! Invariants: a counter lets each read be claimed once; its claimant reports its result. The caller does not
+//! leave, even by a panic, before all claimed reads are reported, and from then on nothing can be claimed. So
+//! no thread touches the batch after its caller left, however late the thread comes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
-use super::pool::{Job, Pool};
+use super::pool::{Pool, PoolJob};
 use crate::{BatchRead, Error, pread, scatter};
 
-/// What the helpers and the caller share.
-struct Shared {
+/// The state that helpers and caller share.
+struct SharedBatch {
     /// The caller's reads.
     reads: *const BatchRead<'static>,
     count: usize,
-    /// The first read that no one has claimed; may run past the count.
+    /// The first unclaimed read; may exceed the count.
     next: AtomicUsize,
-    handed_in: Mutex<HandedIn>,
+    handed_in: Mutex<HandedInReads>,
     more: Condvar,
 }
 
 #[derive(Default)]
-struct HandedIn {
+struct HandedInReads {
     results: Vec<(usize, Result<usize, Error>)>,
-    /// Of all that the helpers have claimed.
+    /// Number of reads handed in so far, including those whose results were already taken.
     count: usize,
 }
 
-// SAFETY: the pointer is followed only by `read`, for a claimed index, while the caller waits for it (the module's
-// invariant). What is behind it may be used from any thread: files are `Sync`, and the memory of a claimed read belongs
-// to its claimant alone.
+// SAFETY: only `read` follows the pointer, for a claimed index, while the caller waits for it (the module's
+// invariant). Any thread may use the reads behind it: files are `Sync`, and the memory of a claimed read
+// belongs to its claimant.
 #[expect(unsafe_code, reason = "a borrowed batch is shared with threads that are not scoped")]
-unsafe impl Send for Shared {}
+unsafe impl Send for SharedBatch {}
 // SAFETY: as above.
 #[expect(unsafe_code, reason = "as above")]
-unsafe impl Sync for Shared {}
+unsafe impl Sync for SharedBatch {}
 
-impl Shared {
+impl SharedBatch {
     fn claim(&self) -> Option<usize> {
         let index = self.next.fetch_add(1, Ordering::Relaxed);
         (index < self.count).then_some(index)
@@ -47,27 +47,29 @@ impl Shared {
 
     /// # Safety
     ///
-    /// The index must have been claimed by the caller of this function, and not yet handed in.
+    /// The caller must have claimed the index, and not yet handed it in.
     #[expect(unsafe_code, reason = "follows the pointer into the batch")]
     unsafe fn read(&self, index: usize) -> Result<usize, Error> {
-        // SAFETY: claimed and not handed in, so the batch is still there (the module's invariant) and the index in it.
+        // SAFETY: claimed and not handed in, so the batch still exists (the module's invariant) and contains
+        // the index.
         let read = unsafe { &*self.reads.add(index) };
-        // SAFETY: the batch has its buffers borrowed alone, and the claim makes this thread the only one on this read's.
+        // SAFETY: the batch borrows its buffers exclusively, and the claim makes this thread the only user of
+        // this read's.
         unsafe { pread::read(read.file, read.offset, scatter::of_slices(&read.bufs)) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HandedIn> {
+    fn lock(&self) -> MutexGuard<'_, HandedInReads> {
         lock(&self.handed_in)
     }
 }
 
 /// A helper's job: to read as long as there is something to claim.
-pub(super) struct Help(Arc<Shared>);
+pub(super) struct BatchHelp(Arc<SharedBatch>);
 
-impl Help {
+impl BatchHelp {
     pub(super) fn run(self) {
         while let Some(index) = self.0.claim() {
-            let mut handing_in = HandingIn {
+            let mut handing_in = HandInGuard {
                 shared: &self.0,
                 index,
                 result: Err(Error::Unavailable { what: "a thread", call: "read", errno: libc::EIO }),
@@ -80,14 +82,14 @@ impl Help {
     }
 }
 
-/// Hands a claimed read in when dropped: also when a file's method panics.
-struct HandingIn<'s> {
-    shared: &'s Shared,
+/// Hands in a claimed read when dropped, even if a file's method panics.
+struct HandInGuard<'s> {
+    shared: &'s SharedBatch,
     index: usize,
     result: Result<usize, Error>,
 }
 
-impl Drop for HandingIn<'_> {
+impl Drop for HandInGuard<'_> {
     fn drop(&mut self) {
         let mut handed_in = self.shared.lock();
         handed_in.count += 1;
@@ -97,14 +99,14 @@ impl Drop for HandingIn<'_> {
     }
 }
 
-/// The caller's end: when dropped, no one uses the batch any more.
-struct Caller {
-    shared: Arc<Shared>,
-    /// How many the caller has claimed itself.
+/// The caller's end: when dropped, nobody uses the batch any more.
+struct BatchCaller {
+    shared: Arc<SharedBatch>,
+    /// Number of reads that the caller has claimed itself.
     claimed: usize,
 }
 
-impl Drop for Caller {
+impl Drop for BatchCaller {
     fn drop(&mut self) {
         let claimed = self.shared.next.swap(self.shared.count, Ordering::Relaxed).min(self.shared.count);
         let mut handed_in = self.shared.lock();
@@ -120,7 +122,7 @@ pub(super) fn run(
     completed: &mut dyn FnMut(usize, Result<usize, Error>),
 ) {
     let count = reads.len();
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(SharedBatch {
         reads: reads.as_ptr().cast(),
         count,
         next: AtomicUsize::new(0),
@@ -128,9 +130,9 @@ pub(super) fn run(
         more: Condvar::new(),
     });
     let helpers = (count - 1).min(pool.threads_max());
-    // What is refused, the caller does.
-    drop(pool.add((0..helpers).map(|_| Job::Help(Help(Arc::clone(&shared)))).collect()));
-    let mut caller = Caller { shared, claimed: 0 };
+    // The caller performs refused jobs itself.
+    drop(pool.add((0..helpers).map(|_| PoolJob::BatchHelp(BatchHelp(Arc::clone(&shared)))).collect()));
+    let mut caller = BatchCaller { shared, claimed: 0 };
     let mut reported = 0;
     let mut results = Vec::new();
     while reported < count {

@@ -1,7 +1,9 @@
-//! Reads and writes by a pool of threads, each in a blocking preadv(2) or pwrite(2): where there is no `io_uring`.
+//! Reads and writes by a pool of threads, each in a blocking preadv(2) or pwrite(2), for kernels without
+//! `io_uring`.
 //!
-//! A thread starts when there is work and none is idle, up to a bound. The threads end when the [`Threads`] is dropped and all work is
-//! done. A batch is spread over the pool, and its caller helps, so it also completes when no thread can be started.
+//! A thread starts when there is work and no thread is idle, up to a limit. The threads end when the
+//! [`Threads`] is dropped and all work is done. A batch is spread over the pool. Its caller helps, so it also
+//! completes if no thread can be started.
 
 mod batch;
 mod pool;
@@ -11,14 +13,14 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use pool::{Job, Pool};
+use pool::{Pool, PoolJob};
 
 use crate::job::Request;
 use crate::open::DiskFile;
 use crate::{Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite, directory, pread};
 
-/// Threads, if nothing else is said.
-const THREADS: usize = 32;
+/// The default number of threads.
+const DEFAULT_THREADS: usize = 32;
 const THREADS_MAX: usize = 1024;
 
 /// Reads and writes by a pool of threads.
@@ -38,19 +40,19 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// With up to 32 threads, none of which is started before there is work for it.
+    /// Creates a back-end with up to 32 threads, each started when there is work for it.
     pub fn new() -> Self {
-        Self::with_threads(THREADS)
+        Self::with_threads(DEFAULT_THREADS)
     }
 
-    /// With up to `threads` threads: 1 to 1024, taken to the nearest of these.
+    /// Creates a back-end with up to `threads` threads, clamped to 1 to 1024.
     pub fn with_threads(threads: usize) -> Self {
         Self { pool: Pool::new(threads.clamp(1, THREADS_MAX)) }
     }
 
-    /// Starts requests in the background.
+    /// Starts background requests.
     pub(crate) fn request(&self, requests: Vec<Request>) {
-        for job in self.pool.add(requests.into_iter().map(Job::Request).collect()) {
+        for job in self.pool.add(requests.into_iter().map(PoolJob::Request).collect()) {
             job.refused(self.pool.refusal());
         }
     }

@@ -1,7 +1,7 @@
 //! A pool of threads that take jobs from one queue.
 //!
-//! Invariants: the lock is never held over a job; each accepted job runs once, also after the [`Pool`] is dropped; a thread ends when
-//! the pool is dropped and the queue is empty.
+//! Invariants: the lock is never held over a job. Each accepted job runs once, even after the [`Pool`] is
+//! dropped. A thread ends when the pool is dropped and the queue is empty.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,34 +10,34 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
-use super::batch::Help;
+use super::batch::BatchHelp;
 use crate::job::Request;
 use crate::{Error, Process};
 
-/// What a thread does.
-pub(super) enum Job {
-    /// One request of the background.
+/// A job of a thread.
+pub(super) enum PoolJob {
+    /// One background request.
     Request(Request),
-    /// A share in a batch.
-    Help(Help),
+    /// A share of a batch.
+    BatchHelp(BatchHelp),
 }
 
-impl Job {
+impl PoolJob {
     fn run(self) {
         match self {
             Self::Request(request) => request.run(),
-            Self::Help(help) => help.run(),
+            Self::BatchHelp(help) => help.run(),
         }
     }
 
-    /// There is no thread to run it: why.
+    /// Handles a job that no thread can run, with the reason.
     pub(super) fn refused(self, why: Error) {
         match self {
             Self::Request(request @ Request::Read(_)) => request.finish(Err(why)),
-            // An error of a write is final to its file: better that the submitter waits.
+            // An error of a write is final for its file, so it is better to make the submitter wait.
             Self::Request(request @ Request::Write(..)) => request.run(),
-            // The caller of the batch does its share.
-            Self::Help(_) => {}
+            // The caller of the batch performs its share.
+            Self::BatchHelp(_) => {}
         }
     }
 }
@@ -45,27 +45,27 @@ impl Job {
 #[derive(Debug)]
 pub(super) struct Pool {
     threads_max: usize,
-    shared: Arc<Shared>,
+    shared: Arc<SharedJobs>,
     process: Process,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    queue: Mutex<Queue>,
+struct SharedJobs {
+    queue: Mutex<JobQueue>,
     added: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
+struct JobQueue {
+    jobs: VecDeque<PoolJob>,
     threads: usize,
     /// Threads that wait for a job, and have not yet been given one.
     idle: usize,
     closed: bool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+impl SharedJobs {
+    fn lock(&self) -> MutexGuard<'_, JobQueue> {
         lock(&self.queue)
     }
 
@@ -74,7 +74,7 @@ impl Shared {
         loop {
             if let Some(job) = queue.jobs.pop_front() {
                 drop(queue);
-                // A panic in a file of another crate's making must not take the thread from the pool.
+                // A panic in a file of another crate must not take the thread from the pool.
                 let _ = catch_unwind(AssertUnwindSafe(|| job.run()));
                 queue = self.lock();
             } else if queue.closed {
@@ -93,14 +93,14 @@ impl Pool {
         Self { threads_max, shared: Arc::default(), process: Process::current() }
     }
 
-    /// How many threads there can be.
+    /// Returns the maximum number of threads.
     pub(super) fn threads_max(&self) -> usize {
         self.threads_max
     }
 
-    /// Takes jobs in. Gives back what will not be run, since there is no thread and none can be started.
+    /// Queues jobs. Returns those that will not run, since there is no thread and none can be started.
     #[must_use]
-    pub(super) fn add(&self, jobs: Vec<Job>) -> Vec<Job> {
+    pub(super) fn add(&self, jobs: Vec<PoolJob>) -> Vec<PoolJob> {
         if !self.process.is_current() {
             return jobs;
         }
@@ -128,7 +128,7 @@ impl Pool {
         Vec::new()
     }
 
-    /// Why there is no thread.
+    /// Returns why there is no thread.
     pub(super) fn refusal(&self) -> Error {
         let none = Error::Unavailable { what: "a thread", call: "clone", errno: libc::EAGAIN };
         self.process.require().err().unwrap_or(none)
@@ -137,7 +137,7 @@ impl Pool {
     fn start(&self) -> bool {
         let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name("pagekeeper-io".to_owned()).spawn(move || {
-            // Counted as idle when it was asked for.
+            // It was counted as idle when it was requested.
             shared.lock().idle -= 1;
             shared.serve();
         });
@@ -147,8 +147,8 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // Not joined: this may run on one of the threads, in a `done` that held the last handle. In a child there is none, and the
-        // lock may be held for ever.
+        // Not joined: this may run on one of the threads, in a `done` that held the last handle. A forked
+        // child has none of the threads, and the lock may be held forever.
         if self.process.is_current() {
             self.shared.lock().closed = true;
             self.shared.added.notify_all();
@@ -156,9 +156,9 @@ impl Drop for Pool {
     }
 }
 
-impl fmt::Debug for Queue {
+impl fmt::Debug for JobQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue")
+        f.debug_struct("JobQueue")
             .field("jobs", &self.jobs.len())
             .field("threads", &self.threads)
             .field("idle", &self.idle)

@@ -1,10 +1,10 @@
-//! Reads and writes in the background: one ring, and a thread that serves it.
+//! Background reads and writes: one ring, and a thread that serves it.
 //!
-//! Invariants: submitters wait only for the queue's lock, which is never held over I/O or a `done`; each submitted request is completed
-//! once, also after the [`Background`] is dropped; then the thread ends by itself.
+//! Invariants: submitters wait only for the queue's lock, which is never held over I/O or a `done`. Each
+//! submitted request is completed once, even after the [`Background`] is dropped; then the thread ends.
 //!
-//! The thread waits in the ring. A submitter wakes it through an eventfd, but only if the thread noted, under the same lock, that it
-//! found the queue empty.
+//! The thread waits in the ring. A submitter wakes it through an eventfd, but only if the thread noted, under
+//! the same lock, that the queue was empty.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,43 +19,43 @@ use super::ring::{Ring, unavailable};
 use crate::job::Request;
 use crate::{Error, Process, Threads};
 
-/// The way into the ring.
+/// The submitters' side of the background ring.
 #[derive(Debug)]
 pub(super) struct Background {
     depth: u32,
-    shared: OnceLock<Arc<Shared>>,
+    shared: OnceLock<Arc<SharedQueue>>,
     /// Held while the thread is started.
     starting: Mutex<()>,
-    /// Reads and writes where there is no ring.
+    /// The fallback if there is no ring.
     threads: Threads,
     process: Process,
 }
 
 #[derive(Debug)]
-struct Shared {
-    queue: Mutex<Queue>,
+struct SharedQueue {
+    queue: Mutex<RequestQueue>,
     /// An eventfd.
     wake: OwnedFd,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct RequestQueue {
     waiting: VecDeque<Request>,
-    /// The thread has found the queue empty: who adds to it wakes the thread.
+    /// Whether the thread found the queue empty: whoever adds to it must wake the thread.
     parked: bool,
-    /// No more requests will come.
+    /// Whether no more requests will come.
     closed: bool,
-    /// The thread has ended: its ring broke.
+    /// Whether the thread has ended because its ring broke.
     broken: bool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+impl SharedQueue {
+    fn lock(&self) -> MutexGuard<'_, RequestQueue> {
         lock(&self.queue)
     }
 
     fn wake(&self) {
-        // Fails only when the count is at its end, and then the thread has been woken already.
+        // Fails only if the counter is at its maximum, and then the thread has been woken already.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 }
@@ -66,7 +66,7 @@ impl Background {
         Self { depth, shared: OnceLock::new(), starting: Mutex::new(()), threads, process }
     }
 
-    /// What reads and writes where there is no ring.
+    /// Returns the fallback if there is no ring.
     pub(super) fn threads(&self) -> &Threads {
         &self.threads
     }
@@ -91,8 +91,8 @@ impl Background {
         }
     }
 
-    /// Starts the thread if it has not been started. Where that fails the next call tries again.
-    fn shared(&self) -> Result<&Arc<Shared>, Error> {
+    /// Starts the thread unless it was started. If that fails, the next call tries again.
+    fn shared(&self) -> Result<&Arc<SharedQueue>, Error> {
         self.process.require()?;
         if let Some(shared) = self.shared.get() {
             return Ok(shared);
@@ -103,8 +103,8 @@ impl Background {
         }
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| unavailable("eventfd", &errno.into()))?;
-        let shared = Arc::new(Shared { queue: Mutex::default(), wake });
-        // One place more, for the wake-up.
+        let shared = Arc::new(SharedQueue { queue: Mutex::default(), wake });
+        // One more slot, for the wake-up.
         let ring = Ring::new(self.depth + 1)?;
         let served = Arc::clone(&shared);
         std::thread::Builder::new()
@@ -117,8 +117,8 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // Not joined: this may run on that very thread, in a `done` that held the last handle.
-        // Nor by a child, where the lock may be held for ever.
+        // Not joined: this may run on that very thread, in a `done` that held the last handle. A forked child
+        // does not touch the lock, which may be held forever.
         if let Some(shared) = self.shared.get().filter(|_| self.process.is_current()) {
             shared.lock().closed = true;
             shared.wake();
@@ -126,8 +126,8 @@ impl Drop for Background {
     }
 }
 
-/// What the thread does: until no more requests can come and all are done, or the ring breaks.
-fn serve(mut ring: Ring, shared: &Shared) {
+/// Runs the thread until no more requests can come and all are done, or the ring breaks.
+fn serve(mut ring: Ring, shared: &SharedQueue) {
     let slots = ring.room() - 1;
     let mut flight: Flight<'_, Request> = Flight::new(&mut ring, slots);
     let mut taken = Vec::new();
@@ -137,7 +137,7 @@ fn serve(mut ring: Ring, shared: &Shared) {
             let mut queue = shared.lock();
             let count = queue.waiting.len().min(flight.room());
             taken.extend(queue.waiting.drain(..count));
-            // With requests left in the queue the ring is full, and a completion is what to wait for.
+            // If requests remain in the queue, the ring is full, and a completion will wake the thread.
             queue.parked = queue.waiting.is_empty();
             queue.closed
         };
@@ -165,7 +165,7 @@ fn serve(mut ring: Ring, shared: &Shared) {
             queue.broken = true;
             let waiting = std::mem::take(&mut queue.waiting);
             drop(queue);
-            // Their submitters are gone their ways: this thread is left to do them.
+            // Their submitters do not wait for them, so this thread performs them.
             waiting.into_iter().for_each(Request::run);
             return;
         }

@@ -1,8 +1,8 @@
 //! The reads and writes in a ring, each in a slot whose number is its token.
 //!
-//! Invariants: a slot is taken from when its transfer is submitted until the result is known, over any number of raw transfers. There are
-//! no more slots than the ring is deep, so a taken slot always has room there. A [`Flight`] never ends, also not by a panic, while the
-//! kernel may still use its memory.
+//! Invariants: a slot is taken from the submission of its transfer until the result is known, over any number
+//! of raw transfers. There are at most as many slots as the ring is deep, so a taken slot always has room
+//! there. A [`Flight`] never ends, even by a panic, while the kernel may still use its memory.
 
 use libc::iovec;
 
@@ -11,38 +11,38 @@ use crate::job::Job;
 use crate::transfer::Transfer;
 use crate::{Error, scatter};
 
-/// The token of what is no transfer: the wake-up of a thread that waits in the ring.
-const WAKE: u64 = u64::MAX;
+/// The token of the wake-up of a thread that waits in the ring.
+const WAKE_TOKEN: u64 = u64::MAX;
 
 pub(super) struct Flight<'r, J: Job> {
     ring: &'r mut Ring,
     /// As many as were ever taken at once.
-    slots: Vec<Option<Slot<J>>>,
+    slots: Vec<Option<TransferSlot<J>>>,
     free: Vec<usize>,
     slots_max: usize,
     completions: Vec<Completion>,
 }
 
-struct Slot<J> {
+struct TransferSlot<J> {
     job: J,
     transfer: Transfer,
-    /// How many bytes the raw transfer that is in the ring asked for.
+    /// Bytes that the current raw transfer asked for.
     asked: usize,
-    /// Where it goes, when an earlier one brought only a part.
+    /// The remaining memory, if an earlier raw transfer was short.
     rest: Vec<iovec>,
 }
 
-/// A transfer's end.
-pub(super) type Ended<J> = (J, Result<usize, Error>);
+/// A completed transfer and its result.
+pub(super) type EndedTransfer<J> = (J, Result<usize, Error>);
 
 impl<'r, J: Job> Flight<'r, J> {
-    /// A flight of up to `slots` transfers at once in an empty ring that is at least as deep.
+    /// Creates a flight of up to `slots` concurrent transfers in an empty ring that is at least as deep.
     pub(super) fn new(ring: &'r mut Ring, slots: usize) -> Self {
         assert!(slots <= ring.room(), "more slots than room in the ring");
         Self { ring, slots: Vec::new(), free: Vec::new(), slots_max: slots, completions: Vec::new() }
     }
 
-    /// How many more transfers can be begun.
+    /// Returns how many more transfers can be started.
     pub(super) fn room(&self) -> usize {
         self.slots_max - self.len()
     }
@@ -52,13 +52,13 @@ impl<'r, J: Job> Flight<'r, J> {
         self.ring.broken().is_some()
     }
 
-    /// How many are on their way.
+    /// Returns how many transfers are in flight.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Starts a transfer. There must be room. One that needs no device ends here.
-    pub(super) fn begin(&mut self, job: J) -> Option<Ended<J>> {
+    /// Starts a transfer. There must be room. Returns the result at once if the transfer needs no device.
+    pub(super) fn begin(&mut self, job: J) -> Option<EndedTransfer<J>> {
         let transfer = Transfer::new(job.kind(), job.offset(), scatter::total(job.pieces()));
         if let Some(result) = transfer.before(job.file()) {
             return Some((job, result));
@@ -72,21 +72,21 @@ impl<'r, J: Job> Flight<'r, J> {
             self.slots.push(None);
             self.slots.len() - 1
         });
-        let slot = self.slots[number].insert(Slot { job, transfer, asked: 0, rest: Vec::new() });
+        let slot = self.slots[number].insert(TransferSlot { job, transfer, asked: 0, rest: Vec::new() });
         slot.put_into(self.ring, number);
         None
     }
 
-    /// Asks to be woken, once, when `fd` can be read: one more than the slots must fit the ring.
+    /// Requests one wake-up when `fd` becomes readable. The ring must have room for it besides the slots.
     pub(super) fn wake_by(&mut self, fd: std::os::fd::BorrowedFd<'_>) {
-        self.ring.wait_readable(fd, WAKE);
+        self.ring.wait_readable(fd, WAKE_TOKEN);
     }
 
-    /// Waits until `want` raw transfers have completed (earlier on a signal or a wake-up), and hands each job that has ended
-    /// to `ended`. True after a wake-up.
+    /// Waits until `want` raw transfers have completed, or until a signal or wake-up. Passes each job that
+    /// has ended to `ended`. Returns true after a wake-up.
     ///
-    /// On an error, which comes once, the ring is of no use any more: jobs that had been started end as they may, all
-    /// others with that error.
+    /// An error occurs once and makes the ring unusable: started jobs end with their own results, all others
+    /// with this error.
     pub(super) fn wait(&mut self, want: usize, mut ended: impl FnMut(J, Result<usize, Error>)) -> bool {
         self.ring.enter(want);
         let mut completions = std::mem::take(&mut self.completions);
@@ -94,7 +94,7 @@ impl<'r, J: Job> Flight<'r, J> {
         let failed = self.ring.broken();
         let mut woken = false;
         for (token, got) in completions.drain(..) {
-            if token == WAKE {
+            if token == WAKE_TOKEN {
                 woken = true;
             } else if let Some((job, result)) = self.completed(token, got, failed) {
                 ended(job, result);
@@ -113,8 +113,14 @@ impl<'r, J: Job> Flight<'r, J> {
         woken
     }
 
-    /// Takes in a raw transfer's result; gives the job's own, if it has ended with it. `failed`: no more can be begun.
-    fn completed(&mut self, token: u64, got: Result<usize, i32>, failed: Option<i32>) -> Option<Ended<J>> {
+    /// Processes the result of a raw transfer. Returns the result of the job if it has ended. `failed` means
+    /// that no more raw transfers can be started.
+    fn completed(
+        &mut self,
+        token: u64,
+        got: Result<usize, i32>,
+        failed: Option<i32>,
+    ) -> Option<EndedTransfer<J>> {
         let number = usize::try_from(token).ok()?;
         let slot = self.slots.get_mut(number)?.as_mut()?;
         let result = slot.transfer.after(slot.asked, got, slot.job.file(), slot.job.pieces());
@@ -131,7 +137,7 @@ impl<'r, J: Job> Flight<'r, J> {
     }
 }
 
-impl<J: Job> Slot<J> {
+impl<J: Job> TransferSlot<J> {
     /// Puts the next raw transfer into the ring.
     fn put_into(&mut self, ring: &mut Ring, number: usize) {
         let file = self.job.file();
@@ -145,10 +151,10 @@ impl<J: Job> Slot<J> {
         };
         self.asked = scatter::total(pieces);
         #[expect(unsafe_code, reason = "the kernel writes where it is asked to")]
-        // SAFETY: the memory is the job's, valid until the job is dropped or given back (the contract of `Job`), and
-        // the list is the job's or this slot's on the heap. Both live until the transfer has come out: a slot is emptied
-        // only in `completed`, after that, or in `wait` when the ring has given up and will take no more; and `drop`
-        // drains the ring before any slot goes.
+        // SAFETY: the memory is the job's, valid until the job is dropped or returned (the contract of
+        // `Job`), and the list is the job's or this slot's on the heap. Both live until the transfer has come
+        // out: a slot is emptied only in `completed`, after that, or in `wait` when the ring has failed and
+        // takes nothing more; and `drop` drains the ring before any slot goes.
         unsafe {
             ring.transfer(self.transfer.kind(), fd, pieces, self.transfer.position(), number as u64);
         }

@@ -1,12 +1,13 @@
 //! Reads and writes through `io_uring`: many in flight from one thread.
 //!
-//! A batch runs on a ring of its own, taken from a pool: the calling thread itself submits reads and reaps completions. Reads and
-//! writes in the background go through one more ring, served by its own thread. Single blocking reads and writes are plain pread(2)
-//! and pwrite(2), and so is all else.
+//! A batch runs on its own ring, taken from a pool: the calling thread itself submits reads and reaps
+//! completions. Background reads and writes go through one more ring, served by its own thread. Single
+//! blocking reads and writes are plain pread(2) and pwrite(2), and all other operations plain system calls.
 //!
-//! In a child of fork(2), reads and writes bypass the rings, which are its parent's, and background reads fail ([`Process`]).
+//! In a child of fork(2), reads and writes bypass the rings, which are its parent's, and background reads
+//! fail ([`Process`]).
 //!
-//! Fails where `io_uring` is missing, forbidden or does not really work: [`Uring::new`] finds out by reading.
+//! [`Uring::new`] tests by reading, and fails if `io_uring` is missing, forbidden or does not work.
 
 mod background;
 mod batch;
@@ -35,11 +36,11 @@ use crate::{
     directory, pread,
 };
 
-/// Reads in flight at once in each ring, if nothing else is said.
-const DEPTH: u32 = 128;
-/// The deepest ring that the kernel makes by default (`IORING_MAX_ENTRIES` is 32768; this much is memory enough).
+/// The default number of reads in flight per ring.
+const DEFAULT_DEPTH: u32 = 128;
+/// Maximum depth of a ring, to limit its memory; the kernel allows 32768 (`IORING_MAX_ENTRIES`).
 const DEPTH_MAX: u32 = 4096;
-/// Rings that are kept for later batches: more than threads that run at once on most machines.
+/// Rings kept for later batches: more than the threads that run at once on most machines.
 const IDLE_RINGS_MAX: usize = 64;
 
 /// Reads and writes through `io_uring`.
@@ -69,16 +70,16 @@ pub struct Uring {
 }
 
 impl Uring {
-    /// With up to 128 reads in flight in each batch, and as many in the background.
+    /// Creates a back-end with up to 128 reads in flight in each batch, and as many in the background.
     ///
-    /// Fails with [`Error::Unavailable`] where the kernel has no `io_uring`, or forbids it (the sysctl
-    /// `kernel.io_uring_disabled`, seccomp in containers), or where reading through it does not work.
+    /// Fails with [`Error::Unavailable`] if the kernel lacks `io_uring` or forbids it (the sysctl
+    /// `kernel.io_uring_disabled`, seccomp in containers), or if reading through it does not work.
     pub fn new() -> Result<Self, Error> {
-        Self::with_depth(DEPTH)
+        Self::with_depth(DEFAULT_DEPTH)
     }
 
-    /// With up to `depth` reads in flight in each batch, and as many in the background: 1 to 4096, taken to the nearest
-    /// of these.
+    /// Creates a back-end with up to `depth` reads in flight in each batch, and as many in the background,
+    /// clamped to 1 to 4096.
     pub fn with_depth(depth: u32) -> Result<Self, Error> {
         let depth = depth.clamp(1, DEPTH_MAX);
         let mut ring = Ring::new(depth)?;
@@ -87,7 +88,7 @@ impl Uring {
         Ok(Self { depth, idle: Mutex::new(vec![ring]), background: Background::new(depth), process })
     }
 
-    /// Reads in flight at once in each batch.
+    /// Returns the number of reads in flight in each batch.
     pub fn depth(&self) -> u32 {
         self.depth
     }
@@ -127,18 +128,18 @@ impl Io for Uring {
         completed: &mut dyn FnMut(usize, Result<usize, Error>),
     ) {
         if let [read] = reads {
-            // One alone is not worth a ring.
+            // A single read is not worth a ring.
             return completed(0, pread::read_alone(read));
         }
         match self.check_out() {
             Ok(ring) => {
-                // Given back by a panic of `completed` too: `batch::run` leaves the ring empty.
-                let mut lease = Lease { uring: self, ring: Some(ring) };
+                // Returned even if `completed` panics: `batch::run` leaves the ring empty.
+                let mut lease = RingLease { uring: self, ring: Some(ring) };
                 if let Some(ring) = &mut lease.ring {
                     batch::run(ring, reads, completed);
                 }
             }
-            // No ring to be had for now: memory, descriptors; or, in a child, none that is its own.
+            // No ring is available now, for lack of memory or descriptors, or in a forked child.
             Err(_) => self.background.threads().read_batch(reads, completed),
         }
     }
@@ -147,7 +148,7 @@ impl Io for Uring {
         match self.check_out() {
             Ok(ring) => {
                 // As in `read_batch`.
-                let mut lease = Lease { uring: self, ring: Some(ring) };
+                let mut lease = RingLease { uring: self, ring: Some(ring) };
                 if let Some(ring) = &mut lease.ring {
                     stream::run(ring, stream);
                 }
@@ -205,13 +206,13 @@ impl Io for Uring {
     }
 }
 
-/// A ring on loan.
-struct Lease<'u> {
+/// A borrowed ring.
+struct RingLease<'u> {
     uring: &'u Uring,
     ring: Option<Ring>,
 }
 
-impl Drop for Lease<'_> {
+impl Drop for RingLease<'_> {
     fn drop(&mut self) {
         if let Some(ring) = self.ring.take() {
             self.uring.check_in(ring);
@@ -219,22 +220,22 @@ impl Drop for Lease<'_> {
     }
 }
 
-/// Whether reads through the ring work: set-up alone can succeed where operations are refused.
+/// Tests whether reads through the ring work: set-up alone can succeed where operations are refused.
 fn probe(ring: &mut Ring) -> Result<(), Error> {
-    const MARK: [u8; 8] = *b"io_uring";
+    const PROBE_BYTES: [u8; 8] = *b"io_uring";
     let unavailable = |call, errno| Error::Unavailable { what: "io_uring", call, errno };
     let file = memfd_create("pagekeeper-probe", MemfdFlags::CLOEXEC)
         .map_err(|errno| unavailable("memfd_create", errno.raw_os_error()))?;
     let mut file = File::from(file);
-    file.write_all(&MARK).map_err(|e| unavailable("write", e.raw_os_error().unwrap_or(libc::EIO)))?;
+    file.write_all(&PROBE_BYTES).map_err(|e| unavailable("write", e.raw_os_error().unwrap_or(libc::EIO)))?;
     let file = DiskFile::adopt(file, Access::Buffered)?;
-    let mut bytes = [0; MARK.len()];
+    let mut bytes = [0; PROBE_BYTES.len()];
     let mut result = Ok(0);
     let mut reads = [BatchRead { file: &*file, offset: 0, bufs: vec![IoSliceMut::new(&mut bytes)] }];
     batch::run(ring, &mut reads, &mut |_, got| result = got);
     match result {
         Err(error) => Err(unavailable("IORING_OP_READ", error.errno().unwrap_or(libc::EIO))),
-        Ok(_) if bytes != MARK => Err(unavailable("IORING_OP_READ", libc::EIO)),
+        Ok(_) if bytes != PROBE_BYTES => Err(unavailable("IORING_OP_READ", libc::EIO)),
         Ok(_) => Ok(()),
     }
 }

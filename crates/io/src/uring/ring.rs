@@ -1,8 +1,8 @@
 //! One ring: submits transfers and reaps completions.
 //!
-//! Invariants: at most `depth` transfers are in the ring, so that neither queue overflows. Each submitted transfer comes back exactly
-//! once, as a completion or, once the ring has broken, as given up. Until then its memory is the kernel's. Only one thread at a time uses
-//! a ring.
+//! Invariants: at most `depth` transfers are in the ring, so that neither queue overflows. Each submitted
+//! transfer comes back exactly once, as a completion or, once the ring has broken, as given up. Until then
+//! the kernel owns its memory. Only one thread at a time uses a ring.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -14,25 +14,25 @@ use libc::iovec;
 use crate::transfer::Kind;
 use crate::{Error, pwrite};
 
-/// A completion: the token that its transfer was put in with, and the count of bytes or the error number.
+/// A completion: the token of its transfer, and the byte count or the error number.
 pub(super) type Completion = (u64, Result<usize, i32>);
 
 pub(super) struct Ring {
     queues: IoUring,
     depth: usize,
-    /// Put in and not yet taken out.
+    /// Transfers that were put in and not yet taken out.
     in_flight: usize,
-    /// [`Self::enter`] has failed for good, with this error.
+    /// The error with which [`Self::enter`] failed for good.
     broken: Option<i32>,
 }
 
 impl Ring {
-    /// A ring for `depth` transfers at once.
+    /// Creates a ring for `depth` concurrent transfers.
     pub(super) fn new(depth: u32) -> Result<Self, Error> {
         let entries = depth.next_power_of_two();
         let mut builder = IoUring::builder();
-        // Completions wait until the thread enters the kernel, where it does so anyway to wait for them, in place of
-        // interrupting it: Linux 5.19.
+        // Completions wait until the thread enters the kernel, which it does anyway to wait for them, and do
+        // not interrupt it: Linux 5.19.
         let queues =
             builder.setup_coop_taskrun().build(entries).or_else(|error| match error.raw_os_error() {
                 Some(libc::EINVAL) => IoUring::new(entries),
@@ -42,27 +42,28 @@ impl Ring {
         Ok(Self { queues, depth: depth as usize, in_flight: 0, broken: None })
     }
 
-    /// How many more may be put in.
+    /// Returns how many more transfers fit.
     pub(super) fn room(&self) -> usize {
         self.depth - self.in_flight
     }
 
-    /// How many are in.
+    /// Returns how many transfers are in the ring.
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// The error that the ring failed with for good: it takes and gives no more.
+    /// Returns the error with which the ring failed for good: it takes and returns nothing more.
     pub(super) fn broken(&self) -> Option<i32> {
         self.broken
     }
 
-    /// Puts a read or write in and starts it.
+    /// Puts a read or write into the ring and starts it.
     ///
     /// # Safety
     ///
-    /// The pieces of memory must be valid for writes and no one else's (of a write: valid for reads and not changed), and
-    /// the list itself must stay where it is, until the transfer has come out. There must be room.
+    /// The pieces of memory must be valid for writes and used by nobody else (for a write: valid for reads
+    /// and not changed), and the list itself must not move, until the transfer has come out. There must be
+    /// room.
     #[expect(unsafe_code, reason = "the kernel writes where it is asked to")]
     pub(super) unsafe fn transfer(
         &mut self,
@@ -73,7 +74,7 @@ impl Ring {
         token: u64,
     ) {
         let fd = types::Fd(fd.as_raw_fd());
-        // A longer piece comes back short and is gone on with, as preadv(2) does from 2 GiB on.
+        // A longer piece comes back short and is continued, as with preadv(2) above 2 GiB.
         let len = |piece: &iovec| u32::try_from(piece.iov_len).unwrap_or(1 << 30);
         let count = u32::try_from(pieces.len()).unwrap_or(u32::MAX);
         let entry = match (kind, pieces) {
@@ -86,12 +87,12 @@ impl Ring {
                 opcode::Writev::new(fd, pieces.as_ptr(), count).offset(offset).rw_flags(flags).build()
             }
         };
-        // SAFETY: the caller vouches for memory and list. The descriptor need not live longer than the file: the kernel
-        // holds that itself once the read has started, and a wrong number would only give EBADF.
+        // SAFETY: the caller guarantees memory and list. The descriptor need not outlive the call: the kernel
+        // holds the file once the transfer has started, and a wrong number would only give EBADF.
         unsafe { self.push(&entry.user_data(token)) };
     }
 
-    /// Puts in something that comes out when `fd` can be read.
+    /// Adds a poll that completes when `fd` becomes readable.
     pub(super) fn wait_readable(&mut self, fd: BorrowedFd<'_>, token: u64) {
         let events = u32::try_from(libc::POLLIN).unwrap_or(1);
         let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), events).build().user_data(token);
@@ -104,44 +105,45 @@ impl Ring {
 
     /// # Safety
     ///
-    /// What the entry points at must be valid until it has come out.
+    /// The memory that the entry points at must be valid until it has come out.
     #[expect(unsafe_code, reason = "the kernel writes where it is asked to")]
     unsafe fn push(&mut self, entry: &io_uring::squeue::Entry) {
         assert!(self.room() > 0, "no room in the ring");
-        // SAFETY: the caller vouches for the entry.
+        // SAFETY: the caller guarantees the entry.
         let pushed = unsafe { self.queues.submission().push(entry) };
-        // The queue is no smaller than the depth, and entries leave it before they come out.
+        // The queue is at least as deep as the ring, and entries leave it before they come out.
         assert!(pushed.is_ok(), "the submission queue is smaller than the depth");
         self.in_flight += 1;
-        // Each by itself: from three entries on the kernel collects their requests and passes them to the device together
-        // (`IO_PLUG_THRESHOLD`), which saves half a microsecond of CPU each and has the device wait, at the cost of up to a
-        // tenth of the throughput.
+        // Each by itself: from three entries on, the kernel collects their requests and passes them to the
+        // device together (`IO_PLUG_THRESHOLD`). That saves CPU time but lets the device idle, at the cost of
+        // throughput.
         self.enter(0);
     }
 
-    /// Starts what was put in and could not be started yet, and waits until `want` (at most what is in) have completed.
+    /// Starts entries that could not be started yet, and waits until `want` (at most the number in the ring)
+    /// have completed.
     ///
-    /// Returns early on a signal. On an error the ring is broken: what had been started still completes, the rest was
+    /// Returns early on a signal. An error breaks the ring: started transfers still complete, the others were
     /// not begun.
     pub(super) fn enter(&mut self, want: usize) {
         if self.broken.is_some() {
             return;
         }
         let want = want.min(self.in_flight);
-        // Completions come with every call into the kernel, those that put others in among them.
+        // Completions arrive with every call into the kernel, including those that submit.
         if want > 0 && self.queues.submission().is_empty() && self.queues.completion().len() >= want {
             return;
         }
         let Err(error) = self.queues.submit_and_wait(want) else { return };
         match error.raw_os_error().unwrap_or(libc::EIO) {
             libc::EINTR => {}
-            // No memory for more at the moment, or completions are to be taken out first.
+            // No memory at the moment, or completions must be taken out first.
             libc::EAGAIN | libc::EBUSY | libc::ENOMEM => std::thread::sleep(Duration::from_micros(100)),
             errno => self.broken = Some(errno),
         }
     }
 
-    /// Takes out what has completed, into `completions`; of a broken ring all that had been started.
+    /// Moves completions into `completions`; from a broken ring, those of all started transfers.
     pub(super) fn take(&mut self, completions: &mut Vec<Completion>) {
         if self.broken.is_some() {
             self.give_up(completions);
@@ -157,7 +159,7 @@ impl Ring {
         }
     }
 
-    /// Waits for all that is in the ring and forgets the results.
+    /// Waits for everything in the ring and discards the results.
     pub(super) fn drain(&mut self) {
         let mut completions = Vec::new();
         while self.in_flight > 0 {
@@ -167,8 +169,8 @@ impl Ring {
         }
     }
 
-    /// After [`Self::enter`] has failed: waits for what had been started and takes it out. What then has not come out
-    /// was never begun, and never will be: the ring takes nothing more.
+    /// Waits for all started transfers after [`Self::enter`] has failed, and takes them out. The others were
+    /// never begun and never will be: the ring accepts nothing more.
     fn give_up(&mut self, completions: &mut Vec<Completion>) {
         loop {
             self.take_completed(completions);
@@ -177,7 +179,7 @@ impl Ring {
                 self.in_flight = 0;
                 return;
             }
-            // Completions are posted when the thread comes back from any call into the kernel.
+            // Completions are posted when the thread returns from any call into the kernel.
             std::thread::sleep(Duration::from_micros(100));
         }
     }

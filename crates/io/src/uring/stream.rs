@@ -6,17 +6,17 @@ use crate::job::Job;
 use crate::stream::{ReadStream, StreamRead};
 use crate::{Error, pread};
 
-/// One part of the reads in flight is waited for at a time: fewer calls into the kernel, and the device still has the
-/// other parts to work on.
-const WAIT_SHARE: usize = 32;
+/// The ring waits for this fraction of the reads in flight at a time: this saves calls into the kernel, and
+/// the device still has the others to work on.
+const STREAM_WAIT_SHARE: usize = 32;
 
-/// Runs the stream to its end; the ring is empty before and after, also after a panic of the stream's.
+/// Runs the stream to its end. The ring is empty before and after, even after a panic of the stream.
 pub(super) fn run(ring: &mut Ring, stream: &mut dyn ReadStream<'_>) {
     while let Some(first) = stream.next() {
         if let Some(second) = stream.next() {
             run_on(ring, [first, second], stream);
         } else {
-            // One alone is not worth a ring.
+            // A single read is not worth a ring.
             read_alone(&first, stream);
             stream.turn();
         }
@@ -24,18 +24,18 @@ pub(super) fn run(ring: &mut Ring, stream: &mut dyn ReadStream<'_>) {
 }
 
 fn read_alone(read: &StreamRead<'_>, stream: &mut dyn ReadStream<'_>) {
-    // SAFETY: by the contract of `Target` the memory is the read's alone until `ended` has been called.
+    // SAFETY: by the contract of `Target` the memory belongs to the read until `ended` has been called.
     #[expect(unsafe_code, reason = "the promise of Target is taken up")]
     let result = unsafe { pread::read(read.file, read.offset, read.pieces()) };
     stream.ended(read.token, result);
 }
 
-/// Runs the stream as far as the ring lasts; what was begun has ended then.
+/// Runs the stream until it ends or the ring breaks. All reads that were started have ended then.
 fn run_on<'a>(ring: &mut Ring, first: [StreamRead<'a>; 2], stream: &mut dyn ReadStream<'a>) {
     let slots = ring.room();
     let mut flight = Flight::new(ring, slots);
     let mut first = first.into_iter();
-    // Whether any has ended since the stream was asked last.
+    // Whether any read has ended since the stream was last asked.
     let mut ended = false;
     loop {
         let mut begun = 0;
@@ -51,10 +51,10 @@ fn run_on<'a>(ring: &mut Ring, first: [StreamRead<'a>; 2], stream: &mut dyn Read
                 stream.ended(read.token, result);
             }
         }
-        // After others have begun: the device works while these are looked at.
+        // After others have begun: the device works while the stream processes these.
         stream.turn();
         if flight.len() > 0 {
-            let wanted = (flight.len() / WAIT_SHARE).max(1);
+            let wanted = (flight.len() / STREAM_WAIT_SHARE).max(1);
             flight.wait(wanted, |read, result: Result<usize, Error>| stream.ended(read.token, result));
             ended = true;
         } else if begun == 0 && !std::mem::take(&mut ended) {

@@ -1,4 +1,5 @@
-//! `io_uring` that is forbidden from the start or later: simulated with seccomp filters on single threads.
+//! Tests of `io_uring` that is forbidden from the start or later, simulated by seccomp filters on single
+//! threads.
 
 #![expect(unsafe_code, reason = "seccomp filters and targets")]
 
@@ -10,7 +11,7 @@ use super::*;
 use crate::{AlignedBuf, Choice, StreamRead, Target, WriteMode};
 use pagekeeper_testing::disk_dir;
 
-/// Makes a system call fail with `EPERM` for the calling thread, and those that it starts, from now on.
+/// Makes a system call fail with `EPERM` for the calling thread and those that it starts, from now on.
 fn forbid(call: libc::c_long) {
     let load = u16::try_from(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS).unwrap();
     let equal = u16::try_from(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K).unwrap();
@@ -93,7 +94,7 @@ fn submit_twenty(io: &Uring, file: &Arc<dyn IoFile>) -> Vec<Result<usize, Error>
         OwnedRead {
             file: Arc::clone(file),
             offset: n * 4096,
-            // SAFETY: leaked, and known to no one else.
+            // SAFETY: leaked, and known to nobody else.
             targets: vec![unsafe { Target::new(NonNull::from(memory).cast(), 4096) }],
             done: Box::new(move |result| sender.send(result).unwrap()),
         }
@@ -176,7 +177,7 @@ fn a_ring_that_breaks_loses_no_read() {
             assert!((1..=20.min(depth as usize)).contains(&lost), "{lost} of depth {depth}");
             assert!(results.iter().all(|result| failed(result) || *result == Ok(4096)));
             assert!(uring.idle.lock().unwrap().is_empty(), "a broken ring is not kept");
-            // And in the background, whose thread inherits the filter.
+            // The same in the background, whose thread inherits the filter.
             let results = submit_twenty(&uring, &file);
             assert_eq!(results.len(), 20);
             assert!(results.iter().all(|result| failed(result) || *result == Ok(4096)));

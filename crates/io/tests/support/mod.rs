@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// Memory aligned to pages. It stays where it is when the value moves.
+/// Memory aligned to pages. It does not move when the value does.
 pub(crate) struct Memory {
     bytes: Vec<u8>,
     skip: usize,
@@ -30,7 +30,7 @@ impl DerefMut for Memory {
     }
 }
 
-/// Bytes that differ from place to place.
+/// Returns bytes that differ from offset to offset.
 pub(crate) fn noise(len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     pagekeeper_io::pattern(99, 0, &mut bytes);
