@@ -1,4 +1,5 @@
-//! Which keys have a value and which are being opened: the truth of a table, and who may change it when.
+//! The keys that have a value or are being opened. This is the authoritative state of a table and its
+//! transitions.
 //!
 //! ```text
 //!             get_or_open                    value
@@ -10,15 +11,16 @@
 //! ```
 //!
 //! Invariants, checked in every order of threads by `model.rs`:
-//! 1. A key is absent, being opened by one caller, or resident; each step is taken under one lock.
-//! 2. The index has a key when and only when it is resident, for all who hold the lock.
-//! 3. A removal wins: a flight that it met is no longer the key's, and its value reaches those who wait for it but not
-//!    the table. Who asks after the removal opens again.
-//! 4. A flight ends whatever becomes of its opener: by its value, its error, its panic, its being dropped.
-//! 5. No foreign code runs with the lock held but the key's `Hash`, `Eq`, `Borrow`, `ToOwned` and `Drop`: not an
-//!    opener, not a condition, not a value's `clone` or `drop`.
+//! 1. A key is absent, being opened by one caller, or resident. Each transition happens under one lock.
+//! 2. The index has a key if and only if it is resident, as seen by every holder of the lock.
+//! 3. A removal wins: it detaches the flight from the key. The flight's value reaches its waiters but not the
+//!    table. A caller that asks after the removal opens again.
+//! 4. A flight ends however its opener ends: with a value, an error or a panic, or by being dropped.
+//! 5. No foreign code runs with the lock held except the key's `Hash`, `Eq`, `Borrow`, `ToOwned` and `Drop`:
+//!    neither an opener, nor a condition, nor a value's `clone` or `drop`.
 //!
-//! A caller that finds another's flight waits for it and then tries again; only its own opener's outcome is final.
+//! A caller that finds another's flight waits for it and then tries again; only its own opener's outcome is
+//! final.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -27,11 +29,11 @@ use std::hash::Hash;
 use std::pin::pin;
 use std::sync::{Arc, PoisonError};
 
-// Not of `crate`: the model has these of its own beside its copy of this file.
+// Not from `crate`: the model has its own versions beside its copy of this file.
 use super::flight::{Flight, Opened, Outcome};
 use super::sync::{Mutex, MutexGuard};
 
-/// Where values that are resident are found without the lock. Changed with the lock held only.
+/// Finds resident values without the lock. Changed only with the lock held.
 pub(super) trait Index<K, V> {
     fn publish(&self, key: K, value: &Arc<V>);
     fn retract<Q: Hash + Eq + ?Sized>(&self, key: &Q)
@@ -51,7 +53,7 @@ enum KeyState<V, E> {
     Resident(Arc<V>),
 }
 
-/// What a caller that found no good value is to do.
+/// The next step of a caller that found no good value.
 enum NextStep<'a, K, Q, V, E, I>
 where
     K: Borrow<Q> + Hash + Eq,
@@ -68,8 +70,8 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
         Self { index, entries: Mutex::new(HashMap::new()) }
     }
 
-    /// The key's value; opened, or waited for, if there is none, or only one that is not good: `stale` (which the
-    /// caller found and judged), or another of which `good` says so.
+    /// Returns the key's value. Opens it, or waits for it, if it is absent or not good: `stale` is a value
+    /// that the caller found and rejected, and `good` judges any other.
     pub(super) fn get_or_open<Q>(
         &self,
         key: &Q,
@@ -101,7 +103,7 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
         }
     }
 
-    /// The same without blocking the thread: `open` is polled by this caller alone, and may be dropped.
+    /// Does the same without blocking the thread. `open` is polled only by this caller, and may be dropped.
     pub(super) async fn get_or_open_async<Q>(
         &self,
         key: &Q,
@@ -132,7 +134,7 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
         }
     }
 
-    /// Takes the key's value out, and its flight too if it is being opened.
+    /// Removes the key's value, or its flight if it is being opened.
     pub(super) fn remove<Q>(&self, key: &Q) -> Option<Arc<V>>
     where
         K: Borrow<Q>,
@@ -148,7 +150,7 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
         }
     }
 
-    /// Takes the key's value out if it is this very one.
+    /// Removes the key's value if it is exactly this one.
     pub(super) fn remove_exactly<Q>(&self, key: &Q, value: &Arc<V>) -> bool
     where
         K: Borrow<Q>,
@@ -172,12 +174,12 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
         drop(removed);
     }
 
-    /// How many keys are being opened. Goes through all.
+    /// Returns the number of keys that are being opened. Visits all keys.
     pub(super) fn opening(&self) -> usize {
         self.lock().values().filter(|entry| matches!(entry, KeyState::Opening(_))).count()
     }
 
-    /// How many callers wait for the key to be opened.
+    /// Returns the number of callers that wait for the key to be opened.
     #[cfg(test)]
     pub(super) fn waiting<Q>(&self, key: &Q) -> usize
     where
@@ -185,7 +187,7 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
         Q: Hash + Eq + ?Sized,
     {
         match self.lock().get(key) {
-            // All but this entry and the opener.
+            // All except this entry and the opener.
             Some(KeyState::Opening(flight)) => Arc::strong_count(flight) - 2,
             _ => 0,
         }
@@ -205,7 +207,7 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
             Some(entry) => {
                 self.index.retract(key);
                 let flight = Arc::new(Flight::new());
-                // The value is not dropped here: the caller has it as `stale`.
+                // The value is not dropped here: the caller holds it as `stale`.
                 *entry = KeyState::Opening(Arc::clone(&flight));
                 flight
             }
@@ -223,7 +225,7 @@ impl<K: Hash + Eq, V, E, I: Index<K, V>> Entries<K, V, E, I> {
     }
 }
 
-/// The right, and duty, to open a key. Dropped, it ends the flight.
+/// The permission, and duty, to open a key. It ends the flight when dropped.
 struct Opening<'a, K, Q, V, E, I>
 where
     K: Borrow<Q> + Hash + Eq,
@@ -243,7 +245,8 @@ where
     I: Index<K, V>,
 {
     async fn drive(self, open: impl Future<Output = Result<V, E>>) -> Opened<V, E> {
-        // After `self`, hence dropped before it: what a dropped open held is released before another begins.
+        // Declared after `self`, so dropped before it: a dropped open releases its resources before another
+        // begins.
         let mut open = pin!(open);
         let result = poll_fn(|context| self.flight.run(|| open.as_mut().poll(context))).await;
         self.finish(result)
@@ -265,7 +268,7 @@ where
     fn drop(&mut self) {
         let mut entries = self.entries.lock();
         let is_ours = |entry: &&mut KeyState<V, E>| matches!(&**entry, KeyState::Opening(flight) if Arc::ptr_eq(flight, &self.flight));
-        // Else a removal came first.
+        // Otherwise a removal came first.
         if let Some(entry) = entries.get_mut(self.key).filter(is_ours) {
             if let Outcome::Opened(Ok(value)) = &self.outcome {
                 self.entries.index.publish(self.key.to_owned(), value);
@@ -275,7 +278,7 @@ where
             }
         }
         drop(entries);
-        // By now those who come find the value, or open again.
+        // From now on, new callers find the value or open again.
         self.flight.end(std::mem::replace(&mut self.outcome, Outcome::Abandoned));
     }
 }

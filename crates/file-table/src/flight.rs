@@ -1,30 +1,30 @@
-//! One open that is under way, and those who wait for it: threads parked, futures as wakers, both side by side.
+//! One open in progress and its waiters: parked threads, and futures by their wakers, in any mix.
 //!
 //! Invariants, checked in every order of threads by `model.rs`:
-//! 1. A flight ends once, and all who wait for it, or come to wait later, learn the same outcome.
+//! 1. A flight ends once. All current and later waiters get the same outcome.
 //! 2. A waiter that gives up (a dropped future) leaves nothing behind, and nothing waits for it.
-//! 3. No foreign code runs with the lock held: not an opener, not a waker, not a value's `drop`.
-//! 4. Who waits within the step of the opener that is running on the same thread would wait forever: it panics.
+//! 3. No foreign code runs with the lock held: neither an opener, nor a waker, nor a value's `drop`.
+//! 4. A wait within a step of the opener on the same thread would last forever: it panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-// Not of `crate`: the model has a `sync` of its own beside its copy of this file.
+// Not from `crate`: the model has its own `sync` beside its copy of this file.
 use super::sync::{Condvar, Mutex, MutexGuard, ThreadId, current};
 
-/// What an open came to: the value or the error, shared by all who waited.
+/// The result of an open: the value or the error, shared by all waiters.
 pub(super) type Opened<V, E> = Result<Arc<V>, Arc<E>>;
 
-/// How a flight ended.
+/// The end of a flight.
 pub(super) enum Outcome<V, E> {
     Opened(Opened<V, E>),
-    /// The opener panicked or was dropped: those who waited try again.
+    /// The opener panicked or was dropped: the waiters try again.
     Abandoned,
 }
 
-// Derived, it would ask for `V: Clone`.
+// A derived impl would require `V: Clone`.
 impl<V, E> Clone for Outcome<V, E> {
     fn clone(&self) -> Self {
         match self {
@@ -34,7 +34,7 @@ impl<V, E> Clone for Outcome<V, E> {
     }
 }
 
-/// An open that is under way.
+/// An open in progress.
 pub(super) struct Flight<V, E> {
     state: Mutex<FlightState<V, E>>,
     ended: Condvar,
@@ -42,10 +42,10 @@ pub(super) struct Flight<V, E> {
 
 struct FlightState<V, E> {
     outcome: Option<Outcome<V, E>>,
-    /// Where a step of the opener is being run.
+    /// The thread that is running a step of the opener.
     runs_on: Option<ThreadId>,
     wakers: Vec<(u64, Waker)>,
-    /// What the next future that comes to wait is known by.
+    /// The ticket of the next future that waits.
     next: u64,
 }
 
@@ -55,7 +55,7 @@ impl<V, E> Flight<V, E> {
         Self { state: Mutex::new(state), ended: Condvar::new() }
     }
 
-    /// Runs a step of the opener: all of it, or one poll.
+    /// Runs a step of the opener: the whole call, or one poll.
     pub(super) fn run<R>(&self, step: impl FnOnce() -> R) -> R {
         struct Running<'a, V, E>(&'a Flight<V, E>);
         impl<V, E> Drop for Running<'_, V, E> {
@@ -68,7 +68,7 @@ impl<V, E> Flight<V, E> {
         step()
     }
 
-    /// Ends the flight and wakes all who wait.
+    /// Ends the flight and wakes all waiters.
     pub(super) fn end(&self, outcome: Outcome<V, E>) {
         let mut state = self.lock();
         state.outcome = Some(outcome);
@@ -94,7 +94,7 @@ impl<V, E> Flight<V, E> {
         }
     }
 
-    /// The same as a future. It panics when it is polled by the opener.
+    /// Returns a future that waits for the end. It panics if the opener polls it.
     pub(super) fn ended(&self) -> Ended<'_, V, E> {
         Ended { flight: self, ticket: None }
     }
@@ -104,12 +104,13 @@ impl<V, E> Flight<V, E> {
     }
 }
 
-/// Wakes a task. A waker that panics (an executor's own fault, which its panic hook reports) must not keep the next from being woken.
+/// Wakes a task. If the waker panics (an executor's fault, which its panic hook reports), the next ones must
+/// still be woken.
 fn wake(waker: Waker) {
     let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }
 
-/// Gives the state back, unless to wait for the flight would be to wait for oneself.
+/// Returns the state. Panics if the wait would be for the caller itself.
 fn not_within<V, E>(state: MutexGuard<'_, FlightState<V, E>>) -> MutexGuard<'_, FlightState<V, E>> {
     if state.runs_on == Some(current().id()) {
         drop(state);
@@ -118,10 +119,10 @@ fn not_within<V, E>(state: MutexGuard<'_, FlightState<V, E>>) -> MutexGuard<'_, 
     state
 }
 
-/// Waits for the end of a flight.
+/// A future that waits for the end of a flight.
 pub(super) struct Ended<'a, V, E> {
     flight: &'a Flight<V, E>,
-    /// What its waker is known by.
+    /// The ticket of its waker.
     ticket: Option<u64>,
 }
 

@@ -1,14 +1,16 @@
-//! [`FileTable`] keeps opened heavy objects (table readers, files) resident, each opened once however many threads ask for it:
-//! `use pagekeeper_file_table::FileTable;`. The page cache keeps its open files in one; an engine keeps its readers in another.
+//! [`FileTable`] keeps opened heavy objects (table readers, files) resident, each opened once however many
+//! threads ask for it: `use pagekeeper_file_table::FileTable;`. The page cache keeps its open files in one;
+//! an engine keeps its readers in another.
 //!
 //! Invariants:
-//! 1. A hit takes no lock and waits for nobody: it is a lookup in a lock-free map and an upgrade of a weak reference.
-//! 2. The lock-free map only finds values; `entries.rs` owns them. So a removed value is dropped with its last user,
-//!    not when the map's memory is reclaimed: a deleted file must not keep its blocks until then.
-//! 3. Whatever changes which keys are there goes through `entries.rs`, under one lock that is never held while
-//!    something is opened, awaited, judged, cloned or dropped.
+//! 1. A hit takes no lock and waits for nobody: it is a lookup in a lock-free map and an upgrade of a weak
+//!    reference.
+//! 2. The lock-free map only finds values; `entries.rs` owns them. So a removed value is dropped with its
+//!    last user, not when the map's memory is reclaimed: a deleted file must not keep its blocks until then.
+//! 3. Every change of the set of keys goes through `entries.rs`, under one lock. The lock is never held while
+//!    a value is opened, awaited, judged, cloned or dropped.
 //!
-//! How one open serves many is in `entries.rs` (who opens) and `flight.rs` (who waits), both checked by `model.rs`.
+//! `entries.rs` decides which caller opens, and `flight.rs` lets the others wait. `model.rs` checks both.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -25,33 +27,33 @@ mod sync;
 #[cfg(test)]
 mod tests;
 
-/// A table of opened objects by key, for those that are costly to open and few enough to stay: readers of SST files,
-/// segments, open files. Nothing is evicted; what is there stays until it is removed or replaced.
+/// A table of opened objects by key, for objects that are costly to open and few enough to stay: readers of
+/// SST files, segments, open files. Nothing is evicted; a value stays until it is removed or replaced.
 ///
-/// `V` is handed out by `clone`: give it an `Arc`. `E` is why an open failed; all who waited get the same one.
-/// Keys are looked up in borrowed form, as in `HashMap`: a `FileTable<PathBuf, _, _>` by `&Path`.
+/// `V` is returned by `clone`: use an `Arc`. `E` is the error of a failed open, shared by all waiters. Keys
+/// are looked up in borrowed form, as in `HashMap`: a `FileTable<PathBuf, _, _>` by `&Path`.
 ///
-/// - Many callers that want one absent key cause one call of one caller's opener. The others wait, parked or pending,
-///   for its outcome; their own openers are not called. Callers that block and callers that await may wait for one
-///   another.
-/// - A failed open reaches all who waited. Nothing is kept of it: the next caller tries again.
-/// - An opener that panics panics its own caller. An opener's future that is dropped ends with it. In both cases those
-///   who waited try again, and one of them opens.
-/// - A removal wins over an open that it meets: see [`remove`](Self::remove).
+/// - Several callers of one absent key cause one call of one caller's opener. The others wait, parked or
+///   pending, for its outcome; their own openers are not called. Blocking and awaiting callers may wait for
+///   each other.
+/// - A failed open reaches all waiters. The table keeps nothing of it: the next caller tries again.
+/// - A panic of an opener reaches its own caller. A dropped future drops its opener. In both cases the
+///   waiters try again, and one of them opens.
+/// - A removal wins over a concurrent open: see [`remove`](Self::remove).
 ///
 /// # Forks
-/// A table belongs to the process that made it. In a forked child only [`get`](Self::get) is safe: other calls may wait for a thread that is
-/// not there.
+/// A table belongs to the process that created it. In a forked child only [`get`](Self::get) is safe: other
+/// calls may wait for a thread that does not exist there.
 ///
 /// # Openers that open
-/// No lock is held while an opener runs, so it may use the table, and open other keys. It must not ask for its own key:
-/// a caller that would wait, on the thread on which a step (the call, or one poll) of the key's opener is running, for
-/// that opener, **panics**, as it would wait forever. This covers keys that ask for each other on one thread (`a`
-/// opens `b`, which opens `a`), but not threads that wait for each other (one in `a` for `b`, one in `b` for `a`): let
-/// openers depend on each other in one direction only.
+/// No lock is held while an opener runs, so it may use the table and open other keys. It must not ask for its
+/// own key. Such a call would wait for the opener that is running on the same thread, by its call or its
+/// poll: it **panics**, since it would wait forever. This covers keys that ask for each other on one thread
+/// (`a` opens `b`, which opens `a`). It does not cover threads that wait for each other (one in `a` for `b`,
+/// one in `b` for `a`): let openers depend on each other in one direction only.
 ///
-/// Do not block in [`get_or_open`](Self::get_or_open) on the only thread that could poll the future which opens that
-/// key.
+/// Do not block in [`get_or_open`](Self::get_or_open) on the only thread that could poll the future that
+/// opens the same key.
 ///
 /// # Example
 /// A table of SST readers:
@@ -111,17 +113,17 @@ mod tests;
 /// # }
 /// ```
 pub struct FileTable<K, V, E> {
-    entries: Entries<K, V, E, Found<K, V>>,
+    entries: Entries<K, V, E, ResidentMap<K, V>>,
 }
 
 impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
-    /// An empty table.
+    /// Creates an empty table.
     #[must_use]
     pub fn new() -> Self {
-        Self { entries: Entries::new(Found(OnceLock::new())) }
+        Self { entries: Entries::new(ResidentMap(OnceLock::new())) }
     }
 
-    /// The key's value if it is resident. Takes no lock, and waits for no open.
+    /// Returns the key's value if it is resident. Takes no lock, and does not wait for an open.
     pub fn get<Q>(&self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -130,13 +132,14 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         self.entries.index.get(key).map(|value| V::clone(&value))
     }
 
-    /// The key's value; if it is absent, `open` makes it, or another caller's does and this one waits.
+    /// Returns the key's value. If it is absent, `open` creates it, or the call waits for another caller's
+    /// opener.
     ///
     /// # Errors
-    /// What the opener said, to all who waited for it; the next call opens again.
+    /// The opener's error, returned to all waiters. The next call opens again.
     ///
     /// # Panics
-    /// If `open` panics (those who wait try again), or if the key's opener is running on this thread, see
+    /// If `open` panics (its waiters try again), or if the key's opener is running on this thread, see
     /// [above](Self#openers-that-open).
     pub fn get_or_open<Q>(&self, key: &Q, open: impl FnOnce() -> Result<V, E>) -> Result<V, Arc<E>>
     where
@@ -146,12 +149,13 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         self.get_or_open_if(key, |_| true, open)
     }
 
-    /// The key's value if `still_good` says so; else it is taken out and opened again, once for all who ask.
+    /// Returns the key's value if `still_good` accepts it. Otherwise the value is removed and opened again,
+    /// once for all callers.
     ///
-    /// A value that is no longer good is out of the table from the moment its replacement is begun, whether that
-    /// succeeds or not: [`get`](Self::get) does not find it, and who calls `get_or_open` waits for the new one.
-    /// `still_good` is asked about each value that this caller did not open itself, so also about one for which it
-    /// waited. It is called without a lock, and should be cheap.
+    /// A rejected value leaves the table as soon as its replacement begins, whether that succeeds or not:
+    /// [`get`](Self::get) does not find it, and callers of `get_or_open` wait for the new one. `still_good`
+    /// judges each value that this caller did not open itself, including one for which it waited. It is
+    /// called without a lock, and should be cheap.
     ///
     /// ```
     /// use pagekeeper_file_table::FileTable;
@@ -187,10 +191,10 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         self.entries.get_or_open(key, found, still_good, open).map(|value| V::clone(&value))
     }
 
-    /// As [`get_or_open`](Self::get_or_open), without blocking the thread, on any runtime.
+    /// Does the same as [`get_or_open`](Self::get_or_open) without blocking the thread, on any runtime.
     ///
-    /// `open` is polled by this caller's task only, and not at all if the key is resident or another opens it. If the
-    /// future is dropped before it is done, so is `open`, and one of those who wait opens in its stead.
+    /// Only this caller's task polls `open`, and never if the key is resident or another caller opens it. If
+    /// the future is dropped before it is done, so is `open`, and one of the waiters opens instead.
     ///
     /// ```
     /// # use std::{pin::pin, task::{Context, Poll, Waker}};
@@ -221,7 +225,7 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         self.get_or_open_if_async(key, |_| true, open).await
     }
 
-    /// As [`get_or_open_if`](Self::get_or_open_if), without blocking the thread; see
+    /// Does the same as [`get_or_open_if`](Self::get_or_open_if) without blocking the thread; see
     /// [`get_or_open_async`](Self::get_or_open_async).
     ///
     /// # Errors
@@ -249,11 +253,11 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         opened.map(|value| V::clone(&value))
     }
 
-    /// Takes the key's value out; the last who uses it drops it. None if it was not resident.
+    /// Removes the key's value and returns it, or `None` if it was not resident. Its last user drops it.
     ///
-    /// A removal wins over an open of the key that is under way: the opener and those who wait for it get their value,
-    /// but it is not put in, and who asks from now on opens again (so that two opens of one key, one begun before the
-    /// removal and one after it, may overlap).
+    /// A removal wins over a concurrent open of the key: the opener and its waiters get their value, but the
+    /// table does not. Later callers open again, so an open from before the removal and one from after it may
+    /// overlap.
     pub fn remove<Q>(&self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -262,8 +266,9 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         self.entries.remove(key).map(Arc::unwrap_or_clone)
     }
 
-    /// Takes the key's value out if it is resident and `condition` holds. The value that was judged is the one that is
-    /// taken out: if another has come meanwhile, that is judged in its turn. An open that is under way is left alone.
+    /// Removes the key's value if it is resident and `condition` holds. The removed value is always the one
+    /// that was judged: if another replaced it meanwhile, that one is judged as well. An open in progress is
+    /// not affected.
     pub fn remove_if<Q>(&self, key: &Q, condition: impl Fn(&V) -> bool) -> Option<V>
     where
         K: Borrow<Q>,
@@ -285,18 +290,18 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         self.entries.clear();
     }
 
-    /// How many values are resident. While others change the table, it may be out of date when it returns.
+    /// Returns the number of resident values. It may be out of date on return while others change the table.
     pub fn len(&self) -> usize {
         self.entries.index.0.get().map_or(0, papaya::HashMap::len)
     }
 
-    /// True if no value is resident; keys may be being opened.
+    /// Whether no value is resident. Keys may be being opened.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Calls `visit` for each value that is resident, in no order. No lock is held: `visit` may use the table. Of keys
-    /// that others put in or remove meanwhile, each may be visited or not.
+    /// Calls `visit` for each resident value, in no particular order. No lock is held: `visit` may use the
+    /// table. A key that others insert or remove meanwhile may be visited or not.
     pub fn for_each(&self, mut visit: impl FnMut(&K, &V)) {
         let Some(found) = self.entries.index.0.get() else { return };
         for (key, value) in &found.pin() {
@@ -306,7 +311,8 @@ impl<K: Hash + Eq, V: Clone, E> FileTable<K, V, E> {
         }
     }
 
-    /// The keys whose values are resident, in no order, as [`for_each`](Self::for_each) visits them.
+    /// Returns the keys with resident values, in no particular order, as [`for_each`](Self::for_each) visits
+    /// them.
     pub fn keys(&self) -> Vec<K>
     where
         K: Clone,
@@ -323,7 +329,7 @@ impl<K: Hash + Eq, V: Clone, E> Default for FileTable<K, V, E> {
     }
 }
 
-/// How many keys are resident and how many are being opened; neither keys nor values.
+/// Shows the numbers of resident keys and of keys being opened, but neither keys nor values.
 impl<K: Hash + Eq, V: Clone, E> fmt::Debug for FileTable<K, V, E> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
@@ -334,16 +340,16 @@ impl<K: Hash + Eq, V: Clone, E> fmt::Debug for FileTable<K, V, E> {
     }
 }
 
-/// The values that are resident, found without a lock.
+/// The resident values, found without a lock.
 ///
-/// Weak: the map drops what is removed from it some time later, when no reader can use it. All that is late
-/// then is the memory of a key and of a dropped `V`, not the `V`.
+/// They are weak: the map drops a removed entry some time later, when no reader can use it. Only the memory
+/// of a key and of a dropped `V` is delayed by that, not the drop of the `V`.
 ///
-/// Made with the first value: the first map of a process registers it for membarrier(2), which takes 10 ms and more where there are other
-/// threads. A table that has nothing costs nothing.
-struct Found<K, V>(OnceLock<papaya::HashMap<K, Weak<V>>>);
+/// The map is created with the first value: the first map of a process registers it for membarrier(2), which
+/// takes 10 ms and more if there are other threads. An empty table costs nothing.
+struct ResidentMap<K, V>(OnceLock<papaya::HashMap<K, Weak<V>>>);
 
-impl<K: Hash + Eq, V> Found<K, V> {
+impl<K: Hash + Eq, V> ResidentMap<K, V> {
     fn map(&self) -> &papaya::HashMap<K, Weak<V>> {
         self.0.get_or_init(papaya::HashMap::new)
     }
@@ -357,7 +363,7 @@ impl<K: Hash + Eq, V> Found<K, V> {
     }
 }
 
-impl<K: Hash + Eq, V> Index<K, V> for Found<K, V> {
+impl<K: Hash + Eq, V> Index<K, V> for ResidentMap<K, V> {
     fn publish(&self, key: K, value: &Arc<V>) {
         self.map().pin().insert(key, Arc::downgrade(value));
     }

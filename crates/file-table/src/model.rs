@@ -1,8 +1,9 @@
-//! Models of single flight: loom runs each in every order of its threads (three: with at most [`PREEMPTIONS`] places
-//! where one is stopped though it could go on).
+//! Models of single flight. loom runs each in every order of its threads; three threads are preempted at most
+//! [`PREEMPTIONS_MAX`] times.
 //!
-//! A model fails by an assertion, or by loom's "deadlock" where a waiter is never woken. Nothing is random, so that a
-//! failure repeats without a seed. The lock-free map is not modelled: in its place is a map under a lock.
+//! A model fails by an assertion, or by loom's "deadlock" if a waiter is never woken. Nothing is random, so
+//! that a failure repeats without a seed. The lock-free map is not modelled: a map under a lock takes its
+//! place.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -19,7 +20,7 @@ use loom::thread;
 use entries::{Entries, Index};
 use flight::Opened;
 
-/// In place of `super::sync`.
+/// Replaces `super::sync`.
 mod sync {
     pub(super) use loom::sync::{Condvar, Mutex, MutexGuard};
     pub(super) use loom::thread::{ThreadId, current};
@@ -33,21 +34,21 @@ mod entries;
 #[expect(clippy::duplicate_mod, reason = "the very source that the crate runs, with loom's locks")]
 mod flight;
 
-/// Orders of three threads without a bound are too many to try. Two are tried without.
-const PREEMPTIONS: usize = 3;
+/// Without a bound, three threads have too many orders to test. Two are tested without one.
+const PREEMPTIONS_MAX: usize = 3;
 
 const KEY: u8 = 7;
 
-/// In place of the lock-free map.
-struct Found(Mutex<HashMap<u8, Arc<usize>>>);
+/// Replaces the lock-free map.
+struct ModelMap(Mutex<HashMap<u8, Arc<usize>>>);
 
-impl Found {
+impl ModelMap {
     fn get(&self) -> Option<Arc<usize>> {
         self.0.lock().unwrap().get(&KEY).cloned()
     }
 }
 
-impl Index<u8, usize> for Found {
+impl Index<u8, usize> for ModelMap {
     fn publish(&self, key: u8, value: &Arc<usize>) {
         assert!(self.0.lock().unwrap().insert(key, Arc::clone(value)).is_none(), "resident twice");
     }
@@ -64,16 +65,17 @@ impl Index<u8, usize> for Found {
     }
 }
 
-/// A table of one key. Each open gives the number of the open, counted from one.
-struct Table {
-    entries: Entries<u8, usize, usize, Found>,
-    /// Not loom's: it is no part of what is checked, and each step of a modelled atomic would multiply the orders.
+/// A table of one key. Each open returns its number, counted from one.
+struct ModelTable {
+    entries: Entries<u8, usize, usize, ModelMap>,
+    /// Not loom's: it is not part of the tested state, and each step of a modelled atomic would multiply the
+    /// orders.
     opens: AtomicUsize,
 }
 
-impl Table {
+impl ModelTable {
     fn new() -> Arc<Self> {
-        let entries = Entries::new(Found(Mutex::new(HashMap::new())));
+        let entries = Entries::new(ModelMap(Mutex::new(HashMap::new())));
         Arc::new(Self { entries, opens: AtomicUsize::new(0) })
     }
 
@@ -101,10 +103,10 @@ impl Table {
         self.entries.get_or_open(&KEY, None, |_| true, || Err(self.number()))
     }
 
-    /// Opens by a future that is pending once, and done when it is polled again.
+    /// Opens by a future that is pending once, and done at its second poll.
     fn open_async(&self) -> Opened<usize, usize> {
         let open = async {
-            Pause(false).await;
+            PendingOnce(false).await;
             Ok(self.number())
         };
         block_on(self.entries.get_or_open_async(&KEY, None, |_| true, open))
@@ -120,7 +122,7 @@ impl Table {
         *self.entries.get_or_open(&KEY, found, |value| *value > last, || Ok(self.number())).unwrap()
     }
 
-    /// What is there when all is over; nothing is being opened any more.
+    /// Returns the resident value at the end, when nothing is being opened any more.
     fn resident(&self) -> Option<usize> {
         assert_eq!(self.entries.opening(), 0);
         let found = self.entries.index.get();
@@ -131,9 +133,9 @@ impl Table {
 }
 
 /// Pending once, and wakes its task at once.
-struct Pause(bool);
+struct PendingOnce(bool);
 
-impl Future for Pause {
+impl Future for PendingOnce {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -146,12 +148,12 @@ impl Future for Pause {
 }
 
 /// Wakes a thread that is in [`block_on`].
-struct Signal {
+struct ThreadSignal {
     woken: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Wake for Signal {
+impl Wake for ThreadSignal {
     fn wake(self: Arc<Self>) {
         *self.woken.lock().unwrap() = true;
         self.changed.notify_one();
@@ -159,7 +161,7 @@ impl Wake for Signal {
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let signal = Arc::new(Signal { woken: Mutex::new(false), changed: Condvar::new() });
+    let signal = Arc::new(ThreadSignal { woken: Mutex::new(false), changed: Condvar::new() });
     let waker = Waker::from(Arc::clone(&signal));
     let mut future = pin!(future);
     loop {
@@ -174,15 +176,15 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Runs the callers side by side, each on a thread of its own, and then `end`, in every order.
-fn check<T: Send + 'static>(callers: &'static [fn(&Table) -> T], end: fn(&Table, &[T])) {
+/// Runs the callers concurrently, each on its own thread, and then `end`, in every order.
+fn check<T: Send + 'static>(callers: &'static [fn(&ModelTable) -> T], end: fn(&ModelTable, &[T])) {
     let orders = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&orders);
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = (callers.len() > 2).then_some(PREEMPTIONS);
+    model.preemption_bound = (callers.len() > 2).then_some(PREEMPTIONS_MAX);
     model.check(move || {
         counted.fetch_add(1, Ordering::Relaxed);
-        let table = Table::new();
+        let table = ModelTable::new();
         let others: Vec<_> = callers[1..]
             .iter()
             .map(|caller| {
@@ -199,27 +201,27 @@ fn check<T: Send + 'static>(callers: &'static [fn(&Table) -> T], end: fn(&Table,
     assert!(orders > 1);
 }
 
-fn all_have_the_first(table: &Table, results: &[Opened<usize, usize>]) {
+fn all_have_the_first(table: &ModelTable, results: &[Opened<usize, usize>]) {
     assert!(results.iter().all(|result| *result == Ok(Arc::new(1))));
     assert_eq!((table.opens(), table.resident()), (1, Some(1)));
 }
 
 #[test]
 fn callers_of_one_key_open_it_once() {
-    check(&[Table::open, Table::open], all_have_the_first);
-    check(&[Table::open, Table::open, Table::open], all_have_the_first);
+    check(&[ModelTable::open, ModelTable::open], all_have_the_first);
+    check(&[ModelTable::open, ModelTable::open, ModelTable::open], all_have_the_first);
 }
 
 #[test]
 fn callers_that_block_and_that_await_wait_for_one_another() {
-    check(&[Table::open, Table::open_async], all_have_the_first);
-    check(&[Table::open_async, Table::open_async], all_have_the_first);
-    check(&[Table::open, Table::open_async, Table::open_async], all_have_the_first);
+    check(&[ModelTable::open, ModelTable::open_async], all_have_the_first);
+    check(&[ModelTable::open_async, ModelTable::open_async], all_have_the_first);
+    check(&[ModelTable::open, ModelTable::open_async, ModelTable::open_async], all_have_the_first);
 }
 
 #[test]
 fn a_failure_reaches_who_waits_and_is_retried_by_who_comes_later() {
-    fn end(table: &Table, results: &[Opened<usize, usize>]) {
+    fn end(table: &ModelTable, results: &[Opened<usize, usize>]) {
         let mut errors: Vec<_> = results.iter().map(|result| result.clone().unwrap_err()).collect();
         errors.dedup_by(|one, other| Arc::ptr_eq(one, other));
         errors.sort();
@@ -228,10 +230,11 @@ fn a_failure_reaches_who_waits_and_is_retried_by_who_comes_later() {
         assert_eq!(table.resident(), None);
         assert_eq!(table.open(), Ok(Arc::new(errors.len() + 1)));
     }
-    check(&[Table::fail, Table::fail], end);
-    check(&[Table::fail, Table::fail, Table::fail], end);
-    check(&[Table::fail, Table::open], |table, results| {
-        // The second waited for the failure, or opened after it; or the first found the second's value.
+    check(&[ModelTable::fail, ModelTable::fail], end);
+    check(&[ModelTable::fail, ModelTable::fail, ModelTable::fail], end);
+    check(&[ModelTable::fail, ModelTable::open], |table, results| {
+        // The second one waited for the failure, or opened after it; or the first one found the second one's
+        // value.
         let [first, second] = results else { unreachable!() };
         match (first, second) {
             (Err(one), Err(other)) => assert!(Arc::ptr_eq(one, other) && table.resident().is_none()),
@@ -244,27 +247,27 @@ fn a_failure_reaches_who_waits_and_is_retried_by_who_comes_later() {
 
 #[test]
 fn after_a_panic_one_of_those_who_waited_opens() {
-    fn panics(table: &Table) -> Option<usize> {
-        // Without the message that a panic prints: thousands of orders are tried.
+    fn panics(table: &ModelTable) -> Option<usize> {
+        // Without the message that a panic prints: thousands of orders are tested.
         let open = || resume_unwind(Box::new("planned"));
         let caller = AssertUnwindSafe(|| table.entries.get_or_open(&KEY, None, |_| true, open));
         catch_unwind(caller).ok().map(|opened| *opened.unwrap())
     }
-    fn end(table: &Table, results: &[Option<usize>]) {
+    fn end(table: &ModelTable, results: &[Option<usize>]) {
         // Its own panic, or another's value.
         assert!(matches!(results[0], None | Some(1)));
         assert!(results[1..].iter().all(|result| *result == Some(1)));
         assert_eq!((table.opens(), table.resident()), (1, Some(1)));
     }
-    check(&[panics, Table::value], end);
-    check(&[panics, Table::value, Table::value], end);
+    check(&[panics, ModelTable::value], end);
+    check(&[panics, ModelTable::value, ModelTable::value], end);
 }
 
 #[test]
 fn after_a_dropped_future_one_of_those_who_waited_opens() {
-    fn polled_once(table: &Table) -> Option<usize> {
+    fn polled_once(table: &ModelTable) -> Option<usize> {
         let open = async {
-            Pause(false).await;
+            PendingOnce(false).await;
             Ok(table.number())
         };
         let opening = pin!(table.entries.get_or_open_async(&KEY, None, |_| true, open));
@@ -273,35 +276,35 @@ fn after_a_dropped_future_one_of_those_who_waited_opens() {
             Poll::Pending => None,
         }
     }
-    fn end(table: &Table, results: &[Option<usize>]) {
+    fn end(table: &ModelTable, results: &[Option<usize>]) {
         assert!(matches!(results[0], None | Some(1)));
         assert!(results[1..].iter().all(|result| *result == Some(1)));
         assert_eq!((table.opens(), table.resident()), (1, Some(1)));
     }
-    check(&[polled_once, Table::value], end);
-    check(&[polled_once, Table::value_async], end);
-    check(&[polled_once, Table::value, Table::value_async], end);
+    check(&[polled_once, ModelTable::value], end);
+    check(&[polled_once, ModelTable::value_async], end);
+    check(&[polled_once, ModelTable::value, ModelTable::value_async], end);
 }
 
 #[test]
 fn a_removal_wins_over_an_open_and_is_final() {
-    fn removes(table: &Table) -> Option<usize> {
+    fn removes(table: &ModelTable) -> Option<usize> {
         table.entries.remove(&KEY).map(|value| *value)
     }
-    fn clears(table: &Table) -> Option<usize> {
+    fn clears(table: &ModelTable) -> Option<usize> {
         table.entries.clear();
         None
     }
-    fn end(table: &Table, results: &[Option<usize>]) {
+    fn end(table: &ModelTable, results: &[Option<usize>]) {
         assert_eq!((results[0], table.opens()), (Some(1), 1));
         let resident = table.resident();
         assert!(matches!((results[1], resident), (None, None | Some(1)) | (Some(1), None)));
     }
-    check(&[Table::value, removes], end);
-    check(&[Table::value, clears], end);
-    // Who asks after a removal never gets what was begun before it.
+    check(&[ModelTable::value, removes], end);
+    check(&[ModelTable::value, clears], end);
+    // A caller that asks after a removal never gets an open from before it.
     check(
-        &[Table::value, |table| {
+        &[ModelTable::value, |table| {
             let before = table.opens();
             table.entries.remove(&KEY);
             let after = *table.open().unwrap();
@@ -313,7 +316,7 @@ fn a_removal_wins_over_an_open_and_is_final() {
             assert_eq!(table.resident(), results[1], "the newer one stays");
         },
     );
-    check(&[Table::value, Table::value, removes], |table, results| {
+    check(&[ModelTable::value, ModelTable::value, removes], |table, results| {
         let resident = table.resident();
         assert!(table.opens() <= 2 && results[0].is_some() && results[1].is_some());
         assert!(resident.is_none_or(|number| results[..2].contains(&Some(number))));
@@ -322,15 +325,15 @@ fn a_removal_wins_over_an_open_and_is_final() {
 
 #[test]
 fn a_value_that_is_no_longer_good_is_replaced_once() {
-    fn newer_than_first(table: &Table) -> usize {
+    fn newer_than_first(table: &ModelTable) -> usize {
         table.newer_than(1)
     }
-    fn replaces(table: &Table) -> usize {
+    fn replaces(table: &ModelTable) -> usize {
         table.open().unwrap();
         newer_than_first(table)
     }
-    fn end(table: &Table, results: &[usize]) {
-        // Who finds none opens, and takes what it opened, good or not.
+    fn end(table: &ModelTable, results: &[usize]) {
+        // A caller that finds no value opens, and takes its result, good or not.
         assert!(results.iter().all(|number| *number == 2 || *number == 1));
         assert!(table.opens() <= 2);
         assert_eq!(table.resident(), results.iter().max().copied());

@@ -1,6 +1,7 @@
-//! What [`flight`](super::flight) and [`entries`](super::entries) take of the standard library to coordinate threads.
+//! The parts of the standard library that [`flight`](super::flight) and [`entries`](super::entries) use to
+//! coordinate threads.
 //!
-//! It is named here alone, so that the model (`model.rs`) can compile the same source with loom's in its place.
+//! They are named only here, so that the model (`model.rs`) can compile the same source with loom's versions.
 
 pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
 pub(super) use std::thread::{ThreadId, current};

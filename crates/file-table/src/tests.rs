@@ -1,4 +1,4 @@
-//! What callers see, with real threads and the real map. The orders of threads are `model.rs`'s.
+//! The callers' view, with real threads and the real map. `model.rs` tests the orders of threads.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +14,7 @@ type Table = FileTable<String, Arc<usize>, io::Error>;
 
 const KEY: &str = "000042.sst";
 
-/// Waits until so many callers wait for the key to be opened.
+/// Waits until this many callers wait for the key to be opened.
 fn await_waiting(table: &Table, callers: usize) {
     while table.entries.waiting(KEY) < callers {
         thread::yield_now();
@@ -25,7 +25,7 @@ fn message(panic: &(dyn std::any::Any + Send)) -> &str {
     panic.downcast_ref::<&str>().expect("a message")
 }
 
-/// Calls its function when it is dropped.
+/// Calls its function when dropped.
 struct OnDrop<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {
@@ -48,7 +48,7 @@ fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Pending until it is opened.
+/// Returns a future that is pending until `open` is set.
 fn gate(open: &AtomicBool) -> impl Future<Output = ()> + '_ {
     std::future::poll_fn(|_| if open.load(Ordering::Relaxed) { Poll::Ready(()) } else { Poll::Pending })
 }
@@ -80,7 +80,7 @@ fn a_waker_that_panics_keeps_nobody_else_waiting() {
     assert!(waiting.into_iter().all(|mut future| poll(future.as_mut()).is_ready()));
 }
 
-/// Seen in table caches: 80 threads that wanted one file of many gigabytes opened it 80 times.
+/// Table caches without single flight let 80 threads open the same large file 80 times.
 #[test]
 fn eighty_threads_open_one_key_once() {
     const THREADS: usize = 80;
@@ -160,7 +160,7 @@ fn an_opener_may_open_other_keys_but_not_its_own() {
 
     let own = AssertUnwindSafe(|| {
         let _ = table.get_or_open(KEY, || {
-            // By way of another key.
+            // Indirectly, through another key.
             let _ = table.get_or_open("other", || {
                 let _ = table.get_or_open(KEY, || Ok(Arc::new(0)));
                 Ok(Arc::new(0))
@@ -170,7 +170,7 @@ fn an_opener_may_open_other_keys_but_not_its_own() {
     });
     let panic = catch_unwind(own).unwrap_err();
     assert_eq!(message(&*panic), "a FileTable's opener asked for the key that it is opening");
-    // Neither is left as being opened.
+    // Neither is still marked as being opened.
     assert_eq!(format!("{table:?}"), "FileTable { resident: 1, opening: 0 }");
 }
 
@@ -212,7 +212,7 @@ fn a_value_that_is_no_longer_good_is_replaced_by_one_for_all() {
     assert_eq!((opens.load(Ordering::Relaxed), *old), (1, 0));
     assert_eq!(*newer(1).unwrap(), 1);
 
-    // A replacement that fails leaves none.
+    // A replacement that fails leaves no value.
     table.get_or_open_if(KEY, |_| false, || Err(io::ErrorKind::NotFound.into())).unwrap_err();
     assert_eq!(table.get(KEY), None);
 }
@@ -251,7 +251,7 @@ fn a_removal_during_an_open_wins_and_the_waiters_get_their_value() {
             let threads: Vec<_> = (0..2).map(|_| scope.spawn(|| table.get_or_open(KEY, opener))).collect();
             await_waiting(&table, 1);
             remove(&table);
-            // Who asks now does not wait for what was begun before.
+            // A new caller does not wait for an older open.
             assert_eq!(*table.get_or_open(KEY, || Ok(Arc::new(2))).unwrap(), 2);
             removed.store(true, Ordering::Relaxed);
             assert!(threads.into_iter().all(|thread| *thread.join().unwrap().unwrap() == 1));
@@ -279,12 +279,13 @@ fn values_are_removed_by_key_by_condition_and_altogether() {
     assert_eq!((table.keys(), table.len()), (vec!["b".to_owned()], 1));
     table.clear();
     assert!(table.is_empty() && table.keys().is_empty() && table.get("b").is_none());
-    // The map finds what is put in again.
+    // The map finds a value that is inserted again.
     table.get_or_open("a", || Ok(Arc::new(3))).unwrap();
     assert_eq!(table.get("a").as_deref(), Some(&3));
 }
 
-/// A deleted file keeps its blocks for as long as a descriptor is open: lock-free maps drop values some time later.
+/// A deleted file keeps its blocks while a descriptor is open, and lock-free maps drop values some time
+/// later.
 #[test]
 fn a_removed_value_is_dropped_with_its_last_user() {
     let table = FileTable::<u64, Arc<OnDrop<_>>, io::Error>::new();
@@ -337,7 +338,7 @@ fn futures_wait_for_a_thread_that_opens() {
         assert!(poll(waiting.as_mut()).is_pending());
         assert!(waiting.as_mut().poll(context).is_pending());
         {
-            // One that gives up leaves nothing.
+            // A waiter that gives up leaves nothing behind.
             let mut dropped = Box::pin(table.get_or_open_async(KEY, async { unreachable!("another opens") }));
             assert!(dropped.as_mut().poll(context).is_pending());
         }
@@ -387,7 +388,7 @@ fn when_a_future_that_opens_is_dropped_a_waiter_opens() {
         let waiter = scope.spawn(|| table.get_or_open(KEY, open));
         await_waiting(&table, 2);
         drop(opening);
-        // Whether this task is ever polled again is nothing to the thread.
+        // The thread does not depend on whether this task is ever polled again.
         assert_eq!(*waiter.join().unwrap().unwrap(), 2);
     });
     assert_eq!(woken.0.load(Ordering::Relaxed), 1);
@@ -415,8 +416,8 @@ fn tables_and_their_futures_go_between_threads() {
     is_send(&table.get_or_open_async(KEY, async { Ok(Arc::new(0)) }));
 }
 
-/// Threads that open, replace, remove and read a few keys: nobody hangs, and no value is of another key, or comes back
-/// once it has been dropped.
+/// Threads open, replace, remove and read a few keys. Nobody hangs, and no value belongs to another key, or
+/// returns after it was dropped.
 #[test]
 fn many_threads_on_few_keys() {
     const THREADS: usize = 8;
