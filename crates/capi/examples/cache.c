@@ -1,4 +1,5 @@
-/* A page cache: reads, a batch, a page in place, reads that end later, another budget. `cache FILE` prints the sum of its bytes, read in each way. */
+/* A page cache: reads, a batch, a page in place, asynchronous reads, a new budget. `cache FILE` reads a file in each of
+   these ways and prints the sum of its bytes. */
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -13,7 +14,7 @@
 #define PIECE 10000
 #define MANY 64
 
-/* Ends the program where a call fails. */
+/* Exits if a call failed. */
 static void check(pk_status status, const char *what) {
   if (status != PK_OK) {
     fprintf(stderr, "%s: %s: %s\n", what, pk_status_name(status), pk_error_message());
@@ -67,7 +68,7 @@ static uint64_t by_pages(pk_file *file, uint64_t page_size) {
   return sum;
 }
 
-/* An event loop: reads under way, and an eventfd that says when some are over. */
+/* An event loop: reads in flight, and an eventfd that becomes readable when some are over. */
 static uint64_t by_queue(pk_file *file) {
   pk_queue *queue;
   check(pk_queue_open(&queue), "queue");
@@ -78,7 +79,7 @@ static uint64_t by_queue(pk_file *file) {
       check(pk_queue_read(queue, file, begun * PIECE, buffers + begun % MANY * PIECE, PIECE, begun), "queue_read");
     struct pollfd ready = {.fd = pk_queue_fd(queue), .events = POLLIN};
     if (poll(&ready, 1, -1) < 0 && errno != EINTR) exit(1);
-    /* All of them: their buffers are used again. */
+    /* Collects all of them: their buffers are reused. */
     while (over < begun) {
       pk_completion done[8];
       size_t count;
@@ -94,7 +95,7 @@ static uint64_t by_queue(pk_file *file) {
   return sum;
 }
 
-/* Reads that call back, from whatever thread. */
+/* Reads with callbacks, which come from any thread. */
 struct waiting {
   pthread_mutex_t lock;
   pthread_cond_t over;
@@ -128,7 +129,7 @@ static uint64_t by_callbacks(pk_file *file) {
   return sum;
 }
 
-/* No page of the file may begin with a byte of ee. */
+/* Rejects pages that begin with the byte 0xee. */
 static int verify(void *arg, const char *path, uint64_t page, const void *bytes, size_t size, char *reason, size_t reason_size) {
   (void)path;
   (void)page;
@@ -169,7 +170,7 @@ int main(int argc, char **argv) {
 
   check(pk_cache_get_stats(cache, &stats), "stats");
   if (atomic_load(&verified) == 0 || stats.hits + stats.misses == 0 || stats.resident_pages > stats.capacity_pages) return 1;
-  /* A page outlives what it came from. */
+  /* A page outlives its file and its cache. */
   pk_page *page;
   check(pk_page_get(file, 0, &page), "page");
   pk_file_close(file);

@@ -1,4 +1,5 @@
-/* Logs and bulk output: `logs DIRECTORY` makes a redo log, a binlog with a follower on a thread of its own, and a file, in an empty directory. */
+/* Logs and bulk output: `logs DIRECTORY` creates a redo log, a binlog with a follower on its own thread, and a file, in
+   an empty directory. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -35,7 +36,7 @@ static void redo(const char *directory) {
   check(pk_redo_wait(log, lsn), "wait");
   check(pk_redo_close(log), "close");
 
-  /* Later, or after a crash. */
+  /* Later, or after a crash: */
   check(pk_redo_open(directory, NULL, &log), "redo_open");
   pk_redo_reader *reader;
   check(pk_redo_read(log, pk_redo_checkpoint_lsn(log), &reader), "read");

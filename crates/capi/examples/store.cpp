@@ -1,4 +1,5 @@
-// A page store and a page cache by the C++ header: `store DIRECTORY` makes a store, changes it, copies it and reads the copy's pages through a cache.
+// A page store and a page cache by the C++ header: `store DIRECTORY` creates a store, changes it, copies it
+// and reads the copy's pages through a cache.
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -35,7 +36,7 @@ int main(int argc, char** argv) try {
 
     auto abandoned = store.begin_write();
     abandoned.write(root, 0, "nothing", 7);
-    // No commit: it never happened.
+    // Without a commit, it has no effect.
     { auto gone = std::move(abandoned); }
 
     // An ordered map in pages of the same store.
@@ -61,7 +62,7 @@ int main(int argc, char** argv) try {
   snapshot.read(snapshot.root(), 0, is, 12);
   std::printf("copied: %s\n", is);
 
-  // Threads share a cache, and a file.
+  // Threads share a cache and a file.
   pagekeeper::Cache cache(uint64_t{4} << 20);
   const auto file = cache.open(directory + "/copy/data");
   std::vector<std::thread> threads;
@@ -73,7 +74,7 @@ int main(int argc, char** argv) try {
   for (auto& thread : threads) thread.join();
   std::printf("%s\n", cache.stats().hits > 0 ? "hits" : "no hits");
 
-  // A file of pages that the program changes itself.
+  // A file of pages that the program itself changes.
   const auto table = cache.open_owned(directory + "/table", 1 << 20);
   std::vector<char> page(4096, 'a');
   table.write_pages(0, page.data(), page.size());

@@ -1,5 +1,5 @@
-// pagekeeper.hpp: C++17 over pagekeeper.h, in this header alone. Handles close themselves, and what fails throws
-// pagekeeper::Error. The functions are those of pagekeeper.h: what is said there holds.
+// pagekeeper.hpp: a header-only C++17 interface over pagekeeper.h. Handles close themselves, and errors throw
+// pagekeeper::Error. The functions are those of pagekeeper.h, whose documentation applies.
 #ifndef PAGEKEEPER_HPP
 #define PAGEKEEPER_HPP
 
@@ -12,7 +12,7 @@
 
 namespace pagekeeper {
 
-// What went wrong, with the status and errno of the call.
+// An error, with the status and errno of the call.
 class Error : public std::runtime_error {
  public:
   Error(pk_status status, const char* message, int number)
@@ -25,7 +25,7 @@ class Error : public std::runtime_error {
   int number_;
 };
 
-// Throws what a call of pagekeeper.h says, unless it is PK_OK.
+// Throws the error of a call of pagekeeper.h, unless its status is PK_OK.
 inline void check(pk_status status) {
   if (status != PK_OK) throw Error(status, pk_error_message(), pk_error_number());
 }
@@ -45,7 +45,7 @@ template <typename T, pk_status (*close)(T*)>
 using CheckedHandle = std::unique_ptr<T, CheckedCloser<T, close>>;
 }  // namespace detail
 
-// A page in place, pinned for as long as it lives.
+// A page in place, pinned while this object lives.
 class Page {
  public:
   explicit Page(pk_page* page) : page_(page) {}
@@ -72,7 +72,7 @@ class File {
     check(pk_page_get(file_.get(), number, &page));
     return Page(page);
   }
-  // The next three for a file of Cache::open_owned().
+  // The next three are for files of Cache::open_owned().
   void write_pages(uint64_t first, const void* bytes, size_t size) const { check(pk_file_write_pages(file_.get(), first, bytes, size, 0)); }
   void discard(uint64_t first, uint64_t count) const { check(pk_file_discard(file_.get(), first, count)); }
   void sync() const { check(pk_file_sync(file_.get())); }
@@ -95,7 +95,7 @@ class Cache {
     check(pk_file_open(cache_.get(), path.c_str(), &file));
     return File(file);
   }
-  // A file that the caller writes, made if it is missing.
+  // Opens a file that the caller writes; creates it if it is missing.
   File open_owned(const std::string& path, uint64_t max_pages) const {
     pk_file* file = nullptr;
     check(pk_file_open_owned(cache_.get(), path.c_str(), 0, max_pages, &file));
@@ -118,7 +118,7 @@ class Cache {
   detail::Handle<pk_cache, pk_cache_close> cache_;
 };
 
-// A file that is written once; abandoned unless it is finished.
+// A file that is written once. It is abandoned unless it is finished.
 class Bulk {
  public:
   explicit Bulk(const std::string& path, pk_bulk_options options = PK_BULK_OPTIONS_INIT) {
@@ -180,7 +180,7 @@ class Redo {
   detail::CheckedHandle<pk_redo, pk_redo_close> redo_;
 };
 
-// A change of a store: nothing of it happens unless it is committed.
+// A change of a store. It has no effect unless it is committed.
 class WriteTxn {
  public:
   explicit WriteTxn(pk_write_txn* txn) : txn_(txn) {}
@@ -201,7 +201,7 @@ class WriteTxn {
   void put(uint64_t root, const std::string& key, const std::string& value) {
     check(pk_tree_put(txn_.get(), root, key.data(), key.size(), value.data(), value.size()));
   }
-  // Whether the key was there.
+  // Returns whether the key existed.
   bool remove(uint64_t root, const std::string& key) {
     const auto status = pk_tree_remove(txn_.get(), root, key.data(), key.size());
     if (status != PK_NOT_FOUND) check(status);
@@ -232,7 +232,7 @@ class Snapshot {
     check(pk_snapshot_read(txn_.get(), page, offset, buffer, size, &read));
     return read;
   }
-  // The value of a key of a tree; false where there is none.
+  // Gets the value of a key of a tree. Returns false if there is none.
   bool get(uint64_t root, const std::string& key, std::string& value) const {
     size_t size = 0;
     value.resize(value.capacity());

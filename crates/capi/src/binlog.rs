@@ -14,18 +14,18 @@ use crate::queue::timeout;
 use crate::redo::log_mode;
 use crate::status::{Failure, Status};
 
-/// How long a follower that is to wait for ever waits at a time.
-const LONG: Duration = Duration::from_secs(3600);
+/// The longest single wait of a follower without a timeout.
+const FOLLOWER_WAIT_MAX: Duration = Duration::from_secs(3600);
 
 /// `pk_binlog`.
 pub struct Binlog(BinLog, Process);
 
 /// `pk_follower`.
-pub type Following = Exclusive<State>;
+pub type FollowerHandle = Exclusive<FollowerState>;
 
-pub struct State {
+pub struct FollowerState {
     follower: Follower,
-    /// The record that was handed out last.
+    /// The record that was returned last.
     bytes: Vec<u8>,
 }
 
@@ -69,7 +69,7 @@ pub struct Event {
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub struct Settings {
+pub struct BinlogOptions {
     struct_size: usize,
     max_segment_bytes: u64,
     sync_every: u64,
@@ -77,12 +77,12 @@ pub struct Settings {
     read_only: u32,
 }
 
-// SAFETY: integers alone, the size first.
-unsafe impl Plain for Settings {
+// SAFETY: only integers, the size first.
+unsafe impl Plain for BinlogOptions {
     const NAME: &'static str = "pk_binlog_options";
 }
 
-impl Settings {
+impl BinlogOptions {
     fn options(&self) -> Result<BinLogOptions, Failure> {
         let sync_every = match self.sync_every {
             0 => 1,
@@ -104,7 +104,7 @@ impl Settings {
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_binlog_open(
     directory: Text,
-    options: Options<Settings>,
+    options: Options<BinlogOptions>,
     binlog: Option<&mut MaybeUninit<Box<Binlog>>>,
 ) -> Status {
     call(|| {
@@ -197,7 +197,7 @@ pub extern "C" fn pk_binlog_follow(
     binlog: Option<&Binlog>,
     from: Position,
     durable_only: c_int,
-    follower: Option<&mut MaybeUninit<Box<Following>>>,
+    follower: Option<&mut MaybeUninit<Box<FollowerHandle>>>,
 ) -> Status {
     call(|| {
         let (binlog, out) = (given(binlog, "the log")?, wanted(follower, "the follower")?);
@@ -206,14 +206,14 @@ pub extern "C" fn pk_binlog_follow(
         } else {
             binlog.0.follow_durable(from.into())?
         };
-        out.write(Box::new(Exclusive::new(State { follower, bytes: Vec::new() })));
+        out.write(Box::new(Exclusive::new(FollowerState { follower, bytes: Vec::new() })));
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_follower_next(
-    follower: Option<&Following>,
+    follower: Option<&FollowerHandle>,
     timeout_ms: c_int,
     event: Option<&mut MaybeUninit<Event>>,
 ) -> Status {
@@ -222,7 +222,7 @@ pub extern "C" fn pk_follower_next(
         let mut state = given(follower, "the follower")?.enter()?;
         let found = loop {
             let wait = timeout(timeout_ms);
-            match state.follower.next_timeout(wait.unwrap_or(LONG))? {
+            match state.follower.next_timeout(wait.unwrap_or(FOLLOWER_WAIT_MAX))? {
                 Some(found) => break found,
                 None if state.follower.has_ended() => {
                     return Err(Failure::new(Status::End, "the log is closed"));
@@ -246,6 +246,6 @@ pub extern "C" fn pk_follower_next(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_follower_close(follower: Option<Box<Following>>) {
+pub extern "C" fn pk_follower_close(follower: Option<Box<FollowerHandle>>) {
     plain((), || drop(follower.map(give_up)));
 }

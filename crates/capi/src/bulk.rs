@@ -23,7 +23,7 @@ pub struct BulkOptions {
     budget: u64,
 }
 
-// SAFETY: integers alone, the size first.
+// SAFETY: only integers, the size first.
 unsafe impl Plain for BulkOptions {
     const NAME: &'static str = "pk_bulk_options";
 }
@@ -40,16 +40,16 @@ pub struct BulkReport {
     reserved: u32,
 }
 
-// SAFETY: integers alone, the size first.
+// SAFETY: only integers, the size first.
 unsafe impl Plain for BulkReport {
     const NAME: &'static str = "pk_bulk_report";
 }
 
 /// `pk_bulk_mode`, by number.
-const MODES: [BulkMode; 5] =
+const BULK_MODES: [BulkMode; 5] =
     [BulkMode::Auto, BulkMode::Direct, BulkMode::Paced, BulkMode::Uncached, BulkMode::Buffered];
 
-/// A time in nanoseconds: 584 years at most.
+/// Converts a time to nanoseconds, at most 584 years.
 pub(crate) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -64,7 +64,7 @@ pub extern "C" fn pk_bulk_create(
         let (path, given, bulk) = (path.path()?, options.read()?, wanted(bulk, "the output")?);
         is_zero(given.reserved)?;
         let mut options = BulkWriter::options().expected_bytes(given.expected_bytes);
-        options = match MODES.get(given.mode as usize) {
+        options = match BULK_MODES.get(given.mode as usize) {
             Some(mode) => options.mode(*mode),
             None => return Err(Failure::misuse(format!("no pk_bulk_mode is {}", given.mode))),
         };
@@ -101,7 +101,7 @@ pub extern "C" fn pk_bulk_finish(bulk: Option<Box<Bulk>>, report: Out<BulkReport
             resident_bytes: done.resident.unwrap_or(u64::MAX),
             took_ns: nanoseconds(done.took),
             waited_ns: nanoseconds(done.waited),
-            mode: MODES
+            mode: BULK_MODES
                 .iter()
                 .position(|mode| *mode == done.mode)
                 .and_then(|nth| nth.try_into().ok())

@@ -1,4 +1,4 @@
-//! `pk_cache`: opening one with its options, its budget, its counts.
+//! `pk_cache`: opening with options, the budget, the counters.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use crate::call::{call, plain};
 use crate::pointers::{Options, Out, Plain, given, is_zero, wanted};
 use crate::status::{Failure, Status};
 
-/// Bytes that a verifier may write of why it says no.
+/// Maximum size of a verifier's reason in bytes.
 const REASON_BYTES: usize = 256;
 
 type Verifier = unsafe extern "C" fn(
@@ -37,7 +37,7 @@ pub struct CacheOptions {
     verifier_arg: *mut c_void,
 }
 
-// SAFETY: integers, and a function and its argument that the header's contract is about; the size first.
+// SAFETY: integers, a function and its argument, for which the header's contract holds; the size first.
 unsafe impl Plain for CacheOptions {
     const NAME: &'static str = "pk_cache_options";
 }
@@ -60,7 +60,7 @@ pub struct CacheStats {
     page_size: u64,
 }
 
-// SAFETY: integers alone, the size first.
+// SAFETY: only integers, the size first.
 unsafe impl Plain for CacheStats {
     const NAME: &'static str = "pk_cache_stats";
 }
@@ -99,22 +99,22 @@ impl CacheOptions {
     }
 }
 
-/// What a verifier is given first.
+/// The first argument of a verifier.
 #[derive(Clone, Copy)]
-struct Argument(*mut c_void);
+struct VerifierArgument(*mut c_void);
 
-// SAFETY: handed on and never looked into; the header says that the verifier is called by several threads.
-unsafe impl Send for Argument {}
+// SAFETY: it is only passed on, never dereferenced; the header says that several threads call the verifier.
+unsafe impl Send for VerifierArgument {}
 // SAFETY: as above.
-unsafe impl Sync for Argument {}
+unsafe impl Sync for VerifierArgument {}
 
 fn of_c(verifier: Verifier, argument: *mut c_void) -> impl Fn(&LoadedPage<'_>) -> Result<(), String> {
-    let argument = Argument(argument);
+    let argument = VerifierArgument(argument);
     move |page| {
-        let Argument(argument) = { argument };
+        let VerifierArgument(argument) = { argument };
         let path = CString::new(page.path().as_os_str().as_bytes()).unwrap_or_default();
         let mut reason = [0_u8; REASON_BYTES];
-        // SAFETY: the header's contract; what is handed over lives as long as the call, and is as long as is said.
+        // SAFETY: the header's contract; the arguments live during the call, and have the given lengths.
         let said = unsafe {
             verifier(
                 argument,

@@ -1,4 +1,5 @@
-//! What surrounds each exported call: nothing unwinds out of it, and its failure is noted for the thread that made it.
+//! The frame of each exported call: nothing unwinds out of it, and its error is stored for the calling
+//! thread.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -7,24 +8,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::status::{Failure, Status};
 
 thread_local! {
-    /// Message and errno of the last failure, if there was one.
-    static LAST: RefCell<Option<(CString, c_int)>> = const { RefCell::new(None) };
+    /// Message and errno of the last failure, if any.
+    static LAST_FAILURE: RefCell<Option<(CString, c_int)>> = const { RefCell::new(None) };
 }
 
-/// Notes a failure for this thread.
+/// Stores a failure for this thread.
 pub(crate) fn note(failure: Failure) -> Status {
     let Failure { status, errno, message } = failure;
     let mut bytes = message.into_owned().into_bytes();
     bytes.retain(|&byte| byte != 0);
     let message = CString::new(bytes).unwrap_or_default();
     // A thread that is ending has nobody to read it.
-    let _ = LAST.try_with(|last| *last.borrow_mut() = Some((message, errno)));
+    let _ = LAST_FAILURE.try_with(|last| *last.borrow_mut() = Some((message, errno)));
     status
 }
 
-/// Makes a call.
+/// Runs the body of a call.
 pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
-    // What is shared and was being changed is behind locks that can be poisoned, or of the handle alone.
+    // Shared state that was being changed is behind locks that can be poisoned, or belongs to the handle
+    // alone.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => Status::Ok,
         Ok(Err(failure)) => note(failure),
@@ -32,7 +34,7 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
     }
 }
 
-/// Makes a call that can't fail, nor say so if it panics: then its value is `otherwise`.
+/// Runs the body of a call that cannot fail. If it panics, the result is `otherwise`.
 pub(crate) fn plain<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(value) => value,
@@ -51,17 +53,17 @@ fn of_panic(panic: &(dyn std::any::Any + Send)) -> Failure {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_error_message() -> *const c_char {
-    let pointer =
-        LAST.try_with(|last| last.borrow().as_ref().map_or(c"".as_ptr(), |(message, _)| message.as_ptr()));
+    let pointer = LAST_FAILURE
+        .try_with(|last| last.borrow().as_ref().map_or(c"".as_ptr(), |(message, _)| message.as_ptr()));
     pointer.unwrap_or(c"".as_ptr())
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_error_number() -> c_int {
-    LAST.try_with(|last| last.borrow().as_ref().map_or(0, |(_, errno)| *errno)).unwrap_or(0)
+    LAST_FAILURE.try_with(|last| last.borrow().as_ref().map_or(0, |(_, errno)| *errno)).unwrap_or(0)
 }
 
-// By the load that each call makes first.
+// Makes the same load that each call begins with.
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_process_number() -> u64 {
     pagekeeper_io::Process::current().number().into()
@@ -74,7 +76,7 @@ mod tests {
     use super::*;
 
     fn message() -> String {
-        // SAFETY: it is a string that lives until the next failure of this thread.
+        // SAFETY: a string that lives until the next failure of this thread.
         unsafe { CStr::from_ptr(pk_error_message()) }.to_string_lossy().into_owned()
     }
 

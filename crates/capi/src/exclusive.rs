@@ -1,5 +1,5 @@
-//! A handle that one thread at a time may be in: it has a position or changes of its own. Fails with misuse where two are, and in a forked
-//! child.
+//! A handle with a position or changes of its own, which only one thread at a time may use. A second thread
+//! gets a misuse error; a forked child gets an error as well.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -15,12 +15,12 @@ impl<T> Exclusive<T> {
         Self(Mutex::new(value), Process::current())
     }
 
-    /// Enters it.
+    /// Locks the handle for a call.
     pub(crate) fn enter(&self) -> Result<MutexGuard<'_, T>, Failure> {
         self.1.require()?;
         match self.0.try_lock() {
             Ok(guard) => Ok(guard),
-            // After a panic it goes on as far as it can: what it stands on has rules of its own for that.
+            // After a panic it continues as far as possible: the value behind it has its own rules for that.
             Err(TryLockError::Poisoned(guard)) => Ok(guard.into_inner()),
             Err(TryLockError::WouldBlock) => Err(Failure::misuse("the handle is in use by another thread")),
         }
@@ -31,7 +31,8 @@ impl<T> Exclusive<T> {
     }
 }
 
-/// Gives a handle up, for what it holds. Where another thread is in it, it stays as it is, that thread's; and in a forked child, the parent's.
+/// Closes a handle and returns its value. If another thread is using the handle, it stays open for that
+/// thread. In a forked child it stays open for the parent.
 pub(crate) fn give_up<T>(handle: Box<Exclusive<T>>) -> Result<T, Failure> {
     if let Err(refusal) = handle.enter().map(drop) {
         std::mem::forget(handle);
@@ -59,10 +60,10 @@ mod tests {
     #[test]
     fn a_handle_is_not_given_up_under_a_thread_that_is_in_it() {
         let handle = Box::into_raw(Box::new(Exclusive::new(7)));
-        // SAFETY: just made; it is given up once, at the end.
+        // SAFETY: just created; closed once, at the end.
         let exclusive = unsafe { &*handle };
         let entered = exclusive.enter().unwrap();
-        // SAFETY: a second box of it, which is forgotten, since the handle is in use.
+        // SAFETY: a second box of the same handle. It is forgotten, since the handle is in use.
         let second = std::thread::scope(|scope| {
             let address = handle as usize;
             // SAFETY: as above.
@@ -74,7 +75,7 @@ mod tests {
         assert_eq!(second.unwrap_err().status, Status::Misuse);
         assert_eq!(*entered, 7);
         drop(entered);
-        // SAFETY: nobody has it any more.
+        // SAFETY: nobody uses it any more.
         assert_eq!(give_up(unsafe { Box::from_raw(handle) }).unwrap(), 7);
     }
 }

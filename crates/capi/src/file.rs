@@ -1,4 +1,4 @@
-//! `pk_file` and `pk_page`: reads, batches, pages in place, and reads that call back.
+//! `pk_file` and `pk_page`: reads, batches, pages in place, and reads with callbacks.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ use crate::task;
 #[derive(Debug)]
 pub struct File {
     pub(crate) cached: CachedFile,
-    /// It is one that the caller writes.
+    /// The writable part, if the caller writes the file.
     pub(crate) owned: Option<Owned>,
     pub(crate) process: Process,
 }
@@ -40,7 +40,7 @@ pub struct Read {
     buffer: ArrayMut<u8>,
     size: usize,
     got: usize,
-    /// A `pk_status`; as it is handed in anything.
+    /// A `pk_status`; any value on input.
     status: c_int,
 }
 
@@ -83,10 +83,12 @@ pub extern "C" fn pk_file_read(
     size: usize,
     mut read: Option<&mut MaybeUninit<usize>>,
 ) -> Status {
-    // Most hits, in as few instructions as there can be: the processor has as many reads under way as its window of these holds. So the
-    // size is put before the copy, and nothing that was given has to be kept over it.
+    // Most hits take this path, in as few instructions as possible: the processor overlaps as many reads as
+    // its instruction window holds. So the size is stored before the copy, and no argument has to be kept
+    // across it.
     if let (Some(file), Some(start)) = (file, buffer.start())
-        // SAFETY: not NULL, and the header's contract: as many bytes, which are the library's during the call.
+        // SAFETY: not NULL, and the header's contract: `size` bytes that belong to the library during the
+        // call.
         && unsafe { file.cached.read_shortest(offset, start.as_ptr(), size, || put(read.as_deref_mut(), size)) }
     {
         return Status::Ok;
@@ -178,11 +180,11 @@ pub extern "C" fn pk_page_release(page: Option<Box<Page>>) {
     plain((), || drop(page));
 }
 
-/// What a callback is given first.
-struct Argument(*mut c_void);
+/// The first argument of a callback.
+struct CallbackArgument(*mut c_void);
 
-// SAFETY: handed on and never looked into; the header says that another thread may call back.
-unsafe impl Send for Argument {}
+// SAFETY: it is only passed on, never dereferenced; the header says that another thread may call back.
+unsafe impl Send for CallbackArgument {}
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_file_read_async(
@@ -197,8 +199,8 @@ pub extern "C" fn pk_file_read_async(
         let file = given(file, "the file")?.cached.clone();
         let done = done.ok_or_else(|| Failure::misuse("the callback is NULL"))?;
         buffer.slice(size, "the buffer")?;
-        let argument = Argument(arg);
-        let mut end = Unfinished(Some((done, argument)));
+        let argument = CallbackArgument(arg);
+        let mut end = PendingCallback(Some((done, argument)));
         task::run(async move {
             let (status, read) = match read_later(&file, offset, buffer, size).await {
                 Ok(read) => (Status::Ok, read),
@@ -210,7 +212,7 @@ pub extern "C" fn pk_file_read_async(
     })
 }
 
-/// A read that nobody waits for yet, into a buffer that is the library's until it is over.
+/// Reads into a buffer that belongs to the library until the read is over. Nobody waits for it yet.
 pub(crate) async fn read_later(
     file: &CachedFile,
     offset: u64,
@@ -221,19 +223,20 @@ pub(crate) async fn read_later(
     Ok(file.read_at_async(offset, buffer).await?)
 }
 
-/// A callback that is called once, whatever happens: with a defect's status where the read ended by a panic.
-struct Unfinished(Option<(Done, Argument)>);
+/// A callback that is called exactly once, whatever happens: with the status of a defect if the read
+/// panicked.
+struct PendingCallback(Option<(Done, CallbackArgument)>);
 
-impl Unfinished {
+impl PendingCallback {
     fn finish(&mut self, status: Status, read: usize) {
-        if let Some((done, Argument(arg))) = self.0.take() {
+        if let Some((done, CallbackArgument(arg))) = self.0.take() {
             // SAFETY: the header's contract.
             unsafe { done(arg, status, read) };
         }
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for PendingCallback {
     fn drop(&mut self) {
         self.finish(Status::Internal, 0);
     }
@@ -257,15 +260,15 @@ mod tests {
             let mut got = MaybeUninit::new(usize::MAX);
             let to = ArrayMut::from(&mut buffer);
             let status = pk_file_read(Some(&file), offset, to, size, Some(&mut got));
-            // SAFETY: it was initialised as it was made.
+            // SAFETY: it was initialised when it was created.
             (status, unsafe { got.assume_init() })
         };
-        // From the fourth on it goes the shortest way.
+        // From the fourth on it takes the shortest path.
         for _ in 0..8 {
             assert_eq!(read(4000, 96), (Status::Ok, 96));
             assert_eq!(read(4092, 8), (Status::Ok, 8));
         }
-        // Sums with the place in the page, or with the offset, that wrap.
+        // Sums with the offset in the page, or with the offset, that overflow.
         for size in [usize::MAX, usize::MAX - 4000, usize::MAX / 2 + 1] {
             assert_eq!(read(4000, size), (Status::Misuse, usize::MAX), "{size}");
         }

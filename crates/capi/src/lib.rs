@@ -1,8 +1,12 @@
-//! The C interface: `include/pagekeeper.h` is its documentation, and its contract.
+//! The C interface. `include/pagekeeper.h` is its documentation and its contract.
 //!
-//! Invariants: nothing unwinds into C; what fails is a status, with a message and errno of the calling thread; a pointer that C gives is NULL or
-//! leads to what the header says, which is what all `unsafe` here rests on (`pointers`); a structure is read and written no further than the
-//! size that its caller knows of it. A handle that has a position or changes of its own is entered by one thread at a time (`exclusive`).
+//! Invariants:
+//!
+//! * Nothing unwinds into C. An error is a status, with a message and errno for the calling thread.
+//! * A pointer from C is NULL or points to the data that the header specifies. All `unsafe` here depends on
+//!   that (`pointers`).
+//! * A structure is read and written only up to the size that its caller knows.
+//! * A handle with a position or changes of its own is used by one thread at a time (`exclusive`).
 
 #![allow(missing_docs, reason = "each function and structure is documented in the header, which people read")]
 #![allow(unreachable_pub, reason = "what is exported is exported by its name")]
@@ -30,7 +34,7 @@ mod task;
 mod tree;
 mod txn;
 
-/// A NUL-terminated string of the version.
+/// The version as a NUL-terminated string.
 const VERSION: &std::ffi::CStr =
     match std::ffi::CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
         Ok(version) => version,
@@ -42,7 +46,7 @@ pub extern "C" fn pk_version() -> *const std::ffi::c_char {
     VERSION.as_ptr()
 }
 
-/// The structures of the header with their sizes in bytes as they are here: a test compares them with C's.
+/// The structures of the header with their sizes in bytes in Rust: a test compares them with C's.
 #[doc(hidden)]
 pub const SIZES: [(&str, usize); 15] = [
     ("pk_cache_options", size_of::<cache::CacheOptions>()),
@@ -55,7 +59,7 @@ pub const SIZES: [(&str, usize); 15] = [
     ("pk_position", size_of::<binlog::Position>()),
     ("pk_record", size_of::<binlog::Record>()),
     ("pk_event", size_of::<binlog::Event>()),
-    ("pk_binlog_options", size_of::<binlog::Settings>()),
+    ("pk_binlog_options", size_of::<binlog::BinlogOptions>()),
     ("pk_store_options", size_of::<store::StoreOptions>()),
     ("pk_store_stat", size_of::<store::StoreStat>()),
     ("pk_residency", size_of::<pages::Residency>()),

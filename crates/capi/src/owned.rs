@@ -1,7 +1,8 @@
-//! Files of the cache that their owner writes: `pk_file_open_owned` and what it adds to `pk_file`.
+//! Files of the cache that their owner writes: `pk_file_open_owned` and its additions to `pk_file`.
 //!
-//! Invariants: pages are written past the kernel's page cache where the file system can do that, and what the cache has of them is the new content,
-//! or nothing, when the call returns, whatever it returns. A call that changes fails with misuse for a file that was not opened so.
+//! Invariants: pages are written past the kernel's page cache if the file system supports that. When a call
+//! returns, with or without an error, the cache holds their new content or nothing. A call that changes a
+//! file fails with a misuse error unless `pk_file_open_owned` opened it.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -15,26 +16,26 @@ use crate::file::File;
 use crate::pointers::{Array, Text, given, wanted};
 use crate::status::{Failure, Status};
 
-/// Bytes that are written at once: direct writes go from memory that is aligned, which the caller's may not be.
-const PIECE: usize = 1 << 20;
+/// Bytes per write: direct writes need aligned memory, which the caller's may not be.
+const WRITE_BYTES: usize = 1 << 20;
 
-/// The part of a `pk_file` that can be written.
+/// The writable part of a `pk_file`.
 #[derive(Debug)]
 pub(crate) struct Owned {
     file: OwnedFile,
-    device: Device,
+    device: DeviceFile,
 }
 
 /// The open file itself.
-struct Device(Arc<dyn IoFile>);
+struct DeviceFile(Arc<dyn IoFile>);
 
-impl std::fmt::Debug for Device {
+impl std::fmt::Debug for DeviceFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Device").field(&self.0.path()).finish()
+        f.debug_tuple("DeviceFile").field(&self.0.path()).finish()
     }
 }
 
-/// The pages that a call is about: their owner, the number of the first, and how many bytes each has.
+/// Returns the owned part of a file. Fails in a forked child, and for a file that the caller does not write.
 fn of_owner(file: Option<&File>) -> Result<&Owned, Failure> {
     let file = given(file, "the file")?;
     file.process.require()?;
@@ -44,7 +45,7 @@ fn of_owner(file: Option<&File>) -> Result<&Owned, Failure> {
     })
 }
 
-/// How many pages so many bytes are: whole ones, within the file's limit.
+/// Returns the number of pages in `bytes`, which must be whole pages within the file's limit.
 fn pages(file: &OwnedFile, first: u64, bytes: usize) -> Result<u64, Failure> {
     let page = file.page_size();
     if !bytes.is_multiple_of(page) {
@@ -60,12 +61,12 @@ fn pages(file: &OwnedFile, first: u64, bytes: usize) -> Result<u64, Failure> {
     }
 }
 
-/// Takes pages out of the cache, however many: some at a time.
+/// Removes pages from the cache, a limited number at a time.
 fn discard(file: &OwnedFile, pages: std::ops::Range<u64>) {
-    const AT_ONCE: usize = 4096;
+    const DISCARD_PAGES_MAX: usize = 4096;
     let mut rest = pages;
     while !rest.is_empty() {
-        file.discard_many(&rest.by_ref().take(AT_ONCE).collect::<Vec<_>>());
+        file.discard_many(&rest.by_ref().take(DISCARD_PAGES_MAX).collect::<Vec<_>>());
     }
 }
 
@@ -106,7 +107,7 @@ pub extern "C" fn pk_file_open_owned(
         }?;
         let owned = cache.open_owned(Arc::clone(&device), max_pages)?;
         let cached = owned.as_cached_file().clone();
-        let owned = Some(Owned { file: owned, device: Device(device) });
+        let owned = Some(Owned { file: owned, device: DeviceFile(device) });
         out.write(Box::new(File { owned, ..File::from(cached) }));
         Ok(())
     })
@@ -121,16 +122,16 @@ pub extern "C" fn pk_file_write_pages(
     prefetched: std::ffi::c_int,
 ) -> Status {
     call(|| {
-        let Owned { file, device: Device(device) } = of_owner(file)?;
+        let Owned { file, device: DeviceFile(device) } = of_owner(file)?;
         let (bytes, page) = (bytes.slice(size, "the pages")?, file.page_size());
         let count = pages(file, first, size)?;
-        let written = (0..).zip(bytes.chunks(PIECE)).try_for_each(|(nth, piece)| {
+        let written = (0..).zip(bytes.chunks(WRITE_BYTES)).try_for_each(|(nth, piece)| {
             let mut aligned = AlignedBuf::new(piece.len());
             aligned.copy_from_slice(piece);
-            device.write_at(first * page as u64 + nth * PIECE as u64, &aligned, WriteMode::Plain)
+            device.write_at(first * page as u64 + nth * WRITE_BYTES as u64, &aligned, WriteMode::Plain)
         });
         if let Err(error) = written {
-            // Which of them the device has is not known.
+            // The pages that reached the device are not known.
             discard(file, first..first + count);
             return Err(error.into());
         }

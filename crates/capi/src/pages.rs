@@ -1,4 +1,4 @@
-//! What the kernel's page cache holds of a file: counting, releasing, warming.
+//! The residency of a file in the kernel's page cache: counting, releasing, warming.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -22,12 +22,12 @@ pub struct Residency {
     writeback_bytes: u64,
 }
 
-// SAFETY: integers alone, the size first.
+// SAFETY: only integers, the size first.
 unsafe impl Plain for Residency {
     const NAME: &'static str = "pk_residency";
 }
 
-/// Opens a file, as all calls here do: for reading alone, and where the path names a link, what that leads to.
+/// Opens a file read-only, as all calls here do. A link is followed.
 fn open(path: Text) -> Result<InspectedFile, Failure> {
     Ok(InspectedFile::open(path.path()?, Links::Follow)?)
 }

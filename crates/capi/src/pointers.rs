@@ -1,8 +1,8 @@
-//! Pointers that C gives: each kind is a type, which is made by nobody but C, and whose header says what it leads to.
+//! Pointers from C. Each kind is a type that only C creates, and the header specifies the data behind it.
 //!
-//! All blocks rest on that contract: a pointer is NULL, or leads to as many readable (writable) bytes as the header says, which nobody
-//! changes (uses) during the call. References to single values (`Option<&T>`, `Option<&mut MaybeUninit<T>>`, `Option<Box<T>>` of handles) are
-//! taken as they are.
+//! All blocks depend on that contract: a pointer is NULL, or points to as many readable (writable) bytes as
+//! the header says, which nobody changes (uses) during the call. References to single values (`Option<&T>`,
+//! `Option<&mut MaybeUninit<T>>`, `Option<Box<T>>` of handles) are taken as they are.
 
 use std::ffi::{CStr, OsStr, c_char};
 use std::mem::MaybeUninit;
@@ -12,12 +12,12 @@ use std::ptr::NonNull;
 
 use crate::status::{Failure, Status};
 
-/// A handle that must be there.
+/// Returns a handle that is required.
 pub(crate) fn given<'a, T>(handle: Option<&'a T>, what: &'static str) -> Result<&'a T, Failure> {
     handle.ok_or_else(|| Failure::misuse(format!("{what} is NULL")))
 }
 
-/// Where a value is put that must be wanted.
+/// Returns the place for an output value that is required.
 pub(crate) fn wanted<'a, T>(
     out: Option<&'a mut MaybeUninit<T>>,
     what: &'static str,
@@ -25,19 +25,19 @@ pub(crate) fn wanted<'a, T>(
     out.ok_or_else(|| Failure::misuse(format!("the pointer to where {what} is put is NULL")))
 }
 
-/// Puts a value where it is wanted.
+/// Stores an output value, if its caller wants it.
 pub(crate) fn put<T>(out: Option<&mut MaybeUninit<T>>, value: T) {
     if let Some(out) = out {
         out.write(value);
     }
 }
 
-/// A field that has no meaning yet must be 0, so that it can get one.
+/// Fails unless a field without a meaning is 0, so that it can get a meaning later.
 pub(crate) fn is_zero(reserved: u32) -> Result<(), Failure> {
     if reserved == 0 { Ok(()) } else { Err(Failure::misuse("reserved is not 0")) }
 }
 
-/// `const char *`: a string of bytes with a zero at its end.
+/// `const char *`: a string of bytes that ends with a zero byte.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct Text(*const c_char);
@@ -47,7 +47,7 @@ impl Text {
         if self.0.is_null() {
             return Err(Failure::misuse("the path is NULL"));
         }
-        // SAFETY: the header's contract: a string with a zero at its end, that lives as long as the call.
+        // SAFETY: the header's contract: a string that ends with a zero byte and lives during the call.
         let bytes = unsafe { CStr::from_ptr(self.0) }.to_bytes();
         if bytes.is_empty() {
             return Err(Failure::misuse("the path is empty"));
@@ -56,13 +56,13 @@ impl Text {
     }
 }
 
-/// `const void *` or `const T *` with a count beside it.
+/// `const void *` or `const T *`, with a separate count.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct Array<T>(*const T);
 
 impl<T> Array<T> {
-    /// `count` of them.
+    /// Returns the values as a slice.
     #[inline]
     pub(crate) fn slice<'a>(self, count: usize, what: &'static str) -> Result<&'a [T], Failure> {
         if count == 0 {
@@ -71,27 +71,28 @@ impl<T> Array<T> {
         if !is_memory(self.0.cast(), count, size_of::<T>()) {
             return Err(no_memory(count, what));
         }
-        // SAFETY: not NULL, and the header's contract: as many values, which nobody changes during the call.
+        // SAFETY: not NULL, and the header's contract: `count` values, which nobody changes during the call.
         Ok(unsafe { std::slice::from_raw_parts(self.0, count) })
     }
 }
 
-/// `void *` or `T *` with a count beside it, to be written to.
+/// `void *` or `T *` for output, with a separate count.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct ArrayMut<T>(*mut T);
 
-// SAFETY: no more than an address; who makes a slice of it on another thread has the contract's word that nobody else uses it.
+// SAFETY: only an address; whoever makes a slice of it on another thread relies on the contract that nobody
+// else uses it.
 unsafe impl<T: Send> Send for ArrayMut<T> {}
 
 impl<T> ArrayMut<T> {
-    /// Where they begin, if that is anywhere.
+    /// Returns the address of the first value, unless it is NULL.
     #[inline]
     pub(crate) fn start(self) -> Option<NonNull<T>> {
         NonNull::new(self.0)
     }
 
-    /// `count` of them.
+    /// Returns the values as a slice.
     #[inline]
     pub(crate) fn slice<'a>(self, count: usize, what: &'static str) -> Result<&'a mut [T], Failure> {
         if count == 0 {
@@ -100,13 +101,14 @@ impl<T> ArrayMut<T> {
         if !is_memory(self.0.cast(), count, size_of::<T>()) {
             return Err(no_memory(count, what));
         }
-        // SAFETY: not NULL, and the header's contract: as many values, which are the library's until the call, or the read that it begins, is
-        // over. What C has is initialised, as far as Rust is concerned: no compiler saw it made.
+        // SAFETY: not NULL, and the header's contract: `count` values that belong to the library until the
+        // call, or the read that it starts, is over. For Rust, memory from C counts as initialised: no
+        // compiler saw its creation.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.0, count) })
     }
 }
 
-/// Whether there can be so many values.
+/// Whether memory can hold this many values.
 #[inline]
 fn is_memory(pointer: *const u8, count: usize, each: usize) -> bool {
     !pointer.is_null() && count <= isize::MAX as usize / each
@@ -121,38 +123,38 @@ fn no_memory(count: usize, what: &'static str) -> Failure {
 ///
 /// # Safety
 ///
-/// `repr(C)`, its first field is a `usize` with its size, and any bytes are a value of it: integers, and pointers or functions that the header's
-/// contract is about.
+/// It is `repr(C)`, its first field is a `usize` with its size, and any bytes are a valid value: integers,
+/// and pointers or functions for which the header's contract holds.
 pub(crate) unsafe trait Plain: Copy {
-    /// What it is called in the header.
+    /// Its name in the header.
     const NAME: &'static str;
 }
 
 const SIZE_BYTES: usize = size_of::<usize>();
-/// No structure of any version is larger, in bytes.
-const MAX_STRUCT: usize = 4096;
+/// Maximum size of a structure in any version, in bytes.
+const STRUCT_BYTES_MAX: usize = 4096;
 
-/// `const T *`: options, NULL for the default of each.
+/// `const T *`: options, NULL for all defaults.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct Options<T>(*const T);
 
 impl<T: Plain> Options<T> {
-    /// What was given; zeros, the defaults, for what the caller does not know of.
+    /// Reads the options. Fields that the caller does not know are zero, their default.
     pub(crate) fn read(self) -> Result<T, Failure> {
         let mut read = MaybeUninit::<T>::zeroed();
         if !self.0.is_null() {
             has_nothing_unknown(self.0)?;
             let bytes = known(self.0)?;
-            // SAFETY: the caller says that there are so many bytes, and there is room for as many.
+            // SAFETY: the caller promises this many bytes, and there is room for as many.
             unsafe { std::ptr::copy_nonoverlapping(self.0.cast::<u8>(), read.as_mut_ptr().cast(), bytes) };
         }
-        // SAFETY: any bytes are a value of it.
+        // SAFETY: any bytes are a valid value.
         Ok(unsafe { read.assume_init() })
     }
 }
 
-/// `T *`: a structure that is written to.
+/// `T *`: an output structure.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
@@ -162,35 +164,35 @@ impl<T: Plain> Out<T> {
         !self.0.is_null()
     }
 
-    /// Whether it can be written to: before something is done that can't be undone.
+    /// Checks whether it can be written, before an operation that cannot be undone.
     pub(crate) fn check(self) -> Result<(), Failure> {
         known(self.0).map(drop)
     }
 
-    /// Writes all that the caller knows of it, but for its size.
+    /// Writes all fields that the caller knows, except the size.
     pub(crate) fn write(self, value: T) -> Result<(), Failure> {
         let bytes = known(self.0)?;
         let rest = bytes - SIZE_BYTES;
         let (from, to) = (std::ptr::from_ref(&value).cast::<u8>(), self.0.cast::<u8>());
-        // SAFETY: the caller says that there are so many bytes, and the value has as many.
+        // SAFETY: the caller promises this many bytes, and the value has as many.
         unsafe { std::ptr::copy_nonoverlapping(from.add(SIZE_BYTES), to.add(SIZE_BYTES), rest) };
         Ok(())
     }
 }
 
-/// The bytes of a structure that caller and library know both.
+/// Returns how many bytes of a structure both caller and library know.
 fn known<T: Plain>(pointer: *const T) -> Result<usize, Failure> {
     Ok(given_size(pointer)?.min(size_of::<T>()))
 }
 
-/// The size of a structure as the caller knows it.
+/// Returns the size of a structure as the caller knows it.
 fn given_size<T: Plain>(pointer: *const T) -> Result<usize, Failure> {
     if pointer.is_null() {
         return Err(Failure::misuse(format!("{} is NULL", T::NAME)));
     }
     // SAFETY: not NULL; each of them begins with its size.
     let size = unsafe { pointer.cast::<usize>().read() };
-    if !(SIZE_BYTES..=MAX_STRUCT).contains(&size) {
+    if !(SIZE_BYTES..=STRUCT_BYTES_MAX).contains(&size) {
         return Err(Failure::misuse(format!(
             "{}: a struct_size of {size}: begin with its _INIT, or zero it and set struct_size",
             T::NAME
@@ -199,10 +201,10 @@ fn given_size<T: Plain>(pointer: *const T) -> Result<usize, Failure> {
     Ok(size)
 }
 
-/// What a later version of the header has beyond this one must be the default.
+/// Fails unless the fields of a later version of the header have their defaults.
 fn has_nothing_unknown<T: Plain>(pointer: *const T) -> Result<(), Failure> {
     let beyond = size_of::<T>()..given_size(pointer)?;
-    // SAFETY: the caller says that there are so many bytes.
+    // SAFETY: the caller promises this many bytes.
     let is_set = beyond.into_iter().any(|at| unsafe { pointer.cast::<u8>().add(at).read() } != 0);
     if is_set {
         let version = env!("CARGO_PKG_VERSION");
@@ -238,12 +240,12 @@ mod tests {
         second: u64,
     }
 
-    // SAFETY: integers alone, the size first.
+    // SAFETY: only integers, the size first.
     unsafe impl Plain for Old {
         const NAME: &'static str = "old";
     }
 
-    // SAFETY: integers alone, the size first.
+    // SAFETY: only integers, the size first.
     unsafe impl Plain for New {
         const NAME: &'static str = "new";
     }

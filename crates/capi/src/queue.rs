@@ -1,9 +1,10 @@
-//! `pk_queue`: reads whose ends are collected, by threads of the caller, who copy what came.
+//! `pk_queue`: reads whose completions are collected by threads of the caller, which also copy the data.
 //!
-//! Invariants: the eventfd can be read while there is a completion, or a read that was woken; a future is polled by those who collect alone
-//! (and by who begins it, once), and when its queue is closed it is dropped before that returns, so that its buffer is not written to any more.
+//! Invariants: the eventfd is readable while there is a completion or a woken read. Only collecting threads
+//! poll a future, except for its first poll by the thread that starts it. When a queue is closed, its futures
+//! are dropped before the call returns, so that their buffers are not written any more.
 //!
-//! No lock is held while a future is polled but the one of the future itself.
+//! While a future is polled, only its own lock is held.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
@@ -31,48 +32,48 @@ use crate::status::{Failure, Status};
 pub struct Completion {
     user_data: u64,
     read: usize,
-    /// A `pk_status`; in a list that is to be filled anything.
+    /// A `pk_status`; any value on input.
     status: c_int,
     error_number: c_int,
 }
 
 /// `pk_queue`.
-pub struct Queue(Arc<Shared>);
+pub struct Queue(Arc<SharedQueue>);
 
-struct Shared {
-    state: Mutex<State>,
+struct SharedQueue {
+    state: Mutex<QueueState>,
     news: Condvar,
     event: OwnedFd,
     process: Process,
 }
 
 #[derive(Default)]
-struct State {
-    /// All reads that are under way, by number.
-    tasks: HashMap<u64, Arc<Task>>,
+struct QueueState {
+    /// All reads in flight, by number.
+    tasks: HashMap<u64, Arc<QueuedRead>>,
     next: u64,
-    /// Those of them that were woken.
-    woken: VecDeque<Arc<Task>>,
+    /// The woken ones.
+    woken: VecDeque<Arc<QueuedRead>>,
     done: VecDeque<Completion>,
-    /// The eventfd can be read.
+    /// Whether the eventfd is readable.
     is_signalled: bool,
 }
 
-type Body = Pin<Box<dyn Future<Output = Completion> + Send>>;
+type ReadFuture = Pin<Box<dyn Future<Output = Completion> + Send>>;
 
-struct Task {
+struct QueuedRead {
     number: u64,
     user_data: u64,
-    queue: Weak<Shared>,
-    /// Taken out when it is done, or given up.
-    body: Mutex<Option<Body>>,
+    queue: Weak<SharedQueue>,
+    /// Removed when the future is done or dropped.
+    body: Mutex<Option<ReadFuture>>,
 }
 
-impl Wake for Task {
+impl Wake for QueuedRead {
     fn wake(self: Arc<Self>) {
         if let Some(queue) = self.queue.upgrade() {
             let mut state = lock(&queue.state);
-            // Once for as often as it is woken before somebody polls it.
+            // Several wakes before a poll count once.
             if !state.woken.iter().any(|woken| woken.number == self.number) {
                 state.woken.push_back(self);
             }
@@ -81,32 +82,32 @@ impl Wake for Task {
     }
 }
 
-impl Shared {
-    fn signal(&self, state: &mut State) {
+impl SharedQueue {
+    fn signal(&self, state: &mut QueueState) {
         if !state.is_signalled {
             state.is_signalled = true;
-            // It can fail only where the count is at its end, and then it can be read.
+            // Fails only if the counter is at its maximum, and then the eventfd is readable.
             let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         }
         self.news.notify_all();
     }
 
-    /// After something was taken: the eventfd can be read only while there is more.
-    fn quiet(&self, state: &mut State) {
+    /// Resets the eventfd after something was taken, unless there is more.
+    fn quiet(&self, state: &mut QueueState) {
         if state.is_signalled && state.woken.is_empty() && state.done.is_empty() {
             state.is_signalled = false;
             let _ = rustix::io::read(&self.event, &mut [0; 8]);
         }
     }
 
-    /// Polls a read; its completion is queued if it is over.
-    fn poll(&self, task: &Arc<Task>) {
+    /// Polls a read. Queues its completion if it is over.
+    fn poll(&self, task: &Arc<QueuedRead>) {
         let mut body = lock(&task.body);
         let Some(future) = body.as_mut() else { return };
         let waker = Waker::from(Arc::clone(task));
         let mut context = Context::from_waker(&waker);
         let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut context)));
-        // A panic is a defect: the read has ended all the same.
+        // A panic is a defect: the read has still ended.
         let internal = Completion {
             user_data: task.user_data,
             read: 0,
@@ -124,12 +125,12 @@ impl Shared {
         }
     }
 
-    fn begin(self: &Arc<Self>, user_data: u64, body: Body) {
+    fn begin(self: &Arc<Self>, user_data: u64, body: ReadFuture) {
         let task = {
             let mut state = lock(&self.state);
             let number = state.next;
             state.next += 1;
-            let task = Arc::new(Task {
+            let task = Arc::new(QueuedRead {
                 number,
                 user_data,
                 queue: Arc::downgrade(self),
@@ -141,7 +142,7 @@ impl Shared {
         self.poll(&task);
     }
 
-    /// Collects completions, or says why there are none.
+    /// Collects completions, or fails with the reason why there are none.
     fn collect(&self, to: &mut [Completion], timeout: Option<Duration>) -> Result<usize, Failure> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state = lock(&self.state);
@@ -173,7 +174,7 @@ impl Shared {
         }
     }
 
-    /// Gives up all that is under way.
+    /// Drops all reads in flight.
     fn close(&self) {
         let tasks = std::mem::take(&mut lock(&self.state).tasks);
         for task in tasks.into_values() {
@@ -182,7 +183,7 @@ impl Shared {
     }
 }
 
-/// `timeout_ms` of the header; `None`: as long as it takes.
+/// Converts `timeout_ms` of the header; `None` means without a limit.
 pub(crate) fn timeout(milliseconds: c_int) -> Option<Duration> {
     u64::try_from(milliseconds).ok().map(Duration::from_millis)
 }
@@ -196,7 +197,7 @@ pub extern "C" fn pk_queue_open(queue: Option<&mut MaybeUninit<Box<Queue>>>) -> 
             ..Failure::new(Status::Io, format!("eventfd: {errno}"))
         })?;
         let shared =
-            Shared { state: Mutex::default(), news: Condvar::new(), event, process: Process::current() };
+            SharedQueue { state: Mutex::default(), news: Condvar::new(), event, process: Process::current() };
         queue.write(Box::new(Queue(Arc::new(shared))));
         Ok(())
     })
@@ -260,7 +261,7 @@ pub extern "C" fn pk_queue_close(queue: Option<Box<Queue>>) {
     plain((), || {
         match queue {
             Some(queue) if queue.0.process.is_current() => queue.0.close(),
-            // Its reads, and their buffers, are the parent's.
+            // Its reads and their buffers belong to the parent.
             queue => std::mem::forget(queue),
         }
     });

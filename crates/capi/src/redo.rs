@@ -15,11 +15,11 @@ use crate::status::{Failure, Status};
 pub struct Redo(RedoLog);
 
 /// `pk_redo_reader`.
-pub type Reader = Exclusive<Reading>;
+pub type Reader = Exclusive<ReaderState>;
 
-pub struct Reading {
+pub struct ReaderState {
     reader: RedoReader,
-    /// The record that was handed out last.
+    /// The record that was returned last.
     body: Vec<u8>,
 }
 
@@ -36,7 +36,7 @@ pub struct RedoOptions {
     read_only: u32,
 }
 
-// SAFETY: integers alone, the size first.
+// SAFETY: only integers, the size first.
 unsafe impl Plain for RedoOptions {
     const NAME: &'static str = "pk_redo_options";
 }
@@ -94,7 +94,7 @@ pub extern "C" fn pk_redo_open(
     hand_out(directory, options, redo, pagekeeper_log::RedoOptions::open)
 }
 
-/// Makes or opens a log.
+/// Creates or opens a log.
 fn hand_out(
     directory: Text,
     options: Options<RedoOptions>,
@@ -128,7 +128,7 @@ pub extern "C" fn pk_redo_try_append(
     add(redo, bytes, size, lsn, RedoLog::try_append)
 }
 
-/// Appends a record in one way or the other.
+/// Appends a record, waiting or not.
 fn add(
     redo: Option<&Redo>,
     bytes: Array<u8>,
@@ -191,7 +191,7 @@ pub extern "C" fn pk_redo_read(
 ) -> Status {
     call(|| {
         let (redo, out) = (given(redo, "the log")?, wanted(reader, "the reader")?);
-        let reading = Reading { reader: redo.0.read_from(lsn)?, body: Vec::new() };
+        let reading = ReaderState { reader: redo.0.read_from(lsn)?, body: Vec::new() };
         out.write(Box::new(Exclusive::new(reading)));
         Ok(())
     })

@@ -1,4 +1,5 @@
-//! From an error of a library to a status, a message and errno. Each error has one place here, by what its caller can do about it.
+//! Conversion of library errors to a status, a message and errno. Each error is mapped once, by the caller's
+//! possible reactions.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char};
@@ -35,8 +36,8 @@ pub enum Status {
     Forked = 19,
 }
 
-/// Their names, by number.
-const NAMES: [&CStr; 20] = [
+/// The names of the statuses, by number.
+const STATUS_NAMES: [&CStr; 20] = [
     c"PK_OK",
     c"PK_MISUSE",
     c"PK_IO",
@@ -59,14 +60,14 @@ const NAMES: [&CStr; 20] = [
     c"PK_FORKED",
 ];
 
-// An int: C may give any.
+// An int: C may pass any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_status_name(status: std::ffi::c_int) -> *const c_char {
-    let name = usize::try_from(status).ok().and_then(|status| NAMES.get(status).copied());
+    let name = usize::try_from(status).ok().and_then(|status| STATUS_NAMES.get(status).copied());
     name.unwrap_or(c"unknown").as_ptr()
 }
 
-/// Why a call failed.
+/// The reason of a failed call.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: Status,
@@ -88,7 +89,7 @@ impl Failure {
     }
 }
 
-/// By what the system said.
+/// Maps an error number of the system.
 fn of_errno(errno: i32) -> Status {
     match errno {
         libc::ENOENT | libc::ENOTDIR => Status::NotFound,
@@ -250,7 +251,7 @@ impl From<store::tree::TreeError> for Failure {
     fn from(error: store::tree::TreeError) -> Self {
         use store::tree::TreeError;
         let status = match error {
-            // What leads to such a page is no tree: not to be taken for a key that is not there.
+            // A page that refers to this one is not a tree's. This must not look like a missing key.
             TreeError::Store(
                 store::Error::OutOfRange { .. }
                 | store::Error::NotAllocated { .. }
@@ -285,7 +286,7 @@ mod tests {
         for (number, name) in
             [(Status::Ok, "PK_OK"), (Status::Full, "PK_FULL"), (Status::Forked, "PK_FORKED")]
         {
-            assert_eq!(NAMES[number as usize].to_str(), Ok(name));
+            assert_eq!(STATUS_NAMES[number as usize].to_str(), Ok(name));
         }
     }
 

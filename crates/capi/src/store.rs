@@ -1,4 +1,4 @@
-//! `pk_store`: opening, figures, sync, verification, backup, restore.
+//! `pk_store`: opening, statistics, sync, verification, backup, restore.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct StoreOptions {
     reserved: u32,
 }
 
-// SAFETY: integers alone, the size first.
+// SAFETY: only integers, the size first.
 unsafe impl Plain for StoreOptions {
     const NAME: &'static str = "pk_store_options";
 }
@@ -48,7 +48,7 @@ pub struct StoreStat {
     recovered_commits: u64,
 }
 
-// SAFETY: integers alone, the size first.
+// SAFETY: only integers, the size first.
 unsafe impl Plain for StoreStat {
     const NAME: &'static str = "pk_store_stat";
 }
@@ -153,8 +153,8 @@ pub extern "C" fn pk_store_restore(backup: Text, to: Text, seq: Option<&mut Mayb
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_store_close(store: Option<Box<Store>>) -> Status {
     call(|| {
-        // The last share closes it; with transactions that are open the last of them does, and can't say what fails: so what was committed is
-        // made durable now.
+        // The last reference closes the store. With open transactions, the last of them does, and cannot
+        // report an error. So all commits are made durable now.
         match store.map(|store| Arc::try_unwrap(store.0)) {
             Some(Ok(store)) => Ok(store.close()?),
             Some(Err(shared)) => match shared.sync() {

@@ -1,6 +1,7 @@
-//! A future that is polled by whoever wakes it: for reads that call back when they are over.
+//! A future that is polled by whoever wakes it, for reads that call back when they are over.
 //!
-//! Invariants: one thread at a time polls it; a wake during a poll is a poll after it. It lives until it is done. Never fails; a panic in the future ends it.
+//! Invariants: one thread at a time polls the future. A wake during a poll causes another poll. The task
+//! lives until it is done. It never fails; a panic in the future ends it.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,27 +11,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 /// Nobody polls it.
-const IDLE: u8 = 0;
+const STATE_IDLE: u8 = 0;
 /// A thread polls it.
-const POLLED: u8 = 1;
-/// A thread polls it, and is to do so once more.
-const AGAIN: u8 = 2;
+const STATE_POLLED: u8 = 1;
+/// A thread polls it, and must do so once more.
+const STATE_POLL_AGAIN: u8 = 2;
 
-type Body = Pin<Box<dyn Future<Output = ()> + Send>>;
+type TaskFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-struct Task {
+struct CallbackTask {
     state: AtomicU8,
-    /// Taken out when it is done.
-    body: Mutex<Option<Body>>,
+    /// Removed when the future is done.
+    body: Mutex<Option<TaskFuture>>,
 }
 
-impl Task {
+impl CallbackTask {
     fn poll(self: &Arc<Self>) {
-        // The one who takes it out of `IDLE` polls it; all others leave word.
+        // The thread that moves the state out of `STATE_IDLE` polls; all others only request another poll.
         let before = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
-            Some(if state == IDLE { POLLED } else { AGAIN })
+            Some(if state == STATE_IDLE { STATE_POLLED } else { STATE_POLL_AGAIN })
         });
-        if before != Ok(IDLE) {
+        if before != Ok(STATE_IDLE) {
             return;
         }
         let waker = Waker::from(Arc::clone(self));
@@ -43,15 +44,19 @@ impl Task {
                 *body = None;
                 return;
             }
-            if self.state.compare_exchange(POLLED, IDLE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            if self
+                .state
+                .compare_exchange(STATE_POLLED, STATE_IDLE, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
+            {
                 return;
             }
-            self.state.store(POLLED, Ordering::Release);
+            self.state.store(STATE_POLLED, Ordering::Release);
         }
     }
 }
 
-impl Wake for Task {
+impl Wake for CallbackTask {
     fn wake(self: Arc<Self>) {
         self.poll();
     }
@@ -61,9 +66,9 @@ impl Wake for Task {
     }
 }
 
-/// Polls a future until it is done: here first, then wherever it is woken.
+/// Polls a future until it is done: first on this thread, then wherever it is woken.
 pub(crate) fn run(body: impl Future<Output = ()> + Send + 'static) {
-    let task = Task { state: AtomicU8::new(IDLE), body: Mutex::new(Some(Box::pin(body))) };
+    let task = CallbackTask { state: AtomicU8::new(STATE_IDLE), body: Mutex::new(Some(Box::pin(body))) };
     Arc::new(task).poll();
 }
 

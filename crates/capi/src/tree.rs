@@ -1,6 +1,7 @@
-//! `pk_tree_*` and `pk_cursor`: the ordered map on the pages of a store.
+//! `pk_tree_*` and `pk_cursor`: the ordered map in the pages of a store.
 //!
-//! Invariant: a cursor has a share of its snapshot, and no reference into it: it reads on from the key that it gave last, some entries at a time.
+//! Invariant: a cursor shares ownership of its snapshot and holds no reference into it. It continues from its
+//! last key, a few entries at a time.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -16,35 +17,35 @@ use crate::exclusive::{Exclusive, give_up};
 use crate::pointers::{Array, ArrayMut, given, put, wanted};
 use crate::snapshot::Snapshot;
 use crate::status::{Failure, Status};
-use crate::txn::Writing;
+use crate::txn::WriteTxnHandle;
 
-/// Entries that a cursor reads ahead, if they have no more bytes than these.
-const AHEAD: usize = 32;
+/// Maximum number of entries that a cursor reads ahead, and their total size in bytes.
+const AHEAD_ENTRIES: usize = 32;
 const AHEAD_BYTES: usize = 32 << 10;
 
 /// `pk_cursor`.
-pub type Cursor = Exclusive<Entries>;
+pub type Cursor = Exclusive<CursorState>;
 
-/// What is left of a range, in the direction of the cursor.
-pub struct Entries {
+/// The remaining part of a range, in the direction of the cursor.
+pub struct CursorState {
     txn: Arc<ReadTxn<'static>>,
     tree: Tree,
     backwards: bool,
-    /// Where those begin that were not read yet; `None` behind the last.
+    /// The start of the entries that were not read yet; `None` after the last.
     rest: Option<Bound<Vec<u8>>>,
     ahead: VecDeque<(Vec<u8>, Value)>,
-    /// What the caller was given last, and has pointers into.
+    /// The entry that the caller got last, and has pointers into.
     current: Option<(Vec<u8>, Value)>,
 }
 
-impl Entries {
-    /// Fails only where it has read nothing: an entry that can't be read is no matter of those before it.
+impl CursorState {
+    /// Fails only if nothing was read: an unreadable entry does not affect those before it.
     fn read_ahead(&mut self) -> Result<(), TreeError> {
         let Some(from) = self.rest.clone() else { return Ok(()) };
         let bounds = if self.backwards { (Bound::Unbounded, from) } else { (from, Bound::Unbounded) };
         let mut range = self.tree.range::<_, Vec<u8>>(&*self.txn, bounds);
         let mut bytes = 0;
-        while self.ahead.len() < AHEAD && bytes < AHEAD_BYTES {
+        while self.ahead.len() < AHEAD_ENTRIES && bytes < AHEAD_BYTES {
             match if self.backwards { range.next_back() } else { range.next() } {
                 Some(Ok((key, value))) => {
                     bytes += key.len() + value.len();
@@ -71,7 +72,7 @@ impl Entries {
     }
 }
 
-/// Copies the start of a value, and says how long it is.
+/// Copies the start of a value. Returns the length of the whole value.
 fn get(
     pages: &impl Pages,
     root: u64,
@@ -93,7 +94,10 @@ fn no_such_key() -> Failure {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_tree_create(txn: Option<&Writing>, root: Option<&mut MaybeUninit<u64>>) -> Status {
+pub extern "C" fn pk_tree_create(
+    txn: Option<&WriteTxnHandle>,
+    root: Option<&mut MaybeUninit<u64>>,
+) -> Status {
     call(|| {
         let root = wanted(root, "the root page")?;
         root.write(Tree::create(&mut *given(txn, "the transaction")?.enter()?)?.root());
@@ -102,7 +106,7 @@ pub extern "C" fn pk_tree_create(txn: Option<&Writing>, root: Option<&mut MaybeU
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_tree_delete(txn: Option<&Writing>, root: u64) -> Status {
+pub extern "C" fn pk_tree_delete(txn: Option<&WriteTxnHandle>, root: u64) -> Status {
     call(|| {
         let mut txn = given(txn, "the transaction")?.enter()?;
         Ok(Tree::open(&*txn, root)?.delete(&mut txn)?)
@@ -111,7 +115,7 @@ pub extern "C" fn pk_tree_delete(txn: Option<&Writing>, root: u64) -> Status {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_tree_put(
-    txn: Option<&Writing>,
+    txn: Option<&WriteTxnHandle>,
     root: u64,
     key: Array<u8>,
     key_size: usize,
@@ -128,7 +132,7 @@ pub extern "C" fn pk_tree_put(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_tree_remove(
-    txn: Option<&Writing>,
+    txn: Option<&WriteTxnHandle>,
     root: u64,
     key: Array<u8>,
     key_size: usize,
@@ -158,7 +162,7 @@ pub extern "C" fn pk_tree_get(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_txn_tree_get(
-    txn: Option<&Writing>,
+    txn: Option<&WriteTxnHandle>,
     root: u64,
     key: Array<u8>,
     key_size: usize,
@@ -187,7 +191,7 @@ pub extern "C" fn pk_cursor_open(
             [] if backwards != 0 => Bound::Unbounded,
             key => Bound::Included(key.to_vec()),
         };
-        cursor.write(Box::new(Exclusive::new(Entries {
+        cursor.write(Box::new(Exclusive::new(CursorState {
             txn: Arc::clone(&txn.0),
             tree: Tree::open(&*txn.0, root)?,
             backwards: backwards != 0,

@@ -11,9 +11,9 @@ use crate::status::{Failure, Status};
 use crate::store::{NO_PAGE, Store};
 
 /// `pk_write_txn`.
-pub type Writing = Exclusive<WriteTxn<'static>>;
+pub type WriteTxnHandle = Exclusive<WriteTxn<'static>>;
 
-/// Copies a part of a page to a buffer, as much as there is; how much.
+/// Copies a part of a page to a buffer, as far as it goes. Returns the number of bytes.
 pub(crate) fn copy(page: &[u8], offset: usize, buffer: &mut [u8]) -> Result<usize, Failure> {
     let from = page.get(offset..).ok_or_else(|| {
         Failure::misuse(format!("offset {offset} is past the {} bytes of the page", page.len()))
@@ -36,7 +36,7 @@ pub(crate) fn to_durability(durability: u32) -> Result<Durability, Failure> {
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_store_begin_write(
     store: Option<&Store>,
-    txn: Option<&mut MaybeUninit<Box<Writing>>>,
+    txn: Option<&mut MaybeUninit<Box<WriteTxnHandle>>>,
 ) -> Status {
     call(|| {
         let (store, txn) = (given(store, "the store")?, wanted(txn, "the transaction")?);
@@ -46,7 +46,10 @@ pub extern "C" fn pk_store_begin_write(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_allocate(txn: Option<&Writing>, page: Option<&mut MaybeUninit<u64>>) -> Status {
+pub extern "C" fn pk_txn_allocate(
+    txn: Option<&WriteTxnHandle>,
+    page: Option<&mut MaybeUninit<u64>>,
+) -> Status {
     call(|| {
         let page = wanted(page, "the page")?;
         page.write(given(txn, "the transaction")?.enter()?.allocate()?);
@@ -56,7 +59,7 @@ pub extern "C" fn pk_txn_allocate(txn: Option<&Writing>, page: Option<&mut Maybe
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_txn_allocate_run(
-    txn: Option<&Writing>,
+    txn: Option<&WriteTxnHandle>,
     pages: u64,
     first: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
@@ -68,13 +71,13 @@ pub extern "C" fn pk_txn_allocate_run(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_free(txn: Option<&Writing>, page: u64) -> Status {
+pub extern "C" fn pk_txn_free(txn: Option<&WriteTxnHandle>, page: u64) -> Status {
     call(|| Ok(given(txn, "the transaction")?.enter()?.free(page)?))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_txn_read(
-    txn: Option<&Writing>,
+    txn: Option<&WriteTxnHandle>,
     page: u64,
     offset: usize,
     buffer: ArrayMut<u8>,
@@ -91,7 +94,7 @@ pub extern "C" fn pk_txn_read(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_txn_write(
-    txn: Option<&Writing>,
+    txn: Option<&WriteTxnHandle>,
     page: u64,
     offset: usize,
     bytes: Array<u8>,
@@ -112,7 +115,12 @@ pub extern "C" fn pk_txn_write(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_put(txn: Option<&Writing>, page: u64, bytes: Array<u8>, size: usize) -> Status {
+pub extern "C" fn pk_txn_put(
+    txn: Option<&WriteTxnHandle>,
+    page: u64,
+    bytes: Array<u8>,
+    size: usize,
+) -> Status {
     call(|| {
         let bytes = bytes.slice(size, "the bytes")?;
         Ok(given(txn, "the transaction")?.enter()?.write(page, bytes)?)
@@ -120,7 +128,10 @@ pub extern "C" fn pk_txn_put(txn: Option<&Writing>, page: u64, bytes: Array<u8>,
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_get_root(txn: Option<&Writing>, page: Option<&mut MaybeUninit<u64>>) -> Status {
+pub extern "C" fn pk_txn_get_root(
+    txn: Option<&WriteTxnHandle>,
+    page: Option<&mut MaybeUninit<u64>>,
+) -> Status {
     call(|| {
         let page = wanted(page, "the page")?;
         page.write(given(txn, "the transaction")?.enter()?.root().unwrap_or(NO_PAGE));
@@ -129,7 +140,7 @@ pub extern "C" fn pk_txn_get_root(txn: Option<&Writing>, page: Option<&mut Maybe
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_set_root(txn: Option<&Writing>, page: u64) -> Status {
+pub extern "C" fn pk_txn_set_root(txn: Option<&WriteTxnHandle>, page: u64) -> Status {
     call(|| {
         given(txn, "the transaction")?.enter()?.set_root((page != NO_PAGE).then_some(page));
         Ok(())
@@ -138,7 +149,7 @@ pub extern "C" fn pk_txn_set_root(txn: Option<&Writing>, page: u64) -> Status {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_txn_commit(
-    txn: Option<Box<Writing>>,
+    txn: Option<Box<WriteTxnHandle>>,
     durability: u32,
     seq: Option<&mut MaybeUninit<u64>>,
 ) -> Status {
@@ -151,6 +162,6 @@ pub extern "C" fn pk_txn_commit(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_txn_abort(txn: Option<Box<Writing>>) {
+pub extern "C" fn pk_txn_abort(txn: Option<Box<WriteTxnHandle>>) {
     plain((), || drop(txn.map(give_up)));
 }

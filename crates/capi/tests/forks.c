@@ -1,5 +1,6 @@
-/* `forks WAY DIRECTORY` opens one of each, forks children that do with it whatever there is to do, goes on, and is killed; `forks found DIRECTORY` then
-   counts what is there. Ways: fork, twice (a child of a child), threads (others append and read meanwhile), exec. */
+/* `forks WAY DIRECTORY` opens a handle of each kind, forks children that make every call with it, continues, and is
+   killed; `forks found DIRECTORY` then counts the remaining records. Ways: fork, twice (a child of a child), threads
+   (others append and read meanwhile), exec. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
@@ -35,7 +36,7 @@ static void check(pk_status status, const char *what) {
   _exit(1);
 }
 
-/* One record of each log, and one commit, all durable. */
+/* Appends one record to each log and makes one commit, all durable. */
 static void acknowledge(void) {
   uint64_t lsn, pages = 0;
   check(pk_redo_append(redo, "a record", 8, &lsn), "append");

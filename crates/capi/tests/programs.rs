@@ -1,4 +1,5 @@
-//! The library as programs in C, C++ and Python use it: built, laid out, found by pkg-config and `CMake`, and run under sanitizers.
+//! The library as programs in C, C++ and Python use it: built, installed, found by pkg-config and `CMake`,
+//! and run under sanitizers.
 
 use std::fmt::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
@@ -8,7 +9,7 @@ use std::sync::OnceLock;
 
 use pagekeeper_testing::{built_beside, disk_dir, skip};
 
-/// What the examples and checks are compiled with, and without a warning.
+/// The warnings with which examples and checks are compiled; there must be none.
 const CHECKED: [&str; 9] = [
     "-Wall",
     "-Wextra",
@@ -25,7 +26,7 @@ fn crate_file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Whether the programs are there that a test needs.
+/// Whether the programs that a test needs are installed.
 fn has(programs: &[&str]) -> bool {
     let missing = programs.iter().find(|program| Command::new(program).arg("--version").output().is_err());
     if let Some(missing) = missing {
@@ -43,7 +44,7 @@ fn run(command: &mut Command) -> String {
     said.into_owned()
 }
 
-/// The library, laid out as it is installed.
+/// Returns the directory of the library, as installed.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -116,7 +117,7 @@ fn a_forked_child_in_c_is_refused_and_its_parent_loses_nothing() {
         let acknowledged: u64 = said.trim().parse().unwrap_or_else(|_| panic!("{way}: {said}"));
         let found = run(Command::new(&program).arg("found").arg(&directory));
         let found: Vec<u64> = found.split_whitespace().map(|count| count.parse().unwrap()).collect();
-        // Another thread appends as well, and not all that it appended was said.
+        // Another thread appends as well, and not all of its records were printed.
         let is_all =
             |count: &u64| if way == "threads" { *count >= acknowledged } else { *count == acknowledged };
         assert!(found.len() == 3 && found.iter().all(is_all), "{way}: {found:?} of {acknowledged}");

@@ -1,5 +1,6 @@
-//! `RocksDB` over the page cache, by the C interface: Debian's own `db_bench` and `ldb` with the library preloaded, and a program that compares a database
-//! with a model in memory. The kernel is asked what is resident.
+//! `RocksDB` over the page cache, by the C interface: Debian's own `db_bench` and `ldb` with the library
+//! preloaded, and a program that compares a database with a model in memory. The kernel reports what is
+//! resident.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -19,7 +20,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Whether `RocksDB` and what builds against it are there.
+/// Whether `RocksDB` and everything needed to build against it are installed.
 fn can_build() -> bool {
     let has = Path::new("/usr/include/rocksdb/file_system.h").exists()
         && ["db_bench", "ldb", "c++"].iter().all(|program| {
@@ -39,7 +40,7 @@ fn succeeded(command: &mut Command) -> String {
     said
 }
 
-/// The library and the program that compares, built once.
+/// Returns the library and the program with the model, built once.
 fn built() -> &'static (PathBuf, PathBuf) {
     static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -72,7 +73,7 @@ fn story(directory: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Bytes of table files in the kernel's page cache, and of all of them.
+/// Returns the bytes of table files that are in the kernel's page cache, and their total size.
 fn resident_tables(directory: &Path) -> (u64, u64) {
     let (mut resident, mut all) = (0, 0);
     for entry in std::fs::read_dir(directory).unwrap() {
@@ -86,7 +87,7 @@ fn resident_tables(directory: &Path) -> (u64, u64) {
     (resident, all)
 }
 
-/// `db_bench` on a database in a directory.
+/// Returns a `db_bench` command for a database in a directory.
 fn db_bench(directory: &Path, benchmarks: &str) -> Command {
     let mut command = preloaded("db_bench");
     command.arg(format!("--db={}", directory.display())).arg(format!("--benchmarks={benchmarks}"));
@@ -105,7 +106,7 @@ fn what_databases_do_at_random_is_right_by_a_model() {
     if !can_build() {
         return;
     }
-    // Both ways of values: in tables, and in blob files.
+    // Values in tables, and in blob files.
     for seed in ["1", "2"] {
         let dir = disk_dir();
         let said = succeeded(&mut story(dir.path(), &[seed, "3000"]));
@@ -126,7 +127,7 @@ fn what_was_acknowledged_is_there_after_kills() {
         let mut writer = story(dir.path(), &["write"]).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(writer.stdout.take().unwrap()).lines();
         let until = Instant::now() + Duration::from_millis(300 + 70 * round);
-        // Some at least, however slow the disk is.
+        // At least some, however slow the disk is.
         for nth in 0.. {
             last = lines.next().expect("it writes").unwrap().parse().unwrap();
             if nth > 20 && Instant::now() > until {
@@ -168,7 +169,7 @@ fn a_full_disk_is_an_error_in_words_and_nothing_acknowledged_is_lost() {
     let Some(mounted) = Mounted::new("xfs") else { return };
     let (filler, directory) = (mounted.path().join("filler"), mounted.path().join("data"));
     std::fs::create_dir(&directory).unwrap();
-    // As much as there is, but for a few MiB.
+    // Everything except a few MiB.
     let free = rustix::fs::statvfs(mounted.path()).unwrap();
     let taken = free.f_bavail * free.f_frsize - (12 << 20);
     let file = std::fs::File::create(&filler).unwrap();
@@ -184,7 +185,7 @@ fn a_full_disk_is_an_error_in_words_and_nothing_acknowledged_is_lost() {
     assert!(said.ends_with("right\n"), "{said}");
 }
 
-/// A story that says "ready", and waits for a line.
+/// A program that prints "ready" and waits for a line.
 struct Waiting {
     story: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -197,7 +198,7 @@ impl Waiting {
         Self { story, lines }
     }
 
-    /// Waits until it says so; what was wrong is on its standard error.
+    /// Waits until it prints this line; its errors are on standard error.
     fn until(&mut self, said: &str) {
         let line = self.lines.next().expect("the story goes on").unwrap();
         assert_eq!(line, said);
@@ -216,7 +217,7 @@ impl Drop for Waiting {
     }
 }
 
-/// A file system that nothing is written to for a while; reads go on.
+/// A frozen file system: writes wait, reads continue.
 struct Frozen(PathBuf);
 
 impl Frozen {
@@ -233,7 +234,8 @@ impl Drop for Frozen {
     }
 }
 
-/// The disk is a loop device over a file: what is cut off that file can't be read, and works again when it is back.
+/// The disk is a loop device over a file. Bytes that are cut off that file cannot be read until they are
+/// back.
 #[test]
 fn a_disk_that_fails_is_an_error_in_words_and_when_it_works_again_so_does_the_database() {
     if !can_build() {
@@ -247,7 +249,7 @@ fn a_disk_that_fails_is_an_error_in_words_and_when_it_works_again_so_does_the_da
     let mut story = Waiting::start(command);
     story.until("ready");
 
-    // Nothing of the tables is dirty, and nothing is written while the device fails: it would be lost.
+    // No page of the tables is dirty, and nothing is written while the device fails: it would be lost.
     let frozen = Frozen::new(mounted.path());
     let copy = mounted.image().with_extension("copy");
     succeeded(Command::new("cp").arg("--sparse=always").arg(mounted.image()).arg(&copy));
@@ -274,7 +276,7 @@ fn a_disk_that_fails_is_an_error_in_words_and_when_it_works_again_so_does_the_da
     assert!(checked.status.success(), "{checked:?}");
 }
 
-/// Bytes of logs in the kernel's page cache, and of all of them.
+/// Returns the bytes of logs that are in the kernel's page cache, and their total size.
 fn resident_logs(directory: &Path) -> (u64, u64) {
     let (mut resident, mut all) = (0, 0);
     for entry in std::fs::read_dir(directory).unwrap() {
@@ -288,7 +290,7 @@ fn resident_logs(directory: &Path) -> (u64, u64) {
     (resident, all)
 }
 
-/// Whether a guard runs on this machine, as tests of others start them: it releases the logs of each RocksDB that it finds.
+/// Whether a guard runs on this machine, as other tests start them: it releases the logs of every RocksDB.
 fn a_guard_runs() -> bool {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok()).any(|line| {
@@ -314,7 +316,7 @@ fn a_log_is_released_as_it_is_synced_but_for_one_that_will_be_written_over() {
         let guarded = a_guard_runs();
         let mut story = Waiting::start(command);
         story.until("ready");
-        // While it is open, its last page is being written to.
+        // While it is open, its last page is being written.
         let (resident, all) = resident_logs(&dir.path().join("db"));
         assert!(all > 24 * MIB, "{uri}, {recycled} recycled: logs of {all} bytes");
         let wrong = format!("{uri}, {recycled} recycled: {resident} of {all} bytes are resident");
@@ -348,7 +350,7 @@ fn a_program_without_a_uri_takes_it_by_the_environment() {
         return;
     }
     let dir = disk_dir();
-    // By its own file system first: tables are resident then.
+    // First with its own file system: then tables are resident.
     succeeded(db_bench(dir.path(), "fillrandom,compact").env_remove("LD_PRELOAD"));
     let (before, all) = resident_tables(dir.path());
     assert!(before > all / 2, "{before} of {all} bytes were resident");

@@ -1,4 +1,5 @@
-"""The library as ctypes sees it: `smoke.py LIBRARY HEADER DIRECTORY`. Each part does its work once; each function takes zeros for all it is given."""
+"""The library as seen by ctypes: `smoke.py LIBRARY HEADER DIRECTORY`. Each part is used once, and each function is called
+with zeros for all arguments."""
 
 import ctypes
 import errno
@@ -31,7 +32,7 @@ def check(status, wanted="PK_OK"):
 
 
 def fields_of(structure):
-    """The fields of a structure, from the header."""
+    """Returns the fields of a structure, from the header."""
     text = open(HEADER).read()
     body = re.search(r"typedef struct %s \{(.*?)\} %s;" % (structure, structure), text, re.S).group(1)
     body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
@@ -59,7 +60,7 @@ def path(name):
 
 
 def zeros():
-    """Every function of the header takes zeros and NULLs: it fails in words, or does nothing."""
+    """Calls every function of the header with zeros and NULLs: it fails with a message, or does nothing."""
     text = re.sub(r"/\*.*?\*/", "", open(HEADER).read(), flags=re.S)
     functions = re.findall(r"^(pk_status|void|uint64_t|size_t|int|const void \*|const char \*)\s*(pk_\w+)\(", text, re.M)
     assert len(functions) > 60, functions
@@ -70,7 +71,7 @@ def zeros():
             check(got, "PK_OK" if name in needs_nothing else "PK_MISUSE")
             if name not in needs_nothing:
                 assert pk.pk_error_message(), name
-    # What names a thing that is not there, and numbers that are none.
+    # Names of missing things, and invalid numbers.
     check(pk.pk_store_open(path("nothing"), byref(structure("pk_store_options")(create=1)), byref(c_void_p())), "PK_NOT_FOUND")
     check(pk.pk_redo_open(path("nothing"), None, byref(c_void_p())), "PK_NOT_FOUND")
     check(pk.pk_cache_open(byref(structure("pk_cache_options")(backend=9)), byref(c_void_p())), "PK_MISUSE")
@@ -106,7 +107,7 @@ def cache():
 
 
 def owned():
-    """A file that is written while it is read, by the library and by calls of one's own."""
+    """Writes a file while it is read, by the library and by the test's own calls."""
     handle, file, other, page, read = c_void_p(), c_void_p(), c_void_p(), c_void_p(), c_size_t()
     check(pk.pk_cache_open(None, byref(handle)))
     check(pk.pk_file_open_owned(handle, path("owned"), c_uint32(1), c_uint64(100), byref(file)), "PK_NOT_FOUND")
@@ -118,7 +119,7 @@ def owned():
     assert pk.pk_file_size(file) == size
     check(pk.pk_page_get(file, c_uint64(0), byref(page)), "PK_NOT_FOUND")
     content = b"".join(bytes([number % 251]) * 4096 for number in range(600))
-    # More than is written at once, from memory that is not aligned.
+    # More than one write takes, from unaligned memory.
     unaligned = ctypes.create_string_buffer(b"x" + content, size + 1)
     check(pk.pk_file_write_pages(file, c_uint64(0), byref(unaligned, 1), c_size_t(size), 0))
     with open(path("owned"), "rb") as plain:
@@ -134,7 +135,7 @@ def owned():
     for bytes_, first, wanted in [(4095, 0, "PK_MISUSE"), (4096, 600, "PK_NOT_FOUND"), (8192, 2**64 - 1, "PK_NOT_FOUND")]:
         check(pk.pk_file_write_pages(file, c_uint64(first), buffer, c_size_t(bytes_), 0), wanted)
         check(pk.pk_file_install(file, c_uint64(first), buffer, c_size_t(bytes_), 0), wanted)
-    # By one's own calls: the cache is notified.
+    # Written by the test's own calls: the cache is notified.
     with open(path("owned"), "r+b") as plain:
         plain.seek(8 * 4096)
         plain.write(b"z" * 8192)
@@ -144,12 +145,12 @@ def owned():
     check(pk.pk_file_read(file, c_uint64(8 * 4096), buffer, c_size_t(8192), None))
     assert buffer.raw[:8192] == b"z" * 8192
     check(pk.pk_file_sync(file))
-    # One that may become large: all of it is taken out at once.
+    # A file with a large limit: all pages are removed at once.
     check(pk.pk_file_open_owned(handle, path("large"), c_uint32(0), c_uint64(20_000_000), byref(other)))
     check(pk.pk_file_write_pages(other, c_uint64(0), b"a" * 4096, c_size_t(4096), 0))
     check(pk.pk_file_discard(other, c_uint64(0), c_uint64(2**64 - 1)))
     pk.pk_file_close(other)
-    # A file that does not change is not written to.
+    # An immutable file cannot be written.
     check(pk.pk_file_open(handle, path("file"), byref(other)))
     check(pk.pk_file_write_pages(other, c_uint64(0), buffer, c_size_t(4096), 0), "PK_MISUSE")
     check(pk.pk_file_sync(other), "PK_MISUSE")
@@ -159,7 +160,7 @@ def owned():
 
 
 def full():
-    """A disk that is full while pages are written: what the cache has is what the device has."""
+    """Writes pages to a full disk: the cache has the same content as the device."""
     handle, file, buffer = c_void_p(), c_void_p(), ctypes.create_string_buffer(4096)
     check(pk.pk_cache_open(None, byref(handle)))
     check(pk.pk_file_open_owned(handle, path("full"), c_uint32(0), c_uint64(1000), byref(file)))
@@ -188,7 +189,7 @@ def queue():
     check(pk.pk_queue_read(waits, file, c_uint64(250), buffer, c_size_t(250), c_uint64(42)))
     check(pk.pk_queue_collect(waits, byref(done), c_size_t(1), -1, byref(count)))
     assert (count.value, done.user_data, done.read, done.status) == (1, 42, 250, 0) and buffer.raw == bytes(range(250))
-    # Given up while reads are under way.
+    # Closed while reads are in flight.
     for nth in range(50):
         check(pk.pk_queue_read(waits, file, c_uint64(nth * 300), buffer, c_size_t(250), c_uint64(nth)))
     pk.pk_queue_close(waits)
@@ -279,7 +280,7 @@ def store():
     assert faults.value == 0
     check(pk.pk_store_backup(handle, path("copy"), byref(seq)))
     check(pk.pk_store_backup(handle, path("copy"), byref(seq)), "PK_EXISTS")
-    # The store is closed when its last snapshot is over; a page of it stays.
+    # The store is closed with its last snapshot; a page of it stays.
     check(pk.pk_store_close(handle))
     check(pk.pk_store_open(path("store"), None, byref(handle)), "PK_LOCKED")
     pk.pk_snapshot_end(snapshot)
@@ -292,7 +293,7 @@ def store():
 
 
 def copies():
-    """A backup, and a store that is made of it."""
+    """Makes a backup, and restores a store from it."""
     handle, txn, page, seq = c_void_p(), c_void_p(), c_uint64(), c_uint64()
     small = structure("pk_store_options")(memory=8 << 20, journal_bytes=1 << 20)
 
@@ -358,7 +359,7 @@ def tree():
         check(pk.pk_cursor_open(snapshot, root, first, c_size_t(len(first)), c_int(backwards), byref(cursors[-1][2])))
     check(pk.pk_cursor_open(snapshot, c_uint64(99), None, c_size_t(0), 0, byref(c_void_p())), "PK_CORRUPT")
     check(pk.pk_tree_get(snapshot, c_uint64(99), b"0007", c_size_t(4), buffer, c_size_t(3), None), "PK_CORRUPT")
-    # The cursors keep what they read.
+    # The cursors keep the entries that they read.
     pk.pk_snapshot_end(snapshot)
     check(pk.pk_store_begin_write(handle, byref(txn)))
     check(pk.pk_tree_delete(txn, root))
