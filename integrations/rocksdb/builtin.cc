@@ -1,4 +1,4 @@
-// As a part of RocksDB: the file system below is RocksDB's own, and nothing takes its place by itself.
+// As a part of RocksDB: the target file system is RocksDB's own default, which is not replaced.
 #include "pagekeeper_fs.h"
 
 namespace pagekeeper_rocksdb {

@@ -16,16 +16,19 @@ using rocksdb::IOOptions;
 using rocksdb::IOStatus;
 using rocksdb::Slice;
 
-// Synced bytes that are released by one call: a call for each small commit would cost more than it gives.
+// Synced bytes per release: a call for each small commit would cost more than it gains.
 constexpr uint64_t kStep = uint64_t{1} << 20;
-// A release that ends inside a large folio leaves it: the next one begins so much before its end, the largest folio there is.
+// Size of the largest folio. A release that ends inside a large folio leaves it, so the next release begins
+// this much before its end.
 constexpr uint64_t kLargestFolio = uint64_t{2} << 20;
 constexpr uint64_t kPage = 4096;
 
-// Released is advice by the descriptor that writes: it loses nothing, and that it fails is no error. The page that the next record goes
-// to stays. RocksDB may sync in one thread while it appends in another, so positions are atomic, and who moves `released_` on gives the advice.
+// Releases are advice given through the writing descriptor: they lose no data, and a failure is not an error.
+// The page of the next record stays. RocksDB may sync in one thread while it appends in another. So positions
+// are atomic, and the thread that advances `released_` gives the advice.
 //
-// A forked child is refused, and its copy is never closed: that would cut its parent's log to the length of the fork.
+// A forked child is refused, and its copy is never closed: a close would truncate its parent's log to the
+// length at the time of the fork.
 class LogWriter : public rocksdb::FSWritableFileWrapper {
  public:
   explicit LogWriter(std::unique_ptr<FSWritableFile>&& target) : rocksdb::FSWritableFileWrapper(target.get()), owned_(std::move(target)) {}
@@ -68,8 +71,8 @@ class LogWriter : public rocksdb::FSWritableFileWrapper {
     return synced(written, target()->Fsync(options, dbg));
   }
 
-  // wal_bytes_per_sync: what the call before this one has begun to write is on the disk by now, as a rule. What is not,
-  // and lies more than a folio back by the next call, stays until the log is closed.
+  // wal_bytes_per_sync: the writeback that the previous call started is usually over by now. Pages that are
+  // still dirty, and more than a folio behind the end at the next call, stay until the log is closed.
   IOStatus RangeSync(uint64_t offset, uint64_t size, const IOOptions& options, IODebugContext* dbg) override {
     if (is_forked()) return forked();
     IOStatus begun = target()->RangeSync(offset, size, options, dbg);
@@ -79,7 +82,8 @@ class LogWriter : public rocksdb::FSWritableFileWrapper {
 
   IOStatus Close(const IOOptions& options, IODebugContext* dbg) override {
     if (is_forked()) return forked();
-    // All but a last page in part: what cuts off the room behind it would read that back. A length of 0 would be the whole file.
+    // Everything except a partial last page, which the truncation of unused space would read back. A length
+    // of 0 would mean the whole file.
     const uint64_t written = written_.load(), end = written - written % kPage;
     if (synced_.load() == written && end > 0) target()->InvalidateCache(0, end).PermitUncheckedError();
     return target()->Close(options, dbg);

@@ -1,4 +1,4 @@
-// Write-ahead logs, whose pages leave the kernel's page cache as they are synced.
+// Write-ahead logs whose pages leave the kernel's page cache as they are synced.
 #pragma once
 
 #include <memory>
@@ -8,10 +8,11 @@
 
 namespace pagekeeper_rocksdb {
 
-// Whether a path is a write-ahead log's: "000123.log".
+// Whether this is the path of a write-ahead log: "000123.log".
 bool is_log(const std::string& path);
 
-// A log that `target` writes, and that is released behind its syncs. One that will be written over (recycle_log_file_num) is not for it.
+// Returns a log that writes to `target` and releases pages behind its syncs. Not for logs that will be
+// overwritten (recycle_log_file_num).
 std::unique_ptr<rocksdb::FSWritableFile> release_behind(std::unique_ptr<rocksdb::FSWritableFile>&& target);
 
 }  // namespace pagekeeper_rocksdb

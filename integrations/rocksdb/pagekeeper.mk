@@ -1,5 +1,6 @@
-# For RocksDB's own build, with this directory as plugin/pagekeeper in its source: make ROCKSDB_PLUGINS=pagekeeper. libpagekeeper is found by
-# pkg-config (make install-capi). RocksDB's CMake reads the sources and the function from here, too: each in one line.
+# For RocksDB's own build, with this directory as plugin/pagekeeper in its source: make
+# ROCKSDB_PLUGINS=pagekeeper. libpagekeeper is found by pkg-config (make install-capi). RocksDB's CMake also
+# reads the sources and the function from here, so each must be on one line.
 
 pagekeeper_SOURCES = builtin.cc log_writer.cc pagekeeper_fs.cc register.cc table_reader.cc table_writer.cc
 pagekeeper_HEADERS =

@@ -27,15 +27,16 @@ bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-// Files that are written once and read when they are whole: tables, and blobs but for those of the stacked BlobDB.
+// Whether the file is written once and read only when it is complete: tables, and blobs except those of the
+// stacked BlobDB.
 bool is_table(const std::string& path) {
   return ends_with(path, ".sst") || ends_with(path, ".ldb") || (ends_with(path, ".blob") && path.find("/blob_dir/") == std::string::npos);
 }
 
-// Says of a log that it is to be kept, from OptimizeForLogWrite() to NewWritableFile().
+// Marks a log to be kept, from OptimizeForLogWrite() to NewWritableFile().
 const char* const kKeepLog = "pagekeeper.keep_log";
 
-// A file of the file system below. Its reads are not begun ahead: their handles would be another's than Poll() takes.
+// A file of the target file system. Its reads are never asynchronous: Poll() could not handle their handles.
 class TargetReader : public rocksdb::FSRandomAccessFileOwnerWrapper {
  public:
   using rocksdb::FSRandomAccessFileOwnerWrapper::FSRandomAccessFileOwnerWrapper;
@@ -46,7 +47,8 @@ class TargetReader : public rocksdb::FSRandomAccessFileOwnerWrapper {
   }
 };
 
-// The process's caches, by their settings; they live as long as it does: RocksDB's own statics may outlive any owner here.
+// The caches of the process, by their settings. They live as long as the process: RocksDB's own statics may
+// outlive any owner here.
 IOStatus shared_cache(const Settings& settings, pk_cache** cache) {
   static std::mutex mutex;
   static auto* caches = new std::map<std::tuple<uint64_t, uint32_t>, pk_cache*>();
@@ -75,10 +77,10 @@ class PagekeeperFileSystem : public rocksdb::FileSystemWrapper {
 
   IOStatus NewRandomAccessFile(const std::string& path, const FileOptions& options, std::unique_ptr<rocksdb::FSRandomAccessFile>* file,
                                IODebugContext* dbg) override {
-    // A reader that asked for mappings gets them: it keeps what they point to.
+    // A reader that asked for mappings gets them, since it keeps pointers into them.
     if (is_table(path) && !options.use_mmap_reads) {
       IOStatus opened = open_table(cache_, path, file);
-      // Where the cache can't have the file: as if it was not here.
+      // If the cache cannot open the file, the target file system does.
       if (opened.ok() || opened.IsPathNotFound()) return opened;
     }
     std::unique_ptr<rocksdb::FSRandomAccessFile> below;
@@ -87,7 +89,7 @@ class PagekeeperFileSystem : public rocksdb::FileSystemWrapper {
     return opened;
   }
 
-  // Backups, and ingestion by copy, read whole tables.
+  // For backups, and ingestion by copy, which read whole tables.
   IOStatus NewSequentialFile(const std::string& path, const FileOptions& options, std::unique_ptr<rocksdb::FSSequentialFile>* file,
                              IODebugContext* dbg) override {
     if (is_table(path) && !options.use_mmap_reads) {
@@ -108,7 +110,7 @@ class PagekeeperFileSystem : public rocksdb::FileSystemWrapper {
     }
     pk_status made = create_table(path, options, file);
     if (made == PK_EXISTS) {
-      // It replaces what is there, as the default one does; readers of the old one keep it.
+      // Replaces an existing file, as the default file system does; readers of the old one keep it.
       IOStatus removed = target()->DeleteFile(path, options.io_options, dbg);
       if (!removed.ok()) return removed;
       made = create_table(path, options, file);
@@ -116,7 +118,7 @@ class PagekeeperFileSystem : public rocksdb::FileSystemWrapper {
     return to_status(made, path);
   }
 
-  // A log that is recycled is written over in parts of pages: each that was released would be read back for it.
+  // A recycled log is overwritten in parts of pages: each released page would be read back for that.
   FileOptions OptimizeForLogWrite(const FileOptions& options, const rocksdb::DBOptions& db_options) const override {
     FileOptions optimized = target()->OptimizeForLogWrite(options, db_options);
     if (db_options.recycle_log_file_num > 0) optimized.io_options.property_bag[kKeepLog] = "1";
@@ -135,7 +137,7 @@ class PagekeeperFileSystem : public rocksdb::FileSystemWrapper {
   pk_cache* cache_;
 };
 
-// "64m", "2g", "4096".
+// Parses a size: "64m", "2g", "4096".
 bool parse_size(const std::string& text, uint64_t* bytes) {
   size_t end = 0;
   unsigned long long number = 0;

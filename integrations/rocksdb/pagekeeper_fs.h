@@ -1,11 +1,14 @@
-// A RocksDB FileSystem whose table files are read through pagekeeper's page cache and written past the kernel's.
+// A RocksDB FileSystem that reads table files through pagekeeper's page cache and writes them past the
+// kernel's.
 //
-// It stands before another file system (the default one), to which goes all that is not a table or blob file: WAL, MANIFEST, locks,
-// directories. Pages of a WAL are released behind its syncs. Table files never change once they are written, which is what the page cache asks for. One that was replaced under its
-// name (numbers are used again, files are ingested) is known by its inode, length and time of change, and is opened anew.
+// It wraps another file system (the default one), which handles everything except table and blob files: WAL,
+// MANIFEST, locks, directories. Pages of a WAL are released behind its syncs. Table files never change once
+// they are written, as the page cache requires. If a file was replaced under its name (numbers are reused,
+// files are ingested), its inode, length and change time show that, and it is opened again.
 //
-// How it fails: as RocksDB expects, by an IOStatus with the path and the system's error. A table that the page cache can't open is opened by the
-// file system below. In a child of fork that does not go on to exec nothing can be read through a cache of its parent.
+// Errors are IOStatus values with the path and the system's error, as RocksDB expects. If the page cache
+// cannot open a table, the target file system does. A forked child without exec cannot read through its
+// parent's caches.
 #pragma once
 
 #include <memory>
@@ -15,25 +18,27 @@
 
 namespace pagekeeper_rocksdb {
 
-// What a URI asks for: "pagekeeper://?cache=2g&page=4096&write=direct&wal=release".
+// The settings in a URI: "pagekeeper://?cache=2g&page=4096&write=direct&wal=release".
 struct Settings {
   uint64_t cache_bytes = uint64_t{256} << 20;
   uint32_t page_bytes = 0;  // pagekeeper's default
   bool bulk_writes = true;
   bool release_logs = true;
 
-  // False, and why, where the URI has something that is no setting.
+  // Returns false, with the reason in `why`, if the URI has an invalid setting.
   static bool parse(const std::string& uri, Settings* settings, std::string* why);
 };
 
-// A file system with these settings before `target`. All of a process that are made with the same settings share one page cache.
+// Creates a file system with these settings in front of `target`. Within a process, file systems with equal
+// settings share one page cache.
 rocksdb::IOStatus make_file_system(const Settings& settings, const std::shared_ptr<rocksdb::FileSystem>& target,
                                    std::unique_ptr<rocksdb::FileSystem>* made);
 
-// The file system that a URI asks for, before RocksDB's own: RocksDB's factory functions have this form.
+// Creates the file system of a URI in front of RocksDB's own. This is the form of RocksDB's factory
+// functions.
 rocksdb::FileSystem* make_by_uri(const std::string& uri, std::unique_ptr<rocksdb::FileSystem>* guard, std::string* why);
 
-// The file system that RocksDB has by itself: one of preload.cc and builtin.cc knows how to come by it.
+// Returns RocksDB's default file system; implemented by preload.cc or builtin.cc.
 std::shared_ptr<rocksdb::FileSystem> own_file_system();
 
 }  // namespace pagekeeper_rocksdb
@@ -42,5 +47,6 @@ namespace rocksdb {
 class ObjectLibrary;
 }
 
-// Adds the factory to RocksDB's own: how many that are. RocksDB's build looks for it by its name in C.
+// Adds the factory to RocksDB's own and returns the number of factories. RocksDB's build looks for it by its
+// C name.
 extern "C" int register_pagekeeper(rocksdb::ObjectLibrary& library, const std::string& argument);

@@ -1,5 +1,5 @@
-// As a library that is preloaded: makes RocksDB know "pagekeeper://" as soon as it is loaded, and, where PAGEKEEPER_ROCKSDB is set, takes the
-// place of the default file system: "all", or a URI with settings.
+// As a preloaded library: registers "pagekeeper://" with RocksDB when it is loaded. If PAGEKEEPER_ROCKSDB is
+// set to "all", or to a URI with settings, it also replaces the default file system.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -30,7 +30,7 @@ const int registered = register_pagekeeper(*rocksdb::ObjectLibrary::Default(), "
 
 namespace rocksdb {
 
-// Found before RocksDB's own where the library is preloaded.
+// Found before RocksDB's own if the library is preloaded.
 std::shared_ptr<FileSystem> FileSystem::Default() {
   (void)pagekeeper_rocksdb::registered;
   static auto* chosen = new std::shared_ptr<FileSystem>([] {
@@ -41,7 +41,7 @@ std::shared_ptr<FileSystem> FileSystem::Default() {
     std::unique_ptr<FileSystem> made;
     std::string why;
     if (pagekeeper_rocksdb::make_by_uri(uri, &made, &why) == nullptr) {
-      // Said once; the program goes on as without.
+      // Reported once; the program continues without it.
       std::fprintf(stderr, "pagekeeper: PAGEKEEPER_ROCKSDB=%s is not used: %s\n", asked, why.c_str());
       return own;
     }

@@ -1,4 +1,4 @@
-// Makes RocksDB know "pagekeeper://".
+// Registers "pagekeeper://" with RocksDB.
 #include <memory>
 #include <string>
 
@@ -26,7 +26,7 @@ FileSystem* make_by_uri(const std::string& uri, std::unique_ptr<FileSystem>* gua
 
 }  // namespace pagekeeper_rocksdb
 
-// RocksDB calls it where it is built with this among its plugins.
+// RocksDB calls it if it was built with this plugin.
 int register_pagekeeper(rocksdb::ObjectLibrary& library, const std::string&) {
   library.AddFactory<rocksdb::FileSystem>(rocksdb::ObjectLibrary::PatternEntry("pagekeeper", false).AddSeparator("://", false),
                                           pagekeeper_rocksdb::make_by_uri);

@@ -1,4 +1,5 @@
-// From a status of pagekeeper.h to RocksDB's, with the words and errno of the call that failed on this thread.
+// Converts a status of pagekeeper.h to RocksDB's, with message and errno of the call that failed on this
+// thread.
 #pragma once
 
 #include <cerrno>

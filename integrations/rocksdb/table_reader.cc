@@ -16,7 +16,7 @@ using rocksdb::IOOptions;
 using rocksdb::IOStatus;
 using rocksdb::Slice;
 
-// A read that was begun. RocksDB deletes it after it has called Poll() or AbortIO() with it.
+// An asynchronous read. RocksDB deletes it after Poll() or AbortIO().
 class PendingRead {
  public:
   PendingRead(FSReadRequest& request, std::string path, std::function<void(const FSReadRequest&, void*)> callback, void* argument)
@@ -39,7 +39,7 @@ class PendingRead {
     if (callback_) std::exchange(callback_, nullptr)(request_, argument_);
   }
 
-  // As RocksDB's own does: who began it frees by its callback what it keeps for it.
+  // As in RocksDB's own: the callback lets the caller free its state.
   void abort() {
     request_.status = IOStatus::Aborted();
     request_.result = Slice();
@@ -50,7 +50,7 @@ class PendingRead {
   static void done(void* self, pk_status status, size_t read) {
     auto* pending = static_cast<PendingRead*>(self);
     IOStatus outcome = to_status(status, pending->path_);
-    // Notified under the lock: who waits may delete this as soon as it is given up.
+    // Notifies under the lock: the waiter may delete this object as soon as the lock is released.
     std::lock_guard<std::mutex> lock(pending->mutex_);
     pending->request_.status = std::move(outcome);
     pending->request_.result = Slice(pending->request_.scratch, read);
@@ -106,7 +106,7 @@ class TableReader : public rocksdb::FSRandomAccessFile {
     return to_status(pk_file_prefetch(file_, offset, n), path_);
   }
 
-  // Nothing of it is in the kernel's page cache. What is in pagekeeper's goes by its own rules.
+  // The kernel's page cache has none of its pages. pagekeeper's cache evicts by its own rules.
   IOStatus InvalidateCache(size_t, size_t) override { return IOStatus::OK(); }
 
  private:

@@ -13,9 +13,9 @@ namespace pagekeeper_rocksdb {
 // Opens a table file in the cache.
 rocksdb::IOStatus open_table(pk_cache* cache, const std::string& path, std::unique_ptr<rocksdb::FSRandomAccessFile>* file);
 
-// Waits for reads that were begun by ReadAsync() of such a file, and calls back.
+// Waits for reads that ReadAsync() of such a file started, and calls back.
 rocksdb::IOStatus poll_reads(std::vector<void*>& handles);
-// Waits for them, and calls back that they were aborted.
+// Waits for such reads, and calls back with the status that they were aborted.
 rocksdb::IOStatus abort_reads(std::vector<void*>& handles);
 
 }  // namespace pagekeeper_rocksdb

@@ -12,8 +12,9 @@ using rocksdb::IOOptions;
 using rocksdb::IOStatus;
 using rocksdb::Slice;
 
-// Written from its start on, and durable with its sync or its close, whichever comes first. A table has no bytes after its sync; if some come all the
-// same, that is an error, not a file that is less durable than it says.
+// Writes a table from start to end. It is durable with its sync or its close, whichever comes first. A table
+// has no bytes after its sync. If some come nevertheless, that is an error, not a file that is less durable
+// than it claims.
 class TableWriter : public rocksdb::FSWritableFile {
  public:
   TableWriter(pk_bulk* bulk, std::string path, const rocksdb::FileOptions& options)
@@ -24,7 +25,7 @@ class TableWriter : public rocksdb::FSWritableFile {
 
   using rocksdb::FSWritableFile::Append;
   IOStatus Append(const Slice& data, const IOOptions&, IODebugContext*) override {
-    // File systems that stand before this one append what they hold back, which may be nothing, at each sync.
+    // File systems in front of this one append their buffered data at each sync, and it may be empty.
     if (data.empty()) return failed_;
     if (bulk_ == nullptr) return after_sync();
     const pk_status status = pk_bulk_write(bulk_, data.data(), data.size());
@@ -44,9 +45,9 @@ class TableWriter : public rocksdb::FSWritableFile {
     return IOStatus::NotSupported(path_, "a table is not cut");
   }
 
-  // No one reads a table before it is whole.
+  // Nobody reads an incomplete table.
   IOStatus Flush(const IOOptions&, IODebugContext*) override { return failed_; }
-  // What is to be written is on its way already.
+  // Writeback has started already.
   IOStatus RangeSync(uint64_t, uint64_t, const IOOptions&, IODebugContext*) override { return failed_; }
   IOStatus Sync(const IOOptions&, IODebugContext*) override { return finish(); }
   IOStatus Close(const IOOptions&, IODebugContext*) override { return finish(); }
@@ -67,7 +68,7 @@ class TableWriter : public rocksdb::FSWritableFile {
   pk_bulk* bulk_;
   std::string path_;
   uint64_t written_ = 0;
-  // Of its end.
+  // The result of finishing the file.
   IOStatus failed_ = IOStatus::OK();
 };
 

@@ -9,7 +9,7 @@
 
 namespace pagekeeper_rocksdb {
 
-// Creates a table file: PK_EXISTS where it is there.
+// Creates a table file. Returns PK_EXISTS if the file exists.
 pk_status create_table(const std::string& path, const rocksdb::FileOptions& options, std::unique_ptr<rocksdb::FSWritableFile>* file);
 
 }  // namespace pagekeeper_rocksdb

@@ -1,8 +1,14 @@
-// A RocksDB over pagekeeper's file system, compared with a model in memory. `story URI DIRECTORY SEED` does what databases do, at random: it ends with
-// "right". `story URI DIRECTORY write` commits with syncs until it is killed, and prints each number that was acknowledged; `story URI DIRECTORY check
-// LAST` looks whether all up to that are there. `story URI DIRECTORY faults` reads while its disk fails, and when it does not any more; `story URI
-// DIRECTORY log RECYCLED` writes a log of 24 MiB. These two say "ready" and wait for a line where their caller has something to do. `story URI
-// DIRECTORY fork WAY` has a log, a table that is written and one that is read, forks children that use them, writes on, and is killed.
+// A RocksDB over pagekeeper's file system, compared with a model in memory.
+//
+// - `story URI DIRECTORY SEED` performs random operations of databases; it ends with "right".
+// - `story URI DIRECTORY write` commits with syncs until it is killed, and prints each acknowledged number.
+// - `story URI DIRECTORY check LAST` checks that all numbers up to LAST exist.
+// - `story URI DIRECTORY faults` reads while its disk fails, and after it works again.
+// - `story URI DIRECTORY log RECYCLED` writes a log of 24 MiB.
+// - `story URI DIRECTORY fork WAY` opens a log, a table for writing and one for reading, forks children that
+//   use them, continues to write, and is killed.
+//
+// `faults` and `log` print "ready" and wait for a line when it is their caller's turn.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -121,7 +127,7 @@ struct World {
     }
   }
 
-  // A file made elsewhere, taken in: it gets a name that a file before it may have had.
+  // Ingests a file that was created elsewhere. It gets a name that an earlier file may have had.
   void ingest() {
     const std::string path = directory + "/ingested.sst";
     std::map<std::string, std::string> more;
@@ -183,7 +189,7 @@ struct World {
       case 6: return compare(db.get());
       case 7: return check(db->VerifyChecksum(), "verify");
       case 8:
-        // Opened again, with the same files.
+        // Opens the database again, with the same files.
         db.reset();
         return open();
       default: break;
@@ -219,7 +225,8 @@ void ready() {
   require(std::fgets(line, sizeof line, stdin) != nullptr, "the caller went away");
 }
 
-// Whether a read failed as it should where the disk does: by an error of I/O that names a table and the system's words.
+// Whether a read failed as it should while the disk fails: with an I/O error that names a table and has the
+// system's message.
 bool has_failed(const Status& status) {
   if (status.ok()) return false;
   const std::string words = status.ToString();
@@ -227,13 +234,14 @@ bool has_failed(const Status& status) {
   return true;
 }
 
-// A log of nothing: RocksDB's own is flushed every five seconds, and who writes to a file system that is frozen waits for ever.
+// A logger without output: RocksDB's own is flushed every five seconds, and a write to a frozen file system
+// would wait forever.
 struct Silent : rocksdb::Logger {
   using rocksdb::Logger::Logv;
   void Logv(const char*, va_list) override {}
 };
 
-// Tables of 16 MiB, of which a cache of 2 MiB has some.
+// Tables of 16 MiB in total, of which a cache of 2 MiB holds a part.
 void faults(World& world) {
   constexpr uint64_t keys = 8000;
   auto key = [](uint64_t number) { return "number" + std::to_string(number); };
@@ -289,13 +297,13 @@ void log(World& world) {
   sync.sync = true;
   for (int nth = 0; nth < 24 * 8; nth++) {
     check(world.db->Put(sync, "number" + std::to_string(nth), std::string(128 << 10, 'x')), "put");
-    // A small one makes the next begin inside a page.
+    // A small record makes the next one begin inside a page.
     check(world.db->Put(rocksdb::WriteOptions(), "small", "x"), "put a small one");
   }
   ready();
 }
 
-// The files that the file system has of its own, open.
+// Open files of each kind that the file system implements itself.
 struct Files {
   std::shared_ptr<rocksdb::FileSystem> system;
   std::string directory;
@@ -326,7 +334,7 @@ struct Files {
     check(reader->Read(std::rand() % 1000000, scratch.size(), io, &found, &scratch[0], nullptr), "read a table");
   }
 
-  // Whether all that a forked child does with them fails.
+  // Whether everything fails that a forked child does with them.
   bool is_refused() {
     std::string scratch(5000, ' ');
     rocksdb::Slice found;
@@ -354,7 +362,7 @@ struct Files {
   }
 };
 
-// Whether a child does well, or one of its own.
+// Whether a child succeeds, or a child of that child.
 bool does_well(Files& files, int depth) {
   const pid_t child = fork();
   if (child == 0) {

@@ -1,10 +1,12 @@
-//! SQLite's C interface, as far as a VFS needs it: structures and numbers of `sqlite3.h` and `sqlite3ext.h`, which SQLite only ever adds to.
+//! SQLite's C interface as far as a VFS needs it: structures and constants of `sqlite3.h` and `sqlite3ext.h`,
+//! to which SQLite only adds.
 //!
-//! Invariant: sizes and places are C's, which a test compares with the installed header. Declarations alone: nothing is called here.
+//! Invariant: sizes and offsets are those of C; a test compares them with the installed header. The module
+//! has only declarations and calls nothing.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// A result code of SQLite's.
+/// A result code of SQLite.
 pub(crate) type Code = c_int;
 
 pub(crate) const OK: Code = 0;
@@ -34,7 +36,8 @@ pub(crate) const ACCESS_EXISTS: c_int = 0;
 
 pub(crate) const SYNC_NORMAL: c_int = 0x2;
 
-/// A write changes no byte beside those it writes, power cut or not; what is written to a journal is all there; and in order.
+/// A write changes no other bytes, even after a power cut; appends to a journal are safe; writes are
+/// sequential.
 pub(crate) const CHARACTERISTICS: c_int = 0x1000 | 0x200 | 0x400;
 
 pub(crate) const FCNTL_LOCKSTATE: c_int = 1;
@@ -47,7 +50,7 @@ pub(crate) const FCNTL_TEMPFILENAME: c_int = 16;
 pub(crate) const FCNTL_HAS_MOVED: c_int = 20;
 pub(crate) const FCNTL_SYNC: c_int = 21;
 
-/// `sqlite3_file`: what follows is the VFS's own.
+/// `sqlite3_file`: the VFS's own data follows it.
 #[repr(C)]
 pub(crate) struct File {
     pub(crate) methods: *const IoMethods,
@@ -102,7 +105,7 @@ pub(crate) struct Vfs {
     pub(crate) next_system_call: unsafe extern "C" fn(*mut Vfs, *const c_char) -> *const c_char,
 }
 
-/// Places in `sqlite3_api_routines`, which is a table of functions.
+/// Indices in `sqlite3_api_routines`, a table of functions.
 pub(crate) mod routine {
     pub(crate) const LIBVERSION_NUMBER: usize = 67;
     pub(crate) const MPRINTF: usize = 69;

@@ -1,10 +1,12 @@
-//! The databases that are open in this process: one for each file, whatever connections it has, found by the file or by the name of its journal.
+//! The open databases of this process: one per file, for any number of connections, found by the file or by
+//! the name of its journal.
 //!
 //! Invariants:
-//! 1. A file is open once, by one name: who comes by another, or finds another file by the same, is refused.
-//! 2. A process that was forked touches nothing of its parent's: log, locks and transaction are not its own, and their locks may be held for
-//!    ever. What it has of them is never dropped, as the list has it.
-//! 3. Nobody waits for a database's disk with the list locked, but for its opening.
+//! 1. A file is open only once, under one name. A connection with another name, or that finds another file
+//!    under the same name, is refused.
+//! 2. A forked process touches nothing of its parent's: log, locks and transaction belong to the parent, and
+//!    their locks may be held forever. Its copies are never dropped, since the list holds them.
+//! 3. Nobody waits for a database's disk with the list locked, except for its opening.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
@@ -24,15 +26,15 @@ use crate::state::State;
 
 /// A file that SQLite may find beside a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Beside {
+pub(crate) enum SideFile {
     /// A rollback journal.
     Journal,
     /// A write-ahead log.
     Wal,
 }
 
-impl Beside {
-    /// What ends its name.
+impl SideFile {
+    /// Returns the suffix of its name.
     fn suffix(self) -> &'static [u8] {
         match self {
             Self::Journal => b"-journal",
@@ -41,28 +43,29 @@ impl Beside {
     }
 }
 
-/// The databases that are open in this process, by device and inode.
-static OPEN: Mutex<Databases> = Mutex::new(BTreeMap::new());
+/// The open databases of this process, by device and inode.
+static OPEN_DATABASES: Mutex<Databases> = Mutex::new(BTreeMap::new());
 
 /// Device and inode.
 type Inode = (u64, u64);
 
 type Databases = BTreeMap<Inode, Arc<Database>>;
 
-/// The list, locked. `None` in a child of a process in which another thread had it: nobody there will let go of it.
+/// Locks the list. Returns `None` in a forked child if another thread of the parent held the lock: nobody
+/// there will release it.
 fn list() -> Option<MutexGuard<'static, Databases>> {
-    /// The process whose threads alone can have it locked, by its number.
-    static OWNER: AtomicU32 = AtomicU32::new(0);
-    /// Two threads of a child may come at once.
-    const TRIES: usize = 1000;
+    /// The number of the process whose threads alone may hold the lock.
+    static LIST_OWNER: AtomicU32 = AtomicU32::new(0);
+    /// Two threads of a child may compete for the lock.
+    const LOCK_ATTEMPTS_MAX: usize = 1000;
     let own = Process::current().number();
-    // Before the first lock: a child that is forked under that has another number.
-    let _ = OWNER.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst);
-    for _ in 0..TRIES {
-        let open = if OWNER.load(Ordering::SeqCst) == own {
-            lock(&OPEN)
+    // Set before the first lock: a child that is forked while it is held has another number.
+    let _ = LIST_OWNER.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst);
+    for _ in 0..LOCK_ATTEMPTS_MAX {
+        let open = if LIST_OWNER.load(Ordering::SeqCst) == own {
+            lock(&OPEN_DATABASES)
         } else {
-            match OPEN.try_lock() {
+            match OPEN_DATABASES.try_lock() {
                 Ok(open) => open,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => {
@@ -71,7 +74,7 @@ fn list() -> Option<MutexGuard<'static, Databases>> {
                 }
             }
         };
-        OWNER.store(own, Ordering::SeqCst);
+        LIST_OWNER.store(own, Ordering::SeqCst);
         return Some(open);
     }
     None
@@ -82,16 +85,17 @@ pub(crate) struct Database {
     vfs: RealVfs,
     pub(crate) name: CString,
     pub(crate) places: Places,
-    /// Counted with [`OPEN`] locked when they come, without when they go: nobody waits there for a database's disk.
+    /// Incremented with [`OPEN_DATABASES`] locked, but decremented without it, so that nobody waits there for
+    /// a database's disk.
     connections: AtomicU64,
     /// The process that opened it.
     process: Process,
     state: Mutex<State>,
 }
 
-/// The databases that are open, by name or file.
+/// Access to the open databases, by name or file.
 impl Database {
-    /// Counts one more connection to the file of this name, which is there.
+    /// Adds a connection to the existing file of this name.
     pub(crate) fn open(vfs: RealVfs, name: &CStr) -> Result<(Arc<Self>, u64), Code> {
         static CONNECTIONS: AtomicU64 = AtomicU64::new(1);
         let path = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
@@ -138,28 +142,28 @@ impl Database {
         Ok((database, CONNECTIONS.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// The open database whose journal has this name.
+    /// Returns the open database whose journal has this name.
     pub(crate) fn of_journal(name: &CStr) -> Option<Arc<Self>> {
-        Self::beside(name, Beside::Journal)
+        Self::beside(name, SideFile::Journal)
     }
 
-    /// The open database that a file of this name would belong to.
-    pub(crate) fn beside(name: &CStr, which: Beside) -> Option<Arc<Self>> {
+    /// Returns the open database to which a file of this name would belong.
+    pub(crate) fn beside(name: &CStr, which: SideFile) -> Option<Arc<Self>> {
         let database = name.to_bytes().strip_suffix(which.suffix())?;
         list()?.values().find(|open| open.name.to_bytes() == database).cloned()
     }
 
-    /// Ends a connection; the last one leaves a plain file.
+    /// Ends a connection. The last one leaves a plain file.
     pub(crate) fn close(self: &Arc<Self>, connection: u64) -> Result<(), Code> {
-        // What the parent has stays as it is, and is its own to close.
+        // The parent's copy stays as it is, and only the parent may close it.
         let Ok(mut state) = self.state() else { return Ok(()) };
         let mut ended = state.unlock(connection, Level::None);
         if self.connections.fetch_sub(1, Ordering::SeqCst) == 1 {
             ended = ended.and(self.remove_foreign_journal(&state)).and(state.end());
         }
         drop(state);
-        let mut open = lock(&OPEN);
-        // Another connection may have come meanwhile, or even gone, and another database stand there.
+        let mut open = lock(&OPEN_DATABASES);
+        // Another connection may have come meanwhile, or even gone, and another database may be in its place.
         let is_own = open.get(&self.key).is_some_and(|found| Arc::ptr_eq(found, self));
         if is_own && self.connections.load(Ordering::SeqCst) == 0 {
             open.remove(&self.key);
@@ -171,20 +175,21 @@ impl Database {
         !self.process.is_current()
     }
 
-    /// Makes the file a plain one, and lets other processes at it, until the next write.
+    /// Makes the file a plain one and lets other processes use it, until the next write.
     pub(crate) fn release(&self, state: &mut State) -> Result<(), Code> {
         self.remove_foreign_journal(state)?;
         state.release()
     }
 
-    /// A journal that appeared while nobody else could write here, as one that was copied back, is of another time: as soon as the mark is
-    /// off, who opens the file next would undo by it what is committed.
+    /// Removes a journal that appeared while nobody else could write here, for example one that was copied
+    /// back. It belongs to another time: once the mark is off, the next opener of the file would undo
+    /// committed data with it.
     fn remove_foreign_journal(&self, state: &State) -> Result<(), Code> {
-        if !state.has_none_beside(Beside::Journal) {
+        if !state.has_none_beside(SideFile::Journal) {
             return Ok(());
         }
         let mut name = self.name.to_bytes().to_vec();
-        name.extend_from_slice(Beside::Journal.suffix());
+        name.extend_from_slice(SideFile::Journal.suffix());
         let name = CString::new(name).map_err(|_| abi::IOERR)?;
         if !self.vfs.exists(&name)? {
             return Ok(());
@@ -198,7 +203,7 @@ impl Database {
         self.vfs.delete(&name, true)
     }
 
-    /// What the connections share; an error in a process that was forked.
+    /// Returns the state that the connections share. Fails in a forked process.
     pub(crate) fn state(&self) -> Result<MutexGuard<'_, State>, Code> {
         if self.is_forked() {
             crate::said(

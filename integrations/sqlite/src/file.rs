@@ -1,20 +1,21 @@
-//! The files that SQLite has open through this VFS: databases, and their journals.
+//! The files that SQLite has open through this VFS: databases and their journals.
 //!
-//! Each call takes the database's state for as long as it works on it; pages are read past it, from the connection's own file.
+//! Each call locks the database's state while it works on it. Pages that need no state are read from the
+//! connection's own file.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::abi::{self, Code};
-use crate::database::{Beside, Database};
+use crate::database::{Database, SideFile};
 use crate::glue::{Opened, string};
-use crate::journal::{Journal, Means, meaning};
+use crate::journal::{Journal, WriteEffect, meaning};
 use crate::locks::Level;
 use crate::real::{RealFile, RealVfs};
 use crate::state::{self, Read};
 
-/// A database, as one connection has it open.
+/// A database as one connection has it open.
 pub(crate) struct DatabaseFile {
     database: Arc<Database>,
     connection: u64,
@@ -22,7 +23,7 @@ pub(crate) struct DatabaseFile {
 }
 
 impl DatabaseFile {
-    /// Takes a file that the VFS beneath has opened by this name.
+    /// Takes over a file that the underlying VFS opened by this name.
     pub(crate) fn new(vfs: RealVfs, name: &CStr, file: RealFile) -> Result<Self, Code> {
         let (database, connection) = Database::open(vfs, name)?;
         let mut opened = Self { database, connection, file };
@@ -34,7 +35,8 @@ impl DatabaseFile {
         Ok(opened)
     }
 
-    /// A PRAGMA of this VFS: what it answers, and whether that is an error. `None` for SQLite's own.
+    /// Handles a PRAGMA of this VFS: returns the answer, and whether it is an error. Returns `None` for
+    /// SQLite's own.
     fn pragma(&mut self, name: &str, value: Option<&str>) -> Option<(Code, String)> {
         let mut state = match self.database.state() {
             Ok(state) => state,
@@ -60,7 +62,7 @@ impl DatabaseFile {
 
 impl Opened for DatabaseFile {
     fn close(self) -> Result<(), Code> {
-        // Before the connection's file: the VFS beneath keeps a descriptor as long as the file is locked.
+        // Before the connection's file: the underlying VFS keeps a descriptor while the file is locked.
         self.database.close(self.connection)
     }
 
@@ -112,21 +114,21 @@ impl Opened for DatabaseFile {
                     Ok(state) => state.level(self.connection),
                     Err(code) => return code,
                 };
-                // SAFETY: SQLite gives the place of a number with this control.
+                // SAFETY: SQLite passes the address of a number with this control.
                 unsafe { *argument.cast::<c_int>() = level as c_int };
                 abi::OK
             }
-            // Before each sync of the file, and in place of it where `synchronous` is off.
+            // SQLite sends this before each sync of the file, and instead of a sync if `synchronous` is off.
             abi::FCNTL_SYNC => self.sync().err().unwrap_or(abi::OK),
             abi::FCNTL_SIZE_HINT => abi::OK,
             abi::FCNTL_VFSNAME => {
-                // SAFETY: SQLite gives the place of a string that it frees.
+                // SAFETY: SQLite passes the address of a string that it frees.
                 unsafe { *argument.cast::<*mut c_char>() = string("pagekeeper/unix") };
                 abi::OK
             }
             abi::FCNTL_PRAGMA => {
                 let parts = argument.cast::<*mut c_char>();
-                // SAFETY: SQLite gives three strings: the answer's place, a name, and a value or NULL.
+                // SAFETY: SQLite passes three strings: the place of the answer, a name, and a value or NULL.
                 let (name, value) = unsafe {
                     let value = *parts.add(2);
                     let value = (!value.is_null()).then(|| CStr::from_ptr(value));
@@ -144,7 +146,7 @@ impl Opened for DatabaseFile {
             | abi::FCNTL_POWERSAFE_OVERWRITE
             | abi::FCNTL_TEMPFILENAME
             | abi::FCNTL_HAS_MOVED => {
-                // SAFETY: passed on as it came.
+                // SAFETY: passed on unchanged.
                 unsafe { self.file.control(op, argument) }
             }
             _ => abi::NOTFOUND,
@@ -159,7 +161,7 @@ pub(crate) struct JournalFile {
 }
 
 impl JournalFile {
-    /// A journal of our own; `None` where there is none, and none may be made.
+    /// Returns a journal of our own; `None` if there is none and it may not be created.
     pub(crate) fn own(database: &Arc<Database>, create: bool) -> Result<Option<Self>, Code> {
         let mut state = database.state()?;
         if create {
@@ -169,7 +171,7 @@ impl JournalFile {
         Ok(is_there.then(|| Self { database: Arc::clone(database), real: None }))
     }
 
-    /// One that another VFS left, as the VFS beneath has it open.
+    /// Wraps a journal that another VFS left, as the underlying VFS opened it.
     pub(crate) fn left(database: Arc<Database>, real: RealFile) -> Result<Self, Code> {
         if real.is_writable {
             database.state()?.set_real_journal(true);
@@ -177,12 +179,12 @@ impl JournalFile {
         Ok(Self { database, real: Some(real) })
     }
 
-    /// Ends the transaction, or the rolling back of one: what of it is to last is in the log when this returns.
+    /// Ends the transaction, or its rollback. Committed changes are in the log when this returns.
     fn end(&mut self) -> Result<(), Code> {
         let mut state = self.database.state()?;
         state.end_journal()?;
         if let Some(mut real) = self.real.take() {
-            // For good: were it found again, it would undo what is committed from now on.
+            // Permanently: if it were found again, it would undo later commits.
             real.truncate(0)?;
             real.sync()?;
             state.set_real_journal(false);
@@ -214,17 +216,17 @@ impl Opened for JournalFile {
 
     fn write(&mut self, bytes: &[u8], offset: u64) -> Result<(), Code> {
         match meaning(bytes, offset) {
-            Means::End => self.end()?,
-            Means::SeveralFiles => {
+            WriteEffect::End => self.end()?,
+            WriteEffect::SeveralFiles => {
                 let why =
                     "a transaction over several databases is refused: this VFS can't commit them as one";
                 return Err(self.database.state()?.refuse(abi::CANTOPEN, why));
             }
-            Means::Begin => self.with(|journal, _| {
+            WriteEffect::Begin => self.with(|journal, _| {
                 journal.is_live = true;
                 Ok(())
             })?,
-            Means::Nothing => {}
+            WriteEffect::Nothing => {}
         }
         match &mut self.real {
             Some(real) => real.write(bytes, offset),
@@ -243,7 +245,7 @@ impl Opened for JournalFile {
     }
 
     fn sync(&mut self) -> Result<(), Code> {
-        // Nobody reads our own after a crash.
+        // Nobody reads our own journal after a crash.
         self.real.as_mut().map_or(Ok(()), RealFile::sync)
     }
 
@@ -272,12 +274,12 @@ impl Opened for JournalFile {
     }
 }
 
-/// Deletes a journal: the commit, in the usual mode.
+/// Deletes a journal, which is the commit in the usual mode.
 pub(crate) fn delete_journal(vfs: RealVfs, database: &Database, name: &CStr, sync: bool) -> Result<(), Code> {
     let mut state = database.state()?;
     state.end_journal()?;
     let was_own = state.journal().take().is_some();
-    if was_own && state.has_none_beside(Beside::Journal) {
+    if was_own && state.has_none_beside(SideFile::Journal) {
         return Ok(());
     }
     let must_last = state.has_real_journal();
@@ -286,27 +288,27 @@ pub(crate) fn delete_journal(vfs: RealVfs, database: &Database, name: &CStr, syn
         deleted => deleted?,
     }
     state.set_real_journal(false);
-    state.note_none_beside(Beside::Journal);
+    state.note_none_beside(SideFile::Journal);
     Ok(())
 }
 
-/// Whether a file is beside a database that SQLite has to look at.
+/// Whether a file exists beside a database that SQLite must look at.
 pub(crate) fn exists_beside(
     vfs: RealVfs,
     database: &Database,
     name: &CStr,
-    which: Beside,
+    which: SideFile,
 ) -> Result<bool, Code> {
     let mut state = database.state()?;
     let is_live = state.journal().as_ref().is_some_and(|journal| journal.is_live);
-    if which == Beside::Journal && is_live {
+    if which == SideFile::Journal && is_live {
         return Ok(true);
     }
     if state.has_none_beside(which) {
         return Ok(false);
     }
     let exists = vfs.exists(name)?;
-    // That VFS answers no where it can't look, and for empty files, too.
+    // The underlying VFS also answers no if it cannot look, and for empty files.
     if !exists && rustix::fs::lstat(name).err() == Some(rustix::io::Errno::NOENT) {
         state.note_none_beside(which);
     }

@@ -1,8 +1,10 @@
-//! Where C meets Rust: the tables of functions that SQLite calls, and the few that are called of it.
+//! The boundary between C and Rust: the tables of functions that SQLite calls, and the few SQLite functions
+//! that are called.
 //!
-//! Invariants: `sqlite3_file` memory that SQLite gives holds either a file of the VFS beneath, which sets its own methods, or a [`Handle`] to a box of
-//! ours, freed by `xClose` alone. One thread at a time is in a file, which SQLite sees to. A panic ends the process, as every `extern "C"` does,
-//! which costs no commit: what was acknowledged is in the log.
+//! Invariants: `sqlite3_file` memory of SQLite holds either a file of the underlying VFS, which sets its own
+//! methods, or a [`Handle`] to one of our boxes, freed only by `xClose`. SQLite guarantees that one thread at
+//! a time uses a file. A panic aborts the process, as in every `extern "C"` function. That loses no commit:
+//! acknowledged commits are in the log.
 #![allow(unsafe_code, reason = "SQLite's C interface")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -10,11 +12,11 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use crate::abi::{self, Code, File, IoMethods, Vfs, routine};
-use crate::database::{Beside, Database};
+use crate::database::{Database, SideFile};
 use crate::file::{DatabaseFile, JournalFile, delete_journal, exists_beside};
 use crate::real::{RealFile, RealVfs};
 
-/// What is called of SQLite.
+/// The functions of SQLite that are called.
 struct Api {
     mprintf: unsafe extern "C" fn(*const c_char, ...) -> *mut c_char,
     log: unsafe extern "C" fn(c_int, *const c_char, ...),
@@ -28,14 +30,14 @@ fn api() -> &'static Api {
     API.get().expect("set before the VFS is registered")
 }
 
-/// A string that SQLite frees; NULL without memory.
+/// Creates a string that SQLite frees; NULL if memory runs out.
 pub(crate) fn string(text: &str) -> *mut c_char {
     let text = plain(text);
-    // SAFETY: a format with one string, which ends with a zero.
+    // SAFETY: a format with one string, which ends with a zero byte.
     unsafe { (api().mprintf)(c"%s".as_ptr(), text.as_ptr()) }
 }
 
-/// Gives a line to SQLite's log.
+/// Writes a line to SQLite's log.
 pub(crate) fn log(code: Code, line: &str) {
     let line = plain(line);
     // SAFETY: as above.
@@ -46,10 +48,10 @@ fn plain(text: &str) -> CString {
     CString::new(text.replace('\0', "")).unwrap_or_default()
 }
 
-/// A file of ours.
+/// A file of this VFS.
 pub(crate) trait Opened: Sized {
     fn close(self) -> Result<(), Code>;
-    /// Gives whether all was there; zeros are past the end.
+    /// Reads. Returns whether all bytes existed; bytes past the end are zero.
     fn read(&mut self, buffer: &mut [u8], offset: u64) -> Result<bool, Code>;
     fn write(&mut self, bytes: &[u8], offset: u64) -> Result<(), Code>;
     fn truncate(&mut self, size: u64) -> Result<(), Code>;
@@ -60,11 +62,11 @@ pub(crate) trait Opened: Sized {
     fn is_reserved(&mut self) -> Result<bool, Code>;
     /// # Safety
     ///
-    /// The argument is what SQLite gives with the control of this number.
+    /// The argument is the one that SQLite passes with the control of this number.
     unsafe fn control(&mut self, op: c_int, argument: *mut c_void) -> Code;
 }
 
-/// What is in SQLite's memory of a file of ours.
+/// The content of SQLite's memory for a file of this VFS.
 #[repr(C)]
 struct Handle<T> {
     file: File,
@@ -75,18 +77,18 @@ struct Handle<T> {
 ///
 /// # Safety
 ///
-/// The memory has the size that the VFS asks for.
+/// The memory has the size that the VFS requests.
 unsafe fn hand_out<T: Opened>(memory: *mut File, opened: T, methods: &'static IoMethods) {
     let handle = Handle { file: File { methods }, opened: Box::into_raw(Box::new(opened)) };
     // SAFETY: the caller's promise.
     unsafe { memory.cast::<Handle<T>>().write(handle) }
 }
 
-/// The file behind SQLite's memory.
+/// Returns the file behind SQLite's memory.
 ///
 /// # Safety
 ///
-/// It was handed out with methods of this type and not closed, and this is the only thread in it.
+/// It was handed out with methods of this type and not closed, and no other thread uses it.
 unsafe fn opened<'a, T: Opened>(file: *mut File) -> &'a mut T {
     // SAFETY: the caller's promise.
     unsafe { &mut *(*file.cast::<Handle<T>>()).opened }
@@ -97,7 +99,7 @@ fn code(result: Result<(), Code>) -> c_int {
 }
 
 unsafe extern "C" fn close<T: Opened>(file: *mut File) -> c_int {
-    // SAFETY: SQLite closes what it opened, once; the box was made by `hand_out`.
+    // SAFETY: SQLite closes each opened file once; the box was created by `hand_out`.
     let opened = unsafe { Box::from_raw((*file.cast::<Handle<T>>()).opened) };
     // SAFETY: as above.
     unsafe { (*file).methods = std::ptr::null() };
@@ -106,7 +108,8 @@ unsafe extern "C" fn close<T: Opened>(file: *mut File) -> c_int {
 
 unsafe extern "C" fn read<T: Opened>(file: *mut File, buffer: *mut c_void, len: c_int, offset: i64) -> c_int {
     let (Ok(len), Ok(offset)) = (usize::try_from(len), u64::try_from(offset)) else { return abi::IOERR_READ };
-    // SAFETY: SQLite's memory, of this length; it may not have been written before, and u8 has no values that are none.
+    // SAFETY: SQLite's memory, of this length. It may be uninitialised before, and every bit pattern is a
+    // valid u8.
     let (opened, buffer) = unsafe {
         buffer.cast::<u8>().write_bytes(0, len);
         (opened::<T>(file), std::slice::from_raw_parts_mut(buffer.cast::<u8>(), len))
@@ -147,7 +150,7 @@ unsafe extern "C" fn file_size<T: Opened>(file: *mut File, size: *mut i64) -> c_
     // SAFETY: an open file of this type.
     match unsafe { opened::<T>(file) }.size() {
         Ok(bytes) => {
-            // SAFETY: the place that SQLite gives.
+            // SAFETY: an address that SQLite passes.
             unsafe { *size = i64::try_from(bytes).unwrap_or(i64::MAX) };
             abi::OK
         }
@@ -169,7 +172,7 @@ unsafe extern "C" fn check_reserved_lock<T: Opened>(file: *mut File, reserved: *
     // SAFETY: an open file of this type.
     match unsafe { opened::<T>(file) }.is_reserved() {
         Ok(is_reserved) => {
-            // SAFETY: the place that SQLite gives.
+            // SAFETY: an address that SQLite passes.
             unsafe { *reserved = c_int::from(is_reserved) };
             abi::OK
         }
@@ -208,8 +211,8 @@ const fn methods<T: Opened>() -> IoMethods {
     }
 }
 
-static DATABASE: IoMethods = methods::<DatabaseFile>();
-static JOURNAL: IoMethods = methods::<JournalFile>();
+static DATABASE_METHODS: IoMethods = methods::<DatabaseFile>();
+static JOURNAL_METHODS: IoMethods = methods::<JournalFile>();
 
 unsafe extern "C" fn open(
     _vfs: *mut Vfs,
@@ -218,7 +221,7 @@ unsafe extern "C" fn open(
     flags: c_int,
     out: *mut c_int,
 ) -> c_int {
-    // SAFETY: SQLite's memory, and its place for flags or NULL.
+    // SAFETY: SQLite's memory, and its address for flags, or NULL.
     unsafe {
         (*memory).methods = std::ptr::null();
         match open_file(name, memory, flags) {
@@ -233,7 +236,7 @@ unsafe extern "C" fn open(
     }
 }
 
-/// Opens a file in SQLite's memory. Gives the flags it was opened with.
+/// Opens a file in SQLite's memory. Returns the flags with which it was opened.
 ///
 /// # Safety
 ///
@@ -249,7 +252,7 @@ unsafe fn open_file(name: *const c_char, memory: *mut File, flags: c_int) -> Res
     match (text, flags) {
         (Some(text), _) if flags & abi::OPEN_MAIN_DB != 0 => {
             for setting in [c"nolock", c"immutable"] {
-                // SAFETY: a name with parameters behind it, as SQLite gives it for a database.
+                // SAFETY: a name followed by parameters, as SQLite passes it for a database.
                 if unsafe { (api().uri_boolean)(name, setting.as_ptr(), 0) } != 0 {
                     return refused("nolock and immutable are refused: this VFS stands on the file's locks");
                 }
@@ -257,8 +260,8 @@ unsafe fn open_file(name: *const c_char, memory: *mut File, flags: c_int) -> Res
             // SAFETY: SQLite's own name, which lives as long as the file.
             let (file, opened) = unsafe { RealFile::open_as(real, name, flags) }?;
             let file = DatabaseFile::new(real, text, file)?;
-            // SAFETY: the memory is as large as `register` said.
-            unsafe { hand_out(memory, file, &DATABASE) };
+            // SAFETY: the memory has the size that `register` announced.
+            unsafe { hand_out(memory, file, &DATABASE_METHODS) };
             Ok(opened)
         }
         (Some(text), _) if flags & abi::OPEN_MAIN_JOURNAL != 0 && Database::of_journal(text).is_some() => {
@@ -272,7 +275,7 @@ unsafe fn open_file(name: *const c_char, memory: *mut File, flags: c_int) -> Res
                 (JournalFile::left(database, file)?, opened)
             };
             // SAFETY: as above.
-            unsafe { hand_out(memory, file, &JOURNAL) };
+            unsafe { hand_out(memory, file, &JOURNAL_METHODS) };
             Ok(opened)
         }
         _ if flags & abi::OPEN_WAL != 0 => {
@@ -283,7 +286,8 @@ unsafe fn open_file(name: *const c_char, memory: *mut File, flags: c_int) -> Res
         }
         _ => {
             let mut opened = flags;
-            // SAFETY: SQLite's own, passed on; the memory is as large as the VFS beneath needs.
+            // SAFETY: SQLite's own arguments, passed on; the memory has the size that the underlying VFS
+            // needs.
             let code =
                 unsafe { ((*real.as_ptr()).open)(real.as_ptr(), name, memory, flags, &raw mut opened) };
             if code == abi::OK { Ok(opened) } else { Err(code) }
@@ -305,29 +309,29 @@ unsafe extern "C" fn access(_vfs: *mut Vfs, name: *const c_char, flags: c_int, o
     let real = api().real;
     // SAFETY: SQLite's name.
     let text = unsafe { CStr::from_ptr(name) };
-    let mut kinds = [Beside::Journal, Beside::Wal].into_iter();
+    let mut kinds = [SideFile::Journal, SideFile::Wal].into_iter();
     if flags == abi::ACCESS_EXISTS
         && let Some((which, database)) = kinds.find_map(|which| Some((which, Database::beside(text, which)?)))
     {
         return match exists_beside(real, &database, text, which) {
             Ok(exists) => {
-                // SAFETY: the place that SQLite gives.
+                // SAFETY: an address that SQLite passes.
                 unsafe { *out = c_int::from(exists) };
                 abi::OK
             }
             Err(code) => code,
         };
     }
-    // SAFETY: passed on as it came.
+    // SAFETY: passed on unchanged.
     unsafe { ((*real.as_ptr()).access)(real.as_ptr(), name, flags, out) }
 }
 
-/// A call that goes to the VFS beneath as it came.
+/// A call that is passed on to the underlying VFS unchanged.
 macro_rules! passed_on {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
         unsafe extern "C" fn $name(_vfs: *mut Vfs, $($argument: $type),*) -> $result {
             let real = api().real.as_ptr();
-            // SAFETY: SQLite's own arguments, and the VFS that they are for.
+            // SAFETY: SQLite's own arguments, passed to the VFS they are for.
             unsafe { ((*real).$name)(real, $($argument),*) }
         }
     )*};
@@ -349,14 +353,14 @@ passed_on! {
     next_system_call(name: *const c_char) -> *const c_char;
 }
 
-/// The oldest SQLite that keeps a library loaded when it asks for that: 3.14.
-const OLDEST: c_int = 3_014_000;
+/// The oldest SQLite that can keep a library loaded on request: 3.14.
+const SQLITE_VERSION_MIN: c_int = 3_014_000;
 
-/// Registers the VFS `pagekeeper`, once in a process.
+/// Registers the VFS `pagekeeper`, once per process.
 ///
 /// # Safety
 ///
-/// What SQLite gives to the entry point of an extension.
+/// The arguments are those that SQLite passes to the entry point of an extension.
 pub(crate) unsafe fn load(message: *mut *mut c_char, routines: *const *const c_void, default: bool) -> c_int {
     type Find = unsafe extern "C" fn(*const c_char) -> *mut Vfs;
     type Register = unsafe extern "C" fn(*mut Vfs, c_int) -> c_int;
@@ -364,7 +368,7 @@ pub(crate) unsafe fn load(message: *mut *mut c_char, routines: *const *const c_v
     /// The VFS, which SQLite links into its list: never freed.
     static REGISTERED: OnceLock<usize> = OnceLock::new();
 
-    // SAFETY: SQLite's table has these functions at these places since 3.8, with these types.
+    // SAFETY: SQLite's table has these functions at these indices since 3.8, with these types.
     let (api, register) = unsafe {
         let at = |place: usize| *routines.add(place);
         let version: Version = std::mem::transmute(at(routine::LIBVERSION_NUMBER));
@@ -376,7 +380,7 @@ pub(crate) unsafe fn load(message: *mut *mut c_char, routines: *const *const c_v
             }
             abi::ERROR
         };
-        if version() < OLDEST {
+        if version() < SQLITE_VERSION_MIN {
             return refused(c"pagekeeper needs SQLite 3.14 or newer");
         }
         let find: Find = std::mem::transmute(at(routine::VFS_FIND));
@@ -384,7 +388,7 @@ pub(crate) unsafe fn load(message: *mut *mut c_char, routines: *const *const c_v
             return refused(c"pagekeeper stands on the VFS \"unix\", which is not here");
         };
         if API.get().is_some_and(|first| first.real.as_ptr() != real.as_ptr()) {
-            // As a program's own and a library's: a VFS is in the list of one.
+            // For example, SQLite built into a program and a library: each has its own list of VFSs.
             return refused(c"pagekeeper is loaded by another copy of SQLite in this process already");
         }
         let api = Api {
@@ -404,12 +408,12 @@ pub(crate) unsafe fn load(message: *mut *mut c_char, routines: *const *const c_v
     let real = api.real;
     let _ = API.set(api);
     if !default && REGISTERED.get().is_some() {
-        // To register it again would take from it that it is the default.
+        // Registering it again would end its role as the default.
         return abi::OK_LOAD_PERMANENTLY;
     }
     let vfs = *REGISTERED.get_or_init(|| {
         let own = c_int::try_from(size_of::<Handle<DatabaseFile>>()).unwrap_or(c_int::MAX);
-        // SAFETY: a VFS that is registered is valid.
+        // SAFETY: a registered VFS is valid.
         let (size, max_path, version) =
             unsafe { ((*real.as_ptr()).os_file_size, (*real.as_ptr()).max_path, (*real.as_ptr()).version) };
         let vfs = Box::new(Vfs {
@@ -438,7 +442,7 @@ pub(crate) unsafe fn load(message: *mut *mut c_char, routines: *const *const c_v
         });
         Box::into_raw(vfs).expose_provenance()
     });
-    // SAFETY: a VFS that lives for ever; to register it again is SQLite's way to make it the default.
+    // SAFETY: a VFS that lives forever; registering it again is SQLite's way to make it the default.
     let code = unsafe { register(std::ptr::with_exposed_provenance_mut(vfs), c_int::from(default)) };
     if code == abi::OK { abi::OK_LOAD_PERMANENTLY } else { code }
 }

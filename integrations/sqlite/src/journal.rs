@@ -1,39 +1,41 @@
-//! SQLite's rollback journal, which nobody needs after a crash any more: it lives in memory, and past a bound in a file without a name.
+//! SQLite's rollback journal, which is not needed after a crash any more. It lives in memory and, past a
+//! limit, in a file without a name.
 //!
-//! SQLite writes it as ever, reads it to roll back within the process, and ends a transaction by deleting it, truncating it to nothing or zeroing its
-//! header: that is what the commit is known by.
+//! SQLite uses it as usual: it reads the journal to roll back within the process, and ends a transaction by
+//! deleting the journal, truncating it to nothing or zeroing its header. That end is the commit.
 //!
-//! Invariant: a journal is *live* from the write of its header until then; while one is live, nothing of its transaction is in the log.
+//! Invariant: a journal is *live* from the write of its header until then. While one is live, nothing of its
+//! transaction is in the log.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// What a journal's header begins with.
-const MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
+/// The start of a journal's header.
+const JOURNAL_MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
 /// Bytes kept in memory.
-const IN_MEMORY: usize = 8 << 20;
+const MEMORY_BYTES_MAX: usize = 8 << 20;
 
-/// What a write does to a journal, beside being one.
+/// The effect of a write to a journal on its transaction.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Means {
-    /// The transaction's first: the journal is live from here on.
+pub(crate) enum WriteEffect {
+    /// The first write of the transaction: the journal is live from here on.
     Begin,
     /// The transaction is over.
     End,
-    /// It takes part in a transaction over several files, whose commit is the deletion of a file that this one names.
+    /// The transaction spans several files. Its commit is the deletion of a file that this journal names.
     SeveralFiles,
     Nothing,
 }
 
-pub(crate) fn meaning(bytes: &[u8], offset: u64) -> Means {
+pub(crate) fn meaning(bytes: &[u8], offset: u64) -> WriteEffect {
     match offset {
-        0 if bytes.starts_with(&MAGIC) => Means::Begin,
-        0 if bytes.first() == Some(&0) => Means::End,
-        // What ends the name of that file; a header further on is written with what fills up its sector.
-        1.. if bytes == MAGIC => Means::SeveralFiles,
-        _ => Means::Nothing,
+        0 if bytes.starts_with(&JOURNAL_MAGIC) => WriteEffect::Begin,
+        0 if bytes.first() == Some(&0) => WriteEffect::End,
+        // The end of that file's name. A later header is written together with the padding of its sector.
+        1.. if bytes == JOURNAL_MAGIC => WriteEffect::SeveralFiles,
+        _ => WriteEffect::Nothing,
     }
 }
 
@@ -41,7 +43,7 @@ pub(crate) fn meaning(bytes: &[u8], offset: u64) -> Means {
 #[derive(Default)]
 pub(crate) struct Journal {
     memory: Vec<u8>,
-    /// All of it, once it is long.
+    /// All of the content, once it is long.
     file: Option<File>,
     pub(crate) is_live: bool,
 }
@@ -54,7 +56,7 @@ impl Journal {
         }
     }
 
-    /// Reads, and fills up with zeros what is past the end. Gives whether all was there.
+    /// Reads, and fills bytes past the end with zeros. Returns whether all bytes existed.
     pub(crate) fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<bool> {
         let mut read = 0;
         if let Some(file) = &self.file {
@@ -78,7 +80,7 @@ impl Journal {
     pub(crate) fn write(&mut self, bytes: &[u8], offset: u64, beside: &Path) -> io::Result<()> {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         let end = start.saturating_add(bytes.len());
-        if self.file.is_none() && end <= IN_MEMORY {
+        if self.file.is_none() && end <= MEMORY_BYTES_MAX {
             if self.memory.len() < end {
                 self.memory.resize(end, 0);
             }
@@ -116,7 +118,7 @@ mod tests {
         let dir = pagekeeper_testing::disk_dir();
         let mut journal = Journal::default();
         let page = |at: usize| vec![u8::try_from(at % 255).unwrap(); 1000];
-        let pages = IN_MEMORY / 1000 + 20;
+        let pages = MEMORY_BYTES_MAX / 1000 + 20;
         for at in 0..pages {
             journal.write(&page(at), at as u64 * 1000, dir.path()).unwrap();
         }
@@ -136,11 +138,11 @@ mod tests {
     #[test]
     fn begin_end_and_a_name_of_another_file_are_distinct() {
         let mut header = vec![0; 512];
-        header[..8].copy_from_slice(&MAGIC);
-        assert_eq!(meaning(&header, 0), Means::Begin);
-        assert_eq!(meaning(&header, 4096), Means::Nothing);
-        assert_eq!(meaning(&MAGIC, 4096), Means::SeveralFiles);
-        assert_eq!(meaning(&[0; 28], 0), Means::End);
-        assert_eq!(meaning(&[0; 28], 512), Means::Nothing);
+        header[..8].copy_from_slice(&JOURNAL_MAGIC);
+        assert_eq!(meaning(&header, 0), WriteEffect::Begin);
+        assert_eq!(meaning(&header, 4096), WriteEffect::Nothing);
+        assert_eq!(meaning(&JOURNAL_MAGIC, 4096), WriteEffect::SeveralFiles);
+        assert_eq!(meaning(&[0; 28], 0), WriteEffect::End);
+        assert_eq!(meaning(&[0; 28], 512), WriteEffect::Nothing);
     }
 }

@@ -1,22 +1,25 @@
-//! A loadable VFS for SQLite: commits of rollback-journal modes by one sync of a redo log beside the database.
+//! A loadable VFS for SQLite. It commits in rollback-journal modes with one sync of a redo log beside the
+//! database.
 //!
-//! A shim on SQLite's own VFS `unix`. SQLite works as ever, in the journal modes DELETE, TRUNCATE, PERSIST or MEMORY; what it writes to the database in
-//! a transaction is kept back, its journal is in memory, and when the journal ends the transaction is one record in the log. Then the blocks go to
-//! the database file, which is synced later, by a checkpoint. From the first write to the close the file is marked, so that SQLite without this VFS refuses it,
-//! and locked, so that other processes wait; after the close it is a plain file.
+//! It is a shim over SQLite's own VFS `unix`. SQLite works as usual, in the journal modes DELETE, TRUNCATE,
+//! PERSIST or MEMORY. Writes of a transaction to the database are held back, and its journal is in memory.
+//! When the journal ends, the transaction becomes one record in the log. Then its blocks are written to the
+//! database file, which a later checkpoint syncs. From the first write to the close the file is marked, so
+//! that SQLite without this VFS refuses it, and locked, so that other processes wait. After the close it is a
+//! plain file.
 //!
-//! | module | what it does |
+//! | module | contents |
 //! |---|---|
 //! | `abi` | SQLite's C declarations |
-//! | `glue` | functions that SQLite calls, and that are called of it |
-//! | `real` | the VFS beneath |
+//! | `glue` | functions that SQLite calls, and calls of its functions |
+//! | `real` | the underlying VFS |
 //! | `file` | databases and journals as SQLite has them open |
-//! | `database` | the databases that are open in the process |
-//! | `state` | what the connections share of one |
+//! | `database` | the open databases of the process |
+//! | `state` | the state that a database's connections share |
 //! | `session` | log, commit, checkpoint |
-//! | `recover` | going on after a kill or a power cut |
-//! | `places` | where the log is, and whose |
-//! | `pending` | what a transaction wrote |
+//! | `recover` | recovery after a kill or a power cut |
+//! | `places` | the log's directory and its owner |
+//! | `pending` | the writes of a transaction |
 //! | `journal` | rollback journals in memory |
 //! | `record` | a commit in the log |
 //! | `locks` | locks between connections |
@@ -43,7 +46,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use glue::log as said;
 
-/// The entry point that SQLite looks for first: registers the VFS `pagekeeper`.
+/// The entry point that SQLite looks for first. Registers the VFS `pagekeeper`.
 ///
 /// # Safety
 ///
@@ -59,7 +62,7 @@ pub unsafe extern "C" fn sqlite3_extension_init(
     unsafe { glue::load(message, routines, false) }
 }
 
-/// Registers the VFS as the default one, for programs that can't name it.
+/// Registers the VFS as the default one, for programs that cannot name it.
 ///
 /// # Safety
 ///

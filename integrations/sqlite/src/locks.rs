@@ -1,12 +1,15 @@
-//! Locks of one database file between the connections of this process, as SQLite's own VFS has them: SHARED, RESERVED, PENDING, EXCLUSIVE.
+//! Locks of one database file between the connections of this process, with the levels of SQLite's own VFS:
+//! SHARED, RESERVED, PENDING, EXCLUSIVE.
 //!
-//! They are here, and not beneath, because the process keeps the file's lock against *other* processes for as long as its log has commits.
+//! They are kept here and not in the underlying VFS, because the process holds the file's lock against
+//! *other* processes while its log has commits.
 //!
-//! Invariants: one connection at most has more than SHARED; one that has EXCLUSIVE is alone. With PENDING nobody new gets SHARED.
+//! Invariants: at most one connection has more than SHARED. A connection with EXCLUSIVE is the only one with
+//! a lock. With PENDING no connection newly gets SHARED.
 
 use std::collections::HashMap;
 
-/// How far a connection, or the process, has locked the file. Numbers as SQLite's.
+/// The lock level of a connection or of the process. Numbers as in SQLite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     None = 0,
@@ -28,7 +31,7 @@ impl Level {
     }
 }
 
-/// Who has which lock. A connection that is not in it has none.
+/// The lock of each connection. A connection without an entry has none.
 #[derive(Debug, Default)]
 pub(crate) struct Locks(HashMap<u64, Level>);
 
@@ -37,13 +40,13 @@ impl Locks {
         self.0.get(&connection).copied().unwrap_or(Level::None)
     }
 
-    /// The strongest that any connection has.
+    /// Returns the strongest lock of all connections.
     pub(crate) fn strongest(&self) -> Level {
         self.0.values().copied().max().unwrap_or(Level::None)
     }
 
-    /// Whether the other connections let this one have a lock. What they refuse leaves PENDING behind where EXCLUSIVE was asked for, so that
-    /// readers come to an end.
+    /// Takes a lock if the other connections allow it. A refused request for EXCLUSIVE leaves PENDING, so
+    /// that the readers eventually finish.
     pub(crate) fn try_take(&mut self, connection: u64, level: Level) -> bool {
         let mut others = self.0.iter().filter(|&(&other, _)| other != connection).map(|(_, &level)| level);
         let strongest = others.clone().max().unwrap_or(Level::None);

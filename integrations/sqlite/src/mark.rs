@@ -1,56 +1,59 @@
-//! The mark in a database's first bytes while our log has what the file may not have yet.
+//! The mark in a database's first bytes while our log has changes that the file may lack.
 //!
-//! SQLite looks at two things of a file that it did not write itself: the change counter (bytes 24 to 27), which says whether what it has in
-//! memory still holds, and the magic string (bytes 0 to 15), without which it refuses the file ("file is not a database"). The mark changes both, within
-//! the first 28 bytes, which no disk tears. So nobody without this VFS takes a file for whole that isn't, and none whose log is lost or another's.
+//! SQLite checks two parts of a file that it did not write itself. The change counter (bytes 24 to 27) says
+//! whether its cached pages are still valid. Without the magic string (bytes 0 to 15) it refuses the file
+//! ("file is not a database"). The mark changes both, within the first 28 bytes, which no disk tears. So
+//! nobody without this VFS takes an incomplete file for a complete one, nor a file whose log is lost or
+//! another's.
 //!
-//! The mark has a number, which is another one each time: the log has it, too, which tells its file from a copy of another time.
+//! The mark has a number that is different each time. The log has it, too, which distinguishes its file from
+//! a copy of another time.
 //!
-//! Invariant: marking and taking the mark off are each other's inverse, and lose nothing.
+//! Invariant: setting and removing the mark are inverse operations, and lose nothing.
 
-/// What a database begins with.
-const MAGIC: &[u8; 16] = b"SQLite format 3\0";
-/// What a marked one begins with; its number follows.
-const MARK: &[u8; 8] = b"pgkeeper";
-/// Bytes that the mark lies in.
-pub(crate) const SPAN: usize = 28;
-const COUNTER: usize = 24;
+/// The start of a database.
+const DATABASE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
+/// The start of a marked database; its number follows.
+const MARK_MAGIC: &[u8; 8] = b"pgkeeper";
+/// Size of the marked part in bytes.
+pub(crate) const MARK_BYTES: usize = 28;
+const COUNTER_OFFSET: usize = 24;
 
 /// The head of a marked file.
-pub(crate) type Head = [u8; SPAN];
+pub(crate) type Head = [u8; MARK_BYTES];
 
-/// The number of a file's mark; `None` for one without.
+/// Returns the number of a file's mark; `None` without a mark.
 pub(crate) fn of(head: &[u8]) -> Option<u64> {
-    let number = head.strip_prefix(MARK)?.first_chunk()?;
+    let number = head.strip_prefix(MARK_MAGIC)?.first_chunk()?;
     Some(u64::from_le_bytes(*number))
 }
 
-/// Whether a file begins as SQLite's do.
+/// Whether a file begins like an SQLite database.
 pub(crate) fn is_database(head: &[u8]) -> bool {
-    head.starts_with(MAGIC)
+    head.starts_with(DATABASE_MAGIC)
 }
 
-/// Whether a file with this head can be marked: it is SQLite's, or empty.
+/// Whether a file with this head can be marked: it is an SQLite database, or empty.
 pub(crate) fn can_be_marked(head: &Head) -> bool {
     is_database(head) || head.iter().all(|&byte| byte == 0)
 }
 
-/// Puts a mark into a head that can be marked, or in place of the one that it has.
+/// Sets a mark in a head that can be marked, or replaces its mark.
 pub(crate) fn put(head: &mut Head, number: u64) {
     if of(head).is_none() {
-        head[..8].copy_from_slice(MARK);
-        invert(&mut head[COUNTER..]);
+        head[..8].copy_from_slice(MARK_MAGIC);
+        invert(&mut head[COUNTER_OFFSET..]);
     }
     head[8..16].copy_from_slice(&number.to_le_bytes());
 }
 
-/// Takes the mark off what was read of a marked file at an offset, as far as it is in it.
+/// Removes the mark from bytes that were read from a marked file at an offset, as far as they contain it.
 pub(crate) fn take_off(bytes: &mut [u8], offset: u64) {
     let Ok(start) = usize::try_from(offset) else { return };
-    for (at, byte) in (start..SPAN).zip(bytes) {
+    for (at, byte) in (start..MARK_BYTES).zip(bytes) {
         match at {
-            0..16 => *byte = MAGIC[at],
-            COUNTER.. => *byte = !*byte,
+            0..16 => *byte = DATABASE_MAGIC[at],
+            COUNTER_OFFSET.. => *byte = !*byte,
             _ => {}
         }
     }
@@ -68,8 +71,8 @@ mod tests {
 
     #[test]
     fn a_mark_comes_off_whole_and_in_parts() {
-        let mut head = [0; SPAN];
-        head[..16].copy_from_slice(MAGIC);
+        let mut head = [0; MARK_BYTES];
+        head[..16].copy_from_slice(DATABASE_MAGIC);
         for (at, byte) in head.iter_mut().enumerate().skip(16) {
             *byte = u8::try_from(at * 7 % 256).unwrap();
         }
@@ -79,9 +82,13 @@ mod tests {
         put(&mut head, 0x0123_4567_89ab_cdef);
         assert_eq!(of(&head), Some(0x0123_4567_89ab_cdef));
         assert!(!can_be_marked(&head));
-        assert_ne!(head[COUNTER..], before[COUNTER..], "who has the file in memory must see that it changed");
-        for start in 0..SPAN + 4 {
-            for end in start..SPAN + 4 {
+        assert_ne!(
+            head[COUNTER_OFFSET..],
+            before[COUNTER_OFFSET..],
+            "who has the file in memory must see that it changed"
+        );
+        for start in 0..MARK_BYTES + 4 {
+            for end in start..MARK_BYTES + 4 {
                 let mut longer = head.to_vec();
                 longer.extend([1, 2, 3, 4]);
                 let mut read = longer[start..end].to_vec();
@@ -94,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_file_of_something_else_is_not_marked() {
-        assert!(can_be_marked(&[0; SPAN]));
+        assert!(can_be_marked(&[0; MARK_BYTES]));
         assert!(!can_be_marked(b"%PDF-1.4 this is no database"));
     }
 }

@@ -1,9 +1,10 @@
-//! What a transaction wrote and has not committed: blocks in memory, and past a bound in the spill file.
+//! The uncommitted writes of a transaction: blocks in memory and, past a limit, in the spill file.
 //!
-//! Invariants: the database file is not touched before the commit; a block is in memory or in the spill file, and memory's is the newer where
-//! it is in both. The spill file's data counts only with a record in the log that names its index, written after both are durable.
+//! Invariants: the database file is not touched before the commit. A block is in memory or in the spill file;
+//! if it is in both, the one in memory is newer. The spill file's data is valid only with a record in the log
+//! that names its index, written after both are durable.
 //!
-//! An error of the spill file leaves the transaction to be rolled back, which drops it all.
+//! After an error of the spill file the transaction must be rolled back, which drops all of it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,36 +14,36 @@ use std::path::Path;
 
 use crate::record::{BLOCK, BLOCK_BYTES, Block};
 
-/// Blocks that are kept in memory: 2 MiB, well below the longest record.
-pub(crate) const IN_MEMORY: usize = 512;
-/// An entry of the index: block and CRC-32C of its content. Entry `n` is of the block at `n * BLOCK`.
-const ENTRY: usize = 12;
+/// Blocks kept in memory: 2 MiB, well below the longest record.
+pub(crate) const MEMORY_BLOCKS_MAX: usize = 512;
+/// Size of an index entry: block and CRC-32C of its content. Entry `n` describes the block at `n * BLOCK`.
+const ENTRY_BYTES: usize = 12;
 
-/// The spill file is never found by a link.
-const NO_LINK: i32 = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+/// The spill file is never opened through a link.
+const NO_FOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
 
 /// Changes that wait for their commit.
 #[derive(Default)]
 pub(crate) struct Pending {
     memory: BTreeMap<u64, Box<Block>>,
-    /// Each with its slot in the spill file.
+    /// The spilled blocks, each with its slot in the spill file.
     spilled: BTreeMap<u64, u64>,
     spill: Option<File>,
     slots: u64,
 }
 
 impl Pending {
-    /// Whether the spill file is needed to commit.
+    /// Whether the commit needs the spill file.
     pub(crate) fn is_spilled(&self) -> bool {
         !self.spilled.is_empty()
     }
 
-    /// The blocks in memory, in order: all there are, if nothing was spilled.
+    /// Returns the blocks in memory, in order: all of them if nothing was spilled.
     pub(crate) fn in_memory(&self) -> impl Iterator<Item = (u64, &Block)> {
         self.memory.iter().map(|(&number, block)| (number, &**block))
     }
 
-    /// The numbers of all blocks, in order.
+    /// Returns the numbers of all blocks, in order.
     pub(crate) fn numbers(&self) -> Vec<u64> {
         let mut all: Vec<u64> = self.memory.keys().chain(self.spilled.keys()).copied().collect();
         all.sort_unstable();
@@ -50,7 +51,7 @@ impl Pending {
         all
     }
 
-    /// A block as the transaction has it; `None` for one that it did not write.
+    /// Returns a block as the transaction wrote it; `None` for other blocks.
     pub(crate) fn get(&self, number: u64) -> io::Result<Option<Box<Block>>> {
         if let Some(block) = self.memory.get(&number) {
             return Ok(Some(block.clone()));
@@ -65,10 +66,10 @@ impl Pending {
         }
     }
 
-    /// Puts a block in place of what it was; past the bound all of memory goes to the file of this name.
+    /// Replaces a block. Past the limit all blocks in memory move to the file of this name.
     pub(crate) fn put(&mut self, number: u64, block: Box<Block>, spill: &Path) -> io::Result<()> {
         self.memory.insert(number, block);
-        if self.memory.len() > IN_MEMORY { self.spill(spill) } else { Ok(()) }
+        if self.memory.len() > MEMORY_BLOCKS_MAX { self.spill(spill) } else { Ok(()) }
     }
 
     fn spill(&mut self, path: &Path) -> io::Result<()> {
@@ -76,7 +77,13 @@ impl Pending {
             Some(file) => file,
             none => {
                 let mut options = File::options();
-                options.read(true).write(true).create(true).truncate(true).mode(0o600).custom_flags(NO_LINK);
+                options
+                    .read(true)
+                    .write(true)
+                    .create(true)
+                    .truncate(true)
+                    .mode(0o600)
+                    .custom_flags(NO_FOLLOW);
                 none.insert(options.open(path)?)
             }
         };
@@ -96,7 +103,7 @@ impl Pending {
         Ok(())
     }
 
-    /// Drops the blocks past a length of the file; zeros what is past it of the last one.
+    /// Drops the blocks past a length of the file, and zeros the part of the last block past it.
     pub(crate) fn truncate(&mut self, size: u64) -> io::Result<()> {
         let end = size.div_ceil(BLOCK_BYTES);
         self.memory.split_off(&end);
@@ -111,7 +118,8 @@ impl Pending {
         Ok(())
     }
 
-    /// Makes all blocks and their index durable in the spill file. Gives how many there are, and the index's checksum.
+    /// Makes all blocks and their index durable in the spill file. Returns their number, and the index's
+    /// checksum.
     pub(crate) fn seal(&mut self, path: &Path) -> io::Result<(u64, u32)> {
         self.spill(path)?;
         let mut by_slot: Vec<(u64, u64)> =
@@ -123,7 +131,7 @@ impl Pending {
         let mut slots = 0;
         for (slot, number) in by_slot {
             file.read_exact_at(&mut block, slot * BLOCK_BYTES)?;
-            // Slots whose blocks were truncated away are of no block.
+            // Slots of blocks that were truncated away have no block.
             while slots < slot {
                 index.extend_from_slice(&entry(NO_BLOCK, 0));
                 slots += 1;
@@ -138,26 +146,27 @@ impl Pending {
     }
 }
 
-/// Stands for no block in the index.
+/// Marks an unused slot in the index.
 const NO_BLOCK: u64 = u64::MAX;
 
-fn entry(number: u64, checksum: u32) -> [u8; ENTRY] {
-    let mut entry = [0; ENTRY];
+fn entry(number: u64, checksum: u32) -> [u8; ENTRY_BYTES] {
+    let mut entry = [0; ENTRY_BYTES];
     entry[..8].copy_from_slice(&number.to_le_bytes());
     entry[8..].copy_from_slice(&checksum.to_le_bytes());
     entry
 }
 
-/// Gives each block of a sealed spill file to `take`. `Ok(false)`, with some given, where it is not the one that was sealed with this index.
+/// Passes each block of a sealed spill file to `take`. Returns `Ok(false)`, possibly after some blocks, if it
+/// is not the file that was sealed with this index.
 pub(crate) fn unseal<E: From<io::Error>>(
     path: &Path,
     slots: u64,
     index: u32,
     mut take: impl FnMut(u64, &Block) -> Result<(), E>,
 ) -> Result<bool, E> {
-    let mut file = File::options().read(true).custom_flags(NO_LINK).open(path)?;
+    let mut file = File::options().read(true).custom_flags(NO_FOLLOW).open(path)?;
     let mut entries = Vec::new();
-    let has_all = slots.checked_mul(BLOCK_BYTES + ENTRY as u64) == Some(file.metadata()?.len());
+    let has_all = slots.checked_mul(BLOCK_BYTES + ENTRY_BYTES as u64) == Some(file.metadata()?.len());
     if !has_all {
         return Ok(false);
     }
@@ -171,7 +180,7 @@ pub(crate) fn unseal<E: From<io::Error>>(
     }
     let mut reader = io::BufReader::with_capacity(1 << 20, file);
     let mut block = [0; BLOCK];
-    for entry in entries.as_chunks::<ENTRY>().0 {
+    for entry in entries.as_chunks::<ENTRY_BYTES>().0 {
         reader.read_exact(&mut block)?;
         let number = u64::from_le_bytes(entry[..8].try_into().expect("eight bytes"));
         if number == NO_BLOCK {

@@ -1,7 +1,8 @@
-//! Where the log of a database is, and whether it may be trusted.
+//! The location of a database's log, and whether it can be trusted.
 //!
-//! Invariant: nothing in the directory is opened before it was found to be this user's own, and no one else's to write in. So no one else has put
-//! a link or a log there for this user's process to follow.
+//! Invariant: nothing in the directory is opened before the check that this user owns the directory, and that
+//! nobody else may write there. So nobody else has put a link or a log there for this user's process to
+//! follow.
 
 use std::fs::{self, File};
 use std::io;
@@ -30,19 +31,19 @@ impl Places {
         self.directory.join("spill")
     }
 
-    /// Makes the directory, or finds that it may be trusted.
+    /// Creates the directory, or checks that it can be trusted.
     pub(crate) fn prepare(&self) -> Result<(), Failure> {
         match fs::DirBuilder::new().mode(0o700).create(&self.directory) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.check()?,
             Err(error) => return Err(error.into()),
         }
-        // The log, and the database's own name, are to be there after a power cut.
+        // The log, and the database's own name, must exist after a power cut.
         let beside = self.directory.parent().unwrap_or(Path::new("/"));
         Ok(File::open(beside)?.sync_all()?)
     }
 
-    /// Fails unless the directory is this user's own.
+    /// Fails unless the directory belongs to this user alone.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let place = escaped(&self.directory);
         let found = fs::symlink_metadata(&self.directory)

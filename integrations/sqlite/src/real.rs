@@ -1,11 +1,11 @@
-//! The VFS beneath, and a file that it opened, behind safe methods.
+//! The underlying VFS, and a file that it opened, behind safe methods.
 //!
 //! Invariants:
-//! 1. A database file is opened and closed by that VFS alone: POSIX drops a process's locks on a file when *any* of its descriptors is closed,
-//!    and only the VFS that holds the locks knows when one may be.
-//! 2. The name that a file was opened by lives as long as the file: the VFS keeps the pointer.
+//! 1. Only that VFS opens and closes a database file: POSIX drops a process's locks on a file when *any* of
+//!    its descriptors is closed, and only the VFS that holds the locks knows when one may be closed.
+//! 2. The name with which a file was opened lives as long as the file: the VFS keeps the pointer.
 //!
-//! What fails is SQLite's code for it.
+//! Errors are SQLite's codes.
 #![allow(unsafe_code, reason = "calls of the VFS beneath, by its function table")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -13,11 +13,11 @@ use std::ptr::NonNull;
 
 use crate::abi::{self, Code, File, Vfs};
 
-/// The VFS beneath: registered for as long as the process lives.
+/// The underlying VFS: registered while the process lives.
 #[derive(Clone, Copy)]
 pub(crate) struct RealVfs(NonNull<Vfs>);
 
-// SAFETY: a VFS is called by any thread, which SQLite asks of each.
+// SAFETY: SQLite requires that any thread may call a VFS.
 unsafe impl Send for RealVfs {}
 // SAFETY: as above.
 unsafe impl Sync for RealVfs {}
@@ -25,7 +25,7 @@ unsafe impl Sync for RealVfs {}
 impl RealVfs {
     /// # Safety
     ///
-    /// A pointer that `sqlite3_vfs_find` gave, of a VFS that is never unregistered.
+    /// The pointer came from `sqlite3_vfs_find`, and the VFS is never unregistered.
     pub(crate) unsafe fn new(vfs: NonNull<Vfs>) -> Self {
         Self(vfs)
     }
@@ -34,23 +34,23 @@ impl RealVfs {
         self.0.as_ptr()
     }
 
-    /// Bytes of its `sqlite3_file`.
+    /// Returns the size of its `sqlite3_file` in bytes.
     pub(crate) fn file_bytes(self) -> usize {
         // SAFETY: it is valid, by `new`, and nobody changes the size.
         usize::try_from(unsafe { (*self.as_ptr()).os_file_size }).unwrap_or(0)
     }
 
-    /// Whether a file is there.
+    /// Whether a file exists.
     pub(crate) fn exists(self, name: &CStr) -> Result<bool, Code> {
         let mut found = 0;
-        // SAFETY: valid by `new`; name and place live through the call.
+        // SAFETY: valid by `new`; name and result live during the call.
         let code = unsafe {
             ((*self.as_ptr()).access)(self.as_ptr(), name.as_ptr(), abi::ACCESS_EXISTS, &raw mut found)
         };
         checked(code).map(|()| found != 0)
     }
 
-    /// Removes a file, and makes that durable; `sync` or not.
+    /// Removes a file, and makes that durable if `sync` is set.
     pub(crate) fn delete(self, name: &CStr, sync: bool) -> Result<(), Code> {
         // SAFETY: as above.
         checked(unsafe { ((*self.as_ptr()).delete)(self.as_ptr(), name.as_ptr(), c_int::from(sync)) })
@@ -61,25 +61,26 @@ pub(crate) fn checked(code: Code) -> Result<(), Code> {
     if code == abi::OK { Ok(()) } else { Err(code) }
 }
 
-/// A file that the VFS beneath opened; dropping it closes it.
+/// A file that the underlying VFS opened. Dropping it closes it.
 pub(crate) struct RealFile {
-    /// `sqlite3_file` and what the VFS has behind it.
+    /// `sqlite3_file`, followed by the VFS's data.
     memory: Box<[u64]>,
-    /// What it was opened as: read and write, or read alone.
+    /// Whether it was opened for reading and writing, or read-only.
     pub(crate) is_writable: bool,
-    /// See invariant 2, where the name is not the caller's.
+    /// The name of invariant 2, if the caller does not own it.
     name: Option<Box<[u8]>>,
 }
 
-// SAFETY: `sqlite3_file` is entered by one thread at a time, which `&mut` sees to, on any thread.
+// SAFETY: `sqlite3_file` may be used by any thread, but by one at a time, which `&mut` guarantees.
 unsafe impl Send for RealFile {}
 
 impl RealFile {
-    /// Opens a file by SQLite's own name of it, which has URI parameters behind it. Gives the flags that it was opened with, too.
+    /// Opens a file by SQLite's own name for it, which is followed by URI parameters. Also returns the flags
+    /// with which it was opened.
     ///
     /// # Safety
     ///
-    /// The name is one that SQLite gave to `xOpen`, and lives as long as the file.
+    /// The name is one that SQLite passed to `xOpen`, and lives as long as the file.
     pub(crate) unsafe fn open_as(
         vfs: RealVfs,
         name: *const c_char,
@@ -88,7 +89,7 @@ impl RealFile {
         let mut memory = vec![0_u64; vfs.file_bytes().div_ceil(8).max(1)].into_boxed_slice();
         let file = memory.as_mut_ptr().cast::<File>();
         let mut opened = flags;
-        // SAFETY: memory of the size that the VFS asks for, and the name is the caller's promise.
+        // SAFETY: the memory has the size that the VFS requests, and the caller guarantees the name.
         let code = unsafe { ((*vfs.as_ptr()).open)(vfs.as_ptr(), name, file, flags, &raw mut opened) };
         let is_writable = opened & abi::OPEN_READWRITE != 0;
         let file = Self { memory, is_writable, name: None };
@@ -96,9 +97,9 @@ impl RealFile {
         checked(code).map(|()| (file, opened))
     }
 
-    /// Opens a database file that is there, by a plain name, for writing if that may be.
+    /// Opens an existing database file by a plain name, for writing if permitted.
     pub(crate) fn open_database(vfs: RealVfs, name: &CStr) -> Result<Self, Code> {
-        // As `sqlite3_create_filename` lays it out: zeros before it, and no parameters behind it.
+        // Laid out as by `sqlite3_create_filename`: preceded by zeros, and without parameters.
         let mut laid_out = vec![0; 4];
         laid_out.extend_from_slice(name.to_bytes_with_nul());
         laid_out.extend_from_slice(&[0; 8]);
@@ -112,11 +113,11 @@ impl RealFile {
 
     fn parts(&mut self) -> (*mut File, &'static abi::IoMethods) {
         let file = self.memory.as_mut_ptr().cast::<File>();
-        // SAFETY: it was opened, so that the VFS has set its methods, which are static.
+        // SAFETY: it is open, so the VFS has set its methods, which are static.
         (file, unsafe { &*(*file).methods })
     }
 
-    /// Reads, and fills up with zeros what is past the end. Gives whether all was there.
+    /// Reads, and fills bytes past the end with zeros. Returns whether all bytes existed.
     pub(crate) fn read(&mut self, buffer: &mut [u8], offset: u64) -> Result<bool, Code> {
         let (file, methods) = self.parts();
         let (len, offset) = (length(buffer.len())?, place(offset)?);
@@ -142,7 +143,7 @@ impl RealFile {
         checked(unsafe { (methods.truncate)(file, size) })
     }
 
-    /// Waits for all that was written.
+    /// Makes all written data durable.
     pub(crate) fn sync(&mut self) -> Result<(), Code> {
         let (file, methods) = self.parts();
         // SAFETY: it is open.
@@ -152,7 +153,7 @@ impl RealFile {
     pub(crate) fn size(&mut self) -> Result<u64, Code> {
         let (file, methods) = self.parts();
         let mut size = 0;
-        // SAFETY: it is open, and the place is of this frame.
+        // SAFETY: it is open, and the result is a local variable.
         checked(unsafe { (methods.file_size)(file, &raw mut size) })?;
         Ok(u64::try_from(size).unwrap_or(0))
     }
@@ -172,15 +173,16 @@ impl RealFile {
     pub(crate) fn is_reserved(&mut self) -> Result<bool, Code> {
         let (file, methods) = self.parts();
         let mut reserved = 0;
-        // SAFETY: it is open, and the place is of this frame.
+        // SAFETY: it is open, and the result is a local variable.
         checked(unsafe { (methods.check_reserved_lock)(file, &raw mut reserved) })?;
         Ok(reserved != 0)
     }
 
-    /// Whether another file, or none, has its name by now.
+    /// Whether its name now refers to another file, or to none.
     pub(crate) fn has_moved(&mut self) -> bool {
         let mut moved: c_int = 0;
-        // SAFETY: the place of a number, as this control wants it; one that does not know it leaves it as it is.
+        // SAFETY: the address of a number, as this control requires; a VFS that does not know the control
+        // leaves it unchanged.
         unsafe { self.control(abi::FCNTL_HAS_MOVED, (&raw mut moved).cast()) };
         moved != 0
     }
@@ -189,7 +191,7 @@ impl RealFile {
     ///
     /// # Safety
     ///
-    /// The argument is what SQLite gave with it.
+    /// The argument is the one that SQLite passed with it.
     pub(crate) unsafe fn control(&mut self, op: c_int, argument: *mut c_void) -> Code {
         let (file, methods) = self.parts();
         // SAFETY: the caller's promise.
@@ -200,7 +202,7 @@ impl RealFile {
 impl Drop for RealFile {
     fn drop(&mut self) {
         let file = self.memory.as_mut_ptr().cast::<File>();
-        // SAFETY: zeros, or what the VFS made of it; closed once.
+        // SAFETY: zeros, or initialised by the VFS; closed once.
         unsafe {
             if let Some(methods) = (*file).methods.as_ref() {
                 (methods.close)(file);

@@ -1,54 +1,56 @@
-//! What a commit is in the log: one record with the new length of the database file and the blocks that changed, whole or in ranges of bytes.
+//! The form of a commit in the log: one record with the new length of the database file and the changed
+//! blocks, complete or as ranges of bytes.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 0 | kind: 1 blocks follow, 2 they are in the spill file, 3 none: the file was marked |
 //! | 1..9 | length of the database file after the commit, in bytes, little endian as all numbers |
-//! | kind 1: then per block | its number (8 bytes), how many ranges (2 bytes), and per range: offset and length in the block (2 bytes each), bytes |
+//! | kind 1: then per block | its number (8 bytes), number of ranges (2); per range: offset, length (2 each), bytes |
 //! | kind 2: 9..21 | number of blocks in the spill file (8 bytes) and CRC-32C of its index (4 bytes) |
 //! | kind 3: 9..17 | number of the mark |
 //!
-//! A log has one of kind 3 at its checkpoint.
+//! A log has a record of kind 3 at its checkpoint.
 //!
-//! Invariants: the log's checksum holds over a whole record, so that a commit is done again as a whole or not at all; a block's first record
-//! since the checkpoint has it whole, so that a block torn by a power cut is whole again. What isn't of this form is no commit: [`decode`] gives `None`.
+//! Invariants: the log's checksum covers the whole record, so that a commit is redone completely or not at
+//! all. A block's first record since the checkpoint has the complete block, which repairs a block torn by a
+//! power cut. A record of any other form is not a commit: [`decode`] returns `None`.
 
-/// Bytes that the database file is divided into, whatever its page size.
+/// Size of the blocks that divide the database file, whatever its page size, in bytes.
 pub(crate) const BLOCK: usize = 4096;
-/// The same, for places in the file.
+/// [`BLOCK`] as `u64`.
 pub(crate) const BLOCK_BYTES: u64 = BLOCK as u64;
 
 pub(crate) type Block = [u8; BLOCK];
 
-const BLOCKS: u8 = 1;
-const SPILLED: u8 = 2;
-const LENGTH: u8 = 3;
-const HEAD: usize = 9;
-/// Equal bytes between two changes that cost less than to begin another range.
-const GAP: usize = 8;
+const KIND_BLOCKS: u8 = 1;
+const KIND_SPILLED: u8 = 2;
+const KIND_LENGTH: u8 = 3;
+const HEAD_BYTES: usize = 9;
+/// Equal bytes between two changes that cost less than the start of another range.
+const GAP_BYTES: usize = 8;
 
-/// A commit, being written down.
+/// A commit that is being encoded.
 pub(crate) struct Writer {
     body: Vec<u8>,
     blocks: u64,
 }
 
 impl Writer {
-    /// Begins one after which the file has so many bytes.
+    /// Starts a commit after which the file has `size` bytes.
     pub(crate) fn new(size: u64) -> Self {
-        let mut body = vec![BLOCKS];
+        let mut body = vec![KIND_BLOCKS];
         body.extend_from_slice(&size.to_le_bytes());
         Self { body, blocks: 0 }
     }
 
-    /// Adds a whole block.
+    /// Adds a complete block.
     pub(crate) fn whole(&mut self, number: u64, new: &Block) {
         self.begin(number);
         self.body.extend_from_slice(&1_u16.to_le_bytes());
         self.range(0, new);
     }
 
-    /// Adds what differs between what a block was and is.
+    /// Adds the differences between the old and the new block.
     pub(crate) fn changes(&mut self, number: u64, old: &Block, new: &Block) {
         let ranges = differences(old, new);
         if ranges.is_empty() {
@@ -81,24 +83,24 @@ impl Writer {
     }
 }
 
-/// The record of a commit whose blocks are in the spill file.
+/// Returns the record of a commit whose blocks are in the spill file.
 pub(crate) fn spilled(size: u64, blocks: u64, index: u32) -> Vec<u8> {
-    let mut body = vec![SPILLED];
+    let mut body = vec![KIND_SPILLED];
     body.extend_from_slice(&size.to_le_bytes());
     body.extend_from_slice(&blocks.to_le_bytes());
     body.extend_from_slice(&index.to_le_bytes());
     body
 }
 
-/// The record of a file's length as it is marked with this number.
+/// Returns the record of a file's length when it is marked with this number.
 pub(crate) fn length(size: u64, mark: u64) -> Vec<u8> {
-    let mut body = vec![LENGTH];
+    let mut body = vec![KIND_LENGTH];
     body.extend_from_slice(&size.to_le_bytes());
     body.extend_from_slice(&mark.to_le_bytes());
     body
 }
 
-/// A commit, as read.
+/// A decoded commit.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Commit<'a> {
     /// Bytes of the file after it.
@@ -108,38 +110,38 @@ pub(crate) struct Commit<'a> {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Content<'a> {
-    /// Bytes to be written, each at a block and an offset in it.
+    /// Bytes to write, each range with its block and its offset in the block.
     Ranges(Vec<(u64, usize, &'a [u8])>),
-    /// The file was marked with this number, and nothing written.
+    /// The file was marked with this number, and nothing was written.
     Length { mark: u64 },
-    /// So many blocks of the spill file, whose index has this checksum.
+    /// The blocks are in the spill file, whose index has this checksum.
     Spilled { blocks: u64, index: u32 },
 }
 
-/// Reads a record.
+/// Decodes a record.
 pub(crate) fn decode(body: &[u8]) -> Option<Commit<'_>> {
-    let mut rest = body.get(HEAD..)?;
+    let mut rest = body.get(HEAD_BYTES..)?;
     let size = u64::from_le_bytes(body[1..].first_chunk().copied()?);
     if i64::try_from(size).is_err() {
         return None;
     }
-    if body[0] == LENGTH {
+    if body[0] == KIND_LENGTH {
         let content = Content::Length { mark: number(&mut rest)? };
         return rest.is_empty().then_some(Commit { size, content });
     }
-    if body[0] == SPILLED {
+    if body[0] == KIND_SPILLED {
         let blocks = number(&mut rest)?;
         let (index, rest) = rest.split_first_chunk()?;
         let content = Content::Spilled { blocks, index: u32::from_le_bytes(*index) };
         return rest.is_empty().then_some(Commit { size, content });
     }
-    if body[0] != BLOCKS {
+    if body[0] != KIND_BLOCKS {
         return None;
     }
     let mut ranges = Vec::new();
     while !rest.is_empty() {
         let block = number(&mut rest)?;
-        // No place that can't be written, whoever made the log.
+        // No offset that cannot be written, whoever created the log.
         if block >= size.div_ceil(BLOCK_BYTES) {
             return None;
         }
@@ -168,26 +170,26 @@ fn short(rest: &mut &[u8]) -> Option<usize> {
     Some(usize::from(u16::from_le_bytes(*bytes)))
 }
 
-/// Offsets and lengths in a block, and the number of its ranges.
+/// Encodes an offset or length in a block, or the number of its ranges.
 fn narrow(value: usize) -> [u8; 2] {
     u16::try_from(value).expect("not more than a block").to_le_bytes()
 }
 
-/// Where two blocks differ, in order.
+/// Returns the ranges in which two blocks differ, in order.
 fn differences(old: &Block, new: &Block) -> Vec<(usize, usize)> {
-    const WORD: usize = 16;
+    const WORD_BYTES: usize = 16;
     let mut ranges: Vec<(usize, usize)> = Vec::new();
-    for (word, (before, after)) in old.chunks(WORD).zip(new.chunks(WORD)).enumerate() {
+    for (word, (before, after)) in old.chunks(WORD_BYTES).zip(new.chunks(WORD_BYTES)).enumerate() {
         if before == after {
             continue;
         }
-        for at in 0..WORD {
+        for at in 0..WORD_BYTES {
             if before[at] == after[at] {
                 continue;
             }
-            let at = word * WORD + at;
+            let at = word * WORD_BYTES + at;
             match ranges.last_mut() {
-                Some((_, end)) if at - *end < GAP => *end = at + 1,
+                Some((_, end)) if at - *end < GAP_BYTES => *end = at + 1,
                 _ => ranges.push((at, at + 1)),
             }
         }

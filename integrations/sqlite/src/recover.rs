@@ -1,12 +1,16 @@
-//! Going on with a file that was left marked: the commits of its log are done again, and the log is given up before anything else happens.
+//! Recovery of a file that was left marked: the commits of its log are redone, and the log's records are
+//! released before anything else happens.
 //!
 //! Invariants:
-//! 1. Nothing is changed before the log was found to be the file's, of the same time: it has the record of a length with the file's mark.
-//! 2. All commits from that record on are done again, which are of no harm where they were done before.
-//! 3. The file is synced, with a new mark, before a commit is taken. So the mark is durable before the first commit is, however the last
-//!    process ended, and a record that names the spill file is done with before that is written again.
+//! 1. Nothing is changed before the check that the log belongs to the file at this time: it has the length
+//!    record with the file's mark.
+//! 2. All commits from that record on are redone. To redo a commit twice does no harm.
+//! 3. The file is synced, with a new mark, before a commit is accepted. So the mark is durable before the
+//!    first commit is, however the last process ended, and a record that names the spill file is obsolete
+//!    before that file is written again.
 //!
-//! A crash or an error in the middle leaves file and log for the next try: the mark stays, and no record is given up.
+//! A crash or an error in the middle leaves file and log for the next attempt: the mark stays, and no record
+//! is released.
 
 use std::collections::btree_map::{BTreeMap, Entry};
 
@@ -22,7 +26,7 @@ use crate::record::{self, BLOCK, BLOCK_BYTES, Block, Commit, Content};
 use crate::session::{Failure, Session, cut, options, put_mark};
 
 impl Session {
-    /// Goes on with a file that has this mark.
+    /// Recovers a file that has this mark.
     pub(crate) fn recover(file: &mut RealFile, places: &Places, mark: u64) -> Result<Self, Failure> {
         let missing = |why: &str| {
             let log = places.log();
@@ -48,7 +52,7 @@ impl Session {
             .iter()
             .rposition(|commit| commit.content == Content::Length { mark })
             .ok_or_else(|| missing("it is another database's, or of another time than this file"))?;
-        let mut redo = Redo { file, places, mark, blocks: BTreeMap::new() };
+        let mut redo = RedoPass { file, places, mark, blocks: BTreeMap::new() };
         let mut size = commits[first].size;
         for commit in &commits[first..] {
             if commit.size < size {
@@ -71,22 +75,22 @@ impl Session {
 
 fn missing_log(error: &LogError, missing: &impl Fn(&str) -> Failure) -> Failure {
     match (Failure::of_log(error), missing(&error.to_string())) {
-        // Another has it open, and may be about to close it.
+        // Another process has it open, and may be about to close it.
         (Failure::Refused(abi::BUSY, _), Failure::Refused(_, why)) => Failure::Refused(abi::BUSY, why),
         (_, missing) => missing,
     }
 }
 
-/// Commits that are done again.
-struct Redo<'a> {
+/// Commits that are being redone.
+struct RedoPass<'a> {
     file: &'a mut RealFile,
     places: &'a Places,
     mark: u64,
     blocks: BTreeMap<u64, Box<Block>>,
 }
 
-impl Redo<'_> {
-    /// Takes a commit's blocks. `Ok(false)` where its spill file isn't there any more.
+impl RedoPass<'_> {
+    /// Adds a commit's blocks. Returns `Ok(false)` if its spill file does not exist any more.
     fn take(&mut self, commit: &Commit<'_>) -> Result<bool, Failure> {
         match &commit.content {
             Content::Length { .. } => Ok(true),
@@ -114,7 +118,7 @@ impl Redo<'_> {
                         return Err(Failure::cant_open("the spill file has a block past the database's end"));
                     }
                     self.blocks.insert(number, Box::new(*block));
-                    if self.blocks.len() >= pending::IN_MEMORY { self.flush() } else { Ok(()) }
+                    if self.blocks.len() >= pending::MEMORY_BLOCKS_MAX { self.flush() } else { Ok(()) }
                 })
             }
         }
@@ -129,7 +133,8 @@ impl Redo<'_> {
         Ok(())
     }
 
-    /// Shortens the file. Its pages may be shorter than blocks, which are written whole: what is past them is not to come back.
+    /// Truncates the file. Its pages may be shorter than blocks, which are written completely: bytes past the
+    /// end must not return.
     fn cut(&mut self, size: u64) -> Result<(), Failure> {
         self.flush()?;
         let mut real = self.file.size()?;

@@ -1,19 +1,27 @@
-//! The time in which our log has what the database file may not have: from the first write to the close, or to a checkpoint that was asked for.
+//! The time in which our log has changes that the database file may lack: from the first write to the close,
+//! or to a requested checkpoint.
 //!
-//! Begin: the log is made or opened, and the file marked ([`crate::mark`]). Commit: one record, appended and synced; only then the blocks go to the
-//! file, where the kernel writes them whenever it likes. Checkpoint: the file is synced, and marked anew. End: the file is synced, and the mark comes off.
+//! * Begin: the log is created or opened, and the file is marked ([`crate::mark`]).
+//! * Commit: one record is appended and synced. Only then the blocks are written to the file; the kernel
+//!   writes them back at any time.
+//! * Checkpoint: the file is synced, and marked again.
+//! * End: the file is synced, and the mark is removed.
 //!
-//! Each marking has a number of its own: the log has it first, with the file's length, then the file, which is synced; then what the log had before
-//! is given up. So a file is found to be of its log's time, and not a copy of an earlier or later one.
+//! Each mark has its own number. The log gets it first, with the file's length; then the file, which is
+//! synced; then the log's older records are released. This shows whether a file belongs to its log's time,
+//! and is not an earlier or later copy.
 //!
 //! Invariants:
-//! 1. The caller holds the file's EXCLUSIVE lock, as other processes see it, from before the mark until after it is off.
+//! 1. The caller holds the file's EXCLUSIVE lock against other processes from before the mark until after its
+//!    removal.
 //! 2. No block reaches the file before the record that has it is durable.
-//! 3. A file without a mark is whole without the log, whatever the log has.
-//! 4. A block's first record since the checkpoint has it whole.
-//! 5. The log has the record with the number that the file is marked with, and all since. A mark is durable before the first commit after it.
+//! 3. A file without a mark is complete without the log, whatever the log has.
+//! 4. A block's first record since the checkpoint has the complete block.
+//! 5. The log has the record with the number of the file's mark, and all later ones. A mark is durable before
+//!    the first commit after it.
 //!
-//! What fails after a record was appended, and any sync, is final: the commit may be durable or not, and only opening the log again finds out ([`Failure::Final`]).
+//! An error after a record was appended, and any failed sync, is final: the commit may be durable or not, and
+//! only opening the log again finds out ([`Failure::Final`]).
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -25,7 +33,7 @@ use pagekeeper_io::Error as IoError;
 use pagekeeper_log::{Error as LogError, Lsn, RedoLog, RedoOptions};
 
 use crate::abi::{self, Code};
-use crate::database::Beside;
+use crate::database::SideFile;
 use crate::mark::{self, Head};
 use crate::pending::{self, Pending};
 use crate::places::Places;
@@ -35,19 +43,19 @@ use crate::record::{self, BLOCK, BLOCK_BYTES, Block};
 /// The log's ring: 32 MiB.
 const LOG_FILES: u32 = 4;
 const LOG_FILE_BYTES: u64 = 8 << 20;
-/// Past this the file is synced, and the log given up: half of the ring.
+/// Past this size the file is synced and the log's records are released: half of the ring.
 const CHECKPOINT_BYTES: u64 = LOG_FILES as u64 * LOG_FILE_BYTES / 2;
-/// Twice what is kept in memory of a transaction, whose record must fit.
-const BUFFER_BYTES: usize = 2 * pending::IN_MEMORY * BLOCK;
-/// By how much a growing file is made longer ahead of its commit at least, and at most.
-const GROW: (u64, u64) = (64 << 10, 1 << 20);
+/// Twice the part of a transaction that is kept in memory, whose record must fit.
+const BUFFER_BYTES: usize = 2 * pending::MEMORY_BLOCKS_MAX * BLOCK;
+/// Minimum and maximum number of bytes by which a growing file is extended in advance of its commit.
+const GROW_BYTES: (u64, u64) = (64 << 10, 1 << 20);
 
-/// What went wrong.
+/// An error of a session.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Nothing was done: SQLite's code, and why where SQLite can't know.
+    /// Nothing was done. Has SQLite's code, and the reason if SQLite cannot know it.
     Refused(Code, Option<String>),
-    /// Whether the last commit is durable isn't known.
+    /// It is unknown whether the last commit is durable.
     Final(String),
 }
 
@@ -86,35 +94,36 @@ pub(crate) fn options() -> RedoOptions {
         .files(LOG_FILES)
         .file_bytes(LOG_FILE_BYTES)
         .buffer_bytes(BUFFER_BYTES)
-        // Each commit is waited for, by the thread that makes it.
+        // The thread that makes a commit waits for it.
         .without_threads()
 }
 
 pub(crate) struct Session {
     pub(crate) log: RedoLog,
     pub(crate) places: Places,
-    /// What the file is marked with.
+    /// The number of the file's mark.
     pub(crate) mark: u64,
-    /// Just past the last record.
+    /// The position just past the last record.
     pub(crate) end: Lsn,
-    /// Bytes of the file as committed.
+    /// Committed size of the file in bytes.
     pub(crate) size: u64,
-    /// Bytes that the file has, which is never less.
+    /// Actual size of the file in bytes, never less than the committed one.
     pub(crate) real: u64,
-    /// Blocks that the log has whole since the checkpoint.
+    /// Blocks that the log has completely since the checkpoint.
     pub(crate) whole: HashSet<u64>,
-    /// The first block as it is committed, once it was read: SQLite asks for its change counter at each transaction.
+    /// The first block in its committed state, once it was read: SQLite reads its change counter in each
+    /// transaction.
     head: OnceCell<Box<Block>>,
-    /// What was looked for beside the database and was not there.
-    none_beside: Vec<Beside>,
-    /// Commits since it began, for who asks.
+    /// Files beside the database that are known not to exist.
+    none_beside: Vec<SideFile>,
+    /// Number of commits since the beginning, for status queries.
     pub(crate) commits: u64,
 }
 
 impl Session {
-    /// Begins: the file is marked when this returns, and unchanged where it is refused.
+    /// Begins a session. The file is marked when this returns, and unchanged if it fails.
     pub(crate) fn begin(file: &mut RealFile, places: &Places) -> Result<Self, Failure> {
-        let mut head: Head = [0; mark::SPAN];
+        let mut head: Head = [0; mark::MARK_BYTES];
         file.read(&mut head, 0)?;
         if !mark::can_be_marked(&head) {
             return Err(Failure::cant_open("this file is no plain SQLite database, and can't be marked"));
@@ -124,7 +133,8 @@ impl Session {
         let log = match options().open(&places.log()) {
             Err(LogError::NoLog { .. } | LogError::Unfinished { .. }) => {
                 match options().create(&places.log()) {
-                    // What a power cut left of one that was being removed again, as after a full disk: no record was ever in it.
+                    // Left by a power cut during the removal of an unfinished log, for example after a full
+                    // disk: it never had a record.
                     Err(LogError::NotEmpty { .. }) => {
                         fs::remove_dir_all(places.log())?;
                         options().create(&places.log())
@@ -146,7 +156,7 @@ impl Session {
         Ok(session)
     }
 
-    /// One without a mark, of a file that has `size` bytes as committed and `real` in all.
+    /// Creates a session without a mark, for a file with `size` committed and `real` actual bytes.
     pub(crate) fn new(log: RedoLog, places: &Places, size: u64, real: u64) -> Self {
         Self {
             end: log.end(),
@@ -162,22 +172,22 @@ impl Session {
         }
     }
 
-    pub(crate) fn has_none_beside(&self, which: Beside) -> bool {
+    pub(crate) fn has_none_beside(&self, which: SideFile) -> bool {
         self.none_beside.contains(&which)
     }
 
-    pub(crate) fn note_none_beside(&mut self, which: Beside) {
+    pub(crate) fn note_none_beside(&mut self, which: SideFile) {
         if !self.has_none_beside(which) {
             self.none_beside.push(which);
         }
     }
 
-    /// Marks a file that is whole without what the log has up to here, and gives that up.
+    /// Marks a file that is complete without the log's records so far, and releases those records.
     fn renew(&mut self, file: &mut RealFile) -> Result<(), Failure> {
         let before = self.end;
         let new = RandomState::new().hash_one(self.mark);
         self.append(&record::length(self.size, new)).map_err(|error| Failure::of_log(&error))?;
-        let mut head: Head = [0; mark::SPAN];
+        let mut head: Head = [0; mark::MARK_BYTES];
         file.read(&mut head, 0)?;
         mark::put(&mut head, new);
         file.write(&head, 0)?;
@@ -195,32 +205,32 @@ impl Session {
         Ok(())
     }
 
-    /// What a file is marked with, if it is.
+    /// Returns the number of a file's mark, if it has one.
     pub(crate) fn mark_of(file: &mut RealFile) -> Result<Option<u64>, Code> {
-        let mut head: Head = [0; mark::SPAN];
+        let mut head: Head = [0; mark::MARK_BYTES];
         file.read(&mut head, 0)?;
         Ok(mark::of(&head))
     }
 
-    /// Whether all that there is of a file is the length that the mark gave an empty one: the power went before the mark was durable. SQLite
-    /// takes that for no database.
+    /// Whether a file only has the length that the mark gave to an empty file: the power was cut before the
+    /// mark was durable. SQLite does not accept that as a database.
     pub(crate) fn is_left_of_mark(file: &mut RealFile) -> Result<bool, Code> {
-        if !(1..=mark::SPAN as u64).contains(&file.size()?) {
+        if !(1..=mark::MARK_BYTES as u64).contains(&file.size()?) {
             return Ok(false);
         }
-        let mut head: Head = [0; mark::SPAN];
+        let mut head: Head = [0; mark::MARK_BYTES];
         file.read(&mut head, 0)?;
         Ok(head.iter().all(|&byte| byte == 0))
     }
 
-    /// Sees to it that the file has room for so many bytes, before anything is said to be committed that needs them.
+    /// Makes room in the file for `size` bytes, before a commit that needs them is acknowledged.
     pub(crate) fn reserve(&mut self, file: &mut RealFile, size: u64) -> Result<(), Code> {
         if size <= self.real {
             return Ok(());
         }
-        let ahead = (self.real / 8).clamp(GROW.0, GROW.1);
+        let ahead = (self.real / 8).clamp(GROW_BYTES.0, GROW_BYTES.1);
         let upto = size.next_multiple_of(BLOCK_BYTES);
-        // What is ahead is not needed: a full disk may refuse it.
+        // Space in advance is not necessary: a full disk may refuse it.
         if self.extend(file, upto + ahead).is_ok() { Ok(()) } else { self.extend(file, upto) }
     }
 
@@ -234,7 +244,7 @@ impl Session {
         Ok(())
     }
 
-    /// Reads a block as it is committed.
+    /// Reads a block in its committed state.
     pub(crate) fn read_block(&self, file: &mut RealFile, number: u64) -> Result<Box<Block>, Code> {
         if number > 0 {
             return self.read_file(file, number);
@@ -258,7 +268,8 @@ impl Session {
         Ok(block)
     }
 
-    /// Commits what a transaction wrote, after which the file has so many bytes. Where that fails the transaction may go on, unless it says that it is final.
+    /// Commits the writes of a transaction, after which the file has `size` bytes. After an error the
+    /// transaction may continue, unless the error is final.
     pub(crate) fn commit(
         &mut self,
         file: &mut RealFile,
@@ -267,7 +278,7 @@ impl Session {
     ) -> Result<(), Failure> {
         let head = pending.get(0)?;
         if size > 0 && head.is_some_and(|head| !mark::is_database(&head[..])) {
-            // Anything but an I/O error would leave SQLite with pages that it takes for committed.
+            // After any error except an I/O error, SQLite would take its pages for committed.
             let why = "what was written to the first page is no plain SQLite database".to_owned();
             return Err(Failure::Refused(abi::IOERR_WRITE, Some(why)));
         }
@@ -296,7 +307,8 @@ impl Session {
         Ok(())
     }
 
-    /// The blocks are in the spill file, which the record names; it is free again once the file has them.
+    /// Commits blocks in the spill file, which the record names. The spill file is free again once the
+    /// database file has them.
     fn commit_spilled(
         &mut self,
         file: &mut RealFile,
@@ -325,7 +337,7 @@ impl Session {
                 self.head = OnceCell::from(block.clone());
             }
             put_mark(&mut block, number, self.mark);
-            // The length of the file is a matter of its own: pages may be shorter than blocks.
+            // The length of the file is independent of blocks: pages may be shorter than blocks.
             let start = number * BLOCK_BYTES;
             let len = usize::try_from(size.saturating_sub(start)).unwrap_or(BLOCK).min(BLOCK);
             file.write(&block[..len], start)?;
@@ -336,19 +348,20 @@ impl Session {
         Ok(())
     }
 
-    /// Makes the file whole without the log, but for the mark.
+    /// Makes the file complete without the log, except for the mark.
     pub(crate) fn checkpoint(&mut self, file: &mut RealFile) -> Result<(), Failure> {
         file.sync().map_err(not_synced)?;
         self.renew(file).map_err(at_a_checkpoint)
     }
 
-    /// Ends: the file is a plain one when this returns. Where it fails the file may be marked still, and its log has all.
+    /// Ends the session. The file is a plain one when this returns. If it fails, the file may still be
+    /// marked, and its log has everything.
     pub(crate) fn end(self, file: &mut RealFile) -> Result<(), Failure> {
         file.sync().map_err(not_synced)?;
         self.take_mark_off(file).map_err(at_a_checkpoint)?;
         file.sync().map_err(not_synced)?;
         self.log.checkpoint(self.end).map_err(|error| Failure::Final(error.to_string()))?;
-        // Of no use any more, and found by its name when it is big.
+        // Obsolete, and possibly large.
         let _ = fs::remove_file(self.places.spill());
         self.log.close().map_err(|error| Failure::Final(error.to_string()))
     }
@@ -360,13 +373,13 @@ impl Session {
         if self.real > self.size {
             file.truncate(self.size)?;
         }
-        let mut head: Head = [0; mark::SPAN];
+        let mut head: Head = [0; mark::MARK_BYTES];
         file.read(&mut head, 0)?;
         mark::take_off(&mut head, 0);
         Ok(file.write(&head, 0)?)
     }
 
-    /// Bytes of the log since the checkpoint.
+    /// Returns the size of the log since the checkpoint in bytes.
     pub(crate) fn log_bytes(&self) -> u64 {
         self.end - self.log.checkpoint_lsn()
     }
@@ -376,7 +389,7 @@ fn not_synced(code: Code) -> Failure {
     Failure::Final(format!("the database file can't be synced (SQLite's code {code})"))
 }
 
-/// Whether the file is still marked, and with what, is not known.
+/// It is unknown whether the file is still marked, and with which number.
 fn at_a_checkpoint(failure: Failure) -> Failure {
     match failure {
         Failure::Refused(code, None) => Failure::Final(format!("a checkpoint failed (SQLite's code {code})")),
@@ -400,10 +413,10 @@ pub(crate) fn put_mark(block: &mut Block, number: u64, new: u64) {
     }
 }
 
-/// Shortens the file, so that what is written past it later on is past zeros.
+/// Truncates the file, so that later writes past the end follow zeros.
 pub(crate) fn cut(file: &mut RealFile, real: &mut u64, size: u64) -> Result<(), Code> {
-    // The mark stays, even on a file of nothing.
-    let size = size.max(mark::SPAN as u64);
+    // The mark stays, even in an otherwise empty file.
+    let size = size.max(mark::MARK_BYTES as u64);
     if size < *real {
         file.truncate(size)?;
         *real = size;

@@ -1,13 +1,18 @@
-//! A database file as all connections of this process share it: its locks, its session with a log, the transaction that is being written, its journal.
+//! The state of a database file that all connections of this process share: its locks, its session with a
+//! log, the current write transaction, its journal.
 //!
 //! Invariants:
-//! 1. One file of the VFS beneath, the *keeper*, has the process's lock; while there is a session it is EXCLUSIVE, whatever the connections do.
-//! 2. Only the connection with the EXCLUSIVE lock of the process's own writes, and reads what it wrote; the others read what is committed.
-//! 3. A transaction is committed when its journal ends; one without a journal when the file is synced or the lock given up.
-//! 4. After a failure that leaves open what is durable nothing is read, written or locked any more, until all connections are closed.
+//! 1. One file of the underlying VFS, the *keeper*, holds the process's lock. While there is a session, the
+//!    lock is EXCLUSIVE, whatever the connections do.
+//! 2. Only the connection with the process's own EXCLUSIVE lock writes, and reads its own writes; the others
+//!    read committed data.
+//! 3. A transaction is committed when its journal ends; without a journal, when the file is synced or the
+//!    lock is released.
+//! 4. After a failure that leaves the durability of a commit unknown, nothing is read, written or locked
+//!    until all connections are closed.
 
 use crate::abi::{self, Code};
-use crate::database::Beside;
+use crate::database::SideFile;
 use crate::journal::Journal;
 use crate::locks::{Level, Locks};
 use crate::mark;
@@ -20,17 +25,17 @@ use crate::session::{Failure, Session};
 pub(crate) struct State {
     keeper: RealFile,
     locks: Locks,
-    /// What the keeper has.
+    /// The lock of the keeper.
     real: Level,
     session: Option<Session>,
     pending: Pending,
-    /// Bytes of the file as the transaction has it, if one wrote.
+    /// Size of the file within the transaction in bytes, if it wrote.
     size: Option<u64>,
     journal: Option<Journal>,
-    /// A journal that another VFS left is being rolled back.
+    /// Whether a journal that another VFS left is being rolled back.
     has_real_journal: bool,
     failed: bool,
-    /// The last refusal, for who asks.
+    /// The last refusal, for status queries.
     said: Option<String>,
 }
 
@@ -50,7 +55,7 @@ impl State {
         }
     }
 
-    /// SQLite's code for a failure, of which the reason is kept and logged.
+    /// Converts a failure to SQLite's code. Keeps and logs its reason.
     fn noted<T>(&mut self, result: Result<T, Failure>) -> Result<T, Code> {
         let (code, why) = match result {
             Ok(value) => return Ok(value),
@@ -66,7 +71,7 @@ impl State {
         Err(code)
     }
 
-    /// Logs a refusal and keeps it for who asks.
+    /// Logs a refusal and keeps it for status queries.
     pub(crate) fn refuse(&mut self, code: Code, why: &str) -> Code {
         crate::said(code, why);
         self.said = Some(why.to_owned());
@@ -88,7 +93,7 @@ impl State {
         }
         let taken = self.lock_beneath(places, level);
         if taken.is_err() {
-            // As SQLite's own VFS: PENDING stays, so that readers in other processes come to an end.
+            // As in SQLite's own VFS: PENDING stays, so that readers in other processes eventually finish.
             let left = if level == Level::Exclusive && self.real == Level::Pending {
                 Level::Pending
             } else {
@@ -112,7 +117,7 @@ impl State {
             if before == Level::None {
                 let looked = self.look(places);
                 if looked.is_err() && self.locks.strongest() <= Level::Shared {
-                    // Only the one that came now has a lock.
+                    // Only the connection that has just come holds a lock.
                     let _ = self.keeper.unlock(Level::None as i32);
                     self.real = Level::None;
                 }
@@ -122,10 +127,11 @@ impl State {
         Ok(())
     }
 
-    /// Looks whether the file was left with commits in its log, and goes on with them. The keeper has just got its first lock.
+    /// Checks whether the file was left with commits in its log, and recovers them. The keeper has just got
+    /// its first lock.
     fn look(&mut self, places: &Places) -> Result<(), Code> {
         let Some(mark) = Session::mark_of(&mut self.keeper)? else {
-            // The log is there before the mark is made.
+            // The log exists before the mark is set.
             if self.keeper.is_writable && places.log().exists() && Session::is_left_of_mark(&mut self.keeper)?
             {
                 self.lock_whole()?;
@@ -154,11 +160,12 @@ impl State {
         }
         let mut ended = Ok(());
         if before >= Level::Reserved {
-            // Given up in the middle, with its journal live: what it would be rolled back for was never done.
+            // Released in the middle, with a live journal: the writes that it would roll back were never
+            // done.
             if !self.has_live_journal() {
                 ended = self.commit();
             }
-            // A journal that is over must not stand for one that another VFS leaves later on.
+            // An ended journal must not be mistaken for one that another VFS leaves later.
             self.forget();
         }
         self.locks.set(connection, level);
@@ -191,22 +198,22 @@ impl State {
         self.locks.of(connection)
     }
 
-    /// Reads into the buffer, if the connection can't read the file itself.
+    /// Reads into the buffer, unless the connection can read the file itself.
     pub(crate) fn read(&mut self, connection: u64, buffer: &mut [u8], offset: u64) -> Result<Read, Code> {
         self.check(abi::IOERR_READ)?;
         let Some(session) = &self.session else {
-            if offset >= mark::SPAN as u64 {
+            if offset >= mark::MARK_BYTES as u64 {
                 return Ok(Read::File { upto: u64::MAX });
             }
             let is_whole = self.keeper.read(buffer, offset)?;
-            // Without a lock, which a first look at a file is, it may be found marked.
+            // The first look at a file happens without a lock, and the file may be marked.
             if offset == 0 && mark::of(buffer).is_some() {
                 mark::take_off(buffer, 0);
             }
             return Ok(Read::Done { is_whole });
         };
         let is_writer = self.size.is_some() && self.locks.of(connection) >= Level::Exclusive;
-        if !is_writer && offset >= mark::SPAN as u64 {
+        if !is_writer && offset >= mark::MARK_BYTES as u64 {
             return Ok(Read::File { upto: session.size });
         }
         let size = self.size.filter(|_| is_writer).unwrap_or(session.size);
@@ -248,7 +255,7 @@ impl State {
                 None => {
                     let session = self.session.as_ref().ok_or(abi::IOERR_WRITE)?;
                     let mut block = session.read_block(&mut self.keeper, number)?;
-                    // What the transaction has cut off is not to come back.
+                    // Bytes that the transaction truncated must not return.
                     cut(&mut block[..], number * BLOCK_BYTES, before);
                     block
                 }
@@ -274,7 +281,7 @@ impl State {
         Ok(())
     }
 
-    /// Sees to it that there is a session to write in. Gives the bytes of the file.
+    /// Ensures that there is a session to write in. Returns the size of the file in bytes.
     fn prepare(&mut self, places: &Places, connection: u64) -> Result<u64, Code> {
         self.check(abi::IOERR_WRITE)?;
         if self.locks.of(connection) < Level::Exclusive || self.real < Level::Exclusive {
@@ -287,14 +294,14 @@ impl State {
         Ok(self.size.or(self.session.as_ref().map(|session| session.size)).unwrap_or(0))
     }
 
-    /// Bytes of the file, for a connection; `None` for one that is to ask the file itself.
+    /// Returns the size of the file for a connection in bytes; `None` if it must query the file itself.
     pub(crate) fn file_size(&self, connection: u64) -> Option<u64> {
         let session = self.session.as_ref()?;
         let own = self.size.filter(|_| self.locks.of(connection) >= Level::Exclusive);
         Some(own.unwrap_or(session.size))
     }
 
-    /// SQLite syncs the file: without a journal that is the commit.
+    /// Handles SQLite's sync of the file. Without a journal, the sync is the commit.
     pub(crate) fn sync(&mut self) -> Result<(), Code> {
         self.check(abi::IOERR_FSYNC)?;
         if self.has_live_journal() { Ok(()) } else { self.commit() }
@@ -315,7 +322,7 @@ impl State {
         Ok(())
     }
 
-    /// A journal ends, and with it the transaction.
+    /// Ends a journal, and with it the transaction.
     pub(crate) fn end_journal(&mut self) -> Result<(), Code> {
         self.commit()?;
         if let Some(journal) = &mut self.journal {
@@ -336,20 +343,20 @@ impl State {
         self.has_real_journal
     }
 
-    /// Whether it is known that no such file is beside the database: while there is a session nobody else may make one, and what appears all the
-    /// same is not this database's.
-    pub(crate) fn has_none_beside(&self, which: Beside) -> bool {
+    /// Whether it is known that no such file exists beside the database. During a session nobody else may
+    /// create one, and a file that appears nevertheless does not belong to this database.
+    pub(crate) fn has_none_beside(&self, which: SideFile) -> bool {
         !self.has_real_journal && self.session.as_ref().is_some_and(|session| session.has_none_beside(which))
     }
 
-    /// No such file was found, or it was deleted.
-    pub(crate) fn note_none_beside(&mut self, which: Beside) {
+    /// Records that such a file does not exist, or was deleted.
+    pub(crate) fn note_none_beside(&mut self, which: SideFile) {
         if let Some(session) = &mut self.session {
             session.note_none_beside(which);
         }
     }
 
-    /// Makes the file a plain one, and lets other processes at it, until the next write.
+    /// Makes the file a plain one and lets other processes use it, until the next write.
     pub(crate) fn release(&mut self) -> Result<(), Code> {
         self.check(abi::IOERR_FSYNC)?;
         if self.locks.strongest() > Level::Shared {
@@ -365,7 +372,7 @@ impl State {
         {
             let end = session.end(&mut self.keeper);
             ended = self.noted(end);
-            // It is marked still, and the next lock finds it so.
+            // It is still marked, and the next lock will notice that.
         }
         let strongest = self.locks.strongest().min(Level::Shared);
         if strongest < self.real {
@@ -375,7 +382,7 @@ impl State {
         ended
     }
 
-    /// A line for who asks how it stands.
+    /// Returns a line about the current state.
     pub(crate) fn status(&self) -> String {
         let mut line = match &self.session {
             _ if self.failed => "failed: close all connections, and open the database again".to_owned(),
@@ -394,20 +401,21 @@ impl State {
     }
 }
 
-/// SQLite takes its pages for committed after a commit that failed by anything but an I/O error or a full disk.
+/// After a commit that failed with anything except an I/O error or a full disk, SQLite takes its pages for
+/// committed.
 fn as_io_error(code: Code) -> Code {
     if code & 0xff == abi::IOERR || code == abi::FULL { code } else { abi::IOERR_WRITE }
 }
 
-/// How a connection is to read.
+/// The way in which a connection must read.
 pub(crate) enum Read {
     /// From the file, up to this length.
     File { upto: u64 },
-    /// It was read, whole or with zeros past the end.
+    /// It was read, either completely or with zeros past the end.
     Done { is_whole: bool },
 }
 
-/// Zeros what is past a length. Gives whether nothing is.
+/// Zeros the bytes past a length. Returns whether there were none.
 pub(crate) fn cut(buffer: &mut [u8], offset: u64, size: u64) -> bool {
     let there = usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX);
     if there < buffer.len() {

@@ -1,4 +1,4 @@
-//! SQLite's structures as they are here, compared with those of the header that is installed.
+//! Compares the structures of SQLite as declared here with those of the installed header.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -55,7 +55,7 @@ fn structures_and_numbers_are_those_of_the_header() {
             writeln!(c, "_Static_assert({holds}, \"{member}\");").unwrap();
         }
     }
-    // The last members that are used, so that none before them is missing.
+    // The last members that are used, so that no earlier one is missing.
     c += "_Static_assert(offsetof(sqlite3_io_methods, xDeviceCharacteristics) == 12 * sizeof(void *), \"io\");\n";
     c += "_Static_assert(offsetof(sqlite3_vfs, xOpen) == 40 && offsetof(sqlite3_vfs, xNextSystemCall) == 160, \"vfs\");\n";
     c += "int main(void) { return 0; }\n";

@@ -1,5 +1,5 @@
-//! Databases by SQLite's own shell after kills: one after the other, without a close between, over small pages, and with files put back that are
-//! of another time than the log.
+//! Databases, used by SQLite's own shell, after kills: repeated kills without a close in between, small
+//! pages, and files from another time than the log.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
@@ -12,11 +12,11 @@ use pagekeeper_testing::{Seed, disk_dir};
 use rustix::fs::{FlockOperation, flock};
 
 const UNABLE: &str = "unable to open";
-/// Why a file and a log that don't belong together are refused.
+/// The reason for refusing a file and a log that do not belong together.
 const ANOTHER: &str = "of another time";
 const CHECK: &str = "PRAGMA integrity_check; SELECT count(*), coalesce(max(a), 0) FROM t WHERE a<1000000;";
 
-/// The rows 1, 2, 3 ... that a check found, all of them.
+/// Returns the number of rows that a check found, which must be 1, 2, 3 ... without gaps.
 fn rows(found: &str) -> u64 {
     let (whole, counts) = found.split_once('\n').unwrap_or_else(|| panic!("{found}"));
     assert_eq!(whole, "ok");
@@ -25,7 +25,7 @@ fn rows(found: &str) -> u64 {
     count.parse().unwrap()
 }
 
-/// Kills a shell that commits, over and over. Gives how often the database was left marked.
+/// Repeatedly kills a shell that commits. Returns how often the database was left marked.
 fn kill(library: &Path, cycles: usize, settings: &str, is_closed_between: bool) -> u32 {
     let seed = Seed::new();
     let mut rng = seed.rng(0);
@@ -40,7 +40,8 @@ fn kill(library: &Path, cycles: usize, settings: &str, is_closed_between: bool) 
         let mut ours = Shell::open(&by_us(library, &database));
         assert_eq!(rows(&ours.ask(CHECK)), expected, "cycle {cycle}");
         assert_eq!(ours.ask(&format!("PRAGMA journal_mode={mode};\nPRAGMA cache_size=50;")), mode);
-        // Rows 1, 2, 3 ..., each acknowledged; in between transactions that leave nothing, small and large.
+        // Rows 1, 2, 3 ..., each acknowledged; in between transactions without a lasting effect, small and
+        // large.
         for row in expected + 1..=expected + 400 {
             let size = 10 + rng.of(0..3000);
             ours.send(&format!(
@@ -81,7 +82,8 @@ fn kill(library: &Path, cycles: usize, settings: &str, is_closed_between: bool) 
             assert!(plain.contains(expected), "cycle {cycle}: {plain}");
         }
         let mut next = Shell::open(&by_us(library, &database));
-        // What a large transaction leaves when it is killed between its statements is nothing; the one in flight may be there.
+        // A large transaction that is killed between its statements leaves nothing. The commit in flight may
+        // exist.
         expected = rows(&next.ask(CHECK));
         assert!(
             expected == acknowledged || expected == acknowledged + 1,
@@ -123,7 +125,7 @@ fn kills_without_a_close_between_lose_nothing() {
     assert!(marked > 10, "only {marked} kills came while the log had commits");
 }
 
-/// Commits by the spill file alone, so that most kills come in the middle of one.
+/// Commits only through the spill file, so that most kills hit the middle of a commit.
 #[test]
 fn large_commits_are_whole_after_kills_one_after_the_other() {
     let Some(library) = library() else { return };
@@ -155,7 +157,8 @@ INSERT INTO t SELECT value, hex(randomblob(3000)), 0 FROM generate_series(1, 100
     assert!(expected > 3, "only {expected} commits");
 }
 
-/// Whoever shortens and lengthens a database of small pages within one checkpoint's time has no bytes of before after a kill.
+/// A database of small pages is truncated and extended between two checkpoints. After a kill, no old bytes
+/// return.
 #[test]
 fn what_was_cut_off_does_not_come_back() {
     let Some(library) = library() else { return };
@@ -172,7 +175,7 @@ fn what_was_cut_off_does_not_come_back() {
     assert_eq!(ours.ask("INSERT INTO t(b) SELECT zeroblob(700) FROM generate_series(1, 4);"), "");
     let before = ours.ask(content);
     ours.kill();
-    // As a power cut may leave it: anything, but for the mark.
+    // As a power cut may leave it: arbitrary bytes, except for the mark.
     let mut bytes = fs::read(&database).unwrap();
     bytes[28..].fill(0xaa);
     fs::write(&database, &bytes).unwrap();
@@ -187,7 +190,7 @@ fn many_unclean_ends_leave_it_writable() {
     let database = dir.path().join("a.db");
     let table = "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);";
     assert_eq!(said(&(by_us(&library, &database) + table)), "");
-    // More than the log can tell apart without a checkpoint.
+    // More than the log can distinguish without a checkpoint.
     for row in 1..=270 {
         let mut ours = Shell::open(&by_us(&library, &database));
         assert_eq!(
@@ -219,7 +222,7 @@ fn a_commit_is_durable_where_sqlite_neither_syncs_nor_unlocks() {
     }
 }
 
-/// Refused, with the reason in SQLite's log, and nothing changed.
+/// Checks that the database is refused without a change, with the reason in SQLite's log.
 fn is_refused(library: &Path, database: &Path, why: &str) {
     let before = fs::read(database).unwrap();
     let statements = format!(".log stderr\n{}SELECT count(*) FROM t;", by_us(library, database));
@@ -238,7 +241,7 @@ fn a_copy_of_another_time_than_the_log_is_refused() {
     let count = format!("{open}SELECT count(*) FROM t;");
     let table = "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT); INSERT INTO t SELECT value, 'b' FROM generate_series(1, 100);";
 
-    // A copy that was made while it was marked, and put back after a checkpoint and a kill.
+    // A copy that was made while the file was marked, and put back after a checkpoint and a kill.
     let mut ours = Shell::open(&open);
     assert_eq!(ours.ask(table), "");
     fs::copy(&database, at("marked")).unwrap();
@@ -258,7 +261,7 @@ fn a_copy_of_another_time_than_the_log_is_refused() {
     is_refused(&library, &database, ANOTHER);
     fs::rename(at("newer"), &database).unwrap();
 
-    // A database that was moved without its log, put back after another was made in its place.
+    // A database that was moved without its log, and put back after another was created in its place.
     let mut ours = Shell::open(&open);
     assert_eq!(ours.ask("DELETE FROM t WHERE a=2;"), "");
     ours.kill();
@@ -289,7 +292,7 @@ fn a_copy_of_another_time_than_the_log_is_refused() {
     fs::rename(at("right"), &log).unwrap();
     assert_eq!(said(&count), "98");
 
-    // A plain copy put back over a database is not changed by the log that is still there.
+    // A plain copy that is put back over a database is not changed by the existing log.
     let copy = fs::read(&database).unwrap();
     let mut ours = Shell::open(&open);
     assert_eq!(ours.ask("DELETE FROM t;"), "");
@@ -321,7 +324,7 @@ fn a_log_that_others_may_have_made_is_not_trusted() {
         is_refused(&library, &database, "not a directory of this user's");
         chown(&log, Some(0), None).unwrap();
     }
-    // Whatever the spill file's name leads to stays as it is.
+    // The target of the spill file's name stays as it is.
     let precious = dir.path().join("precious");
     fs::write(&precious, "precious").unwrap();
     symlink(&precious, log.join("spill")).unwrap();
@@ -347,7 +350,7 @@ fn a_log_that_another_has_open_is_locked_and_not_refused() {
     assert!(said(&check).contains("database is locked"));
     flock(&lock, FlockOperation::Unlock).unwrap();
     assert_eq!(rows(&said(&check)), 1);
-    // The same for the first write to a plain one.
+    // The same for the first write to a plain file.
     flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
     let mut ours = Shell::open(&by_us(&library, &database));
     assert!(ours.ask("INSERT INTO t VALUES(2, 'b');").contains("database is locked"));
@@ -371,7 +374,7 @@ fn what_is_left_of_a_log_that_was_never_made_is_no_hindrance() {
     assert_eq!(found, "7");
 }
 
-/// The power goes when an empty file has the length of its first mark, and nothing of the mark.
+/// The power is cut when an empty file has the length of its first mark, but nothing of the mark.
 #[test]
 fn an_empty_file_that_only_got_longer_is_an_empty_database() {
     let Some(library) = library() else { return };
@@ -379,7 +382,7 @@ fn an_empty_file_that_only_got_longer_is_an_empty_database() {
         let dir = disk_dir();
         let database = dir.path().join("a.db");
         fs::write(&database, vec![0; len]).unwrap();
-        // Without a log it is somebody's.
+        // Without a log, the file is not ours.
         said(&format!("{}SELECT * FROM sqlite_master;", by_us(&library, &database)));
         assert_eq!(fs::read(&database).unwrap(), vec![0; len]);
         let beside = dir.path().join("a.db-pagekeeper");
@@ -387,7 +390,7 @@ fn an_empty_file_that_only_got_longer_is_an_empty_database() {
         fs::set_permissions(&beside, fs::Permissions::from_mode(0o700)).unwrap();
         let table = "CREATE TABLE t(a); INSERT INTO t VALUES(7); SELECT a FROM t;";
         assert_eq!(said(&format!("{}{table}", by_us(&library, &database))), "7");
-        // What is longer is somebody's.
+        // A longer file is not ours.
         fs::write(&database, vec![0; 4096]).unwrap();
         said(&format!("{}SELECT * FROM sqlite_master;", by_us(&library, &database)));
         assert_eq!(fs::read(&database).unwrap(), vec![0; 4096]);

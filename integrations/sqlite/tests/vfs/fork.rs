@@ -1,5 +1,5 @@
-//! Children of a process that has a database open, by a C program: forked ones, children of these, and programs that are executed. They may do what
-//! they like, and change nothing of their parent's.
+//! A C program with an open database and children: forked ones, their own children, and executed programs.
+//! The children make arbitrary calls, and change nothing of their parent's.
 
 use std::fs;
 use std::process::Command;
@@ -8,7 +8,7 @@ use pagekeeper_testing::disk_dir;
 
 use crate::shell::{built, by_us, library, said};
 
-/// Arguments: library, database. Prints what doesn't go as it should, and kills itself.
+/// Arguments: library, database. Prints every failure, and kills itself.
 const PROGRAM: &str = r#"
 #include <signal.h>
 #include <sqlite3.h>
@@ -32,7 +32,7 @@ int main(int count, char **arguments) {
     must(!sqlite3_open_v2(arguments[2], &db, flags, "pagekeeper"), "open");
     must(!run(db, "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT); INSERT INTO t VALUES(1, 'b')"), "write");
     for (int round = 0; round < 9; round++) {
-        /* Four things to do, by a child and by a child of one. */
+        /* Four ways, each by a child and by a child of a child. */
         int way = round < 8 ? round % 4 : 9;
         if (way == 3) must(!run(db, "BEGIN; INSERT INTO t VALUES(100, 'b')"), "begin");
         pid_t child = way == 9 ? vfork() : fork();
@@ -59,7 +59,7 @@ int main(int count, char **arguments) {
                 snprintf(copy, sizeof copy, "VACUUM INTO '%s-copy-%d'", arguments[2], round);
                 must(run(db, copy), "the child copies");
             }
-            /* Closes what it was forked with; in the last round in the middle of a transaction. */
+            /* Closes the inherited connection, in the last way in the middle of a transaction. */
             sqlite3_close(db);
             exit(0);
         }

@@ -1,4 +1,5 @@
-//! Databases by SQLite's own shell: plain after the close, refused to others before, whole after kills.
+//! Databases, used by SQLite's own shell: plain after the close, refused to others before, complete after
+//! kills.
 
 mod crashes;
 mod fork;
@@ -16,7 +17,7 @@ const TABLE: &str = "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);
 INSERT INTO t SELECT value, hex(randomblob(100)) FROM generate_series(1, 100);\n";
 const NOT_A_DATABASE: &str = "file is not a database";
 const LOCKED: &str = "database is locked";
-/// A transaction past what is kept in memory: 6 MB.
+/// A transaction that exceeds the part kept in memory: 6 MB.
 const LARGE: &str = "INSERT INTO t(b) SELECT hex(randomblob(3000)) FROM generate_series(1, 1000);";
 
 fn is_marked(database: &Path) -> bool {
@@ -70,7 +71,7 @@ fn other_processes_wait_and_come_in_after_a_release() {
         (Shell::open(&by_us(&library, &database)), Shell::open(&by_us(&library, &database)));
     let mut plain = Shell::open(&by_default(&database));
 
-    // Readers share; the writer waits for them, and they for it.
+    // Readers share; a writer waits for them, and they for the writer.
     assert_eq!(ours.ask(count), "100");
     assert_eq!(second.ask(count), "100");
     assert_eq!(plain.ask(&format!("BEGIN; {count}")), "100");
@@ -83,7 +84,7 @@ fn other_processes_wait_and_come_in_after_a_release() {
     }
     assert!(ours.ask("BEGIN IMMEDIATE; PRAGMA pagekeeper_release;").contains("a transaction is open"));
     assert!(ours.ask("COMMIT; PRAGMA pagekeeper_release;").starts_with("plain"));
-    // Those that had it open before see what was written.
+    // Connections that had it open before see the new data.
     assert_eq!(plain.ask(count), "99");
     assert_eq!(second.ask("DELETE FROM t WHERE a=2;"), "");
     assert!(ours.ask(count).contains(LOCKED));
@@ -122,7 +123,7 @@ fn a_journal_that_sqlite_left_is_rolled_back_once() {
     assert_eq!(said(&(by_default(&database) + TABLE)), "");
     for mode in ["delete", "truncate", "persist"] {
         let mut plain = Shell::open(&by_default(&database));
-        // A cache that small writes to the file before the commit.
+        // A small cache, which writes to the file before the commit.
         let statements =
             "PRAGMA cache_size=5; PRAGMA cache_spill=5; BEGIN; UPDATE t SET b=hex(randomblob(1500));";
         assert_eq!(plain.ask(&format!("PRAGMA journal_mode={mode};{statements}")), mode);
@@ -135,7 +136,7 @@ fn a_journal_that_sqlite_left_is_rolled_back_once() {
         assert_eq!(ours.ask(sum), "100|200\nok", "{mode}");
         assert_eq!(ours.ask("UPDATE t SET b='kept' WHERE a=1; SELECT b FROM t WHERE a=1;"), "kept");
         ours.kill();
-        // Were the journal still there, this would be undone.
+        // If the journal still existed, this would be undone.
         assert_eq!(
             said(&format!("{}SELECT b FROM t WHERE a=1; {sum}", by_us(&library, &database))),
             "kept\n100|200\nok"
@@ -146,7 +147,8 @@ fn a_journal_that_sqlite_left_is_rolled_back_once() {
     }
 }
 
-/// A neighbour who may write to the directory puts an old journal there that looks hot, and a file that looks like a WAL.
+/// A neighbour with write permission to the directory creates an old journal there that looks hot, and a file
+/// that looks like a WAL.
 #[test]
 fn what_appears_beside_it_meanwhile_is_not_taken_for_its_own() {
     let Some(library) = library() else { return };
@@ -170,7 +172,7 @@ fn what_appears_beside_it_meanwhile_is_not_taken_for_its_own() {
     assert_eq!(ours.ask(&format!("UPDATE t SET b='later' WHERE a=1; {sum}")), "later\n100|200\nok");
     fs::remove_file(wal).unwrap();
     ours.quit();
-    // By that journal SQLite would undo what is committed.
+    // SQLite would undo committed data with that journal.
     assert!(!journal.exists());
     assert_eq!(said(&format!("{}{sum}", by_default(&database))), "later\n100|200\nok");
 }
@@ -188,7 +190,7 @@ fn what_cannot_be_right_is_refused() {
     assert!(wal.contains("WAL mode is refused"), "{wal}");
     let locks = said(&open.replace("?vfs", "?nolock=1&vfs"));
     assert!(locks.contains("unable to open"), "{locks}");
-    // Two databases in one transaction: either is written alone, both are not.
+    // Two databases in one transaction: one may be written, both may not.
     let attach = format!(
         "{open}ATTACH 'file:{}?vfs=pagekeeper' AS b; CREATE TABLE IF NOT EXISTS b.u(a);",
         other.display()
@@ -199,7 +201,7 @@ fn what_cannot_be_right_is_refused() {
         said(&format!("{attach} SELECT count(*) FROM t; SELECT count(*) FROM u;")).lines().last(),
         Some("0")
     );
-    // A database by us attached to one by SQLite: refused by the name that its journal is given.
+    // A database of this VFS attached to one of SQLite's: refused because of the name that its journal gets.
     let plain = dir.path().join("plain.db");
     let mixed = format!(
         ".load {}\n{}CREATE TABLE p(a);\nATTACH 'file:{}?vfs=pagekeeper' AS b;\nBEGIN;\nINSERT INTO p VALUES(1);\nINSERT INTO u VALUES(1);\nCOMMIT;\n",
@@ -215,7 +217,7 @@ fn what_cannot_be_right_is_refused() {
     let opened = said(&format!("{}SELECT count(*) FROM t;", by_us(&library, &plain)));
     assert!(opened.contains("unable to open"), "{opened}");
 
-    // A file of something else.
+    // A file that is not a database.
     let text = dir.path().join("text");
     fs::write(&text, "no database, but longer than a header of one, so that it is looked at".repeat(20))
         .unwrap();
@@ -240,7 +242,7 @@ fn a_database_without_its_log_or_with_anothers_is_refused() {
     assert!(count(&first).contains("unable to open"));
     fs::rename(log("b.db-pagekeeper"), log("a.db-pagekeeper")).unwrap();
     assert!(count(&first).contains("unable to open"));
-    // Nothing was changed: with its own log it is whole.
+    // Nothing was changed: with its own log it is complete.
     fs::rename(log("a.db-pagekeeper"), log("b.db-pagekeeper")).unwrap();
     fs::rename(log("kept"), log("a.db-pagekeeper")).unwrap();
     assert_eq!((count(&first), count(&second)), ("100".to_owned(), "100".to_owned()));
@@ -264,7 +266,7 @@ fn a_full_disk_fails_the_commit_and_loses_nothing() {
         assert!(rows < 2000, "the disk has 64 MiB");
     }
     assert!(rows > 50, "{rows}");
-    // A large one needs a spill file, for which there is no room either.
+    // A large transaction needs a spill file, for which there is no space either.
     let large = ours.ask(LARGE);
     assert!(large.contains("full"), "{large}");
     let check = "SELECT count(*) FROM t; PRAGMA integrity_check;";

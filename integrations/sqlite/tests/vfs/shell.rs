@@ -1,4 +1,5 @@
-//! SQLite's own shell as a child process: statements in, lines out, killed at any time; and C programs for what a shell can't do.
+//! SQLite's own shell as a child process: statements in, lines out, killed at any time; and C programs for
+//! the rest.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use pagekeeper_testing::skip;
 
-/// The library, as this build made it; `None` where there is no shell to load it.
+/// Returns the library of this build; `None` if there is no shell to load it.
 pub(crate) fn library() -> Option<PathBuf> {
     if !Command::new("sqlite3").arg("--version").output().is_ok_and(|said| said.status.success()) {
         skip("sqlite3 is not installed");
@@ -20,7 +21,7 @@ pub(crate) fn library() -> Option<PathBuf> {
     Some(library)
 }
 
-/// A program in C that calls SQLite, built in a directory; `None` where there is no header.
+/// Builds a C program that calls SQLite in a directory; `None` if there is no header.
 pub(crate) fn built(dir: &Path, text: &str) -> Option<PathBuf> {
     if !Path::new("/usr/include/sqlite3.h").exists() {
         skip("SQLite's header is not installed");
@@ -35,21 +36,21 @@ pub(crate) fn built(dir: &Path, text: &str) -> Option<PathBuf> {
     Some(program)
 }
 
-/// What opens a database by the VFS.
+/// Returns the commands that open a database with the VFS.
 pub(crate) fn by_us(library: &Path, database: &Path) -> String {
     format!(".load {}\n.open 'file:{}?vfs=pagekeeper'\n", library.display(), database.display())
 }
 
-/// What opens one by SQLite's own.
+/// Returns the command that opens a database with SQLite's default VFS.
 pub(crate) fn by_default(database: &Path) -> String {
     format!(".open '{}'\n", database.display())
 }
 
-/// Statements in a shell of their own: what it printed, errors and all.
+/// Runs statements in a new shell. Returns its output, including errors.
 pub(crate) fn said(statements: &str) -> String {
     let mut shell =
         shell().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // It may end before it has read all.
+    // It may end before it has read everything.
     let _ = shell.stdin.take().unwrap().write_all(statements.as_bytes());
     let Output { stdout, stderr, .. } = shell.wait_with_output().unwrap();
     (String::from_utf8_lossy(&stdout) + String::from_utf8_lossy(&stderr)).trim().to_owned()
@@ -71,7 +72,7 @@ pub(crate) struct Shell {
 impl Shell {
     pub(crate) fn open(opening: &str) -> Self {
         let mut command = Command::new("sh");
-        // Errors come in order with all else.
+        // Errors come in order with the other output.
         command.args(["-c", "exec sqlite3 -batch -noheader 2>&1"]).env("HOME", "/nonexistent");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
@@ -88,13 +89,13 @@ impl Shell {
         shell
     }
 
-    /// Gives statements to it, and waits for nothing.
+    /// Sends statements, without waiting.
     pub(crate) fn send(&mut self, statements: &str) {
         let _ = self.input.write_all(statements.as_bytes());
         let _ = self.input.flush();
     }
 
-    /// The lines that statements print, errors and all.
+    /// Returns the lines that statements print, including errors.
     pub(crate) fn ask(&mut self, statements: &str) -> String {
         self.send(&format!("{statements}\n.print over\n"));
         let mut all = Vec::new();
@@ -107,12 +108,12 @@ impl Shell {
         }
     }
 
-    /// The lines that it has printed by now.
+    /// Returns the lines that it has printed so far.
     pub(crate) fn printed(&self) -> Vec<String> {
         self.lines.try_iter().collect()
     }
 
-    /// Kills it, and gives the lines that nobody has read.
+    /// Kills it, and returns the unread lines.
     pub(crate) fn kill(mut self) -> Vec<String> {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -1,5 +1,5 @@
-//! Many connections in one process, by a C program: threads that open, write and close as they like lose no commit, and the last one leaves a plain
-//! file.
+//! Many connections in one process, by a C program. Threads open, write and close independently: they lose no
+//! commit, and the last one leaves a plain file.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use pagekeeper_testing::disk_dir;
 use crate::is_marked;
 use crate::shell::{built, by_default, library, said};
 
-/// Arguments: library, database. Prints what doesn't go as it should.
+/// Arguments: library, database. Prints every failure.
 const PROGRAM: &str = r#"
 #include <pthread.h>
 #include <sqlite3.h>
