@@ -100,6 +100,9 @@ cmp "$dir/data/source" "$dir/data/copy"
 grep --quiet 'read 4 MiB' "$dir/report"
 unset CARGO_TARGET_DIR
 
+# The operator's program, without what is for engines.
+"$cargo" check --quiet --locked -p pagekeeper --bins --no-default-features --target-dir "$target"
+
 oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 if ! command -v rustup >/dev/null || ! rustup toolchain install --profile minimal "$oldest" >/dev/null 2>&1; then
     if [ "${PAGEKEEPER_REQUIRE_ALL:-0}" != 0 ]; then

@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod completions;
+#[cfg(feature = "demo")]
 mod demo;
 mod devices;
 mod doctor;
@@ -24,6 +25,7 @@ mod signals;
 mod snapshot;
 mod stack;
 mod stat;
+#[cfg(feature = "store")]
 mod store;
 mod top;
 mod warm;
@@ -86,7 +88,9 @@ enum Command {
     Top(top::Args),
     Doctor(doctor::Args),
     Probe(probe::Args),
+    #[cfg(feature = "store")]
     Store(store::Args),
+    #[cfg(feature = "demo")]
     Demo(demo::Args),
     Completions(completions::Args),
     Man(manuals::Args),
@@ -110,7 +114,9 @@ fn work() -> ExitCode {
         Command::Top(args) => top::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Probe(args) => probe::run(&args),
+        #[cfg(feature = "store")]
         Command::Store(args) => store::run(&args),
+        #[cfg(feature = "demo")]
         Command::Demo(args) => demo::run(args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => manuals::man(&args),
