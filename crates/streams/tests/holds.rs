@@ -1,14 +1,14 @@
 //! Programs that outrun their disk are held: no more than about the bound of what they write is unwritten, and they are as without it.
 
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::{InspectedFile, Links, residency};
 use pagekeeper_streams::{StreamEvent, StreamOptions, StreamPace, Streams, Verdict};
-use pagekeeper_testing::{Mounted, skip};
+use pagekeeper_testing::{Grandchild, Mounted, skip};
 
 const MIB: u64 = 1 << 20;
 /// The most that may be unwritten of 256 MiB and more: twelve times the bound, since the follower
@@ -63,52 +63,14 @@ fn streams(pace: StreamPace) -> Option<Streams> {
     Streams::start(options).map_err(skip).ok()
 }
 
-/// A program under a shell, which says its number, waits for its end and says its exit code: children of this process are not held.
-struct Program {
-    shell: Child,
-    out: BufReader<ChildStdout>,
-    pid: u32,
+/// Lets a program start, followed.
+fn begin(program: &mut Grandchild, streams: &mut Streams) {
+    streams.follow(program.pid()).unwrap();
+    program.begin();
 }
 
-impl Program {
-    /// It begins with the first step of its follower.
-    fn new(words: &[&str]) -> Self {
-        let script = "set -m; exec 3<&0; { read -r go <&3; exec \"$@\"; } & p=$!; set +m; echo $p; wait $p; echo code $?";
-        let mut shell = Command::new("bash")
-            .args(["-c", script, "bash"])
-            .args(words)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut out = BufReader::new(shell.stdout.take().unwrap());
-        let mut line = String::new();
-        out.read_line(&mut line).unwrap();
-        Self { shell, out, pid: line.trim().parse().unwrap() }
-    }
-
-    fn begin(&mut self, streams: &mut Streams) {
-        streams.follow(self.pid).unwrap();
-        self.shell.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
-    }
-
-    fn kill(&self, signal: &str) {
-        let pid = self.pid.to_string();
-        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
-    }
-
-    fn is_held(&self) -> bool {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        status.contains("State:\tt")
-    }
-
-    fn end(mut self) -> String {
-        let mut rest = String::new();
-        self.out.read_to_string(&mut rest).unwrap();
-        self.shell.wait().unwrap();
-        rest.trim().to_owned()
-    }
+fn is_held(program: &Grandchild) -> bool {
+    program.status("State:").starts_with('t')
 }
 
 /// Steps until that is so.
@@ -144,8 +106,8 @@ fn a_copy_never_has_much_more_than_the_bound_unwritten() {
     let dir = pagekeeper_testing::disk_dir();
     let (from, to) = (dir.path().join("from"), disk.at("to"));
     noise(&from, 512 * MIB);
-    let mut program = Program::new(&["cp", from.to_str().unwrap(), to.to_str().unwrap()]);
-    program.begin(&mut streams);
+    let mut program = Grandchild::later(&["cp", from.to_str().unwrap(), to.to_str().unwrap()]);
+    begin(&mut program, &mut streams);
     let mut most = 0;
     let events = until(&mut streams, |streams| {
         most = most.max(unwritten(&to));
@@ -185,8 +147,8 @@ fn several_files_overwrites_and_mappings_are_bounded_too() {
             &format!("--ioengine={engine}"),
             &format!("--overwrite={overwrite}"),
         ];
-        let mut program = Program::new(&words);
-        program.begin(&mut streams);
+        let mut program = Grandchild::later(&words);
+        begin(&mut program, &mut streams);
         let mut most = 0;
         until(&mut streams, |streams| {
             let files = (0..4).map(|job| disk.at(&format!("pk.{job}.0")));
@@ -206,11 +168,11 @@ fn a_held_program_is_ended_by_its_signals_and_outlives_its_holder() {
     let to = format!("of={}", disk.at("to").display());
     for (signal, code) in [("TERM", "code 143"), ("INT", "code 130"), ("KILL", "code 137")] {
         let Some(mut streams) = streams(StreamPace::Auto) else { return };
-        let mut program = Program::new(&["dd", "if=/dev/zero", &to, "bs=1M"]);
-        program.begin(&mut streams);
-        until(&mut streams, |_| program.is_held());
+        let mut program = Grandchild::later(&["dd", "if=/dev/zero", &to, "bs=1M"]);
+        begin(&mut program, &mut streams);
+        until(&mut streams, |_| is_held(&program));
         program.kill(signal);
-        let pid = program.pid;
+        let pid = program.pid();
         let ended = std::thread::spawn(move || program.end());
         until(&mut streams, |_| ended.is_finished());
         assert_eq!(ended.join().unwrap(), code, "{signal}");
@@ -218,12 +180,12 @@ fn a_held_program_is_ended_by_its_signals_and_outlives_its_holder() {
         std::fs::remove_file(disk.at("to")).unwrap();
     }
     let Some(mut streams) = streams(StreamPace::Auto) else { return };
-    let mut program = Program::new(&["dd", "if=/dev/zero", &to, "bs=1M"]);
-    program.begin(&mut streams);
-    until(&mut streams, |_| program.is_held());
+    let mut program = Grandchild::later(&["dd", "if=/dev/zero", &to, "bs=1M"]);
+    begin(&mut program, &mut streams);
+    until(&mut streams, |_| is_held(&program));
     drop(streams);
     let end = Instant::now() + AT_MOST;
-    while program.is_held() {
+    while is_held(&program) {
         assert!(Instant::now() < end);
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -252,8 +214,8 @@ fn nobody_is_held_without_a_pace_nor_who_is_traced_or_has_a_lock_that_others_wai
             continue;
         }
         let Some(mut streams) = streams(pace) else { return };
-        let mut program = Program::new(&words);
-        program.begin(&mut streams);
+        let mut program = Grandchild::later(&words);
+        begin(&mut program, &mut streams);
         let waiter = has_waiter.then(|| waiting.spawn().unwrap());
         if has_waiter {
             until(&mut streams, |_| is_waiting());
@@ -273,8 +235,8 @@ fn a_rate_holds_who_is_faster() {
     let Some(mounted) = Mounted::new("ext4") else { return };
     let Some(mut streams) = streams(StreamPace::BytesPerSecond(32 * MIB)) else { return };
     let to = format!("of={}", mounted.path().join("to").display());
-    let mut program = Program::new(&["dd", "if=/dev/zero", &to, "bs=64k", "count=1536"]);
-    program.begin(&mut streams);
+    let mut program = Grandchild::later(&["dd", "if=/dev/zero", &to, "bs=64k", "count=1536"]);
+    begin(&mut program, &mut streams);
     until(&mut streams, |streams| streams.running() == 0 && !streams.is_busy());
     assert_eq!(program.end(), "code 0");
     // 96 MiB at that rate, of which a tenth of a second's may go at once: held for most of three seconds.
@@ -289,8 +251,8 @@ fn a_pipeline_and_a_program_under_timeout_are_as_without() {
     noise(&dir.path().join("from"), 96 * MIB);
     let (from, to) = (dir.path().to_str().unwrap(), disk.at("to"));
     let script = "tar -C \"$1\" -cf - from | gzip -1 >\"$2\" && timeout 100 sh -c 'gzip -dc \"$1\" >\"$1.tar\"; exit 6' sh \"$2\"";
-    let mut program = Program::new(&["sh", "-c", script, "sh", from, to.to_str().unwrap()]);
-    program.begin(&mut streams);
+    let mut program = Grandchild::later(&["sh", "-c", script, "sh", from, to.to_str().unwrap()]);
+    begin(&mut program, &mut streams);
     until(&mut streams, |streams| streams.running() == 0 && !streams.is_busy());
     assert_eq!(program.end(), "code 6");
     let unpacked = Command::new("tar").args(["-xOf"]).arg(disk.at("to.tar")).arg("from").output().unwrap();

@@ -4,6 +4,7 @@
 //! All helpers panic on failure, as tests do.
 
 mod forks;
+mod grandchild;
 mod hanging;
 pub mod http;
 mod mounted;
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 pub use forks::{ChildEnd, Forked, forked, forked_past_libc};
+pub use grandchild::Grandchild;
 pub use hanging::Hanging;
 pub use mounted::{Mounted, unmount};
 pub use opens::Opens;

@@ -1,97 +1,35 @@
 //! Holds of real processes, which are grandchildren: a waiter in this process would take the stops of a child for
 //! its own.
 
-use std::io::{BufRead, BufReader, Read as _, Write as _};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::io::Write as _;
+use std::process::Command;
+
+use pagekeeper_testing::Grandchild;
 
 use super::*;
 
 /// Longer than anything takes on a busy machine.
 const AT_MOST: Duration = Duration::from_secs(20);
 
-/// A process under a shell, which prints the process's ID, waits for its end and prints its exit code.
-struct Subject {
-    shell: Child,
-    out: BufReader<ChildStdout>,
-    pid: u32,
-    proc: ProcRoot,
+fn shell(script: &str) -> Grandchild {
+    Grandchild::start(&["sh", "-c", script])
 }
 
-impl Subject {
-    fn new(script: &str) -> Self {
-        Self::of(&["sh", "-c", script])
-    }
-
-    fn of(words: &[&str]) -> Self {
-        // With job control, a job can be stopped as from a terminal.
-        let mut shell = Command::new("bash")
-            .args([
-                "-c",
-                "set -m; exec 3<&0; \"$@\" <&3 & p=$!; set +m; echo $p; wait $p; echo code $?",
-                "bash",
-            ])
-            .args(words)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut out = BufReader::new(shell.stdout.take().unwrap());
-        let mut line = String::new();
-        out.read_line(&mut line).unwrap();
-        let subject = Self { shell, out, pid: line.trim().parse().unwrap(), proc: ProcRoot::default() };
-        // Not while it is still the shell that starts it, which blocks signals.
-        until(|| !subject.status("Name:").starts_with("bash"));
-        subject
-    }
-
-    fn status(&self, name: &str) -> String {
-        let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.unwrap_or_default().trim().to_owned()
-    }
-
-    /// Holds it until it has stopped, which takes longer on a busy machine.
-    fn hold(&self, holds: &mut ProcessHolds) {
-        until(|| holds.hold(self.pid).is_ok());
-        until(|| {
-            holds.poll();
-            holds.is_held(self.pid) && holds.is_settled()
-        });
-    }
-
-    fn kill(&self, signal: &str) {
-        let pid = self.pid.to_string();
-        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
-    }
-
-    /// Waits until its state letter is one of these and nobody traces it.
-    fn is_free_in(&self, states: &str) {
-        until(|| {
-            let is_in = self.status("State:").chars().next().is_some_and(|state| states.contains(state));
-            is_in && self.status("TracerPid:") == "0"
-        });
-    }
-
-    /// Returns the shell's output at the process's end.
-    fn end(mut self) -> String {
-        drop(self.shell.stdin.take());
-        let mut rest = String::new();
-        self.out.read_to_string(&mut rest).unwrap();
-        self.shell.wait().unwrap();
-        rest.trim().to_owned()
-    }
+/// Holds a process until it has stopped, which takes longer on a busy machine.
+fn hold(subject: &Grandchild, holds: &mut ProcessHolds) {
+    until(|| holds.hold(subject.pid()).is_ok());
+    until(|| {
+        holds.poll();
+        holds.is_held(subject.pid()) && holds.is_settled()
+    });
 }
 
-impl Drop for Subject {
-    fn drop(&mut self) {
-        // After a failed test it may still run.
-        if self.shell.try_wait().is_ok_and(|end| end.is_none()) {
-            let pid = self.pid.to_string();
-            let _ = Command::new("kill").args(["-9", &pid]).stderr(Stdio::null()).status();
-            let _ = self.shell.wait();
-        }
-    }
+/// Waits until a process's state letter is one of these and nobody traces it.
+fn is_free_in(subject: &Grandchild, states: &str) {
+    until(|| {
+        let state = subject.status("State:").chars().next();
+        state.is_some_and(|state| states.contains(state)) && subject.status("TracerPid:") == "0"
+    });
 }
 
 fn until(mut is_so: impl FnMut() -> bool) {
@@ -130,14 +68,14 @@ const BUSY: &str = "while :; do :; done";
 
 #[test]
 fn a_process_stops_and_goes_on() {
-    let subject = Subject::new(BUSY);
+    let subject = shell(BUSY);
     with_holds(|holds| {
         for _ in 0..20 {
-            subject.hold(holds);
+            hold(&subject, holds);
             assert_eq!(subject.status("State:"), "t (tracing stop)");
-            holds.let_go(subject.pid);
-            assert!(!holds.is_held(subject.pid));
-            subject.is_free_in("R");
+            holds.let_go(subject.pid());
+            assert!(!holds.is_held(subject.pid()));
+            is_free_in(&subject, "R");
         }
     });
     subject.kill("KILL");
@@ -146,15 +84,15 @@ fn a_process_stops_and_goes_on() {
 
 #[test]
 fn the_end_of_a_tracer_lets_all_go() {
-    let (stopped, sleeping) = (Subject::new(BUSY), Subject::of(&["sleep", "1000"]));
+    let (stopped, sleeping) = (shell(BUSY), Grandchild::start(&["sleep", "1000"]));
     with_holds(|holds| {
-        stopped.hold(holds);
-        sleeping.hold(holds);
+        hold(&stopped, holds);
+        hold(&sleeping, holds);
         // As if the thread had panicked or been killed.
         std::mem::forget(std::mem::take(holds));
     });
-    stopped.is_free_in("R");
-    sleeping.is_free_in("S");
+    is_free_in(&stopped, "R");
+    is_free_in(&sleeping, "S");
     for subject in [stopped, sleeping] {
         subject.kill("TERM");
         assert_eq!(subject.end(), "code 143");
@@ -164,13 +102,13 @@ fn the_end_of_a_tracer_lets_all_go() {
 #[test]
 fn signals_that_end_a_held_process_are_seen_and_taken() {
     for (signal, code) in [("TERM", "code 143"), ("INT", "code 130"), ("USR1", "code 138")] {
-        let subject = Subject::new(BUSY);
+        let subject = shell(BUSY);
         with_holds(|holds| {
-            subject.hold(holds);
-            assert!(!subject.proc.has_pending_signal(subject.pid).unwrap());
+            hold(&subject, holds);
+            assert!(!ProcRoot::default().has_pending_signal(subject.pid()).unwrap());
             subject.kill(signal);
-            assert!(subject.proc.has_pending_signal(subject.pid).unwrap(), "{signal}");
-            holds.let_go(subject.pid);
+            assert!(ProcRoot::default().has_pending_signal(subject.pid()).unwrap(), "{signal}");
+            holds.let_go(subject.pid());
         });
         assert_eq!(subject.end(), code);
     }
@@ -178,14 +116,14 @@ fn signals_that_end_a_held_process_are_seen_and_taken() {
 
 #[test]
 fn a_process_that_is_killed_while_held_leaves_its_code_to_its_parent() {
-    let subject = Subject::new(BUSY);
+    let subject = shell(BUSY);
     with_holds(|holds| {
-        subject.hold(holds);
+        hold(&subject, holds);
         subject.kill("KILL");
         // The parent learns of it after its tracer.
         until(|| {
             holds.poll();
-            !holds.is_held(subject.pid)
+            !holds.is_held(subject.pid())
         });
         assert_eq!(subject.end(), "code 137");
         assert!(holds.is_settled());
@@ -195,8 +133,8 @@ fn a_process_that_is_killed_while_held_leaves_its_code_to_its_parent() {
 #[test]
 fn a_process_that_ends_just_then_leaves_its_code_and_no_zombie() {
     for _ in 0..20 {
-        let subject = Subject::new("exit 7");
-        let pid = subject.pid;
+        let subject = shell("exit 7");
+        let pid = subject.pid();
         with_holds(|holds| {
             until_gone(holds, pid, Duration::ZERO);
             until(|| {
@@ -212,23 +150,23 @@ fn a_process_that_ends_just_then_leaves_its_code_and_no_zombie() {
 #[test]
 fn a_stopped_process_stays_so_and_can_be_continued() {
     for signal in ["STOP", "TSTP"] {
-        let subject = Subject::new(BUSY);
+        let subject = shell(BUSY);
         // Before a hold.
         subject.kill(signal);
-        subject.is_free_in("T");
+        is_free_in(&subject, "T");
         with_holds(|holds| {
-            subject.hold(holds);
-            holds.let_go(subject.pid);
-            subject.is_free_in("T");
+            hold(&subject, holds);
+            holds.let_go(subject.pid());
+            is_free_in(&subject, "T");
             subject.kill("CONT");
-            subject.is_free_in("R");
+            is_free_in(&subject, "R");
             // During a hold.
-            subject.hold(holds);
+            hold(&subject, holds);
             subject.kill(signal);
-            holds.let_go(subject.pid);
-            subject.is_free_in("T");
+            holds.let_go(subject.pid());
+            is_free_in(&subject, "T");
             subject.kill("CONT");
-            subject.is_free_in("R");
+            is_free_in(&subject, "R");
         });
         subject.kill("KILL");
         assert_eq!(subject.end(), "code 137", "{signal}");
@@ -237,11 +175,10 @@ fn a_stopped_process_stays_so_and_can_be_continued() {
 
 #[test]
 fn a_program_that_becomes_another_goes_on() {
-    let subject = Subject::new(
-        "n=0; while [ $n -lt 200 ]; do n=$((n+1)); sh -c 'exec true'; done; exec sh -c 'exit 5'",
-    );
+    let subject =
+        shell("n=0; while [ $n -lt 200 ]; do n=$((n+1)); sh -c 'exec true'; done; exec sh -c 'exit 5'");
     with_holds(|holds| {
-        until_gone(holds, subject.pid, Duration::from_micros(200));
+        until_gone(holds, subject.pid(), Duration::from_micros(200));
         until(|| {
             holds.poll();
             holds.is_settled()
@@ -259,9 +196,9 @@ fn all_threads_of_a_process_stop_those_that_start_meanwhile_too() {
     if Command::new("python3").arg("--version").output().is_err() {
         return pagekeeper_testing::skip("threads that start threads need python3");
     }
-    let subject = Subject::of(&["python3", "-c", script]);
+    let subject = Grandchild::start(&["python3", "-c", script]);
     with_holds(|holds| {
-        let held = until_gone(holds, subject.pid, Duration::from_millis(1));
+        let held = until_gone(holds, subject.pid(), Duration::from_millis(1));
         assert!(held > 5, "{held}");
         until(|| {
             holds.poll();
@@ -273,14 +210,14 @@ fn all_threads_of_a_process_stop_those_that_start_meanwhile_too() {
 
 #[test]
 fn who_is_traced_already_is_refused_and_goes_on() {
-    let subject = Subject::new(BUSY);
+    let subject = shell(BUSY);
     with_holds(|first| {
-        subject.hold(first);
-        let refused = with_holds(|second| second.hold(subject.pid).unwrap_err());
+        hold(&subject, first);
+        let refused = with_holds(|second| second.hold(subject.pid()).unwrap_err());
         assert!(refused.is_denied(), "{refused}");
-        assert!(first.is_held(subject.pid));
+        assert!(first.is_held(subject.pid()));
     });
-    subject.is_free_in("R");
+    is_free_in(&subject, "R");
     subject.kill("KILL");
     assert_eq!(subject.end(), "code 137");
     let gone = with_holds(|holds| holds.hold(u32::MAX / 4).unwrap_err());
@@ -294,10 +231,10 @@ fn who_waits_for_its_vforked_child_goes_on_as_soon_as_it_ends() {
     if Command::new("python3").arg("--version").output().is_err() {
         return pagekeeper_testing::skip("a program that uses vfork needs python3");
     }
-    let subject = Subject::of(&["python3", "-c", script]);
+    let subject = Grandchild::start(&["python3", "-c", script]);
     with_holds(|holds| {
-        while let Ok(()) = holds.hold(subject.pid) {
-            holds.let_go(subject.pid);
+        while let Ok(()) = holds.hold(subject.pid()) {
+            holds.let_go(subject.pid());
             holds.poll();
         }
         until(|| {
@@ -310,11 +247,11 @@ fn who_waits_for_its_vforked_child_goes_on_as_soon_as_it_ends() {
 
 #[test]
 fn a_line_of_a_terminal_s_job_is_read_after_a_hold() {
-    let mut subject = Subject::of(&["cat"]);
+    let mut subject = Grandchild::start(&["cat"]);
     with_holds(|holds| {
-        holds.hold(subject.pid).unwrap();
-        holds.let_go(subject.pid);
+        holds.hold(subject.pid()).unwrap();
+        holds.let_go(subject.pid());
     });
-    subject.shell.stdin.as_mut().unwrap().write_all(b"a line\n").unwrap();
+    subject.input().write_all(b"a line\n").unwrap();
     assert_eq!(subject.end(), "a line\ncode 0");
 }
