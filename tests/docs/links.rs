@@ -1,30 +1,17 @@
 //! Links of the documents: each relative one leads to a file that is there, and each `#anchor` to a heading of it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use super::files_below;
 
 /// Documents beside the book.
 const DOCUMENTS: [&str; 5] =
     ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md"];
 
-/// All Markdown files in and below a directory, in order.
-pub(crate) fn markdown_below(directory: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(directory).expect("a directory") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            found.extend(markdown_below(&path));
-        } else if path.extension().is_some_and(|extension| extension == "md") {
-            found.push(path);
-        }
-    }
-    found.sort();
-    found
-}
-
 /// A sentence for each link that leads nowhere.
 pub(crate) fn wrong(root: &Path) -> Vec<String> {
     let book = root.join("docs/src");
-    let documents = DOCUMENTS.iter().map(|name| root.join(name)).chain(markdown_below(&book));
+    let documents = DOCUMENTS.iter().map(|name| root.join(name)).chain(files_below(&book, "md"));
     let mut wrong = Vec::new();
     for page in documents {
         let text = std::fs::read_to_string(&page).expect("a document");

@@ -14,6 +14,7 @@
 mod support;
 
 mod blocks;
+mod circles;
 mod compare;
 mod fixtures;
 mod layering;
@@ -35,16 +36,37 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository is there")
 }
 
+/// All files below a directory whose names have this extension, in order.
+fn files_below(directory: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(files_below(&path, extension));
+        } else if path.extension().is_some_and(|other| other == extension) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
 /// The README, and all pages of the book.
 fn pages() -> Vec<PathBuf> {
     let mut pages = vec![root().join("README.md")];
-    pages.extend(links::markdown_below(&root().join("docs/src")));
+    pages.extend(files_below(&root().join("docs/src"), "md"));
     pages
 }
 
 #[test]
 fn crates_import_what_the_architecture_allows() {
     let wrong = layering::wrong(&root());
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn modules_use_each_other_in_no_large_circle() {
+    let wrong = circles::wrong(&root());
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
@@ -199,7 +221,7 @@ fn each_promise_about_security_has_its_test() {
 fn every_page_of_the_book_is_in_its_summary() {
     let source = root().join("docs/src");
     let summary = std::fs::read_to_string(source.join("SUMMARY.md")).expect("the book has a summary");
-    for page in links::markdown_below(&source) {
+    for page in files_below(&source, "md") {
         let name = page.strip_prefix(&source).expect("below it").to_string_lossy().into_owned();
         assert!(
             name == "SUMMARY.md" || summary.contains(&format!("({name})")),

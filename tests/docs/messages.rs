@@ -7,6 +7,8 @@
 
 use std::path::Path;
 
+use super::files_below;
+
 /// Shorter pieces say too little to be searched for.
 const PIECE_LEAST: usize = 6;
 
@@ -29,13 +31,8 @@ pub(super) fn unknown(root: &Path) -> Vec<String> {
 
 /// All Rust below a directory.
 pub(super) fn collect(directory: &Path, all: &mut String) {
-    for entry in std::fs::read_dir(directory).expect("a directory") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            collect(&path, all);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            all.push_str(&std::fs::read_to_string(path).expect("a source"));
-        }
+    for path in files_below(directory, "rs") {
+        all.push_str(&std::fs::read_to_string(path).expect("a source"));
     }
 }
 
