@@ -5,6 +5,7 @@
 //! not a failure. SIGINT and SIGTERM end the reading with a report of the loaded bytes; with `--lock` they end the
 //! lock.
 
+mod item;
 mod part;
 mod report;
 mod restore;
@@ -27,9 +28,10 @@ use crate::paths::TreeArgs;
 use crate::problems::{self, Problems};
 use crate::signals::Stop;
 use crate::size::{Size, parse_size};
+use item::{Item, Wanted};
 use part::{Part, parse_part, range_meant_by};
 use report::Report;
-use work::{Item, Wanted, WarmRun};
+use work::WarmRun;
 
 /// Read files into the page cache, or restore the pages of a snapshot
 #[derive(Debug, clap::Args)]

@@ -12,6 +12,7 @@ mod log_device;
 pub(crate) mod postgresql;
 mod recovery;
 pub(crate) mod rocksdb;
+pub(crate) mod rocksdb_options;
 pub(crate) mod row;
 mod statement;
 mod table;

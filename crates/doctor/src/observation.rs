@@ -105,6 +105,16 @@ impl<'a> Observation<'a> {
         self.after.databases.iter().enumerate()
     }
 
+    /// Returns the databases in a memory cgroup.
+    pub(crate) fn databases_in(
+        &self,
+        group: &MemoryCgroup,
+    ) -> impl Iterator<Item = (usize, &'a Database)> + use<'a> {
+        let directory = group.directory.clone();
+        self.databases()
+            .filter(move |(_, other)| other.cgroup.as_ref().is_some_and(|other| other.directory == directory))
+    }
+
     /// Returns a database as the subject of a finding.
     pub(crate) fn subject(&self, index: usize) -> Subject {
         Subject { name: called(&self.after.databases[index]), index }

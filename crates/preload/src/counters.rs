@@ -6,7 +6,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::sys;
-use crate::tracked_files::{PLACES, TrackedPlace};
+use crate::tracked_place::{PLACES, TrackedPlace};
 
 /// The magic number of a report file, with the version of its layout.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"pkreport") ^ 4;
@@ -254,13 +254,13 @@ impl Report {
     }
 
     /// Returns the files that are tracked.
-    pub fn files(&self) -> std::io::Result<Vec<crate::tracked_files::TrackedFile>> {
+    pub fn files(&self) -> std::io::Result<Vec<crate::tracked_place::TrackedFile>> {
         use std::os::unix::fs::FileExt;
 
         let mut bytes = vec![0; size_of::<[TrackedPlace; PLACES]>()];
         self.file.read_exact_at(&mut bytes, core::mem::offset_of!(Mapped, places) as u64)?;
         let places = bytes.chunks_exact(size_of::<TrackedPlace>());
-        Ok(places.filter_map(crate::tracked_files::TrackedFile::from_bytes).collect())
+        Ok(places.filter_map(crate::tracked_place::TrackedFile::from_bytes).collect())
     }
 
     /// Returns how many processes asked for a record. Those beyond [`RECORDS`] counted in their own memory alone.

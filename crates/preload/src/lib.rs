@@ -46,4 +46,5 @@ pub mod sys;
 pub mod table;
 pub mod temporary;
 pub mod tracked_files;
+pub mod tracked_place;
 mod writeback;

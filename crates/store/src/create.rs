@@ -16,11 +16,10 @@ use crate::Error;
 use crate::commit::{max_entry_bytes, max_page_entry};
 use crate::data::{self, DataFile, Use};
 use crate::format::superblock::{Meta, Superblock};
-use crate::open::LOCK;
+use crate::names::{JOURNAL, LOCK, OTHER_JOURNAL};
 use crate::options::{Create, FullPageImages, MIN_PAGE_BYTES, StoreOptions};
 use crate::page_map::{self, PageMap};
 use crate::replay::{journal_options, longest_record};
-use crate::resize::{JOURNAL, OTHER_JOURNAL};
 use crate::superblocks;
 
 /// What a store's directory may have.

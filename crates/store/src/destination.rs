@@ -17,9 +17,9 @@ use crate::data::{self, DataFile, Run, Use, WritesInFlight};
 use crate::depth::Depth;
 use crate::format::page_map::NEVER;
 use crate::format::superblock::{Meta, Superblock};
+use crate::names::JOURNAL;
 use crate::options::StoreOptions;
 use crate::page_map::{self, PageMap};
-use crate::resize::JOURNAL;
 use crate::{Error, PageNo, Seq, superblocks};
 
 /// Writes at once, of at most [`PIECE`](crate::inspect::PIECE) bytes each: few, since the syncs of commits wait behind them.

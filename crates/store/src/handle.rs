@@ -28,3 +28,22 @@ impl Deref for Handle<'_> {
         }
     }
 }
+
+/// The lock of the write transaction while it is held: at most one lives.
+pub(crate) struct WriterGuard<'a>(Handle<'a>);
+
+impl<'a> WriterGuard<'a> {
+    /// Waits until nobody has that store's.
+    pub(crate) fn lock(core: Handle<'a>) -> Self {
+        core.writer.acquire();
+        Self(core)
+    }
+}
+
+impl Drop for WriterGuard<'_> {
+    fn drop(&mut self) {
+        if self.0.process.is_current() {
+            self.0.writer.release();
+        }
+    }
+}

@@ -47,6 +47,7 @@ mod index;
 mod inspect;
 #[cfg(test)]
 mod model;
+mod names;
 mod open;
 mod opening;
 mod options;

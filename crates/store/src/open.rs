@@ -19,6 +19,7 @@ use crate::core::{Checkpoints, Config, Core, GroupCommit, Tail};
 use crate::create::{above, check_new, is_to_be_made, make, sync_names};
 use crate::data::{self, DataFile};
 use crate::format::superblock::{Found, Superblock, VERSION};
+use crate::names::LOCK;
 use crate::opening::Opening;
 use crate::options::{Create, FullPageImages, StoreOptions};
 use crate::page_map::PageMap;
@@ -28,8 +29,6 @@ use crate::snapshots::Snapshots;
 use crate::superblocks::{self, MADE, SlotsRead, Superblocks};
 use crate::writer::Writer;
 use crate::{Error, Store, resize};
-
-pub(crate) const LOCK: &str = "lock";
 
 impl StoreOptions {
     /// Opens a store, or makes one, in a directory of its own.

@@ -22,7 +22,7 @@ use crate::destination::{Destination, Like, Writer};
 use crate::format::page::{self, HEADER, PageFault, PageHeader, PageKind};
 use crate::format::superblock::{Found, MAX_SEQ, Meta, Superblock, VERSION};
 use crate::inspect::PIECE;
-use crate::open::LOCK;
+use crate::names::LOCK;
 use crate::options::StoreOptions;
 use crate::replay::Replayed;
 use crate::superblocks::{self, SlotRead};

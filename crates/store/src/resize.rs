@@ -27,13 +27,9 @@ use crate::commit::{max_entry_bytes, max_page_entry};
 use crate::core::{Checkpoints, Core};
 use crate::create::make_journal;
 use crate::format::superblock::Superblock;
+use crate::names::{JOURNAL, OTHER_JOURNAL};
 use crate::options::StoreOptions;
 use crate::replay::{journal_options, longest_record};
-
-/// The directory of the journal.
-pub(crate) const JOURNAL: &str = "journal";
-/// That of the journal that took its place. The next one is in the first again.
-pub(crate) const OTHER_JOURNAL: &str = "journal.2";
 
 /// The directories of the store that may have the journal: those that are there.
 pub(crate) fn places(io: &dyn Io, directory: &Path) -> Result<Vec<PathBuf>, Error> {

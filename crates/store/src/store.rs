@@ -11,7 +11,7 @@ use crate::core::Core;
 use crate::handle::Handle;
 use crate::{
     Backup, Compaction, Error, FreeList, PageInfo, PageNo, ReadTxn, StoreOptions, StoreStat, SuperblockInfo,
-    Verification, WriteTxn, backup_socket, reports, threads,
+    Verification, WriteTxn, backup_socket, threads,
 };
 
 /// A store of pages: a data file, with atomic commits of any number of pages, that opens at once after a crash however large it
@@ -87,7 +87,7 @@ impl Store {
             Self { core, threads: Vec::new(), backups: None, opened: Instant::now(), finished: false };
         if store.core.config.options.threads && !read_only {
             store.threads.push(threads::start(&store.core)?);
-            store.threads.extend(reports::start(&store.core)?);
+            store.threads.extend(threads::start_reporter(&store.core)?);
         }
         if store.core.config.options.serve_backups && !read_only {
             store.backups = Some(backup_socket::start(&store.core)?);

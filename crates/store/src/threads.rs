@@ -1,15 +1,18 @@
-//! The background thread: checkpoints when there is much to apply, and the warm set.
+//! The background threads: one for checkpoints when there is much to apply, and for the warm set; and one that hands over reports of a
+//! recovery.
 //!
 //! Invariants: while it waits it holds no lock but that of the checkpoint request; a failure poisons the store and ends it. It is stopped
 //! and joined before the store is dropped.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
-use crate::Error;
 use crate::core::Core;
+use crate::{Error, Progress};
 
 /// Between two checks whether something is to be done.
 const TICK: Duration = Duration::from_secs(1);
@@ -19,8 +22,8 @@ const IDLE: Duration = Duration::from_secs(30);
 pub(crate) const WARM: Duration = Duration::from_secs(60);
 
 /// Starts it.
-pub(crate) fn start(core: &std::sync::Arc<Core>) -> Result<JoinHandle<()>, Error> {
-    let core = std::sync::Arc::clone(core);
+pub(crate) fn start(core: &Arc<Core>) -> Result<JoinHandle<()>, Error> {
+    let core = Arc::clone(core);
     let name = "store_applier";
     Builder::new().name(name.into()).spawn(move || run(&core)).map_err(|error| not_started(name, &error))
 }
@@ -33,6 +36,37 @@ pub(crate) fn not_started(name: &str, error: &std::io::Error) -> Error {
         // Its name has no zero byte, so that only the system can refuse.
         errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
     })
+}
+
+/// Starts the thread that hands over reports of a recovery, if somebody wants them and any come. It ends with the last one.
+pub(crate) fn start_reporter(core: &Arc<Core>) -> Result<Option<JoinHandle<()>>, Error> {
+    if core.config.options.on_progress.is_none() || core.config.opening.pages == 0 {
+        return Ok(None);
+    }
+    let core = Arc::clone(core);
+    let name = "store_reporter";
+    let run = move || {
+        while let Some(progress) = core.reports.wait_for_next() {
+            core.hand_over(&progress);
+        }
+    };
+    Builder::new().name(name.into()).spawn(run).map(Some).map_err(|error| not_started(name, &error))
+}
+
+impl Core {
+    /// Hands over what is due, in a store without threads.
+    pub(crate) fn hand_over_reports(&self) {
+        while let Some(progress) = self.reports.next() {
+            self.hand_over(&progress);
+        }
+    }
+
+    fn hand_over(&self, progress: &Progress) {
+        if let Some(report) = &self.config.options.on_progress {
+            // Its panic is reported by the panic hook, and must not end the thread that it comes on.
+            let _ = catch_unwind(AssertUnwindSafe(|| report(progress)));
+        }
+    }
 }
 
 fn run(core: &Core) {

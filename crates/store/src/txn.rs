@@ -15,10 +15,9 @@ use crate::data::MAX_PAGES;
 use crate::format::page::{HEADER, PageKind};
 use crate::format::superblock::{MAX_USER_BYTES, Meta};
 use crate::format::trunk;
-use crate::handle::Handle;
+use crate::handle::{Handle, WriterGuard};
 use crate::page::{Page, ShortPage};
 use crate::version::Whole;
-use crate::writer::WriterGuard;
 use crate::{Error, PageNo, Seq};
 
 /// What became of a page in a transaction. Headers are made at the commit.

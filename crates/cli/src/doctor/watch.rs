@@ -19,7 +19,7 @@ use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::FileClass;
 use pagekeeper_policy::ranges::append;
 
-use super::Args;
+use super::args::Args;
 use crate::signals::Stop;
 
 /// Interval at which the rules are asked.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{Expected, Handle, Inode, Links, residency};
-use pagekeeper_preload::tracked_files::{FileEvents, TrackedFile};
+use pagekeeper_preload::tracked_place::{FileEvents, TrackedFile};
 use serde::{Serialize, Serializer};
 
 /// Maximum number of files listed for people; the others are summed up in one line.

@@ -8,8 +8,8 @@ use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{LockError, WarmReport};
 use serde::{Serialize, Serializer};
 
+use super::item::Item;
 use super::restore::SinceSnapshot;
-use super::work::Item;
 use crate::output;
 use crate::problems::{self, Problem};
 use crate::size::Size;
@@ -259,7 +259,7 @@ fn summary(total: &Total) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::warm::work::Wanted;
+    use crate::warm::item::Wanted;
     use pagekeeper_kernel::Inode;
 
     fn done(report: WarmReport, state: Option<SinceSnapshot>) -> Done {

@@ -8,7 +8,7 @@ use std::path::Path;
 use pagekeeper_kernel::{Error, InspectedFile};
 use serde::Serialize;
 
-use super::work::{Item, Wanted};
+use super::item::{Item, Wanted};
 use crate::snapshot::{self, FileEntry, Snapshot, Time};
 
 /// A snapshot's record of a file.

@@ -4,7 +4,7 @@
 //! ends in the report, in the problems, or (if stopped before its turn) in neither.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -17,37 +17,11 @@ use pagekeeper_kernel::{
 };
 
 use super::bar_name;
+use super::item::{Item, Wanted};
 use super::report::{Done, Report, Total};
-use super::restore::{Remembered, SinceSnapshot};
+use super::restore::SinceSnapshot;
 use crate::problems::Problems;
 use crate::signals::Stop;
-
-/// Files up to this many bytes are read by one thread, beside others.
-const SMALL: u64 = 16 << 20;
-
-/// A file to warm.
-#[derive(Debug)]
-pub(super) struct Item {
-    pub(super) path: PathBuf,
-    /// Estimate of the bytes to read.
-    pub(super) bytes: u64,
-    pub(super) wanted: Wanted,
-}
-
-/// The wanted part of it.
-#[derive(Debug)]
-pub(super) enum Wanted {
-    /// A range of the same file that was listed.
-    Range { range: Range<u64>, inode: Inode },
-    /// The extents in a snapshot.
-    Remembered(Remembered),
-}
-
-impl Item {
-    pub(super) fn is_small(&self) -> bool {
-        self.bytes <= SMALL
-    }
-}
 
 /// One run of the command.
 pub(super) struct WarmRun<'a> {

@@ -13,7 +13,7 @@ use super::table::rocksdb::{
     FLUSH_AT_SHUTDOWN, MAX_TOTAL_WAL_SIZE, MYROCKS_MAX_TOTAL_WAL_SIZE, TIKV_MAX_TOTAL_WAL_SIZE,
     TIKV_WRITE_BUFFER_SIZE, WRITE_BUFFER_SIZE,
 };
-use super::{Advised, rocksdb, uncertain};
+use super::{Advised, rocksdb, rocksdb_options, uncertain};
 use crate::Fix;
 use crate::settings::{Engine, Settings};
 
@@ -71,9 +71,9 @@ pub(crate) fn shorten(settings: &Settings, most: u64) -> Advised {
 fn logs_of_rocksdb(settings: &Settings, most: u64, advised: &mut Advised) {
     let rows = [&MAX_TOTAL_WAL_SIZE, &MYROCKS_MAX_TOTAL_WAL_SIZE, &TIKV_MAX_TOTAL_WAL_SIZE];
     let row = rocksdb::of(settings, rows);
-    let now = rocksdb::size(settings, "max_total_wal_size").filter(|bytes| *bytes > 0);
+    let now = rocksdb_options::size(settings, "max_total_wal_size").filter(|bytes| *bytes > 0);
     advised.fixes.extend(bounded_from(settings, row, now, most));
-    let buffer = rocksdb::size(settings, "default.write_buffer_size");
+    let buffer = rocksdb_options::size(settings, "default.write_buffer_size");
     if matches!(settings.engine, Engine::MariaDb | Engine::MySql) {
         if buffer.is_some_and(|bytes| bytes > most.max(64 << 20)) {
             advised.remarks.push(MEMTABLES.to_owned());
@@ -82,7 +82,8 @@ fn logs_of_rocksdb(settings: &Settings, most: u64, advised: &mut Advised) {
         let row = rocksdb::of(settings, [&WRITE_BUFFER_SIZE, &WRITE_BUFFER_SIZE, &TIKV_WRITE_BUFFER_SIZE]);
         advised.fixes.extend(bounded_from(settings, row, buffer, most));
     }
-    if settings.engine == Engine::RocksDb && rocksdb::is_on(settings, FLUSH_AT_SHUTDOWN.setting) == Some(true)
+    if settings.engine == Engine::RocksDb
+        && rocksdb_options::is_on(settings, FLUSH_AT_SHUTDOWN.setting) == Some(true)
     {
         advised.fixes.extend(FLUSH_AT_SHUTDOWN.fix(settings));
     }

@@ -4,6 +4,7 @@
 
 use pagekeeper_observe::File;
 
+use super::rocksdb_options::{is_on, size};
 use super::row::Advice;
 use super::table::rocksdb::{
     BYTES_PER_SYNC, DIRECT_OUTPUT, DIRECT_READS, MYROCKS_BYTES_PER_SYNC, MYROCKS_DIRECT_OUTPUT,
@@ -12,7 +13,7 @@ use super::table::rocksdb::{
 };
 use super::{Advised, Goal};
 use crate::Fix;
-use crate::settings::{Engine, Setting, Settings};
+use crate::settings::{Engine, Settings};
 
 const NO_DIRECT_READS: &str =
     "TiKV has no setting that makes its reads direct, too: its tables are read through the page cache";
@@ -99,23 +100,4 @@ pub(crate) fn recycled(settings: &Settings) -> Option<Fix> {
 /// Returns the fix that moves the WAL.
 pub(crate) fn move_wal(settings: &Settings, disk: &str) -> Option<Fix> {
     of(settings, [&WAL_DIRECTORY, &MYROCKS_WAL_DIRECTORY, &TIKV_WAL_DIRECTORY]).fix_to(settings, disk)
-}
-
-/// Returns an option of `RocksDB` as it is in force, by whatever name this engine uses.
-pub(crate) fn rocks_setting<'a>(settings: &'a Settings, option: &str) -> Option<&'a Setting> {
-    let found = match settings.engine {
-        Engine::MariaDb | Engine::MySql => settings.get(&format!("rocksdb_{option}")),
-        Engine::TiKv => settings.get(option).or_else(|| settings.get(&format!("rocksdb.{option}"))),
-        Engine::PostgreSql | Engine::RocksDb | Engine::MongoDb | Engine::Other => settings.get(option),
-    };
-    // MyRocks puts the column family before the prefix.
-    found.or_else(|| settings.get(&option.replacen('.', ".rocksdb_", 1)))
-}
-
-pub(crate) fn is_on(settings: &Settings, option: &str) -> Option<bool> {
-    settings.is_on(&rocks_setting(settings, option)?.name)
-}
-
-pub(crate) fn size(settings: &Settings, option: &str) -> Option<u64> {
-    settings.bytes(&rocks_setting(settings, option)?.name)
 }

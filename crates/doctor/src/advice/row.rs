@@ -6,6 +6,7 @@
 
 use pagekeeper_kernel::text::{escaped, unescaped};
 
+use super::rocksdb_options::rocks_setting;
 use super::statement;
 use crate::settings::{Engine, Origin, Setting, Settings, option_file};
 use crate::{Confidence, Fix, FixKind, Goal, HoldsFor, Restart, Risk, Terms};
@@ -310,7 +311,7 @@ fn known<'a>(settings: &'a Settings, product: Product, name: &str) -> Option<&'a
         Product::MyRocks | Product::RocksDb | Product::TiKv => {
             let option = name.rsplit('.').next().unwrap_or(name).replace('-', "_");
             let option = option.strip_prefix("rocksdb_").unwrap_or(&option).to_owned();
-            settings.get(name).or_else(|| super::rocksdb::rocks_setting(settings, &option))
+            settings.get(name).or_else(|| rocks_setting(settings, &option))
         }
         Product::MariaDb | Product::MySql | Product::PostgreSql => settings.get(name),
     }

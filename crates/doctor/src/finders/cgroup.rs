@@ -73,7 +73,7 @@ struct Held {
 impl Held {
     fn of(observation: &Observation<'_>, group: &MemoryCgroup, cache: u64) -> Self {
         let mut held = Self::default();
-        for (index, _) in in_group(observation, group) {
+        for (index, _) in observation.databases_in(group) {
             held.databases += 1;
             let logs = Logs::of(observation, index);
             held.logs += logs.resident;
@@ -112,17 +112,6 @@ impl Held {
             None => evidence,
         }
     }
-}
-
-/// Returns the databases in a memory cgroup.
-pub(super) fn in_group<'a>(
-    observation: &Observation<'a>,
-    group: &MemoryCgroup,
-) -> impl Iterator<Item = (usize, &'a pagekeeper_observe::Database)> {
-    let directory = group.directory.clone();
-    observation
-        .databases()
-        .filter(move |(_, other)| other.cgroup.as_ref().is_some_and(|other| other.directory == directory))
 }
 
 fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Option<Finding> {

@@ -14,7 +14,6 @@ use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;
 
 use super::Earlier;
-use super::cgroup::in_group;
 use super::settings::redo_settings;
 use crate::observation::Observation;
 use crate::phrases::{file_name, largest, number, percent};
@@ -339,7 +338,7 @@ impl Elsewhere {
     fn of(observation: &Observation<'_>, logs: &Logs<'_>, database: &Database) -> Self {
         let limited = database.cgroup.as_ref().filter(|group| group.effective_limit.is_some());
         let Some(group) = limited else { return Self::default() };
-        let disks = in_group(observation, group).flat_map(|(index, _)| observation.files_of(index));
+        let disks = observation.databases_in(group).flat_map(|(index, _)| observation.files_of(index));
         let all: u64 = disks.filter(|file| is_on_disk(file)).map(resident).sum();
         let of_logs: u64 = logs.files.iter().filter(|file| is_on_disk(file)).map(|file| resident(file)).sum();
         // The group's `file` includes shared memory, which belongs to no file on a disk.

@@ -1,15 +1,10 @@
 //! Options of a simulated disk, and counters of its work.
 
 use std::ops::RangeInclusive;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::SimDisk;
-use super::crash::SECTOR;
+use super::content::SECTOR;
 use super::faults::{RandomFaults, RandomWriteFaults};
-use super::request::Handle;
-use super::state::DiskState;
 
 /// Options of a simulated disk.
 ///
@@ -139,26 +134,12 @@ impl SimDiskBuilder {
         self
     }
 
-    /// Holds submitted reads and writes until [`SimDisk::step`] performs them, so that their order repeats
+    /// Holds submitted reads and writes until [`SimDisk::step`](super::SimDisk::step) performs them, so that their order repeats
     /// exactly. Otherwise a thread performs them as soon as it can.
     #[must_use]
     pub fn by_steps(mut self) -> Self {
         self.by_steps = true;
         self
-    }
-
-    /// Creates the disk, empty.
-    pub fn build(self) -> SimDisk {
-        let state = DiskState::new(&self);
-        self.with(state)
-    }
-
-    /// Creates a disk with these options and this state.
-    pub(super) fn with(self, state: DiskState) -> SimDisk {
-        // Unlike any disk of the machine: its major number would be 0xFFF.
-        static NEXT_DEVICE: AtomicU64 = AtomicU64::new(0xfff << 32);
-        let device = NEXT_DEVICE.fetch_add(1, Ordering::Relaxed);
-        SimDisk { handle: Arc::new(Handle::new(self, state, device)) }
     }
 }
 

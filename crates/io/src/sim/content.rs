@@ -41,6 +41,8 @@ pub(super) fn mix(of: u64) -> u64 {
 
 /// Size of a chunk in bytes: a page.
 pub(super) const CHUNK: usize = 4096;
+/// Bytes that a device writes as a whole or not at all.
+pub(super) const SECTOR: u64 = 512;
 
 /// The bytes of a file.
 #[derive(Debug, Clone, Default)]

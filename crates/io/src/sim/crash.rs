@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::content::{CHUNK, Content, mix, pattern};
+use super::content::{CHUNK, Content, SECTOR, mix, pattern};
 use super::inode::Write;
 
 /// The unsynced writes, sizes and names that survive a power cut. Synced ones always survive.
@@ -55,9 +55,6 @@ impl Persistence {
     pub const ALL: [Self; 7] =
         [Self::None, Self::All, Self::Prefix, Self::Suffix, Self::Random, Self::Torn, Self::TornGarbage];
 }
-
-/// Bytes that a device writes completely or not at all.
-pub(super) const SECTOR: u64 = 512;
 
 /// Decides which operations persist.
 #[derive(Debug)]

@@ -4,8 +4,7 @@
 
 use std::ops::Range;
 
-use super::content::{Content, mix, pattern};
-use super::crash::SECTOR;
+use super::content::{Content, SECTOR, mix, pattern};
 
 /// Damage to the medium of a file. Durable data is lost, and no call reports that.
 ///

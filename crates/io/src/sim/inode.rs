@@ -14,8 +14,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::content::{CHUNK, Content};
-use super::crash::{CrashOutcome, SECTOR};
+use super::content::{CHUNK, Content, SECTOR};
+use super::crash::CrashOutcome;
 use super::damage::Damage;
 use super::pages::{Pages, bytes_of, touched};
 use crate::{Access, Resident, WriteMode};

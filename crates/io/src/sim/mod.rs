@@ -34,6 +34,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use builder::{SimDiskBuilder, SimStats};
@@ -124,7 +125,23 @@ pub struct SimDisk {
     handle: Arc<Handle>,
 }
 
+impl SimDiskBuilder {
+    /// Creates the disk, empty.
+    pub fn build(self) -> SimDisk {
+        let state = DiskState::new(&self);
+        SimDisk::with(self, state)
+    }
+}
+
 impl SimDisk {
+    /// Creates a disk with these options and this state.
+    fn with(builder: SimDiskBuilder, state: DiskState) -> Self {
+        // Unlike any disk of the machine: its major number would be 0xFFF.
+        static NEXT_DEVICE: AtomicU64 = AtomicU64::new(0xfff << 32);
+        let device = NEXT_DEVICE.fetch_add(1, Ordering::Relaxed);
+        Self { handle: Arc::new(Handle::new(builder, state, device)) }
+    }
+
     /// Creates a disk with the defaults of [`Self::builder`].
     pub fn new() -> Self {
         Self::builder().build()
@@ -294,7 +311,7 @@ impl SimDisk {
     fn restarted(&self, how: impl FnOnce(&DiskState, DiskState) -> DiskState) -> Self {
         let of = self.handle.of.clone();
         let state = how(&self.shared().lock(), DiskState::new(&of));
-        of.with(state)
+        Self::with(of, state)
     }
 
     /// Returns the counters.

@@ -36,10 +36,10 @@ use pagekeeper_kernel::mutex::lock;
 use super::buffer::{Buffer, NoRoom, SLACK, Span, Taker};
 use super::metrics::{Counters, count};
 use super::options::Backpressure;
+use super::release::{self, ReleaseState};
 use super::ring::RingSource;
 use super::state::{
-    CheckpointState, Configuration, EpochState, EventCounts, Lifecycle, ReleaseState, SyncState, WriteState,
-    WritingMode,
+    CheckpointState, Configuration, EpochState, EventCounts, Lifecycle, SyncState, WriteState, WritingMode,
 };
 use crate::convert::to_usize;
 use crate::injected_fault::injected_fault;
@@ -413,7 +413,7 @@ impl Core {
 
     /// Has pages released, if there are enough of them.
     pub(super) fn nudge_flusher(&self) {
-        if self.unreleased() >= super::release::STEP {
+        if self.unreleased() >= release::STEP {
             if self.config.has_threads {
                 if self.events.to_flush.has_waiters() {
                     self.events.to_flush.notify_all();

@@ -22,12 +22,11 @@ use super::group_commit::GroupCommit;
 use super::journal::Journal;
 use super::journal::Recovered;
 use super::options::RedoOptions;
-use super::release::Releaser;
+use super::release::{ReleaseState, Releaser};
 use super::ring::Lsn;
 use super::ring::{self, RingSource};
 use super::state::{
-    CheckpointState, Configuration, Due, EpochState, Epochs, EventCounts, Lifecycle, ReleaseState, SyncState,
-    WriteState,
+    CheckpointState, Configuration, Due, EpochState, Epochs, EventCounts, Lifecycle, SyncState, WriteState,
 };
 use super::{buffer, metrics};
 use crate::Error;

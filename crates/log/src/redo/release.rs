@@ -9,7 +9,8 @@
 //! What can't be released for another reason stays, and does no other harm.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pagekeeper_kernel::page_size;
 use pagekeeper_policy::allowance::{Allowance, Verdict, Writer};
@@ -38,6 +39,13 @@ pub(super) struct Releaser {
     /// Whether all stays: a released page would be read back, once for the blocks of the next lap that lie in it.
     keeps: bool,
     windows: Vec<UnreleasedWindow>,
+}
+
+/// What the log shares of the release of its pages.
+pub(super) struct ReleaseState {
+    pub(super) releaser: Mutex<Releaser>,
+    /// All before it was considered for release.
+    pub(super) considered_upto: AtomicU64,
 }
 
 /// A window that may have resident pages.

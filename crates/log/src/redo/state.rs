@@ -8,7 +8,6 @@ use super::control::Control;
 use super::event_count::EventCount;
 use super::group_commit::GroupCommit;
 use super::options::{FlushPolicy, OnBackpressure};
-use super::release::Releaser;
 use super::ring::{Geometry, Ring};
 use crate::record::EpochAt;
 use crate::{Error, LogMode};
@@ -87,13 +86,6 @@ pub(super) struct EpochState {
     pub(super) longest: AtomicU64,
     /// Where the ring wraps around to the checkpoint's block.
     pub(super) ring_limit: AtomicU64,
-}
-
-/// Pages that were written and are given back.
-pub(super) struct ReleaseState {
-    pub(super) releaser: Mutex<Releaser>,
-    /// All before it was considered for release.
-    pub(super) considered_upto: AtomicU64,
 }
 
 /// What threads wait on.

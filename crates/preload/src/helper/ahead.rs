@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use libc::c_int;
 use pagekeeper_policy::stream::{AGAIN, IN_ORDER, WatchedStream};
 
-use super::watch::position_of;
+use super::position::position_of;
 use super::{FileHash, HelperRequest, prepare, send};
 use crate::counters::Count;
 use crate::process;

@@ -10,8 +10,10 @@ use core::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
 use libc::c_int;
 
 use super::FileHash;
-use super::watch::WATCHES;
 use crate::sys;
+
+/// Files watched at a time.
+pub(super) const WATCHES: usize = 16;
 
 /// The closed files, by watch.
 pub(super) static CLOSED: [Closed; WATCHES] =

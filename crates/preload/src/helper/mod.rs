@@ -30,6 +30,7 @@ mod handler;
 mod helper_files;
 mod kept;
 mod later;
+mod position;
 mod start;
 mod thread;
 pub mod watch;

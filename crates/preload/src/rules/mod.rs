@@ -21,7 +21,8 @@ use crate::settings::{Action, Part};
 use crate::sys::{self, DescriptorPath};
 use crate::table::{FileRole, Fresh, Table};
 use crate::temporary::Temporary;
-use crate::tracked_files::{self, FileEvents};
+use crate::tracked_files;
+use crate::tracked_place::FileEvents;
 use log::LogRule;
 use writer::Output;
 

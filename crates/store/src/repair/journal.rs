@@ -8,6 +8,7 @@ use pagekeeper_log::Error as LogError;
 
 use super::Repair;
 use crate::format::superblock::{Meta, Superblock};
+use crate::names::JOURNAL;
 use crate::options::StoreOptions;
 use crate::replay::{Replayed, journal_options, replay_to_fault};
 use crate::resize;
@@ -48,7 +49,7 @@ pub(super) fn read_journal(
         let places = resize::places(&**io, from)?;
         let newest =
             |path: &PathBuf| salvage_in(path, None).records.iter().find_map(|record| seq_of(&record.body));
-        places.into_iter().max_by_key(newest).unwrap_or_else(|| from.join(resize::JOURNAL))
+        places.into_iter().max_by_key(newest).unwrap_or_else(|| from.join(JOURNAL))
     };
     let salvage = |lsn| salvage_in(&path, lsn);
     let mut salvaged = salvage(is_known.then_some(superblock.checkpoint_lsn));

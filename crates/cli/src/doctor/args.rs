@@ -1,0 +1,64 @@
+//! The arguments of `pagekeeper doctor`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pagekeeper_catalog::units::parse_period;
+
+/// Find what databases lose to the page cache, and what fixes it
+///
+/// Inspects every database on this host, or those that are named, watches for ten seconds, and reports each way in
+/// which they lose to the page cache: with the evidence, what it costs, the database's own setting that fixes it, and
+/// what pagekeeper can do.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "pagekeeper doctor [OPTIONS] [DIR]...
+       pagekeeper doctor --elsewhere [OPTIONS]",
+    after_help = "Examples:
+  pagekeeper doctor                        every database on this host
+  pagekeeper doctor --pid 1234 --watch 1m  one process, watched for a minute
+  pagekeeper doctor /var/lib/mysql --json  the files of a directory, for programs
+  pagekeeper doctor --fix                  and evict what direct I/O left behind
+  pagekeeper doctor --check --watch 2s     for monitoring: exits with 1 if there is
+                                           a warning or worse, or if no database
+                                           could be inspected
+
+It only reads, except with --fix, which evicts pages but can't change a byte of
+a file. To see everything it needs root, or CAP_BPF, CAP_PERFMON,
+CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; it reports what it could
+not see."
+)]
+#[allow(clippy::struct_excessive_bools, reason = "each is an option of its own")]
+pub(crate) struct Args {
+    /// Inspect the files in and below this directory only; may be given several times
+    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    pub(super) dirs: Vec<PathBuf>,
+    /// Inspect this process only, whatever it is; may be given several times
+    #[arg(long, value_name = "PID", conflicts_with = "dirs")]
+    pub(super) pid: Vec<u32>,
+    /// How long to watch
+    #[arg(long, value_name = "TIME", value_parser = parse_period, default_value = "10s")]
+    pub(super) watch: Duration,
+    /// Evict pages left in the page cache of files that are used with direct I/O
+    #[arg(long)]
+    pub(super) fix: bool,
+    /// Exit with 1 if there is a warning or something serious, or if no database could be inspected
+    #[arg(long)]
+    pub(super) check: bool,
+    /// How long a recovery after a crash may take: names what shortens one that would take longer
+    #[arg(long, value_name = "TIME", value_parser = parse_period)]
+    pub(super) recovery_target: Option<Duration>,
+    /// Disk profile that pagekeeper probe --output wrote, instead of the saved one
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub(super) disk_profile: Option<PathBuf>,
+    /// Snapshot that pagekeeper snapshot wrote before a restart, to compare with what is resident now
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub(super) snapshot: Option<PathBuf>,
+    /// Name who has most of the page cache that is of no database, closed files too: walks the host's local file systems, for five seconds
+    /// at the most
+    #[arg(long, conflicts_with_all = ["dirs", "pid"])]
+    pub(super) elsewhere: bool,
+    /// Print one JSON object with all figures, in bytes and seconds
+    #[arg(long)]
+    pub(super) json: bool,
+}
