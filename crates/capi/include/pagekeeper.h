@@ -292,6 +292,31 @@ pk_status pk_bulk_finish(pk_bulk *bulk, pk_bulk_report *report);
 /* Closes the handle without finishing. The incomplete file stays, for the caller to remove. */
 void pk_bulk_abandon(pk_bulk *bulk);
 
+/*
+ * The pace of output that an engine writes by calls of its own: pieces, one in flight at a time, and pauses while others wait for the
+ * disk. A piece that took longer than such a piece usually does shows that somebody waits. It decides, and does no I/O. One for each disk; threads
+ * share it. In a forked child it can be used too.
+ */
+typedef struct pk_pacer pk_pacer;
+
+/* A part of a piece, or a whole one, that was written. */
+typedef struct pk_written_part {
+  size_t struct_size;
+  uint64_t bytes;       /* more than 0 */
+  uint64_t in_flight;   /* bytes that were in flight when it began, its own included [0: its own] */
+  uint64_t took_min_ns; /* nanoseconds from its beginning until it was last seen in flight */
+  uint64_t took_max_ns; /* until it was seen to be written [0: took_min_ns, which is exact then] */
+  uint64_t busy_ns;     /* since the part before was written, if the disk has had output to write ever since [0: not known] */
+} pk_written_part;
+#define PK_WRITTEN_PART_INIT { sizeof(pk_written_part), 0, 0, 0, 0, 0 }
+
+pk_status pk_pacer_new(pk_pacer **pacer);
+/* Bytes that may be in flight at once: 256 KiB at first, up to 16 MiB on a disk that is faster with more. 0 for NULL. */
+uint64_t pk_pacer_piece(const pk_pacer *pacer);
+/* Takes in that a part was written, and gives the nanoseconds for which to begin nothing: 100 ms at most. */
+pk_status pk_pacer_written(pk_pacer *pacer, const pk_written_part *part, uint64_t *pause_ns);
+void pk_pacer_free(pk_pacer *pacer);
+
 /* ---------------------------------------------------------------- redo log */
 
 /* A ring of preallocated files, read only after a crash. Any number of threads append; waiters share syncs. */

@@ -23,6 +23,7 @@ mod exclusive;
 #[doc(hidden)]
 pub mod file;
 mod owned;
+mod pacer;
 mod pages;
 mod pointers;
 mod queue;
@@ -48,13 +49,14 @@ pub extern "C" fn pk_version() -> *const std::ffi::c_char {
 
 /// The structures of the header with their sizes in bytes in Rust: a test compares them with C's.
 #[doc(hidden)]
-pub const SIZES: [(&str, usize); 15] = [
+pub const SIZES: [(&str, usize); 16] = [
     ("pk_cache_options", size_of::<cache::CacheOptions>()),
     ("pk_cache_stats", size_of::<cache::CacheStats>()),
     ("pk_read", size_of::<file::Read>()),
     ("pk_completion", size_of::<queue::Completion>()),
     ("pk_bulk_options", size_of::<bulk::BulkOptions>()),
     ("pk_bulk_report", size_of::<bulk::BulkReport>()),
+    ("pk_written_part", size_of::<pacer::WrittenPart>()),
     ("pk_redo_options", size_of::<redo::RedoOptions>()),
     ("pk_position", size_of::<binlog::Position>()),
     ("pk_record", size_of::<binlog::Record>()),

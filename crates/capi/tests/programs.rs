@@ -101,6 +101,19 @@ fn logs_and_output_in_c() {
 }
 
 #[test]
+fn an_engines_own_output_is_paced_in_c() {
+    if !has(&["cc", "pkg-config"]) {
+        return;
+    }
+    let dir = disk_dir();
+    let (program, file) = (dir.path().join("pacer"), dir.path().join("000043.sst"));
+    compile("cc", "c11", &crate_file("examples/pacer.c"), &program);
+    let said = run(Command::new(program).arg(&file));
+    assert_eq!(said, "3000000 bytes written, pauses of 0 and 40 ms, PK_MISUSE\n");
+    assert_eq!(std::fs::metadata(file).unwrap().len(), 3_000_000);
+}
+
+#[test]
 fn a_forked_child_in_c_is_refused_and_its_parent_loses_nothing() {
     if !has(&["cc", "pkg-config"]) {
         return;
