@@ -30,6 +30,7 @@ mod namespace;
 mod open_files;
 mod origin;
 mod page_out;
+mod peer;
 mod reading;
 mod status;
 
@@ -47,6 +48,7 @@ pub use open_files::{
     HeldFile, InodeSet, MappedFile, Mappings, OpenFiles, OpenFilesScan, ProcessFiles, Selection,
 };
 pub use origin::Origin;
+pub use peer::peer_process;
 pub(crate) use reading::{malformed, read, read_text};
 pub use status::{ProcessStat, ProcessUsers};
 

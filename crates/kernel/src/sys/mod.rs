@@ -7,6 +7,7 @@ pub(crate) mod cachestat;
 pub(crate) mod file_handle;
 pub(crate) mod mapping;
 pub(crate) mod nsfs;
+pub(crate) mod peer;
 pub(crate) mod process_advice;
 pub(crate) mod ptrace;
 pub(crate) mod scheduling;

@@ -5,7 +5,9 @@
 //! connection.
 //!
 //! Invariants:
-//! 1. Only the kernel identifies the client (`SO_PEERCRED`), and only the process that connected is followed.
+//! 1. Only the kernel identifies the client (`SO_PEERCRED`), and only the process that connected is followed. Its
+//!    descriptor (`SO_PEERPIDFD`) shows whether it has ended, so its number is never that of another process. Before
+//!    Linux 6.5 the descriptor is of the process that had the number when the connection was accepted.
 //! 2. A request is withdrawn if its process ended before its number was followed, or if its user got no
 //!    answer.
 //! 3. The number of connections is bounded, per user and in all; each has deadlines.
@@ -21,7 +23,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::mutex::lock;
-use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::process::{ProcRoot, peer_process};
 use pagekeeper_streams::{RequestId, RequestReport, Requester, Streams};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::UCred;
@@ -271,10 +273,11 @@ impl Connections {
             let _ = stream.shutdown(Shutdown::Both);
             return drop(self.refused.try_send(stream));
         };
+        let process = process_of(&stream, &peer);
         let connections = self.clone();
         let run = move || {
             let _place = place;
-            connections.serve(&stream, &peer);
+            connections.serve(&stream, &peer, process.as_ref());
             // Closed here, so that its place is taken for as long as that takes.
             drop(stream);
         };
@@ -282,9 +285,9 @@ impl Connections {
         drop(std::thread::Builder::new().name("streams-request".to_owned()).spawn(run));
     }
 
-    fn serve(&self, stream: &UnixStream, peer: &UCred) {
+    fn serve(&self, stream: &UnixStream, peer: &UCred, process: Option<&OwnedFd>) {
         let request = read_line(stream, CLIENT_MAX).and_then(|line| check_request(&line));
-        match request.and_then(|()| self.follow(peer)) {
+        match request.and_then(|()| self.follow(peer, process)) {
             Ok(mut request) => {
                 request.is_answered = answer(stream, &StreamAnswer::Followed).is_some();
                 if request.is_answered {
@@ -298,19 +301,22 @@ impl Connections {
     }
 
     /// Follows the process that connected, if it has the rights of its user alone.
-    pub(super) fn follow(&self, peer: &UCred) -> Result<FollowedRequest, String> {
+    pub(super) fn follow(&self, peer: &UCred, process: Option<&OwnedFd>) -> Result<FollowedRequest, String> {
         let ended = || "the process that asked has ended".to_owned();
         let link = lock(&self.link).clone().ok_or("the guard follows no streams at the moment")?;
-        // The descriptor does not reserve the process's number, but shows whether the process has ended.
-        let process = pidfd_open(peer.pid, PidfdFlags::empty()).map_err(|_| ended())?;
+        let process = process.ok_or_else(ended)?;
         let pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
         let (users, groups) = self.proc.users_and_groups(pid).map_err(|_| ended())?;
         if users.one() != Some(peer.uid.as_raw()) {
             return Err("the process that asked has the rights of another user".to_owned());
         }
+        // Users and groups may be those of another process that has its number by now.
+        if has_ended(process) {
+            return Err(ended());
+        }
         let request = link.follow(pid, Requester { user: peer.uid.as_raw(), groups })?;
         // Another process may have had its number by the time it was followed: then the request is withdrawn.
-        if has_ended(&process) { Err(ended()) } else { Ok(request) }
+        if has_ended(process) { Err(ended()) } else { Ok(request) }
     }
 
     /// Sends the report once the client has shut down its sending side. A client that has gone gets none.
@@ -340,6 +346,15 @@ fn sums(report: &RequestReport) -> StreamSums {
         gone_bytes: totals.gone,
         left_bytes: totals.resident,
         goes_on: report.running > 0,
+    }
+}
+
+/// Returns a descriptor of the process that connected, which does not reserve its number but shows whether it has
+/// ended; `None` if it had ended already.
+fn process_of(stream: &UnixStream, peer: &UCred) -> Option<OwnedFd> {
+    match peer_process(stream) {
+        Ok(None) => pidfd_open(peer.pid, PidfdFlags::empty()).ok(),
+        found => found.ok()?,
     }
 }
 

@@ -2,6 +2,7 @@
 //! follow.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_streams::{Requester, StreamOptions, StreamPace, Streams, Verdict};
 use pagekeeper_testing::{as_nobody, skip};
 use rustix::net::UCred;
-use rustix::process::{Gid, Pid, Uid};
+use rustix::process::{Gid, Pid, PidfdFlags, Uid, pidfd_open};
 
 use super::service::{Ask, Connections, CurrentLink, Service, link};
 use crate::config::StreamSocket;
@@ -91,6 +92,10 @@ impl OfUser {
     fn peer(&self, user: u32) -> UCred {
         peer(self.0.id(), user)
     }
+
+    fn descriptor(&self) -> OwnedFd {
+        pidfd_open(self.peer(0).pid, PidfdFlags::empty()).unwrap()
+    }
 }
 
 impl Drop for OfUser {
@@ -125,10 +130,12 @@ fn nobody_has_a_process_of_another_user_followed() {
     assert_eq!(answer, Some(refused("the process that asked has the rights of another user")));
     // Its number belongs to another user's process by now.
     let of_another = OfUser::new(1002);
-    let why = case.connections().follow(&of_another.peer(1001)).err().unwrap();
+    let why =
+        case.connections().follow(&of_another.peer(1001), Some(&of_another.descriptor())).err().unwrap();
     assert!(why.contains("another user"), "{why}");
     assert_eq!(*lock(&case.asked), [0; 0]);
-    let own = case.connections().follow(&of_another.peer(1002)).err().unwrap();
+    let own =
+        case.connections().follow(&of_another.peer(1002), Some(&of_another.descriptor())).err().unwrap();
     assert_eq!(own, WOULD);
 }
 
@@ -139,7 +146,21 @@ fn a_process_whose_end_came_first_is_refused() {
     let pid = ended.id();
     ended.wait().unwrap();
     let own = rustix::process::getuid().as_raw();
-    let why = case.connections().follow(&peer(pid, own)).err().unwrap();
+    let why = case.connections().follow(&peer(pid, own), None).err().unwrap();
+    assert!(why.contains("has ended"), "{why}");
+    assert_eq!(*lock(&case.asked), [0; 0]);
+}
+
+#[test]
+fn a_number_that_is_used_again_is_not_followed() {
+    let case = Case::new();
+    let own = rustix::process::getuid().as_raw();
+    let gone = OfUser::new(own);
+    let descriptor = gone.descriptor();
+    drop(gone);
+    // A process of the same user that has the number of the one that connected.
+    let next = OfUser::new(own);
+    let why = case.connections().follow(&next.peer(own), Some(&descriptor)).err().unwrap();
     assert!(why.contains("has ended"), "{why}");
     assert_eq!(*lock(&case.asked), [0; 0]);
 }
