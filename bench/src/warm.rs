@@ -86,7 +86,7 @@ fn sequential(
     };
     let mut subjects = vec![Subject::new(OURS, || {
         let mut command = pagekeeper.command();
-        command.args(["warm", "--json"]).arg(path);
+        command.args(["warm", "--json", "--pace", "off"]).arg(path);
         load(command)
     })];
     if let Some(vmtouch) = vmtouch {
@@ -161,7 +161,7 @@ fn restore(run: &mut Run, fio: Option<&Program>, path: &Path, size: u64) -> Resu
     let mut subjects = vec![
         Subject::new(RESTORE, || {
             let mut command = pagekeeper.command();
-            command.args(["warm", "--json", "--from"]).arg(&snapshot);
+            command.args(["warm", "--json", "--pace", "off", "--from"]).arg(&snapshot);
             load(command)
         }),
         Subject::new(PREAD, || {

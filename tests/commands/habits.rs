@@ -70,6 +70,13 @@ fn usage_errors_end_with_2_and_name_the_fix() {
         (&["evict", "--jobs", "0", "."], "give a number from 1 to 1024"),
         (&["warm", "90%", "/etc/passwd"], "\"90%\" is no file: for a part of each file, give --range ..90%"),
         (&["warm", "--range", "90%", "/etc/passwd"], "give ..90% for the first 90% of each file"),
+        (
+            &["warm", "--pace", "slow", "."],
+            "\"slow\" is not a pace: give auto, off, idle, or a rate, like 64M/s",
+        ),
+        (&["store", "backup", "--pace", "0", "a", "b"], "\"0\" is not a pace"),
+        (&["probe", "--pace", "idle", "."], "can't keep to this pace: give --pace auto or off"),
+        (&["probe", "--pace", "64M", "."], "can't keep to this pace"),
         (&["doctor", "--elsewhere", "/etc"], "\n       pagekeeper doctor --elsewhere [OPTIONS]\n"),
         (&["completions", "dos"], "possible values: bash"),
         (&["man", "woman"], "pagekeeper --help lists all"),

@@ -16,6 +16,7 @@ mod hint;
 mod manuals;
 mod metrics;
 mod output;
+mod pace;
 mod paths;
 mod probe;
 mod problems;

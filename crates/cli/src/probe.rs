@@ -12,9 +12,11 @@ use std::process::ExitCode;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagekeeper_kernel::text::escaped;
+use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_probe::{MIN_FILE_BYTES, Probe, Progress};
 
-use crate::output;
+use crate::output::{self, UsageError};
+use crate::pace::PaceArgs;
 use crate::signals::Stop;
 use crate::size::{Size, parse_size};
 
@@ -29,7 +31,8 @@ use crate::size::{Size, parse_size};
   pagekeeper probe --output disk.toml /mnt/new     also write it to a file, for a configuration or program
   pagekeeper probe --quick --json /var/tmp         ten seconds, less exact, for programs
 
-I/O of other programs on the disk is measured, too: run it on an idle disk.")]
+I/O of other programs on the disk is measured, too: run it on an idle disk. --pace applies to the file that is written first: \
+    measurements take all that the disk gives, so \"idle\" and a rate are refused.")]
 pub(crate) struct Args {
     /// A directory on the disk, in which files may be created
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
@@ -49,6 +52,20 @@ pub(crate) struct Args {
     /// Size of the file for random reads and writes; larger than the disk's cache [default: 1G]
     #[arg(long, value_name = "SIZE", value_parser = parse_file_size)]
     size: Option<u64>,
+    #[command(flatten)]
+    pace: PaceArgs,
+}
+
+/// Refuses a pace that no measurement can keep.
+fn require_full_speed(pace: StreamPace) -> Result<(), UsageError> {
+    match pace {
+        StreamPace::Auto | StreamPace::Off => Ok(()),
+        StreamPace::Idle | StreamPace::BytesPerSecond(_) => Err(UsageError(
+            "a measurement takes all that the disk gives, and can't keep to this pace: give --pace auto or off, and \
+             run it while the disk is idle"
+                .to_owned(),
+        )),
+    }
 }
 
 fn parse_file_size(text: &str) -> Result<u64, String> {
@@ -61,6 +78,7 @@ fn parse_file_size(text: &str) -> Result<u64, String> {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    require_full_speed(args.pace.pace)?;
     let stop = Stop::on_signals()?;
     if let Some(path) = &args.output {
         try_to_write(parent(path))?;
@@ -72,7 +90,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let bar = progress_bar();
     let show = |progress: &Progress| show(&bar, progress);
-    let mut probe = Probe::new(&args.dir);
+    let mut probe = Probe::new(&args.dir).pace(args.pace.pace);
     if args.quick {
         probe = probe.quick();
     }

@@ -9,35 +9,39 @@ mod item;
 mod part;
 mod report;
 mod restore;
+mod turns;
 mod work;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_kernel::{WarmOptions, WarmRate};
+use pagekeeper_kernel::{WarmOptions, WarmTurns};
+use pagekeeper_policy::stream_pace::StreamPace;
 
 use crate::devices::MountedDevices;
 use crate::output::{self, UsageError};
+use crate::pace::PaceArgs;
 use crate::paths::TreeArgs;
 use crate::problems::{self, Problems};
 use crate::signals::Stop;
-use crate::size::{Size, parse_size};
+use crate::size::Size;
 use item::{Item, Wanted};
 use part::{Part, parse_part, range_meant_by};
 use report::Report;
+use turns::PacedTurns;
 use work::WarmRun;
 
 /// Read files into the page cache, or restore the pages of a snapshot
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
+#[command(mut_arg("pace", |pace| pace.alias("rate")), after_help = "Examples:
   pagekeeper warm /var/lib/mysql/shop                   all files of one database
-  pagekeeper warm --range 0..1G --rate 200M data.db     the first GiB, gently
+  pagekeeper warm --range 0..1G --pace 200M data.db     the first GiB, at a rate
   pagekeeper warm --lock /srv/model.bin                 and keep it in memory until Ctrl-C
   pagekeeper warm --from mysql.snapshot                 the pages of a snapshot, most recently used files first
 
@@ -58,9 +62,8 @@ pub(crate) struct Args {
     /// Number of threads that read in parallel
     #[arg(short, long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: u16,
-    /// Read at most SIZE a second, like 200M
-    #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
-    rate: Option<u64>,
+    #[command(flatten)]
+    pace: PaceArgs,
     /// Lock the pages in memory, and stay until Ctrl-C or SIGTERM
     #[arg(long)]
     lock: bool,
@@ -70,13 +73,6 @@ pub(crate) struct Args {
     /// Print one JSON object with all figures in bytes
     #[arg(long)]
     json: bool,
-}
-
-fn parse_rate(text: &str) -> Result<u64, String> {
-    match parse_size(text.strip_suffix("/s").unwrap_or(text))? {
-        0 => Err("a rate of 0 would never end".to_owned()),
-        rate => Ok(rate),
-    }
 }
 
 /// Runs the command.
@@ -95,13 +91,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             output::complain(warning);
         }
     }
+    let turns = (args.pace.pace != StreamPace::Off).then(|| Arc::new(PacedTurns::new(args.pace.pace)));
     let options = WarmOptions {
         width: usize::from(args.jobs),
-        rate: args.rate.map(WarmRate::new),
+        turns: turns.clone().map(|turns| turns as Arc<dyn WarmTurns>),
         ..WarmOptions::default()
     };
     let bar = progress_bar(&items);
-    let run = WarmRun::new(&options, &stop, problems, &bar, args.lock, args.json || args.verbose);
+    let run = WarmRun::new(&options, turns, &stop, problems, &bar, args.lock, args.json || args.verbose);
     run.run(&items);
     bar.finish_and_clear();
     let (report, locks) = run.into_report(start.elapsed());
@@ -240,10 +237,20 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_read() {
-        assert_eq!(parse_rate("200M"), Ok(200 << 20));
-        assert_eq!(parse_rate("200M/s"), Ok(200 << 20));
-        assert!(parse_rate("0").unwrap_err().contains("never end"));
-        assert!(parse_rate("fast").unwrap_err().contains("not a size"));
+    fn rate_is_another_name_of_pace() {
+        #[derive(clap::Parser)]
+        struct Alone {
+            #[command(flatten)]
+            args: Args,
+        }
+        let pace = |arguments: &[&str]| {
+            let all = ["warm"].iter().chain(arguments).chain(&["file"]);
+            <Alone as clap::Parser>::try_parse_from(all).map(|alone| alone.args.pace.pace)
+        };
+        assert_eq!(pace(&[]).ok(), Some(StreamPace::Auto));
+        for option in ["--pace", "--rate"] {
+            assert_eq!(pace(&[option, "200M/s"]).ok(), Some(StreamPace::BytesPerSecond(200 << 20)));
+            assert!(pace(&[option, "0"]).unwrap_err().to_string().contains("\"0\" is not a pace"));
+        }
     }
 }

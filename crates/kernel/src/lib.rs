@@ -44,7 +44,7 @@ pub use residency::{
 };
 pub use walk::{DIRECTORY_NAMES_MAX, Filter, NameLimit, WalkOptions, walk};
 pub use warm::{
-    Lock, LockError, WarmMethod, WarmOptions, WarmProgress, WarmRate, WarmReport, lock, warm, warm_extents,
+    Lock, LockError, WarmMethod, WarmOptions, WarmProgress, WarmReport, WarmTurns, lock, warm, warm_extents,
 };
 pub use writeback::{Flush, flush, start_writeback};
 

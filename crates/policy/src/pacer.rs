@@ -225,8 +225,7 @@ impl Pacer {
     /// assert_eq!(pacer.written(late), 40_000_000);
     /// ```
     pub fn written(&mut self, part: WrittenPart) -> u64 {
-        let price = self.price_of(part.in_flight);
-        let is_late = price > 0 && part.took_min > price.saturating_add(price / 2).saturating_add(SLACK_NS);
+        let is_late = self.is_late(&part);
         let is_whole = part.in_flight >= self.length() / 8 * 5;
         if is_whole && part.is_exact() && self.trial == Trial::Rest {
             self.learn_price(part.took_max, is_late);
@@ -242,6 +241,12 @@ impl Pacer {
         }
         let pause = if is_late { part.took_min.saturating_mul(2) } else { 0 };
         pause.max(self.share.after(part.took_max)).min(PAUSE_MAX_NS)
+    }
+
+    /// Whether a part took longer than it does when nobody else waits.
+    pub(crate) fn is_late(&self, part: &WrittenPart) -> bool {
+        let price = self.price_of(part.in_flight);
+        price > 0 && part.took_min > price.saturating_add(price / 2).saturating_add(SLACK_NS)
     }
 
     /// Follows a low quantile of the durations of parts. Late parts count very slowly: a disk may have become

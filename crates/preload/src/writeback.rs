@@ -4,7 +4,7 @@
 //! calls, or while the writer waits. Its [`Pacer`](pagekeeper_policy::pacer::Pacer) decides how much may be in flight to the disk, and
 //! when.
 //!
-//! Invariants: no wait is longer than [`WAIT_MAX`] without progress. At most the pacer's piece is in flight, or one larger folio.
+//! Invariants: no wait is longer than [`WAIT_MAX`] without a part that was written; one that was given up is none. At most the pacer's piece is in flight, or one larger folio.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -195,8 +195,8 @@ impl Outflow {
         self.parts.iter().flatten().map(|part| part.bytes).sum()
     }
 
-    /// Checks which parts are written, and starts those that may be. Never waits.
-    pub(crate) fn go_on(&mut self, fd: c_int, share: &Share) {
+    /// Checks which parts are written, and starts those that may be. Never waits. Returns whether a part was written.
+    pub(crate) fn go_on(&mut self, fd: c_int, share: &Share) -> bool {
         let now = sys::now();
         if now.saturating_sub(self.called_at) > AWAY_MAX {
             self.done_at = None;
@@ -210,7 +210,9 @@ impl Outflow {
             }
         }
         self.parts = parts;
-        for mut written in done.into_iter().flatten() {
+        let mut has_moved = false;
+        for (mut written, is_given_up) in done.into_iter().flatten() {
+            has_moved |= !is_given_up;
             written.busy = self.done_at.map(|done_at| now.saturating_sub(done_at));
             share.written(written, self.is_idle(), now);
             self.done_at = Some(now);
@@ -221,6 +223,7 @@ impl Outflow {
             }
         }
         self.called_at = sys::now();
+        has_moved
     }
 
     /// Starts the next part. `false`: there is none, or it may not be started now.
@@ -268,13 +271,12 @@ impl Outflow {
     ) -> bool {
         let mut moved_at = sys::now();
         loop {
-            let before = self.done_at;
-            self.go_on(fd, share);
+            let has_moved = self.go_on(fd, share);
             if !self.has(range) {
                 return true;
             }
             let now = sys::now();
-            if self.done_at != before {
+            if has_moved {
                 moved_at = now;
             }
             if is_late() || now.saturating_sub(moved_at) > WAIT_MAX {
@@ -298,14 +300,15 @@ impl Outflow {
 }
 
 impl Part {
-    /// Returns the result of the part if it is written or given up.
-    fn poll(&mut self, fd: c_int, now: u64) -> Option<WrittenPart> {
+    /// Returns the result of the part if it is written or given up, and whether it is given up.
+    fn poll(&mut self, fd: c_int, now: u64) -> Option<(WrittenPart, bool)> {
         let range = self.start..self.end;
         let seen = sys::cachestat(fd, range.clone()).unwrap_or_default();
-        let is_late = now.saturating_sub(self.begun_at) > WAIT_MAX;
-        if is_late {
+        let is_unwritten = seen.writeback > 0 || (seen.dirty > 0 && self.again < AGAIN_MAX);
+        let is_given_up = is_unwritten && now.saturating_sub(self.begun_at) > WAIT_MAX;
+        if is_given_up {
             count(Count::Failures, 1);
-        } else if seen.writeback > 0 || (seen.dirty > 0 && self.again < AGAIN_MAX) {
+        } else if is_unwritten {
             if seen.writeback == 0 {
                 // Writeback skips pages that were busy when it started; or the pages are written anew all the time.
                 self.again += 1;
@@ -316,6 +319,47 @@ impl Part {
         }
         let took = |at: u64| at.saturating_sub(self.begun_at);
         let (took_min, took_max) = (took(self.seen_at), took(now));
-        Some(WrittenPart { bytes: self.bytes, in_flight: self.in_flight, took_min, took_max, busy: None })
+        let part =
+            WrittenPart { bytes: self.bytes, in_flight: self.in_flight, took_min, took_max, busy: None };
+        Some((part, is_given_up))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::fd::AsRawFd as _;
+
+    use super::*;
+
+    /// An outflow with one part in flight, of a file of 64 KiB, that began this long ago.
+    fn outflow(ago: u64) -> Outflow {
+        let begun_at = sys::now().saturating_sub(ago);
+        let (bytes, in_flight) = (64 << 10, 64 << 10);
+        let part = Part { start: 0, end: 64 << 10, bytes, in_flight, begun_at, seen_at: begun_at, again: 0 };
+        let mut outflow = Outflow::NONE;
+        outflow.parts[0] = Some(part);
+        outflow
+    }
+
+    #[test]
+    fn a_part_that_is_given_up_is_no_progress() {
+        let mut file = tempfile::tempfile_in(pagekeeper_testing::disk_dir().path()).unwrap();
+        let fd = file.as_raw_fd();
+        if !can_count(fd) {
+            return pagekeeper_testing::skip("this kernel has no cachestat(2).");
+        }
+        file.write_all(&[1; 64 << 10]).unwrap();
+        if sys::cachestat(fd, 0..64 << 10).unwrap().dirty == 0 {
+            return pagekeeper_testing::skip("this file system counts no dirty pages.");
+        }
+        let mut hung = outflow(WAIT_MAX + 1_000_000_000);
+        assert!(!hung.go_on(fd, &Share::NONE));
+        assert!(hung.is_idle(), "it is given up");
+        file.sync_all().unwrap();
+        // However late it is, it is written.
+        let mut late = outflow(WAIT_MAX + 1_000_000_000);
+        assert!(late.go_on(fd, &Share::NONE));
+        assert!(late.is_idle());
     }
 }

@@ -15,6 +15,8 @@ use pagekeeper_io::{
     Access, AlignedBuf, BatchRead, Create, Error as IoError, Io, IoFile, Lock, OwnedRead, OwnedWrite,
     WriteMode,
 };
+use pagekeeper_policy::pacer::WrittenPart;
+use pagekeeper_policy::stream_pace::TaskPacer;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -70,14 +72,23 @@ impl TestFile {
         }
         let mut piece = random_piece(FILL_WRITE_BYTES);
         let (began, file) = (Instant::now(), Arc::clone(self.nearest()));
-        while self.len < len && (self.len < FILLED_BYTES_MIN || began.elapsed() < time) {
+        let mut pacer = TaskPacer::new(work.measure.pace);
+        let is_whole = |len: u64| len.is_multiple_of(FILL_WRITE_BYTES as u64);
+        while self.len < len && (self.len < FILLED_BYTES_MIN || began.elapsed() < time || !is_whole(self.len))
+        {
             work.check()?;
-            stamp(&mut piece, self.len);
-            file.write_at(self.len, &piece, WriteMode::Plain)?;
+            let step =
+                usize::try_from(pacer.piece()).map_or(FILL_WRITE_BYTES, |bytes| bytes.min(FILL_WRITE_BYTES));
+            let end = (self.len + (1 << step.ilog2())).min(len);
+            let bytes = &mut piece[..usize::try_from(end - self.len).unwrap_or(FILL_WRITE_BYTES)];
+            stamp(bytes, self.len);
+            let begun = began.elapsed();
+            file.write_at(self.len, bytes, WriteMode::Plain)?;
             if self.direct.is_err() {
-                self.buffered.wait_writeback(self.len..self.len + FILL_WRITE_BYTES as u64)?;
+                self.buffered.wait_writeback(self.len..end)?;
             }
-            self.len += FILL_WRITE_BYTES as u64;
+            std::thread::sleep(pause_after(&mut pacer, end - self.len, begun, began.elapsed()));
+            self.len = end;
         }
         self.buffered.set_len(self.len)?;
         self.buffered.sync_all()?;
@@ -93,6 +104,14 @@ impl TestFile {
     pub(crate) fn resident(&self, range: std::ops::Range<u64>) -> Result<Option<u64>> {
         Ok(self.buffered.residency(range)?.map(|found| found.resident))
     }
+}
+
+/// Returns how long to leave the disk to others after a write, whose start and end are since the same moment.
+fn pause_after(pacer: &mut TaskPacer, bytes: u64, begun: Duration, ended: Duration) -> Duration {
+    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let took = nanoseconds(ended.saturating_sub(begun));
+    let part = WrittenPart { bytes, in_flight: bytes, took_min: took, took_max: took, busy: Some(took) };
+    Duration::from_nanos(pacer.done(part, nanoseconds(ended)))
 }
 
 /// Writes dirty pages back and drops all pages.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pagekeeper_kernel::text::unescaped_bytes;
 use pagekeeper_policy::DiskProfile;
+use pagekeeper_policy::stream_pace::StreamPace;
 use serde::Serialize;
 
 use crate::bulk::{self, BulkReport};
@@ -64,6 +65,7 @@ impl<'a> Probe<'a> {
                 rounds: 9,
                 fill: Duration::from_secs(15),
                 seed: clock,
+                pace: StreamPace::Auto,
             },
             parts: Part::ALL.into(),
             cancel: &NEVER_CANCELLED,
@@ -106,6 +108,13 @@ impl<'a> Probe<'a> {
     /// Sets the seed of the random choices. By default it comes from the clock.
     pub fn seed(mut self, seed: u64) -> Self {
         self.measure.seed = seed;
+        self
+    }
+
+    /// Sets the pace at which the file is written before it is measured on; if not said, it is written in pieces, with
+    /// pauses while others wait for the disk. Measurements take all that the disk gives.
+    pub fn pace(mut self, pace: StreamPace) -> Self {
+        self.measure.pace = pace;
         self
     }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pagekeeper_io::{Choice, Io};
+use pagekeeper_policy::stream_pace::StreamPace;
 use serde::Serialize;
 
 use crate::directory::TestDirectory;
@@ -79,7 +80,7 @@ pub struct Progress {
 /// A callback for the progress.
 pub(crate) type OnProgress<'a> = &'a (dyn Fn(&Progress) + Sync);
 
-/// Sizes and durations of a measurement.
+/// Sizes, durations and pace of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MeasureOptions {
     /// Size of the file in bytes.
@@ -91,6 +92,8 @@ pub(crate) struct MeasureOptions {
     /// Time limit for writing the file.
     pub(crate) fill: Duration,
     pub(crate) seed: u64,
+    /// The pace at which the file is written.
+    pub(crate) pace: StreamPace,
 }
 
 /// The context of a measurement.
@@ -182,6 +185,7 @@ impl ProbeContext<'static> {
             rounds: 1,
             fill: Duration::ZERO,
             seed: 1,
+            pace: StreamPace::Auto,
         };
         Self::new(TestDirectory::open(directory).unwrap(), measure, BTreeMap::new(), &NOT_CANCELLED, None)
     }

@@ -5,6 +5,9 @@
 //! these are is noted as long as the backup takes. So no commit waits for a backup, and a backup comes to its end however long
 //! it takes, if pages are copied faster than they are changed.
 //!
+//! A copy is made in pieces: they are read, then written, then the disk is left to others for as long as they need it
+//! ([`TaskPacer`]). At [`StreamPace::Off`], pieces are written while the next ones are read.
+//!
 //! Invariants:
 //! 1. At the end all pages are as of one commit, that of the last snapshot, which is durable.
 //! 2. What is copied was checked: it has its checksum, and the one that the page map says. What is damaged is not copied: the backup
@@ -19,6 +22,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_io::{AlignedBuf, BatchRead, IoFile, open_past_cache};
+use pagekeeper_policy::pacer::WrittenPart;
+use pagekeeper_policy::stream_pace::{StreamPace, TaskPacer};
 
 use crate::changes::Noting;
 use crate::core::Core;
@@ -78,7 +83,7 @@ pub(crate) struct Piece {
 type Left = VecDeque<Range<PageNo>>;
 
 impl Core {
-    pub(crate) fn backup(&self, to: &Path) -> Result<Backup, Error> {
+    pub(crate) fn backup(&self, to: &Path, pace: StreamPace) -> Result<Backup, Error> {
         let began = Instant::now();
         let io = &self.config.io;
         let store = self.config.store_id;
@@ -88,7 +93,7 @@ impl Core {
             max_journal_bytes: self.config.max_journal_bytes,
         };
         let destination = Destination::create(&self.config.options, io, to, like)?;
-        let Copied { live, bytes, snapshots } = self.copy_to(&mut destination.writer())?;
+        let Copied { live, bytes, snapshots } = self.copy_to(&mut destination.writer(), pace)?;
         let (seq, meta) = (live.seq, (*live.meta).clone());
         let pages = meta.pages;
         destination.finish(seq, meta)?;
@@ -97,12 +102,12 @@ impl Core {
     }
 
     /// Copies all pages.
-    fn copy_to(&self, writer: &mut Writer<'_>) -> Result<Copied, Error> {
+    fn copy_to(&self, writer: &mut Writer<'_>, pace: StreamPace) -> Result<Copied, Error> {
         let (noting, lsn) = Noting::begin(self);
         // What is not noted is visible then.
         self.make_durable(lsn)?;
         let source = open_past_cache(&*self.config.io, &self.config.directory.join(data::NAME))?;
-        let mut copy = Copy { core: self, source, writer };
+        let mut copy = Copy { core: self, source, writer, pace: CopyPace::new(pace) };
         let mut left = Left::new();
         let mut copied = 0;
         for snapshots in 1..=MAX_SNAPSHOTS {
@@ -138,10 +143,62 @@ impl Core {
     }
 }
 
+/// The pacers of a copy: reads and writes have their own price, and may go to different disks.
+struct CopyPace {
+    start: Instant,
+    is_off: bool,
+    reads: TaskPacer,
+    writes: TaskPacer,
+    /// Time that is to be left to others.
+    owed: Duration,
+}
+
+impl CopyPace {
+    fn new(pace: StreamPace) -> Self {
+        let (reads, writes) = (TaskPacer::new(pace), TaskPacer::new(pace));
+        Self { start: Instant::now(), is_off: pace == StreamPace::Off, reads, writes, owed: Duration::ZERO }
+    }
+
+    /// Returns the pieces that are read at once.
+    fn pieces(&self) -> usize {
+        let bytes = self.reads.piece().min(self.writes.piece());
+        usize::try_from(bytes).map_or(AT_ONCE, |bytes| (bytes / PIECE).clamp(1, AT_ONCE))
+    }
+
+    fn read<T>(&mut self, bytes: usize, read: impl FnOnce() -> T) -> T {
+        let (done, pause) = timed(&mut self.reads, self.start, bytes, read);
+        self.owed += pause;
+        done
+    }
+
+    fn write<T>(&mut self, bytes: usize, write: impl FnOnce() -> T) -> T {
+        let (done, pause) = timed(&mut self.writes, self.start, bytes, write);
+        self.owed += pause;
+        done
+    }
+
+    /// Leaves the disk to others for as long as they need it since the last rest.
+    fn rest(&mut self) {
+        std::thread::sleep(std::mem::take(&mut self.owed));
+    }
+}
+
+/// Does work that waits for the disk. Returns how long to leave that to others.
+fn timed<T>(pacer: &mut TaskPacer, start: Instant, bytes: usize, work: impl FnOnce() -> T) -> (T, Duration) {
+    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let begun = start.elapsed();
+    let done = work();
+    let now = start.elapsed();
+    let (bytes, took) = (bytes as u64, nanoseconds(now.saturating_sub(begun)));
+    let part = WrittenPart { bytes, in_flight: bytes, took_min: took, took_max: took, busy: Some(took) };
+    (done, Duration::from_nanos(pacer.done(part, nanoseconds(now))))
+}
+
 struct Copy<'a, 'to> {
     core: &'a Core,
     source: Arc<dyn IoFile>,
     writer: &'a mut Writer<'to>,
+    pace: CopyPace,
 }
 
 impl Copy<'_, '_> {
@@ -149,7 +206,7 @@ impl Copy<'_, '_> {
     fn copy(&mut self, live: &Live, left: &mut Left) -> Result<(), Error> {
         self.writer.begin(live.meta.pages, live.seq)?;
         while !left.is_empty() {
-            let due = left.len().min(AT_ONCE);
+            let due = left.len().min(self.pace.pieces());
             self.copy_some(live, left.range(..due).cloned().collect())?;
             left.drain(..due);
         }
@@ -173,7 +230,10 @@ impl Copy<'_, '_> {
                 bufs: vec![IoSliceMut::new(room)],
             })
             .collect();
-        self.core.config.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
+        let bytes = reads.iter().flat_map(|read| &read.bufs).map(|buf| buf.len()).sum();
+        self.pace.read(bytes, || {
+            self.core.config.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
+        });
         drop(reads);
         let (mut read, mut newer) = (Vec::with_capacity(due.len()), newer.into_iter());
         for ((pages, mut bytes), got) in due.into_iter().zip(pieces).zip(got) {
@@ -191,7 +251,17 @@ impl Copy<'_, '_> {
             read.push(Piece { first, bytes, crcs });
         }
         drop(brought_in);
-        self.writer.write_pieces(read)
+        if self.pace.is_off {
+            return self.writer.write_pieces(read);
+        }
+        // Only now: nothing that the copy needs of the index is kept during the pause.
+        self.pace.rest();
+        self.pace.write(bytes, || {
+            self.writer.write_pieces(read)?;
+            self.writer.end().map(drop)
+        })?;
+        self.pace.rest();
+        Ok(())
     }
 
     /// Makes the bytes those of the page as the snapshot has it; gives its checksum, or `None` if it was never written.

@@ -7,7 +7,8 @@
 //! |---|---|
 //! | [`MAGIC`] | 8 |
 //! | [`BACKUP`] | 1 |
-//! | zeros | 16 |
+//! | the pace: 0 auto, 1 off, 2 idle, 3 a rate | 8 |
+//! | the rate in bytes per second, else zero | 8 |
 //! | length of the destination's path | 2 |
 //! | the path, which is absolute | its length |
 //!
@@ -32,6 +33,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use pagekeeper_policy::stream_pace::StreamPace;
 use rustix::net::Shutdown;
 
 use crate::core::Core;
@@ -113,12 +115,12 @@ fn answer(core: &Core, mut client: &UnixStream) -> std::io::Result<()> {
     if !user.is_root() && user != rustix::process::geteuid() {
         return Err(ErrorKind::PermissionDenied.into());
     }
-    let to = read_request(&mut client)?;
-    client.write_all(&encode(&core.backup(&to)))
+    let (to, pace) = read_request(&mut client)?;
+    client.write_all(&encode(&core.backup(&to, pace)))
 }
 
-/// Returns the path that the backup is to have.
-fn read_request(from: &mut impl Read) -> std::io::Result<PathBuf> {
+/// Returns the path that the backup is to have, and its pace.
+fn read_request(from: &mut impl Read) -> std::io::Result<(PathBuf, StreamPace)> {
     let invalid = || std::io::Error::from(ErrorKind::InvalidData);
     let mut head = [0; 27];
     from.read_exact(&mut head)?;
@@ -126,18 +128,40 @@ fn read_request(from: &mut impl Read) -> std::io::Result<PathBuf> {
     if &head[..8] != MAGIC || head[8] != BACKUP || len > TEXT_BYTES_MAX {
         return Err(invalid());
     }
+    let pace = decode_pace([number(&head[9..]), number(&head[17..])]).ok_or_else(invalid)?;
     let mut path = vec![0; len];
     from.read_exact(&mut path)?;
     let to = PathBuf::from(OsStr::from_bytes(&path));
     // The caller's working directory is not known here.
-    if to.is_absolute() { Ok(to) } else { Err(invalid()) }
+    if to.is_absolute() { Ok((to, pace)) } else { Err(invalid()) }
+}
+
+/// The kind of a pace, and its rate.
+fn encode_pace(pace: StreamPace) -> [u64; 2] {
+    match pace {
+        StreamPace::Auto => [0, 0],
+        StreamPace::Off => [1, 0],
+        StreamPace::Idle => [2, 0],
+        StreamPace::BytesPerSecond(rate) => [3, rate],
+    }
+}
+
+fn decode_pace(numbers: [u64; 2]) -> Option<StreamPace> {
+    match numbers {
+        [0, 0] => Some(StreamPace::Auto),
+        [1, 0] => Some(StreamPace::Off),
+        [2, 0] => Some(StreamPace::Idle),
+        [3, rate] if rate > 0 => Some(StreamPace::BytesPerSecond(rate)),
+        _ => None,
+    }
 }
 
 /// Encodes a request; `None` where the path is too long.
-fn encode_request(to: &Path) -> Option<Vec<u8>> {
+fn encode_request(to: &Path, pace: StreamPace) -> Option<Vec<u8>> {
     let path = to.as_os_str().as_bytes();
     let len = u16::try_from(path.len()).ok().filter(|len| usize::from(*len) <= TEXT_BYTES_MAX)?;
-    let parts: [&[u8]; 5] = [MAGIC, &[BACKUP], &[0; 16], &len.to_le_bytes(), path];
+    let pace = encode_pace(pace).map(u64::to_le_bytes).concat();
+    let parts: [&[u8]; 5] = [MAGIC, &[BACKUP], &pace, &len.to_le_bytes(), path];
     Some(parts.concat())
 }
 
@@ -183,10 +207,10 @@ fn read_answer(from: &mut impl Read) -> std::io::Result<Result<Backup, String>> 
 }
 
 /// Has the process that has a store open make a backup of it.
-pub(crate) fn request_backup(directory: &Path, to: &Path) -> Result<Backup, Error> {
+pub(crate) fn request_backup(directory: &Path, to: &Path, pace: StreamPace) -> Result<Backup, Error> {
     let socket = directory.join(NAME);
     let to = std::path::absolute(to).map_err(|error| failed("getcwd", to, &error))?;
-    let Some(request) = encode_request(&to) else {
+    let Some(request) = encode_request(&to, pace) else {
         return Err(failed("connect", &to, &std::io::Error::from_raw_os_error(libc::ENAMETOOLONG)));
     };
     let mut stream = match at_address(&socket, |address| UnixStream::connect(address)) {
@@ -307,6 +331,26 @@ mod tests {
         assert_eq!(answer, b"");
         Store::request_backup(&directory, &dir.path().join("whole")).unwrap();
         drop(silent);
+    }
+
+    #[test]
+    fn a_pace_is_passed_on_with_the_request() {
+        let rate = StreamPace::BytesPerSecond(64 << 20);
+        for pace in [StreamPace::Auto, StreamPace::Off, StreamPace::Idle, rate] {
+            let request = encode_request("/copy".as_ref(), pace).unwrap();
+            assert_eq!(read_request(&mut &request[..]).unwrap(), ("/copy".into(), pace));
+            let dir = pagekeeper_testing::disk_dir();
+            let directory = dir.path().join("store");
+            let store = store(&directory);
+            let seq = commit(&store);
+            let copy = dir.path().join("copy");
+            assert_eq!(Store::request_backup_paced(&directory, &copy, pace).unwrap().seq, seq, "{pace:?}");
+        }
+        for unknown in [[0, 1], [3, 0], [4, 0]] {
+            let mut request = encode_request("/copy".as_ref(), StreamPace::Auto).unwrap();
+            request[9..25].copy_from_slice(&unknown.map(u64::to_le_bytes).concat());
+            assert_eq!(read_request(&mut &request[..]).unwrap_err().kind(), ErrorKind::InvalidData);
+        }
     }
 
     #[test]

@@ -5,6 +5,8 @@
 use std::path::Path;
 use std::time::Instant;
 
+use pagekeeper_policy::stream_pace::StreamPace;
+
 use crate::options::{Create, StoreOptions};
 use crate::{Backup, Error};
 
@@ -33,7 +35,7 @@ impl StoreOptions {
     pub fn restore(&self, backup: &Path, to: &Path) -> Result<Backup, Error> {
         let began = Instant::now();
         let source = self.clone().read_only(true).create(Create::Never).open(backup)?;
-        let made = source.core().backup(to)?;
+        let made = source.core().backup(to, StreamPace::Off)?;
         Ok(Backup { took: began.elapsed(), ..made })
     }
 }

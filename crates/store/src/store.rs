@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use pagekeeper_policy::stream_pace::StreamPace;
+
 use crate::core::Core;
 use crate::handle::Handle;
 use crate::{
@@ -208,7 +210,8 @@ impl Store {
     }
 
     /// Copies the store as one commit left it, beside whatever goes on: no commit waits for it. Each page is checked against its
-    /// checksum and the page map's as it is read, wide and past the page cache. `to` is made, and is a store like this one when this returns, durably:
+    /// checksum and the page map's as it is read, past the page cache. Reads and writes go in pieces, with pauses while others
+    /// wait for the disk. `to` is made, and is a store like this one when this returns, durably:
     /// it opens as of that commit, with nothing to recover. It has the id of this store.
     ///
     /// Takes some MiB beside the budget, and 16 bytes or so for each page that is changed meanwhile. One copy at a time: another
@@ -231,8 +234,24 @@ impl Store {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn backup(&self, to: &Path) -> Result<Backup, Error> {
+        self.backup_paced(to, StreamPace::Auto)
+    }
+
+    /// As [`Self::backup`], at this pace; [`StreamPace::Auto`] is that of `backup`. A rate is that of its reads and writes
+    /// together.
+    ///
+    /// ```
+    /// use pagekeeper_policy::stream_pace::StreamPace;
+    /// use pagekeeper_store::Store;
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let (dir, copy) = (temp.path().join("store"), temp.path().join("copy"));
+    /// let store = Store::options().journal_bytes(1 << 20).open(&dir)?;
+    /// store.backup_paced(&copy, StreamPace::BytesPerSecond(64 << 20))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn backup_paced(&self, to: &Path, pace: StreamPace) -> Result<Backup, Error> {
         self.core.process.require()?;
-        self.core.backup(to)
+        self.core.backup(to, pace)
     }
 
     /// Has the process that has the store in `directory` open make a [backup](Self::backup) of it, if that
@@ -250,7 +269,12 @@ impl Store {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn request_backup(directory: &Path, to: &Path) -> Result<Backup, Error> {
-        backup_socket::request_backup(directory, to)
+        Self::request_backup_paced(directory, to, StreamPace::Auto)
+    }
+
+    /// As [`Self::request_backup`], at this pace.
+    pub fn request_backup_paced(directory: &Path, to: &Path, pace: StreamPace) -> Result<Backup, Error> {
+        backup_socket::request_backup(directory, to, pace)
     }
 
     /// Makes the data file smaller, beside whatever goes on: free pages at its end are cut off, and the room of other free pages goes back to

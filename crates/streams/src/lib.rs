@@ -15,6 +15,7 @@ mod follow;
 mod hold;
 mod limits;
 mod open;
+mod others;
 mod processes;
 mod report;
 mod requests;
@@ -34,6 +35,7 @@ pub use pagekeeper_policy::stream_pages::StreamTotals;
 use pagekeeper_trace::page_events::{FollowedNames, PageEvents};
 
 use follow::Follower;
+pub use others::OthersOnDisks;
 pub use requests::{RequestId, RequestReport, Requester};
 
 /// The decision about a stream's file.

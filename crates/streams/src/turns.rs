@@ -153,7 +153,7 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 /// Returns the requests that others wait for.
-fn seen(requests: &DiskRequests, ns: u64) -> OthersRequests {
+pub(crate) fn seen(requests: &DiskRequests, ns: u64) -> OthersRequests {
     let waited_for = requests.waited_for();
     OthersRequests {
         ns,

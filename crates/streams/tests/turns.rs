@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pagekeeper_streams::{StreamOptions, StreamPace, Streams, Verdict};
+use pagekeeper_streams::{OthersOnDisks, StreamOptions, StreamPace, Streams, Verdict};
 use pagekeeper_testing::{Mounted, skip};
 
 /// Longer than any of it takes on a busy machine.
@@ -102,4 +102,33 @@ fn without_a_pace_nobody_is_held() {
     streams.follow(readers[0].1).unwrap();
     step_until(&mut streams, |streams| streams.report().totals.added >= 256 << 20);
     assert_eq!(streams.report().held, Duration::ZERO);
+}
+
+/// Looks until others on the disk have a share, or until they have none.
+fn look_until_others(others: &mut OthersOnDisks, disk: u64, are_there: bool) {
+    let end = Instant::now() + AT_MOST;
+    while others.share(disk).is_none() == are_there {
+        assert!(Instant::now() < end, "{others:?}");
+        std::thread::sleep(Duration::from_millis(10));
+        others.look();
+    }
+}
+
+#[test]
+fn a_task_of_this_process_sees_others_on_its_disk_and_not_itself() {
+    let Ok(mut others) = OthersOnDisks::start().map_err(skip) else { return };
+    let Some((_mounted, path)) = cold_file() else { return };
+    let device = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(&path).unwrap());
+    let disk = pagekeeper_kernel::disk_of(Path::new("/sys"), device).unwrap();
+    for _ in 0..20 {
+        assert_eq!(std::fs::read(&path).unwrap().len(), 64 << 20);
+        let file = std::fs::File::open(&path).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        others.look();
+        assert!(others.share(disk).is_none(), "{others:?}");
+    }
+    let reader = Reader::new(&path, "iflag=direct");
+    look_until_others(&mut others, disk, true);
+    drop(reader);
+    look_until_others(&mut others, disk, false);
 }

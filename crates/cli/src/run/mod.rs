@@ -39,7 +39,7 @@ use pagekeeper_preload::settings::{Launcher, Settings, VARIABLE};
 use pagekeeper_streams::StreamPace;
 
 use crate::output;
-use crate::size::parse_pace;
+use crate::pace::PaceArgs;
 use choice::{As, Choice};
 use cover::{Cover, Hindrance};
 use find::NotFound;
@@ -73,7 +73,7 @@ const PRELOAD: &str = "LD_PRELOAD";
   pagekeeper run --pid 4711 --pid 4712                follow what runs already, until it ends
 
 Exit codes: the command's own; if a signal ended the command, the same signal ends pagekeeper.
-127: not found, 126: can't be executed, 1: refused, 2: wrong usage. With --pid: 0 once the processes
+127: not found, 126: can't be executed, 1: refused (also a --pace without events), 2: wrong usage. With --pid: 0 once the processes
 have ended, or as SIGINT, SIGTERM or SIGHUP comes; 1 where they can't be followed."
 )]
 pub(crate) struct Args {
@@ -87,10 +87,8 @@ pub(crate) struct Args {
     /// May be given several times
     #[arg(long = "pid", value_name = "PID", conflicts_with_all = ["command", "profile", "role", "require"])]
     pids: Vec<u32>,
-    /// How fast a stream may use a disk: "auto" stands back for others, "off" does not, "idle" takes a third beside others
-    /// at most; a rate (64M, or 64M/s) is the most on each file system, and stands back. Needs events
-    #[arg(long, value_name = "PACE", default_value = "auto", value_parser = parse_pace)]
-    pace: StreamPace,
+    #[command(flatten)]
+    pace: PaceArgs,
     /// The guard's configuration file: profiles, rules and streaming programs
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
@@ -133,8 +131,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let settings = Settings { command: typed::unlisted(&args.command, &settings), ..settings };
     let Reach { library, follower, refusal, problem } =
-        Reach::of(&file, &args.command, &settings, args.pace, |_| true);
-    if let Some(sentence) = unpaced(args.pace, follower.is_some(), refusal.as_ref()) {
+        Reach::of(&file, &args.command, &settings, args.pace.pace, |_| true);
+    if let Some(sentence) = unpaced(args.pace.pace, follower.is_some(), refusal.as_ref()) {
         output::complain(sentence);
         return Ok(ExitCode::FAILURE);
     }

@@ -30,7 +30,7 @@ const IDLE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Follows the named processes.
 pub(super) fn run(args: &Args, settings: &Settings) -> ExitCode {
-    let plan = FollowPlan::new(Followed::All, settings, args.pace);
+    let plan = FollowPlan::new(Followed::All, settings, args.pace.pace);
     // Before a thread is started that would receive them.
     let held = Held::hold(&[SIGINT, SIGTERM, SIGHUP]);
     let mut streams = match start(&args.pids, &plan, args.config.as_deref()) {

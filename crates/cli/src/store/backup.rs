@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use super::pages;
 use crate::output::{self, count};
+use crate::pace::PaceArgs;
 use crate::size::Size;
 
 /// Copy a store, and check each page
@@ -38,6 +39,8 @@ pub(super) struct Args {
     /// The directory that is made
     #[arg(value_name = "DST", value_hint = clap::ValueHint::AnyPath)]
     to: PathBuf,
+    #[command(flatten)]
+    pace: PaceArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -79,7 +82,7 @@ struct Report<'a> {
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let made = match super::options().open(&args.from) {
         Ok(store) => {
-            let made = store.backup(&args.to)?;
+            let made = store.backup_paced(&args.to, args.pace.pace)?;
             store.close()?;
             made
         }
@@ -91,7 +94,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Has the process that has the store open make the copy.
 fn request_backup(args: &Args) -> anyhow::Result<Backup> {
-    Store::request_backup(&args.from, &args.to).map_err(|error| match error {
+    Store::request_backup_paced(&args.from, &args.to, args.pace.pace).map_err(|error| match error {
         Error::NoBackupsServed { .. } => anyhow!(
             "{}: in use: another process has this store open, and serves no backups: have it call Store::backup, or close it first",
             escaped(&args.from)

@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use indicatif::ProgressBar;
@@ -20,6 +20,7 @@ use super::bar_name;
 use super::item::{Item, Wanted};
 use super::report::{Done, Report, Total};
 use super::restore::SinceSnapshot;
+use super::turns::PacedTurns;
 use crate::problems::Problems;
 use crate::signals::Stop;
 
@@ -28,6 +29,8 @@ pub(super) struct WarmRun<'a> {
     options: &'a WarmOptions,
     /// The same options with one thread.
     narrow: WarmOptions,
+    /// The turns of both.
+    turns: Option<Arc<PacedTurns>>,
     stop: &'a Stop,
     problems: Problems,
     bar: &'a ProgressBar,
@@ -59,6 +62,7 @@ fn require_kept(path: &Path, range: &Range<u64>, inode: Inode) -> Result<(), Err
 impl<'a> WarmRun<'a> {
     pub(super) fn new(
         options: &'a WarmOptions,
+        turns: Option<Arc<PacedTurns>>,
         stop: &'a Stop,
         problems: Problems,
         bar: &'a ProgressBar,
@@ -68,6 +72,7 @@ impl<'a> WarmRun<'a> {
         Self {
             options,
             narrow: WarmOptions { width: 1, ..options.clone() },
+            turns,
             stop,
             problems,
             bar,
@@ -132,6 +137,7 @@ impl<'a> WarmRun<'a> {
                     },
                     error => error,
                 })?;
+                self.announce(&file);
                 let report = warm(&file, range.clone(), options, &progress, cancel)?;
                 (file, report)
             }
@@ -145,6 +151,7 @@ impl<'a> WarmRun<'a> {
                     opened => opened?,
                 };
                 state = Some(remembered.since_snapshot(&file)?);
+                self.announce(&file);
                 let report = warm_extents(&file, &remembered.extents, options, &progress, cancel)?;
                 (file, report)
             }
@@ -169,6 +176,13 @@ impl<'a> WarmRun<'a> {
         }
         let bytes = locked.as_ref().map_or(0, Lock::bytes);
         Ok((Done::new(item, report, state, bytes), locked))
+    }
+
+    /// Tells the turns which disk is read from next.
+    fn announce(&self, file: &InspectedFile) {
+        if let Some(turns) = &self.turns {
+            turns.reads_from(file.device().unwrap_or(file.inode().dev));
+        }
     }
 
     fn note(&self, done: Done, lock: Option<Lock>) {

@@ -4,23 +4,23 @@
 //! reported. No lock is held over I/O. Truncating the file meanwhile is not an error: its pieces end at the new
 //! end.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{WarmMethod, WarmOptions, WarmProgress, call_error};
+use super::{WarmMethod, WarmOptions, WarmProgress, WarmTurns, call_error};
 use crate::mutex::{ignore_poison, lock};
 use crate::sys::mapping::FileMapping;
 use crate::{Error, InspectedFile, Result, page_size};
 
-/// Bytes read between two checks for cancellation and rate.
+/// Bytes read between two checks for cancellation.
 pub(super) const CHUNK: u64 = 8 << 20;
 
 /// Minimum length of a piece that is populated: the extra data read around a fault matters little then.
@@ -52,7 +52,6 @@ pub(super) struct Loader<'a> {
     size: u64,
     /// The range in which read-ahead brings in only requested pages.
     inner: Range<u64>,
-    chunk: u64,
     loaded: AtomicU64,
 }
 
@@ -66,16 +65,7 @@ impl<'a> Loader<'a> {
     ) -> Result<Self> {
         let null = rustix::fs::open("/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| Error::call("open", "/dev/null", e))?;
-        Ok(Self {
-            file,
-            options,
-            cancel,
-            null,
-            size: file.size_now()?,
-            inner,
-            chunk: options.rate.as_ref().map_or(CHUNK, WarmRate::chunk),
-            loaded: AtomicU64::new(0),
-        })
+        Ok(Self { file, options, cancel, null, size: file.size_now()?, inner, loaded: AtomicU64::new(0) })
     }
 
     /// Returns the bytes loaded so far.
@@ -115,7 +105,7 @@ impl<'a> Loader<'a> {
             let mut count = 1;
             if method == WarmMethod::ReadAhead {
                 let mut bytes = first.end - first.start;
-                while count < READ_AHEAD_PIECES && bytes < self.chunk && rest.len() > count {
+                while count < READ_AHEAD_PIECES && bytes < CHUNK && rest.len() > count {
                     let next = &rest[count];
                     if self.method(next) != method {
                         break;
@@ -153,10 +143,11 @@ impl<'a> Loader<'a> {
             // in between.
             let mut asked: &[Range<u64>] = &[];
             while let Some((method, pieces)) = shared.units.get(shared.next.fetch_add(1, Ordering::Relaxed)) {
-                if *method == WarmMethod::ReadAhead {
-                    if self.ask(&reader, pieces, shared)? {
-                        self.wait(&reader, std::mem::replace(&mut asked, pieces), shared)?;
-                    }
+                if let Some(turns) = &self.options.turns {
+                    self.read_in_turns(&**turns, &reader, pieces, shared)?;
+                } else if *method == WarmMethod::ReadAhead {
+                    self.ask(&reader, pieces)?;
+                    self.wait(&reader, std::mem::replace(&mut asked, pieces), shared)?;
                 } else {
                     self.read_through(&reader, *method, &pieces[0], shared)?;
                 }
@@ -173,24 +164,34 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Waits for the turn of `bytes` under the rate, if there is one. Returns false if work has to stop.
-    fn take_turn(&self, bytes: u64, shared: &Shared<'_>) -> bool {
-        if let Some(rate) = &self.options.rate {
-            rate.wait(bytes, || self.stopped(shared));
-        }
-        !self.stopped(shared)
-    }
-
     fn stopped(&self, shared: &Shared<'_>) -> bool {
         self.cancel.load(Ordering::Relaxed) || shared.failed.load(Ordering::Relaxed)
     }
 
-    /// Requests all the pieces. Returns false if work has to stop.
-    fn ask(&self, reader: &File, pieces: &[Range<u64>], shared: &Shared<'_>) -> Result<bool> {
-        let bytes = pieces.iter().map(|piece| piece.end - piece.start).sum();
-        if !self.take_turn(bytes, shared) {
-            return Ok(false);
+    /// Reads the pieces in parts, each in its turn. Each part is read exactly: pages that the kernel reads ahead of
+    /// it would make the next part look quicker than the disk is.
+    fn read_in_turns(
+        &self,
+        turns: &dyn WarmTurns,
+        reader: &File,
+        pieces: &[Range<u64>],
+        shared: &Shared<'_>,
+    ) -> Result<()> {
+        let mut left: VecDeque<Range<u64>> = pieces.iter().cloned().collect();
+        while !left.is_empty() && !self.stopped(shared) {
+            let part = take_part(&mut left, turns.part_bytes());
+            let bytes = part.iter().map(|piece| piece.end - piece.start).sum();
+            let mut done = Ok(());
+            turns.take(bytes, &|| self.stopped(shared), &mut || {
+                done = self.ask(reader, &part).and_then(|()| self.wait(reader, &part, shared));
+            });
+            done?;
         }
+        Ok(())
+    }
+
+    /// Requests all the pieces.
+    fn ask(&self, reader: &File, pieces: &[Range<u64>]) -> Result<()> {
         for piece in pieces {
             let mut asked = piece.start;
             while asked < piece.end {
@@ -200,7 +201,7 @@ impl<'a> Loader<'a> {
                 asked += step;
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Waits for each requested piece.
@@ -225,8 +226,8 @@ impl<'a> Loader<'a> {
     ) -> Result<()> {
         let mut start = piece.start;
         while start < piece.end {
-            let part = start..piece.end.min((start / self.chunk + 1) * self.chunk);
-            if !self.take_turn(part.end - part.start, shared) {
+            let part = start..piece.end.min((start / CHUNK + 1) * CHUNK);
+            if self.stopped(shared) {
                 return Ok(());
             }
             // If populating fails or can't explain an error (EFAULT for an unreadable block or a truncated file),
@@ -271,6 +272,32 @@ struct Shared<'a> {
     failed: AtomicBool,
     error: Mutex<Option<Error>>,
     progress: WarmProgress<'a>,
+}
+
+/// Takes the first part of these pieces, of at most this many bytes: whole pieces, or the start of a longer one. Parts of
+/// a long piece end at multiples of their length.
+fn take_part(left: &mut VecDeque<Range<u64>>, bytes: u64) -> Vec<Range<u64>> {
+    let bytes = (bytes / page_size()).max(1) * page_size();
+    let (mut taken, mut room) = (Vec::new(), bytes);
+    while let Some(piece) = left.pop_front() {
+        let length = piece.end - piece.start;
+        if length <= room {
+            room -= length;
+            taken.push(piece);
+            continue;
+        }
+        let end = piece.end.min((piece.start / bytes + 1) * bytes);
+        if taken.is_empty() {
+            taken.push(piece.start..end);
+            if end < piece.end {
+                left.push_front(end..piece.end);
+            }
+        } else {
+            left.push_front(piece);
+        }
+        break;
+    }
+    taken
 }
 
 /// Largest usable huge page: it is read as a whole, together with the next one, which is as much as a part has at
@@ -329,51 +356,6 @@ fn reopen(file: &InspectedFile) -> Result<File> {
         .map_err(|e| Error::call("dup", file.path(), e))
 }
 
-/// Limits reading to a number of bytes per second, over all threads and calls that share it. Bursts are up to 8
-/// MiB.
-#[derive(Debug, Clone)]
-pub struct WarmRate {
-    bytes_per_second: u64,
-    /// The time at which the next part may be read.
-    next: Arc<Mutex<Instant>>,
-}
-
-impl WarmRate {
-    /// The longest sleep before cancellation is checked again.
-    const NAP: Duration = Duration::from_millis(100);
-
-    /// Creates a limit of `bytes_per_second`; 0 counts as 1.
-    pub fn new(bytes_per_second: u64) -> Self {
-        Self { bytes_per_second: bytes_per_second.max(1), next: Arc::new(Mutex::new(Instant::now())) }
-    }
-
-    /// Returns the bytes between two checks for cancellation: sixteen steps per second at a low rate.
-    fn chunk(&self) -> u64 {
-        (self.bytes_per_second / 16).next_power_of_two().clamp(256 << 10, CHUNK)
-    }
-
-    /// Waits for the turn of `bytes`, or until stopped.
-    fn wait(&self, bytes: u64, stopped: impl Fn() -> bool) {
-        let turn = self.book(bytes);
-        while !stopped() {
-            let left = turn.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            std::thread::sleep(left.min(Self::NAP));
-        }
-    }
-
-    /// Takes the next turn and delays the one after it by the cost of the bytes. Unused time is lost.
-    fn book(&self, bytes: u64) -> Instant {
-        let cost = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
-        let mut next = lock(&self.next);
-        let turn = (*next).max(Instant::now());
-        *next = turn + cost;
-        turn
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -393,27 +375,23 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_booked_as_far_apart_as_the_rate_says() {
-        let rate = WarmRate::new(1000);
-        let first = rate.book(500);
-        let second = rate.clone().book(2000);
-        let third = rate.book(1);
-        assert_eq!(second - first, Duration::from_millis(500));
-        assert_eq!(third - second, Duration::from_secs(2));
-    }
-
-    #[test]
-    fn waiting_ends_when_stopped() {
-        let rate = WarmRate::new(1);
-        rate.wait(1 << 20, || false);
-        // The next turn is in twelve days.
-        rate.wait(1, || true);
-    }
-
-    #[test]
-    fn steps_are_short_at_low_rates() {
-        assert_eq!(WarmRate::new(1).chunk(), 256 << 10);
-        assert_eq!(WarmRate::new(16 << 20).chunk(), 1 << 20);
-        assert_eq!(WarmRate::new(1 << 40).chunk(), CHUNK);
+    fn parts_are_whole_pieces_or_aligned_parts_of_long_ones() {
+        let parts = |pieces: &[Range<u64>], bytes| {
+            let mut left: VecDeque<Range<u64>> = pieces.iter().cloned().collect();
+            let mut parts = Vec::new();
+            while !left.is_empty() {
+                parts.push(take_part(&mut left, bytes));
+            }
+            parts
+        };
+        let (page, none) = (page_size(), Vec::<Vec<Range<u64>>>::new());
+        assert_eq!(parts(&[], page), none);
+        let short = [0..page, 2 * page..3 * page, 9 * page..10 * page];
+        assert_eq!(parts(&short, 2 * page), [short[..2].to_vec(), short[2..].to_vec()]);
+        let long = [0..page, 3 * page..9 * page];
+        let cut =
+            [vec![0..page], vec![3 * page..4 * page], vec![4 * page..8 * page], vec![8 * page..9 * page]];
+        assert_eq!(parts(&long, 4 * page), cut);
+        assert_eq!(parts(&[0..2 * page], 1), [[0..page], [page..2 * page]], "a page at least");
     }
 }

@@ -38,10 +38,11 @@ mod load;
 mod lock;
 mod plan;
 
+use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use load::WarmRate;
 pub use lock::{Lock, LockError, lock};
 
 use crate::{Error, InspectedFile, Result, page_size, residency};
@@ -67,6 +68,16 @@ pub enum WarmMethod {
     ReadAhead,
 }
 
+/// Decides when parts may be read, so that warming leaves time of the disk to others.
+pub trait WarmTurns: fmt::Debug + Send + Sync {
+    /// Returns the bytes of the next part; it gets at least a page.
+    fn part_bytes(&self) -> u64;
+
+    /// Waits until `bytes` more may be read, and calls `read`, which reads them and returns when they are there.
+    /// Returns without a call soon after `is_stopped` returned true.
+    fn take(&self, bytes: u64, is_stopped: &dyn Fn() -> bool, read: &mut dyn FnMut());
+}
+
 /// Options of warming.
 #[derive(Debug, Clone)]
 pub struct WarmOptions {
@@ -75,13 +86,14 @@ pub struct WarmOptions {
     pub width: usize,
     /// The method of reading missing pages.
     pub method: WarmMethod,
-    /// Limits the rate; calls whose options are clones of each other share the limit.
-    pub rate: Option<WarmRate>,
+    /// Paces the threads of all calls whose options are clones of each other. Each part is then read exactly, as by
+    /// [`WarmMethod::ReadAhead`], whatever `method` is.
+    pub turns: Option<Arc<dyn WarmTurns>>,
 }
 
 impl Default for WarmOptions {
     fn default() -> Self {
-        Self { width: 4, method: WarmMethod::Auto, rate: None }
+        Self { width: 4, method: WarmMethod::Auto, turns: None }
     }
 }
 

@@ -184,21 +184,62 @@ fn cancelling_ends_it_and_says_how_far_it_came() {
     assert!(report.resident_after.unwrap() >= 8 * MIB && report.resident_after.unwrap() < 64 * MIB);
 }
 
+/// Turns that never wait, and record the bytes of each part. After some parts they cancel the work.
+#[derive(Debug)]
+struct RecordedTurns {
+    parts: Mutex<Vec<u64>>,
+    parts_max: usize,
+    cancel: AtomicBool,
+}
+
+impl RecordedTurns {
+    fn new(parts_max: usize) -> Arc<Self> {
+        Arc::new(Self { parts: Mutex::default(), parts_max, cancel: never() })
+    }
+}
+
+impl WarmTurns for RecordedTurns {
+    fn part_bytes(&self) -> u64 {
+        256 << 10
+    }
+
+    fn take(&self, bytes: u64, is_stopped: &dyn Fn() -> bool, read: &mut dyn FnMut()) {
+        let mut parts = self.parts.lock().unwrap();
+        if parts.len() == self.parts_max {
+            self.cancel.store(true, Ordering::Relaxed);
+            assert!(is_stopped());
+            return;
+        }
+        parts.push(bytes);
+        drop(parts);
+        read();
+    }
+}
+
 #[test]
-fn a_rate_is_kept_by_reading_in_smaller_steps() {
+fn with_turns_each_part_is_read_exactly() {
+    let (_dir, file) = file_of(24 << 20);
+    evict_all(&file);
+    let turns = RecordedTurns::new(usize::MAX);
+    let options = WarmOptions { turns: Some(turns.clone()), ..WarmOptions::default() };
+    let range = MIB + page_size()..6 * MIB;
+    let report = warm(&file, range, &options, &|_| {}, &never()).unwrap();
+    let wanted = 5 * MIB - page_size();
+    assert_eq!((report.loaded, report.resident_after), (wanted, Some(wanted)));
+    assert_eq!(really_resident(&file), wanted);
+    let parts = turns.parts.lock().unwrap();
+    assert_eq!(parts.iter().sum::<u64>(), wanted);
+    assert_eq!(parts.iter().filter(|bytes| **bytes == 256 << 10).count(), 19, "{parts:?}");
+}
+
+#[test]
+fn a_wait_for_a_turn_ends_when_it_is_cancelled() {
     let (_dir, file) = file_of(4 << 20);
     evict_all(&file);
-    let steps = Mutex::new(Vec::new());
-    let options = WarmOptions { rate: Some(WarmRate::new(64 << 20)), width: 2, method: WarmMethod::SendFile };
-    let report =
-        warm(&file, 0..u64::MAX, &options, &|bytes| steps.lock().unwrap().push(bytes), &never()).unwrap();
-    assert_eq!(report.loaded, 4 * MIB);
-    assert_eq!(steps.into_inner().unwrap(), [4 * MIB]);
-    evict_all(&file);
-    let steps = Mutex::new(Vec::new());
-    let options = WarmOptions { rate: Some(WarmRate::new(16 << 20)), ..options };
-    warm(&file, 0..u64::MAX, &options, &|bytes| steps.lock().unwrap().push(bytes), &never()).unwrap();
-    assert_eq!(steps.into_inner().unwrap(), [MIB; 4]);
+    let turns = RecordedTurns::new(2);
+    let options = WarmOptions { turns: Some(turns.clone()), width: 1, ..WarmOptions::default() };
+    let report = warm(&file, 0..u64::MAX, &options, &|_| {}, &turns.cancel).unwrap();
+    assert_eq!((report.loaded, report.cancelled), (MIB / 2, true));
 }
 
 #[test]

@@ -1,11 +1,12 @@
-//! The budget of unwritten bytes that all paced writers of one disk in this process share, and how these go to the disk.
+//! The budget of unwritten bytes that all direct, paced and uncached writers of one disk in this process share, and how these go to the
+//! disk.
 //!
 //! A writer is admitted before it makes pages dirty. While there is no room, it waits for the writeback of the oldest step
 //! there is, of any writer: so an idle writer holds nobody up. No more is on its way to the disk than its [`Pacer`] says, and after a
 //! step that took longer than it does when nobody else waits there is a pause: a commit of a log on the same disk waits for one
-//! piece, and not for all that was written.
+//! piece, and not for all that was written. A direct step is on its way from its admission to its completion ([`DirectStep`]).
 //!
-//! Invariants: `unwritten` counts each step from its admission until its writeback has ended, and is never above the
+//! Invariants: a budget belongs to one process, since a forked child never sees its parent's writes end; `unwritten` counts each step from its admission until its writeback has ended, and is never above the
 //! limit; `in_flight` counts those whose writeback was begun; the lock is never held over I/O; a failed wait is reported by the step's own
 //! writer, for good: the kernel reports it once only.
 //!
@@ -20,13 +21,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use pagekeeper_io::{Error as IoError, IoFile};
+use pagekeeper_io::{Error as IoError, IoFile, Process};
 use pagekeeper_kernel::mutex;
 use pagekeeper_kernel::pressure::{DirtyReport, SysRoots};
 use pagekeeper_policy::pacer::{Pacer, WrittenPart};
 
 use crate::Error;
-use crate::convert::to_usize;
 use crate::layout::DiskKey;
 
 /// More than this in flight makes no disk faster.
@@ -38,7 +38,7 @@ const GRAIN: u64 = 64 << 10;
 /// A wait that was shorter was for a step whose writeback had ended already.
 const AWAITED: Duration = Duration::from_micros(50);
 /// The longest step.
-const LONGEST_STEP: u64 = 1 << 20;
+pub(super) const LONGEST_STEP: usize = 1 << 20;
 /// The kernel drops folios that lie wholly in a range, and builds them up to 2 MiB.
 const FOLIO: u64 = 2 << 20;
 
@@ -48,6 +48,7 @@ static BUDGETS: Mutex<Option<HashMap<DiskKey, Weak<Budget>>>> = Mutex::new(None)
 /// One disk's.
 pub(super) struct Budget {
     limit: u64,
+    process: Process,
     state: Mutex<BudgetState>,
     /// Notified when room came free.
     freed: Condvar,
@@ -76,20 +77,19 @@ impl BudgetState {
         !is_paused && (self.in_flight == 0 || self.in_flight + len <= self.pacer.piece())
     }
 
-    /// Learns from a step whose writeback has ended; it was waited for from `waited_from` on.
-    fn learn(&mut self, started: &StartedStep, waited_from: Instant, ended: Instant) {
+    /// Takes in that a step was written, of `bytes` that began at `begun` with `in_flight` bytes on their way. Unless it `was_awaited` it may
+    /// have ended earlier.
+    fn learn(&mut self, bytes: u64, in_flight: u64, begun: Instant, ended: Instant, was_awaited: bool) {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        // One that had ended already ended at an unknown time, and the disk may have had nothing to do since.
-        let was_awaited = ended.duration_since(waited_from) >= AWAITED;
-        let took = ns(ended.duration_since(started.begun));
+        let took = ns(ended.duration_since(begun));
         let pause = self.pacer.written(WrittenPart {
-            bytes: started.step.len(),
-            in_flight: started.in_flight,
+            bytes,
+            in_flight,
             took_min: if was_awaited { took } else { 0 },
             took_max: took,
             busy: self.done_at.filter(|_| was_awaited).map(|done_at| ns(ended.duration_since(done_at))),
         });
-        let has_more = !self.pending.is_empty() || !self.started.is_empty();
+        let has_more = !self.pending.is_empty() || self.in_flight > 0;
         self.done_at = (was_awaited && has_more).then_some(ended);
         if pause > 0 {
             self.pause_until = Some(ended + Duration::from_nanos(pause));
@@ -159,7 +159,7 @@ impl Budget {
         let room = if requested.is_none() { room_below_limits() } else { None };
         let mut budgets = mutex::lock(&BUDGETS);
         let budgets = budgets.get_or_insert_default();
-        budgets.retain(|_, budget| budget.strong_count() > 0);
+        budgets.retain(|_, budget| budget.upgrade().is_some_and(|budget| budget.process.is_current()));
         if let Some(budget) = budgets.get(&key).and_then(Weak::upgrade) {
             return budget;
         }
@@ -174,7 +174,7 @@ impl Budget {
 
     fn new(limit: u64) -> Self {
         let limit = (limit / GRAIN * GRAIN).max(MIN);
-        Self { limit, state: Mutex::default(), freed: Condvar::new() }
+        Self { limit, process: Process::current(), state: Mutex::default(), freed: Condvar::new() }
     }
 
     /// Bytes that may be unwritten.
@@ -182,10 +182,16 @@ impl Budget {
         self.limit
     }
 
+    /// Bytes of the step that begins at this offset of a file: a step, or less so that it begins at a multiple of its length.
+    pub(super) fn step_at(&self, offset: u64) -> usize {
+        let aligned = offset.checked_ilog2().map_or(u32::MAX, |_| offset.trailing_zeros());
+        1 << self.step().ilog2().min(aligned)
+    }
+
     /// Bytes of a step: half a piece, so that the disk has the next one when it is done with one, and no more than a quarter of the
     /// budget.
     fn step(&self) -> u64 {
-        let quarter = (self.limit / 4).clamp(GRAIN, LONGEST_STEP);
+        let quarter = (self.limit / 4).clamp(GRAIN, LONGEST_STEP as u64);
         let half = (self.lock().pacer.piece() / 2).clamp(GRAIN, quarter);
         // A power of two, so that steps and folios begin together.
         1 << half.ilog2()
@@ -214,6 +220,13 @@ impl Budget {
             state.in_flight += len;
         }
         debug_assert!(state.unwritten <= self.limit);
+    }
+
+    /// Admits a direct step: waits until so many bytes may go to the disk.
+    pub(super) fn admit_direct(self: &Arc<Self>, bytes: u64) -> DirectStep {
+        self.admit(bytes, true);
+        let in_flight = self.lock().in_flight.max(bytes);
+        DirectStep { budget: Arc::clone(self), bytes, in_flight, begun: Instant::now(), is_written: false }
     }
 
     /// Waits until all of a writer's steps are written.
@@ -273,10 +286,42 @@ impl Budget {
         let mut state = self.lock();
         state.unwritten -= step.len();
         state.in_flight -= step.len();
-        state.learn(started, waited_from, ended);
+        // A step that had ended already ended at an unknown time, and the disk may have had nothing to do since.
+        let was_awaited = ended.duration_since(waited_from) >= AWAITED;
+        state.learn(step.len(), started.in_flight, started.begun, ended, was_awaited);
         step.writer.unwritten.fetch_sub(step.len(), Ordering::Relaxed);
         self.freed.notify_all();
         state
+    }
+}
+
+/// A step of direct output on its way to the disk. Dropped, it is over.
+pub(super) struct DirectStep {
+    budget: Arc<Budget>,
+    bytes: u64,
+    /// Bytes that were on their way when it began, its own among them.
+    in_flight: u64,
+    begun: Instant,
+    is_written: bool,
+}
+
+impl DirectStep {
+    /// The write has succeeded now.
+    pub(super) fn written(mut self) {
+        self.is_written = true;
+    }
+}
+
+impl Drop for DirectStep {
+    fn drop(&mut self) {
+        let ended = Instant::now();
+        let mut state = self.budget.lock();
+        state.unwritten -= self.bytes;
+        state.in_flight -= self.bytes;
+        if self.is_written {
+            state.learn(self.bytes, self.in_flight, self.begun, ended, true);
+        }
+        self.budget.freed.notify_all();
     }
 }
 
@@ -305,9 +350,9 @@ impl Share {
         Self { budget, writer: Arc::new(writer) }
     }
 
-    /// How long steps should be, in bytes.
-    pub(super) fn step(&self) -> usize {
-        to_usize(self.budget.step())
+    /// Bytes of the step that begins at this offset.
+    pub(super) fn step_at(&self, offset: u64) -> usize {
+        self.budget.step_at(offset)
     }
 
     /// Waits until so many bytes, a step at most, may become dirty; returns how long that took as well.
@@ -412,6 +457,37 @@ mod tests {
             found.lock().pacer = pacer;
             assert_eq!(found.step(), step);
         }
+    }
+
+    #[test]
+    fn a_direct_step_is_in_flight_until_it_is_over_and_shows_the_disks_price() {
+        let budget = Arc::new(Budget::new(MAX));
+        let first = budget.admit_direct(PIECE_MIN);
+        assert_eq!((budget.unwritten(), budget.lock().in_flight), (PIECE_MIN, PIECE_MIN));
+        assert!(!budget.lock().may_begin(GRAIN), "a piece is in flight");
+        first.written();
+        assert_eq!((budget.unwritten(), budget.lock().in_flight), (0, 0));
+        assert!(budget.lock().pacer.price() > 0);
+        // One that failed shows nothing.
+        let failing = Arc::new(Budget::new(MAX));
+        drop(failing.admit_direct(PIECE_MIN));
+        assert_eq!((failing.unwritten(), failing.lock().pacer), (0, Pacer::NEW));
+    }
+
+    #[test]
+    fn after_a_late_direct_step_nothing_begins_for_a_while() {
+        let budget = Arc::new(Budget::new(MAX));
+        let now = Instant::now();
+        let took = |ms| now.checked_sub(Duration::from_millis(ms)).unwrap();
+        budget.lock().learn(PIECE_MIN, PIECE_MIN, took(2), now, true);
+        assert!(budget.lock().may_begin(PIECE_MIN));
+        let mut late = budget.admit_direct(PIECE_MIN);
+        late.begun = took(60_000);
+        late.written();
+        let pause_until = budget.lock().pause_until.unwrap();
+        assert!(pause_until > now, "a pause of 100 ms");
+        drop(budget.admit_direct(PIECE_MIN));
+        assert!(Instant::now() >= pause_until, "it was waited for");
     }
 
     #[test]

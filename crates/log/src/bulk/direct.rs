@@ -1,7 +1,7 @@
-//! Bulk writes that bypass the page cache: buffers of 1 MiB, several in flight while the next is filled.
+//! Bulk writes that bypass the page cache: steps as long as the disk's budget says, in flight while the next one is filled.
 //!
-//! Invariants: there are at most [`DEPTH`] buffers, one of them being filled. Writes are whole blocks at multiples of the
-//! buffer's size; the last one is padded with zeros, which are cut off when all is written. Space is allocated ahead, since
+//! Invariants: a step is admitted to the budget before it is submitted. There are at most [`DEPTH`] buffers, one of them being filled.
+//! Writes are whole blocks at multiples of their length; the last one is padded with zeros, which are cut off when all is written. Space is allocated ahead, since
 //! writes that extend a file run one after another on ext4 and XFS; where it can't be allocated, the write reports it.
 
 use std::sync::Arc;
@@ -10,10 +10,9 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_io::{AlignedBuf, Error as IoError, Io, IoFile, OwnedWrite, Process, WriteMode};
 
+use super::budget::{Budget, LONGEST_STEP};
 use crate::Error;
 
-/// Bytes of a write.
-const STEP: usize = 1 << 20;
 /// Buffers, at most.
 const DEPTH: usize = 5;
 /// Room that is taken at a time.
@@ -26,11 +25,13 @@ type Ended = (AlignedBuf, Result<(), IoError>);
 pub(super) struct Direct {
     io: Arc<dyn Io>,
     file: Arc<dyn IoFile>,
+    budget: Arc<Budget>,
     /// The one that is being filled, and how far it is. None of them after an error.
     filling: Option<AlignedBuf>,
     filled: usize,
-    /// Where it will go.
+    /// Where it will go, and how long it becomes.
     offset: u64,
+    step: usize,
     free: Vec<AlignedBuf>,
     made: usize,
     in_flight: usize,
@@ -45,10 +46,12 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    pub(super) fn new(io: Arc<dyn Io>, file: Arc<dyn IoFile>, room: u64) -> Self {
+    pub(super) fn new(io: Arc<dyn Io>, file: Arc<dyn IoFile>, budget: Arc<Budget>, room: u64) -> Self {
         Self {
             io,
             file,
+            step: budget.step_at(0),
+            budget,
             filling: None,
             filled: 0,
             offset: 0,
@@ -77,11 +80,12 @@ impl Direct {
                 Some(buf) => buf,
                 None => self.buffer()?,
             };
-            let now = bytes.len().min(STEP - self.filled);
+            let now = bytes.len().min(self.step - self.filled);
             buf[self.filled..self.filled + now].copy_from_slice(&bytes[..now]);
             self.filled += now;
             bytes = &bytes[now..];
-            if self.filled == STEP {
+            if self.filled == self.step {
+                buf.set_len(self.step);
                 self.submit(buf);
             } else {
                 self.filling = Some(buf);
@@ -103,14 +107,15 @@ impl Direct {
         Ok(self.length)
     }
 
-    /// A free one; waits for it if need be.
+    /// A free one, for the next step; waits for it if need be.
     fn buffer(&mut self) -> Result<AlignedBuf, Error> {
+        self.step = self.budget.step_at(self.offset);
         while self.free.is_empty() && self.made == DEPTH {
             self.take_ended()?;
         }
         Ok(self.free.pop().unwrap_or_else(|| {
             self.made += 1;
-            AlignedBuf::new(STEP)
+            AlignedBuf::new(LONGEST_STEP)
         }))
     }
 
@@ -124,7 +129,7 @@ impl Direct {
         self.waited += began.elapsed();
         self.in_flight -= 1;
         result?;
-        buf.set_len(STEP);
+        buf.set_len(LONGEST_STEP);
         self.free.push(buf);
         Ok(())
     }
@@ -139,6 +144,9 @@ impl Direct {
             self.length = self.length.max(self.room.unwrap_or(0));
         }
         self.length = self.length.max(end);
+        let began = Instant::now();
+        let step = self.budget.admit_direct(buf.len() as u64);
+        self.waited += began.elapsed();
         self.in_flight += 1;
         let sender = self.ended().0.clone();
         self.io.submit_writes(vec![OwnedWrite {
@@ -146,8 +154,15 @@ impl Direct {
             offset: self.offset,
             buf,
             mode: WriteMode::Plain,
-            // Nobody waits for it any more after an error, or when the writer was dropped.
-            done: Box::new(move |buf, result| drop(sender.send((buf, result)))),
+            done: Box::new(move |buf, result| {
+                if result.is_ok() {
+                    step.written();
+                } else {
+                    drop(step);
+                }
+                // Nobody waits for it any more after an error, or when the writer was dropped.
+                drop(sender.send((buf, result)));
+            }),
         }]);
         self.offset += self.filled as u64;
         self.filled = 0;

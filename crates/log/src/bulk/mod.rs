@@ -3,8 +3,8 @@
 //!
 //! | mode | how | leaves |
 //! |---|---|---|
-//! | [`BulkMode::Direct`] | some MiB in flight past the page cache | nothing |
-//! | [`BulkMode::Paced`] | through the page cache, to the disk in pieces, one at a time, with pauses while others wait | at most the budget |
+//! | [`BulkMode::Direct`] | past the page cache, in pieces, one at a time, with pauses while others wait | nothing |
+//! | [`BulkMode::Paced`] | in the same pieces, through the page cache | at most the budget |
 //! | [`BulkMode::Uncached`] | as paced, but the kernel drops the pages by itself (`RWF_DONTCACHE`) | at most the budget |
 //! | [`BulkMode::Buffered`] | as any write(2) | everything, and stalls others on the disk |
 //!
@@ -88,7 +88,7 @@ impl BulkOptions {
         self
     }
 
-    /// Bytes that may be unwritten at a time, of all paced and uncached writers of the disk together; at least 256 KiB. The first
+    /// Bytes that may be unwritten at a time, of all direct, paced and uncached writers of the disk together; at least 256 KiB. The first
     /// of the writers that are open at the same time decides. Default: half of the room that others leave between the kernel's
     /// background limit of dirty pages and where it begins to throttle writers, but at most 16 MiB.
     pub fn budget(mut self, bytes: u64) -> Self {
@@ -173,7 +173,7 @@ impl BulkOptions {
             return Err(error.into());
         }
         let budget = match mode {
-            BulkMode::Paced | BulkMode::Uncached => {
+            BulkMode::Direct | BulkMode::Paced | BulkMode::Uncached => {
                 let key = if is_real {
                     DiskLayout::of([directory]).ok().and_then(|layout| layout.key(directory))
                 } else {
@@ -185,12 +185,12 @@ impl BulkOptions {
                 };
                 Some(Budget::of(key, self.budget, disk.and_then(choose::budget)))
             }
-            BulkMode::Auto | BulkMode::Direct | BulkMode::Buffered => None,
+            BulkMode::Auto | BulkMode::Buffered => None,
         };
         let size = budget.as_ref().map(|budget| budget.limit());
         let way = match (mode, budget) {
-            (BulkMode::Direct, _) => {
-                Way::Direct(Direct::new(Arc::clone(&io), Arc::clone(&file), self.expected))
+            (BulkMode::Direct, Some(budget)) => {
+                Way::Direct(Direct::new(Arc::clone(&io), Arc::clone(&file), budget, self.expected))
             }
             (mode, Some(budget)) => {
                 let share = Share::new(budget, Arc::clone(&file), mode == BulkMode::Paced);
@@ -319,7 +319,7 @@ pub struct BulkReport {
     pub mode: BulkMode,
     /// Why so, in plain words.
     pub why: String,
-    /// How many bytes could be unwritten, of all paced writers of the disk together; `None` for other modes.
+    /// How many bytes could be unwritten, of all direct, paced and uncached writers of the disk together; `None` for buffered ones.
     pub budget: Option<u64>,
     /// From when it was made to when it was durable.
     pub took: Duration,

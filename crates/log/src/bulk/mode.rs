@@ -9,10 +9,10 @@ pub enum BulkMode {
     /// Direct where that is real, else paced.
     #[default]
     Auto,
-    /// Past the page cache (`O_DIRECT`), several writes of 1 MiB in flight.
+    /// Past the page cache (`O_DIRECT`), with no more than a budget in flight, which it shares with paced writers.
     Direct,
     /// Through the page cache, with no more than a budget unwritten at any time. The budget is shared by all writers of
-    /// one disk in this process, and stays well below where the kernel begins to slow writers down.
+    /// one disk in this process that have one, and stays well below where the kernel begins to slow writers down.
     Paced,
     /// As paced, with writes whose pages the kernel drops once they are written (`RWF_DONTCACHE`, Linux 6.14). Such writes
     /// alone start writeback and never wait for it: they stall others more than buffered ones do.

@@ -30,7 +30,7 @@ pub(super) struct Pages {
 
 impl Pages {
     pub(super) fn new(file: Arc<dyn IoFile>, share: Option<Share>, uncached: bool) -> Self {
-        let step = share.as_ref().map_or(STEP, Share::step);
+        let step = share.as_ref().map_or(STEP, |share| share.step_at(0));
         let mode = if uncached { WriteMode::Uncached } else { WriteMode::Plain };
         Self { file, share, mode, step, rest: Vec::new(), offset: 0, waited: Duration::ZERO }
     }
@@ -65,9 +65,7 @@ impl Pages {
 
     /// Bytes of the step that begins at the offset, by what is known of the disk now.
     fn next_step(&self) -> usize {
-        let wanted = self.share.as_ref().map_or(STEP, Share::step);
-        let aligned = self.offset.checked_ilog2().map_or(u32::MAX, |_| self.offset.trailing_zeros());
-        1 << wanted.ilog2().min(aligned)
+        self.share.as_ref().map_or(STEP, |share| share.step_at(self.offset))
     }
 
     pub(super) fn end(&mut self) -> Result<u64, Error> {

@@ -38,8 +38,7 @@ fn what_is_finished_is_durable_and_leaves_nothing() {
         output.write_all(&bytes).unwrap();
         let report = output.finish().unwrap();
         assert_eq!((report.mode, report.bytes), (mode, 3_000_001));
-        let paced = matches!(mode, BulkMode::Paced | BulkMode::Uncached);
-        assert_eq!(report.budget, paced.then_some(BUDGET));
+        assert_eq!(report.budget, (mode != BulkMode::Buffered).then_some(BUDGET));
         assert_eq!(report.resident == Some(0), mode != BulkMode::Buffered, "{report:?}");
         let after = disk.after_power_cut(pagekeeper_io::Persistence::None, 0);
         assert!(read(&after, "/file") == bytes, "{mode}");
@@ -243,7 +242,7 @@ fn many_threads_share_a_budget() {
                 scope.spawn(move || {
                     for round in 0..4_u64 {
                         let path = format!("/{thread}-{round}");
-                        let mode = if round % 2 == 0 { BulkMode::Paced } else { BulkMode::Uncached };
+                        let mode = ALL[usize::try_from(round % 3).unwrap()];
                         let mut output = options(disk, mode).create(&path).unwrap();
                         let bytes = content(thread, 0..30 * STEP as u64 + round);
                         for piece in bytes.chunks(50_000 + thread * 7001) {

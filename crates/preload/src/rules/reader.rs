@@ -39,7 +39,8 @@ use crate::sys;
 const UNSEEN_MAX: u64 = 30_000_000_000;
 /// Retry delays, in nanoseconds, for dropping pages that are still under read-ahead.
 const DROP_RETRY_NS: [u64; 7] = [250_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000, 1];
-/// Leaving a file does not wait for read-ahead any more after this many timeouts in the process.
+/// Leaving a file begins no wait for read-ahead any more after this many timeouts in the process. Each is the sum of [`DROP_RETRY_NS`], 16 ms,
+/// and the time that the drops between take.
 const READ_AHEAD_TIMEOUTS_MAX: u32 = 8;
 /// Bytes that are read without the helper after a wait for it timed out.
 const HELPER_BACKOFF_BYTES: u64 = 64 << 20;
