@@ -11,8 +11,8 @@ use crate::handle::Handle;
 /// A file whose pages are cached. Cheap to clone; all clones are one open file, which is closed with the last of them.
 ///
 /// The file must not change while it is open. Where it does all the same: a page that is loaded after the change is an
-/// error ([`Error::Cut`](crate::Error::Cut), [`Error::Grew`](crate::Error::Grew), [`Error::Changed`](crate::Error::Changed), detected by length and time of change); a page that was loaded
-/// before is given as it was then. [`PageCache::open`](crate::PageCache::open) never gives such a file again.
+/// error ([`Error::Cut`](crate::Error::Cut), [`Error::Grew`](crate::Error::Grew), [`Error::Changed`](crate::Error::Changed), detected by length and times); a page that was loaded
+/// before is given as it was then. A link, a rename and the like are no such change. [`PageCache::open`](crate::PageCache::open) never gives such a file again.
 #[derive(Clone)]
 pub struct CachedFile {
     handle: Arc<Handle>,

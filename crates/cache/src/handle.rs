@@ -16,6 +16,7 @@ use crate::bypass_queue::BypassQueue;
 use crate::clear_ahead::ClearAhead;
 use crate::fast_path::FastPath;
 use crate::future::BypassRead;
+use crate::inode_change::InodeChange;
 use crate::kernel_leftovers;
 use crate::page_table::PageTable;
 use crate::pool::Pool;
@@ -178,6 +179,7 @@ pub(crate) struct Handle {
     pub(crate) stat: FileStat,
     pub(crate) verifier: Option<Verifier>,
     kind: Kind,
+    pub(crate) inode_change: InodeChange,
     pub(crate) found_resident: u64,
 }
 
@@ -203,7 +205,21 @@ impl Handle {
         let (access, path) = (io.access(), io.path().to_owned());
         let closed = AtomicBool::new(false);
         let fast_path = FastPath::new(&shared, &page_table.table, stat.size);
-        Self { fast_path, shared, page_table, io, closed, access, path, stat, verifier, kind, found_resident }
+        let inode_change = InodeChange::new(&*io, &stat);
+        Self {
+            fast_path,
+            shared,
+            page_table,
+            io,
+            closed,
+            access,
+            path,
+            stat,
+            verifier,
+            kind,
+            inode_change,
+            found_resident,
+        }
     }
 
     /// The file, if it was not closed.
@@ -293,7 +309,8 @@ impl Handle {
             return Ok(());
         }
         let (now, opened) = (io.stat()?, self.stat);
-        if now.size == opened.size && now.modified == opened.modified {
+        let has_same_times = now.size == opened.size && now.modified == opened.modified;
+        if has_same_times && self.is_content_unchanged(io, &now) {
             return Ok(());
         }
         let path = self.path.clone();

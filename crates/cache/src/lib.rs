@@ -74,11 +74,18 @@
 //!
 //! # What is promised when a file changes
 //!
-//! A [`CachedFile`] is to be immutable while it is open. A file that was cut, grew or was written to all the same gives an error
-//! on the next load of a page (length and time of the last write are compared after each read of the device); pages
-//! that were loaded before are given as they were. Not seen is what puts that time back (`rsync --inplace --times`), and, read through the
-//! kernel's page cache, a second store through a mapping. Opening its path again gives the new content, under a new
-//! [`id`](CachedFile::id), and shares nothing with the old.
+//! A [`CachedFile`] is to be immutable while it is open. If it was cut, grew or was written to all the same, the next load of a page is
+//! an error; pages that were loaded before are given as they were. After each read of the device the cache compares the file's length
+//! and its times of the last write (mtime) and of the last change (ctime) with those at the open. Opening its path again gives the new
+//! content, under a new [`id`](CachedFile::id), and shares nothing with the old.
+//!
+//! If only the ctime changed, the file may have been linked, renamed or given another owner; or it was written to and its mtime was put
+//! back, as by `rsync --inplace --times`. A changed number of links is taken for the reason. Otherwise the cache reads the pages of the
+//! file that it has once more: if one differs, that load and all later ones are errors. Not seen:
+//!
+//! - a write whose mtime was put back, if the number of links changed as well between two loads, or if no page that was written to is in
+//!   the cache;
+//! - in a file that is read through the kernel's page cache, a second store through a mapping.
 //!
 //! A file that the engine writes itself is opened by [`PageCache::open_owned`]. It may grow, and no load asks for its length and
 //! times; after each write of a page the engine notifies the cache:
@@ -128,6 +135,7 @@ mod free_frames;
 mod future;
 mod guard;
 mod handle;
+mod inode_change;
 mod kernel_leftovers;
 mod load;
 mod lookup;

@@ -1,6 +1,7 @@
 //! Stories of a user of the cache: opening, checking pages, keeping them, counting.
 
 mod admission;
+mod changes;
 mod counts;
 mod guards;
 mod huge_pages;

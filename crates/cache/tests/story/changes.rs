@@ -1,0 +1,160 @@
+//! Changes of a file that is open, and whose length and time of the last write are as they were.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use pagekeeper_cache::{Backend, CachedFile, Error, PageCache, ReadRequest};
+use pagekeeper_testing::{disk_dir, skip};
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps};
+
+use crate::support::tasks::block_on;
+use crate::support::{PAGE, SEED, bytes, check, sim, write_patterned};
+
+const LEN: u64 = PAGE as u64;
+const PAGES: u64 = 600;
+
+/// The times of a file are as fine as the kernel's tick (before Linux 6.13).
+fn await_tick() {
+    thread::sleep(Duration::from_millis(20));
+}
+
+fn modified(path: &Path) -> Timespec {
+    let stat = rustix::fs::stat(path).unwrap();
+    Timespec { tv_sec: stat.st_mtime, tv_nsec: stat.st_mtime_nsec.try_into().unwrap() }
+}
+
+fn set_modified(path: &Path, modified: Timespec) {
+    let omitted = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
+    let times = Timestamps { last_access: omitted, last_modification: modified };
+    rustix::fs::utimensat(CWD, path, &times, AtFlags::empty()).unwrap();
+}
+
+/// Writes some pages, and puts the time of the write back.
+fn rewrite(path: &Path, seed: u64, pages: std::ops::Range<u64>) {
+    let before = modified(path);
+    await_tick();
+    let file = File::options().write(true).open(path).unwrap();
+    let len = usize::try_from(pages.end - pages.start).unwrap() * PAGE;
+    file.write_all_at(&bytes(seed, pages.start * LEN, len), pages.start * LEN).unwrap();
+    file.sync_all().unwrap();
+    set_modified(path, before);
+    assert_eq!(modified(path), before);
+}
+
+fn cache(backend: Backend) -> PageCache {
+    PageCache::builder().memory(16 << 20).backend(backend).build().unwrap()
+}
+
+#[track_caller]
+fn assert_changed<T: std::fmt::Debug>(result: Result<T, Error>) {
+    assert!(matches!(result, Err(Error::Changed { .. })), "{result:?}");
+}
+
+/// No way of reading loads a page, and the pages that were there stay.
+fn assert_all_loads_fail(file: &CachedFile) {
+    let mut buf = [0; 10];
+    assert_changed(file.page(500).map(drop));
+    assert_changed(block_on(file.read_at_async(501 * LEN, &mut buf)));
+    let mut requests = [ReadRequest::new(502 * LEN, &mut buf)];
+    assert!(file.read_many(&mut requests).is_err());
+    assert_changed(requests[0].outcome().clone());
+    check(1, 0, &file.page(0).unwrap());
+}
+
+#[test]
+fn a_write_whose_time_was_put_back_is_seen() {
+    let dir = disk_dir();
+    for backend in [Backend::Auto, Backend::Threads, Backend::Buffered] {
+        // All of it, and only a page far behind the first.
+        for rewritten in [0..PAGES, 400..401] {
+            let path = dir.path().join(format!("{backend:?} {rewritten:?}"));
+            write_patterned(&path, 1, 0..PAGES * LEN + 5);
+            await_tick();
+            let cache = cache(backend);
+            let file = cache.open(&path).unwrap();
+            let mut buf = vec![0; 450 * PAGE];
+            file.read_at(0, &mut buf).unwrap();
+            check(1, 0, &buf);
+            rewrite(&path, 2, rewritten.clone());
+            assert_all_loads_fail(&file);
+            // A link later is no excuse.
+            std::fs::hard_link(&path, path.with_extension("link")).unwrap();
+            assert_all_loads_fail(&file);
+            let anew = cache.open(&path).unwrap();
+            check(2, rewritten.start * LEN, &anew.page(rewritten.start).unwrap());
+        }
+    }
+}
+
+#[test]
+fn rsync_in_place_is_seen() {
+    let dir = disk_dir();
+    let [from, to] = ["from", "to"].map(|name| dir.path().join(name));
+    write_patterned(&from, 2, 0..PAGES * LEN);
+    write_patterned(&to, 1, 0..PAGES * LEN);
+    set_modified(&from, modified(&to));
+    await_tick();
+    let file = cache(Backend::Auto).open(&to).unwrap();
+    check(1, 0, &file.page(0).unwrap());
+    let mut rsync = Command::new("rsync");
+    rsync.args(["--inplace", "--times", "--checksum"]).args([&from, &to]);
+    let Ok(status) = rsync.status() else { return skip("rsync is not installed.") };
+    assert!(status.success());
+    assert_eq!(
+        (modified(&to), std::fs::read(&to).unwrap()),
+        (modified(&from), std::fs::read(&from).unwrap())
+    );
+    assert_all_loads_fail(&file);
+}
+
+/// Each of these changes the time of change, and none the content.
+#[test]
+fn changes_of_the_inode_alone_are_no_changes_of_the_file() {
+    let dir = disk_dir();
+    let at = |name: &str| dir.path().join(name);
+    let path = at("file");
+    let link_and_remove = |path: &Path| {
+        std::fs::hard_link(path, at("link")).unwrap();
+        std::fs::remove_file(at("link")).unwrap();
+    };
+    let changes: [(&str, &dyn Fn()); 8] = [
+        ("chmod", &|| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o400)).unwrap()),
+        ("chmod back", &|| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap()),
+        ("link", &|| std::fs::hard_link(&path, at("other")).unwrap()),
+        ("link and remove", &|| link_and_remove(&path)),
+        ("times", &|| set_modified(&path, modified(&path))),
+        ("rename", &|| std::fs::rename(&path, at("renamed")).unwrap()),
+        ("remove", &|| std::fs::remove_file(at("renamed")).unwrap()),
+        ("remove the last", &|| std::fs::remove_file(at("other")).unwrap()),
+    ];
+    for backend in [Backend::Auto, Backend::Buffered] {
+        write_patterned(&path, 1, 0..PAGES * LEN + 5);
+        let file = cache(backend).open(&path).unwrap();
+        for (nth, (name, change)) in (0..).zip(&changes) {
+            let page = nth * 20;
+            check(1, page * LEN, &file.page(page).unwrap());
+            await_tick();
+            change();
+            let loaded = file.page(page + 10).unwrap_or_else(|error| panic!("{name}: {error}"));
+            check(1, (page + 10) * LEN, &loaded);
+        }
+        let mut rest = vec![0; 100 * PAGE + 5];
+        assert_eq!(file.read_at(500 * LEN, &mut rest).unwrap(), rest.len());
+        check(1, 500 * LEN, &rest);
+    }
+}
+
+#[test]
+fn a_file_that_was_removed_is_read_on() {
+    let (disk, cache) = sim(100, 64);
+    let file = cache.open("/file").unwrap();
+    check(SEED, 0, &file.page(0).unwrap());
+    disk.remove("/file").unwrap();
+    for page in 0..100 {
+        check(SEED, page * LEN, &file.page(page).unwrap());
+    }
+}
