@@ -15,6 +15,7 @@ pub mod hang;
 mod model;
 pub mod mutex;
 mod open;
+mod overwrite;
 pub mod pressure;
 pub mod process;
 mod release;
@@ -38,6 +39,7 @@ pub use open::{
     Expected, Handle, Inode, InodeId, InspectedFile, Links, OpenMount, first_names, open_directory,
     open_directory_in, read_named, stat_in, stat_of_name, status_changed,
 };
+pub use overwrite::is_overwritten_in_place;
 pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
 pub use residency::{
     Residency, ResidencyMap, Source, residency, residency_by_mincore, residency_map, residency_wide,

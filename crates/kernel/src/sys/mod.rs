@@ -4,6 +4,7 @@
 //! preconditions and returns the kernel's own error. Nothing here makes decisions.
 
 pub(crate) mod cachestat;
+pub(crate) mod fiemap;
 pub(crate) mod file_handle;
 pub(crate) mod mapping;
 pub(crate) mod nsfs;

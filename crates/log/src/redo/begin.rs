@@ -15,6 +15,7 @@ use pagekeeper_kernel::mutex::lock;
 
 use super::control::{ControlState, MAX_EPOCHS, Phase};
 use super::core::Core;
+use super::own_blocks;
 use super::ring::{self, Ring};
 use super::salt;
 use super::state::{Due, Epochs, WritingMode};
@@ -124,14 +125,16 @@ impl Core {
         Some(Epochs { first, later, due: None })
     }
 
-    /// Opens the files to write to, if they are not open.
+    /// Opens the files to write to, if they are not open. What they share with other files is theirs alone from then on.
     fn open_ring(&self) -> Result<(), Error> {
         if self.write.ring.get().is_none() {
             let access =
                 if self.writing_mode().mode == LogMode::Direct { Access::Direct } else { Access::Buffered };
             let open = |index| {
                 let path = self.config.directory.join(ring::name(index));
-                self.io.open_writable(&path, access, Create::Never)
+                let file = self.io.open_writable(&path, access, Create::Never)?;
+                own_blocks::unshare(&*file, self.config.geometry.file_bytes)?;
+                Ok(file)
             };
             let files: Result<Vec<Arc<dyn IoFile>>, IoError> =
                 (0..self.config.geometry.files).map(open).collect();

@@ -31,6 +31,7 @@ use std::sync::Arc;
 
 use pagekeeper_io::{AlignedBuf, Create, Io, IoFile, WriteMode, open_past_cache, open_writable_past_cache};
 
+use super::own_blocks;
 use super::ring::Geometry;
 use crate::Error;
 use crate::injected_fault::injected_fault;
@@ -245,6 +246,7 @@ impl Control {
     /// Makes the file, durably but for its name, and says that the log is being made.
     pub(super) fn create(io: &Arc<dyn Io>, path: &Path, state: ControlState) -> Result<Self, Error> {
         let file = open_writable_past_cache(&**io, path, Create::New)?;
+        own_blocks::exempt_from_copies(&*file);
         let mut control = Self::open(io, path, state.clone(), 1);
         control.file = Some(Arc::clone(&file));
         control.write(state)?;
@@ -291,7 +293,9 @@ impl Control {
         let file = match &self.file {
             Some(file) => Arc::clone(file),
             None => {
-                Arc::clone(self.file.insert(open_writable_past_cache(&*self.io, &self.path, Create::Never)?))
+                let file = open_writable_past_cache(&*self.io, &self.path, Create::Never)?;
+                own_blocks::unshare(&*file, 2 * BLOCK)?;
+                Arc::clone(self.file.insert(file))
             }
         };
         let state = ControlState { number: self.state.number + 1, ..state };

@@ -17,7 +17,7 @@ use pagekeeper_kernel::text::escaped;
 use super::control::{self, Control, ControlState, DecodedControl, LOCK, Phase};
 use super::core::Core;
 use super::options::RedoOptions;
-use super::{open, ring, salt};
+use super::{open, own_blocks, ring, salt};
 use crate::Error;
 use crate::convert::to_usize;
 use crate::injected_fault::injected_fault;
@@ -114,6 +114,7 @@ fn make(
 /// A file of zeros, durable but for its name: what overwrites it later needs no room and no journal of the file system.
 fn make_file(io: &dyn Io, path: &Path, bytes: u64, zeros: &[u8]) -> Result<(), Error> {
     let file = open_writable_past_cache(io, path, Create::New)?;
+    own_blocks::exempt_from_copies(&*file);
     match file.allocate(0..bytes) {
         // Then writing it does.
         Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {}

@@ -18,6 +18,7 @@ mod metrics;
 mod model;
 mod open;
 mod options;
+mod own_blocks;
 mod read;
 mod release;
 mod ring;
@@ -60,7 +61,8 @@ use crate::{Error, LogMode};
 /// ring may be written over up to there. When the ring is full appends wait.
 ///
 /// After a write or sync has failed, nothing is appended or acknowledged any more: all calls fail with
-/// [`Error::Poisoned`]. Open the log again to find out what the disk has.
+/// [`Error::Poisoned`]. Open the log again to find out what the disk has. A full disk is no such failure, as long as the log
+/// [`is_overwritten_in_place`](Self::is_overwritten_in_place).
 ///
 /// A log belongs to the process that opened it: in a forked child every call fails with [`Forked`](pagekeeper_io::Error::Forked) and a drop
 /// does nothing.
@@ -251,6 +253,17 @@ impl RedoLog {
         self.core.write.mode.get().map_or(LogMode::Buffered, |found| found.mode)
     }
 
+    /// Whether writing over the ring is known to need no room, so that a full disk does not end the log. As the file system has
+    /// the files now: a snapshot or `cp --reflink` may change that at any time.
+    ///
+    /// True on ext4, XFS and btrfs for a ring that shares no block with other files. On XFS the first append gives the ring blocks of its own
+    /// and fails if there is no room for them. False on btrfs for a ring that was made without the attribute `C` (no copy on write, see
+    /// chattr(1)), which [`RedoOptions::create`] sets; on file systems of which nothing is known; and in a forked child.
+    pub fn is_overwritten_in_place(&self) -> bool {
+        self.core.process.is_current()
+            && self.core.sources.iter().all(|file| own_blocks::has_own_blocks(&**file))
+    }
+
     /// What the log did since it was opened.
     pub fn metrics(&self) -> RedoMetrics {
         let core = &self.core;
@@ -290,7 +303,8 @@ impl RedoLog {
 
 impl RedoOptions {
     /// Makes a log in a directory that is empty, or not there yet, and opens it. All its files are written and synced, so
-    /// that later no write allocates anything: that takes a while for large rings.
+    /// that later no write allocates anything: that takes a while for large rings. On btrfs they are exempt from copying on
+    /// write. [`RedoLog::is_overwritten_in_place`] says whether that worked.
     ///
     /// Fails with [`Error::NotEmpty`] where something else is, with [`Error::Setting`] for sizes that can't be. What was made
     /// before an error is removed. After a crash in it, [`Self::open`] says [`Error::Unfinished`], and it can be called again.
