@@ -19,7 +19,7 @@
 //!    epochs there are is not in the records but with what names the log (a ring's control file, a segment's header).
 //!
 //! Reading ([`Reader`]) ends at the first place where no record stands, unless that place is known to have been durable: by what
-//! names the log, or by a later record.
+//! names the log, or by a later record. A damaged padding that what names the log says was durable is passed over, since it holds nothing.
 
 mod buffered;
 mod reader;
@@ -180,6 +180,24 @@ pub(crate) fn encode_padding(lsn: u64, salt: u32, durable_upto: u64) -> Vec<u8> 
         0 => Vec::new(),
         size => encode(Kind::Padding, &ZEROS[..size - HEADER], lsn, salt, durable_upto),
     }
+}
+
+/// Whether `bytes`, as many as the padding that is due at `lsn` has, are that padding with some of them damaged.
+///
+/// Everything in a padding is known beforehand but for how much was durable. So its checksum identifies it, whatever else of it is damaged.
+/// Where the checksum itself is damaged everything else has to be right, and the checksum must not be that of data.
+pub(crate) fn is_damaged_padding(bytes: &[u8], lsn: u64, salt: u32) -> bool {
+    let Some(durable) = bytes.get(20..HEADER) else { return false };
+    let body = vec![0; bytes.len() - HEADER];
+    let due = |kind| {
+        let mut due = encode(kind, &body, lsn, salt, lsn);
+        due[20..HEADER].copy_from_slice(durable);
+        let crc = checksum(due.first_chunk().unwrap_or(&[0; HEADER]), crc32c::crc32c(&body));
+        due[..4].copy_from_slice(&crc.to_le_bytes());
+        due
+    };
+    let padding = due(Kind::Padding);
+    bytes[..4] == padding[..4] || bytes[4..] == padding[4..] && bytes[..4] != due(Kind::Data)[..4]
 }
 
 const LEN_BITS: u32 = 28;

@@ -6,7 +6,9 @@
 //! 2. An end is accepted only where nothing says that a record must stand there: no later epoch, no settled or known end, and no
 //!    later record of the same epoch that reports the place durable. So what can't be distinguished is no more than this: the last
 //!    groups of an epoch of which no later record knows that they were durable, torn or rotten.
-//! 3. Bytes are read in whole blocks, forwards. One that can't be read is an error where a record is to stand in it, and nothing
+//! 3. A padding that what names the log says was durable is no end, however it is damaged: it holds nothing, and where it ends is known.
+//!    Its checksum, or all of it but that, identifies it.
+//! 4. Bytes are read in whole blocks, forwards. One that can't be read is an error where a record is to stand in it, and nothing
 //!    where it is only searched.
 //!
 //! # How far is searched for a later record
@@ -26,7 +28,7 @@
 
 use super::buffered::Buffered;
 use super::source::{Reach, Source};
-use super::{BLOCK, BLOCK_LEN, HEADER, Header, Kind};
+use super::{BLOCK, BLOCK_LEN, HEADER, Header, Kind, is_damaged_padding, padding_size};
 use crate::Error;
 use crate::convert::to_usize;
 use crate::injected_fault::injected_fault;
@@ -74,6 +76,8 @@ pub(crate) struct Reader<R> {
     ended: bool,
     /// Those that are to come, the next one last.
     epochs: Vec<EpochAt>,
+    /// Where paddings stand that were passed over though they are damaged.
+    damaged_paddings: Vec<u64>,
     #[cfg(any(test, feature = "injected-faults"))]
     pub(crate) injected_fault: Option<crate::injected_fault::InjectedFault>,
 }
@@ -97,6 +101,7 @@ impl<R: Reach> Reader<R> {
             longest: u64::MAX,
             ended: false,
             epochs: Vec::new(),
+            damaged_paddings: Vec::new(),
             #[cfg(any(test, feature = "injected-faults"))]
             injected_fault: None,
         }
@@ -127,9 +132,9 @@ impl<R: Reach> Reader<R> {
         &mut self.reach
     }
 
-    /// The same, when nothing more is read.
-    pub(crate) fn into_reach(self) -> R {
-        self.reach
+    /// The same, when nothing more is read; and where paddings stand that were passed over though they are damaged.
+    pub(crate) fn into_parts(self) -> (R, Vec<u64>) {
+        (self.reach, self.damaged_paddings)
     }
 
     /// Where the next record stands. After [`Self::next`] gave `None`: the end of the log.
@@ -178,7 +183,7 @@ impl<R: Reach> Reader<R> {
         Ok(Some(Entry { lsn: header.lsn, next: self.lsn, part, body }))
     }
 
-    /// Ends where no record stands, unless one was durable there.
+    /// Ends where no record stands, unless one was durable there: behind a padding it goes on, and else it is corrupt.
     fn end_here(&mut self) -> Result<(), Error> {
         let end = self.lsn;
         if let Some(error) = self.unreadable_record(end).filter(|_| !injected_fault!(self, UnreadableIsEmpty))
@@ -186,12 +191,34 @@ impl<R: Reach> Reader<R> {
             return Err(error);
         }
         let is_known = !self.epochs.is_empty() || self.until.is_some() || end < self.settled;
+        if is_known && let Some(next) = self.end_of_damaged_padding(end)? {
+            self.damaged_paddings.push(end);
+            self.lsn = next;
+            return Ok(());
+        }
         if is_known || self.was_durable(end)? {
             let (path, offset) = self.reach.locate(end);
             return Err(Error::Corrupt { path, offset, lsn: end });
         }
         self.ended = true;
         Ok(())
+    }
+
+    /// Where the padding ends that stands at `lsn` and is damaged, if one does.
+    fn end_of_damaged_padding(&mut self, lsn: u64) -> Result<Option<u64>, Error> {
+        let limit = self.limit();
+        let upto = self.epochs.last().map_or(limit, |epoch| epoch.previous_end.min(limit));
+        if !lsn.is_multiple_of(8) || lsn >= upto || limit.checked_add(2 * BLOCK).is_none() {
+            return Ok(None);
+        }
+        let size = padding_size(lsn);
+        if size == 0 || lsn + size > upto {
+            return Ok(None);
+        }
+        self.reach.load(lsn, to_usize(size), limit)?;
+        let bytes = self.reach.get(lsn, to_usize(size));
+        let is_padding = bytes.is_some_and(|bytes| is_damaged_padding(bytes, lsn, self.salt));
+        Ok(is_padding.then_some(lsn + size))
     }
 
     /// Why what stands at `lsn` can't be read, if that is so.

@@ -146,6 +146,31 @@ fn body(number: u64, len: usize) -> Vec<u8> {
     (0..len).map(|at| (number * 31 + at as u64 * 7).to_le_bytes()[0]).collect()
 }
 
+/// Any one damaged byte, whatever it is then.
+#[test]
+fn a_damaged_padding_is_recognized_and_nothing_else_is_taken_for_one() {
+    for lsn in [3 * BLOCK + 3000, 3 * BLOCK - 64, 2 * BLOCK - 24] {
+        let padding = encode_padding(lsn, 9, lsn - 800);
+        // As similar as data can be: of zeros, and it ends where the padding does.
+        let data = encode(Kind::Data, &vec![0; padding.len() - HEADER], lsn, 9, lsn - 800);
+        for at in 0..padding.len() {
+            for flips in 1..=if at < HEADER { u8::MAX } else { 3 } {
+                let damaged = |record: &[u8]| {
+                    let mut record = record.to_vec();
+                    record[at] ^= flips;
+                    record
+                };
+                assert!(is_damaged_padding(&damaged(&padding), lsn, 9), "byte {at} ^ {flips}");
+                assert!(!is_damaged_padding(&damaged(&data), lsn, 9), "byte {at} ^ {flips}");
+            }
+        }
+        assert!(
+            !is_damaged_padding(&padding, lsn + 8, 9) && !is_damaged_padding(&vec![0; padding.len()], lsn, 9)
+        );
+    }
+    assert!(!is_damaged_padding(&[], BLOCK, 9));
+}
+
 #[test]
 fn an_empty_log_ends_where_it_begins() {
     let tape = Tape { bytes: vec![0; 8192], chunk: 4096, unreadable: None };

@@ -57,13 +57,14 @@ impl Core {
         Ok(())
     }
 
-    /// Fails unless a record begins at `lsn`, or the log ends or an epoch ended there.
+    /// Fails unless a record begins at `lsn`, if only a damaged padding, or the log ends or an epoch ended there.
     fn check_is_record(&self, lsn: u64) -> Result<(), Error> {
         let salt = {
             let epochs = lock(&self.epoch.epochs);
             let ended = epochs.due.is_some_and(|due| due.previous_end == lsn)
                 || epochs.later.iter().any(|epoch| epoch.previous_end == lsn);
-            if ended || lsn == self.durable() {
+            let is_padding = self.config.damaged_paddings.contains(&lsn);
+            if ended || is_padding || lsn == self.durable() {
                 return Ok(());
             }
             epochs.salt_at(lsn)

@@ -32,7 +32,7 @@ mod threads;
 
 use std::fmt;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -236,6 +236,36 @@ impl RedoLog {
         let control = pagekeeper_kernel::mutex::lock(&self.core.checkpoint.control);
         let is_known = self.core.config.read_only || self.core.has_begun();
         if is_known { control.faults() } else { Ok(Vec::new()) }
+    }
+
+    /// The paddings behind the checkpoint that were damaged when the log was opened: the file of each, and the byte in it at which the
+    /// padding begins. Padding fills up what a sync writes, and holds nothing: the log has all its records.
+    ///
+    /// ```
+    /// use std::os::unix::fs::FileExt;
+    /// use pagekeeper_log::RedoLog;
+    ///
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let dir = &temp.path().join("redo");
+    /// let log = RedoLog::options().files(1).file_bytes(1 << 20).create(dir)?;
+    /// let end = log.append(b"one")?;
+    /// log.close()?;
+    /// let file = std::fs::File::options().write(true).open(dir.join("redo.000"))?;
+    /// file.write_all_at(b"rot", end + 100)?;
+    ///
+    /// let (log, records) = RedoLog::options().recover(dir, None)?;
+    /// assert_eq!(records.len(), 1);
+    /// assert_eq!(log.damaged_paddings(), [(dir.join("redo.000"), end)]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn damaged_paddings(&self) -> Vec<(PathBuf, u64)> {
+        let Core { config, sources, .. } = &*self.core;
+        let from = self.checkpoint_lsn();
+        let locate = |lsn: &Lsn| {
+            let (index, offset) = config.geometry.locate(*lsn);
+            (sources[index].path().to_path_buf(), offset)
+        };
+        config.damaged_paddings.iter().filter(|lsn| **lsn >= from).map(locate).collect()
     }
 
     /// Bytes of the ring.

@@ -114,7 +114,7 @@ pub(super) fn open_new(
 ) -> Result<Core, Error> {
     let io = options.io_or_best();
     let sources = open_sources(options, &*io, directory, state.geometry)?;
-    let found = Walked { end: 0, salt: state.salt };
+    let found = Walked { end: 0, salt: state.salt, damaged_paddings: Vec::new() };
     start(options, directory, Some(held), state, 0, found, sources)
 }
 
@@ -124,11 +124,12 @@ fn wraparound_end(state: &ControlState) -> u64 {
 }
 
 /// What a log that is there has.
-#[derive(Clone, Copy)]
 struct Walked {
     end: u64,
     /// In force at the end.
     salt: u32,
+    /// Where paddings stand that are damaged.
+    damaged_paddings: Vec<Lsn>,
 }
 
 /// Reads all that the log has. What it was read by may be reading behind the end, and ends that when it is dropped.
@@ -174,7 +175,9 @@ fn walk(
     if !is_boundary && from != end {
         return Err(Error::NotARecord { lsn: from });
     }
-    Ok((Walked { end, salt: reader.salt() }, reader.into_reach()))
+    let salt = reader.salt();
+    let (journal, damaged_paddings) = reader.into_parts();
+    Ok((Walked { end, salt, damaged_paddings }, journal))
 }
 
 /// Goes on from what the control file says, and what was found.
@@ -227,6 +230,7 @@ fn start(
             read_only: options.read_only,
             max_unsynced,
             start,
+            damaged_paddings: found.damaged_paddings,
             write_threshold: buffer.capacity().min(1 << 20) / 4,
             releases: options.release,
             has_threads: options.threads && !options.read_only,

@@ -8,7 +8,7 @@ use super::control::Control;
 use super::event_count::EventCount;
 use super::group_commit::GroupCommit;
 use super::options::{FlushPolicy, OnBackpressure};
-use super::ring::{Geometry, Ring};
+use super::ring::{Geometry, Lsn, Ring};
 use crate::record::EpochAt;
 use crate::{Error, LogMode};
 
@@ -27,6 +27,8 @@ pub(super) struct Configuration {
     pub(super) max_unsynced: u64,
     /// Where appending began.
     pub(super) start: u64,
+    /// Where paddings stand that were damaged then.
+    pub(super) damaged_paddings: Vec<Lsn>,
     /// Bytes in the buffer that are worth waking the writer.
     pub(super) write_threshold: u64,
     /// Whether pages are given back at all.

@@ -25,6 +25,14 @@ fn flip(disk: &SimDisk, lsn: u64) {
     disk.damage(path, &Damage::Bit { at, bit: 0 }).unwrap();
 }
 
+/// Flips all these bits of a byte.
+fn flip_all(disk: &SimDisk, lsn: u64, bits: u8) {
+    let (path, at) = place(lsn);
+    for bit in (0..8).filter(|bit| bits & 1 << bit != 0) {
+        disk.damage(&path, &Damage::Bit { at, bit }).unwrap();
+    }
+}
+
 fn commit(log: &RedoLog, body: &[u8]) -> u64 {
     let end = log.append(body).unwrap();
     log.wait_flushed(end).unwrap();
@@ -53,8 +61,10 @@ fn a_bit_in_the_first_record_after_a_crash_loses_nothing_in_silence() {
         for lsn in (first..last.1).step_by(64) {
             let rotten = disk.after_kill();
             flip(&rotten, lsn);
+            let is_padding = !committed.iter().any(|(from, upto)| (*from..*upto).contains(&lsn));
             match opened(&rotten) {
-                Err(Error::Corrupt { .. }) => {}
+                Err(Error::Corrupt { .. }) => assert!(!closed || !is_padding, "{lsn}"),
+                Ok(log) if is_padding && closed => assert_eq!(all(&log).len(), 11, "{lsn}"),
                 // What nobody appended after says nothing of itself, while the log is in use.
                 Ok(log) => {
                     assert!(!closed && lsn >= last.0 && all(&log).len() >= 10, "{lsn}: {:?}", all(&log));
@@ -65,26 +75,78 @@ fn a_bit_in_the_first_record_after_a_crash_loses_nothing_in_silence() {
     }
 }
 
+/// Each byte that is read of a closed log.
 #[test]
-fn every_bit_of_a_log_that_was_closed_counts() {
+fn every_byte_of_a_closed_log_counts_but_for_those_of_padding() {
     let disk = SimDisk::new();
     let log = small(&disk).without_threads().create(dir()).unwrap();
-    let ends: Vec<_> = (0..5).map(|number| commit(&log, &vec![number; 900])).collect();
-    log.checkpoint(ends[1]).unwrap();
+    // Behind the third one is room for the header of a padding alone, behind the fourth not even for that.
+    let ends: Vec<_> = [900, 2000, 4048, 4056, 1000].map(|len| commit(&log, &vec![7; len])).into();
+    assert_eq!((ends[2] % BLOCK, ends[3] % BLOCK), (BLOCK - 24, BLOCK - 16));
+    log.checkpoint(ends[0]).unwrap();
     log.close().unwrap();
-    let from = ends[1].next_multiple_of(BLOCK);
-    for lsn in (from..ends[4]).step_by(40) {
+    let lens = [2000, 4048, 4056, 1000].map(crate::record::size);
+    let records: Vec<_> = lens.iter().zip(&ends[1..]).map(|(len, end)| end - len..*end).collect();
+    let end = ends[4].next_multiple_of(BLOCK);
+    for lsn in ends[0]..end {
+        let is_record = records.iter().any(|record| record.contains(&lsn));
         let rotten = disk.after_kill();
-        flip(&rotten, lsn);
-        // But for what fills a record up to a multiple of eight.
-        let found = opened(&rotten).map(|log| all(&log).len());
-        assert!(matches!(found, Err(Error::Corrupt { .. })), "{lsn}: {found:?}");
+        // So that data says of itself that it is padding.
+        flip_all(&rotten, lsn, 0x30);
+        let operations = rotten.ops();
+        match opened(&rotten) {
+            Err(Error::Corrupt { .. }) => assert!(is_record, "{lsn}"),
+            Ok(log) => {
+                assert!(!is_record && all(&log).len() == 4, "{lsn}");
+                assert_eq!(log.damaged_paddings().len(), 1, "{lsn}");
+            }
+            Err(error) => panic!("{lsn}: {error}"),
+        }
+        assert_eq!(rotten.ops(), operations, "{lsn}: something was written");
     }
     // What is before the checkpoint is no one's, nor what is behind the end.
-    for lsn in [0, 4096, ends[4].next_multiple_of(BLOCK) + 100] {
+    for lsn in [0, end + 100] {
         let rotten = disk.after_kill();
         flip(&rotten, lsn);
-        assert_eq!(opened(&rotten).map(|log| all(&log).len()), Ok(3), "{lsn}");
+        let log = opened(&rotten).unwrap();
+        assert_eq!((all(&log).len(), log.damaged_paddings()), (4, Vec::new()), "{lsn}");
+    }
+}
+
+/// Whoever goes on behind a damaged padding has all that the log had, also when it is the checkpoint that stands there, and after a crash.
+#[test]
+fn a_log_goes_on_behind_a_damaged_padding() {
+    for (at, flips) in [(0, 1), (7, 0x30), (12, 0xff), (18, 1), (22, 1), (100, 0xff)] {
+        for checkpointed in [false, true] {
+            let mut disk = SimDisk::new();
+            let log = small(&disk).without_threads().create(dir()).unwrap();
+            let end = commit(&log, b"one");
+            if checkpointed {
+                log.checkpoint(end).unwrap();
+            }
+            log.close().unwrap();
+            flip_all(&disk, end + at, flips);
+            let mut kept = usize::from(!checkpointed);
+            for closed in [false, true, false] {
+                let log = opened(&disk).unwrap();
+                assert_eq!(all(&log).len(), kept, "{at}");
+                assert_eq!(log.damaged_paddings(), [("/redo/redo.000".into(), end)], "{at}");
+                commit(&log, b"more");
+                kept += 1;
+                if closed {
+                    log.close().unwrap();
+                } else {
+                    disk = disk.after_kill();
+                }
+            }
+            let log = opened(&disk).unwrap();
+            log.checkpoint(end).unwrap();
+            assert_eq!(log.damaged_paddings().len(), 1);
+            log.checkpoint(log.end()).unwrap();
+            assert_eq!(log.damaged_paddings(), []);
+            log.close().unwrap();
+            assert_eq!(opened(&disk).unwrap().damaged_paddings(), []);
+        }
     }
 }
 
