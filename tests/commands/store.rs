@@ -4,8 +4,10 @@
 use crate::support;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::MutexGuard;
 use std::time::SystemTime;
 
@@ -16,6 +18,8 @@ use tempfile::TempDir;
 
 const PAGE: u64 = 4096;
 const SLOT: usize = 4096;
+/// The store of the child that serves backups.
+const SERVED: &str = "PAGEKEEPER_SERVED_STORE";
 
 /// Goes when a test ends.
 type Held = (MutexGuard<'static, ()>, TempDir);
@@ -131,14 +135,14 @@ fn everything(dir: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
 fn inspection_makes_no_call_that_could_write() {
     let (_held, dir) = store();
     commit(&dir);
-    if std::process::Command::new("strace").arg("-V").output().is_err() {
+    if Command::new("strace").arg("-V").output().is_err() {
         return pagekeeper_testing::skip(
             "the calls of an inspection are seen by strace, which is not installed",
         );
     }
     let trace = dir.with_file_name("trace");
     for arguments in [&["stat"][..], &["verify"], &["dump"]] {
-        let mut strace = std::process::Command::new("strace");
+        let mut strace = Command::new("strace");
         strace.args(["-f", "-qq", "-e", "trace=desc,file", "-o"]).arg(&trace);
         strace.arg(pagekeeper().get_program()).arg("store").args(arguments).arg(&dir);
         finish(&mut strace).fine();
@@ -266,6 +270,20 @@ fn a_rotten_slot_of_the_journals_control_file_is_a_fault() {
         commit(&dir);
         inspect(&["verify"], &dir).fine();
     }
+}
+
+/// Which the journal of a store that is closed and synced begins with.
+#[test]
+fn a_rotten_padding_of_the_journal_is_a_fault_and_loses_nothing() {
+    let (_held, dir) = store();
+    let superblock = std::fs::read(dir.join("superblock")).unwrap();
+    let end = u64::from_le_bytes(superblock[40..48].try_into().unwrap());
+    overwrite(&dir.join("journal/redo.000"), end + 5, b"rot");
+    assert!(inspect(&["stat"], &dir).fine().contains("Nothing is to be recovered"));
+    let outcome = inspect(&["verify"], &dir);
+    let said =
+        format!("redo.000: the padding at byte {end} is damaged: it holds nothing, and no commit is lost\n");
+    assert!(outcome.code == 1 && outcome.stdout.contains(&said), "{outcome:?}");
 }
 
 #[test]
@@ -475,14 +493,58 @@ fn a_store_that_is_open_is_backed_up_by_its_process() {
     let seq = change(2);
     let text = inspect(&["backup", dir.to_str().unwrap()], &at("monday")).fine();
     assert!(text.contains(&format!("10 pages of 4 KiB, as of commit {seq}, each checked")), "{text}");
-    let outcome = inspect(&["backup", dir.to_str().unwrap()], &at("sunday"));
-    let said = "made no backup: ";
-    assert!(outcome.code == 1 && outcome.stderr.contains(said), "{outcome:?}");
-    assert!(outcome.stderr.contains("there already"), "{outcome:?}");
+    for (name, said) in
+        [("sunday", "sunday: there already, and left as it is"), ("no/copy", "made no backup: ")]
+    {
+        let outcome = inspect(&["backup", dir.to_str().unwrap()], &at(name));
+        assert!(outcome.code == 1 && outcome.stderr.contains(said), "{outcome:?}");
+    }
     held.close().unwrap();
     inspect(&["restore", at("monday").to_str().unwrap()], &at("back")).fine();
     let restored = Store::options().open(&at("back")).unwrap();
     assert_eq!(restored.begin_read().unwrap().read(3).unwrap()[0], 2);
+}
+
+/// No test of its own: serves backups until its input ends.
+#[test]
+fn child_that_serves_backups() {
+    let Some(dir) = std::env::var_os(SERVED) else { return };
+    let store = Store::options().create(Create::Never).serve_backups(true).open(Path::new(&dir)).unwrap();
+    println!("serving");
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    store.close().unwrap();
+}
+
+#[test]
+fn a_backup_that_another_mount_namespace_got_is_no_backup() {
+    if !support::can_run("backups from another mount namespace", &["unshare", "mount"]) {
+        return;
+    }
+    let (_held, dir) = store();
+    let at = |name: &str| dir.with_file_name(name);
+    std::fs::create_dir(at("mount")).unwrap();
+    let mut server = Command::new("unshare")
+        .args(["--mount", "--", "sh", "-c", "mount -t tmpfs none \"$1\" && shift && exec \"$@\"", "sh"])
+        .arg(at("mount"))
+        .arg(std::env::current_exe().unwrap())
+        .args(["store::child_that_serves_backups", "--exact", "--nocapture", "--test-threads=1"])
+        .env(SERVED, &dir)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(said.any(|line| line.ends_with("serving")));
+    let outcome = inspect(&["backup", dir.to_str().unwrap()], &at("mount/copy"));
+    let why = "nothing is there: it may see another directory under this name";
+    assert!(outcome.code == 1 && outcome.stderr.contains(why), "{outcome:?}");
+    assert!(outcome.stdout.is_empty() && !at("mount/copy").exists());
+    let text = inspect(&["backup", dir.to_str().unwrap()], &at("shared")).fine();
+    assert!(text.contains("10 pages of 4 KiB, as of commit 2, each checked: 32 KiB written"), "{text}");
+    drop(server.stdin.take());
+    said.for_each(drop);
+    assert!(server.wait().unwrap().success());
+    inspect(&["verify"], &at("shared")).fine();
 }
 
 #[test]

@@ -38,6 +38,7 @@ def report(slots, slot, journal, pages):
     faults = list(pages.faults)
     faults += [f"slot {which} of the superblock is not whole" for which in (0, 1) if not slots[which]]
     faults += [f"slot {which} of the control file is not whole" for which in (0, 1) if not journal.slots[which]]
+    faults += [f"the padding of the journal at LSN {lsn} is damaged" for lsn in journal.damaged_paddings]
     faults += [f"page {page.number}: {page.fault}" for page in listed if page.fault]
     faults += [fault] if fault else []
     kinds = [page.kind() for page in listed]

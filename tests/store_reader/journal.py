@@ -4,6 +4,7 @@ Fails with Damage where the log is corrupt, and with Refused where a newer versi
 """
 
 import os
+import struct
 
 from codec import Damage, Refused, crc32c, round_up, u16, u32, u64
 
@@ -86,6 +87,7 @@ class Journal:
         ring = self.control.file_bytes * self.control.files
         self.wraparound = self.control.checkpoint // BLOCK * BLOCK + ring
         self.records = []
+        self.damaged_paddings = []
         self.end = self._read()
 
     def _bytes(self, lsn, count):
@@ -118,6 +120,25 @@ class Journal:
         durable = None if behind == NOTHING_KNOWN else lsn - 8 * behind
         return Record(lsn, kind, body, durable)
 
+    def _end_of_damaged_padding(self, lsn, salt, upto):
+        """Where the padding ends that stands here and is damaged, or None."""
+        end = round_up(lsn, BLOCK)
+        if 0 < end - lsn < HEADER:
+            end += BLOCK
+        if end == lsn or end > upto:
+            return None
+        found = self._bytes(lsn, end - lsn)
+        body = bytes(end - lsn - HEADER)
+
+        def header(kind):
+            return struct.pack("<IQI", kind << 28 | len(body), lsn, salt) + found[20:HEADER]
+
+        def is_summed(kind):
+            return u32(found, 0) == crc32c(header(kind), crc32c(body))
+
+        is_other = found[4:] != header(PADDING) + body or is_summed(DATA)
+        return None if is_other and not is_summed(PADDING) else end
+
     def _read(self):
         control = self.control
         at, salt, epochs = control.checkpoint, control.salt, list(control.epochs)
@@ -132,7 +153,14 @@ class Journal:
                 return at
             record = self._record(at, salt)
             if record is None or epochs and record.end > epochs[0][0]:
-                break
+                upto = min(epochs[0][0], self.wraparound) if epochs else self.wraparound
+                is_known = epochs or at < control.settled
+                end = self._end_of_damaged_padding(at, salt, upto) if is_known else None
+                if end is None:
+                    break
+                self.damaged_paddings.append(at)
+                at = end
+                continue
             if record.kind not in (DATA, PADDING, PART):
                 raise Refused(f"the journal has a record of kind {record.kind}: a newer pagekeeper wrote it")
             if record.kind == PART:

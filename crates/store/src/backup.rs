@@ -21,13 +21,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_io::{AlignedBuf, BatchRead, IoFile, open_past_cache};
+use pagekeeper_io::{AlignedBuf, BatchRead, IoFile};
 use pagekeeper_policy::pacer::WrittenPart;
 use pagekeeper_policy::stream_pace::{StreamPace, TaskPacer};
 
 use crate::changes::Noting;
 use crate::core::Core;
-use crate::data;
 use crate::destination::{Destination, Like, Writer};
 use crate::format::page::{self, PageFault};
 use crate::inspect::PIECE;
@@ -106,7 +105,7 @@ impl Core {
         let (noting, lsn) = Noting::begin(self);
         // What is not noted is visible then.
         self.make_durable(lsn)?;
-        let source = open_past_cache(&*self.config.io, &self.config.directory.join(data::NAME))?;
+        let source = self.open_data()?;
         let mut copy = Copy { core: self, source, writer, pace: CopyPace::new(pace) };
         let mut left = Left::new();
         let mut copied = 0;

@@ -1,7 +1,7 @@
 //! Backups on request: a process asks the one that has the store open for a backup, over a socket in the store's directory.
 //!
 //! The process that has the store open makes the backup with its own permissions, and answers when the backup is made. It serves one
-//! request at a time. All numbers are little endian.
+//! request at a time. The caller then confirms what the answer says ([`crate::confirm`]). All numbers are little endian.
 //!
 //! | request | bytes |
 //! |---|---|
@@ -31,13 +31,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pagekeeper_policy::stream_pace::StreamPace;
 use rustix::net::Shutdown;
 
 use crate::core::Core;
-use crate::{Backup, Error, threads};
+use crate::{Backup, Error, confirm, threads};
 
 /// In the store's directory.
 pub(crate) const NAME: &str = "backup.sock";
@@ -206,33 +206,44 @@ fn read_answer(from: &mut impl Read) -> std::io::Result<Result<Backup, String>> 
     Ok(Ok(Backup { store, page_size, seq, pages, bytes, snapshots, took }))
 }
 
-/// Has the process that has a store open make a backup of it.
+/// Has the process that has a store open make a backup of it, and confirms that it is there.
 pub(crate) fn request_backup(directory: &Path, to: &Path, pace: StreamPace) -> Result<Backup, Error> {
-    let socket = directory.join(NAME);
+    let began = Instant::now();
     let to = std::path::absolute(to).map_err(|error| failed("getcwd", to, &error))?;
     let Some(request) = encode_request(&to, pace) else {
         return Err(failed("connect", &to, &std::io::Error::from_raw_os_error(libc::ENAMETOOLONG)));
     };
-    let mut stream = match at_address(&socket, |address| UnixStream::connect(address)) {
-        Ok(stream) => stream,
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-            return Err(Error::NoBackupsServed { path: directory.to_path_buf() });
+    let mut stream = connect(directory)?;
+    confirm::require_missing(&to)?;
+    // As it was before the backup, which has all of that. Needed only where one is made.
+    let source = confirm::superblock_of(directory);
+    let answer = stream.write_all(&request).and_then(|()| read_answer(&mut stream));
+    let said = understand(answer)
+        .map_err(|reason| Error::BackupRefused { path: directory.to_path_buf(), reason })?;
+    let found = confirm::confirm(&said, &source?, &to)?;
+    Ok(Backup { took: began.elapsed(), ..found })
+}
+
+fn connect(directory: &Path) -> Result<UnixStream, Error> {
+    let socket = directory.join(NAME);
+    at_address(&socket, |address| UnixStream::connect(address)).map_err(|error| match error.kind() {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+            Error::NoBackupsServed { path: directory.to_path_buf() }
         }
-        Err(error) => return Err(failed("connect", &socket, &error)),
-    };
-    let asked = stream.write_all(&request).and_then(|()| read_answer(&mut stream));
-    match asked {
-        Ok(Ok(made)) => Ok(made),
-        Ok(Err(reason)) => Err(Error::BackupRefused { path: directory.to_path_buf(), reason }),
-        Err(error) => {
-            let reason = if error.kind() == ErrorKind::InvalidData {
-                "its answer makes no sense: it is another version of pagekeeper"
-            } else {
-                "it ended, or did not take the request of this user: remove what it may have begun"
-            };
-            Err(Error::BackupRefused { path: directory.to_path_buf(), reason: reason.into() })
-        }
-    }
+        _ => failed("connect", &socket, &error),
+    })
+}
+
+/// The backup that the answer tells of, or why there is none.
+fn understand(answer: std::io::Result<Result<Backup, String>>) -> Result<Backup, String> {
+    answer.unwrap_or_else(|error| {
+        let reason = if error.kind() == ErrorKind::InvalidData {
+            "its answer makes no sense: it is another version of pagekeeper"
+        } else {
+            "it ended, or did not take the request of this user: remove what it may have begun"
+        };
+        Err(reason.to_owned())
+    })
 }
 
 /// Calls with an address for the socket's path, which may be longer than addresses are.
@@ -294,6 +305,78 @@ mod tests {
         let restored = Store::options().restore(&at("later"), &at("restored")).unwrap();
         assert_eq!(restored.seq, next);
         assert_eq!(Store::options().open(&at("whole")).unwrap().stat().seq, seq);
+    }
+
+    /// Makes a backup, or something else.
+    type Make = Box<dyn FnOnce(&Path) + Send>;
+
+    /// Answers one request at the store's socket with what `make` says that it made.
+    fn answer_once(directory: &Path, make: impl FnOnce(&Path) -> Backup + Send + 'static) -> JoinHandle<()> {
+        let _ = std::fs::remove_file(directory.join(NAME));
+        let listener = UnixListener::bind(directory.join(NAME)).unwrap();
+        std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            let to = read_request(&mut client).unwrap();
+            client.write_all(&encode(&Ok(make(&to)))).unwrap();
+        })
+    }
+
+    /// Whatever answers at the socket: its answer counts as far as the backup is found to be so.
+    #[test]
+    fn a_backup_that_is_not_what_was_said_is_not_confirmed() {
+        let dir = pagekeeper_testing::disk_dir();
+        let at = |name: &str| dir.path().join(name);
+        let options = || Store::options().journal_bytes(1 << 20);
+        let (store, other) = (options().open(&at("store")).unwrap(), options().open(&at("other")).unwrap());
+        commit(&store);
+        commit(&other);
+        let old = store.backup(&at("old")).unwrap();
+        commit(&store);
+        store.sync().unwrap();
+        let whole = store.backup(&at("whole")).unwrap();
+        let others = other.backup(&at("others")).unwrap();
+        let late = Backup { seq: whole.seq + 1, ..whole };
+        let exaggerated = Backup { bytes: 1 << 60, took: Duration::MAX, page_size: 1, ..whole };
+        let copy = |from: &str, rot: bool| {
+            let from = at(from);
+            move |to: &Path| {
+                Store::options().restore(&from, to).unwrap();
+                if rot {
+                    let data = std::fs::File::options().write(true).open(to.join("data")).unwrap();
+                    std::os::unix::fs::FileExt::write_all_at(&data, b"rot", 4096 + 100).unwrap();
+                }
+            }
+        };
+        let cases: [(Make, Backup, Option<&str>); 8] = [
+            (Box::new(|_| ()), exaggerated, Some("nothing is there: it may see another directory")),
+            (Box::new(|to| std::fs::create_dir(to).unwrap()), whole, Some("no store here")),
+            (Box::new(|to| std::fs::write(to, b"").unwrap()), whole, Some("Not a directory")),
+            (Box::new(copy("others", false)), others, Some("it is of another store")),
+            (Box::new(copy("old", false)), old, Some("commit 2 was made before")),
+            (Box::new(copy("whole", false)), late, Some("2 pages as of commit 3 were announced")),
+            (Box::new(copy("whole", true)), whole, Some("it is damaged: ")),
+            (Box::new(copy("whole", false)), exaggerated, None),
+        ];
+        for (number, (make, said, refused)) in (0..).zip(cases) {
+            let to = at(&format!("copy-{number}"));
+            let server = answer_once(&at("store"), move |to| {
+                make(to);
+                said
+            });
+            let found = Store::request_backup(&at("store"), &to);
+            server.join().unwrap();
+            match (found, refused) {
+                (Ok(found), None) => {
+                    assert_eq!((found.seq, found.pages, found.page_size, found.bytes), (2, 2, 4096, 8192));
+                    assert!(found.took < Duration::MAX);
+                }
+                (Err(error @ Error::BackupNotConfirmed { .. }), Some(refused)) => {
+                    let text = error.to_string();
+                    assert!(text.contains(refused) && text.contains(&*to.to_string_lossy()), "{text}");
+                }
+                (found, _) => panic!("{number}: {found:?}"),
+            }
+        }
     }
 
     #[test]

@@ -56,7 +56,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use pagekeeper_cache::{OwnedFile, PageCache};
-use pagekeeper_io::{Io, Lock, Process};
+use pagekeeper_io::{Io, IoFile, Lock, Process, open_past_cache};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_log::RedoLog;
 
@@ -243,6 +243,11 @@ impl Core {
 
     pub(crate) fn data_path(&self) -> &Path {
         self.data.file.path()
+    }
+
+    /// Opens the data file once more, to read all of it past the page cache.
+    pub(crate) fn open_data(&self) -> Result<Arc<dyn IoFile>, Error> {
+        open_past_cache(&*self.config.io, self.data_path()).map_err(|error| Error::from(error).or_lost())
     }
 
     /// Fails once anything has.

@@ -117,7 +117,7 @@ impl Destination {
 }
 
 /// What is there already.
-fn exists(io: &dyn Io, directory: &Path) -> Error {
+pub(crate) fn exists(io: &dyn Io, directory: &Path) -> Error {
     let is_unfinished = superblocks::is_unfinished(&io.list(directory).unwrap_or_default());
     Error::Exists { path: directory.to_path_buf(), is_unfinished }
 }

@@ -124,6 +124,18 @@ pub enum Error {
         /// Its error, in words.
         reason: String,
     },
+    /// The process that has the store open says that it made a backup, and it is not there, or not what it should be. What is there was left
+    /// as it is.
+    #[error(
+        "{}: no backup that can be confirmed, though the process that has the store open says that it made one: {reason}",
+        escaped(path)
+    )]
+    BackupNotConfirmed {
+        /// Where it should be.
+        path: PathBuf,
+        /// What was found there instead, in words.
+        reason: String,
+    },
     /// A file of the store is shorter than what was written to it. Nothing was changed.
     #[error(
         "{}: {found} bytes long, and the store has {expected} bytes of it: it was cut off, and what stood there is lost; it is left as it is: restore the last backup, or save what can be saved by `pagekeeper store repair`",
@@ -283,6 +295,7 @@ impl Error {
             | Self::OldVersion { .. }
             | Self::NoBackupsServed { .. }
             | Self::BackupRefused { .. }
+            | Self::BackupNotConfirmed { .. }
             | Self::CutOff { .. }
             | Self::OtherPageSize { .. }
             | Self::ReadOnly

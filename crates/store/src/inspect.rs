@@ -6,7 +6,7 @@
 use std::io::IoSliceMut;
 use std::ops::Range;
 
-use pagekeeper_io::{AlignedBuf, BatchRead, IoFile, open_past_cache};
+use pagekeeper_io::{AlignedBuf, BatchRead, IoFile};
 
 use pagekeeper_kernel::mutex::lock;
 
@@ -16,7 +16,7 @@ use crate::format::superblock::Found;
 use crate::format::trunk;
 use crate::snapshots::Live;
 use crate::superblocks::{self, SlotRead, SlotsRead};
-use crate::{Error, PageNo, Seq, data};
+use crate::{Error, PageNo, Seq};
 
 /// Bytes of one read; whole pages of any size.
 pub(crate) const PIECE: usize = 256 << 10;
@@ -115,7 +115,7 @@ impl Core {
         if pages.end > live.meta.pages {
             return Err(Error::OutOfRange { page: pages.end - 1, pages: live.meta.pages });
         }
-        let file = open_past_cache(&*self.config.io, &self.config.directory.join(data::NAME))?;
+        let file = self.open_data()?;
         // What lies behind the end of the file was never written: zeros.
         let mut buf = AlignedBuf::new(pages.clone().count() * self.config.page_size);
         let InFile { newer, got } = self.read_wide(&*file, pages.clone(), &mut buf);
@@ -259,7 +259,7 @@ mod tests {
 
     use super::PageState::{Data, Free, NeverWritten, Trunk};
     use super::*;
-    use crate::{Durability, Store};
+    use crate::{Durability, Store, data};
 
     #[test]
     fn pages_are_shown_as_they_are_in_journal_and_data_file() {

@@ -35,6 +35,7 @@ mod changes;
 mod checkpoint;
 mod commit;
 mod compact;
+mod confirm;
 mod core;
 mod create;
 mod data;

@@ -230,7 +230,7 @@ impl StoreOptions {
     /// backup`, and [`Store::request_backup`](crate::Store::request_backup). No, if not said.
     ///
     /// A thread of its own waits for them at a socket in the store's directory (`backup.sock`, see unix(7)), and makes backups with this
-    /// process's rights, one at a time. Closing the store waits for one that is being made. Opening fails where no socket can be made; a
+    /// process's rights, one at a time; whoever asked for one then checks it. Closing the store waits for one that is being made. Opening fails where no socket can be made; a
     /// store that is opened to read only serves none.
     #[must_use]
     pub fn serve_backups(mut self, serve: bool) -> Self {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_io::Io;
+use pagekeeper_kernel::text::escaped;
 use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
 
 use crate::budget::{buffer_bytes, held_share};
@@ -86,6 +87,10 @@ pub(crate) fn read_journal(
     if log.checkpoint_lsn() > newest.checkpoint_lsn {
         let what = "the superblock is older than what of the journal is left".to_owned();
         return Err(Error::Corrupt { path: path.to_path_buf(), what });
+    }
+    for (path, offset) in log.damaged_paddings() {
+        let file = escaped(&path);
+        tracing::warn!(%file, offset, "a padding of the journal is damaged: it holds nothing, and no commit is lost");
     }
     let took = began.elapsed();
     let Replay { found, end, fault, .. } = replay;

@@ -257,8 +257,13 @@ impl Store {
     /// Has the process that has the store in `directory` open make a [backup](Self::backup) of it, if that
     /// [serves](StoreOptions::serve_backups) them: with its rights, not those of the caller, which must be the same user, or root.
     ///
+    /// Then opens `to`, and checks that it is a backup of this store, as of the commit that it was said to be, and each page as
+    /// [`verify`](Self::verify) does: so the caller must be able to read it. `bytes` are those of its written pages, `took` is the time
+    /// until it was checked, and `snapshots` is what that process says.
+    ///
     /// Fails with [`Error::NoBackupsServed`] where nobody serves there, as if no process has it open: then open it to read only, and back it
-    /// up; with [`Error::BackupRefused`] where that process could not make it.
+    /// up; with [`Error::Exists`] where `to` is there; with [`Error::BackupRefused`] where that process could not make it; with
+    /// [`Error::BackupNotConfirmed`] where it says that it made one and `to` is none: it may see another directory under that name.
     ///
     /// ```
     /// use pagekeeper_store::Store;

@@ -6,7 +6,8 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 
-use pagekeeper_io::{AlignedBuf, open_past_cache};
+use pagekeeper_io::AlignedBuf;
+use pagekeeper_kernel::text::escaped;
 
 use crate::core::Core;
 use crate::format::page::{self, HEADER, PageFault, PageKind};
@@ -16,7 +17,7 @@ use crate::inspect::{InFile, PIECE};
 use crate::page::Page;
 use crate::snapshots::Live;
 use crate::superblocks::SlotRead;
-use crate::{Error, PageNo, data};
+use crate::{Error, PageNo};
 
 /// Reads at once.
 const PIECES: usize = 64;
@@ -99,6 +100,12 @@ impl Core {
         for (slot, fault) in self.journal.control_faults()? {
             found.fault(format!("the journal's control file, slot {slot}: {fault}"));
         }
+        for (path, offset) in self.journal.damaged_paddings() {
+            let path = escaped(&path);
+            found.fault(format!(
+                "{path}: the padding at byte {offset} is damaged: it holds nothing, and no commit is lost"
+            ));
+        }
         self.map.faults(meta.pages).into_iter().for_each(|fault| found.fault(fault));
         let mut free = Vec::new();
         let listed = self.walk_free_list(live, &mut found)?;
@@ -141,7 +148,7 @@ impl Core {
         free: &mut Vec<PageNo>,
     ) -> Result<(), Error> {
         let pages = live.meta.pages;
-        let file = open_past_cache(&*self.config.io, &self.config.directory.join(data::NAME))?;
+        let file = self.open_data()?;
         let whole = usize::try_from(pages.saturating_mul(self.config.page_size as u64)).unwrap_or(usize::MAX);
         let mut buf = AlignedBuf::new(whole.clamp(1, PIECE * PIECES).next_multiple_of(PIECE));
         let at_once = (buf.len() / self.config.page_size) as u64;

@@ -1,10 +1,13 @@
-//! A bit of the journal that is another one than was written: what it takes with it was acknowledged, so that the store is refused, and
-//! never opened without it. On a simulated disk.
+//! A bit of the journal that is another one than was written: if it takes something with it that was acknowledged the store is refused, and
+//! never opened without that; else it is opened, and the damage is named. On a simulated disk.
 
 mod common;
 
 use common::{commit, dir};
+use std::sync::Arc;
+
 use pagekeeper_io::{Access, Damage, Io, Persistence, SimDisk};
+use pagekeeper_log::RedoLog;
 use pagekeeper_store::{Error, Store, StoreOptions};
 
 const FILES: u64 = 4;
@@ -54,8 +57,79 @@ fn each_flip_is_refused(made: &SimDisk, places: &[(u64, u64)]) {
     }
 }
 
+/// Those places that are in records, and those that are not: in padding.
+fn of_records_and_padding(disk: &SimDisk, places: Vec<(u64, u64)>) -> [Vec<(u64, u64)>; 2] {
+    let len = ring(disk)[0].len() as u64;
+    let log = RedoLog::options().io(Arc::new(disk.clone())).read_only(true);
+    let (_, records) = log.recover(&dir().join("journal"), None).unwrap();
+    // None of these journals has come to its end.
+    let is_of_record = |(file, at): &(u64, u64)| {
+        records.iter().any(|record| (record.lsn..record.end).contains(&(file * len + at)))
+    };
+    let (records, padding) = places.into_iter().partition(is_of_record);
+    [records, padding]
+}
+
+/// With any of these bits flipped the store opens with all its commits, goes on, and says what is damaged.
+fn each_flip_is_named(made: &SimDisk, places: &[(u64, u64)]) {
+    let seq = options(made).read_only(true).open(dir()).unwrap().stat().seq;
+    assert!(!places.is_empty());
+    for (number, (file, at)) in (0..).zip(places) {
+        let disk = made.after_power_cut(Persistence::All, 0);
+        let path = dir().join(format!("journal/redo.{file:03}"));
+        disk.damage(path, &Damage::Bit { at: *at, bit: number % 8 }).unwrap();
+        let store = options(&disk).open(dir()).unwrap();
+        let found = store.verify().unwrap();
+        let named = format!("/store/journal/redo.{file:03}: the padding at byte ");
+        assert!(found.faults == 1 && found.named[0].starts_with(&named), "byte {at}: {found}");
+        commit(&store);
+        store.close_and_sync().unwrap();
+        let store = options(&disk).open(dir()).unwrap();
+        assert_eq!(store.stat().seq, seq + 1);
+        // Written over, or given up.
+        let found = store.verify().unwrap();
+        assert!(found.is_sound(), "byte {at}: {found}");
+    }
+}
+
+/// Each byte of the journal of a closed store that no commit needs may be damaged: the store opens as it is.
 #[test]
-fn a_flipped_bit_in_the_last_group_of_a_closed_store_is_refused() {
+fn what_no_commit_needs_of_a_closed_journal_refuses_no_opening() {
+    let options = |disk: &SimDisk| common::options(disk, 64 << 10);
+    for synced in [false, true] {
+        let disk = SimDisk::new();
+        let store = options(&disk).open(dir()).unwrap();
+        (0..3).for_each(|_| commit(&store));
+        if synced {
+            store.close_and_sync().unwrap()
+        } else {
+            store.close().unwrap()
+        }
+        // Three groups, and a block behind them.
+        let all = (0..4 * 4096).map(|at| (0, at)).collect();
+        let [records, others] = of_records_and_padding(&disk, all);
+        assert_eq!(records.is_empty(), synced);
+        for (_, at) in others {
+            let flip = || disk.damage("/store/journal/redo.000", &Damage::Bit { at, bit: 5 }).unwrap();
+            flip();
+            let store = options(&disk).read_only(true).open(dir()).unwrap();
+            assert_eq!(store.stat().seq, 3, "byte {at}");
+            assert_eq!(store.begin_read().unwrap().read(0).unwrap()[0], 3, "byte {at}");
+            drop(store);
+            flip();
+        }
+        for at in (0..2 * 4096).step_by(3) {
+            let flip = || disk.damage("/store/journal/control", &Damage::Bit { at, bit: 1 }).unwrap();
+            flip();
+            let found = options(&disk).read_only(true).open(dir()).unwrap().verify().unwrap();
+            assert!(found.faults <= 1, "byte {at}: {found}");
+            flip();
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_in_the_last_group_of_a_closed_store_is_refused_or_loses_nothing() {
     for synced in [false, true] {
         let disk = SimDisk::new();
         let store = options(&disk).open(dir()).unwrap();
@@ -65,13 +139,16 @@ fn a_flipped_bit_in_the_last_group_of_a_closed_store_is_refused() {
         }
         let last = commit_and_find(&disk, &store);
         store.close().unwrap();
-        each_flip_is_refused(&disk, &last);
+        let [record, padding] = of_records_and_padding(&disk, last);
+        each_flip_is_refused(&disk, &record);
+        each_flip_is_named(&disk, &padding);
     }
 }
 
 /// A store that was killed is closed by whoever opened it and committed nothing: what it had is as safe then as what was committed since.
 #[test]
-fn a_flipped_bit_in_the_last_group_of_a_killed_store_that_was_opened_and_closed_is_refused() {
+fn a_flipped_bit_in_the_last_group_of_a_killed_store_that_was_opened_and_closed_is_refused_or_loses_nothing()
+{
     let disk = SimDisk::new();
     let store = options(&disk).open(dir()).unwrap();
     (0..5).for_each(|_| commit(&store));
@@ -88,7 +165,9 @@ fn a_flipped_bit_in_the_last_group_of_a_killed_store_that_was_opened_and_closed_
                 store.close().unwrap();
             }
         }
-        each_flip_is_refused(&disk, &last);
+        let [record, padding] = of_records_and_padding(&disk, last.clone());
+        each_flip_is_refused(&disk, &record);
+        each_flip_is_named(&disk, &padding);
         let store = options(&disk).open(dir()).unwrap();
         (0..100).for_each(|_| commit(&store));
         store.close_and_sync().unwrap();

@@ -281,6 +281,24 @@ fn a_store_without_one_of_its_files_is_refused_with_what_to_do() {
     }
 }
 
+/// Also where it is removed while the store is open.
+#[test]
+fn a_data_file_that_is_gone_is_named_by_all_that_open_it_again() {
+    let (temp, dir) = dir();
+    let store = Store::options().open(&dir).unwrap();
+    let mut txn = store.begin().unwrap();
+    txn.allocate().unwrap();
+    txn.commit(Durability::Sync).unwrap();
+    std::fs::remove_file(dir.join("data")).unwrap();
+    let copy = temp.path().join("copy");
+    let lost = [store.verify().map(drop), store.inspect(0..1).map(drop), store.backup(&copy).map(drop)];
+    for lost in lost {
+        let lost = lost.unwrap_err().to_string();
+        assert!(lost.contains("data: gone") && lost.contains("pagekeeper store repair"), "{lost}");
+    }
+    assert!(!copy.exists());
+}
+
 #[test]
 fn what_was_resident_is_brought_back_after_a_restart() {
     let (_temp, dir) = dir();

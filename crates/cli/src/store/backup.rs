@@ -1,5 +1,5 @@
 //! `store backup` and `store restore`: a copy of a store, each page of it checked. A store that a process has open is copied by that process,
-//! if it serves backups.
+//! if it serves backups; the copy is checked here.
 //!
 //! Invariant: the destination is made, and is a store only when all of it is durable; what is there already is left as it is. The source is
 //! only read.
@@ -31,7 +31,9 @@ DST is made, must not be there, and is a store like SRC when the command ends wi
     no store: remove it.
 
 A store that a process has open is copied by that process, beside its commits, if it was opened with serve_backups(true), for its user \
-    and root; so DST must be where it may write. Otherwise it is refused: have that process call Store::backup.")]
+    and root; so DST must be where it may write. This command then opens DST and checks it as \"store verify\" does, and ends with 1 \
+    if it is not that copy: DST must be the same directory for both, in a container too. \
+    A process that serves no backups is refused: have it call Store::backup.")]
 pub(super) struct Args {
     /// The store's directory
     #[arg(value_name = "SRC", value_hint = clap::ValueHint::DirPath)]
