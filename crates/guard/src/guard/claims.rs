@@ -82,6 +82,12 @@ pub(super) struct Claimant {
 }
 
 impl Claimant {
+    /// Returns a process that has shown nothing yet but its user.
+    pub(super) fn of(proc: &ProcRoot, pid: u32) -> Self {
+        let right = ProcessRight::new(proc.users(pid).ok(), Party::of(proc, pid), HashSet::new());
+        Self { right: Arc::new(right), ..Self::default() }
+    }
+
     pub(super) fn right(&self) -> Arc<ProcessRight> {
         Arc::clone(&self.right)
     }
@@ -220,6 +226,11 @@ impl Watched {
         for index in (from..count).chain(0..from) {
             let key = DatabaseKey::Process(self.databases[index].pid);
             if !self.databases[index].claimant.waits() || self.turns.slice(&key).is_none() {
+                continue;
+            }
+            let Database { pid, started, .. } = self.databases[index];
+            if self.proc.start_time(pid).ok() != Some(started) {
+                // Another process may have its number by now; the next listing of processes shows that.
                 continue;
             }
             let claimant = self.examined(index);

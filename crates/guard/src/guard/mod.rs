@@ -14,6 +14,8 @@ mod carry_out;
 #[cfg(test)]
 mod claim_tests;
 mod claims;
+#[cfg(test)]
+mod crowd_tests;
 mod decide;
 mod directory_eviction;
 mod group_sight;

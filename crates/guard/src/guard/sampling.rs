@@ -1,8 +1,8 @@
 //! Sampling: reads the names in the watched directories, the descriptors of their files, and the files'
 //! pages.
 
-use std::cell::{OnceCell, RefCell};
-use std::collections::HashMap;
+use std::cell::{LazyCell, OnceCell, RefCell};
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -39,11 +39,10 @@ impl Watched {
     /// Lists the directories in which names came or went.
     pub(super) fn list_directories(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
         self.take_back(settings, report, now);
+        let of = |database: &Database| (database.pid, database.right().party());
+        let parties: HashMap<u32, Party> = self.databases.iter().map(of).collect();
         let party = |key: &DatabaseKey| match key {
-            DatabaseKey::Process(pid) => {
-                let database = self.databases.iter().find(|database| database.pid == *pid)?;
-                Some(database.right().party())
-            }
+            DatabaseKey::Process(pid) => parties.get(pid).copied(),
             // Only the operator makes these.
             DatabaseKey::Named(_) => Some(Party::Operator),
         };
@@ -244,7 +243,10 @@ impl Watched {
         self.others.poll(&self.proc);
         if !self.directories.is_empty() {
             let own = std::process::id();
-            let is_known = |pid: u32| self.databases.iter().any(|database| database.pid == pid);
+            // Made only when a listing begins.
+            let known: LazyCell<HashSet<u32>, _> =
+                LazyCell::new(|| self.databases.iter().map(|database| database.pid).collect());
+            let is_known = |pid: u32| known.contains(&pid);
             let programs = self.discovery.processes().programs().map(|(pid, _)| pid);
             let others = programs.filter(|pid| !is_known(*pid) && *pid != own);
             let (table, removed) = (self.discovery.processes(), &self.removed);
@@ -334,12 +336,13 @@ impl Watched {
                 }
             };
             if is_listed {
+                let party = database.right().party();
                 if database.claims.is_empty() {
-                    self.listings.push_first(database.pid);
+                    self.listings.push_first_in(party, database.pid);
                 } else {
-                    self.listings.push(database.pid);
+                    self.listings.push_in(party, database.pid);
                 }
-                database.loggers.iter().for_each(|logger| self.listings.push(*logger));
+                database.loggers.iter().for_each(|logger| self.listings.push_in(party, *logger));
             }
             wanted = wanted.max(database.descriptors.schedule.slice());
         }

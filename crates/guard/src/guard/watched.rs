@@ -4,14 +4,14 @@
 //! Processes are listed every second. New ones are inspected at once and old ones in turns, within a budget
 //! of processor time for each tick.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::postgresql::wal_reader;
 use pagekeeper_catalog::{
-    Budget, Discovery, FoundProcess, KnownProcess, Profile, Recognised, logs_below, recognise,
+    Budget, Discovery, FoundProcess, KnownProcess, Party, Profile, Recognised, logs_below, recognise,
 };
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::{FdRounds, ProcRoot, thread_cpu_time};
@@ -99,6 +99,11 @@ impl Database {
         self.claims.is_empty() && !self.claimant.waits()
     }
 
+    /// Returns whether no directory is watched for it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.claims.values().all(|claim| matches!(claim, Claim::Refused(_)))
+    }
+
     /// Returns whether a check of the likely places of its new logs may replace a listing of its descriptors.
     /// That needs that all descriptors were seen, and that all directories that it claims by them are its
     /// own.
@@ -121,7 +126,7 @@ pub(super) struct Watched {
     /// user's own follower.
     pub(super) others: ForeignDescriptors,
     /// Databases' processes whose descriptors are being listed.
-    pub(super) listings: FdRounds<DescriptorListing>,
+    pub(super) listings: FdRounds<DescriptorListing, Party>,
     pub(super) listing_time: ListingTime,
     /// The names of the watched files.
     pub(super) names: KnownNames,
@@ -196,24 +201,30 @@ impl Watched {
 
     /// Drops databases that ended, and takes up new ones.
     pub(super) fn find_databases(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
-        let (proc, mut lost) = (&self.proc, Vec::new());
+        if let Err(error) = self.discovery.list(&self.proc, now) {
+            report.problem(error.path().to_path_buf(), &error);
+        }
+        let (proc, table, mut lost) = (&self.proc, self.discovery.processes(), Vec::new());
         self.databases.retain(|database| {
-            let alive = proc.start_time(database.pid).is_ok_and(|started| started == database.started);
-            if !alive {
+            let is_same = |started| started == database.started;
+            let alive = if database.is_idle() {
+                // Any user can start very many of these: they cost no system call here.
+                table.get(database.pid).is_some_and(|process| is_same(process.started))
+            } else {
+                proc.start_time(database.pid).is_ok_and(is_same)
+            };
+            if !alive && !database.is_idle() {
                 lost.push(database.pid);
-                if database.reported {
-                    let (pid, profile) = (database.pid, database.profile.name.clone());
-                    report.events.push(Event::Lost { pid, profile });
-                }
+            }
+            if !alive && database.reported {
+                let (pid, profile) = (database.pid, database.profile.name.clone());
+                report.events.push(Event::Lost { pid, profile });
             }
             alive
         });
         if !lost.is_empty() {
             self.forget_directories_of(&lost);
             self.scan_due = now;
-        }
-        if let Err(error) = self.discovery.list(&self.proc, now) {
-            report.problem(error.path().to_path_buf(), &error);
         }
         if settings.options.find {
             self.discover(settings, report, now);
@@ -321,11 +332,13 @@ impl Watched {
 
     /// Finds the processes whose titles show followers, or that they write text logs.
     fn find_titles(&mut self) {
-        let table = self.discovery.processes();
+        let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+        for (pid, process) in self.discovery.processes().programs() {
+            children.entry(process.parent).or_default().push(pid);
+        }
         for database in self.databases.iter_mut().filter(|database| database.profile.postgresql_titles) {
-            let children = table.programs().filter(|(_, process)| process.parent == database.pid);
             let (mut titled, mut loggers) = (Vec::new(), Vec::new());
-            for (pid, _) in children {
+            for pid in children.remove(&database.pid).unwrap_or_default() {
                 let title = title(&self.proc, pid);
                 if wal_reader(&title, None).is_some() {
                     titled.push(pid);
@@ -392,7 +405,7 @@ impl Watched {
             titled: Vec::new(),
             loggers: Vec::new(),
             appended: BTreeMap::new(),
-            claimant: Claimant::default(),
+            claimant: Claimant::of(&self.proc, pid),
             claims: BTreeMap::new(),
             reported: false,
             sees_descriptors: false,

@@ -7,8 +7,10 @@
 //! A process that ends meanwhile yields an error for which [`Error::is_gone`] holds. Only `/proc` is read, and
 //! nothing in it stays open between two pieces, however many processes have many descriptors.
 
-use std::collections::VecDeque;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::mem::MaybeUninit;
+use std::ops::Bound;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -113,12 +115,50 @@ pub trait FdVisitor {
     fn end(&mut self, pid: u32, process: Self::Process, read: Result<()>, cost: Duration);
 }
 
-/// The processes whose descriptors are to be read or are being read.
+/// Waiting processes, in one lane for each party. Lanes take turns.
 #[derive(Debug)]
-pub struct FdRounds<S> {
+struct Lanes<L> {
+    /// No lane is empty.
+    waiting: BTreeMap<L, VecDeque<u32>>,
+    /// The lane that had the last turn.
+    last: Option<L>,
+}
+
+impl<L: Ord + Copy> Lanes<L> {
+    const fn new() -> Self {
+        Self { waiting: BTreeMap::new(), last: None }
+    }
+
+    fn push(&mut self, lane: L, pid: u32) {
+        self.waiting.entry(lane).or_default().push_back(pid);
+    }
+
+    fn pop(&mut self) -> Option<u32> {
+        let after = self.last.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.waiting.range((after, Bound::Unbounded)).next();
+        let lane = *next.or_else(|| self.waiting.first_key_value())?.0;
+        self.last = Some(lane);
+        let Entry::Occupied(mut waiting) = self.waiting.entry(lane) else { return None };
+        let pid = waiting.get_mut().pop_front();
+        if waiting.get().is_empty() {
+            waiting.remove();
+        }
+        pid
+    }
+
+    fn len(&self) -> usize {
+        self.waiting.values().map(VecDeque::len).sum()
+    }
+}
+
+/// The processes whose descriptors are to be read or are being read.
+///
+/// Each waits in the lane of a party `L`, such as its user. Whoever has very many processes makes only their own wait.
+#[derive(Debug)]
+pub struct FdRounds<S, L = ()> {
     /// Urgent processes.
-    first: VecDeque<u32>,
-    next: VecDeque<u32>,
+    first: Lanes<L>,
+    next: Lanes<L>,
     long: VecDeque<Long<S>>,
     /// The number of processes started.
     steps: u32,
@@ -132,22 +172,34 @@ struct Long<S> {
     cost: Duration,
 }
 
-impl<S> Default for FdRounds<S> {
+impl<S, L: Ord + Copy> Default for FdRounds<S, L> {
     fn default() -> Self {
-        Self { first: VecDeque::new(), next: VecDeque::new(), long: VecDeque::new(), steps: 0 }
+        Self { first: Lanes::new(), next: Lanes::new(), long: VecDeque::new(), steps: 0 }
     }
 }
 
 impl<S> FdRounds<S> {
     /// Queues this process after all waiting ones.
     pub fn push(&mut self, pid: u32) {
-        self.next.push_back(pid);
+        self.push_in((), pid);
     }
 
     /// Queues this process before the other waiting ones, and after those queued here earlier. A user who creates
     /// processes without end delays the others, but keeps none of them waiting forever.
     pub fn push_first(&mut self, pid: u32) {
-        self.first.push_back(pid);
+        self.push_first_in((), pid);
+    }
+}
+
+impl<S, L: Ord + Copy> FdRounds<S, L> {
+    /// Queues this process in a lane as [`push`](FdRounds::push) does in the only one.
+    pub fn push_in(&mut self, lane: L, pid: u32) {
+        self.next.push(lane, pid);
+    }
+
+    /// Queues this process in a lane as [`push_first`](FdRounds::push_first) does in the only one.
+    pub fn push_first_in(&mut self, lane: L, pid: u32) {
+        self.first.push(lane, pid);
     }
 
     /// Returns the number of processes that wait and were not started.
@@ -157,7 +209,7 @@ impl<S> FdRounds<S> {
 
     /// Whether there is nothing to read.
     pub fn is_empty(&self) -> bool {
-        self.first.is_empty() && self.next.is_empty() && self.long.is_empty()
+        self.waiting() == 0 && self.long.is_empty()
     }
 
     /// Returns the processes of which a part was read.
@@ -173,7 +225,7 @@ impl<S> FdRounds<S> {
         } else {
             (&mut self.first, &mut self.next)
         };
-        first.pop_front().or_else(|| then.pop_front())
+        first.pop().or_else(|| then.pop())
     }
 
     /// Forgets all queued processes.
@@ -303,6 +355,22 @@ mod tests {
         }
         let read = |pid| seen.0.iter().any(|(other, ..)| *other == pid);
         assert!(read(1) && read(2), "{:?}", seen.0);
+    }
+
+    #[test]
+    fn a_lane_of_very_many_processes_keeps_no_other_lane_waiting() {
+        let processes: Vec<(u32, usize)> = (1..=100).map(|pid| (pid, 1)).collect();
+        let (_tree, proc) = tree(&processes);
+        let (mut rounds, mut seen) = (FdRounds::default(), Counting::default());
+        (1..=99).for_each(|pid| rounds.push_first_in("many", pid));
+        rounds.push_first_in("one", 100);
+        assert_eq!(rounds.waiting(), 100);
+        rounds.advance(&proc, &mut seen, Duration::ZERO);
+        let read: Vec<u32> = seen.0.iter().map(|(pid, ..)| *pid).collect();
+        assert_eq!(read, [1, 100]);
+        while !rounds.advance(&proc, &mut seen, Duration::ZERO) {}
+        // One was left out by the visitor.
+        assert_eq!((seen.0.len(), rounds.waiting()), (99, 0));
     }
 
     #[test]
