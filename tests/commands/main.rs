@@ -11,6 +11,7 @@ mod demo;
 mod doctor_schema;
 mod endless;
 mod forged_names;
+mod frozen;
 mod habits;
 mod idle_pages;
 mod nasty_trees;

@@ -217,23 +217,6 @@ impl Drop for Waiting {
     }
 }
 
-/// A frozen file system: writes wait, reads continue.
-struct Frozen(PathBuf);
-
-impl Frozen {
-    fn new(point: &Path) -> Self {
-        succeeded(Command::new("fsfreeze").arg("--freeze").arg(point));
-        Self(point.to_owned())
-    }
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        let thawed = Command::new("fsfreeze").arg("--unfreeze").arg(&self.0).status();
-        assert!(thawed.is_ok_and(|status| status.success()), "{} stays frozen", self.0.display());
-    }
-}
-
 /// The disk is a loop device over a file. Bytes that are cut off that file cannot be read until they are
 /// back.
 #[test]
@@ -250,7 +233,7 @@ fn a_disk_that_fails_is_an_error_in_words_and_when_it_works_again_so_does_the_da
     story.until("ready");
 
     // No page of the tables is dirty, and nothing is written while the device fails: it would be lost.
-    let frozen = Frozen::new(mounted.path());
+    let frozen = mounted.freeze();
     let copy = mounted.image().with_extension("copy");
     succeeded(Command::new("cp").arg("--sparse=always").arg(mounted.image()).arg(&copy));
     let image = File::options().read(true).write(true).open(mounted.image()).unwrap();

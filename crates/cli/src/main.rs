@@ -11,6 +11,7 @@ mod demo;
 mod devices;
 mod doctor;
 mod evict;
+mod frozen;
 mod guard;
 mod hint;
 mod manuals;
@@ -102,6 +103,9 @@ fn main() -> ExitCode {
 }
 
 fn work() -> ExitCode {
+    if let Some(code) = frozen::play_child() {
+        return code;
+    }
     let Some(command) = Cli::parse().command else {
         return hint::run().unwrap_or_else(|error| output::exit_code(&error));
     };

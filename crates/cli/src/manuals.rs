@@ -31,6 +31,7 @@ pub(crate) fn man(args: &Args) -> anyhow::Result<ExitCode> {
     let mut root = Cli::command();
     root.build();
     if let Some(dir) = &args.dir {
+        crate::frozen::wait_while_frozen(dir);
         return write_all(&root, dir);
     }
     let mut command = &root;

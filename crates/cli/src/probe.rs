@@ -15,6 +15,7 @@ use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_probe::{MIN_FILE_BYTES, Probe, Progress};
 
+use crate::frozen::wait_while_frozen;
 use crate::output::{self, UsageError};
 use crate::pace::PaceArgs;
 use crate::signals::Stop;
@@ -79,12 +80,16 @@ fn parse_file_size(text: &str) -> Result<u64, String> {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     require_full_speed(args.pace.pace)?;
+    let disks = args.save.then(|| Path::new(pagekeeper_catalog::disks::DIRECTORY));
+    [Some(args.dir.as_path()), args.output.as_deref(), disks]
+        .into_iter()
+        .flatten()
+        .for_each(wait_while_frozen);
     let stop = Stop::on_signals()?;
     if let Some(path) = &args.output {
         try_to_write(parent(path))?;
     }
-    if args.save {
-        let disks = Path::new(pagekeeper_catalog::disks::DIRECTORY);
+    if let Some(disks) = disks {
         std::fs::create_dir_all(disks).with_context(|| format!("make {}", escaped(disks)))?;
         try_to_write(disks)?;
     }

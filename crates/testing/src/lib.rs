@@ -21,7 +21,7 @@ use tempfile::TempDir;
 pub use forks::{ChildEnd, Forked, forked, forked_past_libc};
 pub use grandchild::Grandchild;
 pub use hanging::Hanging;
-pub use mounted::{Mounted, unmount};
+pub use mounted::{Frozen, Mounted, unmount};
 pub use opens::Opens;
 pub use processes::fake_process;
 pub use rng::{Rng, Seed};

@@ -60,6 +60,16 @@ impl Mounted {
         &self.point
     }
 
+    /// Freezes the file system: writes wait until the value is dropped, reads go on.
+    ///
+    /// # Panics
+    ///
+    /// If `fsfreeze` fails.
+    pub fn freeze(&self) -> Frozen {
+        run(Command::new("fsfreeze").arg("--freeze").arg(&self.point));
+        Frozen(self.point.clone())
+    }
+
     /// Returns the path of the image file.
     pub fn image(&self) -> &Path {
         &self.image
@@ -74,6 +84,18 @@ impl Drop for Mounted {
         }
         let lazily = Command::new("umount").arg("--lazy").arg(point).status();
         eprintln!("{} stayed busy, unmounted lazily: {lazily:?}", point.display());
+    }
+}
+
+/// A frozen file system, thawed when dropped, also by a panic.
+#[derive(Debug)]
+pub struct Frozen(PathBuf);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let thawed = Command::new("fsfreeze").arg("--unfreeze").arg(&self.0).status();
+        let thawed = thawed.is_ok_and(|status| status.success());
+        assert!(thawed || std::thread::panicking(), "{} stays frozen", self.0.display());
     }
 }
 

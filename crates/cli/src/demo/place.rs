@@ -4,7 +4,7 @@
 //! the file system is unsuitable, or has too little space.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use pagekeeper_kernel::FileSystem;
@@ -17,31 +17,34 @@ use crate::size::Size;
 /// Where systems keep temporary files on a disk (file-hierarchy(7)).
 const ON_DISK: &str = "/var/tmp";
 
-/// Makes the directory: in `wanted`, or else in the system's temporary directory, or in `/var/tmp` if that is
-/// tmpfs.
-pub(super) fn make(wanted: Option<&Path>) -> anyhow::Result<TempDir> {
-    let parent = match wanted {
+/// Chooses its parent: `wanted`, or else the system's temporary directory, or `/var/tmp` if that is tmpfs.
+pub(super) fn parent(wanted: Option<&Path>) -> anyhow::Result<PathBuf> {
+    Ok(match wanted {
         Some(wanted) => wanted.to_path_buf(),
         None if refusal(&std::env::temp_dir())?.is_some() => ON_DISK.into(),
         None => std::env::temp_dir(),
-    };
-    if let Some(reason) = refusal(&parent)? {
-        bail!("{}: {reason}; name a directory on a disk with --dir", escaped(&parent));
+    })
+}
+
+/// Makes the directory.
+pub(super) fn make(parent: &Path) -> anyhow::Result<TempDir> {
+    if let Some(reason) = refusal(parent)? {
+        bail!("{}: {reason}; name a directory on a disk with --dir", escaped(parent));
     }
-    let space = rustix::fs::statvfs(&parent)
-        .with_context(|| format!("can't ask for space in {}", escaped(&parent)))?;
+    let space =
+        rustix::fs::statvfs(parent).with_context(|| format!("can't ask for space in {}", escaped(parent)))?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     ensure!(
         free >= DISK_BYTES_MAX,
         "{}: the demo needs up to {}, only {} are free; name another directory with --dir",
-        escaped(&parent),
+        escaped(parent),
         Size(DISK_BYTES_MAX),
         Size(free)
     );
     tempfile::Builder::new()
         .prefix("pagekeeper-demo-")
-        .tempdir_in(&parent)
-        .with_context(|| format!("can't make a directory in {}", escaped(&parent)))
+        .tempdir_in(parent)
+        .with_context(|| format!("can't make a directory in {}", escaped(parent)))
 }
 
 fn refusal(dir: &Path) -> anyhow::Result<Option<&'static str>> {
@@ -55,13 +58,13 @@ mod tests {
 
     #[test]
     fn tmpfs_is_refused_with_its_reason_when_asked_for() {
-        let error = make(Some(Path::new("/dev/shm"))).unwrap_err().to_string();
+        let error = make(Path::new("/dev/shm")).unwrap_err().to_string();
         assert!(error.starts_with("/dev/shm: on tmpfs"), "{error}");
     }
 
     #[test]
     fn a_missing_directory_is_named() {
-        let error = make(Some(Path::new("/nonexistent"))).unwrap_err();
+        let error = make(Path::new("/nonexistent")).unwrap_err();
         assert_eq!(error.to_string(), "can't open /nonexistent");
     }
 }

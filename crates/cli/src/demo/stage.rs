@@ -90,12 +90,14 @@ pub(super) struct Run {
 
 /// Runs the demo for `seconds`, with its files in a new directory inside `wanted` or a chosen place.
 pub(super) fn perform(seconds: u64, wanted: Option<&Path>) -> anyhow::Result<Run> {
+    let parent = place::parent(wanted)?;
+    crate::frozen::wait_while_frozen(&parent);
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("can't catch signals")?;
     }
     // Declared before the stage, so that it is removed after its children have ended.
-    let scratch = place::make(wanted)?;
+    let scratch = place::make(&parent)?;
     let mut stage = Stage::new(scratch.path(), interrupted);
     let run = stage.run(seconds);
     drop(stage);

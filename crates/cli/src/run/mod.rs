@@ -117,6 +117,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(inside) = &args.inside {
         return Ok(inside::run(inside, &args.command, found));
     }
+    // Before the command or a follower is started.
+    args.report_to().and_then(report::file).into_iter().for_each(crate::frozen::wait_while_frozen);
     let choice = Choice { profile: args.profile.clone(), role: args.role, config: args.config.clone() };
     let settings = choice.settings(budget::budget_here())?;
     if !args.pids.is_empty() {

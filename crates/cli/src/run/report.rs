@@ -102,13 +102,16 @@ struct Summary {
     stayed: Left,
 }
 
+/// Returns the file that a report goes to, if it goes to one.
+pub(crate) fn file(to: &Path) -> Option<&Path> {
+    (to != Path::new(STANDARD_ERROR) && to != Path::new(JSON)).then_some(to)
+}
+
 impl Pending {
     /// Creates the counting file, if there is a library, and the destination file.
     pub(crate) fn begin(library: Option<&Path>, to: &Path, json: bool) -> Self {
         let is_json = to == Path::new(JSON);
-        let has_file = to != Path::new(STANDARD_ERROR) && !is_json;
-        let to =
-            has_file.then(|| Destination::open(to).map_err(|error| complain_of(to, &error)).ok()).flatten();
+        let to = file(to).and_then(|to| Destination::open(to).map_err(|error| complain_of(to, &error)).ok());
         let counting = library.map(Counting::begin).and_then(|made| {
             made.map_err(|error| output::complain(format_args!("nothing can be counted ({error})"))).ok()
         });

@@ -89,6 +89,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // Before the work, so that a refusal comes first.
     let target = file::Target::new(&args.output, args.force)?;
     let (snapshot, files_seen, problems) = take(args)?;
+    crate::frozen::wait_while_frozen(&args.output);
     let written = target.write(&snapshot)?;
 
     let mut total = Total { files_seen, written, ..Total::default() };

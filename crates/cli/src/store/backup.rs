@@ -15,6 +15,7 @@ use pagekeeper_store::{Backup, Error, Store};
 use serde::Serialize;
 
 use super::pages;
+use crate::frozen::wait_while_frozen;
 use crate::output::{self, count};
 use crate::pace::PaceArgs;
 use crate::size::Size;
@@ -82,6 +83,7 @@ struct Report<'a> {
 
 /// Runs `store backup`.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    wait_while_frozen(&args.to);
     let made = match super::options().open(&args.from) {
         Ok(store) => {
             let made = store.backup_paced(&args.to, args.pace.pace)?;
@@ -107,6 +109,7 @@ fn request_backup(args: &Args) -> anyhow::Result<Backup> {
 
 /// Runs `store restore`.
 pub(super) fn restore(args: &RestoreArgs) -> anyhow::Result<ExitCode> {
+    wait_while_frozen(&args.to);
     let made = super::options().restore(&args.from, &args.to);
     let made = made.map_err(|error| super::in_use(&args.from, error))?;
     Report::of(unescaped(&args.from), unescaped(&args.to), made).print(&args.to, made.page_size, args.json)

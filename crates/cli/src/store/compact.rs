@@ -65,6 +65,7 @@ fn parse_journal(text: &str) -> Result<u64, String> {
 /// Runs the command.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let dir = &args.store.dir;
+    crate::frozen::wait_while_frozen(dir);
     let options = Store::options().create(Create::Never).memory(MEMORY).warm(false).without_threads();
     let options = if let Some(bytes) = args.journal { options.journal_bytes(bytes) } else { options };
     let store = options.open(dir).map_err(|error| in_use(dir, error))?;

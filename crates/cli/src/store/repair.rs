@@ -119,6 +119,7 @@ impl<'a> Report<'a> {
 /// Runs the command.
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let Args { from, to, json } = args;
+    crate::frozen::wait_while_frozen(to);
     let repair = Store::options().memory(MEMORY).without_threads().repair(from, to);
     let found = repair.map_err(|error| super::in_use(from, error))?;
     let report = Report::new(from, to, &found);

@@ -2,7 +2,7 @@
 //!
 //! Invariants: a size takes at most 5 columns, a rate 6; an unknown figure is "?", never 0.
 
-use pagekeeper_observe::Explained;
+use pagekeeper_observe::{Explained, Split};
 
 /// Returns a size in few columns: "512B", "1.2M", "34G".
 pub(super) fn size(bytes: u64) -> String {
@@ -72,6 +72,19 @@ pub(super) fn explained(explained: &Explained) -> String {
     )
 }
 
+/// Returns a line about pages of block devices, which have no rows, if they are at least a tenth of the page cache.
+/// No device is opened to name it: only one that the user names is.
+pub(super) fn without_rows(split: &Split) -> Option<String> {
+    let is_much = split.buffers > 0 && split.buffers >= (split.files() + split.buffers) / 10;
+    let line = || {
+        let buffers = size(split.buffers);
+        format!(
+            "{buffers} of block devices (buffers) are in no row: `pagekeeper stat DEVICE` counts one that you name"
+        )
+    };
+    is_much.then(line)
+}
+
 /// Returns text cut to a width in columns. It is cut at its front, the least important part of a path:
 /// "…/data/base/1".
 pub(super) fn cut_front(text: &str, width: usize, mark: &str) -> String {
@@ -93,6 +106,14 @@ pub(super) fn percent(part: u64, whole: u64) -> String {
 mod tests {
     use super::*;
     use std::time::Duration;
+
+    #[test]
+    fn many_pages_of_block_devices_get_a_line() {
+        let of = |clean, buffers| without_rows(&Split { clean, buffers, ..Split::default() });
+        assert_eq!((of(0, 0), of(91, 9)), (None, None));
+        let line = of(2 << 20, 302 << 20).unwrap();
+        assert!(line.starts_with("302M of block devices (buffers) are in no row: "), "{line}");
+    }
 
     #[test]
     fn sizes_take_five_columns_at_most() {

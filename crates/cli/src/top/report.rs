@@ -11,7 +11,7 @@ use pagekeeper_observe::{
 use pagekeeper_trace::{PauseCounts, ReclaimCounts};
 use serde::Serialize;
 
-use super::figures::{explained, figure, rate, share, size, time};
+use super::figures::{explained, figure, rate, share, size, time, without_rows};
 use crate::output;
 
 /// The one object that is printed.
@@ -355,7 +355,7 @@ pub(super) fn heading(group: Group) -> &'static str {
 
 fn memory_lines(tick: &CensusTick) -> Vec<String> {
     let split = &tick.split;
-    vec![
+    let mut lines = vec![
         format!(
             "memory {}: processes {}, files {} ({} dirty, {} writeback), shmem {}, buffers {}, slab {}, other {}, \
              free {}",
@@ -382,7 +382,9 @@ fn memory_lines(tick: &CensusTick) -> Vec<String> {
             output::count(tick.files_in_memory),
             output::files(tick.files)
         ),
-    ]
+    ];
+    lines.extend(without_rows(split));
+    lines
 }
 
 /// Returns the threads that had to wait, one a line.

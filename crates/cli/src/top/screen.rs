@@ -352,6 +352,7 @@ fn help_lines<'a>(model: &Model) -> Vec<Line<'a>> {
         "",
         "RESIDENT in memory; +/S how that grows a second; DIRTY changed and",
         "not yet on disk; EVICTED taken by the kernel under memory pressure.",
+        "b: pages of block devices, in no row; pagekeeper stat DEVICE counts them.",
     ]
     .into_iter()
     .map(Line::from)

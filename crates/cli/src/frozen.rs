@@ -1,0 +1,84 @@
+//! Waiting for a frozen file system (`fsfreeze -f`) before a command writes to it.
+//!
+//! A write to a frozen file system sleeps until it is thawed; no signal ends that sleep, and no call tells that it is coming. So a
+//! child process begins a write that changes nothing, and this process waits for the child, which any signal ends.
+//!
+//! Invariants: the child removes an extended attribute that no file can have. It holds no descriptor of this process, because it may
+//! outlast it until the thaw. Not covered: a file system that is frozen later, while the command writes.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+
+use pagekeeper_kernel::text::escaped;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::output;
+
+/// The first argument of the child, by which this program knows its part.
+const CHILD_NAME: &str = "pagekeeper-begin-write";
+
+/// An attribute outside all namespaces: file systems refuse it, after they have begun a write (xattr(7)).
+const NO_ATTRIBUTE: &str = "pagekeeper";
+
+/// Time after which a wait is reported: far longer than the child takes otherwise.
+const SILENT_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// Waits until a file at `path`, or one that is created there, can be written. Call it before signals are caught.
+pub(crate) fn wait_while_frozen(path: &Path) {
+    // Without a child, the command waits by itself.
+    let Ok(mut child) = start(path) else { return };
+    if let Some(end) = &child.stdout
+        && poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&SILENT_MAX)) == Ok(0)
+    {
+        output::complain(format_args!("{}: {}; waiting", escaped(path), cause(&child)));
+    }
+    // Fails only if somebody else has waited for it.
+    let _ = child.wait();
+}
+
+fn start(path: &Path) -> std::io::Result<Child> {
+    let mut child = Command::new("/proc/self/exe");
+    child.arg0(CHILD_NAME).arg(std::path::absolute(path)?);
+    child.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
+}
+
+/// Returns why the child has not ended, by the kernel function that it sleeps in: writes wait for a thaw on a
+/// per-CPU semaphore.
+fn cause(child: &Child) -> &'static str {
+    let function = std::fs::read_to_string(format!("/proc/{}/wchan", child.id()));
+    if function.is_ok_and(|name| name.contains("percpu")) {
+        "the file system is frozen"
+    } else {
+        "the file system does not answer"
+    }
+}
+
+/// Plays the child's part, if this process is one.
+pub(crate) fn play_child() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os();
+    if arguments.next()? != CHILD_NAME {
+        return None;
+    }
+    let path = arguments.next()?;
+    // A file that is to be created is created in the nearest directory that exists.
+    for place in Path::new(&path).ancestors() {
+        if rustix::fs::removexattr(place, NO_ATTRIBUTE) != Err(Errno::NOENT) {
+            break;
+        }
+    }
+    Some(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_file_system_has_the_attribute() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let given = rustix::fs::XattrFlags::empty();
+        assert!(rustix::fs::setxattr(dir.path(), NO_ATTRIBUTE, b"", given).is_err());
+    }
+}
