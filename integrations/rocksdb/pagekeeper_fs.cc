@@ -10,6 +10,7 @@
 #include <pagekeeper.h>
 #include <rocksdb/options.h>
 
+#include "info_logs.h"
 #include "log_writer.h"
 #include "status.h"
 #include "table_reader.h"
@@ -77,15 +78,18 @@ class PagekeeperFileSystem : public rocksdb::FileSystemWrapper {
 
   IOStatus NewRandomAccessFile(const std::string& path, const FileOptions& options, std::unique_ptr<rocksdb::FSRandomAccessFile>* file,
                                IODebugContext* dbg) override {
-    // A reader that asked for mappings gets them, since it keeps pointers into them.
+    // A reader that asked for mappings gets them: it keeps what they point to.
+    IOStatus refused;
     if (is_table(path) && !options.use_mmap_reads) {
-      IOStatus opened = open_table(cache_, path, file);
-      // If the cache cannot open the file, the target file system does.
-      if (opened.ok() || opened.IsPathNotFound()) return opened;
+      refused = open_table(cache_, path, *logs_, file);
+      // Where the cache can't have the file: as if it was not here.
+      if (refused.ok() || refused.IsPathNotFound()) return refused;
     }
     std::unique_ptr<rocksdb::FSRandomAccessFile> below;
     IOStatus opened = target()->NewRandomAccessFile(path, options, &below, dbg);
-    if (opened.ok()) *file = std::make_unique<TargetReader>(std::move(below));
+    if (!opened.ok()) return opened;
+    if (!refused.ok()) logs_->say_cached(path, "read", refused.ToString());
+    *file = std::make_unique<TargetReader>(std::move(below));
     return opened;
   }
 
@@ -108,14 +112,21 @@ class PagekeeperFileSystem : public rocksdb::FileSystemWrapper {
       if (made.ok() && is_log(path) && releases(options)) *file = release_behind(std::move(*file));
       return made;
     }
-    pk_status made = create_table(path, options, file);
+    pk_status made = create_table(path, options, logs_, file);
     if (made == PK_EXISTS) {
       // Replaces an existing file, as the default file system does; readers of the old one keep it.
       IOStatus removed = target()->DeleteFile(path, options.io_options, dbg);
       if (!removed.ok()) return removed;
-      made = create_table(path, options, file);
+      made = create_table(path, options, logs_, file);
     }
     return to_status(made, path);
+  }
+
+  // The info log of a database that is opened.
+  IOStatus NewLogger(const std::string& path, const rocksdb::IOOptions& options, std::shared_ptr<rocksdb::Logger>* log, IODebugContext* dbg) override {
+    IOStatus made = target()->NewLogger(path, options, log, dbg);
+    if (made.ok()) logs_->add(*log);
+    return made;
   }
 
   // A recycled log is overwritten in parts of pages: each released page would be read back for that.
@@ -135,6 +146,7 @@ class PagekeeperFileSystem : public rocksdb::FileSystemWrapper {
 
   Settings settings_;
   pk_cache* cache_;
+  const std::shared_ptr<InfoLogs> logs_ = std::make_shared<InfoLogs>();
 };
 
 // Parses a size: "64m", "2g", "4096".

@@ -7,8 +7,8 @@
 // files are ingested), its inode, length and change time show that, and it is opened again.
 //
 // Errors are IOStatus values with the path and the system's error, as RocksDB expects. If the page cache
-// cannot open a table, the target file system does. A forked child without exec cannot read through its
-// parent's caches.
+// cannot open a table, the target file system does. Where tables go through the kernel's page cache, RocksDB's
+// info log says so. A forked child without exec cannot read through its parent's caches.
 #pragma once
 
 #include <memory>

@@ -116,10 +116,15 @@ class TableReader : public rocksdb::FSRandomAccessFile {
 
 }  // namespace
 
-IOStatus open_table(pk_cache* cache, const std::string& path, std::unique_ptr<rocksdb::FSRandomAccessFile>* file) {
+IOStatus open_table(pk_cache* cache, const std::string& path, InfoLogs& logs, std::unique_ptr<rocksdb::FSRandomAccessFile>* file) {
   pk_file* opened = nullptr;
   const pk_status status = pk_file_open(cache, path.c_str(), &opened);
   if (status != PK_OK) return to_status(status, path);
+  if (!pk_file_is_direct(opened)) {
+    pk_cache_stats stats = PK_CACHE_STATS_INIT;
+    pk_cache_get_stats(cache, &stats);
+    logs.say_cached(path, "read", why_not_direct(path, stats.page_size));
+  }
   *file = std::make_unique<TableReader>(opened, path);
   return IOStatus::OK();
 }

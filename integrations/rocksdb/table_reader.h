@@ -8,10 +8,12 @@
 #include <pagekeeper.h>
 #include <rocksdb/file_system.h>
 
+#include "info_logs.h"
+
 namespace pagekeeper_rocksdb {
 
-// Opens a table file in the cache.
-rocksdb::IOStatus open_table(pk_cache* cache, const std::string& path, std::unique_ptr<rocksdb::FSRandomAccessFile>* file);
+// Opens a table file in the cache. One that the cache has to read through the kernel's is named in the logs.
+rocksdb::IOStatus open_table(pk_cache* cache, const std::string& path, InfoLogs& logs, std::unique_ptr<rocksdb::FSRandomAccessFile>* file);
 
 // Waits for reads that ReadAsync() of such a file started, and calls back.
 rocksdb::IOStatus poll_reads(std::vector<void*>& handles);

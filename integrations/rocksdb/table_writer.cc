@@ -12,13 +12,16 @@ using rocksdb::IOOptions;
 using rocksdb::IOStatus;
 using rocksdb::Slice;
 
+// Bytes that bulk output writes directly at least.
+constexpr uint64_t kDirectBlock = 4096;
+
 // Writes a table from start to end. It is durable with its sync or its close, whichever comes first. A table
 // has no bytes after its sync. If some come nevertheless, that is an error, not a file that is less durable
 // than it claims.
 class TableWriter : public rocksdb::FSWritableFile {
  public:
-  TableWriter(pk_bulk* bulk, std::string path, const rocksdb::FileOptions& options)
-      : rocksdb::FSWritableFile(options), bulk_(bulk), path_(std::move(path)) {}
+  TableWriter(pk_bulk* bulk, std::string path, const rocksdb::FileOptions& options, const std::shared_ptr<InfoLogs>& logs)
+      : rocksdb::FSWritableFile(options), bulk_(bulk), path_(std::move(path)), logs_(logs) {}
   ~TableWriter() override { pk_bulk_abandon(bulk_); }
   TableWriter(const TableWriter&) = delete;
   TableWriter& operator=(const TableWriter&) = delete;
@@ -57,7 +60,10 @@ class TableWriter : public rocksdb::FSWritableFile {
 
  private:
   IOStatus finish() {
-    if (bulk_ != nullptr) failed_ = to_status(pk_bulk_finish(std::exchange(bulk_, nullptr), nullptr), path_);
+    if (bulk_ == nullptr) return failed_;
+    pk_bulk_report report = PK_BULK_REPORT_INIT;
+    failed_ = to_status(pk_bulk_finish(std::exchange(bulk_, nullptr), &report), path_);
+    if (failed_.ok() && report.mode != PK_BULK_DIRECT) logs_->say_cached(path_, "written", why_not_direct(path_, kDirectBlock));
     return failed_;
   }
 
@@ -67,6 +73,7 @@ class TableWriter : public rocksdb::FSWritableFile {
 
   pk_bulk* bulk_;
   std::string path_;
+  std::shared_ptr<InfoLogs> logs_;
   uint64_t written_ = 0;
   // The result of finishing the file.
   IOStatus failed_ = IOStatus::OK();
@@ -74,10 +81,11 @@ class TableWriter : public rocksdb::FSWritableFile {
 
 }  // namespace
 
-pk_status create_table(const std::string& path, const rocksdb::FileOptions& options, std::unique_ptr<rocksdb::FSWritableFile>* file) {
+pk_status create_table(const std::string& path, const rocksdb::FileOptions& options, const std::shared_ptr<InfoLogs>& logs,
+                       std::unique_ptr<rocksdb::FSWritableFile>* file) {
   pk_bulk* bulk = nullptr;
   const pk_status status = pk_bulk_create(path.c_str(), nullptr, &bulk);
-  if (status == PK_OK) *file = std::make_unique<TableWriter>(bulk, path, options);
+  if (status == PK_OK) *file = std::make_unique<TableWriter>(bulk, path, options, logs);
   return status;
 }
 

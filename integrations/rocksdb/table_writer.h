@@ -7,9 +7,12 @@
 #include <pagekeeper.h>
 #include <rocksdb/file_system.h>
 
+#include "info_logs.h"
+
 namespace pagekeeper_rocksdb {
 
-// Creates a table file. Returns PK_EXISTS if the file exists.
-pk_status create_table(const std::string& path, const rocksdb::FileOptions& options, std::unique_ptr<rocksdb::FSWritableFile>* file);
+// Creates a table file: PK_EXISTS where it is there. One that could not be written past the kernel's page cache is named in the logs.
+pk_status create_table(const std::string& path, const rocksdb::FileOptions& options, const std::shared_ptr<InfoLogs>& logs,
+                       std::unique_ptr<rocksdb::FSWritableFile>* file);
 
 }  // namespace pagekeeper_rocksdb

@@ -327,6 +327,48 @@ fn an_unmodified_program_takes_it_by_a_uri() {
     assert!(checked.contains("OK"), "{checked}");
 }
 
+/// What the file system says in the info log of a database of `db_bench`, line by line.
+fn logged(directory: &Path, uri: &str) -> Vec<String> {
+    succeeded(db_bench(directory, "fillrandom,compact,readrandom").arg(format!("--fs_uri={uri}")));
+    let log = std::fs::read_to_string(directory.join("LOG")).unwrap();
+    let said =
+        log.lines().filter_map(|line| line.split_once("pagekeeper: ")).map(|(_, said)| said.to_owned());
+    said.collect()
+}
+
+/// `HOW through ...: WHY` of each line, whatever table it names.
+fn logged_of_tables(directory: &Path, uri: &str) -> Vec<String> {
+    let mut said: Vec<String> = Vec::new();
+    for line in logged(directory, uri) {
+        let (table, how) = line.split_once(" is ").unwrap_or_else(|| panic!("{line}"));
+        assert!(table.starts_with(directory.to_str().unwrap()) && table.ends_with(".sst"), "{line}");
+        said.push(how.to_owned());
+    }
+    said.sort();
+    said
+}
+
+#[test]
+fn tables_in_the_kernels_page_cache_are_named_in_the_info_log() {
+    if !can_build() {
+        return;
+    }
+    let Some(mounted) = Mounted::with_blocks(16 << 10) else { return };
+    let because =
+        "through the kernel's page cache: direct I/O needs blocks of 16384 bytes here, more than 4096";
+    let (read, written) = (format!("read {because}"), format!("written {because}"));
+    let (small, large) = (mounted.path().join("small"), mounted.path().join("large"));
+    assert_eq!(logged_of_tables(&small, URI), [read, written.clone()]);
+    assert_eq!(logged_of_tables(&large, "pagekeeper://?cache=2m&page=16k"), [written]);
+    let Some(memory) = Mounted::new("tmpfs") else { return };
+    let because = "through the kernel's page cache: the file system offers no direct I/O for it";
+    let wanted = [format!("read {because}"), format!("written {because}")];
+    assert_eq!(logged_of_tables(memory.path(), URI), wanted);
+    // Nothing to say.
+    let disk = Mounted::new("ext4").unwrap();
+    assert_eq!(logged(&disk.path().join("db"), URI), [""; 0]);
+}
+
 #[test]
 fn a_program_without_a_uri_takes_it_by_the_environment() {
     if !can_build() {

@@ -55,6 +55,40 @@ impl Mounted {
         Some(mounted)
     }
 
+    /// Makes and mounts an XFS of 1 GiB on a device with blocks of so many bytes, larger than the processor's pages. `None`, and a line that says so,
+    /// where that can't be done: it takes root, losetup, mkfs.xfs and Linux 6.15.
+    ///
+    /// # Panics
+    ///
+    /// As [`skip`] does.
+    pub fn with_blocks(bytes: u32) -> Option<Self> {
+        let dir = disk_dir();
+        let (point, image) = (dir.path().join("mount"), dir.path().join("image"));
+        std::fs::create_dir(&point).unwrap();
+        File::create(&image).unwrap().set_len(1 << 30).unwrap();
+        let said = |command: &mut Command| {
+            let output = command.output().ok().filter(|output| output.status.success())?;
+            Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
+        };
+        let size = bytes.to_string();
+        let device =
+            said(Command::new("losetup").args(["--find", "--show", "--sector-size", &size]).arg(&image));
+        let size = format!("size={size}");
+        let is_mounted = device.as_ref().is_some_and(|device| {
+            said(Command::new("mkfs.xfs").args(["-q", "-s", &size, "-b", &size, device])).is_some()
+                && said(Command::new("mount").arg(device).arg(&point)).is_some()
+        });
+        // Goes with the mount.
+        device.as_ref().map(|device| said(Command::new("losetup").args(["--detach", device])));
+        if !is_mounted {
+            skip(format_args!(
+                "a device with blocks of {bytes} bytes takes root, losetup, mkfs.xfs and Linux 6.15"
+            ));
+            return None;
+        }
+        Some(Self { point, image, _dir: dir })
+    }
+
     /// Returns the mount point.
     pub fn path(&self) -> &Path {
         &self.point

@@ -11,7 +11,7 @@ use std::thread;
 use crate::support::tasks::block_on;
 use crate::support::{PAGE, SEED, await_coalesced, check, sim, sim_cache, write_patterned};
 use pagekeeper_cache::{Backend, CachedFile, Error, PageCache, ReadRequest, Stats};
-use pagekeeper_testing::{ChildEnd, Mounted, disk_dir, forked, skip, unmount};
+use pagekeeper_testing::{ChildEnd, Mounted, disk_dir, forked, unmount};
 
 /// Bytes of a page.
 const LEN: u64 = PAGE as u64;
@@ -255,25 +255,8 @@ fn a_compressed_file_on_btrfs_is_said_to_be_cached_by_the_kernel() {
 
 #[test]
 fn a_device_with_blocks_larger_than_a_page_is_read_through_the_kernel() {
-    let dir = disk_dir();
-    let (image, point) = (dir.path().join("image"), dir.path().join("mount"));
-    std::fs::File::create(&image).unwrap().set_len(1 << 30).unwrap();
-    std::fs::create_dir(&point).unwrap();
-    let said = |command: &mut Command| {
-        let output = command.output().ok().filter(|output| output.status.success())?;
-        Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
-    };
-    let device = said(Command::new("losetup").args(["--find", "--show", "-b", "16384"]).arg(&image));
-    let mounted = device.as_ref().is_some_and(|device| {
-        said(Command::new("mkfs.xfs").args(["-q", "-s", "size=16384", "-b", "size=16384", device])).is_some()
-            && said(Command::new("mount").arg(device).arg(&point)).is_some()
-    });
-    // Goes with the mount.
-    device.as_ref().map(|device| said(Command::new("losetup").args(["--detach", device])));
-    if !mounted {
-        return skip("a device with blocks of 16 KiB takes root, losetup, mkfs.xfs and Linux 6.12");
-    }
-    let path = point.join("file");
+    let Some(mounted) = Mounted::with_blocks(16 << 10) else { return };
+    let path = mounted.path().join("file");
     write_patterned(&path, 1, 0..100 * LEN);
     for (page_size, is_direct) in [(4 << 10, false), (16 << 10, true)] {
         let cache = PageCache::builder().memory(4 << 20).page_size(page_size).build().unwrap();
@@ -283,7 +266,6 @@ fn a_device_with_blocks_larger_than_a_page_is_read_through_the_kernel() {
         check(1, 0, &buf);
         assert_eq!(file.is_direct(), is_direct, "pages of {page_size}");
     }
-    assert!(unmount(&point), "it stays busy");
 }
 
 #[test]
