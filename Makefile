@@ -40,7 +40,7 @@ test-faults: ## power cuts, failing and lying disks under store, logs and SQLite
 test-crates: ## the crates as they would be published: installed and used from their packages; the oldest compiler
 	@scripts/test-crates.sh
 
-test-sqlite: ## SQLite's own tests with the VFS as its default; fetches Debian's source into the target directory (ARGS="TEST ...")
+test-sqlite: ## SQLite's own tests with the VFS as its default, and drivers of other languages on it; fetches these and Debian's source into the target directory (ARGS="TEST ...")
 	@scripts/test-sqlite.sh $(ARGS)
 
 test-mysql: ## the guard beside MySQL 8.0, 8.4 and 9, fetched into the target directory (ARGS=8.4)

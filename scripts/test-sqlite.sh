@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# SQLite's own tests with pagekeeper's VFS as the default one, and again with SQLite's own: what fails only with ours is a failure.
+# SQLite's own tests with pagekeeper's VFS as the default one, and again with SQLite's own: what fails only with ours is a failure. Then SQLite's
+# drivers in other languages, unless tests are named.
 # `test-sqlite.sh [TEST...]`: names of tests without `.test`; about 380 of them if none is said (half an hour). Debian's source of the
 # SQLite that it has is fetched into the target directory, by apt-get.
 #
@@ -11,7 +12,7 @@ cd "$(dirname "$0")/.."
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
 work=$target/sqlite-tests
 
-scripts/packages.sh "SQLite's own tests: gcc make tcl-dev zlib1g-dev dpkg-dev sqlite3"
+scripts/packages.sh "SQLite's own tests: gcc make tcl-dev zlib1g-dev dpkg-dev sqlite3" "the drivers that Debian has: python3 python3-apsw"
 scripts/build-sqlite.sh "$work"
 
 source=$(scripts/fetch-sqlite.sh)
@@ -19,6 +20,13 @@ if [ ! -x "$source/built/testfixture" ]; then
     mkdir -p "$source/built"
     (cd "$source/built" && ../configure --enable-all --with-tcl=/usr/lib/tcl8.6 CFLAGS=-O1 && make testfixture) >"$work/built.log" 2>&1
 fi
+
+# Those of other languages, Debian's and fetched ones.
+test_drivers() {
+    local found
+    found=$(scripts/fetch-drivers.sh) && eval "$found" &&
+        PAGEKEEPER_REQUIRE_ALL=1 "${CARGO:-cargo}" test --package pagekeeper-sqlite --test drivers -- --include-ignored
+}
 
 cat >"$work/run.tcl" <<'TCL'
 set test [lindex $argv 0]
@@ -89,4 +97,5 @@ for test in "${tests[@]}"; do
     fi
 done
 echo "$ran of SQLite's tests, $bad fail with pagekeeper's VFS only; $none gave no result"
+[ $# -gt 0 ] || test_drivers || bad=$((bad + 1))
 [ "$bad" -eq 0 ] && [ "$none" -lt "$ran" ]

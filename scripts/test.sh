@@ -68,6 +68,7 @@ start packages scripts/packages.sh \
     "the tests of metrics (they skip without): prometheus chromium" \
     "the test of a file system that hangs (it skips without): bindfs" \
     "the tests of the screen (they skip without): tmux" \
+    "the test of SQLite's drivers (it skips without): python3-apsw" \
     "the comparison of the doctor's reports with their schema (it skips without): python3-jsonschema" \
     "the tests of completions (they skip without): bash zsh fish" \
     "the tests of the man pages (they skip without): man-db"

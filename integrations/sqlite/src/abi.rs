@@ -109,8 +109,11 @@ pub(crate) struct Vfs {
 pub(crate) mod routine {
     pub(crate) const LIBVERSION_NUMBER: usize = 67;
     pub(crate) const MPRINTF: usize = 69;
+    pub(crate) const FILE_CONTROL: usize = 127;
     pub(crate) const VFS_FIND: usize = 141;
     pub(crate) const VFS_REGISTER: usize = 142;
     pub(crate) const LOG: usize = 167;
+    pub(crate) const DB_FILENAME: usize = 180;
     pub(crate) const URI_BOOLEAN: usize = 187;
+    pub(crate) const AUTO_EXTENSION: usize = 192;
 }

@@ -22,6 +22,7 @@ use crate::abi::{self, Code};
 use crate::locks::Level;
 use crate::places::Places;
 use crate::real::{RealFile, RealVfs};
+use crate::session::Failure;
 use crate::state::State;
 
 /// A file that SQLite may find beside a database.
@@ -96,15 +97,13 @@ pub(crate) struct Database {
 /// Access to the open databases, by name or file.
 impl Database {
     /// Adds a connection to the existing file of this name.
-    pub(crate) fn open(vfs: RealVfs, name: &CStr) -> Result<(Arc<Self>, u64), Code> {
+    pub(crate) fn open(vfs: RealVfs, name: &CStr) -> Result<(Arc<Self>, u64), Failure> {
         static CONNECTIONS: AtomicU64 = AtomicU64::new(1);
         let path = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
         let found = rustix::fs::stat(path).map_err(|_| abi::CANTOPEN)?;
         let key = (found.st_dev, found.st_ino);
-        let refused = |why: &str| {
-            crate::said(abi::CANTOPEN, &format!("{}: {why}", pagekeeper_kernel::text::escaped(path)));
-            Err(abi::CANTOPEN)
-        };
+        let refused =
+            |why| Err(Failure::cant_open(format!("{}: {why}", pagekeeper_kernel::text::escaped(path))));
         let Some(mut open) = list() else {
             return refused("this process was forked while another thread opened or closed a database");
         };

@@ -3,16 +3,21 @@
 //! Each call locks the database's state while it works on it. Pages that need no state are read from the
 //! connection's own file.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
+
+use pagekeeper_kernel::text::escaped;
 
 use crate::abi::{self, Code};
 use crate::database::{Database, SideFile};
 use crate::glue::{Opened, string};
 use crate::journal::{Journal, WriteEffect, meaning};
 use crate::locks::Level;
+use crate::mark::{self, Head};
 use crate::real::{RealFile, RealVfs};
+use crate::session::Failure;
 use crate::state::{self, Read};
 
 /// A database as one connection has it open.
@@ -24,15 +29,23 @@ pub(crate) struct DatabaseFile {
 
 impl DatabaseFile {
     /// Takes over a file that the underlying VFS opened by this name.
-    pub(crate) fn new(vfs: RealVfs, name: &CStr, file: RealFile) -> Result<Self, Code> {
+    pub(crate) fn new(vfs: RealVfs, name: &CStr, file: RealFile) -> Result<Self, Failure> {
         let (database, connection) = Database::open(vfs, name)?;
         let mut opened = Self { database, connection, file };
-        if opened.file.has_moved() {
-            crate::said(abi::CANTOPEN, "a database file was replaced while it was being opened");
-            opened.close()?;
-            return Err(abi::CANTOPEN);
+        let Some(why) = opened.why_not() else { return Ok(opened) };
+        opened.close()?;
+        let name = escaped(Path::new(OsStr::from_bytes(name.to_bytes())));
+        Err(Failure::cant_open(format!("{name}: {why}")))
+    }
+
+    fn why_not(&mut self) -> Option<&'static str> {
+        if self.file.has_moved() {
+            return Some("replaced while it was being opened");
         }
-        Ok(opened)
+        let mut head: Head = [0; mark::SPAN];
+        // One that can't be read fails where SQLite reads it.
+        let is_wal = self.file.read(&mut head, 0).is_ok() && mark::is_wal(&head);
+        is_wal.then_some("WAL mode is refused: set journal_mode=DELETE by the default VFS first")
     }
 
     /// Handles a PRAGMA of this VFS: returns the answer, and whether it is an error. Returns `None` for

@@ -15,14 +15,21 @@ use crate::abi::{self, Code, File, IoMethods, Vfs, routine};
 use crate::database::{Database, SideFile};
 use crate::file::{DatabaseFile, JournalFile, delete_journal, exists_beside};
 use crate::real::{RealFile, RealVfs};
+use crate::refused::{RefusedFile, check_connection};
+use crate::session::Failure;
 
 /// The functions of SQLite that are called.
 struct Api {
     mprintf: unsafe extern "C" fn(*const c_char, ...) -> *mut c_char,
     log: unsafe extern "C" fn(c_int, *const c_char, ...),
     uri_boolean: unsafe extern "C" fn(*const c_char, *const c_char, c_int) -> c_int,
+    file_control: FileControl,
+    db_filename: DatabaseName,
     real: RealVfs,
 }
+
+type FileControl = unsafe extern "C" fn(*mut c_void, *const c_char, c_int, *mut c_void) -> c_int;
+type DatabaseName = unsafe extern "C" fn(*mut c_void, *const c_char) -> *const c_char;
 
 static API: OnceLock<Api> = OnceLock::new();
 
@@ -42,6 +49,29 @@ pub(crate) fn log(code: Code, line: &str) {
     let line = plain(line);
     // SAFETY: as above.
     unsafe { (api().log)(code, c"pagekeeper: %s".as_ptr(), line.as_ptr()) }
+}
+
+/// Gives a control to the main database of a connection.
+///
+/// # Safety
+///
+/// SQLite's connection, and the argument that belongs to the control's number.
+pub(crate) unsafe fn control_main(connection: *mut c_void, op: c_int, argument: *mut c_void) -> Code {
+    // SAFETY: the caller's promise.
+    unsafe { (api().file_control)(connection, c"main".as_ptr(), op, argument) }
+}
+
+/// The name of a connection's main database, if SQLite has one for it.
+///
+/// # Safety
+///
+/// SQLite's connection, which outlives the name.
+pub(crate) unsafe fn name_of_main<'a>(connection: *mut c_void) -> Option<&'a CStr> {
+    // SAFETY: the caller's promise; a string of SQLite's, or NULL.
+    unsafe {
+        let name = (api().db_filename)(connection, c"main".as_ptr());
+        (!name.is_null()).then(|| CStr::from_ptr(name))
+    }
 }
 
 fn plain(text: &str) -> CString {
@@ -213,6 +243,7 @@ const fn methods<T: Opened>() -> IoMethods {
 
 static DATABASE_METHODS: IoMethods = methods::<DatabaseFile>();
 static JOURNAL_METHODS: IoMethods = methods::<JournalFile>();
+static REFUSED_METHODS: IoMethods = methods::<RefusedFile>();
 
 unsafe extern "C" fn open(
     _vfs: *mut Vfs,
@@ -251,18 +282,20 @@ unsafe fn open_file(name: *const c_char, memory: *mut File, flags: c_int) -> Res
     let text = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
     match (text, flags) {
         (Some(text), _) if flags & abi::OPEN_MAIN_DB != 0 => {
-            for setting in [c"nolock", c"immutable"] {
-                // SAFETY: a name followed by parameters, as SQLite passes it for a database.
-                if unsafe { (api().uri_boolean)(name, setting.as_ptr(), 0) } != 0 {
-                    return refused("nolock and immutable are refused: this VFS stands on the file's locks");
+            // SAFETY: SQLite's own name, which lives as long as the file; the memory is as large as `register` said.
+            unsafe {
+                match open_database(name, text, flags) {
+                    Ok((file, opened)) => {
+                        hand_out(memory, file, &DATABASE_METHODS);
+                        Ok(opened)
+                    }
+                    Err(Failure::Refused(_, Some(why)) | Failure::Final(why)) => {
+                        hand_out(memory, RefusedFile::new(&why), &REFUSED_METHODS);
+                        Ok(flags)
+                    }
+                    Err(Failure::Refused(code, None)) => Err(code),
                 }
             }
-            // SAFETY: SQLite's own name, which lives as long as the file.
-            let (file, opened) = unsafe { RealFile::open_as(real, name, flags) }?;
-            let file = DatabaseFile::new(real, text, file)?;
-            // SAFETY: the memory has the size that `register` announced.
-            unsafe { hand_out(memory, file, &DATABASE_METHODS) };
-            Ok(opened)
         }
         (Some(text), _) if flags & abi::OPEN_MAIN_JOURNAL != 0 && Database::of_journal(text).is_some() => {
             let Some(database) = Database::of_journal(text) else { return Err(abi::CANTOPEN) };
@@ -293,6 +326,28 @@ unsafe fn open_file(name: *const c_char, memory: *mut File, flags: c_int) -> Res
             if code == abi::OK { Ok(opened) } else { Err(code) }
         }
     }
+}
+
+/// Opens a database. Gives the flags it was opened with, too.
+///
+/// # Safety
+///
+/// SQLite's own name of a database, twice, which lives as long as the file.
+unsafe fn open_database(
+    name: *const c_char,
+    text: &CStr,
+    flags: c_int,
+) -> Result<(DatabaseFile, c_int), Failure> {
+    for setting in [c"nolock", c"immutable"] {
+        // SAFETY: a name with parameters behind it, as SQLite gives it for a database.
+        if unsafe { (api().uri_boolean)(name, setting.as_ptr(), 0) } != 0 {
+            let why = "nolock and immutable are refused: this VFS stands on the file's locks";
+            return Err(Failure::cant_open(why));
+        }
+    }
+    // SAFETY: the caller's promise.
+    let (file, opened) = unsafe { RealFile::open_as(api().real, name, flags) }?;
+    Ok((DatabaseFile::new(api().real, text, file)?, opened))
 }
 
 unsafe extern "C" fn delete(_vfs: *mut Vfs, name: *const c_char, sync: c_int) -> c_int {
@@ -365,11 +420,13 @@ pub(crate) unsafe fn load(message: *mut *mut c_char, routines: *const *const c_v
     type Find = unsafe extern "C" fn(*const c_char) -> *mut Vfs;
     type Register = unsafe extern "C" fn(*mut Vfs, c_int) -> c_int;
     type Version = unsafe extern "C" fn() -> c_int;
+    type AutoExtension = unsafe extern "C" fn(unsafe extern "C" fn()) -> c_int;
+    type Entry = unsafe extern "C" fn(*mut c_void, *mut *mut c_char, *const c_void) -> c_int;
     /// The VFS, which SQLite links into its list: never freed.
     static REGISTERED: OnceLock<usize> = OnceLock::new();
 
     // SAFETY: SQLite's table has these functions at these indices since 3.8, with these types.
-    let (api, register) = unsafe {
+    let (api, register, add) = unsafe {
         let at = |place: usize| *routines.add(place);
         let version: Version = std::mem::transmute(at(routine::LIBVERSION_NUMBER));
         let mprintf: unsafe extern "C" fn(*const c_char, ...) -> *mut c_char =
@@ -400,13 +457,21 @@ pub(crate) unsafe fn load(message: *mut *mut c_char, routines: *const *const c_v
                 *const c_void,
                 unsafe extern "C" fn(*const c_char, *const c_char, c_int) -> c_int,
             >(at(routine::URI_BOOLEAN)),
+            file_control: std::mem::transmute::<*const c_void, FileControl>(at(routine::FILE_CONTROL)),
+            db_filename: std::mem::transmute::<*const c_void, DatabaseName>(at(routine::DB_FILENAME)),
             real: RealVfs::new(real),
         };
+        let add: AutoExtension = std::mem::transmute(at(routine::AUTO_EXTENSION));
         let register: Register = std::mem::transmute(at(routine::VFS_REGISTER));
-        (api, register)
+        (api, register, add)
     };
     let real = api.real;
     let _ = API.set(api);
+    // SAFETY: a function of the kind that SQLite's list has, by the type that it is listed with; one that is in it already stays once.
+    let code = unsafe { add(std::mem::transmute::<Entry, unsafe extern "C" fn()>(check_connection)) };
+    if code != abi::OK {
+        return code;
+    }
     if !default && REGISTERED.get().is_some() {
         // Registering it again would end its role as the default.
         return abi::OK_LOAD_PERMANENTLY;

@@ -23,6 +23,7 @@
 //! | `journal` | rollback journals in memory |
 //! | `record` | a commit in the log |
 //! | `locks` | locks between connections |
+//! | `refused` | openings that are refused, with their reason |
 //! | `mark` | the mark in a file's first bytes |
 //!
 //! There is no Rust interface: SQLite loads `libpagekeeper_sqlite.so`.
@@ -39,6 +40,7 @@ mod places;
 mod real;
 mod record;
 mod recover;
+mod refused;
 mod session;
 mod state;
 

@@ -33,7 +33,12 @@ pub(crate) fn is_database(head: &[u8]) -> bool {
     head.starts_with(DATABASE_MAGIC)
 }
 
-/// Whether a file with this head can be marked: it is an SQLite database, or empty.
+/// Whether a file is a database in WAL mode: the versions of its format that readers and writers need say so.
+pub(crate) fn is_wal(head: &Head) -> bool {
+    is_database(head) && head[18..20].contains(&2)
+}
+
+/// Whether a file with this head can be marked: it is SQLite's, or empty.
 pub(crate) fn can_be_marked(head: &Head) -> bool {
     is_database(head) || head.iter().all(|&byte| byte == 0)
 }

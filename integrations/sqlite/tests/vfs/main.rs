@@ -3,6 +3,7 @@
 
 mod crashes;
 mod fork;
+mod refused;
 mod shell;
 mod threads;
 
