@@ -511,9 +511,8 @@ fn old_generations_leave(of: Search, name: &str) {
 }
 
 /// Whether a library can be built into a program here.
-fn can_run_engine(name: &str, programs: &[&str], header: &str) -> bool {
-    let what = format!("the guard beside {name}");
-    if !support::can_run(&what, programs) {
+pub(crate) fn can_run_engine(what: &str, programs: &[&str], header: &str) -> bool {
+    if !support::can_run(what, programs) {
         return false;
     }
     let is_there = Path::new(header).exists();
@@ -525,7 +524,7 @@ fn can_run_engine(name: &str, programs: &[&str], header: &str) -> bool {
 
 #[test]
 fn the_wal_of_rocksdb_stays_out_of_the_page_cache() {
-    if !can_run_engine("RocksDB", &RocksDb::PROGRAMS, RocksDb::HEADER) {
+    if !can_run_engine("the guard beside RocksDB", &RocksDb::PROGRAMS, RocksDb::HEADER) {
         return;
     }
     let _alone = support::alone();
@@ -540,7 +539,7 @@ fn the_wal_of_rocksdb_stays_out_of_the_page_cache() {
 #[test]
 #[ignore = "make test-databases installs WiredTiger"]
 fn the_journal_of_wiredtiger_stays_out_of_the_page_cache() {
-    if !can_run_engine("WiredTiger", &WiredTiger::PROGRAMS, WiredTiger::HEADER) {
+    if !can_run_engine("the guard beside WiredTiger", &WiredTiger::PROGRAMS, WiredTiger::HEADER) {
         return;
     }
     let _alone = support::alone();
@@ -552,15 +551,22 @@ fn the_journal_of_wiredtiger_stays_out_of_the_page_cache() {
     story.survive(250 * MIB);
 }
 
-#[test]
-#[ignore = "make test-databases fetches MongoDB"]
-fn the_journal_of_mongodb_stays_out_of_the_page_cache() {
+/// Whether `MongoDB` and what its client needs are here.
+pub(crate) fn can_run_mongodb() -> bool {
     let unpacked = MongoDb::unpacked();
     if !can_run_fetched("MongoDB", &MongoDb::PROGRAMS, "PAGEKEEPER_MONGODB_ROOT", unpacked.as_ref()) {
-        return;
+        return false;
     }
     if !MongoDb::has_client() {
         pagekeeper_testing::skip("the guard beside MongoDB: python3-pymongo is not installed");
+    }
+    MongoDb::has_client()
+}
+
+#[test]
+#[ignore = "make test-databases fetches MongoDB"]
+fn the_journal_of_mongodb_stays_out_of_the_page_cache() {
+    if !can_run_mongodb() {
         return;
     }
     let _alone = support::alone();

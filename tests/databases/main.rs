@@ -23,6 +23,8 @@ mod postgresql_readers;
 mod read_back;
 mod recovery;
 mod recycled;
+mod rocksdb_direct;
+mod rocksdb_driver;
 mod selection;
 mod settings;
 mod stream_service;

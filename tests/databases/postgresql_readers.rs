@@ -1,11 +1,11 @@
 //! The guard beside those who read the WAL of a real `PostgreSQL` and show no position: the archiver while it archives, logical
-//! decoding by polling a slot, and the replay of a standby that lags.
+//! decoding by polling a slot, and the replay of a standby that lags or is paused.
 //!
 //! Needs root and Debian's `postgresql`; skips with a sentence otherwise, and fails instead where
 //! `PAGEKEEPER_REQUIRE_ALL=1`. Reads are the kernel's own counts of the servers' processes, residency is `fincore`'s.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagekeeper_catalog::postgresql::slot::{LEN, ReplicationSlot};
@@ -152,6 +152,58 @@ fn what_a_polled_slot_has_yet_to_decode_stays() {
 /// The lag of a standby, in MiB: more than the three segments of `near_files`.
 const LAG_MIB: u32 = 112;
 
+/// A standby, and the server that it follows.
+struct Replicated {
+    server: Server,
+    standby: Server,
+}
+
+impl Replicated {
+    fn start(scratch: &Path, settings: &[&str]) -> Self {
+        let server = Server::start_with(scratch, &["wal_keep_size=1GB"]);
+        let standby = server.standby(scratch, settings);
+        Self { server, standby }
+    }
+
+    /// Writes so much with a pause after each MiB, waits until the standby has received it, and returns where it ends.
+    fn write(&self, mib: u32, pause: Duration) -> String {
+        self.server.write_records(mib, pause);
+        let end = self.server.query("SELECT pg_current_wal_lsn()");
+        self.wait_until_it_has("pg_last_wal_receive_lsn", &end);
+        end
+    }
+
+    fn wait_until_replayed(&self, lsn: &str) {
+        self.wait_until_it_has("pg_last_wal_replay_lsn", lsn);
+    }
+
+    fn wait_until_it_has(&self, what: &str, lsn: &str) {
+        let question = format!("SELECT {what}() >= '{lsn}'");
+        eventually(what, SOON, || (self.standby.query(&question) == "t").then_some(()));
+    }
+
+    /// Pauses the replay at the begin of a segment.
+    fn pause(&self) {
+        self.server.query("SELECT pg_switch_wal()");
+        self.wait_until_replayed(&self.write(1, Duration::ZERO));
+        self.standby.query("SELECT pg_wal_replay_pause()");
+        let state = "SELECT pg_get_wal_replay_pause_state()";
+        eventually("it pauses", SOON, || (self.standby.query(state) == "paused").then_some(()));
+    }
+
+    /// Bytes that the standby has had read from the device, so far.
+    fn read(&self) -> u64 {
+        self.standby.all_device_bytes_read()
+    }
+}
+
+/// A configuration by which a standby is waited for up to so much.
+fn standby_limit(scratch: &Path, limit: &str) -> PathBuf {
+    let config = scratch.join("guard.toml");
+    std::fs::write(&config, format!("[postgresql]\nstandby = \"{limit}\"\n")).expect("write a configuration");
+    config
+}
+
 #[test]
 fn what_a_standby_has_yet_to_replay_stays() {
     if !can_run("PostgreSQL with a standby that lags") {
@@ -159,51 +211,78 @@ fn what_a_standby_has_yet_to_replay_stays() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let server = Server::start_with(scratch.path(), &["wal_keep_size=1GB"]);
-    let standby = server.standby(scratch.path(), &["recovery_min_apply_delay=10s"]);
-    let written = || server.query("SELECT pg_current_wal_lsn()");
-    let has = |what: &str, lsn: &str| {
-        let reached = standby.query(&format!("SELECT {what}() >= '{lsn}'")) == "t";
-        reached.then_some(())
-    };
-    let received = |lsn: &str| eventually("all is received", SOON, || has("pg_last_wal_receive_lsn", lsn));
-    let replayed = |lsn: &str| eventually("all is replayed", SOON, || has("pg_last_wal_replay_lsn", lsn));
+    let both = Replicated::start(scratch.path(), &["recovery_min_apply_delay=10s"]);
 
     // Delayed: nothing is read from the device.
-    let guard = guard_of(&standby, &TICK);
-    let before = standby.all_device_bytes_read();
-    server.write_records(LAG_MIB, Duration::ZERO);
-    let end = written();
-    received(&end);
+    let guard = guard_of(&both.standby, &TICK);
+    let before = both.read();
+    let end = both.write(LAG_MIB, Duration::ZERO);
     guard.wait_for_ticks(4);
-    let startup = standby.device_bytes_read().into_keys().find_map(|pid| {
+    let startup = both.standby.device_bytes_read().into_keys().find_map(|pid| {
         let title = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let title = String::from_utf8_lossy(&title).replace('\0', " ");
         title.contains("startup").then_some(title)
     });
     let startup = startup.expect("a startup process");
     assert!(wal_reader(&startup, None).is_some_and(|reader| reader.place.is_some()), "{startup}");
-    replayed(&end);
-    let read = standby.all_device_bytes_read() - before;
+    both.wait_until_replayed(&end);
+    let read = both.read() - before;
     println!("delayed: {read} bytes read for {LAG_MIB} MiB of WAL");
     assert!(read < FEW_READS, "{read} bytes were read from the device");
-    wait_until_released(&guard, &standby, IDLE_LIMIT);
+    wait_until_released(&guard, &both.standby, IDLE_LIMIT);
     stop(guard);
 
     // Further behind than is waited for: it goes, and comes back once, however often the guard looks while it is read.
-    let config = scratch.path().join("guard.toml");
-    std::fs::write(&config, "[postgresql]\nstandby = \"16M\"\n").expect("write a configuration");
-    let guard = guard_of(&standby, &["--tick", "100ms", "--config", path(&config)]);
-    let before = standby.all_device_bytes_read();
-    server.write_records(LAG_MIB, Duration::from_millis(100));
-    let end = written();
-    received(&end);
-    replayed(&end);
-    let read = standby.all_device_bytes_read() - before;
+    let config = standby_limit(scratch.path(), "16M");
+    let guard = guard_of(&both.standby, &["--tick", "100ms", "--config", path(&config)]);
+    let before = both.read();
+    both.wait_until_replayed(&both.write(LAG_MIB, Duration::from_millis(100)));
+    let read = both.read() - before;
     println!("beyond the limit: {read} bytes read for {LAG_MIB} MiB of WAL");
     assert!(read > SEGMENT_BYTES, "{read} bytes: it was waited for");
     assert!(read < u64::from(LAG_MIB) * MIB + FEW_READS, "{read} bytes: some were read more than once");
-    wait_until_released(&guard, &standby, IDLE_LIMIT);
+    wait_until_released(&guard, &both.standby, IDLE_LIMIT);
+    stop(guard);
+}
+
+#[test]
+fn what_a_paused_standby_has_yet_to_replay_stays_up_to_the_limit() {
+    /// Ends in the fourth segment behind the one where replay pauses, the last that 64 MiB reach: one more than `near_files`.
+    const WITHIN_MIB: u32 = 66;
+    if !can_run("PostgreSQL with a standby that pauses") {
+        return;
+    }
+    let _alone = support::alone();
+    let scratch = support::scratch();
+    let both = Replicated::start(scratch.path(), &[]);
+    let config = standby_limit(scratch.path(), "64M");
+    let guard = guard_of(&both.standby, &[&TICK[..], &["--config", path(&config)]].concat());
+    let resumed = |end: &str| {
+        let before = both.read();
+        both.standby.query("SELECT pg_wal_replay_resume()");
+        both.wait_until_replayed(end);
+        let read = both.read() - before;
+        wait_until_released(&guard, &both.standby, IDLE_LIMIT);
+        read
+    };
+
+    both.pause();
+    let end = both.write(WITHIN_MIB, Duration::ZERO);
+    guard.wait_for_ticks(12);
+    let kept = support::kept_bytes(&both.standby.segments());
+    assert!(kept >= u64::from(WITHIN_MIB) * MIB, "only {kept} bytes stay");
+    let read = resumed(&end);
+    println!("within the limit: {read} bytes read for {WITHIN_MIB} MiB of WAL");
+    assert!(read < FEW_READS, "{read} bytes were read from the device");
+
+    both.pause();
+    let end = both.write(LAG_MIB, Duration::ZERO);
+    // But for the segment that replay has open.
+    wait_until_released(&guard, &both.standby, IDLE_LIMIT + SEGMENT_BYTES);
+    let read = resumed(&end);
+    println!("beyond the limit: {read} bytes read for {LAG_MIB} MiB of WAL");
+    assert!(read > SEGMENT_BYTES, "{read} bytes: it was waited for");
+    assert!(read < u64::from(LAG_MIB) * MIB + FEW_READS, "{read} bytes: some were read more than once");
     stop(guard);
 }
 
@@ -214,15 +293,11 @@ fn what_a_standby_has_recycled_goes() {
     }
     let _alone = support::alone();
     let scratch = support::scratch();
-    let server = Server::start_with(scratch.path(), &[]);
-    let standby = server.standby(scratch.path(), &[]);
-    server.write_records(64, Duration::ZERO);
-    server.query("CHECKPOINT");
-    let end = server.query("SELECT pg_current_wal_lsn()");
-    eventually("all is replayed", SOON, || {
-        let replayed = standby.query(&format!("SELECT pg_last_wal_replay_lsn() >= '{end}'"));
-        (replayed == "t").then_some(())
-    });
+    let both = Replicated::start(scratch.path(), &[]);
+    both.server.write_records(64, Duration::ZERO);
+    both.server.query("CHECKPOINT");
+    both.wait_until_replayed(&both.server.query("SELECT pg_current_wal_lsn()"));
+    let Replicated { server, standby } = &both;
     // Nobody has released what was replayed when this gives the segments later names.
     standby.query("CHECKPOINT");
     let written = server.query("SELECT pg_walfile_name(pg_current_wal_lsn())");
@@ -231,8 +306,8 @@ fn what_a_standby_has_recycled_goes() {
     let resident = resident_bytes(&ahead);
     assert!(resident > IDLE_LIMIT, "{resident} bytes of {ahead:?} are resident");
 
-    let guard = guard_of(&standby, &TICK);
-    wait_until_released(&guard, &standby, IDLE_LIMIT);
+    let guard = guard_of(standby, &TICK);
+    wait_until_released(&guard, standby, IDLE_LIMIT);
     stop(guard);
 }
 

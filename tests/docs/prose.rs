@@ -24,7 +24,7 @@ fn paragraphs<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<(usize, String)> 
         if (line.is_empty() || item.is_some()) && !text.is_empty() {
             found.push((number, std::mem::take(&mut text)));
         }
-        text = format!("{text} {}", item.unwrap_or(line)).trim().to_owned();
+        format!("{text} {}", item.unwrap_or(line)).trim().clone_into(&mut text);
     }
     found
 }
@@ -49,7 +49,7 @@ fn is_headless(sentence: &[&str]) -> bool {
 
 /// Returns the sentences and comment lines of a file, each with its bar and whether it counts against it.
 fn prose(path: &str, text: &str) -> Vec<(usize, String, bool)> {
-    let document = usize::from(path.ends_with(".md"));
+    let document = usize::from(path.rsplit('.').next() == Some("md"));
     let comment = |line| str::trim(line).strip_prefix("//").map(|text| text.trim_start_matches(['/', '!']));
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();

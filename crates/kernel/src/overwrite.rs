@@ -1,6 +1,6 @@
 //! Whether writes over the blocks of a file go in place or take new blocks, which a full disk does not have.
 //!
-//! Sources of the facts: `FS_NOCOW_FL` of ioctl_iflags(2) and `FIEMAP_EXTENT_SHARED` of `linux/fiemap.h`. Btrfs writes every
+//! Sources of the facts: `FS_NOCOW_FL` of `ioctl_iflags`(2) and `FIEMAP_EXTENT_SHARED` of `linux/fiemap.h`. Btrfs writes every
 //! overwrite to new blocks, except in files with `FS_NOCOW_FL`. XFS, and btrfs in such files, do so for blocks that a snapshot or
 //! another file (`cp --reflink`) shares.
 

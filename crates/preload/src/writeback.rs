@@ -349,7 +349,7 @@ mod tests {
         if !can_count(fd) {
             return pagekeeper_testing::skip("this kernel has no cachestat(2).");
         }
-        file.write_all(&[1; 64 << 10]).unwrap();
+        file.write_all(&vec![1; 64 << 10]).unwrap();
         if sys::cachestat(fd, 0..64 << 10).unwrap().dirty == 0 {
             return pagekeeper_testing::skip("this file system counts no dirty pages.");
         }

@@ -316,7 +316,7 @@ mod tests {
         let listener = UnixListener::bind(directory.join(NAME)).unwrap();
         std::thread::spawn(move || {
             let (mut client, _) = listener.accept().unwrap();
-            let to = read_request(&mut client).unwrap();
+            let (to, _) = read_request(&mut client).unwrap();
             client.write_all(&encode(&Ok(make(&to)))).unwrap();
         })
     }

@@ -42,7 +42,7 @@ impl DatabaseFile {
         if self.file.has_moved() {
             return Some("replaced while it was being opened");
         }
-        let mut head: Head = [0; mark::SPAN];
+        let mut head: Head = [0; mark::MARK_BYTES];
         // One that can't be read fails where SQLite reads it.
         let is_wal = self.file.read(&mut head, 0).is_ok() && mark::is_wal(&head);
         is_wal.then_some("WAL mode is refused: set journal_mode=DELETE by the default VFS first")

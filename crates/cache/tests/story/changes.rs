@@ -50,18 +50,18 @@ fn cache(backend: Backend) -> PageCache {
 }
 
 #[track_caller]
-fn assert_changed<T: std::fmt::Debug>(result: Result<T, Error>) {
+fn assert_changed<T: std::fmt::Debug>(result: &Result<T, Error>) {
     assert!(matches!(result, Err(Error::Changed { .. })), "{result:?}");
 }
 
 /// No way of reading loads a page, and the pages that were there stay.
 fn assert_all_loads_fail(file: &CachedFile) {
     let mut buf = [0; 10];
-    assert_changed(file.page(500).map(drop));
-    assert_changed(block_on(file.read_at_async(501 * LEN, &mut buf)));
+    assert_changed(&file.page(500).map(drop));
+    assert_changed(&block_on(file.read_at_async(501 * LEN, &mut buf)));
     let mut requests = [ReadRequest::new(502 * LEN, &mut buf)];
     assert!(file.read_many(&mut requests).is_err());
-    assert_changed(requests[0].outcome().clone());
+    assert_changed(&requests[0].outcome().clone());
     check(1, 0, &file.page(0).unwrap());
 }
 

@@ -13,9 +13,9 @@ use super::Guard;
 use super::claim_tests::{ATTACKER, DATABASE};
 use crate::config::Options;
 
-/// The attacker's processes, whose numbers begin with [`FIRST_PID`]; they are named after the profiles that find processes by
-/// name, with and without directories that a database of the profile has.
+/// Number of the attacker's processes.
 const CROWD: u32 = 1000;
+/// Process IDs that this process and its children do not have.
 const FIRST_PID: u32 = 10_000_000;
 const SERVER_PID: u32 = FIRST_PID + CROWD;
 /// Upper bound of the ticks in which a process is found.
@@ -62,6 +62,7 @@ fn reads() -> u64 {
 
 #[test]
 fn idle_processes_with_a_database_s_name_cost_a_tick_no_call_each() {
+    // A PostgreSQL also claims a directory by its name, which these do not have.
     for name in ["mariadbd", "postgres"] {
         let (_tree, mut guard) = guard_beside_a_crowd(name);
         guard.watched.listing_time.hurry();

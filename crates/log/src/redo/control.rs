@@ -290,13 +290,12 @@ impl Control {
 
     /// Says something new, durably, in both slots. Where that fails for want of space, it says what it said before, or this.
     pub(super) fn write(&mut self, state: ControlState) -> Result<(), Error> {
-        let file = match &self.file {
-            Some(file) => Arc::clone(file),
-            None => {
-                let file = open_writable_past_cache(&*self.io, &self.path, Create::Never)?;
-                own_blocks::unshare(&*file, 2 * BLOCK)?;
-                Arc::clone(self.file.insert(file))
-            }
+        let file = if let Some(file) = &self.file {
+            Arc::clone(file)
+        } else {
+            let file = open_writable_past_cache(&*self.io, &self.path, Create::Never)?;
+            own_blocks::unshare(&*file, 2 * BLOCK)?;
+            Arc::clone(self.file.insert(file))
         };
         let state = ControlState { number: self.state.number + 1, ..state };
         state.encode(&mut self.buffer);

@@ -56,6 +56,12 @@ impl Lines {
         values * LINE_VALUE_BYTES as u64
     }
 
+    /// Has the server write about so many bytes to its text log.
+    pub(super) fn log(&mut self, bytes: u64) {
+        self.to.write_all(format!("log {bytes}\n").as_bytes()).expect("it goes on");
+        self.expect("ok");
+    }
+
     /// Panics unless all acknowledged values are there.
     pub(super) fn check(&mut self) {
         for number in 0..self.put {

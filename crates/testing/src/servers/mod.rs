@@ -24,7 +24,7 @@ pub mod unpacked;
 mod values;
 mod wiredtiger;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -95,6 +95,13 @@ impl Launcher {
     pub fn new(words: impl IntoIterator<Item = OsString>) -> Self {
         Self(words.into_iter().collect())
     }
+
+    /// A command by which a program starts, its arguments yet to be added. It ends with the thread that starts it.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig=KILL", "--"]).args(&self.0).arg(program);
+        command
+    }
 }
 
 /// A process of a server.
@@ -118,8 +125,7 @@ impl Daemon {
         arguments: impl FnOnce(&mut Command),
     ) -> Self {
         std::fs::create_dir_all(home).expect("make a directory for a server");
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig=KILL", "--"]).args(&launcher.0).arg(program);
+        let mut command = launcher.command(program);
         let log = direct(home, &mut command);
         arguments(&mut command);
         Self { child: command.spawn().expect("start a server"), log }

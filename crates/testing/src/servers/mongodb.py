@@ -1,9 +1,12 @@
 # A client of MongoDB that reads commands line by line. "put NUMBER LENGTH" and that many bytes stores a
 # document and is answered by "ok" once it is in the journal and synced; "get NUMBER" by "LENGTH" and that
-# many bytes. The argument is the server's socket.
+# many bytes; "log LENGTH" has the server write about as much to its log, and is answered by "ok". The argument
+# is the server's socket.
 import sys
 
 import pymongo
+
+COMMENT = 8 << 10
 
 client = pymongo.MongoClient(sys.argv[1], serverSelectionTimeoutMS=60_000)
 acknowledged = pymongo.WriteConcern(w=1, j=True)
@@ -17,6 +20,13 @@ for line in sys.stdin.buffer:
     if verb == b"put":
         value = sys.stdin.buffer.read(int(rest[0]))
         documents.insert_one({"_id": int(number), "value": value})
+        out.write(b"ok\n")
+    elif verb == b"log":
+        # Each command is in the log, however fast it was; at most 10 kB of it.
+        client.load.set_profiling_level(0, slow_ms=-1)
+        for _ in range(int(number) // COMMENT + 1):
+            client.load.command("ping", comment="x" * COMMENT)
+        client.load.set_profiling_level(0, slow_ms=100)
         out.write(b"ok\n")
     else:
         value = documents.find_one({"_id": int(number)})["value"]

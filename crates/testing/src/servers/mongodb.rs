@@ -18,6 +18,8 @@ const CLIENT_PROGRAM: &str = include_str!("mongodb.py");
 /// Debian's: another Python may not find Debian's modules.
 const PYTHON: &str = "/usr/bin/python3";
 const SERVER_SOCKET: &str = "/run/mongodb-27017.sock";
+/// Its text log, as it sees it.
+const SERVER_LOG: &str = "/run/mongod.log";
 
 /// A running `mongod`, and its client.
 #[derive(Debug)]
@@ -59,6 +61,16 @@ impl MongoDb {
         let (client, lines) = client(home, 0);
         Self { unpacked, home: home.to_owned(), daemon, client, lines }
     }
+
+    /// Its text log.
+    pub fn text_log(&self) -> PathBuf {
+        self.home.join(&SERVER_LOG[1..])
+    }
+
+    /// Has it write about so many bytes there.
+    pub fn log(&mut self, bytes: u64) {
+        self.lines.log(bytes);
+    }
 }
 
 impl Drop for MongoDb {
@@ -77,6 +89,7 @@ fn started(unpacked: &Path, home: &Path) -> Daemon {
     let mut command = unpacked::enter(unpacked, home);
     command.args(["/usr/bin/mongod", "--dbpath", DATA, "--wiredTigerCacheSizeGB", "0.25"]);
     command.args(["--bind_ip", SERVER_SOCKET, "--unixSocketPrefix", "/run"]);
+    command.args(["--logpath", SERVER_LOG, "--logappend"]);
     // Each checkpoint, by default every minute, removes the older part of the journal. Then nothing would be
     // left that shows the guard's effect.
     command.args(["--syncdelay", "600"]);
