@@ -103,7 +103,7 @@ test-packages: ## those built twice to the same bytes; deb and rpm installed, up
 install: ## binary, man pages, completions and systemd unit (PREFIX=/usr/local, DESTDIR=)
 	@scripts/install.sh
 
-api: ## the lists of what the crates for engines offer, crates/*/api.txt (ARGS=--check compares)
+api: ## the lists of what the crates for engines offer, crates/*/*/api.txt (ARGS=--check compares)
 	@scripts/api.sh $(ARGS)
 
 semver: ## what those crates offer beside the last release, by cargo-semver-checks (ARGS=COMMIT)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lists what the crates for engines' authors offer, one public item a line, in crates/*/api.txt: a change of it is seen in a review.
+# Lists what the crates for engines' authors offer, one public item a line, in crates/*/*/api.txt: a change of it is seen in a review.
 # With --check it compares instead. Needs a nightly compiler, for rustdoc's JSON; the tool that reads it is built where it is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,7 +20,7 @@ fi
 mkdir -p "$target"
 changed=()
 for crate in "${crates[@]}"; do
-    list=crates/$crate/api.txt
+    list=$(echo crates/*/"$crate")/api.txt
     new=$("$cargo" public-api --package "pagekeeper-$crate" -sss --color never --target-dir "$target/api" 2>"$target/api-messages") || {
         cat "$target/api-messages" >&2
         exit 1

@@ -27,14 +27,14 @@ filled() { # filled TEMPLATE FILE
 }
 
 mkdir -p "$to"/include "$to"/lib/pkgconfig "$to"/lib/cmake/pagekeeper
-install --mode 644 crates/capi/include/pagekeeper.h crates/capi/include/pagekeeper.hpp "$to/include/"
+install --mode 644 crates/engine/capi/include/pagekeeper.h crates/engine/capi/include/pagekeeper.hpp "$to/include/"
 install --mode 644 "$library" "$to/lib/libpagekeeper.a"
-filled crates/capi/pagekeeper.pc.in "$to/lib/pkgconfig/pagekeeper.pc"
-filled crates/capi/pagekeeper-config.cmake.in "$to/lib/cmake/pagekeeper/pagekeeper-config.cmake"
+filled crates/engine/capi/pagekeeper.pc.in "$to/lib/pkgconfig/pagekeeper.pc"
+filled crates/engine/capi/pagekeeper-config.cmake.in "$to/lib/cmake/pagekeeper/pagekeeper-config.cmake"
 
 shared=libpagekeeper.so.$version
 "${CC:-cc}" -shared -o "$to/lib/$shared" -Wl,-soname,"libpagekeeper.so.$major" \
-    -Wl,--version-script=crates/capi/pagekeeper.map -Wl,--gc-sections -Wl,-z,relro,-z,now -Wl,-z,defs -Wl,-z,nodelete \
+    -Wl,--version-script=crates/engine/capi/pagekeeper.map -Wl,--gc-sections -Wl,-z,relro,-z,now -Wl,-z,defs -Wl,-z,nodelete \
     -Wl,--whole-archive "$to/lib/libpagekeeper.a" -Wl,--no-whole-archive -lgcc_s -lpthread -lm -ldl -lc
 ln -sf "$shared" "$to/lib/libpagekeeper.so.$major"
 ln -sf "libpagekeeper.so.$major" "$to/lib/libpagekeeper.so"

@@ -16,7 +16,7 @@ containers() {
     ip link set lo up
     podman --version
     crun --version | head -n 1
-    cd "$SOURCE/crates/cli" || ends
+    cd "$SOURCE/crates/operate/cli" || ends
     # Each word is a filter.
     # shellcheck disable=SC2086
     PAGEKEEPER_REQUIRE_ALL=1 program host "$HOST" ${STORIES:-engine} --include-ignored --nocapture --test-threads=1 --color=never
@@ -31,9 +31,9 @@ guard() {
     echo +memory >/sys/fs/cgroup/cgroup.subtree_control
     mkdir /dev/shm && mount -t tmpfs shm /dev/shm && chmod 1777 /dev/shm
     ip link set lo up
-    cd "$SOURCE/crates/kernel" || ends
+    cd "$SOURCE/crates/base/kernel" || ends
     [ -n "$STORIES" ] || PAGEKEEPER_REQUIRE_ALL=1 program kernel "$KERNEL_TESTS" pressure::group --test-threads=1 --color=never
-    cd "$SOURCE/crates/cli" || ends
+    cd "$SOURCE/crates/operate/cli" || ends
     # Each word is a filter.
     # shellcheck disable=SC2086
     PAGEKEEPER_REQUIRE_ALL=1 program host "$HOST" ${STORIES:-guard_cgroups} --include-ignored --nocapture --test-threads=1 --color=never

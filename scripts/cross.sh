@@ -12,7 +12,7 @@ scripts/require-rust.sh
 
 build() { # target
     "$cargo" rustc --quiet -p pagekeeper-preload --lib --crate-type cdylib --features interpose \
-        --config crates/preload/profile.toml --profile preload --target-dir "$out" --target "$1"
+        --config crates/operate/preload/profile.toml --profile preload --target-dir "$out" --target "$1"
 }
 
 check() { # target, prefix of its tools

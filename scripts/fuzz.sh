@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # fuzz.sh [TARGET [SECONDS [OPTIONS OF LIBFUZZER…]]] — fuzzes one parser, or each in turn with TARGET "all". Not part of CI,
-# which runs the same targets without coverage (crates/fuzzing/tests/random_input).
+# which runs the same targets without coverage (crates/dev/fuzzing/tests/random_input).
 #
 # What is found stays in fuzz/artifacts/TARGET: `cargo +nightly fuzz run TARGET FILE` repeats it. The seed of the run is
 # printed at its start, `-seed=N` as an option repeats the run.

@@ -35,10 +35,10 @@ completion zsh zsh/site-functions/_pagekeeper
 completion fish fish/vendor_completions.d/pagekeeper.fish
 
 install -D --mode 644 deploy/pagekeeper-guard.toml "$root/share/doc/pagekeeper/guard.toml"
-install --mode 644 crates/doctor/report.schema.json "$root/share/doc/pagekeeper/doctor.schema.json"
+install --mode 644 crates/operate/doctor/report.schema.json "$root/share/doc/pagekeeper/doctor.schema.json"
 # To begin one of one's own with: the program has them built in, and reads none from here.
 install -d "$root/share/doc/pagekeeper/profiles"
-install --mode 644 crates/catalog/profiles/*.toml "$root/share/doc/pagekeeper/profiles/"
+install --mode 644 crates/operate/catalog/profiles/*.toml "$root/share/doc/pagekeeper/profiles/"
 
 # systemd looks for units of local software in /etc and /usr/local/lib, for those of packages in /usr/lib.
 sed "s|^ExecStart=/usr/local/bin/|ExecStart=$prefix/bin/|" deploy/pagekeeper-guard.service >"$generated/unit"

@@ -42,7 +42,7 @@ for words in "${tests[@]}"; do
     read -ra words <<<"$words"
     echo "unit tests: $(basename "${words[0]}") ${words[*]:1}"
     began=$SECONDS
-    cd "$SOURCE/crates/cli" || ends
+    cd "$SOURCE/crates/operate/cli" || ends
     program "$(basename "${words[0]}")" unit_tests "${words[@]}"
     cd "$SOURCE" || ends
     echo "took $((SECONDS - began)) s"

@@ -211,9 +211,9 @@ def asked(address):
 
 
 def store(directory):
-    """On one that a killed process left (crates/store/tests/fixture.rs): figures, checks, copies and repairs."""
+    """On one that a killed process left (crates/engine/store/tests/fixture.rs): figures, checks, copies and repairs."""
     place, backup, restored, repaired = (os.path.join(directory, name) for name in ("store", "backup", "restored", "repaired"))
-    shutil.copytree(os.path.join(os.environ.get("SOURCE", "."), "crates/store/tests/fixture/v2"), place)
+    shutil.copytree(os.path.join(os.environ.get("SOURCE", "."), "crates/engine/store/tests/fixture/v2"), place)
     same("pages", len(json.loads(run("store", "dump", "--json", place)[0])["pages"]), 12)
     run("store", "stat", place)
     run("store", "backup", place, backup)

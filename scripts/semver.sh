@@ -42,7 +42,7 @@ if ! command -v cargo-semver-checks >/dev/null; then
 fi
 echo "compared with $(git log -1 --format='%h of %cs' "$baseline")"
 packages=()
-for list in crates/*/api.txt; do
+for list in crates/*/*/api.txt; do
     packages+=(--package "pagekeeper-$(basename "$(dirname "$list")")")
 done
 "$cargo" semver-checks check-release "${packages[@]}" --baseline-rev "$baseline"

@@ -11,7 +11,7 @@ scripts/require-rust.sh
 dir=$(mktemp --directory "${TMPDIR:-/var/tmp}/pagekeeper-crates.XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 
-manifests=$(ls bench/Cargo.toml crates/*/Cargo.toml docs/Cargo.toml integrations/*/Cargo.toml)
+manifests=$(ls bench/Cargo.toml crates/*/*/Cargo.toml docs/Cargo.toml integrations/*/Cargo.toml)
 unpublished=""
 for manifest in $manifests; do
     name=$(sed -n '/^\[package\]/,/^$/s/^name = "\(.*\)"/\1/p' "$manifest")
@@ -28,7 +28,7 @@ rm -rf "$target/package"
 # (Quiet, cargo would not say its warnings either.)
 "$cargo" package --workspace --no-verify --allow-dirty --target-dir "$target" \
     $(printf -- '--exclude %s ' $unpublished) 2>"$dir/messages" || { cat "$dir/messages" >&2; exit 1; }
-if grep '^warning: ' "$dir/messages" | grep -v '^warning: ignoring test `.*` as `../../tests/' >&2; then
+if grep '^warning: ' "$dir/messages" | grep -v '^warning: ignoring test `.*` as `../../../tests/' >&2; then
     echo "The packages have the faults above." >&2
     exit 1
 fi

@@ -1,4 +1,4 @@
-//! `entry` of crates/fuzzing, under libFuzzer.
+//! `entry` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("entry").fuzz_one)(data));

@@ -1,4 +1,4 @@
-//! `http` of crates/fuzzing, under libFuzzer.
+//! `http` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("http").fuzz_one)(data));

@@ -1,4 +1,4 @@
-//! `machine` of crates/fuzzing, under libFuzzer.
+//! `machine` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("machine").fuzz_one)(data));

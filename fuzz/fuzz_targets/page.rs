@@ -1,4 +1,4 @@
-//! `page` of crates/fuzzing, under libFuzzer.
+//! `page` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("page").fuzz_one)(data));

@@ -1,4 +1,4 @@
-//! `pattern` of crates/fuzzing, under libFuzzer.
+//! `pattern` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("pattern").fuzz_one)(data));

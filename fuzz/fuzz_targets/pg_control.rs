@@ -1,4 +1,4 @@
-//! `pg_control` of crates/fuzzing, under libFuzzer.
+//! `pg_control` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("pg_control").fuzz_one)(data));

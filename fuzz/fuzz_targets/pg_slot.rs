@@ -1,4 +1,4 @@
-//! `pg_slot` of crates/fuzzing, under libFuzzer.
+//! `pg_slot` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("pg_slot").fuzz_one)(data));

@@ -1,4 +1,4 @@
-//! `process` of crates/fuzzing, under libFuzzer.
+//! `process` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("process").fuzz_one)(data));

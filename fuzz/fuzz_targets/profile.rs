@@ -1,4 +1,4 @@
-//! `profile` of crates/fuzzing, under libFuzzer.
+//! `profile` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("profile").fuzz_one)(data));

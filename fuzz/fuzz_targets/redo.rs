@@ -1,4 +1,4 @@
-//! `redo` of crates/fuzzing, under libFuzzer.
+//! `redo` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("redo").fuzz_one)(data));

@@ -1,4 +1,4 @@
-//! `server` of crates/fuzzing, under libFuzzer.
+//! `server` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("server").fuzz_one)(data));

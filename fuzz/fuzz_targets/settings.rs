@@ -1,4 +1,4 @@
-//! `settings` of crates/fuzzing, under libFuzzer.
+//! `settings` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("settings").fuzz_one)(data));

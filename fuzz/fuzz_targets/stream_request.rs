@@ -1,4 +1,4 @@
-//! `stream_request` of crates/fuzzing, under libFuzzer.
+//! `stream_request` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("stream_request").fuzz_one)(data));

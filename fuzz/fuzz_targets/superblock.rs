@@ -1,4 +1,4 @@
-//! `superblock` of crates/fuzzing, under libFuzzer.
+//! `superblock` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("superblock").fuzz_one)(data));

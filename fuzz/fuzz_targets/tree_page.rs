@@ -1,4 +1,4 @@
-//! `tree_page` of crates/fuzzing, under libFuzzer.
+//! `tree_page` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("tree_page").fuzz_one)(data));

@@ -1,4 +1,4 @@
-//! `warm` of crates/fuzzing, under libFuzzer.
+//! `warm` of crates/dev/fuzzing, under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| (pagekeeper_fuzzing::target("warm").fuzz_one)(data));

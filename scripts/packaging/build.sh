@@ -52,7 +52,7 @@ if [ "$machine" != "$(uname --machine)" ]; then
     linker=("CARGO_TARGET_${variable^^}_LINKER=$machine-linux-gnu-gcc")
 fi
 CARGO_ENCODED_RUSTFLAGS=$(joined "${flags[@]}") env "${linker[@]}" "$cargo" rustc --locked --quiet --package pagekeeper-preload --lib --crate-type cdylib \
-    --features interpose --config crates/preload/profile.toml --profile preload --target "$gnu" --target-dir "$build/preload"
+    --features interpose --config crates/operate/preload/profile.toml --profile preload --target "$gnu" --target-dir "$build/preload"
 export PAGEKEEPER_PRELOAD_LIBRARY=$build/preload/$gnu/preload/libpagekeeper_preload.so
 
 CARGO_ENCODED_RUSTFLAGS=$(joined "${flags[@]}") cargo-zigbuild zigbuild --release --locked --quiet --package pagekeeper \

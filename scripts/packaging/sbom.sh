@@ -16,10 +16,10 @@ fi
 source=$(mktemp --directory)
 trap 'rm -rf "$source"' EXIT
 cp --recursive Cargo.toml Cargo.lock bench crates docs integrations tests "$source/"
-"$tools/bin/cargo-cyclonedx" cyclonedx --quiet --manifest-path "$source/crates/cli/Cargo.toml" --format json --spec-version 1.5 \
+"$tools/bin/cargo-cyclonedx" cyclonedx --quiet --manifest-path "$source/crates/operate/cli/Cargo.toml" --format json --spec-version 1.5 \
     --target "$1" --all --no-build-deps --override-filename sbom >&2
 cmp "$source/Cargo.lock" Cargo.lock >&2
-sed "s|file://$source/|file:///usr/src/pagekeeper/|g" "$source/crates/cli/sbom.json" |
+sed "s|file://$source/|file:///usr/src/pagekeeper/|g" "$source/crates/operate/cli/sbom.json" |
     PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/packaging python3 -c '
 import json
 import sys

@@ -56,7 +56,7 @@ fn a_signal_ends_commands_beside_a_listing_that_never_ends() {
     let dir = scratch();
     let beside = |arguments: &[&str]| -> Outcome {
         let mut command = Command::new("python3");
-        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/commands/endless_fuse.py"));
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/commands/endless_fuse.py"));
         command.arg(dir.path()).arg(program()).args(arguments).arg(dir.path());
         finish(&mut command)
     };

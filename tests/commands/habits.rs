@@ -281,7 +281,7 @@ fn man_pages_are_printed_and_written() {
     }
     let written = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
     let of_the_configuration =
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/pagekeeper.toml.5");
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../deploy/pagekeeper.toml.5");
     for page in written.chain([of_the_configuration]) {
         let mut man = Command::new("man");
         man.args(["--warnings", "-l"])

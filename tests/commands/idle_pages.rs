@@ -15,7 +15,7 @@ struct Run(Child);
 
 impl Run {
     fn start(scratch: &Path) -> Self {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/keep-idle-pages.sh");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scripts/keep-idle-pages.sh");
         let mut command = Command::new(script);
         command.args(["sh", "-c", "echo > \"$BEGUN\"; cat; exit 3"]).stdin(Stdio::piped());
         command.env("KEEP_IDLE_PAGES_DAMON", scratch.join("damon"));

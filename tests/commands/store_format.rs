@@ -126,7 +126,7 @@ fn change_and_kill(directory: &Path, commits: u64, wait: Duration) -> bool {
 
 /// Returns the reader's findings.
 fn read_apart(directory: &Path) -> Value {
-    let reader = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/store_reader");
+    let reader = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/store_reader");
     let outcome = finish(Command::new("python3").args(["-B", reader]).arg(directory));
     let found = outcome.json();
     assert!(outcome.stderr.is_empty(), "{outcome:?}");

@@ -21,7 +21,7 @@ const SOON: Duration = Duration::from_secs(180);
 
 fn deploy(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../deploy")
+        .join("../../../deploy")
         .join(name)
         .canonicalize()
         .expect("it is shipped")

@@ -39,7 +39,7 @@ impl Driver {
 
     /// The same by a launcher, which has the process then.
     pub(crate) fn start_by(launcher: &Launcher, scratch: &Path, role: Role) -> Self {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/databases/rocksdb_driver.cc");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/databases/rocksdb_driver.cc");
         let program = scratch.join("rocksdb_driver");
         let mut build = Command::new("c++");
         build.args(["-std=c++17", "-O1", "-o"]).arg(&program).arg(&source).arg("-lrocksdb");

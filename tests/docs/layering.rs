@@ -1,17 +1,26 @@
-//! The layers of ARCHITECTURE.md against `cargo metadata`: its table lists each crate with all its
-//! imports. A crate imports only from rows below its own, and the half that watches databases
-//! imports nothing of the half for engines.
+//! The layers of ARCHITECTURE.md against `cargo metadata`: its table has each crate with all that it imports, a crate imports crates from
+//! rows below its own alone, and no crate imports one of a directory that its own may not.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// Crates that no program or library is made of.
-const TOOLS: [&str; 4] = ["bench", "docs", "testing", "fuzzing"];
-/// Crates for engines, what is made of them for other languages, and what may import both halves.
-const ENGINE: [&str; 5] = ["store", "cache", "log", "io", "file-table"];
-const ENGINE_FACES: [&str; 2] = ["capi", "integrations/sqlite"];
-const BOTH_HALVES: [&str; 2] = ["cli", "probe"];
+/// The directories of crates, and those that the crates of each may import from.
+const MAY_IMPORT: [(&str, &[&str]); 4] = [
+    ("base", &["base"]),
+    ("operate", &["operate", "base"]),
+    ("engine", &["engine", "base"]),
+    ("integrations", &["engine", "base"]),
+];
+/// Crates of `operate` that import from `engine`, too.
+const BOTH: [&str; 2] = ["cli", "probe"];
+
+/// A crate as cargo knows it.
+struct Found {
+    /// The directory that it is in: "operate".
+    group: String,
+    imports: Vec<String>,
+}
 
 /// The crates and what each imports, in the table's order.
 fn table(root: &Path) -> Vec<(String, Vec<String>)> {
@@ -25,8 +34,19 @@ fn table(root: &Path) -> Vec<(String, Vec<String>)> {
     rows.take_while(|line| line.starts_with('|')).map(of_row).collect()
 }
 
-/// The same by cargo: a crate's name is its directory's, without `crates/`.
-fn imports(root: &Path) -> BTreeMap<String, Vec<String>> {
+/// A crate's name in the table, and the directory that it is in, by the path of its own directory.
+fn named(root: &Path, path: &str) -> (String, String) {
+    let relative =
+        Path::new(path).strip_prefix(root).expect("a path in the repository").to_str().expect("text");
+    match relative.split('/').collect::<Vec<_>>()[..] {
+        ["crates", group, name] => (name.to_owned(), group.to_owned()),
+        [group, ..] => (relative.to_owned(), group.to_owned()),
+        [] => panic!("{path}"),
+    }
+}
+
+/// The same by cargo, without tools and tests.
+fn crates(root: &Path) -> BTreeMap<String, Found> {
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
         .current_dir(root)
@@ -34,50 +54,45 @@ fn imports(root: &Path) -> BTreeMap<String, Vec<String>> {
         .expect("cargo");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let name = |path: &str| {
-        let relative = Path::new(path).strip_prefix(root).expect("a path in the repository").to_str();
-        let relative = relative.expect("text").trim_end_matches("/Cargo.toml");
-        relative.trim_start_matches("crates/").to_owned()
-    };
-    let packages = metadata["packages"].as_array().expect("packages");
     let of_package = |package: &serde_json::Value| {
         let dependencies = package["dependencies"].as_array().expect("dependencies").iter();
         let own = dependencies.filter(|dependency| dependency["kind"].is_null());
-        let mut imports: Vec<String> =
-            own.filter_map(|dependency| dependency["path"].as_str()).map(name).collect();
+        let own = own.filter_map(|dependency| dependency["path"].as_str());
+        let mut imports: Vec<String> = own.map(|path| named(root, path).0).collect();
         imports.sort();
-        (name(package["manifest_path"].as_str().expect("a path")), imports)
+        let manifest = package["manifest_path"].as_str().expect("a path");
+        let (name, group) = named(root, manifest.trim_end_matches("/Cargo.toml"));
+        (name, Found { group, imports })
     };
-    let all = packages.iter().map(of_package);
-    all.filter(|(name, _)| !TOOLS.contains(&name.as_str())).collect()
+    let all = metadata["packages"].as_array().expect("packages").iter().map(of_package);
+    all.filter(|(_, found)| MAY_IMPORT.iter().any(|(group, _)| *group == found.group)).collect()
 }
 
 /// A sentence for each crate that is not as the page says, or not as the layers allow.
 pub(crate) fn wrong(root: &Path) -> Vec<String> {
-    let (table, imports) = (table(root), imports(root));
+    let (table, crates) = (table(root), crates(root));
     let mut wrong = Vec::new();
-    for name in imports.keys().filter(|name| table.iter().all(|(row, _)| row != *name)) {
+    for name in crates.keys().filter(|name| table.iter().all(|(row, _)| row != *name)) {
         wrong.push(format!("ARCHITECTURE.md has no row for `{name}`"));
     }
     for (at, (name, said)) in table.iter().enumerate() {
         let mut said = said.clone();
         said.sort();
-        let Some(found) = imports.get(name) else {
+        let Some(found) = crates.get(name) else {
             wrong.push(format!("ARCHITECTURE.md has a row for `{name}`, which is no crate"));
             continue;
         };
-        if said != *found {
-            wrong.push(format!("`{name}` imports {found:?}; ARCHITECTURE.md says {said:?}"));
+        if said != found.imports {
+            wrong.push(format!("`{name}` imports {:?}; ARCHITECTURE.md says {said:?}", found.imports));
         }
-        for import in found {
+        let may = MAY_IMPORT.iter().find(|(group, _)| *group == found.group).expect("such a directory").1;
+        for import in &found.imports {
             if !table[at + 1..].iter().any(|(below, _)| below == import) {
                 wrong.push(format!("`{name}` imports `{import}`, which does not stand below it"));
             }
-            let is_for_engines =
-                |name: &String| [&ENGINE[..], &ENGINE_FACES, &BOTH_HALVES].concat().contains(&name.as_str());
-            if ENGINE.contains(&import.as_str()) && !is_for_engines(name) {
-                wrong
-                    .push(format!("`{name}` watches databases and imports `{import}`, which is for engines"));
+            let from = crates.get(import).map_or("dev", |import| &import.group);
+            if !may.contains(&from) && !(from == "engine" && BOTH.contains(&name.as_str())) {
+                wrong.push(format!("`{name}` of {} imports `{import}` of {from}", found.group));
             }
         }
     }

@@ -33,7 +33,7 @@ use support::command::{finish, program};
 
 /// The root of the repository.
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository is there")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").canonicalize().expect("the repository is there")
 }
 
 /// All files below a directory whose names have this extension, in order.

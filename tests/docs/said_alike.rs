@@ -26,7 +26,7 @@ fn what_the_guard_takes() {
         "deploy/pagekeeper-guard.service",
         "docs/src/faq.md",
         "docs/src/commands/guard.md",
-        "crates/doctor/src/finders/cgroup.rs",
+        "crates/operate/doctor/src/finders/cgroup.rs",
     ] {
         assert!(words(&read(path)).contains(COST), "{path} does not say \"{COST}\"");
     }
@@ -79,7 +79,7 @@ fn what_was_not_tested() {
     // The pages that a reader sees first have the same names and versions, in one sentence.
     for (path, begins) in [
         ("README.md", "[Not tested](docs/src/databases.md) are "),
-        ("crates/cli/README.md", "Not tested are "),
+        ("crates/operate/cli/README.md", "Not tested are "),
     ] {
         let text = words(&read(path));
         let (_, rest) = text.split_once(begins).unwrap_or_else(|| panic!("{path} does not say \"{begins}\""));

@@ -146,9 +146,10 @@ fn it_ends_as_the_command_ends_however_that_left() {
         table.push_str(" |\n");
     }
     println!("{table}");
-    let book =
-        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/commands/run.md"))
-            .unwrap();
+    let book = std::fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/src/commands/run.md"),
+    )
+    .unwrap();
     assert!(book.contains(&table), "the table in docs/src/commands/run.md is another:\n{table}");
 }
 

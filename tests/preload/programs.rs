@@ -148,7 +148,7 @@ fn a_write_error_of_fuse_is_reported_as_the_file_is_closed() {
     let file = point.join("file").display().to_string();
     for says in ["says", "hides"] {
         let mut server = Command::new("python3");
-        server.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/preload/full_fuse.py")).arg(&point);
+        server.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/preload/full_fuse.py")).arg(&point);
         let mut server = server.arg(says).stdout(Stdio::piped()).spawn().expect("start");
         let mut line = String::new();
         std::io::BufRead::read_line(

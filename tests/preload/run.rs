@@ -440,7 +440,7 @@ fn where_no_room_can_be_taken_for_a_report_another_place_is_found_or_it_is_said(
     assert!(uncounted.stderr.contains("nothing can be counted (/run/pagekeeper: "), "{uncounted:?}");
     assert!(uncounted.stderr.contains("applied, but not counted"), "{uncounted:?}");
     let some = format!("{readonly}\nmount -t tmpfs -o mode=1777 none /tmp");
-    let streams = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/preload/streams.toml");
+    let streams = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/preload/streams.toml");
     let counted = in_own_mounts(&some, &format!("--config {streams} --report --require"));
     assert!(
         counted.code == 0 && counted.stderr.starts_with("pagekeeper: what the rules did in "),

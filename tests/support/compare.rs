@@ -57,7 +57,10 @@ impl Way {
 
     /// Every program as a stream.
     pub(crate) fn stream_by_library() -> Self {
-        Self::run(&["--config", concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/preload/streams.toml")], "")
+        Self::run(
+            &["--config", concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/preload/streams.toml")],
+            "",
+        )
     }
 
     /// One option more of `pagekeeper run`.
@@ -231,7 +234,7 @@ pub(crate) fn built(name: &str, options: &[&str]) -> PathBuf {
     let own = tempfile::tempdir_in(place).expect("make a directory");
     let new = own.path().join(name);
     let source =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/preload/programs_in_c/{name}.c"));
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../../tests/preload/programs_in_c/{name}.c"));
     // Warnings are of no use here: these programs do wrong things on purpose.
     let output = Command::new("cc")
         .args(["-std=gnu11", "-w", "-pthread"])

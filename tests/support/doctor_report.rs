@@ -28,7 +28,7 @@ struct Validator {
 impl Validator {
     /// `None` where there is none.
     fn start() -> Option<Self> {
-        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/support/validate.py");
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/support/validate.py");
         let mut process = Command::new(PYTHON)
             .arg(here)
             .arg(schema())

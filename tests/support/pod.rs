@@ -33,7 +33,8 @@ pub(crate) struct Pod {
 impl Pod {
     /// As it is shipped.
     pub(crate) fn of_the_manifest() -> Self {
-        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes-daemonset.yaml");
+        let manifest =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../deploy/kubernetes-daemonset.yaml");
         let script =
             "import json, sys, yaml; json.dump(list(yaml.safe_load_all(open(sys.argv[1]))), sys.stdout)";
         let read =

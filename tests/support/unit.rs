@@ -34,7 +34,7 @@ pub(crate) fn memory_max(file: &str) -> u64 {
 }
 
 fn values(file: &str, key: &str) -> Vec<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../deploy").join(file);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     text.lines().filter_map(|line| line.strip_prefix(key)).map(str::to_owned).collect()
 }

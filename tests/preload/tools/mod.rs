@@ -46,7 +46,7 @@ const LITTLE: u64 = 2 * MIB;
 const REPORTS: &str = "/run/pagekeeper";
 
 /// Every process is a stream, by the library alone.
-const STREAMS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/preload/streams.toml");
+const STREAMS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/preload/streams.toml");
 const WAYS: [&[&str]; 5] =
     [&[], &["--as", "stream"], &["--config", STREAMS], &["--as", "bulk"], &["--as", "logs"]];
 

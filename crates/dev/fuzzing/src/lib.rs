@@ -1,0 +1,105 @@
+//! All parsers that read what others can write, each as a function of any bytes ([`Target`]): it panics where the parser does, and where
+//! what was read can't be right.
+//!
+//! The same functions run in `tests/random_input` with any compiler, and in `fuzz/` under libFuzzer. Parsers that their crates do not
+//! show are taken in by their path.
+
+// What is taken in brings tests of its own, which are run where they belong.
+#![cfg(not(test))]
+
+#[path = "../../../engine/store/src/format/mod.rs"]
+#[allow(dead_code, unused_imports, unreachable_pub)]
+mod format;
+#[path = "../../../base/kernel/tests/machine/mod.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod machine_tree;
+#[path = "../../../operate/cli/src/snapshot/format.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod snapshot_format;
+#[path = "../../../engine/store/src/tree/format/mod.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod tree_format;
+
+mod entry;
+mod http;
+mod innodb_header;
+mod machine;
+mod page;
+mod page_map;
+mod pattern;
+mod pg_control;
+mod pg_slot;
+mod process;
+mod profile;
+mod redo;
+mod seeds;
+mod server;
+mod settings;
+mod snapshot;
+mod stream_request;
+mod superblock;
+mod trace;
+mod tree_page;
+mod warm;
+
+/// A parser, and what it is meant to read.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// Reads an input.
+    ///
+    /// # Panics
+    ///
+    /// If the parser does, or what it has read can't be right.
+    pub fuzz_one: fn(&[u8]),
+    /// Inputs to begin with, most of them right.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All of them.
+pub const TARGETS: [Target; 20] = [
+    Target { name: "entry", fuzz_one: entry::fuzz_one, seeds: seeds::entry },
+    Target { name: "http", fuzz_one: http::fuzz_one, seeds: http::seeds },
+    Target { name: "innodb_header", fuzz_one: innodb_header::fuzz_one, seeds: innodb_header::seeds },
+    Target { name: "machine", fuzz_one: machine::fuzz_one, seeds: machine::seeds },
+    Target { name: "page", fuzz_one: page::fuzz_one, seeds: seeds::page },
+    Target { name: "page_map", fuzz_one: page_map::fuzz_one, seeds: seeds::page_map },
+    Target { name: "pattern", fuzz_one: pattern::fuzz_one, seeds: seeds::pattern },
+    Target { name: "pg_control", fuzz_one: pg_control::fuzz_one, seeds: pg_control::seeds },
+    Target { name: "pg_slot", fuzz_one: pg_slot::fuzz_one, seeds: pg_slot::seeds },
+    Target { name: "process", fuzz_one: process::fuzz_one, seeds: process::seeds },
+    Target { name: "profile", fuzz_one: profile::fuzz_one, seeds: seeds::profile },
+    Target { name: "redo", fuzz_one: redo::fuzz_one, seeds: seeds::redo },
+    Target { name: "server", fuzz_one: server::fuzz_one, seeds: server::seeds },
+    Target { name: "settings", fuzz_one: settings::fuzz_one, seeds: seeds::settings },
+    Target { name: "snapshot", fuzz_one: snapshot::fuzz_one, seeds: seeds::snapshot },
+    Target { name: "stream_request", fuzz_one: stream_request::fuzz_one, seeds: stream_request::seeds },
+    Target { name: "superblock", fuzz_one: superblock::fuzz_one, seeds: seeds::superblock },
+    Target { name: "trace", fuzz_one: trace::fuzz_one, seeds: trace::seeds },
+    Target { name: "tree_page", fuzz_one: tree_page::fuzz_one, seeds: seeds::tree_page },
+    Target { name: "warm", fuzz_one: warm::fuzz_one, seeds: seeds::warm },
+];
+
+/// The target of this name.
+///
+/// # Panics
+///
+/// If there is none.
+pub fn target(name: &str) -> Target {
+    *TARGETS.iter().find(|target| target.name == name).expect("a target")
+}
+
+/// Input as text, up to where it is none.
+fn text(data: &[u8]) -> &str {
+    let valid = match std::str::from_utf8(data) {
+        Ok(_) => data.len(),
+        Err(error) => error.valid_up_to(),
+    };
+    std::str::from_utf8(&data[..valid]).unwrap_or_default()
+}
+
+/// A directory for a fake machine, whose files are written over and over: in memory where it can be.
+fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory")
+}

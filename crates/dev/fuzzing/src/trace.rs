@@ -1,0 +1,38 @@
+//! Lines of the kernel's tracing, in which tasks stand under the names that they chose: any bytes are a line or none.
+
+use pagekeeper_trace::{Durations, MachineCounts};
+
+use counts::{BlockOp, ReclaimKind};
+
+#[path = "../../../operate/trace/src/counts.rs"]
+#[allow(dead_code, unused_imports, unreachable_pub, rustdoc::broken_intra_doc_links)]
+mod counts;
+#[path = "../../../operate/trace/src/event.rs"]
+#[allow(dead_code)]
+mod event;
+#[path = "../../../operate/trace/src/lines.rs"]
+#[allow(dead_code)]
+mod lines;
+
+/// Reads an input.
+pub(crate) fn fuzz_one(data: &[u8]) {
+    for line in data.split(|byte| *byte == b'\n') {
+        if let Some(lines::Line::Event(record)) = lines::parse(line) {
+            assert!(record.name.len() <= 16, "the width of its column");
+        }
+    }
+}
+
+/// A line of each kind.
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let events = [
+        "mm_filemap_add_to_page_cache: dev 254:3 ino 1f3 pfn=0x26 ofs=0 order=2",
+        "balance_dirty_pages: bdi 254:0: limit=5 setpoint=4 dirty=6 wb_setpoint=2 wb_dirty=3 paused=12 pause=100",
+        "mm_vmscan_direct_reclaim_end: nr_reclaimed=62",
+        "block_rq_issue: 254,0 RA 4096 () 77 + 8 none,0,0 [dd a + 9 x]",
+        "block_rq_complete: 8,0 WS () 77 + 8 [0]",
+    ];
+    let lines = events
+        .map(|event| format!("  kworker/u8:3+f-1234    [001] d..1.   123.456789: {event}").into_bytes());
+    [lines.to_vec(), vec![b"CPU:1 [LOST 234 EVENTS]".to_vec()]].concat()
+}

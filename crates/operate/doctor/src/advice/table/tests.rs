@@ -1,0 +1,159 @@
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::TABLE;
+use crate::Goal;
+use crate::advice::row::{Advice, Against, Effect, Offer, Product, bytes_of, parts, shown};
+
+/// Settings that durability, replication or recovery depend on: no advice concerns them.
+const NEVER: [&str; 27] = [
+    "innodb_flush_log_at_trx_commit",
+    "innodb_flush_log_at_timeout",
+    "innodb_doublewrite",
+    "innodb_force_recovery",
+    "sync_binlog",
+    "sync_relay_log",
+    "binlog_expire_logs_seconds",
+    "expire_logs_days",
+    "max_binlog_size",
+    "relay_log_purge",
+    "aria_checkpoint_interval",
+    "fsync",
+    "full_page_writes",
+    "synchronous_commit",
+    "wal_sync_method",
+    "wal_level",
+    "wal_keep_size",
+    "max_slot_wal_keep_size",
+    "archive_mode",
+    "archive_command",
+    "hot_standby",
+    "wal_init_zero",
+    "sync",
+    "disable_wal",
+    "wal_recovery_mode",
+    "wal_ttl_seconds",
+    "enable_log_recycle",
+];
+
+fn last_part(setting: &str) -> String {
+    let name = setting.rsplit('.').next().unwrap_or(setting).replace('-', "_");
+    name.strip_prefix("rocksdb_").unwrap_or(&name).to_owned()
+}
+
+#[test]
+fn no_row_is_about_what_durability_replication_or_recovery_rest_on() {
+    for row in TABLE {
+        assert!(!NEVER.contains(&last_part(row.setting).as_str()), "{}", row.id);
+        // Settings of recovery may only move a log, or bound it for a target that the operator gave.
+        let for_recovery = [Goal::ShortRecovery, Goal::LogOnItsOwnDisk];
+        assert!(
+            row.recovery.is_none() || row.goals.iter().all(|goal| for_recovery.contains(goal)),
+            "{}: for the page cache alone it would touch recovery",
+            row.id
+        );
+    }
+}
+
+#[test]
+fn no_value_is_below_the_vendors_default() {
+    for row in TABLE {
+        let documented = row.default.split(' ').next().unwrap_or_default();
+        match (row.against, row.offer) {
+            (Against::Default, Offer::Is(value)) => assert_eq!(value, documented, "{}", row.id),
+            (Against::Default, Offer::Reckoned { how }) => {
+                assert!(how.ends_with("at least the default"), "{}: {how}", row.id);
+                assert!(bytes_of(row.default).is_some_and(|bytes| bytes > 0), "{}: {}", row.id, row.default);
+            }
+            (Against::Other(why), Offer::Is(value)) => {
+                assert!(!why.is_empty() && value != documented, "{}", row.id);
+                // If both are sizes, the larger one is advised.
+                if let (Some(value), Some(default)) = (bytes_of(value), bytes_of(documented)) {
+                    assert!(value >= default, "{}", row.id);
+                }
+            }
+            (Against::Other(why), Offer::Reckoned { .. }) => assert!(!why.is_empty(), "{}", row.id),
+        }
+    }
+}
+
+#[test]
+fn every_row_is_whole() {
+    let ids: BTreeSet<&str> = TABLE.iter().map(|row| row.id).collect();
+    assert_eq!(ids.len(), TABLE.len(), "each id once");
+    for row in TABLE {
+        for text in [row.id, row.setting, row.does, row.costs] {
+            assert!(!text.is_empty(), "{row:?}");
+        }
+        assert!(!row.goals.is_empty(), "{}", row.id);
+        assert!(
+            parts(row.since).is_some() && row.before.is_none_or(|before| parts(before) > parts(row.since)),
+            "{}",
+            row.id
+        );
+        assert!(row.offer != Offer::Is(""), "{}", row.id);
+        let vendor = match row.product {
+            Product::MariaDb | Product::MyRocks => "https://mariadb.com/kb/",
+            Product::MySql => "https://dev.mysql.com/doc/",
+            Product::PostgreSql => "https://www.postgresql.org/docs/",
+            Product::RocksDb => "https://github.com/facebook/rocksdb/",
+            Product::TiKv => "https://docs.pingcap.com/tidb/",
+        };
+        assert!(row.source.starts_with(vendor), "{}: {}", row.id, row.source);
+    }
+}
+
+#[test]
+fn tikv_is_given_no_key_that_it_does_not_have() {
+    // The keys named here, from its documentation (tikv-configuration-file).
+    let documented = [
+        "raft-engine.dir",
+        "rocksdb.bytes-per-sync",
+        "rocksdb.defaultcf.write-buffer-size",
+        "rocksdb.max-total-wal-size",
+        "rocksdb.use-direct-io-for-flush-and-compaction",
+        "rocksdb.wal-bytes-per-sync",
+        "rocksdb.wal-dir",
+    ];
+    let mut named: Vec<&str> =
+        TABLE.iter().filter(|row| row.product == Product::TiKv).map(|row| row.setting).collect();
+    named.sort_unstable();
+    assert_eq!(named, documented);
+}
+
+/// Returns a row as the book shows it.
+fn documented(row: &Advice) -> String {
+    let offer = match row.offer {
+        Offer::Is(value) => format!("`{value}`"),
+        Offer::Reckoned { how } => how.to_owned(),
+    };
+    let restart = match row.effect {
+        Effect::Restart => "restart",
+        Effect::Reload => "reload",
+        Effect::SetGlobal | Effect::SetDbOptions => "at once",
+    };
+    let recovery = row.recovery.map(|what| format!("; recovery: {what}")).unwrap_or_default();
+    format!(
+        "| {} {} | [`{}`]({}) | {offer} | {} | {restart} | {}{recovery} |",
+        row.product.name(),
+        row.versions(),
+        row.setting,
+        row.source,
+        shown(row.default),
+        row.costs
+    )
+}
+
+#[test]
+fn the_book_shows_the_table() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/src/commands/doctor.md");
+    let page = std::fs::read_to_string(page).expect("the page");
+    let shown: Vec<&str> = page
+        .lines()
+        .skip_while(|line| !line.starts_with("| holds for | setting |"))
+        .skip(2)
+        .take_while(|line| line.starts_with('|'))
+        .collect();
+    let expected: Vec<String> = TABLE.iter().map(|row| documented(row)).collect();
+    assert!(shown == expected, "the table of advice in the book should be\n{}\n", expected.join("\n"));
+}

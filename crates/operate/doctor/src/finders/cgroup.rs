@@ -1,0 +1,617 @@
+//! Memory cgroups (containers, pods, units) near their limit because of page cache: the composition of that cache,
+//! the working set without it (the figure that Kubernetes uses), and advice in terms of a pod.
+//!
+//! kubelet, and everything that reads its figures, counts `usage − inactive_file` as the working set. File pages
+//! used twice thus count as needed memory, and kubelet ranks pods for eviction by this figure relative to their
+//! requests. The kernel reclaims all of these pages before it kills for the limit.
+//!
+//! Invariants: one finding per group, however many databases are in it. A group that would be near its limit
+//! without page cache, too, is left out. Whether a log's page is on the active list is not visible, so the working
+//! set without logs is a range. Its lower end assumes that all of them are active. No advice lowers a limit or
+//! affects durability.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::pressure::{MemoryCgroup, MemoryEvents};
+use pagekeeper_kernel::text::escaped;
+use pagekeeper_policy::FileClass;
+
+use super::Earlier;
+use super::logs::{Logs, RELEASABLE_MIN, guard_command};
+use super::unwritten::{of_unwritten, unwritten};
+use crate::fix::HoldsFor;
+use crate::observation::Observation;
+use crate::phrases::{number, percent};
+use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Kind, Severity, Terms};
+
+/// A group with less than one part in this many of its limit unused is near it, …
+const NEAR_PART: u64 = 5;
+/// … because of page cache if that is at least one part in this many of the limit.
+const CACHE_PART: u64 = 4;
+/// From one part in this many of the limit in log pages that nobody will read again, it is more than a note.
+const WASTED_PART: u64 = 10;
+/// A request is a multiple of this, in bytes.
+const ROOM: u64 = 64 << 20;
+
+/// Returns one finding for each group near its limit because of page cache.
+pub(super) fn find(observation: &Observation<'_>, earlier: Earlier<'_>) -> Vec<Finding> {
+    let mut seen = BTreeSet::new();
+    let groups = observation.databases().filter_map(|(index, database)| {
+        let group = database.cgroup.as_ref()?;
+        seen.insert(&group.directory).then_some((index, group))
+    });
+    let found = groups.filter_map(|(index, group)| {
+        let mut found = near(observation, index, group)?;
+        // The finding about a group at its limit already has these.
+        if let Some(short) = earlier.of(Kind::MemoryShort, index) {
+            found.fixes.retain(|fix| !short.fixes.contains(fix));
+            found.remarks.retain(|remark| !short.remarks.contains(remark));
+        }
+        Some(found)
+    });
+    found.collect()
+}
+
+/// Returns what kubelet considers the memory that a group needs.
+fn working_set(group: &MemoryCgroup) -> u64 {
+    group.usage.saturating_sub(group.inactive_file)
+}
+
+/// The known composition of a group's page cache, in bytes. Whether a page is charged to this very group is
+/// unknown, so no sum exceeds what the group has.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Held {
+    databases: u64,
+    logs: u64,
+    releasable: Option<u64>,
+    data: u64,
+    others: u64,
+}
+
+impl Held {
+    fn of(observation: &Observation<'_>, group: &MemoryCgroup, cache: u64) -> Self {
+        let mut held = Self::default();
+        for (index, _) in observation.databases_in(group) {
+            held.databases += 1;
+            let logs = Logs::of(observation, index);
+            held.logs += logs.resident;
+            if let Some(releasable) = logs.guard_may_release() {
+                *held.releasable.get_or_insert(0) += releasable;
+            }
+            let data = observation.files_of(index).filter(|file| !file.class.is_some_and(FileClass::is_log));
+            held.data +=
+                data.filter_map(|file| file.residency).map(|residency| residency.resident).sum::<u64>();
+        }
+        held.logs = held.logs.min(cache);
+        held.releasable = held.releasable.map(|releasable| releasable.min(held.logs));
+        held.data = held.data.min(cache - held.logs);
+        held.others = cache - held.logs - held.data;
+        held
+    }
+
+    fn evidence(&self, cache: u64) -> Evidence {
+        let again = self.releasable.map(|bytes| format!(" ({} of them never read again)", Size(bytes)));
+        let text = format!(
+            "of {} of page cache, logs hold {}{}, data {}, other files and block devices {}, if all that {} to {} is charged here",
+            Size(cache),
+            Size(self.logs),
+            again.unwrap_or_default(),
+            Size(self.data),
+            Size(self.others),
+            if self.databases == 1 { "is resident and belongs" } else { "is resident and belong" },
+            number(self.databases, "database", "databases"),
+        );
+        let evidence = Evidence::new(text)
+            .with("log_resident_bytes", self.logs)
+            .with("data_resident_bytes", self.data)
+            .with("other_resident_bytes", self.others);
+        match self.releasable {
+            Some(releasable) => evidence.with("log_releasable_bytes", releasable),
+            None => evidence,
+        }
+    }
+}
+
+fn near(observation: &Observation<'_>, index: usize, group: &MemoryCgroup) -> Option<Finding> {
+    let limit = group.effective_limit?;
+    let cache = group.file.saturating_sub(group.shmem.unwrap_or(0));
+    let near = limit - limit / NEAR_PART;
+    let because = cache >= limit / CACHE_PART && group.usage.saturating_sub(cache) < near;
+    if group.usage < near || !because {
+        return None;
+    }
+    let database = &observation.after.databases[index];
+    let held = Held::of(observation, group, cache);
+    let wasted = held.releasable.filter(|releasable| *releasable >= RELEASABLE_MIN);
+    let is_much = wasted.is_some_and(|wasted| wasted >= limit / WASTED_PART);
+    let evidence = [
+        Some(filled(group, limit, cache)),
+        limits(group, observation.limits_hit(database)),
+        Some(held.evidence(cache)),
+        streams(observation, group),
+        without(group, &held),
+    ];
+    let in_pod = is_pod(&group.directory);
+    let unwritten = unwritten(group);
+    let mostly_unwritten = unwritten >= cache / 2;
+    let Advised { mut fixes, mut remarks } =
+        if mostly_unwritten { of_unwritten(observation, index, group) } else { Advised::default() };
+    remarks.push(
+        "the limit need not be raised for page cache; where data comes back from storage again and again, the finding on short \
+         memory says so"
+            .to_owned(),
+    );
+    if in_pod {
+        fixes.extend(wasted.map(|wasted| daemon_set(group, wasted)));
+        fixes.push(request(group, &held));
+    }
+    Some(Finding {
+        kind: Kind::CgroupCache,
+        severity: if is_much || mostly_unwritten { Severity::Warning } else { Severity::Note },
+        database: Some(observation.subject(index)),
+        title: format!(
+            "its memory cgroup {} is near its limit of {} because of page cache",
+            escaped(&group.directory),
+            Size(limit)
+        ),
+        evidence: evidence.into_iter().flatten().collect(),
+        cost: Cost::estimated(cost(mostly_unwritten.then_some(unwritten))),
+        fixes,
+        remarks,
+        pagekeeper: wasted.map(|wasted| {
+            format!(
+                "{} releases {} of log pages that nobody will read again, for as long as it runs; [cgroup] in its \
+                 configuration keeps page cache of whole groups below a share of their limits.",
+                guard_command(database),
+                Size(wasted)
+            )
+        }),
+    })
+}
+
+/// Describes the cost: dirty pages can't be dropped, clean ones can at once.
+fn cost(unwritten: Option<u64>) -> String {
+    let monitors = "Monitors and kubelet take a part of it for needed memory: they alert, evict the pod when the node is short, and \
+                    have limits raised that the database does not need.";
+    match unwritten {
+        Some(unwritten) => format!(
+            "{} of it have to be written before any of that can be reclaimed: whoever needs memory in the group waits for the \
+             disk. {monitors}",
+            Size(unwritten)
+        ),
+        None => format!(
+            "No throughput by itself: the kernel reclaims clean page cache before it kills for the limit. {monitors}"
+        ),
+    }
+}
+
+fn filled(group: &MemoryCgroup, limit: u64, cache: u64) -> Evidence {
+    Evidence::new(format!(
+        "{} of {} used ({}), {} of it page cache: {} on the active list of the kernel, {} on the inactive one; working set as \
+         kubelet computes it: {} ({})",
+        Size(group.usage),
+        Size(limit),
+        percent(group.usage, limit),
+        Size(cache),
+        Size(group.active_file),
+        Size(group.inactive_file),
+        Size(working_set(group)),
+        percent(working_set(group), limit),
+    ))
+    .with("usage_bytes", group.usage)
+    .with("limit_bytes", limit)
+    .with("page_cache_bytes", cache)
+    .with("active_file_bytes", group.active_file)
+    .with("inactive_file_bytes", group.inactive_file)
+    .with("working_set_bytes", working_set(group))
+}
+
+/// Returns how often limits took effect since the creation of the group, or of the group above it whose limit is
+/// the effective one, and how often during the watch.
+fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Option<Evidence> {
+    /// The label of a counter, the counter, and its figures: in total, and during the watch.
+    type Counter = (&'static str, fn(&MemoryEvents) -> Option<u64>, Figure, Figure);
+    type Figure = fn(Evidence, u64) -> Evidence;
+    const COUNTERS: [Counter; 4] = [
+        (
+            "at its limit",
+            |events| events.max,
+            |to, times| to.with("limit_hits", times),
+            |to, times| to.with("limit_hits_watched", times),
+        ),
+        (
+            "slowed down over memory.high",
+            |events| events.high,
+            |to, times| to.with("high_hits", times),
+            |to, times| to.with("high_hits_watched", times),
+        ),
+        (
+            "out of memory",
+            |events| events.oom,
+            |to, times| to.with("oom_hits", times),
+            |to, times| to.with("oom_hits_watched", times),
+        ),
+        (
+            "rid of a process for it",
+            |events| events.oom_kill,
+            |to, times| to.with("oom_kills", times),
+            |to, times| to.with("oom_kills_watched", times),
+        ),
+    ];
+    let mut evidence = Evidence::new(String::new());
+    let mut named = Vec::new();
+    for (what, of, figure, figure_watched) in COUNTERS {
+        let Some(times) = of(&group.events).filter(|times| *times > 0) else { continue };
+        let of_it = watched.as_ref().and_then(of);
+        let while_watching = of_it.map_or_else(String::new, |of_it| format!(" ({of_it} while watching)"));
+        named.push(format!("{} {what}{while_watching}", number(times, "time", "times")));
+        evidence = figure(evidence, times);
+        if let Some(of_it) = of_it {
+            evidence = figure_watched(evidence, of_it);
+        }
+    }
+    let since = match &group.limited_by {
+        Some(above) => format!("since {} was made, whose limit it is", escaped(above)),
+        None => "since it was made".to_owned(),
+    };
+    evidence.text = format!("{since}: {}", named.join(", "));
+    (!named.is_empty()).then_some(evidence)
+}
+
+/// Returns the working set without the pages that the guard would release.
+fn without(group: &MemoryCgroup, held: &Held) -> Option<Evidence> {
+    let releasable = held.releasable.filter(|releasable| *releasable > 0)?;
+    let most = working_set(group);
+    let least = least_without(group, releasable);
+    let usage = group.usage.saturating_sub(releasable);
+    let text = format!(
+        "without the logs that nobody will read again: {} used, working set between {} and {}, as many of their pages as \
+         are on the active list",
+        Size(usage),
+        Size(least),
+        Size(most)
+    );
+    let evidence = Evidence::new(text).known(Confidence::Estimated);
+    Some(evidence.with("usage_without_bytes", usage).with("working_set_without_least_bytes", least))
+}
+
+/// Returns the minimum of the working set without this much page cache: all of it was active.
+fn least_without(group: &MemoryCgroup, releasable: u64) -> u64 {
+    working_set(group).saturating_sub(releasable.min(group.active_file))
+}
+
+/// Returns what programs in the group other than the databases brought in during the watch.
+fn streams(observation: &Observation<'_>, group: &MemoryCgroup) -> Option<Evidence> {
+    let pages = observation.trace()?.pages.as_ref()?;
+    let is_database = |pid| {
+        observation
+            .databases()
+            .any(|(_, database)| database.pid == Some(pid) || database.workers.contains(&pid))
+    };
+    let mut named = Vec::new();
+    let mut all = 0;
+    for streamer in &observation.streamers {
+        let here = streamer.cgroup.as_ref().is_some_and(|other| other.directory == group.directory);
+        if !here || is_database(streamer.pid) {
+            continue;
+        }
+        let of_it = pages
+            .iter()
+            .filter(|counts| counts.task.as_ref().is_some_and(|task| task.process == streamer.pid));
+        let (mut bytes, mut name) = (0, "");
+        for counts in of_it {
+            bytes += counts.flow.added.bytes;
+            name = counts.task.as_ref().map_or("", |task| &task.name);
+        }
+        if bytes >= RELEASABLE_MIN {
+            all += bytes;
+            named.push(format!("{} (process {}) {}", escaped(name), streamer.pid, Size(bytes)));
+        }
+    }
+    let text = format!("streams in it brought in while watching: {}", named.join(", "));
+    (all > 0).then(|| Evidence::new(text).with("stream_bytes", all))
+}
+
+/// Whether kubelet created the group, by either of its drivers: `/kubepods.slice/…`, `/kubepods/…`.
+fn is_pod(directory: &Path) -> bool {
+    directory.iter().any(|name| name == "kubepods" || name == "kubepods.slice")
+}
+
+fn kubernetes(evidence: String, costs: &str, undo: &str) -> Terms {
+    let holds_for = HoldsFor {
+        product: "Kubernetes".to_owned(),
+        versions: "1.30 and later as it is; before, with the annotation that the manifest names".to_owned(),
+    };
+    Terms { holds_for, ..Terms::anywhere(Confidence::Estimated, evidence, costs, undo) }
+}
+
+fn daemon_set(group: &MemoryCgroup, wasted: u64) -> Fix {
+    let least = least_without(group, wasted);
+    let terms = kubernetes(
+        format!("{} of log pages that nobody will read again count against the pod", Size(wasted)),
+        "on each node a process of uid 0 with CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH, CAP_FOWNER and, unless metrics.events=false, CAP_BPF and \
+         CAP_PERFMON, the node's processes in sight (hostPID), and no seccomp or AppArmor profile; a request of 10m of a core and 32Mi, a limit \
+         of 256Mi; of processor time 0.42 % of a core beside one MariaDB at 11,700 queries/s, 0.52 % at 18,400, 1.6 % with 10,000 logs in 2,000 directories, 2.1 % in their first \
+         minute; no byte of a database's files can change",
+        "helm uninstall pagekeeper --namespace pagekeeper",
+    )
+    .taken_back_by_command();
+    Fix::command(
+        "helm install pagekeeper deploy/helm/pagekeeper --namespace pagekeeper --create-namespace",
+        format!(
+            "runs pagekeeper guard on every node (image.repository is to be set to an image of one's own): the pod's working set \
+             becomes {} at the least",
+            Size(least)
+        ),
+        terms,
+    )
+}
+
+fn request(group: &MemoryCgroup, held: &Held) -> Fix {
+    let needed = working_set(group);
+    let request = needed.next_multiple_of(ROOM);
+    let after = held.releasable.map(|releasable| least_without(group, releasable).next_multiple_of(ROOM));
+    let after = after.filter(|after| *after < request);
+    let then = after.map_or_else(String::new, |after| {
+        format!("; with the guard on its node {}Mi may do: look again after a day of it", after >> 20)
+    });
+    Fix::advice(
+        format!(
+            "resources.requests.memory: {}Mi for the container, and its limit left as it is",
+            request >> 20
+        ),
+        format!(
+            "at the next roll-out: kubelet evicts first the pods whose working set is above their request{then}",
+        ),
+        kubernetes(
+            format!("the working set is {} now", Size(needed)),
+            "memory that the scheduler gives to no other pod; the pod is started anew for it, unless its resizePolicy and the cluster \
+             (1.33 and later) do without",
+            "the request that it had before",
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observation::Releasable;
+    use crate::testing::{GIB, MIB, cgroup, file, pages, sample};
+    use crate::{FixKind, Streamer, examine};
+    use pagekeeper_observe::Snapshot;
+    use std::path::PathBuf;
+
+    /// Returns a group with `usage` of 1 GiB used, of which 700 MiB are page cache: 400 active, 300 inactive.
+    fn group(usage: u64) -> MemoryCgroup {
+        MemoryCgroup {
+            file: 700 * MIB,
+            active_file: 400 * MIB,
+            inactive_file: 300 * MIB,
+            ..cgroup(usage, GIB)
+        }
+    }
+
+    fn snapshot(group: MemoryCgroup) -> Snapshot {
+        let mut after = sample();
+        after.databases[0].cgroup = Some(group);
+        after.files = vec![
+            file("/var/lib/mysql/binlog.000001", FileClass::Binlog, GIB, 250 * MIB),
+            file("/var/lib/mysql/a.ibd", FileClass::Data, GIB, 200 * MIB),
+        ];
+        after
+    }
+
+    fn find_in(after: &Snapshot, releasable: u64) -> Vec<Finding> {
+        let before = sample();
+        let mut observation = Observation::new(&before, after);
+        observation.releasable = vec![Releasable { file: after.files[0].inode, resident: releasable }];
+        examine(&observation).into_iter().filter(|finding| finding.kind == Kind::CgroupCache).collect()
+    }
+
+    #[test]
+    fn a_pod_near_its_limit_for_its_logs() {
+        let mut group = group(900 * MIB);
+        group.directory = PathBuf::from("/sys/fs/cgroup/kubepods.slice/kubepods-pod1.slice/cri-1.scope");
+        let found = find_in(&snapshot(group), 240 * MIB);
+        assert_eq!(found.len(), 1);
+        let found = &found[0];
+        assert_eq!(found.severity, Severity::Warning);
+        assert!(
+            found.title.contains("cri-1.scope is near its limit of 1 GiB because of page cache"),
+            "{found:?}"
+        );
+        let figure = |name: &str| {
+            let of = |one: &Evidence| one.figures.get(name).and_then(serde_json::Value::as_u64);
+            found.evidence.iter().find_map(of)
+        };
+        assert_eq!(figure("working_set_bytes"), Some(600 * MIB));
+        assert_eq!(figure("log_resident_bytes"), Some(250 * MIB));
+        assert_eq!(figure("data_resident_bytes"), Some(200 * MIB));
+        assert_eq!(figure("other_resident_bytes"), Some(250 * MIB));
+        assert_eq!(figure("usage_without_bytes"), Some(660 * MIB));
+        assert_eq!(figure("working_set_without_least_bytes"), Some(360 * MIB));
+        assert_eq!(found.fixes.len(), 2);
+        assert_eq!(found.fixes[0].kind, FixKind::Command);
+        assert!(found.fixes[0].terms.undo_is_command);
+        assert!(found.fixes[1].act.contains("640Mi"), "{:?}", found.fixes[1]);
+        assert!(found.fixes[1].does.contains("384Mi"), "{:?}", found.fixes[1]);
+        assert!(
+            found.fixes.iter().all(|fix| fix.terms.risk.durability.is_none() && !fix.terms.undo.is_empty())
+        );
+        assert!(found.pagekeeper.as_ref().unwrap().contains("240 MiB"));
+    }
+
+    #[test]
+    fn a_group_whose_page_cache_is_mostly_dirty_waits_for_the_disk_and_names_who_fills_it() {
+        let own = MemoryCgroup { dirty: Some(400 * MIB), writeback: Some(50 * MIB), ..group(900 * MIB) };
+        let mut after = snapshot(own.clone());
+        after.change.as_mut().unwrap().trace.as_mut().unwrap().pages =
+            Some(vec![pages(pagekeeper_kernel::Inode { dev: 1, ino: 1 }, 55, "cp", 400 * MIB, 0)]);
+        let before = sample();
+        let mut observation = Observation::new(&before, &after);
+        observation.streamers = vec![Streamer {
+            pid: 55,
+            title: "cp a b".to_owned(),
+            cgroup: Some(own),
+            group_beside: None,
+            files: Vec::new(),
+        }];
+        let found =
+            examine(&observation).into_iter().find(|finding| finding.kind == Kind::CgroupCache).unwrap();
+        assert_eq!(found.severity, Severity::Warning);
+        assert!(found.cost.text.starts_with("450 MiB of it have to be written"), "{found:?}");
+        assert_eq!(found.fixes[0].act, "pagekeeper run -- cp ...");
+        assert!(found.remarks[0].contains("vm.dirty_ratio"), "{found:?}");
+        let clean = find_in(&snapshot(group(900 * MIB)), 0);
+        assert!(clean[0].cost.text.starts_with("No throughput by itself"), "{clean:?}");
+    }
+
+    #[test]
+    fn what_the_chart_takes_is_what_the_fix_says() {
+        let mut group = group(900 * MIB);
+        group.directory = PathBuf::from("/sys/fs/cgroup/kubepods/pod1");
+        let found = find_in(&snapshot(group), 240 * MIB);
+        let costs = &found[0].fixes[0].terms.risk.costs;
+        let chart = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../deploy/helm/pagekeeper");
+        let read = |name: &str| std::fs::read_to_string(chart.join(name)).unwrap();
+        let after = |text: &str, key: &str| -> Vec<String> {
+            let values = text.lines().filter_map(|line| line.trim().strip_prefix(key));
+            values.map(|value| value.trim_matches(|c| "[]".contains(c)).to_owned()).collect()
+        };
+        let (pod, values) = (read("templates/daemonset.yaml"), read("values.yaml"));
+        let given = |list: &str| -> BTreeSet<String> {
+            list.split(", ").map(|name| format!("CAP_{}", name.trim_matches('"'))).collect()
+        };
+        let named = |text: &str| -> BTreeSet<String> {
+            text.split([' ', ',']).filter(|word| word.starts_with("CAP_")).map(str::to_owned).collect()
+        };
+        let added = after(&pod, "add: ");
+        let [all, without_events] = &added[..] else { panic!("{added:?}") };
+        assert!(
+            pod.contains("{{- if ne .Values.metrics.events false }}\n              add: ")
+                && values.contains("\n  events: true\n")
+        );
+        let (before, _) = costs.split_once("unless metrics.events=false").expect("it can be set");
+        assert_eq!((named(costs), named(before)), (given(all), given(without_events)), "{costs}");
+        let unit = after(&read("../../pagekeeper-guard.service"), "AmbientCapabilities=").concat();
+        assert_eq!(given(without_events), named(&unit), "those of the unit by itself");
+        let (cpu, memory) = (after(&values, "cpu: "), after(&values, "memory: "));
+        let resources =
+            format!("a request of {} of a core and {}, a limit of {}", cpu[0], memory[0], memory[1]);
+        assert_eq!((cpu.len(), memory.len()), (1, 2));
+        assert!(costs.contains(&resources), "{costs}");
+        assert!(pod.contains("hostPID: true") && costs.contains("hostPID"), "{costs}");
+        assert!(pod.contains("runAsUser: 0") && costs.contains("uid 0"), "{costs}");
+        for profile in ["seccomp", "appArmor"] {
+            assert!(pod.contains(&format!("{profile}Profile:\n              type: Unconfined")), "{profile}");
+            assert!(costs.to_lowercase().contains(&profile.to_lowercase()), "{costs}");
+        }
+    }
+
+    #[test]
+    fn how_often_its_limits_took_effect_is_said() {
+        let events = |high, max| MemoryEvents { high, max, oom: Some(0), ..MemoryEvents::default() };
+        let mut before = sample();
+        before.databases[0].cgroup = Some(MemoryCgroup { events: events(Some(1), Some(40)), ..group(GIB) });
+        let mut now = MemoryCgroup { events: events(Some(1), Some(52)), ..group(900 * MIB) };
+        let find = |now: &MemoryCgroup| {
+            let after = snapshot(now.clone());
+            let found = examine(&Observation::new(&before, &after));
+            found.into_iter().find(|finding| finding.kind == Kind::CgroupCache).unwrap()
+        };
+        let found = find(&now);
+        let said = found.evidence.iter().find(|one| one.text.starts_with("since it was made")).unwrap();
+        assert_eq!(
+            said.text,
+            "since it was made: 52 times at its limit (12 while watching), 1 time slowed down over memory.high (0 while watching)"
+        );
+        assert_eq!(
+            (&said.figures["limit_hits"], &said.figures["limit_hits_watched"]),
+            (&52.into(), &12.into())
+        );
+        // A new group at the same path has lower counts, and one that was never at its limits has no counts to
+        // report.
+        now.events = events(None, Some(3));
+        let found = find(&now);
+        assert!(
+            found.evidence.iter().any(|one| one.text == "since it was made: 3 times at its limit"),
+            "{found:?}"
+        );
+        // The counts of a group above include other groups, and earlier counts belong to another group.
+        now.limited_by = Some(PathBuf::from("/sys/fs/cgroup/pod"));
+        let said = "since /sys/fs/cgroup/pod was made, whose limit it is: 3 times at its limit";
+        let found = find(&now);
+        assert!(found.evidence.iter().any(|one| one.text == said), "{found:?}");
+        now.limited_by = None;
+        now.events = events(Some(0), Some(0));
+        assert!(find(&now).evidence.iter().all(|one| !one.text.starts_with("since it was made")));
+    }
+
+    #[test]
+    fn outside_kubernetes_no_pod_is_spoken_of() {
+        let found = find_in(&snapshot(group(900 * MIB)), 0);
+        assert_eq!((found[0].severity, found[0].fixes.len()), (Severity::Note, 0));
+        assert_eq!(found[0].pagekeeper, None);
+    }
+
+    #[test]
+    fn full_of_other_memory_or_far_from_the_limit_is_nothing() {
+        assert_eq!(find_in(&snapshot(group(700 * MIB)), GIB), []);
+        let mut own = group(GIB);
+        own.file = 200 * MIB;
+        assert_eq!(find_in(&snapshot(own), GIB), [], "it is the program's own memory");
+        let mut shared = group(GIB);
+        shared.shmem = Some(600 * MIB);
+        assert_eq!(find_in(&snapshot(shared), GIB), [], "tmpfs is no page cache that goes");
+        let mut unlimited = group(GIB);
+        (unlimited.limit, unlimited.effective_limit) = (None, None);
+        assert_eq!(find_in(&snapshot(unlimited), GIB), []);
+    }
+
+    #[test]
+    fn two_databases_in_one_group_are_one_finding_and_their_logs_no_more_than_it_has() {
+        let mut after = snapshot(group(900 * MIB));
+        after.databases.push(after.databases[0].clone());
+        let mut other = file("/var/lib/mysql/binlog.000002", FileClass::Binlog, GIB, 900 * MIB);
+        other.database = Some(1);
+        after.files.push(other);
+        let found = find_in(&after, 900 * MIB);
+        assert_eq!(found.len(), 1);
+        let held = &found[0].evidence[1];
+        assert_eq!(held.figures["log_resident_bytes"], 700 * MIB, "all that the group has");
+        assert_eq!(held.figures["log_releasable_bytes"], 700 * MIB);
+        assert_eq!(
+            (&held.figures["data_resident_bytes"], &held.figures["other_resident_bytes"]),
+            (&0.into(), &0.into())
+        );
+    }
+
+    #[test]
+    fn streams_in_the_group_are_named() {
+        let mut after = snapshot(group(900 * MIB));
+        let of = |pid, name| pages(after.files[0].inode, pid, name, 100 * MIB, 0);
+        let counts = vec![of(7, "tar"), of(8, "cp"), of(100, "mariadbd")];
+        after.change.as_mut().unwrap().trace.as_mut().unwrap().pages = Some(counts);
+        let before = sample();
+        let mut observation = Observation::new(&before, &after);
+        let streamer = |pid, cgroup| Streamer {
+            pid,
+            title: "x".to_owned(),
+            cgroup: Some(cgroup),
+            group_beside: None,
+            files: Vec::new(),
+        };
+        let elsewhere = MemoryCgroup { directory: PathBuf::from("/sys/fs/cgroup/else"), ..group(GIB) };
+        let here = || group(GIB);
+        observation.streamers = vec![streamer(7, here()), streamer(8, elsewhere), streamer(100, here())];
+        let found = examine(&observation);
+        let found = found.iter().find(|finding| finding.kind == Kind::CgroupCache).unwrap();
+        let texts: Vec<&str> = found.evidence.iter().map(|one| one.text.as_str()).collect();
+        assert!(
+            texts.contains(&"streams in it brought in while watching: tar (process 7) 100 MiB"),
+            "{texts:?}"
+        );
+    }
+}
