@@ -95,7 +95,9 @@ fn commands_that_write_say_that_they_wait_and_end_on_a_signal() {
     let Some(mounted) = Mounted::new("ext4") else { return };
     let elsewhere = scratch();
     let stores = [elsewhere.path(), mounted.path()].map(|place| place.join("store"));
-    stores.iter().for_each(|dir| make_store(dir));
+    for dir in &stores {
+        make_store(dir);
+    }
     let [source, frozen_store] = stores;
     let source = source.to_str().expect("a plain path");
     let new = mounted.path().join("new");

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 fn tables(database: &Driver) -> Vec<PathBuf> {
-    database.files(|name| name.ends_with(".sst"))
+    database.files(|name| name.split('.').nth(1) == Some("sst"))
 }
 
 /// Tables that were written by direct I/O, and read through the page cache since, with how much of them is kept there. They have second

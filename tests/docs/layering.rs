@@ -91,7 +91,8 @@ pub(crate) fn wrong(root: &Path) -> Vec<String> {
                 wrong.push(format!("`{name}` imports `{import}`, which does not stand below it"));
             }
             let from = crates.get(import).map_or("dev", |import| &import.group);
-            if !may.contains(&from) && !(from == "engine" && BOTH.contains(&name.as_str())) {
+            let is_exempt = from == "engine" && BOTH.contains(&name.as_str());
+            if !may.contains(&from) && !is_exempt {
                 wrong.push(format!("`{name}` of {} imports `{import}` of {from}", found.group));
             }
         }

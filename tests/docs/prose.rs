@@ -76,7 +76,7 @@ fn types(path: &str, text: &str) -> Vec<String> {
         let mut words = words.skip_while(|word| ["pub", "crate", "super", ""].contains(word));
         ["struct", "enum", "trait", "type"].contains(&words.next()?).then(|| words.next())?
     });
-    names.map(|name| format!("{}: {name}", path.split('/').nth(1).unwrap_or_default())).collect()
+    names.map(|name| format!("{}: {name}", path.split("/src/").next().unwrap_or_default())).collect()
 }
 
 #[test]

@@ -61,11 +61,17 @@ fn fill(dir: &Path) -> PathBuf {
     filler.sync_all().unwrap();
     let write = || {
         let mut file = File::create(dir.join("one-more"))?;
-        file.write_all(&[1; 64 << 10])?;
+        file.write_all(&vec![1; 64 << 10])?;
         file.sync_all()
     };
     assert_eq!(write().unwrap_err().kind(), std::io::ErrorKind::StorageFull);
     path
+}
+
+/// Removing the file would give the room back later.
+fn make_room(filler: &Path) {
+    File::options().write(true).open(filler).unwrap().set_len(0).unwrap();
+    rustix::fs::sync();
 }
 
 fn run(program: &str, args: &[&str], paths: [&Path; 2]) {
@@ -118,7 +124,7 @@ fn a_copied_ring_on_xfs_gets_blocks_of_its_own_or_says_that_there_are_none() {
         assert!(is_full_disk(&error), "{error}");
     }
     assert!(!log.is_overwritten_in_place());
-    std::fs::remove_file(filler).unwrap();
+    make_room(&filler);
     commit(&log, b"with room").unwrap();
     let records: Vec<_> = log.read_from(0).unwrap().map(|record| record.unwrap().body).collect();
     assert_eq!(records, [&b"kept"[..], b"with room"]);
@@ -151,31 +157,25 @@ fn a_ring_on_btrfs_that_may_need_room_says_so_and_loses_nothing_on_a_full_disk()
 
     // Each overwrite needs room here.
     let log = open(&plain);
+    commit(&log, b"first").unwrap();
     let filler = fill(mounted.path());
-    let mut kept = Vec::new();
+    let mut kept = vec![b"first".to_vec()];
     let ended = loop {
         let body = vec![u8::try_from(kept.len() % 251).unwrap(); 9000];
         match commit(&log, &body) {
             Ok(_) => kept.push(body),
             Err(error) => break error,
         }
-        if kept.len() > 150 {
-            panic!("the disk is not full");
-        }
+        assert!(kept.len() <= 150, "the disk is not full");
     };
     let Error::Poisoned { cause } = &ended else { panic!("{ended}") };
     assert!(is_full_disk(cause), "{ended}");
     drop(log);
-    std::fs::remove_file(filler).unwrap();
-    rustix::fs::sync();
+    make_room(&filler);
     let log = open(&plain);
     let found: Vec<_> = log.read_from(copied).unwrap().map(|record| record.unwrap().body).collect();
     // The last one was not acknowledged.
     assert!(found.len() >= kept.len() && found.iter().zip(&kept).all(|(found, kept)| found == kept));
-    go_round_from(&log);
-}
-
-fn go_round_from(log: &RedoLog) {
     log.checkpoint(log.end()).unwrap();
-    go_round(log).unwrap();
+    go_round(&log).unwrap();
 }

@@ -353,7 +353,7 @@ mod tests {
             (Box::new(|to| std::fs::write(to, b"").unwrap()), whole, Some("Not a directory")),
             (Box::new(copy("others", false)), others, Some("it is of another store")),
             (Box::new(copy("old", false)), old, Some("commit 2 was made before")),
-            (Box::new(copy("whole", false)), late, Some("2 pages as of commit 3 were announced")),
+            (Box::new(copy("whole", false)), late, Some("2 as of commit 3 were announced")),
             (Box::new(copy("whole", true)), whole, Some("it is damaged: ")),
             (Box::new(copy("whole", false)), exaggerated, None),
         ];

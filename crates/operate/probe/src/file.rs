@@ -82,12 +82,12 @@ impl TestFile {
             let end = (self.len + (1 << step.ilog2())).min(len);
             let bytes = &mut piece[..usize::try_from(end - self.len).unwrap_or(FILL_WRITE_BYTES)];
             stamp(bytes, self.len);
-            let begun = began.elapsed();
+            let write_start = began.elapsed();
             file.write_at(self.len, bytes, WriteMode::Plain)?;
             if self.direct.is_err() {
                 self.buffered.wait_writeback(self.len..end)?;
             }
-            std::thread::sleep(pause_after(&mut pacer, end - self.len, begun, began.elapsed()));
+            std::thread::sleep(pause_after(&mut pacer, end - self.len, write_start, began.elapsed()));
             self.len = end;
         }
         self.buffered.set_len(self.len)?;

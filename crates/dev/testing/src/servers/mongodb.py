@@ -6,7 +6,8 @@ import sys
 
 import pymongo
 
-COMMENT = 8 << 10
+# The server writes little of one long text to its log.
+COMMENT = ["x" * 100] * 80
 
 client = pymongo.MongoClient(sys.argv[1], serverSelectionTimeoutMS=60_000)
 acknowledged = pymongo.WriteConcern(w=1, j=True)
@@ -24,8 +25,8 @@ for line in sys.stdin.buffer:
     elif verb == b"log":
         # Each command is in the log, however fast it was; at most 10 kB of it.
         client.load.set_profiling_level(0, slow_ms=-1)
-        for _ in range(int(number) // COMMENT + 1):
-            client.load.command("ping", comment="x" * COMMENT)
+        for _ in range(int(number) // len("".join(COMMENT)) + 1):
+            client.load.command("ping", comment=COMMENT)
         client.load.set_profiling_level(0, slow_ms=100)
         out.write(b"ok\n")
     else:
