@@ -1,18 +1,18 @@
-//! Backups: a store that is open is copied as one commit left it, page by page, while commits and checkpoints go on.
+//! Backups of an open store: copies it page by page as one commit left it, while commits and checkpoints go on.
 //!
-//! A snapshot is held as long as the copying takes. Where so much is committed meanwhile that it is ended, to stay within the memory
-//! budget, the copying goes on with a new one, and what commits changed of the pages that were copied is copied again: which pages
-//! these are is noted as long as the backup takes. So no commit waits for a backup, and a backup comes to its end however long
-//! it takes, if pages are copied faster than they are changed.
+//! A snapshot is held while pages are copied. If commits meanwhile exceed the memory budget, that snapshot ends. The
+//! copying then continues with a new snapshot, and copies again the pages that commits changed since; these are
+//! recorded as long as the backup takes. So no commit waits for a backup. A backup ends, however long it takes, if
+//! pages are copied faster than they change.
 //!
-//! A copy is made in pieces: they are read, then written, then the disk is left to others for as long as they need it
-//! ([`TaskPacer`]). At [`StreamPace::Off`], pieces are written while the next ones are read.
+//! The copy is made in pieces. Each batch is read, then written, and then the disk is left to others for as long as
+//! they need it ([`TaskPacer`]). At [`StreamPace::Off`], pieces are written while the next ones are read.
 //!
 //! Invariants:
-//! 1. At the end all pages are as of one commit, that of the last snapshot, which is durable.
-//! 2. What is copied was checked: it has its checksum, and the one that the page map says. What is damaged is not copied: the backup
-//!    fails.
-//! 3. The source is read only.
+//! 1. At the end all pages are as of one commit, that of the last snapshot, and that commit is durable.
+//! 2. Each copied page was checked against its own checksum and the one in the page map. A damaged page is not copied:
+//!    the backup fails.
+//! 3. The source is only read.
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
@@ -34,13 +34,13 @@ use crate::page::Page;
 use crate::snapshots::Live;
 use crate::{Error, PageNo, Seq};
 
-/// Pieces that are read at once: few, since the syncs of commits wait behind them; on a fast disk more bring no more. In tests one by
-/// one, so that there is something between them in small stores.
+/// Pieces that are read at once. Few, since the syncs of commits wait behind them; more gain nothing even on a fast
+/// disk. One in tests, so that something can happen between pieces in small stores.
 const AT_ONCE: usize = if cfg!(test) { 1 } else { 4 };
-/// Snapshots that are taken at most. If that is not enough pages are changed faster than they are copied.
+/// Maximum number of snapshots per backup. If they do not suffice, pages change faster than they are copied.
 const MAX_SNAPSHOTS: u64 = 1000;
 
-/// A backup that was made; from [`Store::backup`](crate::Store::backup), and from
+/// A finished backup, as returned by [`Store::backup`](crate::Store::backup) and
 /// [`StoreOptions::restore`](crate::StoreOptions::restore).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -49,36 +49,36 @@ pub struct Backup {
     pub store: u64,
     /// Bytes of a page.
     pub page_size: usize,
-    /// The commit that it is as of.
+    /// The commit that the backup is as of.
     pub seq: Seq,
-    /// Its pages, free ones and such that were never written among them.
+    /// Its pages, including free ones and pages that were never written.
     pub pages: u64,
-    /// Bytes that were written to its data file.
+    /// Bytes written to its data file.
     pub bytes: u64,
-    /// Snapshots that it took. With each one after the first, what was changed meanwhile was copied again.
+    /// Number of snapshots used. Each one after the first copied again the pages that had changed meanwhile.
     pub snapshots: u64,
-    /// From the call to its end.
+    /// Time from the call to its end.
     pub took: Duration,
 }
 
-/// All pages as of this snapshot.
+/// All pages are as of this snapshot.
 struct Copied {
     live: Arc<Live>,
-    /// Bytes that were written.
+    /// Bytes written.
     bytes: u64,
     snapshots: u64,
 }
 
-/// Pages in a row that were read and checked.
+/// Consecutive pages that were read and checked.
 pub(crate) struct Piece {
     pub(crate) first: PageNo,
-    /// Of a page that was never written zeros.
+    /// The pages' bytes; zeros for a page that was never written.
     pub(crate) bytes: AlignedBuf,
     /// The checksum of each page; `None` if it was never written.
     pub(crate) crcs: Vec<Option<u32>>,
 }
 
-/// Which pages are still to be copied: pages in a row, of at most [`PIECE`] bytes.
+/// Pages still to be copied, as ranges of at most [`PIECE`] bytes.
 type Left = VecDeque<Range<PageNo>>;
 
 impl Core {
@@ -103,7 +103,7 @@ impl Core {
     /// Copies all pages.
     fn copy_to(&self, writer: &mut Writer<'_>, pace: StreamPace) -> Result<Copied, Error> {
         let (noting, lsn) = Noting::begin(self);
-        // What is not noted is visible then.
+        // Commits that are not recorded are visible to the snapshot then.
         self.make_durable(lsn)?;
         let source = self.open_data()?;
         let mut copy = Copy { core: self, source, writer, pace: CopyPace::new(pace) };
@@ -119,7 +119,7 @@ impl Core {
             match done {
                 Ok(()) => {
                     let bytes = copy.writer.end()?;
-                    // A commit that was seen before it was durable is not lost where the copy has it.
+                    // The copy may have a commit that was seen before it was durable: make it durable too.
                     self.make_durable(self.last_lsn())?;
                     return Ok(Copied { live, bytes, snapshots });
                 }
@@ -130,7 +130,7 @@ impl Core {
         Err(Error::SnapshotTooOld)
     }
 
-    /// Adds pages, in order.
+    /// Adds pages, in ascending order.
     fn add(&self, left: &mut Left, pages: impl Iterator<Item = PageNo>) {
         let most = (PIECE / self.config.page_size) as u64;
         for page in pages {
@@ -142,13 +142,14 @@ impl Core {
     }
 }
 
-/// The pacers of a copy: reads and writes have their own price, and may go to different disks.
+/// The pacers of a copy. Reads and writes have separate pacers, since their costs differ and they may go to different
+/// disks.
 struct CopyPace {
     start: Instant,
     is_off: bool,
     reads: TaskPacer,
     writes: TaskPacer,
-    /// Time that is to be left to others.
+    /// Time still to be left to others.
     owed: Duration,
 }
 
@@ -158,7 +159,7 @@ impl CopyPace {
         Self { start: Instant::now(), is_off: pace == StreamPace::Off, reads, writes, owed: Duration::ZERO }
     }
 
-    /// Returns the pieces that are read at once.
+    /// Returns how many pieces to read at once.
     fn pieces(&self) -> usize {
         let bytes = self.reads.piece().min(self.writes.piece());
         usize::try_from(bytes).map_or(AT_ONCE, |bytes| (bytes / PIECE).clamp(1, AT_ONCE))
@@ -176,13 +177,13 @@ impl CopyPace {
         done
     }
 
-    /// Leaves the disk to others for as long as they need it since the last rest.
+    /// Leaves the disk to others for as long as they need since the last rest.
     fn rest(&mut self) {
         std::thread::sleep(std::mem::take(&mut self.owed));
     }
 }
 
-/// Does work that waits for the disk. Returns how long to leave that to others.
+/// Runs work that waits for the disk. Returns its result and how long to leave the disk to others.
 fn timed<T>(pacer: &mut TaskPacer, start: Instant, bytes: usize, work: impl FnOnce() -> T) -> (T, Duration) {
     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let begun = start.elapsed();
@@ -201,7 +202,7 @@ struct Copy<'a, 'to> {
 }
 
 impl Copy<'_, '_> {
-    /// Copies what is left, as the snapshot has it. What is not copied when it fails is still left.
+    /// Copies the remaining pages as the snapshot has them. On failure, pages not copied yet remain in `left`.
     fn copy(&mut self, live: &Live, left: &mut Left) -> Result<(), Error> {
         self.writer.begin(live.meta.pages, live.seq)?;
         while !left.is_empty() {
@@ -215,7 +216,7 @@ impl Copy<'_, '_> {
     fn copy_some(&mut self, live: &Live, due: Vec<Range<PageNo>>) -> Result<(), Error> {
         let page_size = self.core.config.page_size;
         let mut brought_in = self.core.bring_in(due.clone().into_iter().flatten(), live.seq);
-        // Before they are read: what the index gives up meanwhile was newer than what is read.
+        // Before the pages are read: a version that leaves the index later is newer than what is read.
         let newer: Vec<bool> = due.iter().cloned().flatten().map(|page| self.core.index.has(page)).collect();
         let mut pieces: Vec<_> =
             due.iter().map(|pages| AlignedBuf::new(pages.clone().count() * page_size)).collect();
@@ -236,7 +237,7 @@ impl Copy<'_, '_> {
         drop(reads);
         let (mut read, mut newer) = (Vec::with_capacity(due.len()), newer.into_iter());
         for ((pages, mut bytes), got) in due.into_iter().zip(pieces).zip(got) {
-            // Nothing of what could not be read counts.
+            // If the read failed, none of its bytes count.
             let got = got.unwrap_or(0);
             let first = pages.start;
             let mut crcs = Vec::with_capacity(newer.len());
@@ -253,7 +254,7 @@ impl Copy<'_, '_> {
         if self.pace.is_off {
             return self.writer.write_pieces(read);
         }
-        // Only now: nothing that the copy needs of the index is kept during the pause.
+        // Only now, so that nothing in the index is kept for the copy during the pause.
         self.pace.rest();
         self.pace.write(bytes, || {
             self.writer.write_pieces(read)?;
@@ -263,7 +264,8 @@ impl Copy<'_, '_> {
         Ok(())
     }
 
-    /// Makes the bytes those of the page as the snapshot has it; gives its checksum, or `None` if it was never written.
+    /// Turns `bytes` into those of the page as the snapshot has it. Returns its checksum, or `None` if it was never
+    /// written.
     fn page(&self, live: &Live, page: PageNo, is_read: bool, bytes: &mut [u8]) -> Result<Option<u32>, Error> {
         let found = page::check(bytes, page, self.core.config.store_id);
         if is_read && self.core.map.check(page, &found).is_ok() {
@@ -273,7 +275,7 @@ impl Copy<'_, '_> {
                 Ok(_) | Err(_) => {}
             }
         }
-        // Not applied yet, being written, or damaged: what the cache has may be what was there before it was.
+        // Not applied yet, being written, or damaged. The cache may have the page as it was before that.
         let found = if self.core.index.has(page) {
             self.core.page_of(live, page)?
         } else {

@@ -1,7 +1,9 @@
-//! Backups on request: a process asks the one that has the store open for a backup, over a socket in the store's directory.
+//! Backups on request: a process asks the one that has the store open for a backup, over a socket in the store's
+//! directory.
 //!
-//! The process that has the store open makes the backup with its own permissions, and answers when the backup is made. It serves one
-//! request at a time. The caller then confirms what the answer says ([`crate::confirm`]). All numbers are little endian.
+//! The process that has the store open makes the backup with its own permissions, and answers when the backup is made.
+//! It serves one request at a time. The caller then confirms what the answer says ([`crate::confirm`]). All numbers are
+//! little endian.
 //!
 //! | request | bytes |
 //! |---|---|
@@ -18,9 +20,9 @@
 //! | the numbers of a [`Backup`], with a zero before its commit | 64 | length of the message | 2 |
 //! | | | the error message | its length |
 //!
-//! Invariants: the kernel confirms that the caller is the user that this process runs as, or root. A request that is incomplete after
-//! [`REQUEST_TIMEOUT`] is dropped. The socket exists as long as the store is open; one that a killed process left is replaced. The store is
-//! read and written only by `Store::backup`.
+//! Invariants: the kernel confirms that the caller is the user that this process runs as, or root. A request that is
+//! incomplete after [`REQUEST_TIMEOUT`] is dropped. The socket exists as long as the store is open; one that a killed
+//! process left is replaced. The store is read and written only by `Store::backup`.
 
 use std::ffi::OsStr;
 use std::io::{ErrorKind, Read, Write};
@@ -64,7 +66,7 @@ pub(crate) struct BackupServer {
 /// Makes the socket, and starts the thread.
 pub(crate) fn start(core: &Arc<Core>) -> Result<BackupServer, Error> {
     let path = core.config.directory.join(NAME);
-    // The store is locked, so that no other process can be serving here.
+    // The store is locked, so no other process can be serving here.
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed("unlink", &path, &error)),
         _ => {}
@@ -86,7 +88,7 @@ pub(crate) fn start(core: &Arc<Core>) -> Result<BackupServer, Error> {
 impl Drop for BackupServer {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Release);
-        // Wakes the thread; it fails only where that has ended.
+        // Wakes the thread. Fails only if the thread has ended.
         let _ = rustix::net::shutdown(&*self.listener, Shutdown::Both);
         let _ = std::fs::remove_file(&self.path);
         if let Some(thread) = self.thread.take() {
@@ -215,7 +217,7 @@ pub(crate) fn request_backup(directory: &Path, to: &Path, pace: StreamPace) -> R
     };
     let mut stream = connect(directory)?;
     confirm::require_missing(&to)?;
-    // As it was before the backup, which has all of that. Needed only where one is made.
+    // Read before the backup, which has all commits that this superblock covers. Needed only if a backup is made.
     let source = confirm::superblock_of(directory);
     let answer = stream.write_all(&request).and_then(|()| read_answer(&mut stream));
     let said = understand(answer)
@@ -234,7 +236,7 @@ fn connect(directory: &Path) -> Result<UnixStream, Error> {
     })
 }
 
-/// The backup that the answer tells of, or why there is none.
+/// Returns the backup that the answer describes, or why there is none.
 fn understand(answer: std::io::Result<Result<Backup, String>>) -> Result<Backup, String> {
     answer.unwrap_or_else(|error| {
         let reason = if error.kind() == ErrorKind::InvalidData {
@@ -285,7 +287,7 @@ mod tests {
     #[test]
     fn a_store_that_is_open_is_backed_up_on_request() {
         let dir = pagekeeper_testing::disk_dir();
-        // Its path is longer than an address can be.
+        // Its path is longer than a socket address can be.
         let directory = dir.path().join("d".repeat(100)).join("store");
         std::fs::create_dir(directory.parent().unwrap()).unwrap();
         let at = |name: &str| dir.path().join(name);
@@ -307,10 +309,10 @@ mod tests {
         assert_eq!(Store::options().open(&at("whole")).unwrap().stat().seq, seq);
     }
 
-    /// Makes a backup, or something else.
+    /// Makes a backup, or something else, at the path.
     type Make = Box<dyn FnOnce(&Path) + Send>;
 
-    /// Answers one request at the store's socket with what `make` says that it made.
+    /// Answers one request at the store's socket with the backup that `make` returns.
     fn answer_once(directory: &Path, make: impl FnOnce(&Path) -> Backup + Send + 'static) -> JoinHandle<()> {
         let _ = std::fs::remove_file(directory.join(NAME));
         let listener = UnixListener::bind(directory.join(NAME)).unwrap();
@@ -321,7 +323,7 @@ mod tests {
         })
     }
 
-    /// Whatever answers at the socket: its answer counts as far as the backup is found to be so.
+    /// Whatever answers at the socket, only a backup that is really there is confirmed.
     #[test]
     fn a_backup_that_is_not_what_was_said_is_not_confirmed() {
         let dir = pagekeeper_testing::disk_dir();
@@ -390,7 +392,7 @@ mod tests {
         commit(&store);
         let address = directory.join(NAME);
         let silent = UnixStream::connect(&address).unwrap();
-        // One that an older version took: the pages that changed since a commit.
+        // A request that an older version served: the pages that changed since a commit.
         let since = [&MAGIC[..], &[1], &[7; 16], &5_u16.to_le_bytes(), b"/copy"].concat();
         for nonsense in [
             &b"GET / HTTP/1.1\r\n\r\n and more of it"[..],

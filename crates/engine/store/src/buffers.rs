@@ -1,10 +1,10 @@
-//! Memory for pages that are not in the cache: what is given back is kept, and taken again.
+//! Memory for pages that are not in the cache. Buffers that are given back are kept for reuse.
 //!
-//! A page is made by the thread that commits it, and released by the one that applies it. An allocator with a heap for each thread
-//! keeps what was released for the thread that asked for it first, so that many threads that commit hold several times of what
-//! is in use.
+//! One thread commits a page, and another releases it when it is applied. An allocator with per-thread heaps keeps
+//! freed memory for the thread that allocated it, so many committing threads would hold several times the memory in
+//! use.
 //!
-//! Invariants: all buffers have the size of a page; no more than so many are kept that nobody uses.
+//! Invariants: all buffers have the size of a page; at most `max_kept` unused ones are kept.
 
 use std::fmt;
 use std::ops::Deref;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use pagekeeper_io::Process;
 use pagekeeper_kernel::mutex::lock;
 
-/// Where pages come from.
+/// A pool of page buffers.
 pub(crate) struct Buffers {
     page_size: usize,
     max_kept: usize,
@@ -22,7 +22,7 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// For pages of so many bytes, of which at most so many are kept that nobody uses.
+    /// Creates a pool of buffers of `page_size` bytes, which keeps at most `max_kept` unused ones.
     pub(crate) fn new(page_size: usize, max_kept: usize) -> Arc<Self> {
         Arc::new(Self { page_size, max_kept, kept: Mutex::default(), process: Process::current() })
     }
@@ -35,7 +35,7 @@ impl Buffers {
         PageBuf(Arc::new(Held { bytes, home: Arc::clone(self) }))
     }
 
-    /// A page of zeros.
+    /// Returns a page of zeros.
     pub(crate) fn zeroed(self: &Arc<Self>) -> PageBuf {
         match self.take() {
             Some(mut bytes) => {
@@ -46,7 +46,7 @@ impl Buffers {
         }
     }
 
-    /// A page with these bytes, which are a page's.
+    /// Returns a page with a copy of these bytes, whose length is a page's.
     pub(crate) fn copy(self: &Arc<Self>, page: &[u8]) -> PageBuf {
         match self.take() {
             Some(mut bytes) => {
@@ -75,7 +75,7 @@ struct Held {
 }
 
 impl PageBuf {
-    /// The bytes to change, which are its own from then on.
+    /// Returns the bytes for changing. If they were shared, this page gets a copy of its own first.
     pub(crate) fn make_mut(&mut self) -> &mut [u8] {
         if Arc::get_mut(&mut self.0).is_none() {
             *self = self.0.home.copy(self);

@@ -1,7 +1,7 @@
-//! Which pages commits change while somebody copies the store: what has to be copied again once the snapshot was ended that a copy began
-//! with.
+//! Records which pages commits change while the store is copied. If the copy's snapshot ends, these pages are copied
+//! again.
 //!
-//! Invariant: a page of a commit that is visible is noted, if the commit was appended since noting began. Nothing fails.
+//! Invariant: a page of a visible commit is recorded if the commit was appended after recording began. Nothing fails.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,20 +12,20 @@ use pagekeeper_kernel::mutex::lock;
 use crate::core::Core;
 use crate::{PageNo, Seq};
 
-/// What was changed, by which commit last.
+/// Changed pages, each with the last commit that changed it.
 type Changed = HashMap<PageNo, Seq>;
 
-/// Notes pages while there is a copy under way.
+/// Records changed pages while a copy is in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     is_noting: AtomicBool,
     noted: Mutex<Changed>,
-    /// Held by the copy that is under way.
+    /// Held by the copy in progress.
     copying: Mutex<()>,
 }
 
 impl Changes {
-    /// A commit changes these pages. Under the tail's lock, before it is visible.
+    /// Records that a commit changes these pages. Called under the tail's lock, before the commit is visible.
     pub(crate) fn note(&self, seq: Seq, pages: impl Iterator<Item = PageNo>) {
         if self.is_noting.load(Ordering::Acquire) {
             lock(&self.noted).extend(pages.map(|page| (page, seq)));
@@ -33,14 +33,15 @@ impl Changes {
     }
 }
 
-/// Noting goes on until it is dropped.
+/// Records changed pages until it is dropped.
 pub(crate) struct Noting<'a> {
     changes: &'a Changes,
     _alone: MutexGuard<'a, ()>,
 }
 
 impl<'a> Noting<'a> {
-    /// Begins with the next commit, when no other copy is under way any more. Gives the LSN behind the last one that is not noted.
+    /// Waits until no other copy is in progress, then records from the next commit on. Returns the LSN behind the last
+    /// commit that is not recorded.
     pub(crate) fn begin(core: &'a Core) -> (Self, u64) {
         let noting = Self { changes: &core.changes, _alone: lock(&core.changes.copying) };
         let tail = lock(&core.tail);
@@ -48,7 +49,7 @@ impl<'a> Noting<'a> {
         (noting, tail.lsn)
     }
 
-    /// The pages that were changed so far, sorted. Those that commits after `seq` changed stay noted.
+    /// Returns the pages that were changed so far, sorted. Pages that commits after `seq` changed stay recorded.
     pub(crate) fn upto(&self, seq: Seq) -> Vec<PageNo> {
         let mut noted = lock(&self.changes.noted);
         let mut pages: Vec<_> = noted.keys().copied().collect();
@@ -61,7 +62,8 @@ impl<'a> Noting<'a> {
 impl Drop for Noting<'_> {
     fn drop(&mut self) {
         self.changes.is_noting.store(false, Ordering::Release);
-        // What a commit notes that has just seen it on is of no use, and goes with the next copy's.
+        // A commit that has just seen the flag may still record pages. They are useless, and go when the next copy
+        // ends.
         *lock(&self.changes.noted) = Changed::new();
     }
 }

@@ -1,17 +1,19 @@
-//! A checkpoint, in the background: what was committed goes to the data file, and the journal before it may be written over.
+//! Background checkpoints: commits are written to the data file, and the journal before them may be overwritten.
 //!
 //! ```text
 //! start ─▶ journal durable ─▶ pages written, wide ─▶ data file synced ─▶ superblock durable ─▶ journal given up
 //! ```
 //!
 //! Invariants:
-//! 1. What a checkpoint covers is fixed when it starts.
-//! 2. A page is written only as a commit left it that is durable in the journal.
-//! 3. A version leaves the index only when the data file has it durably: what a sync that fails has lost is still there for who reads.
-//! 4. The checkpoint LSN moves only after all pages up to it were written and the sync of that succeeded; the journal is given up
-//!    only as far as a superblock says that is durable.
+//! 1. The commits that a checkpoint covers are fixed when it starts.
+//! 2. A page is written only as of a commit that is durable in the journal.
+//! 3. A version leaves the index only when it is durable in the data file: readers still find it if a failed sync has
+//!    lost the page.
+//! 4. The checkpoint LSN moves only after all pages up to it were written and synced. The journal is given up only as
+//!    far as a durable superblock says so.
 //!
-//! A failure poisons the store, but for a full device: then the checkpoint is given up, and tried again when somebody asks.
+//! A failure poisons the store, except for a full device: then the checkpoint is abandoned, and retried at the next
+//! request.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -34,13 +36,13 @@ use crate::{Error, PageNo, Progress, Seq};
 
 /// Maximum bytes of one write.
 const MAX_WRITE_BYTES: usize = 256 << 10;
-/// Runs that go to the disk together.
+/// Runs that are submitted together.
 const TOGETHER: usize = 16;
-/// Pages whose bases are brought in together.
+/// Pages whose base pages are prefetched together.
 const AHEAD: usize = 1024;
-/// Pages apart that are still read as one.
+/// Maximum distance between pages that are still read as one range.
 const NEAR: u64 = 4;
-/// Between two reports.
+/// Interval between two reports.
 const REPORT: Duration = Duration::from_millis(200);
 
 /// Why a checkpoint ended early.
@@ -57,7 +59,7 @@ impl From<Error> for Halt {
 }
 
 impl Core {
-    /// One checkpoint; false if there was nothing to do. At most one at a time.
+    /// Runs one checkpoint. Returns false if there was nothing to do. At most one runs at a time.
     pub(crate) fn run_checkpoint(&self) -> Result<bool, Error> {
         let done = self.next_checkpoint();
         if !self.config.options.threads {
@@ -84,7 +86,7 @@ impl Core {
         Ok(is_due)
     }
 
-    /// Lets versions go that nobody needs, and ends the oldest snapshots where commits would come to wait for them.
+    /// Drops versions that nobody needs, and ends the oldest snapshots before commits have to wait for them.
     fn bound_what_is_kept(&self) {
         let mut kept = self.index.prune_all(&self.snapshots.needed());
         while kept > self.config.max_unapplied_bytes / 2 && self.snapshots.end_oldest() {
@@ -92,7 +94,7 @@ impl Core {
         }
     }
 
-    /// Checkpoints until the data file has all that was committed before.
+    /// Runs checkpoints until the data file has all earlier commits.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         let seq = lock(&self.tail).seq;
         while self.checkpoints.seq.load(Ordering::Acquire) < seq {
@@ -103,7 +105,7 @@ impl Core {
 
     fn failed(&self, halt: Halt) -> Result<bool, Error> {
         let Halt::Failed(error) = halt else { return Ok(false) };
-        // What is damaged can be rewritten.
+        // Damaged pages can be rewritten.
         if !error.is_no_space() && !matches!(error, Error::Damaged { .. }) {
             return Err(self.poison(error));
         }
@@ -130,8 +132,8 @@ impl Core {
         debug_assert!(self.index.unapplied(start.seq).is_empty(), "a checkpoint of what is not applied");
         let depth = Depth::of(self.config.options.disk.as_ref(), false);
         self.map.flush(start.meta.pages, start.seq, depth)?;
-        // A disk's cache is one for all files: a sync of the journal that failed meanwhile may have lost what was written to the data file,
-        // whose own sync then had nothing left to fail for. Those under way are waited for.
+        // All files share a disk's cache. A journal sync that failed meanwhile may have lost data-file writes, and the
+        // data file's own sync then had no error left to report. So wait for journal syncs under way.
         self.make_durable(self.journal.end())?;
         self.publish(start)?;
         self.journal.checkpoint(start.lsn).map_err(Error::from)?;
@@ -139,7 +141,7 @@ impl Core {
         Ok(())
     }
 
-    /// Says durably that the data file has all up to the start.
+    /// Makes durable in the superblock that the data file has all commits up to the start.
     fn publish(&self, start: &CheckpointStart) -> Result<(), Error> {
         let mut superblocks = lock(&self.superblocks);
         let superblock = Superblock {
@@ -151,7 +153,8 @@ impl Core {
         superblocks.write(superblock)
     }
 
-    /// Writes all pages as they were at `seq`, in page order; of what an opening left in the journal as much at a time as there is memory for.
+    /// Writes all pages as of `seq`, in page order. Pages that an opening left in the journal are read in as many
+    /// batches as memory requires.
     fn apply(&self, seq: Seq) -> Result<(), Halt> {
         if self.data.needs_atomic && !self.data.use_atomic()? {
             return Err(Error::NotAtomic { path: self.config.directory.clone() }.into());
@@ -177,7 +180,7 @@ impl Core {
                 let (whole, of) = match self.to_apply(*page, seq) {
                     Ok(Some(found)) => found,
                     Ok(None) => continue,
-                    // The others go on; the checkpoint does not count.
+                    // The other pages are written, but the checkpoint does not count.
                     Err(error @ Error::Damaged { .. }) => {
                         damaged.get_or_insert(error);
                         continue;
@@ -193,7 +196,7 @@ impl Core {
                     }
                     self.start_writes(&writes, std::mem::take(&mut runs))?;
                     written.take(&mut writes, self);
-                    // What waits for the sync takes up memory.
+                    // Pages that wait for the sync take up memory.
                     if written.bytes >= self.config.max_unapplied_bytes / 4 {
                         writes.wait(0);
                         written.take(&mut writes, self);
@@ -213,7 +216,7 @@ impl Core {
         damaged.map_or(Ok(()), |error| Err(Halt::Failed(error)))
     }
 
-    /// Bytes of one write: all that can be in flight are an eighth part of the budget.
+    /// Returns the maximum bytes of one write, so that all writes in flight take at most 1/8 of the budget.
     fn max_write_bytes(&self) -> usize {
         let share = self.config.options.memory / 8 / depth::MAX as u64;
         usize::try_from(share).unwrap_or(MAX_WRITE_BYTES).min(MAX_WRITE_BYTES)
@@ -223,8 +226,8 @@ impl Core {
         self.checkpoints.stopping.load(Ordering::Relaxed)
     }
 
-    /// Has pages of the data file brought into the cache, wide, that are needed to put others together. A failure is reported where
-    /// the page is used.
+    /// Prefetches, with wide reads, the pages of the data file that are needed to rebuild others. A failure is reported
+    /// where the page is used.
     fn prefetch_bases(&self, pages: &[PageNo], seq: Seq) {
         let oldest = self.snapshots.oldest();
         let mut wanted: Option<std::ops::Range<u64>> = None;
@@ -253,13 +256,15 @@ impl Core {
         }
     }
 
-    /// The page as it is to be written, and its seq; `None` if it was applied meanwhile. What older snapshots need is kept.
+    /// Returns the page as it is to be written, and its seq; `None` if it was applied meanwhile. Keeps versions that
+    /// older snapshots need.
     fn to_apply(&self, page: PageNo, seq: Seq) -> Result<Option<(Whole, Seq)>, Error> {
         let in_file = || {
             let found = self.page_in_file(page)?;
             Ok::<_, Error>(found.map(|(base, of)| (Content::Whole(owned(self, &base)), of)))
         };
-        // Where it can't be read it is about to be rewritten: only those have to go who would still read it.
+        // If it cannot be read, it is about to be rewritten anyway: only snapshots that would still read it have to
+        // end.
         while self.index.keep_base(page, self.snapshots.oldest(), in_file).is_err()
             && self.snapshots.end_oldest()
         {}
@@ -267,7 +272,7 @@ impl Core {
             return Ok(None);
         };
         let of = version.seq;
-        // Older ones that are kept can't be put together any more once it is written over, and the journal given up.
+        // Older versions that are kept cannot be rebuilt once the page is overwritten and the journal given up.
         for older in self.index.replays_before(page, of) {
             self.settle_older(page, &older, of);
         }
@@ -280,26 +285,26 @@ impl Core {
         Ok(Some((self.settled(page, version)?, of)))
     }
 
-    /// Puts together what snapshots alone need, older than `newer`. What is damaged stays so for those who read it; where it can't be
-    /// read, those have to go.
+    /// Rebuilds versions older than `newer`, which only snapshots need. A damaged page stays damaged for its readers.
+    /// If a page cannot be read, the snapshots that need it are ended.
     fn settle_older(&self, page: PageNo, older: &Version, newer: Seq) {
         match self.settled(page, older.clone()) {
             Ok(_) | Err(Error::Damaged { .. }) => {}
-            // Those that can't be ended are over by now: what is visible is as new as what is applied.
+            // Snapshots that cannot be ended are over by now: the visible commit is as new as the applied one.
             Err(_) => while self.snapshots.oldest() < newer && self.snapshots.end_oldest() {},
         }
     }
 
     fn start_writes(&self, writes: &WritesInFlight<'_>, runs: Vec<Run>) -> Result<(), Error> {
         for run in &runs {
-            // Until the sync a reader may find them, or what was there before.
+            // Until the sync, a reader may find either these pages or the previous ones.
             let crcs = run.bytes.chunks(self.config.page_size).map(page::crc);
             self.map.accept((run.first..).zip(crcs));
         }
         writes.start(runs)
     }
 
-    /// Makes durable what was written: it is in the cache then, and no longer in the index. Gives the number of pages.
+    /// Makes the written pages durable, and moves them from the index to the cache. Returns their number.
     fn sync_written(&self, written: &mut Written) -> Result<usize, Error> {
         if injected!(self.config.options, AppliedBeforeSync) {
             self.release_written(&written.pages)?;
@@ -309,7 +314,7 @@ impl Core {
         }
         let Written { pages, .. } = std::mem::take(written);
         self.release_written(&pages)?;
-        // Those who wait for room need not wait for the checkpoint's end.
+        // Commits that wait for room need not wait for the checkpoint's end.
         if !pages.is_empty() {
             self.checkpoints.notify_done();
         }
@@ -324,7 +329,7 @@ impl Core {
         self.map.set(pages.iter().filter_map(crc).collect())?;
         let needed = self.snapshots.needed();
         for (page, seq) in pages {
-            // Where it can't be had it is loaded when it is read.
+            // If the cache has no room for it, it is loaded when it is read.
             match self.index.get(*page, *seq).map(|version| version.content) {
                 Some(Content::Whole(whole)) => {
                     let _ = self.cached.install(*page, whole.bytes(), InstallAs::Prefetched);
@@ -337,7 +342,7 @@ impl Core {
     }
 }
 
-/// What was written and is not synced yet.
+/// Pages that were written but not synced yet.
 #[derive(Default)]
 struct Written {
     pages: Vec<(PageNo, Seq)>,
@@ -345,7 +350,7 @@ struct Written {
 }
 
 impl Written {
-    /// Those whose writes have ended.
+    /// Takes the runs whose writes have ended.
     fn take(&mut self, writes: &mut WritesInFlight<'_>, core: &Core) {
         while let Some(run) = writes.next_done() {
             self.bytes += (run.seqs.len() * core.config.page_size) as u64;
@@ -359,7 +364,7 @@ fn owned(core: &Core, page: &Page) -> Whole {
     Whole::new(page.kind(), core.buffers.copy(page.bytes()))
 }
 
-/// Pages in a row, as they are gathered.
+/// Consecutive pages, while they are collected.
 struct RunBuilder {
     first: PageNo,
     pages: Vec<Whole>,
@@ -389,7 +394,7 @@ impl RunBuilder {
     }
 }
 
-/// Reports how the first checkpoint after an opening progresses.
+/// Reports the progress of the first checkpoint after an opening.
 struct Report<'a> {
     core: &'a Core,
     total: u64,

@@ -1,8 +1,8 @@
-//! Committing: from a transaction's pages to an entry of the journal, versions in the index, and durability.
+//! Committing: turns a transaction's pages into a journal entry, adds versions to the index, and makes both durable.
 //!
-//! Invariants: entries are appended in the order of their seqs, each with the whole of a page at its first change after a checkpoint start.
-//! An entry that is refused (too large, no room) leaves no trace. Once a part of one was appended nothing refuses it any more, or the
-//! store is poisoned.
+//! Invariants: entries are appended in the order of their seqs. Each has the full image of a page at its first change
+//! after a checkpoint start. A refused entry (too large, no room) leaves no trace. Once a part of an entry was
+//! appended, nothing refuses the rest, or the store is poisoned.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,31 +19,34 @@ use crate::{Error, PageNo, Seq};
 /// When a commit returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Durability {
-    /// When it is durable. All who commit at the same time share one sync.
+    /// When it is durable. All commits at the same time share one sync.
     #[default]
     Sync,
-    /// When it is durable; but it leaves the sync to another who commits within
+    /// When it is durable, but it leaves the sync to another commit within
     /// [`group_delay`](crate::StoreOptions::group_delay).
     Group,
-    /// At once. It is durable with the next commit that is, or after a second where the store has threads; until then a crash may lose it, as a whole, and
-    /// those after it. It can be seen before it is durable, as all before it.
+    /// At once. It becomes durable with the next commit that does, or after a second if the store has threads. Until
+    /// then a crash may lose it as a whole, with all later commits. It is visible before it is durable, as are all
+    /// earlier commits.
     None,
 }
 
 /// Maximum bytes of padding.
 const MAX_PADDING: u64 = 8 << 10;
-/// Bytes of the journal that no commit owns, behind the last one: padding, and the rest of the block at which the next opening goes on.
+/// Bytes of the journal behind the last commit that belong to no commit: padding, and the rest of the block at which
+/// the next opening continues.
 pub(crate) const TAIL_OVERHEAD: u64 = 16 << 10;
-/// What a record takes up beside its body, and to be aligned.
+/// Bytes of a record beside its body, including alignment.
 const RECORD: u64 = 32;
-/// Bytes of an entry beside one page: the meta with the user's part, and what a change begins with.
+/// Maximum bytes of an entry beside one page: the meta with the user's part, and the head of a change.
 const MAX_META: u64 = 2048;
 
 impl WriteTxn<'_> {
-    /// Commits all or nothing, and gives the number of the commit. It can be seen by readers that begin when this has returned.
+    /// Commits all changes or none. Returns the number of the commit, which is visible to readers that begin after this
+    /// call.
     ///
-    /// Waits, as long as the journal has no room below its limit. After [`Error::Poisoned`] it is not known whether the commit is durable, and
-    /// none comes after it; with any other error nothing was committed.
+    /// Waits while the journal has no room below its limit. After [`Error::Poisoned`] it is unknown whether the commit
+    /// is durable, and no commit follows it. After any other error nothing was committed.
     pub fn commit(self, durability: Durability) -> Result<Seq, Error> {
         commit(self, durability)
     }
@@ -51,7 +54,7 @@ impl WriteTxn<'_> {
 
 fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
     txn.core.process.require()?;
-    // What comes last goes first: the room of a commit that is refused, under the writer's lock.
+    // Fields are dropped in reverse order: the room of a refused commit goes first, under the writer's lock.
     let WriteTxn { core, writer, base, meta, mut changed, mut room } = txn;
     let core: &Core = &core;
     if changed.is_empty() && meta == *base {
@@ -74,7 +77,7 @@ fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
         if core.bytes_to_recover() + bytes + TAIL_OVERHEAD <= core.config.max_journal_bytes {
             break (entry, pages);
         }
-        // What has to be a full-page image may change when a checkpoint starts meanwhile.
+        // If a checkpoint starts meanwhile, other pages may need a full-page image.
         drop(tail);
         core.wait_for_room(bytes + TAIL_OVERHEAD)?;
     };
@@ -82,7 +85,7 @@ fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
     let mut lsn = tail.lsn;
     room.keep();
     for body in &entry {
-        // Not to wait for a log checkpoint, which would wait for the tail: there is room, by the limit.
+        // Does not wait for a log checkpoint, which would wait for the tail: by the limit, there is room.
         lsn = core.journal.try_append(body).map_err(|error| core.poison(error.into()))?;
     }
     core.changes.note(seq, pages.iter().map(|(page, _, _)| *page));
@@ -104,13 +107,13 @@ fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
     finish(core, seq, lsn, durability)
 }
 
-/// Bytes of the journal that one commit may take up in one of so many: also when all before it is checkpointed, the last padding is still
-/// there.
+/// Returns the maximum journal bytes of one commit. Even if everything before it is checkpointed, the last padding is
+/// still there.
 pub(crate) fn max_entry_bytes(max_journal_bytes: u64) -> u64 {
     max_journal_bytes - 2 * TAIL_OVERHEAD
 }
 
-/// Bytes of the journal that a commit of one page takes up at most, where no record is longer than that.
+/// Returns the maximum journal bytes of a one-page commit, for records of at most `longest_record` bytes.
 pub(crate) fn max_page_entry(page_size: u64, longest_record: u64) -> u64 {
     let body = page_size + MAX_META;
     let parts = body.div_ceil(longest_record);
@@ -118,7 +121,7 @@ pub(crate) fn max_page_entry(page_size: u64, longest_record: u64) -> u64 {
     body + parts * RECORD + padding
 }
 
-/// Bytes of the journal that an entry takes up at most, but for what comes behind it: each part may be followed by padding.
+/// Returns the maximum journal bytes of an entry, without what follows it: padding may follow each of its parts.
 fn journal_bytes(entry: &[Vec<u8>]) -> u64 {
     let padding = if entry.len() > 1 { entry.len() as u64 * MAX_PADDING } else { 0 };
     entry.iter().map(|body| body.len() as u64 + RECORD).sum::<u64>() + padding
@@ -139,7 +142,7 @@ fn finish(core: &Core, seq: Seq, lsn: u64, durability: Durability) -> Result<Seq
 
 type Pages = Vec<(PageNo, Whole, bool)>;
 
-/// The entry's records, and the pages with whether the entry has the whole of them.
+/// Returns the entry's records, and its pages, each with whether the entry has its full image.
 fn encode(
     core: &Core,
     tail: &Tail,
@@ -195,8 +198,8 @@ fn encode(
     (entry.finish(longest), pages)
 }
 
-/// The page as it is before the commit: from memory, where a change of a part left it. Where it can't be had the whole page is
-/// journaled, which is always right.
+/// Returns the page as it is before the commit, from memory, where a partial change left it. If it is not in memory,
+/// the full page is journaled, which is always right.
 fn before(core: &Core, page: PageNo) -> Option<Whole> {
     match core.index.get(page, Seq::MAX) {
         Some(version) => core.whole(page, version).ok(),
@@ -209,25 +212,25 @@ fn before(core: &Core, page: PageNo) -> Option<Whole> {
 }
 
 impl Core {
-    /// Appends a record that says nothing, so that the checkpoint LSN can move up to it: epochs, and the parts of a commit that never was,
-    /// take up room that no commit owns.
+    /// Appends an empty record so that the checkpoint LSN can move up to it: epochs, and parts of an unfinished commit,
+    /// take up room that belongs to no commit.
     pub(crate) fn mark_end(&self) -> Result<(), Error> {
         let mut tail = lock(&self.tail);
         tail.lsn = self.journal.try_append(&[]).map_err(|error| self.poison(error.into()))?;
         Ok(())
     }
 
-    /// Bytes of the journal that one commit may take up.
+    /// Returns the maximum journal bytes of one commit.
     pub(crate) fn max_entry_bytes(&self) -> u64 {
         max_entry_bytes(self.config.max_journal_bytes)
     }
 
-    /// The last commit that was appended.
+    /// Returns the LSN behind the last appended commit.
     pub(crate) fn last_lsn(&self) -> u64 {
         lock(&self.tail).lsn
     }
 
-    /// The last commit that the data file has.
+    /// Whether the data file has the last commit.
     pub(crate) fn is_checkpointed(&self) -> bool {
         lock(&self.tail).seq == self.checkpoints.seq.load(Ordering::Acquire)
     }

@@ -1,18 +1,20 @@
-//! Shrinking the data file: free pages at its end are cut off, and the room of other free pages goes back to the file system.
+//! Shrinks the data file: cuts off free pages at its end, and gives the space of other free pages back to the file
+//! system.
 //!
 //! ```text
 //! commit without the free pages at the end ─▶ checkpoint ─▶ map: not known ─▶ file cut, holes made, synced ─▶ map: never written
 //! ```
 //!
-//! Page numbers are their users', so that no page is moved.
+//! Page numbers belong to their users, so no page is moved.
 //!
 //! Invariants:
-//! 1. What is cut off or made a hole is free as of a superblock, both slots of it: nothing of the journal that counts names it, so that no
-//!    recovery needs it, or brings it back.
-//! 2. As long as it may be there or not, whatever a crash leaves, the map says that nothing is known of it, durably.
-//! 3. A page that is named anew behind the end was never written as far as anybody sees: what an interrupted compaction, or that of a
-//!    store that this one follows, left there is cut off before.
-//! 4. A free page whose room was given back reads as never written, and is still in the free list: whoever writes is refused it.
+//! 1. Pages are cut off or made holes only if both slots of the superblock record them as free. Then no valid journal
+//!    entry names them, so recovery neither needs them nor brings them back.
+//! 2. While a crash may leave such a page there or not, the map durably says that its content is unknown.
+//! 3. A new page behind the end looks as if it was never written. An interrupted compaction, of this store or the one
+//!    that it replaces, may have left something there; that is cut off first.
+//! 4. A free page whose space was given back reads as never written, and is still in the free list. Writing to it is
+//!    refused.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -29,46 +31,47 @@ use crate::snapshots::Live;
 use crate::txn::{Changed, WriteTxn};
 use crate::{Durability, Error, PageNo, Seq};
 
-/// The least room that is given back in the midst of the file, in bytes: less would break it into pieces.
+/// Minimum bytes of a hole in the middle of the file. Smaller holes would fragment it.
 const LEAST_HOLE: u64 = if cfg!(test) { 2 * 4096 } else { 64 << 10 };
-/// Pages that leave the cache together.
+/// Pages that are removed from the cache together.
 const AT_ONCE: usize = 4096;
 
-/// What a compaction did; from [`Store::compact`](crate::Store::compact).
+/// The result of a compaction, as returned by [`Store::compact`](crate::Store::compact).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compaction {
-    /// The commit that took the free pages at the end away; the last one, if there were none.
+    /// The commit that removed the free pages at the end; the last commit if there were none.
     pub seq: Seq,
-    /// Pages before.
+    /// Number of pages before.
     pub pages_before: u64,
-    /// Pages now.
+    /// Number of pages now.
     pub pages: u64,
-    /// Bytes by which the data file is shorter.
+    /// Bytes cut off the data file.
     pub cut: u64,
-    /// Bytes of free pages that were given back to the file system in the midst of the file; `None` where it takes none.
+    /// Bytes of free pages in the middle of the file that were given back; `None` if the file system does not support
+    /// it.
     pub given_back: Option<u64>,
-    /// From the call to its end.
+    /// Time from the call to its end.
     pub took: Duration,
 }
 
-/// The free list, as it is to be read and made anew.
+/// The free list, as it was read and is to be rewritten.
 struct FreeList {
-    /// The pages that name others, in ascending order.
+    /// The trunk pages, in ascending order.
     trunks: Vec<PageNo>,
-    /// All, in ascending order.
+    /// All free pages, in ascending order.
     pages: Vec<PageNo>,
-    /// Whether the lowest are allocated first.
+    /// Whether the lowest pages are allocated first.
     is_ordered: bool,
 }
 
-/// Whether a page is in one of these ranges, which ascend.
+/// Whether a page is in one of these ascending ranges.
 pub(crate) fn is_within(ranges: &[Range<PageNo>], page: PageNo) -> bool {
     let at = ranges.partition_point(|range| range.end <= page);
     ranges.get(at).is_some_and(|range| range.start <= page)
 }
 
-/// Pages, in ascending order, as ranges.
+/// Returns ascending pages as ranges.
 fn ranges(pages: impl Iterator<Item = PageNo>) -> Vec<Range<PageNo>> {
     let mut ranges: Vec<Range<PageNo>> = Vec::new();
     for page in pages {
@@ -85,7 +88,7 @@ impl Core {
         let began = Instant::now();
         let (seq, pages_before) = self.drop_free_end()?;
         let txn = WriteTxn::new(Handle::Borrowed(self))?;
-        // Both slots of the superblock know of it then, and nothing that counts in the journal names a page that is free.
+        // After this, both slots of the superblock cover it, and no valid journal entry names a free page.
         if !injected!(self.config.options, CompactedBeforeCheckpoint) {
             self.sync()?;
         }
@@ -96,7 +99,7 @@ impl Core {
         Ok(Compaction { seq, pages_before, pages, cut, given_back, took: began.elapsed() })
     }
 
-    /// Commits that the free pages at the end are none; gives the commit, and how many pages there were.
+    /// Commits a page count without the free pages at the end. Returns the commit and the previous number of pages.
     pub(crate) fn drop_free_end(&self) -> Result<(Seq, u64), Error> {
         let mut txn = WriteTxn::new(Handle::Borrowed(self))?;
         let pages_before = txn.meta.pages;
@@ -106,7 +109,7 @@ impl Core {
             txn.meta.pages -= 1;
         }
         if txn.meta.pages < pages_before || !free.is_ordered {
-            // They may become pages of a run.
+            // These pages may become part of a run.
             self.forget_given_back();
             txn.set_free_list(&free)?;
         }
@@ -140,7 +143,7 @@ impl Core {
         Ok(free)
     }
 
-    /// Cuts off what stands behind the last page. Under the writer's lock, when the data file has all that was committed.
+    /// Cuts off everything behind the last page. Called under the writer's lock, when the data file has all commits.
     fn cut_behind(&self, pages: u64) -> Result<u64, Error> {
         let end = self.map.pages().max(pages);
         let is_cut = self.data.bytes() <= pages.saturating_mul(self.config.page_size as u64);
@@ -155,8 +158,8 @@ impl Core {
         Ok(cut)
     }
 
-    /// Gives the room of free pages back to the file system, where there is enough of it in a row. Under the writer's lock, when the
-    /// data file has all that was committed.
+    /// Gives the space of free pages back to the file system where enough are consecutive. Called under the writer's
+    /// lock, when the data file has all commits.
     fn make_holes(&self, meta: &Meta) -> Result<Option<u64>, Error> {
         let free = self.read_free_list(meta)?;
         let plain = || free.pages.iter().copied().filter(|page| free.trunks.binary_search(page).is_err());
@@ -170,7 +173,7 @@ impl Core {
         if holes.is_empty() {
             return Ok(Some(0));
         }
-        // Found out by trying, behind the end, where nothing is.
+        // Tests for support behind the end, where no data is.
         match self.data.punch(&(meta.pages..meta.pages + 1)) {
             Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => return Ok(None),
             tried => tried?,
@@ -185,7 +188,7 @@ impl Core {
         Ok(Some(pages * self.config.page_size as u64))
     }
 
-    /// Makes pages such that were never written, by what makes zeros of them, durably.
+    /// Durably turns pages into ones that were never written, with `zero` to make them zeros.
     fn vacate(&self, pages: &[Range<PageNo>], zero: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
         let _guard = lock(&self.checkpoints.under_way);
         let fatal = |error: Error| if error.is_no_space() { error } else { self.poison(error) };
@@ -202,7 +205,7 @@ impl Core {
         self.note_all(pages, NEVER).map_err(fatal)
     }
 
-    /// Says durably in the map what is known of pages. By the holder of `under_way`.
+    /// Durably sets the map's entry for pages. Called by the holder of `under_way`.
     fn note_all(&self, pages: &[Range<PageNo>], entry: u32) -> Result<(), Error> {
         pages.iter().try_for_each(|pages| self.map.fill(pages.clone(), entry))?;
         let seq = self.checkpoints.seq.load(std::sync::atomic::Ordering::Acquire);
@@ -210,14 +213,14 @@ impl Core {
         self.map.flush(self.map.pages(), seq, depth)
     }
 
-    /// Sees to it that pages in `wanted`, behind the last one, read as never written. Under the writer's lock, with `pages` before the
-    /// transaction.
+    /// Makes pages in `wanted`, which are behind the last page, read as never written. Called under the writer's lock;
+    /// `pages` is the page count before the transaction.
     pub(crate) fn clear_behind(&self, pages: u64, wanted: Range<PageNo>) -> Result<(), Error> {
         if self.is_clear(&wanted)? {
             return Ok(());
         }
         self.sync()?;
-        // What is kept for those who read what was there.
+        // Versions that are kept for readers of the previous content.
         self.index.prune_all(&self.snapshots.needed());
         while self.index.has_any(&wanted) && self.snapshots.end_oldest() {
             self.index.prune_all(&self.snapshots.needed());
@@ -226,12 +229,12 @@ impl Core {
         Ok(())
     }
 
-    /// Whether pages behind the last one read as never written.
+    /// Tests whether pages behind the last page read as never written.
     pub(crate) fn is_clear(&self, wanted: &Range<PageNo>) -> Result<bool, Error> {
         Ok(!self.index.has_any(wanted) && self.map.were_never_written(wanted.clone())?)
     }
 
-    /// Room for a page that is allocated again, if it was given back.
+    /// Allocates space for a page that is allocated again, if its space was given back.
     pub(crate) fn make_room(&self, page: PageNo) -> Result<(), Error> {
         if self.index.get(page, Seq::MAX).is_some() || !self.map.were_never_written(page..page + 1)? {
             return Ok(());
@@ -239,7 +242,7 @@ impl Core {
         self.data.make_room(page)
     }
 
-    /// Whether a page that nothing is in is free. Under the writer's lock.
+    /// Tests whether a page without content is free. Called under the writer's lock.
     pub(crate) fn is_given_back(&self, base: &Meta, page: PageNo) -> Result<bool, Error> {
         if base.free_pages == 0 {
             return Ok(false);
@@ -253,20 +256,20 @@ impl Core {
         Ok(is_free)
     }
 
-    /// What is free may become something else that nothing is in.
+    /// Forgets which pages are free, since a free page may become one without content that is in use.
     fn forget_given_back(&self) {
         *lock(&self.given_back) = None;
     }
 
-    /// Whether a page that was read as zeros, and had no version in memory before, has none that a snapshot needs: its room may have been
-    /// given back meanwhile.
+    /// Whether no snapshot needs a version of this page, which read as zeros and had no version in memory before. Its
+    /// space may have been given back meanwhile.
     pub(crate) fn is_blank(&self, live: &Live, page: PageNo) -> bool {
         !self.index.has(page) && !live.is_ended()
     }
 }
 
 impl WriteTxn<'_> {
-    /// Makes the free list anew: the lowest pages name the others, and the lowest of those are the first to be allocated.
+    /// Rewrites the free list. The lowest pages become trunks, and the lowest pages in them are allocated first.
     fn set_free_list(&mut self, free: &FreeList) -> Result<(), Error> {
         let room = trunk::capacity(self.core.payload_size());
         let number = free.pages.len().div_ceil(room + 1);

@@ -1,7 +1,7 @@
-//! Confirms a backup that another process says it made: it is where it was asked for, of this store, and sound.
+//! Confirms a backup that another process reports: it is at the requested place, of this store, and intact.
 //!
-//! That process may have mounts of its own, so that the same path is another directory there, and whatever answers at the socket may lie. So
-//! its answer counts for nothing that is not found at the place itself.
+//! That process may have its own mounts, so the same path may be another directory there, and whatever answers at the
+//! socket may lie. So its answer counts only as far as the place itself confirms it.
 //!
 //! Invariant: the backup is only read.
 
@@ -12,21 +12,21 @@ use crate::options::Create;
 use crate::superblocks;
 use crate::{Backup, Error, Store, StoreOptions, destination};
 
-/// Bytes of memory to read the backup with.
+/// Bytes of memory for reading the backup.
 const MEMORY: u64 = 64 << 20;
-/// How often the superblock is read of a store that is in use: one slot at a time may be being written.
+/// Number of attempts to read the superblock of a store in use, where one slot may be in the middle of a write.
 const ATTEMPTS: usize = 5;
 
-/// Fails where anything is at the place where a backup is to be made.
+/// Fails if anything exists at the destination of a backup.
 pub(crate) fn require_missing(to: &Path) -> Result<(), Error> {
     match to.symlink_metadata() {
         Ok(_) => Err(destination::exists(&*StoreOptions::default().io_or_best(), to)),
-        // What keeps the caller from looking keeps it from confirming the backup.
+        // An error that keeps the caller from looking also keeps it from confirming the backup.
         Err(_) => Ok(()),
     }
 }
 
-/// The superblock of a store that another process has open.
+/// Reads the superblock of a store that another process has open.
 pub(crate) fn superblock_of(directory: &Path) -> Result<Superblock, Error> {
     let path = directory.join(superblocks::NAME);
     let io = StoreOptions::default().io_or_best();
@@ -42,7 +42,7 @@ pub(crate) fn superblock_of(directory: &Path) -> Result<Superblock, Error> {
     Err(Error::BrokenSuperblock { path, found })
 }
 
-/// Opens and verifies the backup that is said to be there of a store which had this superblock before. Gives what was found.
+/// Opens and verifies the reported backup of a store that had this superblock before. Returns what was found.
 pub(crate) fn confirm(said: &Backup, source: &Superblock, to: &Path) -> Result<Backup, Error> {
     let refuse = |reason: String| Error::BackupNotConfirmed { path: to.to_path_buf(), reason };
     if to.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
@@ -72,6 +72,6 @@ pub(crate) fn confirm(said: &Backup, source: &Superblock, to: &Path) -> Result<B
     Ok(Backup { store: id, page_size: stat.page_size, bytes, ..*said })
 }
 
-/// Why there is none, and what to do.
+/// The error for a missing backup, with what to do.
 const NOT_HERE: &str = "nothing is there: it may see another directory under this name, as in a container or with mounts of its \
     own, and have its copy there; name a directory that is the same one for both";

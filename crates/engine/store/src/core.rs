@@ -1,4 +1,4 @@
-//! The store as all its threads share it: reading pages, committing, and the state that both need.
+//! The state that all threads of a store share: reading pages, committing, and what both need.
 //!
 //! A commit's life, with the function on each edge:
 //!
@@ -16,7 +16,7 @@
 //!             RedoLog::checkpoint          Core::publish (data file synced before)
 //! ```
 //!
-//! The store's:
+//! The life of the store:
 //!
 //! ```text
 //!                         open::start                Core::run_checkpoint, the first
@@ -28,25 +28,26 @@
 //!  recovering, open, poisoned ── Store::finish (close or drop) ──▶ closed
 //! ```
 //!
-//! While it is recovering all works as when it is open: pages that the journal changes are put together at their first read.
+//! While it is recovering, everything works as when it is open: pages that the journal changes are rebuilt at their
+//! first read.
 //!
-//! Locks, in the order that they are taken. Those in one line are never held together.
+//! Locks, in the order in which they are taken. Locks in one line are never held together.
 //!
 //! 1. `writer`, for a whole write transaction.
 //! 2. `checkpoints.under_way`, for a whole checkpoint.
-//! 3. `tail`, for the encoding and appending of one commit, and for a checkpoint's start.
-//! 4. The index's shards; the snapshots'; what is noted for a backup; `given_back`; `superblocks`, for one write; `checkpoints.request` and
-//!    `group.lock`, to wait and to notify.
+//! 3. `tail`, while one commit is encoded and appended, and for a checkpoint's start.
+//! 4. The locks of the index's shards, the snapshots, and the pages recorded for a backup; `given_back`; `superblocks`,
+//!    for one write; `checkpoints.request` and `group.lock`, to wait and to notify.
 //!
-//! Readers take, and seldom have to wait for, that of a shard of the index, and that of their part of the snapshots.
+//! Readers take the locks of a shard of the index and of their part of the snapshots. They seldom wait for them.
 //!
 //! Invariants:
-//! 1. `tail.seq` is the last commit that was appended; its versions are in the index before the tail is released.
-//! 2. No commit is appended that brings the journal bytes behind the checkpoint LSN above the limit; beside commits there is
-//!    padding.
+//! 1. `tail.seq` is the last appended commit; its versions are in the index before the tail is released.
+//! 2. No commit is appended that would raise the journal bytes behind the checkpoint LSN above the limit; padding comes
+//!    on top.
 //! 3. `checkpoints.seq` and `checkpoints.lsn` never fall, and never pass what is durable in the journal.
-//! 4. After the first error of a write or sync nothing is committed any more, and everyone gets that error; a full device is
-//!    the one exception, since what it refused was not half written.
+//! 4. After the first error of a write or sync nothing is committed any more, and everyone gets that error. A full
+//!    device is the one exception, since what it refused was not half written.
 
 use std::collections::HashSet;
 use std::ops::{Deref, Range};
@@ -77,10 +78,10 @@ use crate::version::{Assembly, Content, PageId, Replay, Version, Whole, kind_and
 use crate::writer::Writer;
 use crate::{Error, PageNo, Seq};
 
-/// How often a condition is polled that nothing notifies of.
+/// Polling interval for conditions without a notification.
 const POLL: Duration = Duration::from_secs(1);
 
-/// What the opening has fixed.
+/// Values that the opening fixed.
 pub(crate) struct Config {
     pub(crate) options: StoreOptions,
     pub(crate) io: Arc<dyn Io>,
@@ -93,27 +94,27 @@ pub(crate) struct Config {
     pub(crate) max_journal_bytes: u64,
     /// Maximum bytes of the index before commits wait.
     pub(crate) max_unapplied_bytes: u64,
-    /// The first change of a page after a checkpoint start may be a diff.
+    /// Whether the first change of a page after a checkpoint start may be a diff.
     pub(crate) diffs_first: bool,
-    /// The last commit that was found in the journal.
+    /// The last commit found in the journal.
     pub(crate) recovered_seq: Seq,
     pub(crate) opening: Opening,
-    /// Keeps others from opening the store.
+    /// Keeps other processes from opening the store.
     pub(crate) _lock: Option<Lock>,
 }
 
-/// Where the last commit that was appended stands.
+/// The position of the last appended commit.
 #[derive(Debug)]
 pub(crate) struct Tail {
     pub(crate) seq: Seq,
-    /// Just behind it.
+    /// The LSN just behind it.
     pub(crate) lsn: u64,
     pub(crate) meta: Arc<Meta>,
-    /// Pages whose full-page image is in the journal since the last checkpoint start.
+    /// Pages whose full-page image was journaled since the last checkpoint start.
     pub(crate) logged_since_checkpoint: HashSet<PageNo>,
 }
 
-/// Where a checkpoint started: how far it goes.
+/// The start of a checkpoint, which fixes how far it goes.
 #[derive(Debug, Clone)]
 pub(crate) struct CheckpointStart {
     pub(crate) seq: Seq,
@@ -121,7 +122,7 @@ pub(crate) struct CheckpointStart {
     pub(crate) meta: Arc<Meta>,
 }
 
-/// Who asks for a checkpoint, and why none can be made.
+/// A request for a checkpoint, and why none can be made.
 #[derive(Debug, Default)]
 pub(crate) struct CheckpointRequest {
     /// A checkpoint is wanted now.
@@ -131,28 +132,29 @@ pub(crate) struct CheckpointRequest {
     pub(crate) stopping: bool,
 }
 
-/// Checkpoints: how far the last one came, and who waits for the next.
+/// The progress of checkpoints, and who waits for the next one.
 #[derive(Debug)]
 pub(crate) struct Checkpoints {
-    /// Held by the checkpoint under way.
+    /// Held by the checkpoint in progress.
     pub(crate) under_way: Mutex<()>,
     /// The last commit that the data file has. Written under `under_way`.
     pub(crate) seq: AtomicU64,
-    /// Just behind it in the journal: the checkpoint LSN. Written under `under_way`.
+    /// The journal position just behind that commit: the checkpoint LSN. Written under `under_way`.
     pub(crate) lsn: AtomicU64,
-    /// No page of the data file is of a commit above this one: what the last start covers, or what was recovered.
+    /// No page of the data file is of a later commit. Set from the last checkpoint start, or from recovery.
     pub(crate) newest_in_file: AtomicU64,
     pub(crate) request: Mutex<CheckpointRequest>,
     /// Notified when the request changes.
     pub(crate) requested: Condvar,
     /// Notified when a checkpoint has ended or freed memory, or the store is poisoned.
     pub(crate) done: Condvar,
-    /// Set when the store is being closed, by `threads::stop`: the checkpoint under way gives up.
+    /// Set by `threads::stop` when the store is closed: the checkpoint in progress is abandoned.
     pub(crate) stopping: AtomicBool,
 }
 
 impl Checkpoints {
-    /// The data file has all commits up to `seq`, whose entry ends before `lsn`, and may have some up to `recovered`.
+    /// Creates the state for a data file that has all commits up to `seq`, whose entry ends before `lsn`, and may have
+    /// some up to `recovered`.
     pub(crate) fn new(seq: Seq, lsn: u64, recovered: Seq) -> Self {
         Self {
             under_way: Mutex::new(()),
@@ -166,14 +168,14 @@ impl Checkpoints {
         }
     }
 
-    /// Wakes all who wait for a checkpoint.
+    /// Wakes everyone who waits for a checkpoint.
     pub(crate) fn notify_done(&self) {
-        // Whoever has checked under the lock, and is about to wait, does by now.
+        // A thread that checked the condition under this lock is waiting by now.
         drop(lock(&self.request));
         self.done.notify_all();
     }
 
-    /// A checkpoint has come to this commit. By the holder of `under_way`.
+    /// Records that a checkpoint has reached this commit. Called by the holder of `under_way`.
     pub(crate) fn advance(&self, to: &CheckpointStart) {
         debug_assert!(self.seq.load(Ordering::Relaxed) <= to.seq);
         debug_assert!(self.lsn.load(Ordering::Relaxed) <= to.lsn);
@@ -182,8 +184,8 @@ impl Checkpoints {
     }
 }
 
-/// Commits with [`Durability::Group`](crate::Durability::Group) that wait for another's sync. The sync itself, and who of those
-/// that sync at the same time does it, is the journal's affair.
+/// Commits with [`Durability::Group`](crate::Durability::Group) that wait for another commit's sync. The journal
+/// performs the sync, and decides which of several callers does it.
 #[derive(Debug, Default)]
 pub(crate) struct GroupCommit {
     pub(crate) lock: Mutex<()>,
@@ -192,47 +194,48 @@ pub(crate) struct GroupCommit {
 }
 
 impl GroupCommit {
-    /// Wakes all who wait for a sync.
+    /// Wakes everyone who waits for a sync.
     pub(crate) fn notify_flushed(&self) {
         drop(lock(&self.lock));
         self.flushed.notify_all();
     }
 }
 
-/// The store but for its threads.
+/// The store without its threads.
 pub(crate) struct Core {
-    /// Asked by each call from outside before any lock is taken.
+    /// Checked by each external call before any lock is taken.
     pub(crate) process: Process,
     pub(crate) config: Config,
-    /// With locks of its own.
+    /// Has its own locks.
     pub(crate) journal: RedoLog,
-    /// With a lock of its own, for growing.
+    /// Has its own lock, for growing.
     pub(crate) data: DataFile,
-    /// With locks of its own. Written under `checkpoints.under_way`.
+    /// Has its own locks. Written under `checkpoints.under_way`.
     pub(crate) map: Arc<PageMap>,
     pub(crate) superblocks: Mutex<Superblocks>,
-    /// With locks of its own, as the next.
+    /// Has its own locks, as the next field.
     pub(crate) cache: PageCache,
     /// The data file in the cache.
     pub(crate) cached: OwnedFile,
-    /// Where versions in memory have their pages.
+    /// The pool for pages of versions in memory.
     pub(crate) buffers: Arc<Buffers>,
     /// Each shard has a lock.
     pub(crate) index: Index,
-    /// With a lock of its own.
+    /// Has its own lock.
     pub(crate) snapshots: Snapshots,
     /// Held by the write transaction.
     pub(crate) writer: Writer,
     pub(crate) tail: Mutex<Tail>,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) group: GroupCommit,
-    /// With locks of its own.
+    /// Has its own locks.
     pub(crate) changes: Changes,
-    /// Pages that were free when it was made, or when room was given back; `None`: not known yet. Under the writer's lock.
+    /// Pages that were free when this was set, or when space was given back; `None` if not known yet. Used under the
+    /// writer's lock.
     pub(crate) given_back: Mutex<Option<Vec<Range<PageNo>>>>,
-    /// With a lock of its own.
+    /// Has its own lock.
     pub(crate) reports: Reports,
-    /// The first failure. Set once, by whoever meets it.
+    /// The first failure. Set once, by whichever thread meets it.
     pub(crate) poison: OnceLock<Error>,
 }
 
@@ -245,22 +248,22 @@ impl Core {
         self.data.file.path()
     }
 
-    /// Opens the data file once more, to read all of it past the page cache.
+    /// Opens the data file once more, for reading all of it past the page cache.
     pub(crate) fn open_data(&self) -> Result<Arc<dyn IoFile>, Error> {
         open_past_cache(&*self.config.io, self.data_path()).map_err(|error| Error::from(error).or_lost())
     }
 
-    /// Fails once anything has.
+    /// Fails if the store is poisoned.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.poison.get().map_or(Ok(()), |cause| Err(Error::Poisoned { cause: Box::new(cause.clone()) }))
     }
 
-    /// The same, and where nothing is to be changed.
+    /// Fails if the store is poisoned or read-only.
     pub(crate) fn check_writable(&self) -> Result<(), Error> {
         if self.config.options.is_read_only() { Err(Error::ReadOnly) } else { self.check() }
     }
 
-    /// Ends all committing forever, and wakes everyone who waits.
+    /// Ends all committing for good, and wakes everyone who waits.
     pub(crate) fn poison(&self, cause: Error) -> Error {
         let cause = match cause {
             Error::Poisoned { cause } => *cause,
@@ -272,7 +275,7 @@ impl Core {
         error
     }
 
-    /// Journal bytes that recovery would read now.
+    /// Returns the journal bytes that a recovery would read now.
     pub(crate) fn bytes_to_recover(&self) -> u64 {
         self.journal.end().saturating_sub(self.checkpoints.lsn.load(Ordering::Acquire))
     }
@@ -281,13 +284,13 @@ impl Core {
         PageId { path: self.data_path(), store: self.config.store_id, page, seq }
     }
 
-    /// The page as it was at `seq`, whatever it is used for; `None` if it was not written before.
+    /// Returns the page as of `seq`, of any kind; `None` if it was not written before.
     pub(crate) fn page_at(&self, page: PageNo, seq: Seq) -> Result<Option<Page>, Error> {
         let whole = |version| self.whole(page, version).map(Page::version);
         self.index.find(page, seq, whole, || self.page_in_file(page))
     }
 
-    /// As [`page_at`](Self::page_at), for a short read.
+    /// Like [`page_at`](Self::page_at), for a short read.
     pub(crate) fn short_page_at(&self, page: PageNo, seq: Seq) -> Result<Option<ShortPage<'_>>, Error> {
         let whole = |version| self.whole(page, version).map(ShortPage::version);
         let in_file = || {
@@ -297,21 +300,21 @@ impl Core {
         self.index.find(page, seq, whole, in_file)
     }
 
-    /// The page as a snapshot sees it.
+    /// Returns the page as a snapshot sees it.
     pub(crate) fn page_of(&self, live: &Live, page: PageNo) -> Result<Option<Page>, Error> {
         Self::unless_ended(live, self.page_at(page, live.seq))
     }
 
-    /// As [`page_of`](Self::page_of), for a short read.
+    /// Like [`page_of`](Self::page_of), for a short read.
     pub(crate) fn short_page_of(&self, live: &Live, page: PageNo) -> Result<Option<ShortPage<'_>>, Error> {
         Self::unless_ended(live, self.short_page_at(page, live.seq))
     }
 
-    /// A data page as a snapshot sees it, if it has nowhere to be but in the data file, has been read some times, and nothing is wrong with
-    /// it: what most reads find, in few steps.
+    /// Returns a data page as a snapshot sees it, if only the data file can have it, it has been read a few times, and
+    /// nothing is wrong with it. This is the fast path that most reads take.
     #[inline]
     pub(crate) fn settled_page_of(&self, live: &Live, page: PageNo) -> Option<SettledPage<'_>> {
-        // Before the file's page is looked for: see `Shard::len`. In a forked child the cache finds nothing.
+        // Before the file's page is looked up: see `Shard::len`. In a forked child, the cache finds nothing.
         if self.index.has_near(page) || !self.data.has(page) {
             return None;
         }
@@ -324,18 +327,19 @@ impl Core {
         is_it.then(|| SettledPage::new(found))
     }
 
-    /// What a snapshot has found. Checked after the read: what was needed may have gone meanwhile.
+    /// Returns the result of a snapshot's read unless the snapshot was ended. Checked after the read, since a version
+    /// that it needed may be gone.
     fn unless_ended<T>(live: &Live, found: Result<T, Error>) -> Result<T, Error> {
         if live.is_ended() { Err(Error::SnapshotTooOld) } else { found }
     }
 
-    /// The page as the data file has it, and its seq; `None` if it was never written.
+    /// Returns the page in the data file, and its seq; `None` if it was never written.
     pub(crate) fn page_in_file(&self, page: PageNo) -> Result<Option<(Page, Seq)>, Error> {
         let found = self.checked_in_file(page, || self.cached.page_ref(page))?;
         Ok(found.map(|(kind, seq, found)| (Page::cached(kind, found), seq)))
     }
 
-    /// What is loaded of the data file, with its kind and seq; `None` if it was never written.
+    /// Returns the loaded page of the data file, with its kind and seq; `None` if it was never written.
     fn checked_in_file<P: Deref<Target = [u8]>>(
         &self,
         page: PageNo,
@@ -350,7 +354,7 @@ impl Core {
             }
             error => error.into(),
         })?;
-        // Checked when it was loaded; what is there now is its header.
+        // The page was checked when it was loaded, so its header can be read.
         let Some((kind, seq)) = kind_and_seq(&found) else { return Ok(None) };
         let newest = self.checkpoints.newest_in_file.load(Ordering::Acquire);
         if seq > newest {
@@ -362,21 +366,22 @@ impl Core {
         Ok(Some((kind, seq, found)))
     }
 
-    /// The page that a version holds, put together if it was not yet.
+    /// Returns the page that a version holds, and rebuilds it if necessary.
     pub(crate) fn whole(&self, page: PageNo, version: Version) -> Result<Whole, Error> {
         let replay = match version.content {
             Content::Whole(whole) => return Ok(whole),
             Content::Replay(replay) => replay,
         };
         let whole = self.put_together(page, version.seq, &replay)?;
-        // Beyond its share it is put together anew for each read; and what is in memory for a while is so for who reads all pages.
+        // Beyond its share of memory, a page is rebuilt for each read. A passing replay is in memory only for a reader
+        // of all pages.
         if !replay.is_passing() && self.index.bytes() <= self.config.max_unapplied_bytes {
             self.index.settle(page, version.seq, Content::Whole(whole.clone()));
         }
         Ok(whole)
     }
 
-    /// The same, and it stays so.
+    /// Like [`whole`](Self::whole), and keeps the rebuilt page.
     pub(crate) fn settled(&self, page: PageNo, version: Version) -> Result<Whole, Error> {
         match version.content {
             Content::Whole(whole) => Ok(whole),
@@ -410,7 +415,7 @@ impl Core {
         Ok(Whole::new(kind, bytes))
     }
 
-    /// Waits until `more` bytes go into the journal, and the index is within bounds.
+    /// Waits until the journal has room for `more` bytes, and the index is within its bounds.
     pub(crate) fn wait_for_room(&self, more: u64) -> Result<(), Error> {
         let has_room = || {
             self.bytes_to_recover() + more <= self.config.max_journal_bytes
@@ -436,7 +441,7 @@ impl Core {
             }
             request.requested = true;
             self.checkpoints.requested.notify_all();
-            // A deadline, since nothing notifies when the journal's end moves.
+            // A timeout, since nothing notifies when the journal's end moves.
             let waited = self.checkpoints.done.wait_timeout(request, Duration::from_millis(100));
             request = ignore_poison(waited).0;
         }
@@ -458,17 +463,17 @@ impl Core {
         }
     }
 
-    /// Returns when all before `lsn` is durable; it is visible then.
+    /// Returns when everything before `lsn` is durable, and so visible.
     pub(crate) fn make_durable(&self, lsn: u64) -> Result<(), Error> {
         self.check()?;
         self.journal.sync_upto(lsn).map_err(|error| self.poison(error.into()))?;
-        // A sync of another file that failed meanwhile may have lost what was written for this one.
+        // A failed sync of another file may meanwhile have lost what was written for this one.
         self.check()?;
         self.snapshots.durable(lsn);
         Ok(())
     }
 
-    /// The same, but leaves the sync to others who commit meanwhile, within the group's delay.
+    /// Like [`make_durable`](Self::make_durable), but leaves the sync to commits that come within the group's delay.
     pub(crate) fn join_group(&self, lsn: u64) -> Result<(), Error> {
         let until = Instant::now().checked_add(self.config.options.group_delay);
         let mut group = lock(&self.group.lock);
@@ -481,7 +486,7 @@ impl Core {
         self.make_durable(lsn)
     }
 
-    /// Starts a checkpoint: it covers what was committed up to now; from now on pages are journaled as a whole again.
+    /// Starts a checkpoint that covers all commits so far. From now on, full pages are journaled again.
     pub(crate) fn start_checkpoint(&self) -> CheckpointStart {
         let mut tail = lock(&self.tail);
         if !injected!(self.config.options, FullPagesFromTheEnd) {
@@ -489,7 +494,7 @@ impl Core {
         }
         let start = CheckpointStart { seq: tail.seq, lsn: tail.lsn, meta: Arc::clone(&tail.meta) };
         self.checkpoints.newest_in_file.store(start.seq, Ordering::Release);
-        // Before the tail is released: the versions of this start are kept from then on.
+        // Before the tail is released: from then on the versions of this start are kept.
         self.snapshots.set_checkpoint(Some(start.seq));
         start
     }
@@ -506,7 +511,7 @@ pub(crate) fn settled_reads() -> u64 {
     SETTLED_READS.get()
 }
 
-/// What the cache asks of each page of the data file that it loads: that it is whole, and the one that was written last.
+/// Verifies a page of the data file when the cache loads it: it is intact, and it is the one written last.
 pub(crate) fn verify_page(bytes: &[u8], page: PageNo, store: u64, map: &PageMap) -> Result<(), String> {
     let found = page::check(bytes, page, store);
     match &found {

@@ -1,8 +1,8 @@
-//! Making a store where none is.
+//! Makes a store where there is none.
 //!
-//! Invariant: a store is made only where neither a superblock nor anything else of one is, or `superblock.new` says that it never had a
-//! commit. One that has neither of the two has lost it, and is left as it is; so is a copy that was never finished, which
-//! `superblock.copy` says. The superblock's name comes last.
+//! Invariant: a store is made only where neither a superblock nor any other part of a store is, or where
+//! `superblock.new` says that it never had a commit. A store with neither of these two files has lost its superblock,
+//! and is left as it is. So is an unfinished copy, which `superblock.copy` marks. The superblock gets its name last.
 
 use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
@@ -22,7 +22,7 @@ use crate::page_map::{self, PageMap};
 use crate::replay::{journal_options, longest_record};
 use crate::superblocks;
 
-/// What a store's directory may have.
+/// Names that a store's directory may have.
 const OURS: [&str; 13] = [
     superblocks::NAME,
     superblocks::UNFINISHED,
@@ -36,10 +36,10 @@ const OURS: [&str; 13] = [
     crate::warm::NAME,
     crate::warm::NEW,
     crate::backup_socket::NAME,
-    // Of the root of a file system.
+    // In the root of a file system.
     "lost+found",
 ];
-/// What is there only where a superblock was, or its making was under way.
+/// Names that exist only where a superblock was, or a store was being made.
 const REMAINS: [&str; 7] = [
     JOURNAL,
     OTHER_JOURNAL,
@@ -49,10 +49,11 @@ const REMAINS: [&str; 7] = [
     crate::warm::NAME,
     crate::warm::NEW,
 ];
-/// Files of the journal.
+/// Number of journal files.
 const FILES: u32 = 4;
 
-/// Whether a store is to be made where these names are: there is none, and nothing that one leaves but what was never finished.
+/// Tests whether a store is to be made in a directory with these names: it has no store, and no remains except those of
+/// one that was never finished.
 pub(crate) fn is_to_be_made(
     options: &StoreOptions,
     directory: &Path,
@@ -64,7 +65,7 @@ pub(crate) fn is_to_be_made(
     if has(superblocks::NAME) {
         return Ok(false);
     }
-    // Whoever opens it means the store that was copied, and not a new one without its pages.
+    // The caller wants the store that was copied, not a new one without its pages.
     if has(superblocks::COPYING) {
         return Err(Error::Unfinished { path: directory.to_path_buf() });
     }
@@ -86,7 +87,7 @@ pub(crate) fn is_to_be_made(
     }
 }
 
-/// Whether the journal can take any page.
+/// Checks that the journal can take any page.
 pub(crate) fn check_new(options: &StoreOptions) -> Result<(), Error> {
     let page = options.page_size.unwrap_or(MIN_PAGE_BYTES) as u64;
     let bytes = options.new_journal_bytes();
@@ -97,26 +98,26 @@ pub(crate) fn check_new(options: &StoreOptions) -> Result<(), Error> {
     Ok(())
 }
 
-/// The directory that this one is in.
+/// Returns the parent directory.
 pub(crate) fn above(directory: &Path) -> &Path {
     directory.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Makes the store's names durable: who made it, or put a superblock in the place of one that could not be read, may have been
-/// killed before that. Its own name is there for good once another superblock was written.
+/// Makes the store's names durable. A process that made the store, or replaced an unreadable superblock, may have been
+/// killed before it did that. The directory's own name is durable once a second superblock was written.
 pub(crate) fn sync_names(io: &dyn Io, directory: &Path, is_new: bool) -> Result<(), Error> {
     io.sync_dir(directory)?;
     if !is_new {
         return Ok(());
     }
     match io.sync_dir(above(directory)) {
-        // Then it was there before the store.
+        // Then the directory was there before the store.
         Err(error) if error.errno() == Some(libc::EACCES) => Ok(()),
         synced => Ok(synced?),
     }
 }
 
-/// Makes a store where none is, or one that was never finished. The superblock's name comes last.
+/// Makes a store where there is none, or where one was never finished. The superblock gets its name last.
 pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<(), Error> {
     superblocks::begin(&**io, directory, superblocks::UNFINISHED)?;
     let journal = directory.join(JOURNAL);
@@ -161,14 +162,14 @@ pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -
     superblocks::create(&**io, directory, superblocks::UNFINISHED, first)
 }
 
-/// Makes a journal in a directory where none is, and gives its id.
+/// Makes a journal in a directory that has none, and returns its id.
 pub(crate) fn make_journal(
     options: &StoreOptions,
     io: &Arc<dyn Io>,
     journal: &Path,
     max_journal_bytes: u64,
 ) -> Result<u64, Error> {
-    // Beside the limit: the last padding, and what rounding takes.
+    // Beyond the limit: the last padding, and rounding.
     let ring = max_journal_bytes + (max_journal_bytes / 16).max(64 << 10);
     let file_bytes = ring.div_ceil(u64::from(FILES)).next_multiple_of(4096);
     let options = journal_options(options, io, max_journal_bytes).files(FILES).file_bytes(file_bytes);

@@ -1,8 +1,8 @@
-//! The data file, and the page map's: growing it, and writing pages wide.
+//! The data file, and the page map's file: growing them, and writing pages in wide writes.
 //!
-//! Invariants: it has room for all pages that a commit may name, durably, before that commit; writes are of whole pages, and
-//! past the page cache where that can be had. A failure of a write or sync is final, but for a full device's: the kernel reports
-//! it once, to whoever of two syncs at a time comes first, and the other is not to be trusted.
+//! Invariants: the file has durable room for all pages that a commit may name before that commit. Writes are of whole
+//! pages, and bypass the page cache where possible. A failed write or sync is final, except for a full device: the
+//! kernel reports a failure once, so of two syncs at a time the second cannot be trusted.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -21,24 +21,24 @@ use crate::depth::Depth;
 pub(crate) use crate::format::superblock::MAX_PAGES;
 use crate::{Error, PageNo};
 
-/// Its name.
+/// The data file's name.
 pub(crate) const NAME: &str = "data";
 
-/// It grows by an eighth, within these bounds, in bytes.
+/// The bounds in bytes of one growth step, which is 1/8 of the file.
 const STEP: Range<u64> = 256 << 10..64 << 20;
 
-/// What a file of the store is opened for.
+/// The access to a file of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// It is there, and only read.
+    /// It exists, and is only read.
     Read,
-    /// It is there.
+    /// It exists, and is written.
     Write,
-    /// It is made.
+    /// It is created.
     Make,
 }
 
-/// A file of the store, past the page cache where that can be had.
+/// Opens a file of the store, past the page cache where possible.
 pub(crate) fn open_file(io: &dyn Io, path: &Path, use_of: Use) -> Result<Arc<dyn IoFile>, IoError> {
     match use_of {
         Use::Read => open_past_cache(io, path),
@@ -47,21 +47,21 @@ pub(crate) fn open_file(io: &dyn Io, path: &Path, use_of: Use) -> Result<Arc<dyn
     }
 }
 
-/// The file, open; to write, unless the store is open to read only.
+/// The open file; writable, unless the store is open read-only.
 pub(crate) struct DataFile {
     pub(crate) file: Arc<dyn IoFile>,
     io: Arc<dyn Io>,
     page_size: u64,
-    /// Whether each page is written by a write of its own that is there as a whole after a crash, or not at all: once that was
-    /// tried for a store that may use it.
+    /// Whether each page is written by a write of its own that a crash leaves complete or undone. Set once this was
+    /// tested, for a store that may use it.
     atomic: OnceLock<bool>,
-    /// The journal has changes that can only be applied so.
+    /// Whether the journal has changes that only atomic writes can apply.
     pub(crate) needs_atomic: bool,
     /// Its length in bytes.
     len: AtomicU64,
-    /// As much of it as is known to be durable.
+    /// The length in bytes that is known to be durable.
     durable: AtomicU64,
-    /// Held by one who makes it longer, until that is durable. The first sync that failed.
+    /// Held while the file grows, until that is durable. Has the first sync that failed.
     growing: Mutex<Option<Error>>,
     #[cfg(test)]
     pub(crate) injected_fault: Option<crate::injected_fault::InjectedFault>,
@@ -91,13 +91,13 @@ impl DataFile {
         })
     }
 
-    /// Whether a page can be written so that after a crash it is there as before or as after, and nothing between. Tries it, which
+    /// Tests whether a page can be written so that a crash leaves it either as before or as after. The test writes, and
     /// fails where there is no room for that.
     pub(crate) fn probe_atomic(&self) -> Result<bool, Error> {
         Ok(AtomicWrites::try_probe(&*self.file, self.page_size)? == AtomicWrites::InPlace)
     }
 
-    /// The same, and pages are written so from now on.
+    /// Like [`probe_atomic`](Self::probe_atomic); pages are written atomically from now on.
     pub(crate) fn use_atomic(&self) -> Result<bool, Error> {
         match self.atomic.get() {
             Some(is_atomic) => Ok(*is_atomic),
@@ -105,12 +105,12 @@ impl DataFile {
         }
     }
 
-    /// Whether pages are written so.
+    /// Whether pages are written atomically.
     pub(crate) fn is_atomic(&self) -> bool {
         self.atomic.get().is_some_and(|is_atomic| *is_atomic)
     }
 
-    /// Pages that it has room for.
+    /// Returns the number of pages that it has room for.
     pub(crate) fn pages(&self) -> u64 {
         self.len.load(Ordering::Acquire) / self.page_size
     }
@@ -121,17 +121,17 @@ impl DataFile {
         page < MAX_PAGES && (page + 1) * self.page_size <= self.len.load(Ordering::Acquire)
     }
 
-    /// A commit or superblock says that it is so long, durably. What was found behind that may be what a kill has left.
+    /// Records that a commit or superblock durably says the file has this length. A kill may have left more behind it.
     pub(crate) fn is_durable_upto(&self, bytes: u64) {
         self.durable.fetch_max(bytes, Ordering::AcqRel);
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Sees to it that it has room for so many pages, durably. Where they are `sparse` the device gives it as they are written.
+    /// Ensures durable room for this many pages. If `sparse`, the device allocates it as pages are written.
     pub(crate) fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
         let mut failed = lock(&self.growing);
         let needed = pages.saturating_mul(self.page_size);
@@ -152,7 +152,8 @@ impl DataFile {
         Ok(())
     }
 
-    /// Makes it as short again as it was, where nothing that counts stands behind that. What can't be given back stays.
+    /// Shortens the file to its previous length, if nothing valid is behind that. Space that cannot be given back
+    /// stays.
     pub(crate) fn shrink(&self, bytes: u64) {
         let failed = lock(&self.growing);
         if failed.is_none() && self.len.load(Ordering::Acquire) > bytes && self.file.set_len(bytes).is_ok() {
@@ -161,16 +162,16 @@ impl DataFile {
         }
     }
 
-    /// Makes it no longer than so many pages, durably; gives how many bytes shorter it is. Nothing that counts stands behind that, and
-    /// nobody grows it meanwhile.
+    /// Durably shortens the file to at most this many pages. Returns how many bytes were cut. Nothing valid may be
+    /// behind them, and nobody may grow the file meanwhile.
     pub(crate) fn cut(&self, pages: u64) -> Result<u64, Error> {
         let mut failed = lock(&self.growing);
-        // As it is: a recovery may have written pages that are none any more.
+        // The actual length: a recovery may have written pages that are cut now.
         let (len, wanted) = (self.file.stat()?.size, pages.saturating_mul(self.page_size));
         if let Some(error) = &*failed {
             return Err(error.clone());
         }
-        // If it is so short already, whoever made it so may have been killed before that was durable.
+        // If it is that short already, the process that cut it may have been killed before that was durable.
         if len > wanted {
             self.file.set_len(wanted)?;
         }
@@ -182,12 +183,12 @@ impl DataFile {
         }
     }
 
-    /// Gives the room of pages back to the file system: they are zeros then. Durable after [`Self::sync_all`].
+    /// Gives the space of pages back to the file system; they read as zeros then. Durable after [`Self::sync_all`].
     pub(crate) fn punch(&self, pages: &Range<PageNo>) -> Result<(), Error> {
         Ok(self.file.punch(pages.start * self.page_size..pages.end * self.page_size)?)
     }
 
-    /// As [`Self::sync`], and where the file has room.
+    /// Like [`Self::sync`], and also makes the file's allocation durable.
     pub(crate) fn sync_all(&self) -> Result<(), Error> {
         let mut failed = lock(&self.growing);
         if let Err(error) = self.file.sync_all() {
@@ -196,7 +197,8 @@ impl DataFile {
         failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Has the file system give a page room that it may have none of. Where it can't say, it gives that when the page is written.
+    /// Allocates space for a page that may have none. File systems without such a call allocate it when the page is
+    /// written.
     pub(crate) fn make_room(&self, page: PageNo) -> Result<(), Error> {
         match self.file.allocate(page * self.page_size..(page + 1) * self.page_size) {
             Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => Ok(()),
@@ -204,7 +206,7 @@ impl DataFile {
         }
     }
 
-    /// Makes it longer than `len`.
+    /// Extends it beyond `len`.
     fn extend(&self, len: u64, needed: u64, sparse: bool) -> Result<(), Error> {
         let step = (len / 8).clamp(STEP.start, STEP.end).next_multiple_of(self.page_size);
         let end = if sparse { needed } else { needed.max(len.saturating_add(step)) };
@@ -217,13 +219,13 @@ impl DataFile {
         Ok(())
     }
 
-    /// Makes all durable that was written.
+    /// Makes all writes durable.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         let synced = self.file.sync_data();
         if injected!(self, SyncTriedAgain) && synced.is_err() {
             return Ok(self.file.sync_data()?);
         }
-        // One that failed while the file was made longer may have been the report of what was written for this one.
+        // A sync that failed while the file grew may have been the report for these writes.
         let mut failed = lock(&self.growing);
         if let Err(error) = synced {
             failed.get_or_insert(error.into());
@@ -232,7 +234,7 @@ impl DataFile {
     }
 }
 
-/// Pages in a row on their way to the data file.
+/// Consecutive pages on their way to the data file.
 pub(crate) struct Run {
     pub(crate) first: PageNo,
     /// The seq of each page as it is written.
@@ -248,7 +250,7 @@ struct WriteState {
 }
 
 impl WriteState {
-    /// The first error counts, but for a full device: any other is worse.
+    /// Keeps the first error, but a full device's gives way to any other, which is worse.
     fn fail(&mut self, error: IoError) {
         if self.failed.as_ref().is_none_or(|failed| failed.errno() == Some(libc::ENOSPC)) {
             self.failed = Some(error);
@@ -256,7 +258,7 @@ impl WriteState {
     }
 }
 
-/// Writes in flight. All are waited for before it goes, also after an error.
+/// Writes in flight. Waits for all of them when dropped, also after an error.
 pub(crate) struct WritesInFlight<'a> {
     data: &'a DataFile,
     state: Arc<(Mutex<WriteState>, Condvar)>,
@@ -264,12 +266,12 @@ pub(crate) struct WritesInFlight<'a> {
 }
 
 impl<'a> WritesInFlight<'a> {
-    /// At most so many writes at once as `depth` says.
+    /// Creates it with at most as many writes in flight as `depth` says.
     pub(crate) fn new(data: &'a DataFile, depth: Depth) -> Self {
         Self { data, state: Arc::default(), depth }
     }
 
-    /// Starts writes; waits first as long as too many are in flight.
+    /// Starts writes. Waits first while too many are in flight.
     pub(crate) fn start(&self, runs: Vec<Run>) -> Result<(), Error> {
         self.wait(self.depth.now().saturating_sub(runs.len()));
         let (mutex, _) = &*self.state;
@@ -305,21 +307,21 @@ impl<'a> WritesInFlight<'a> {
         Ok(())
     }
 
-    /// Waits until at most so many are in flight.
+    /// Waits until at most `max` are in flight.
     pub(crate) fn wait(&self, max: usize) {
         let (mutex, changed) = &*self.state;
         let state = lock(mutex);
         drop(ignore_poison(changed.wait_while(state, |state| state.in_flight > max)));
     }
 
-    /// One that has ended since the last call.
+    /// Returns a run whose write has ended since the last call.
     pub(crate) fn next_done(&mut self) -> Option<Run> {
         let run = lock(&self.state.0).done.pop_front()?;
         self.depth.done(1);
         Some(run)
     }
 
-    /// The first error.
+    /// Fails with the first error.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let state = lock(&self.state.0);
         state.failed.clone().map_or(Ok(()), |error| Err(error.into()))

@@ -1,45 +1,45 @@
-//! How many writes are worth having in flight: found out while they are made.
+//! Finds out how many writes are worth having in flight, while they are made.
 //!
-//! A disk that serves W requests at once gives its full rate from about 2 W in flight on; more gain nothing, and others wait behind
-//! them. So the depth is doubled as long as that brings more, and stays at the first doubling that did not.
+//! A disk that serves W requests at once reaches its full rate with about 2 W in flight. More gain nothing, and others
+//! wait behind them. So the depth doubles while that raises the rate, and stays at the first doubling that did not.
 //!
-//! Invariants: it is between its bounds, and never falls. Nothing fails.
+//! Invariants: the depth is within its bounds, and never falls. Nothing fails.
 
 use std::time::{Duration, Instant};
 
 use pagekeeper_policy::DiskProfile;
 
-/// The minimum.
+/// Minimum depth.
 const MIN: usize = 128;
-/// The maximum.
+/// Maximum depth.
 pub(crate) const MAX: usize = 1024;
-/// Beside commits, where the disk is not known: their syncs are not to wait behind too many.
+/// Depth beside commits on an unknown disk: their syncs should not wait behind too many writes.
 const DURING_COMMITS: usize = 64;
-/// The same where it is known.
+/// The range of the depth beside commits on a measured disk.
 const DURING_COMMITS_RANGE: std::ops::RangeInclusive<usize> = 16..=256;
-/// Doubling must bring at least one part in so many.
+/// Doubling must raise the rate by at least one part in this many.
 const WORTH: u64 = 10;
 
-/// The depth, as far as it is known.
+/// The depth as known so far.
 #[derive(Debug, Clone)]
 pub(crate) struct Depth {
     now: usize,
-    /// What is doing at this depth: since when, and how many have ended.
+    /// When this depth began, and how many writes have ended since.
     since: Instant,
     done: usize,
-    /// Ended in a second, at half the depth.
+    /// Writes per second at half the depth.
     rate_before: Option<f64>,
     is_settled: bool,
 }
 
 impl Depth {
-    /// To be found out.
+    /// Creates a depth that is still to be found out.
     pub(crate) fn unknown() -> Self {
         Self { now: MIN, since: Instant::now(), done: 0, rate_before: None, is_settled: false }
     }
 
-    /// For a recovery, or beside commits; by what was measured of the disk, if it was. One that was as wide as could be measured
-    /// may be wider.
+    /// Creates a depth for a recovery, or beside commits, from the disk's profile if there is one. A disk that reached
+    /// the widest measured depth may be wider.
     pub(crate) fn of(disk: Option<&DiskProfile>, recovering: bool) -> Self {
         let deepest = disk.and_then(|disk| disk.reads.last()).map(|read| read.depth);
         let width = disk.and_then(DiskProfile::width);
@@ -56,7 +56,7 @@ impl Depth {
         }
     }
 
-    /// As given.
+    /// Creates a fixed depth.
     pub(crate) fn fixed(depth: usize) -> Self {
         Self { now: depth, is_settled: true, ..Self::unknown() }
     }
@@ -65,7 +65,7 @@ impl Depth {
         self.now
     }
 
-    /// So many more have ended.
+    /// Records that `count` more writes have ended.
     pub(crate) fn done(&mut self, count: usize) {
         if !self.is_settled {
             self.measure(count, self.since.elapsed());
@@ -74,7 +74,7 @@ impl Depth {
 
     fn measure(&mut self, count: usize, elapsed: Duration) {
         self.done += count;
-        // Those begun at the depth before are among the first.
+        // The first of them were started at the previous depth.
         if self.done < 3 * self.now {
             return;
         }
@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// Where it settles on a disk that serves so many at once, 2 ms each.
+    /// Returns the depth found on a disk that serves this many writes at once, 2 ms each.
     fn on_a_disk(width: usize) -> usize {
         let mut depth = Depth::unknown();
         while !depth.is_settled {

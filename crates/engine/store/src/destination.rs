@@ -1,10 +1,10 @@
-//! A store that is made elsewhere, page by page: by a backup, or by a repair.
+//! A store that a backup or a repair makes elsewhere, page by page.
 //!
 //! Invariants:
-//! 1. The directory is made, and nothing that was there is used: neither what is in it, nor a link.
-//! 2. It is no store before all of it is durable: its superblock gets its name last. Until then opening it fails, as of one that was
-//!    never finished.
-//! 3. What fails takes away what it made. What was killed leaves a directory that says so.
+//! 1. The directory is created; existing content or a link is never used.
+//! 2. It is no store before all of it is durable: its superblock gets its name last. Until then, opening it fails with
+//!    the error for an unfinished one.
+//! 3. On failure everything that was made is removed. A killed process leaves a directory that is marked as unfinished.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,17 +22,18 @@ use crate::options::StoreOptions;
 use crate::page_map::{self, PageMap};
 use crate::{Error, PageNo, Seq, superblocks};
 
-/// Writes at once, of at most [`PIECE`](crate::inspect::PIECE) bytes each: few, since the syncs of commits wait behind them.
+/// Writes at once, of at most [`PIECE`](crate::inspect::PIECE) bytes each. Few, since the syncs of commits wait behind
+/// them.
 const DEPTH: usize = 4;
-/// Bytes of the page map that are kept, beside those that are to be written.
+/// Bytes of the page map that are kept, beside those that wait to be written.
 const MAP_BYTES: u64 = 1 << 20;
-/// Pages after which the page map is written: until then it is in memory, 4 bytes for each.
+/// Pages after which the page map is written. Until then it takes 4 bytes of memory for each.
 const FLUSH_AFTER: usize = 1 << 20;
 
-/// What it is to be.
+/// The parameters of the new store.
 #[derive(Debug, Clone)]
 pub(crate) struct Like {
-    /// Its id, which each of its pages has.
+    /// Its id, which is in each of its pages.
     pub(crate) store: u64,
     /// Bytes of a page.
     pub(crate) page_size: usize,
@@ -40,7 +41,7 @@ pub(crate) struct Like {
     pub(crate) max_journal_bytes: u64,
 }
 
-/// The store, as long as it is none.
+/// The new store while it is unfinished.
 pub(crate) struct Destination {
     files: Files,
     like: Like,
@@ -50,7 +51,7 @@ pub(crate) struct Destination {
     map: PageMap,
 }
 
-/// What was made: it goes again unless it is finished.
+/// The files that were made. They are removed unless the store is finished.
 struct Files {
     io: Arc<dyn Io>,
     directory: PathBuf,
@@ -60,7 +61,7 @@ struct Files {
 impl Destination {
     /// Makes the directory, and everything but the pages.
     ///
-    /// Fails with [`Error::Exists`] where anything of this name is.
+    /// Fails with [`Error::Exists`] if anything of this name exists.
     pub(crate) fn create(
         options: &StoreOptions,
         io: &Arc<dyn Io>,
@@ -82,17 +83,17 @@ impl Destination {
         Ok(Self { files, like, journal, first_diffs, data, map })
     }
 
-    /// To write to it.
+    /// Returns a writer for its pages.
     pub(crate) fn writer(&self) -> Writer<'_> {
         let writes = WritesInFlight::new(&self.data, Depth::fixed(DEPTH));
         Writer { to: self, writes, noted: 0, pages: 0, seq: 0, bytes: 0, rounds: 0 }
     }
 
-    /// Makes it a store of so many pages as `meta` says, as of commit `seq`; all is durable then. What was not written of them
-    /// was never written.
+    /// Finishes the store with the page count of `meta`, as of commit `seq`, and makes it durable. Pages that were not
+    /// written count as never written.
     pub(crate) fn finish(mut self, seq: Seq, meta: Meta) -> Result<(), Error> {
         self.data.grow(meta.pages, true)?;
-        // Pages that were copied before commits took them away.
+        // Pages that were copied before commits removed them.
         self.data.cut(meta.pages)?;
         self.data.sync_all()?;
         self.map.flush(meta.pages, seq, Depth::fixed(DEPTH))?;
@@ -116,7 +117,7 @@ impl Destination {
     }
 }
 
-/// What is there already.
+/// Returns the error for a destination that exists.
 pub(crate) fn exists(io: &dyn Io, directory: &Path) -> Error {
     let is_unfinished = superblocks::is_unfinished(&io.list(directory).unwrap_or_default());
     Error::Exists { path: directory.to_path_buf(), is_unfinished }
@@ -126,20 +127,20 @@ pub(crate) fn exists(io: &dyn Io, directory: &Path) -> Error {
 pub(crate) struct Writer<'a> {
     to: &'a Destination,
     writes: WritesInFlight<'a>,
-    /// Pages that are noted in the map since it was written.
+    /// Pages recorded in the map since it was last written.
     noted: usize,
-    /// As many there are at least.
+    /// The minimum number of pages of the store.
     pages: u64,
     /// The pages are as of this commit, or older.
     seq: Seq,
     bytes: u64,
-    /// How often pages were begun with.
+    /// Number of calls of [`begin`](Writer::begin).
     rounds: u64,
 }
 
 impl Writer<'_> {
-    /// Makes room for so many pages; what is written from now on is as of this commit. All that was written before has ended: the same
-    /// pages may come again.
+    /// Makes room for this many pages. Pages written from now on are as of this commit. Earlier writes have ended, so
+    /// the same pages may come again.
     pub(crate) fn begin(&mut self, pages: u64, seq: Seq) -> Result<(), Error> {
         self.writes.wait(0);
         self.writes.check()?;
@@ -148,7 +149,7 @@ impl Writer<'_> {
         self.to.data.grow(self.pages, true)
     }
 
-    /// Starts to write pieces of pages in a row, and notes the checksums of those of its pages that were written before.
+    /// Starts writing pieces of consecutive pages, and records the checksums of those pages that have content.
     pub(crate) fn write(&mut self, pieces: Vec<Run>, noted: Vec<(PageNo, u32)>) -> Result<(), Error> {
         self.bytes += pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
         self.writes.start(pieces)?;
@@ -162,7 +163,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Starts to write pages that were read of a store, in any order.
+    /// Starts writing pages that were read from a store, in any order.
     pub(crate) fn write_pieces(&mut self, pieces: Vec<Piece>) -> Result<(), Error> {
         let (mut runs, mut noted) = (Vec::with_capacity(pieces.len()), Vec::new());
         for Piece { first, bytes, crcs } in pieces {
@@ -170,12 +171,12 @@ impl Writer<'_> {
             for (page, crc) in (first..).zip(crcs) {
                 match crc {
                     Some(crc) => noted.push((page, crc)),
-                    // A commit took the page away that was copied here, and a later one made another of it.
+                    // A commit removed the page that was copied here, and a later one allocated it anew.
                     None if self.rounds > 1 => self.blank(page)?,
                     None => {}
                 }
             }
-            // What was never written takes up no room.
+            // Pages that were never written take no space.
             if noted.len() > before {
                 runs.push(Run { first, seqs: Vec::new(), bytes });
             }
@@ -183,7 +184,7 @@ impl Writer<'_> {
         self.write(runs, noted)
     }
 
-    /// Makes a page one that was never written, whatever was written to its place before the last [`Self::begin`].
+    /// Turns a page into one that was never written, whatever was written there before the last [`Self::begin`].
     fn blank(&mut self, page: PageNo) -> Result<(), Error> {
         let pages = page..page + 1;
         if self.to.map.were_never_written(pages.clone())? {
@@ -200,7 +201,7 @@ impl Writer<'_> {
         self.to.map.fill(pages, NEVER)
     }
 
-    /// Waits for all writes; gives how many bytes were written.
+    /// Waits for all writes, and returns how many bytes were written.
     pub(crate) fn end(&mut self) -> Result<u64, Error> {
         self.writes.wait(0);
         self.writes.check()?;
@@ -209,7 +210,7 @@ impl Writer<'_> {
 }
 
 impl Drop for Files {
-    /// Takes away what was made, as far as that goes. Its mark goes last, so that what stays is no store.
+    /// Removes what was made, as far as possible. The mark goes last, so that the remains are no store.
     fn drop(&mut self) {
         if self.is_finished {
             return;

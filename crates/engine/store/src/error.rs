@@ -1,4 +1,4 @@
-//! What can go wrong, in one type. An error is `Clone`, so that one failed sync can be reported to all who waited for it.
+//! The error type of a store. It is `Clone`, so that one failed sync can be reported to everyone who waited for it.
 
 use std::path::PathBuf;
 
@@ -6,29 +6,29 @@ use pagekeeper_kernel::text::escaped;
 
 use crate::PageNo;
 
-/// What went wrong with a store.
+/// An error of a store.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The disk failed, or a file can't be opened; the message names the call, the path and the system's error.
+    /// The disk failed, or a file cannot be opened. The message names the call, the path and the system's error.
     #[error(transparent)]
     Io(#[from] pagekeeper_io::Error),
-    /// The journal failed, or is not what it should be.
+    /// The journal failed, or is invalid.
     #[error("the journal: {0}")]
     Journal(#[from] pagekeeper_log::Error),
     /// A page could not be read through the cache.
     #[error(transparent)]
     Cache(#[from] pagekeeper_cache::Error),
-    /// The cache can't be made with these settings.
+    /// The cache cannot be made with these settings.
     #[error("the page cache: {0}")]
     CacheSetting(#[from] pagekeeper_cache::BuildError),
     /// There is no store, and none was to be made.
     #[error("{}: no store here", escaped(path))]
     NoStore {
-        /// The directory, or what of it is missing.
+        /// The directory, or its part that is missing.
         path: PathBuf,
     },
-    /// A store is to be made in a directory that has something in it.
+    /// A store is to be made in a directory that is not empty.
     #[error("{}: not empty, so that no store can be made here: it has {found}", escaped(path))]
     NotEmpty {
         /// The directory.
@@ -36,7 +36,7 @@ pub enum Error {
         /// One of the names in it.
         found: String,
     },
-    /// A backup, or a repair, makes a directory of its own, and something has that name. It was left as it is.
+    /// A backup or repair makes its own directory, but something of that name exists. It was left as it is.
     #[error(
         "{}: {}",
         escaped(path),
@@ -44,18 +44,18 @@ pub enum Error {
         else { "there already, and left as it is: give a name that nothing has" }
     )]
     Exists {
-        /// What is there.
+        /// The existing path.
         path: PathBuf,
         /// Whether it is a store that was never finished.
         is_unfinished: bool,
     },
-    /// The making of the store was interrupted, or the backup, the restore or the repair that made it: it never was one.
+    /// Making the store was interrupted, or the backup, restore or repair that made it. It never was a store.
     #[error("{}: this store was never finished: make it again", escaped(path))]
     Unfinished {
         /// The directory.
         path: PathBuf,
     },
-    /// Neither superblock is whole. Nothing was changed.
+    /// Neither superblock is intact. Nothing was changed.
     #[error(
         "{}: neither of its two slots can be used ({found}), so that the store can't be opened; it is left as it is: restore the last backup, or save what can be saved by `pagekeeper store repair`",
         escaped(path)
@@ -63,10 +63,10 @@ pub enum Error {
     BrokenSuperblock {
         /// The file.
         path: PathBuf,
-        /// What each slot holds, in words.
+        /// The content of each slot, in words.
         found: String,
     },
-    /// There is no superblock, and there was one. Nothing was changed.
+    /// The superblock's file is missing, but there was one. Nothing was changed.
     #[error(
         "{}: gone, and {found} of its store is still there; that is left as it is: put the file back, restore the last backup, or save what can be saved by `pagekeeper store repair`",
         escaped(path)
@@ -74,7 +74,7 @@ pub enum Error {
     LostSuperblock {
         /// The file.
         path: PathBuf,
-        /// One of the store's names that are there.
+        /// One of the store's names that exist.
         found: String,
     },
     /// A file that every store has is missing. Nothing was changed.
@@ -94,9 +94,9 @@ pub enum Error {
     UnknownVersion {
         /// The file or directory.
         path: PathBuf,
-        /// What it says.
+        /// Its version.
         version: u16,
-        /// The newest that is known here.
+        /// The newest version known here.
         known: u16,
     },
     /// The store was made before the first release of pagekeeper.
@@ -107,10 +107,10 @@ pub enum Error {
     OldVersion {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// Its version.
         version: u16,
     },
-    /// No process serves backups of the store: none has it open, or the one that has it was opened without that.
+    /// No process serves backups of the store: none has it open, or the one that has it open does not serve backups.
     #[error("{}: no process that has this store open serves backups of it", escaped(path))]
     NoBackupsServed {
         /// The store's directory.
@@ -124,16 +124,16 @@ pub enum Error {
         /// Its error, in words.
         reason: String,
     },
-    /// The process that has the store open says that it made a backup, and it is not there, or not what it should be. What is there was left
-    /// as it is.
+    /// The process that has the store open reports a backup, but it is missing or not what it should be. Anything that
+    /// exists there was left as it is.
     #[error(
         "{}: no backup that can be confirmed, though the process that has the store open says that it made one: {reason}",
         escaped(path)
     )]
     BackupNotConfirmed {
-        /// Where it should be.
+        /// The path where it should be.
         path: PathBuf,
-        /// What was found there instead, in words.
+        /// The finding there, in words.
         reason: String,
     },
     /// A file of the store is shorter than what was written to it. Nothing was changed.
@@ -146,33 +146,33 @@ pub enum Error {
         path: PathBuf,
         /// Its length, in bytes.
         found: u64,
-        /// What it should be at least, in bytes.
+        /// Its minimum length, in bytes.
         expected: u64,
     },
-    /// The store has pages of another size than was asked for.
+    /// The store's page size is not the one that was asked for.
     #[error("{}: pages of {found} bytes, not of {wanted}", escaped(path))]
     OtherPageSize {
         /// The directory.
         path: PathBuf,
-        /// The store's, in bytes.
+        /// The store's page size, in bytes.
         found: usize,
-        /// As it was given, in bytes.
+        /// The given page size, in bytes.
         wanted: usize,
     },
-    /// The store was opened to read only.
+    /// The store is open read-only.
     #[error("the store is open to read only")]
     ReadOnly,
     /// A setting that no store can work with.
     #[error("{what} of {given}: {wanted}")]
     Setting {
-        /// Which.
+        /// Its name.
         what: &'static str,
-        /// As it was given.
+        /// The given value.
         given: u64,
-        /// What it should be.
+        /// The values that it may have.
         wanted: &'static str,
     },
-    /// What was committed can't be read any more: parts of the journal are missing, or make no sense.
+    /// Committed data cannot be read any more: parts of the journal are missing or invalid.
     #[error(
         "{}: {what}, so that commits are lost: restore the last backup, or save what can be saved by `pagekeeper store repair`",
         escaped(path)
@@ -180,11 +180,11 @@ pub enum Error {
     Corrupt {
         /// The file or directory.
         path: PathBuf,
-        /// What was found.
+        /// The finding, in words.
         what: String,
     },
-    /// The journal relies on writes of pages that are atomic, and the file system has none (any more): the store was moved before
-    /// everything was applied.
+    /// The journal relies on atomic writes of pages, and this file system has none, or no longer: the store was moved
+    /// before everything was applied.
     #[error(
         "{}: its last commits can only be applied where pages are written atomically: open it on such a file system, and close it with a sync",
         escaped(path)
@@ -193,69 +193,69 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
     },
-    /// A page of the data file is not what was written there: rotten, or another page's.
+    /// A page of the data file is not the one that was written there: it is corrupt, or another page.
     #[error("{}: page {page} is damaged: {reason}", escaped(path))]
     Damaged {
         /// The data file.
         path: PathBuf,
         /// The page.
         page: PageNo,
-        /// What is wrong with it.
+        /// The fault, in words.
         reason: String,
     },
-    /// The page lies behind the last one.
+    /// The page is behind the last one.
     #[error("page {page} is out of range: the store has {pages} pages")]
     OutOfRange {
-        /// As it was given.
+        /// The given page.
         page: PageNo,
-        /// How many there are.
+        /// The store's number of pages.
         pages: u64,
     },
-    /// The page is free: it was never allocated, or freed.
+    /// The page is free: it was never allocated, or was freed.
     #[error("page {page} is not allocated")]
     NotAllocated {
-        /// As it was given.
+        /// The given page.
         page: PageNo,
     },
-    /// The page is of a run, and was not written yet.
+    /// The page belongs to a run, and was not written yet.
     #[error("page {page} was never written: write it as a whole first")]
     NeverWritten {
-        /// As it was given.
+        /// The given page.
         page: PageNo,
     },
     /// A payload of the wrong length.
     #[error("{given} bytes for a page that holds {wanted}")]
     PayloadSize {
-        /// As it was given, in bytes.
+        /// The given length, in bytes.
         given: usize,
         /// Bytes of a page's payload.
         wanted: usize,
     },
-    /// More metadata than goes into a superblock.
+    /// More metadata than fits into a superblock.
     #[error("metadata of {given} bytes: at most {max} fit")]
     MetadataTooLong {
-        /// As it was given, in bytes.
+        /// The given length, in bytes.
         given: usize,
         /// The maximum, in bytes.
         max: usize,
     },
-    /// A transaction that the journal can't take. Nothing of it was committed.
+    /// A transaction that the journal cannot take. Nothing of it was committed.
     #[error(
         "a transaction of {bytes} bytes in the journal: at most {max} fit: commit more often, or make a store with a larger journal"
     )]
     TransactionTooLarge {
-        /// What it would take up in the journal, in bytes.
+        /// The bytes that it would take in the journal.
         bytes: u64,
         /// The maximum, in bytes.
         max: u64,
     },
-    /// A read transaction was ended: what it was to read took up too much memory.
+    /// A read transaction was ended, because the versions that it needed took too much memory.
     #[error("the snapshot is too old: pages that it needs were given up to stay within the memory budget")]
     SnapshotTooOld,
-    /// A write or sync failed before, so the store takes nothing any more: what is on the disk is not known. Open it again.
+    /// A write or sync failed before, so the store takes no more commits: the disk's content is unknown. Open it again.
     #[error("the store takes no more commits since: {cause}; open it again")]
     Poisoned {
-        /// What failed.
+        /// The failure.
         cause: Box<Error>,
     },
 }
@@ -277,7 +277,7 @@ impl Error {
         missing.map(|path| Self::LostFile { path: path.to_path_buf() }).unwrap_or(self)
     }
 
-    /// The system's error number, where the system said no.
+    /// Returns the system's error number, if the system reported one.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Io(error) | Self::Journal(pagekeeper_log::Error::Io(error)) => error.errno(),
@@ -314,8 +314,8 @@ impl Error {
         }
     }
 
-    /// Whether the device is full, or the file would be too large, and what was asked for was refused: the one failure of the disk that is not forever. A sync
-    /// that fails so is another thing: what was written before it may be lost.
+    /// Whether a request was refused because the device is full or the file would be too large: the only disk failure
+    /// that is not final. A sync that fails for this reason does not count, since earlier writes may be lost.
     pub(crate) fn is_no_space(&self) -> bool {
         matches!(self, Self::Io(pagekeeper_io::Error::Write { .. } | pagekeeper_io::Error::Call { .. }))
             && matches!(self.errno(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))

@@ -1,7 +1,7 @@
-//! What a transaction has of the store: a reference, or a share of it that keeps it open.
+//! A transaction's handle on the store: a reference, or a shared owner that keeps the store open.
 //!
-//! Invariant: as long as it lives the store is open. Who drops the last share closes the store, and so waits until all commits are
-//! durable.
+//! Invariant: the store is open as long as a handle exists. Dropping the last shared owner closes the store, and so
+//! waits until all commits are durable.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use std::sync::Arc;
 use crate::Store;
 use crate::core::Core;
 
-/// It.
+/// A handle on the store.
 #[derive(Clone)]
 pub(crate) enum Handle<'a> {
-    /// The store outlives it.
+    /// The store outlives the handle.
     Borrowed(&'a Core),
-    /// It is one of those that keep the store.
+    /// The handle is one of the owners of the store.
     Shared(Arc<Store>),
 }
 
@@ -29,11 +29,11 @@ impl Deref for Handle<'_> {
     }
 }
 
-/// The lock of the write transaction while it is held: at most one lives.
+/// The held lock of the write transaction: at most one exists.
 pub(crate) struct WriterGuard<'a>(Handle<'a>);
 
 impl<'a> WriterGuard<'a> {
-    /// Waits until nobody has that store's.
+    /// Waits until no other transaction of this store holds it.
     pub(crate) fn lock(core: Handle<'a>) -> Self {
         core.writer.acquire();
         Self(core)

@@ -1,12 +1,13 @@
-//! The index: pages whose newest version the data file does not have yet, or whose older versions somebody still reads.
+//! The index: pages whose newest version is not in the data file yet, or whose older versions are still read.
 //!
 //! Invariants:
-//! 1. Versions of a page ascend by seq. Those not applied are the newest ones.
-//! 2. A page that is not in the index is in the data file as its newest commit left it. One that is looked up, is in neither
-//!    place as it should be, and is looked up again, is in the index: what the data file had was kept before it was written over.
-//! 3. A version goes only when no snapshot that lives, or can come, would read it.
+//! 1. The versions of a page ascend by seq. Those not applied are the newest ones.
+//! 2. A page that is not in the index is in the data file as of its newest commit. A lookup may find a page in neither
+//!    place in the right version. A second lookup then finds it in the index, since the data file's version was kept
+//!    before it was overwritten.
+//! 3. A version is dropped only when no existing or future snapshot would read it.
 //!
-//! Locks are held for a lookup or a change of one page only. Nothing fails.
+//! Locks are held only for the lookup or change of one page. Nothing fails.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -20,19 +21,20 @@ use super::sync::{AtomicBool, AtomicU64, Ordering, RwLock, RwLockReadGuard, RwLo
 use crate::version::{Content, Replay, Version};
 use crate::{PageNo, Seq};
 
-/// Memory of an entry beside its pages, in bytes, about.
+/// Approximate bytes of an entry beside its pages.
 const ENTRY: u64 = 96;
 
 type Pages = HashMap<PageNo, Vec<Version>>;
 
 /// A part of the index.
 #[derive(Debug)]
-// Two lines of the processor's cache, which fetches them in pairs.
+// Two cache lines, since processors fetch them in pairs.
 #[repr(align(128))]
 struct Shard {
     pages: RwLock<Pages>,
-    /// How many it has, stored before its lock is released. Who reads 0 needs no lock: a version that its snapshot needs was added
-    /// before that began, and has gone since; or the data file has a newer page by now, which sends it here again.
+    /// The number of its pages, stored before its lock is released. A reader of 0 needs no lock. A version that its
+    /// snapshot needs was added before the snapshot began, and is gone since; or the data file has a newer page by now,
+    /// which makes the reader look here again.
     len: AtomicU64,
 }
 
@@ -46,7 +48,7 @@ impl Shard {
     }
 }
 
-/// A part that is being changed.
+/// A shard that is being changed.
 struct Changing<'a> {
     pages: RwLockWriteGuard<'a, Pages>,
     len: &'a AtomicU64,
@@ -77,9 +79,9 @@ impl Drop for Changing<'_> {
 pub(crate) struct Index {
     shards: Box<[Shard]>,
     bytes: AtomicU64,
-    /// Recovery found a page that can only be put together with what the data file has of it. Without one nobody has to search for them.
+    /// Whether recovery found a page whose base is in the data file. If not, nobody has to search for such pages.
     has_based: AtomicBool,
-    /// Recovery left bytes in the journal. As above.
+    /// Whether recovery left bytes in the journal. If not, nobody has to search for them.
     has_placed: AtomicBool,
 }
 
@@ -94,7 +96,7 @@ impl Default for Index {
 
 impl Index {
     fn shard(&self, page: PageNo) -> &Shard {
-        // Neighbours in different shards.
+        // Neighbouring pages are in different shards.
         #[expect(clippy::cast_possible_truncation, reason = "below the number of shards")]
         &self.shards[(page % SHARDS as u64) as usize]
     }
@@ -107,7 +109,7 @@ impl Index {
         self.shard(page).write()
     }
 
-    /// Bytes of memory, about.
+    /// Returns the approximate bytes of memory.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -120,13 +122,13 @@ impl Index {
         self.bytes.fetch_sub(ENTRY + version.content.size(), Ordering::Relaxed);
     }
 
-    /// Whether there is any version of the page, or of one that has its part of the index. Without a lock.
+    /// Whether the page, or another one in its shard, has any version. Takes no lock.
     #[inline]
     pub(crate) fn has_near(&self, page: PageNo) -> bool {
         self.shard(page).len.load(Ordering::Acquire) > 0
     }
 
-    /// The newest version up to `seq`.
+    /// Returns the newest version up to `seq`.
     pub(crate) fn get(&self, page: PageNo, seq: Seq) -> Option<Version> {
         if !self.has_near(page) {
             return None;
@@ -134,8 +136,8 @@ impl Index {
         self.read(page).get(&page)?.iter().rev().find(|version| version.seq <= seq).cloned()
     }
 
-    /// The page as it was at `seq`, from a version or from the data file, whose pages hold their seqs; `None` if it was not
-    /// written before.
+    /// Returns the page as of `seq`, from a version or from the data file, whose pages have their seqs; `None` if it
+    /// was not written before.
     pub(crate) fn find<T, E>(
         &self,
         page: PageNo,
@@ -144,12 +146,13 @@ impl Index {
         in_file: impl Fn() -> Result<Option<(T, Seq)>, E>,
     ) -> Result<Option<T>, E> {
         let mut failed = None;
-        // Twice: it may be applied between the lookup here and the read. Once more: what it was to be put together with may have gone by then.
+        // Three attempts: the page may be applied between the lookup and the read, and the base of a version may be
+        // gone by then.
         for _ in 0..3 {
             if let Some(version) = self.get(page, seq) {
                 match whole(version) {
                     Ok(found) => return Ok(Some(found)),
-                    // What it was to be put together with may have been written over by a newer one.
+                    // A newer version may have overwritten its base.
                     Err(error) => failed = Some(error),
                 }
                 continue;
@@ -157,15 +160,15 @@ impl Index {
             match in_file() {
                 Ok(Some((found, of))) if of <= seq => return Ok(Some(found)),
                 Ok(_) => failed = None,
-                // Perhaps it was being written.
+                // It may have been in the middle of a write.
                 Err(error) => failed = Some(error),
             }
         }
         failed.map_or(Ok(None), Err)
     }
 
-    /// Versions of the page older than `seq` that take what the data file or the journal has to be put together; also where memory has
-    /// that for now.
+    /// Returns versions of the page older than `seq` that are rebuilt from the data file or the journal, including
+    /// those whose bytes are in memory only for now.
     pub(crate) fn replays_before(&self, page: PageNo, seq: Seq) -> Vec<Version> {
         let takes_more = |replay: &Replay| replay.needs_base() || replay.is_placed() || replay.is_passing();
         let needs = |version: &&Version| {
@@ -175,12 +178,12 @@ impl Index {
         shard.get(&page).map_or(Vec::new(), |versions| versions.iter().filter(needs).cloned().collect())
     }
 
-    /// Whether there is any version of the page.
+    /// Whether the page has any version.
     pub(crate) fn has(&self, page: PageNo) -> bool {
         self.read(page).contains_key(&page)
     }
 
-    /// Whether there is any version of any of these pages.
+    /// Whether any of these pages has a version.
     pub(crate) fn has_any(&self, pages: &Range<PageNo>) -> bool {
         if pages.end.saturating_sub(pages.start) <= SHARDS as u64 {
             return pages.clone().any(|page| self.get(page, Seq::MAX).is_some());
@@ -191,7 +194,7 @@ impl Index {
         self.shards.iter().any(has)
     }
 
-    /// Adds what a commit made of a page; versions that nobody needs any more go.
+    /// Adds a commit's version of a page, and drops versions that nobody needs any more.
     pub(crate) fn push(&self, page: PageNo, seq: Seq, content: Content, needed: &Needed) {
         let version = Version { seq, applied: false, content };
         self.grown(&version);
@@ -202,7 +205,7 @@ impl Index {
         self.prune(versions, needed);
     }
 
-    /// Adds what recovery found: the change is done to what was found before.
+    /// Adds a change that recovery found, on top of the earlier ones.
     pub(crate) fn replay(&self, page: PageNo, seq: Seq, change: crate::format::entry::Change) {
         let mut shard = self.write(page);
         // Most pages have one version until they are applied.
@@ -229,7 +232,7 @@ impl Index {
         self.grown(version);
     }
 
-    /// What is to be applied of the page as of `seq`, where bytes of that have to be read from the journal first.
+    /// Returns the version of the page to apply as of `seq`, if it has bytes that must be read from the journal first.
     pub(crate) fn placed(&self, page: PageNo, seq: Seq) -> Option<(Seq, Arc<Replay>)> {
         if !self.has_placed.load(Ordering::Relaxed) {
             return None;
@@ -241,7 +244,7 @@ impl Index {
         }
     }
 
-    /// A replay was put together, or has its bytes.
+    /// Replaces a version's content after its replay was rebuilt, or its bytes were read.
     pub(crate) fn settle(&self, page: PageNo, seq: Seq, content: Content) {
         let mut shard = self.write(page);
         let Some(versions) = shard.get_mut(&page) else { return };
@@ -255,7 +258,7 @@ impl Index {
         }
     }
 
-    /// Before a page is written over: keeps what the data file has of it, if a snapshot as old as `oldest` needs that.
+    /// Called before a page is overwritten: keeps the data file's version, if a snapshot as old as `oldest` needs it.
     pub(crate) fn keep_base<E>(
         &self,
         page: PageNo,
@@ -280,14 +283,14 @@ impl Index {
         }
     }
 
-    /// Whether a snapshot as old as `oldest` would miss what the data file has of the page now, once it is overwritten.
+    /// Whether a snapshot as old as `oldest` would miss the data file's version of the page once that is overwritten.
     pub(crate) fn base_is_needed(&self, page: PageNo, oldest: Seq) -> bool {
         let shard = self.read(page);
         let first = shard.get(&page).and_then(|versions| versions.first());
         first.is_some_and(|first| !first.applied && first.seq > oldest)
     }
 
-    /// The data file has the page as of `seq` now.
+    /// Records that the data file has the page as of `seq` now.
     pub(crate) fn applied(&self, page: PageNo, seq: Seq, needed: &Needed) {
         let mut shard = self.write(page);
         let Entry::Occupied(mut entry) = shard.entry(page) else { return };
@@ -303,7 +306,7 @@ impl Index {
         }
     }
 
-    /// Pages that the data file does not have as they were at `seq`, in order.
+    /// Returns the pages that the data file does not have as of `seq`, in order.
     pub(crate) fn unapplied(&self, seq: Seq) -> Vec<PageNo> {
         let mut pages = Vec::new();
         for shard in &self.shards {
@@ -317,7 +320,7 @@ impl Index {
         pages
     }
 
-    /// Whether a page can only be put together with what the data file has of it.
+    /// Whether a page can be rebuilt only from a base in the data file.
     pub(crate) fn needs_bases(&self) -> bool {
         let needs =
             |version: &Version| matches!(&version.content, Content::Replay(replay) if replay.needs_base());
@@ -325,8 +328,8 @@ impl Index {
         self.has_based.load(Ordering::Relaxed) && self.shards.iter().any(has)
     }
 
-    /// Pages that can only be put together with what the data file has of them, each with the checksums of the versions that it may have
-    /// of them by now.
+    /// Returns the pages that can be rebuilt only from a base in the data file, each with the checksums of the versions
+    /// that the file may have by now.
     pub(crate) fn diffed(&self) -> Vec<(PageNo, Vec<u32>)> {
         let mut found = Vec::new();
         if !self.has_based.load(Ordering::Relaxed) {
@@ -346,7 +349,8 @@ impl Index {
         found
     }
 
-    /// How many pages before `end` have a version that is not applied: behind the last page may be some that a later commit has given up.
+    /// Returns how many pages before `end` have a version that is not applied. Pages behind the last one, which a later
+    /// commit has given up, may have some too.
     pub(crate) fn unapplied_pages(&self, end: PageNo) -> u64 {
         let is_unapplied = |(page, versions): &(&PageNo, &Vec<Version>)| {
             **page < end && versions.iter().any(|version| !version.applied)
@@ -355,7 +359,7 @@ impl Index {
         self.shards.iter().map(count).sum()
     }
 
-    /// Lets all versions go that nobody needs any more. Gives the bytes of those that are kept for snapshots only.
+    /// Drops all versions that nobody needs any more. Returns the bytes of those that are kept only for snapshots.
     pub(crate) fn prune_all(&self, needed: &Needed) -> u64 {
         let mut kept = 0;
         for shard in &self.shards {
@@ -376,7 +380,7 @@ impl Index {
         kept
     }
 
-    /// The versions of a page.
+    /// Returns the versions of a page.
     #[cfg(test)]
     pub(crate) fn seqs(&self, page: PageNo) -> Vec<Seq> {
         self.read(page).get(&page).map_or(Vec::new(), |all| all.iter().map(|version| version.seq).collect())

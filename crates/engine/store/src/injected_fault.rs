@@ -1,6 +1,6 @@
-//! Faults that the crash tests inject, to see that they would be found. There are none but in tests.
+//! Faults that the crash tests inject to see that they are found. Outside tests there are none.
 
-/// Whether this fault is injected.
+/// Evaluates to whether this fault is injected.
 macro_rules! injected {
     ($of:expr, $bug:ident) => {{
         #[cfg(test)]
@@ -25,43 +25,43 @@ pub(crate) enum InjectedFault {
     AppliedBeforeSync,
     /// The superblock is written before the data file is synced.
     SuperblockFirst,
-    /// There is but one superblock, which is written over.
+    /// There is only one superblock, which is overwritten.
     OneSuperblockSlot,
     /// The journal is given up when one of the two superblocks is durable.
     OneSlotOfTwo,
-    /// A sync of the data file that failed is tried again, and then trusted.
+    /// A failed sync of the data file is retried, and then trusted.
     SyncTriedAgain,
-    /// Full-page images begin again when a checkpoint has ended, in place of when it starts.
+    /// Full-page images begin again when a checkpoint ends, instead of when it starts.
     FullPagesFromTheEnd,
     /// A change is skipped if the page in the data file is newer.
     SkippedByPage,
-    /// Pages may be changed by diffs at once, though writes of pages are not atomic.
+    /// Pages may be changed by diffs at once, although writes of pages are not atomic.
     NoFullPages,
-    /// What is found at the opening is not synced.
+    /// Data found at the opening is not synced.
     NoSyncAtOpen,
     /// Checksums of pages are not verified.
     NoPageChecksum,
     /// Pages are not compared with the page map.
     NoPageMap,
-    /// The file is cut, and holes are made, before a checkpoint has made sure that nothing names what was there.
+    /// The file is cut, and holes are made, before a checkpoint has ensured that nothing names those pages.
     CompactedBeforeCheckpoint,
-    /// Holes are made while the map says what is there.
+    /// Holes are made while the map still has entries for their pages.
     HolesUnknownToTheMap,
-    /// A journal of another size takes the place of the one that is needed yet.
+    /// A journal of another size replaces one that is still needed.
     ResizedBeforeCheckpoint,
-    /// The journal goes before the superblock names the one that takes its place.
+    /// The journal is removed before the superblock names its replacement.
     OldJournalGoneFirst,
-    /// An opening writes before all was found to be in order.
+    /// An opening writes before it has checked everything.
     WrittenBeforeChecked,
-    /// What can't be tried for want of room keeps a store from being opened.
+    /// A store cannot be opened if there is no room to test for atomic writes.
     OpenNeedsRoom,
-    /// A data file that is shorter than its pages is opened.
+    /// A data file that is too short for its pages is opened.
     LengthNotChecked,
-    /// A store is made anew where the superblock was lost.
+    /// A new store is made where the superblock was lost.
     MadeAnewOverLost,
-    /// A checkpoint writes a block of the page map to one of its two places.
+    /// A checkpoint writes a block of the page map always to the same place.
     MapInOnePlace,
-    /// The room that a transaction was refused ends the store.
+    /// A transaction that is refused room poisons the store.
     RefusedRoomPoisons,
     /// An entry of an unknown version is taken for the end of the journal.
     UnknownVersionIsEnd,

@@ -1,7 +1,7 @@
-//! Inspecting a store as it stands: page by page, the free list, the superblocks; for tools that show it to people.
+//! Inspects a store as it is: pages, the free list, the superblocks. For tools that show them to people.
 //!
-//! Invariant: nothing is changed, and nothing that is wrong hides what is right beside it: a page that is damaged or can't be read
-//! is shown as that.
+//! Invariant: nothing is changed, and no fault hides what is intact beside it. A page that is damaged or unreadable is
+//! shown as such.
 
 use std::io::IoSliceMut;
 use std::ops::Range;
@@ -21,36 +21,36 @@ use crate::{Error, PageNo, Seq};
 /// Bytes of one read; whole pages of any size.
 pub(crate) const PIECE: usize = 256 << 10;
 
-/// What a page is.
+/// The state of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PageState {
-    /// The user's.
+    /// A user's page.
     Data,
     /// Free.
     Free,
     /// Free, and a part of the free list.
     Trunk,
-    /// Of a run, and not written yet; or free, and its room was given back by [`Store::compact`](crate::Store::compact).
+    /// In a run, and not written yet; or free, with its space given back by [`Store::compact`](crate::Store::compact).
     NeverWritten,
-    /// Not what was written there, or not to be read: in words.
+    /// Not the page that was written there, or unreadable: in words.
     Damaged(String),
 }
 
-/// A page and its header; from [`Store::inspect`](crate::Store::inspect).
+/// A page and its header, as returned by [`Store::inspect`](crate::Store::inspect).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PageInfo {
     /// Its number.
     pub page: PageNo,
-    /// What it is.
+    /// Its state.
     pub state: PageState,
-    /// The commit that changed it last; of a damaged page what its header says.
+    /// The commit that changed it last; for a damaged page, the seq in its header.
     pub seq: Seq,
-    /// The CRC-32C in its header; of a damaged page it does not hold.
+    /// The CRC-32C in its header; for a damaged page, it need not match.
     pub crc: u32,
-    /// Whether the data file has it; else it is in the journal, and shown as a reader sees it.
+    /// Whether the data file has it. Otherwise it is in the journal, and shown as a reader sees it.
     pub applied: bool,
-    /// Header (32 bytes) and payload; of a damaged page as they stand in the data file.
+    /// Header (32 bytes) and payload; for a damaged page, as they are in the data file.
     pub bytes: Box<[u8]>,
 }
 
@@ -58,48 +58,48 @@ pub struct PageInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FreeTrunk {
-    /// The page that it is.
+    /// Its page.
     pub page: PageNo,
-    /// How many pages it names, itself not among them.
+    /// The number of pages that it lists, without itself.
     pub names: u64,
 }
 
-/// The free list; from [`Store::free_list`](crate::Store::free_list).
+/// The free list, as returned by [`Store::free_list`](crate::Store::free_list).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct FreeList {
-    /// Its parts, the first first.
+    /// Its trunks, in the order of the list.
     pub trunks: Vec<FreeTrunk>,
-    /// Why it could not be followed further, if it could not.
+    /// Why it could not be followed further, if so.
     pub fault: Option<String>,
 }
 
 impl FreeList {
-    /// Pages in it, its own among them.
+    /// Returns the number of pages in it, including its trunks.
     pub fn pages(&self) -> u64 {
         self.trunks.iter().map(|trunk| trunk.names + 1).sum()
     }
 }
 
-/// A superblock that is whole; from [`Store::superblocks`](crate::Store::superblocks).
+/// An intact superblock, as returned by [`Store::superblocks`](crate::Store::superblocks).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SuperblockInfo {
-    /// How many were written before it; of two the larger counts.
+    /// The number of its write; of two superblocks, the one with the larger number is valid.
     pub number: u64,
     /// The id of the store.
     pub store: u64,
     /// The last commit that the data file has.
     pub checkpoint_seq: Seq,
-    /// Where in the journal the commits behind it begin.
+    /// The LSN where later commits begin in the journal.
     pub checkpoint_lsn: u64,
 }
 
-/// What reading pages of the data file gave.
+/// The result of reading pages of the data file.
 pub(crate) struct InFile {
-    /// Of each page, whether the index had a version of it.
+    /// For each page, whether the index had a version of it.
     pub(crate) newer: Vec<bool>,
-    /// Of each piece, how many bytes came.
+    /// For each piece, how many bytes were read.
     pub(crate) got: Vec<Result<usize, pagekeeper_io::Error>>,
 }
 
@@ -116,7 +116,7 @@ impl Core {
             return Err(Error::OutOfRange { page: pages.end - 1, pages: live.meta.pages });
         }
         let file = self.open_data()?;
-        // What lies behind the end of the file was never written: zeros.
+        // Pages behind the end of the file were never written: zeros.
         let mut buf = AlignedBuf::new(pages.clone().count() * self.config.page_size);
         let InFile { newer, got } = self.read_wide(&*file, pages.clone(), &mut buf);
         let mut brought_in = self.bring_in(pages.clone(), live.seq);
@@ -133,10 +133,10 @@ impl Core {
         Ok(found)
     }
 
-    /// Reads pages of the data file into `buf`, which may be longer, in pieces of [`PIECE`] bytes, all at once.
+    /// Reads pages of the data file into `buf`, which may be longer, in concurrent reads of [`PIECE`] bytes.
     pub(crate) fn read_wide(&self, file: &dyn IoFile, pages: Range<PageNo>, buf: &mut [u8]) -> InFile {
         let start = pages.start * self.config.page_size as u64;
-        // Before they are read: what the index gives up meanwhile was newer than what is read.
+        // Before the pages are read: a version that leaves the index later is newer than what is read.
         let newer = pages.map(|page| self.index.has(page)).collect();
         let mut reads: Vec<_> = (start..)
             .step_by(PIECE)
@@ -148,7 +148,7 @@ impl Core {
         InFile { newer, got }
     }
 
-    /// The page as the snapshot has it, where these are its bytes in the data file.
+    /// Returns the page as the snapshot has it; `bytes` are its bytes in the data file.
     fn page_info(&self, page: PageNo, newer: bool, bytes: &[u8], live: &Live) -> Result<PageInfo, Error> {
         let read = page::check(bytes, page, self.config.store_id);
         let is_last = newer || self.map.check(page, &read).is_ok();
@@ -193,7 +193,7 @@ impl Core {
                 Some(trunk) => trunk::check(trunk, live.meta.pages).map_err(|fault| fault.to_string()),
                 None => Err("it is no part of the free list".to_owned()),
             };
-            // Only a list that runs in a circle has more.
+            // Only a list with a cycle has more.
             let too_many = found.pages() >= live.meta.pages;
             let checked = checked.and(if too_many { Err("it comes again".to_owned()) } else { Ok(()) });
             if let Err(fault) = checked {
@@ -220,7 +220,7 @@ impl Core {
         Ok(self.superblock_slots()?.map_or([None, None], |read| read.slots().each_ref().map(info)))
     }
 
-    /// What both slots hold, as the device has them; `None`: the file is gone.
+    /// Reads both slots from the device; `None` if the file is gone.
     pub(crate) fn superblock_slots(&self) -> Result<Option<SlotsRead>, Error> {
         // Not while one of them is being written.
         let _guard = lock(&self.superblocks);

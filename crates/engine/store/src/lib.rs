@@ -1,7 +1,8 @@
-//! A page store that opens at once after a crash: a file of pages with atomic commits of many, on a redo log and a page cache.
+//! A page store that opens at once after a crash: a file of pages with atomic commits of many pages, on a redo log and
+//! a page cache.
 //!
-//! What an engine builds on: pages by number, transactions that change any number of them or none, snapshots, and a time to
-//! open that does not depend on how large the data is, nor on how long the disk takes for one random read.
+//! A base for storage engines: pages by number, transactions that change any number of them or none, and snapshots. The
+//! time to open depends neither on the size of the data nor on the disk's latency for one random read.
 //!
 //! ```text
 //!   begin ── write, page_mut, allocate, free ── commit            begin_read ── read
@@ -13,15 +14,15 @@
 //!                                                          data file ◀─┘
 //! ```
 //!
-//! - A **commit** is one entry of the journal: a full-page image of each page that it changes first since the last checkpoint start, and byte ranges
-//!   after that. It is durable with the journal.
-//! - A **checkpoint** in the background takes what was committed before its start to the data file, syncs that, says so in a superblock,
-//!   and gives the journal up so far. The journal never exceeds its limit.
-//! - **Opening** reads the journal, at once and wide, and nothing else. Reads find what it says in the index; the first checkpoint
-//!   applies it.
+//! - A **commit** is one entry of the journal. It has a full-page image of each page that it changes first since the
+//!   last checkpoint start, and byte ranges for later changes. It is durable with the journal.
+//! - A **checkpoint** runs in the background. It writes all commits before its start to the data file, syncs that,
+//!   records it in a superblock, and gives up the journal up to there. The journal never exceeds its limit.
+//! - **Opening** reads the journal, in concurrent wide reads, and nothing else. Reads find its changes in the index;
+//!   the first checkpoint applies them.
 //!
-//! See [`Store`] for how it is used, [`tree`] for an ordered map on top of it, and `docs/src/store-format.md` for what stands on the
-//! disk.
+//! See [`Store`] for how to use it, [`tree`] for an ordered map on top of it, and `docs/src/store-format.md` for the
+//! on-disk format.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

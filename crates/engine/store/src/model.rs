@@ -1,12 +1,12 @@
-//! Models of how commits, checkpoints and readers meet over one page: loom runs the very sources of index and snapshots in every order
-//! of two or three threads. A thread can be stopped at most [`PREEMPTIONS`] times where it could go on.
+//! Models of commits, checkpoints and readers that meet over one page. Loom runs the real sources of index and
+//! snapshots in every order of two or three threads. A thread is preempted at most [`PREEMPTIONS`] times.
 //!
-//! A model fails by an assertion: a snapshot that does not find the page as its commit left it. Nothing is random.
+//! A model fails by an assertion: a snapshot does not find the page as of its commit. Nothing is random.
 //!
-//! What is not modelled: bytes (a page is its seq), the disk (the data file is one number, written at once), the journal, the
+//! Not modelled: bytes (a page is its seq), the disk (the data file is one number, written at once), the journal, the
 //! page cache.
 //!
-//! Each model was seen to fail. What was broken in turn, and which models found it:
+//! Each model was seen to fail. Each of these faults was injected, and found by these models:
 //!
 //! | broken | found by |
 //! |---|---|
@@ -49,7 +49,7 @@ use crate::buffers::Buffers;
 use crate::format::page::PageKind;
 use crate::version::{Content, Whole};
 
-/// Of two threads, and of three: all orders are too many to try.
+/// For two threads, and for three: there are too many orders to try all.
 const PREEMPTIONS: [usize; 2] = [4, 2];
 const PAGE: u64 = 0;
 
@@ -64,7 +64,7 @@ struct World {
 }
 
 impl World {
-    /// The data file has commit 1.
+    /// Creates a store whose data file has commit 1.
     fn new() -> Arc<Self> {
         Arc::new(Self {
             index: Index::default(),
@@ -74,13 +74,13 @@ impl World {
         })
     }
 
-    /// As `commit::commit` does, without waiting for durability.
+    /// Commits as `commit::commit` does, without waiting for durability.
     fn commit(&self) {
         let seq = self.append();
         self.snapshots.show(seq);
     }
 
-    /// Its first half.
+    /// Runs the first half of a commit.
     fn append(&self) -> Seq {
         {
             let mut tail = self.tail.lock().unwrap();
@@ -93,7 +93,7 @@ impl World {
         }
     }
 
-    /// As `Core::run_checkpoint` does.
+    /// Runs a checkpoint as `Core::run_checkpoint` does.
     fn checkpoint(&self) {
         let start = {
             let tail = self.tail.lock().unwrap();
@@ -120,7 +120,7 @@ impl World {
         self.file.load(Ordering::Acquire)
     }
 
-    /// As `ReadTxn::read` does.
+    /// Reads as `ReadTxn::read` does.
     fn read(&self, live: &Live) {
         let in_file = || {
             let found = self.read_file();
@@ -130,7 +130,7 @@ impl World {
         assert_eq!(found, Some(live.seq), "a snapshot finds the page as its commit left it");
     }
 
-    /// Nobody reads any more: what is left is what the data file lacks.
+    /// Runs a checkpoint when nobody reads any more: afterwards the index has only what the data file lacks.
     fn settle(&self) {
         self.checkpoint();
         let tail = *self.tail.lock().unwrap();
@@ -142,7 +142,7 @@ fn content(seq: Seq) -> Content {
     Content::Whole(Whole::new(PageKind::Data, Buffers::new(8, 0).copy(&seq.to_le_bytes())))
 }
 
-/// In every order of so many threads.
+/// Runs the model in every order of this many threads.
 fn check(threads: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(PREEMPTIONS[threads - 2]);
@@ -221,7 +221,7 @@ fn commits_beside_a_checkpoint_and_a_reader() {
     side_by_side(&[World::checkpoint, World::commit, reader], World::commit);
 }
 
-/// A commit becomes durable while another thread asks what is needed.
+/// A commit becomes durable while another thread asks which versions are needed.
 #[test]
 fn versions_go_beside_a_commit_that_becomes_visible_and_a_reader() {
     let before = |world: &World| {

@@ -4,5 +4,5 @@
 pub(crate) const LOCK: &str = "lock";
 /// The directory of the journal.
 pub(crate) const JOURNAL: &str = "journal";
-/// That of the journal that took its place. The next one is in the first again.
+/// The directory of a journal that replaced it. The next replacement uses the first name again.
 pub(crate) const OTHER_JOURNAL: &str = "journal.2";

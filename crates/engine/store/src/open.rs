@@ -1,8 +1,9 @@
-//! Opening a store: what is there, and going on from there.
+//! Opening a store: reads what is there, and continues from there.
 //!
 //! Invariants:
-//! 1. Superblocks and journal are read as the device has them, and made durable before anything is built on them.
-//! 2. Nothing is written before all was found to be in order; where it is opened to read only, nothing at all, and no file is made.
+//! 1. Superblocks and journal are read from the device, and made durable before anything is built on them.
+//! 2. Nothing is written before everything was checked. With a read-only opening nothing is written at all, and no file
+//!    is created.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -31,21 +32,24 @@ use crate::writer::Writer;
 use crate::{Error, Store, resize};
 
 impl StoreOptions {
-    /// Opens a store, or makes one, in a directory of its own.
+    /// Opens a store in a directory of its own, or makes one there.
     ///
-    /// Returns as soon as the journal was read: pages that it changes are put right at their first touch, and all of them in
-    /// the background.
+    /// Returns as soon as the journal was read. Pages that it changes are rebuilt at their first use, and all of them
+    /// in the background.
     ///
-    /// Fails, having changed nothing, where another has it open ([`pagekeeper_io::Error::Locked`]), for another page size
-    /// than asked for, an unknown format, and where commits that were acknowledged can't be read any more ([`Error::Corrupt`],
-    /// [`Error::Journal`]).
+    /// Fails without changing anything:
+    ///
+    /// - if another process has it open ([`pagekeeper_io::Error::Locked`]);
+    /// - if its page size is not the requested one;
+    /// - if its format is unknown;
+    /// - if acknowledged commits cannot be read any more ([`Error::Corrupt`], [`Error::Journal`]).
     pub fn open(self, directory: &Path) -> Result<Store, Error> {
         self.check()?;
         open(&self, directory)
     }
 }
 
-/// Opens a store, and makes it first if it is to be.
+/// Opens a store, and makes it first if necessary.
 fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
     let began = Instant::now();
     let io = options.io_or_best();
@@ -62,13 +66,13 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
         }
         Err(error) => return Err(error.into()),
     };
-    // Before the lock, whose file is made where no store is to be.
+    // Before the lock, so that no lock file is created where no store is to be.
     if is_to_be_made(options, directory, &names)? {
         check_new(options)?;
     }
     let lock = directory.join(LOCK);
     let held = if options.is_read_only() { io.lock_shared(&lock)? } else { Some(io.lock(&lock)?) };
-    // Again, since what another has done meanwhile counts: what is made anew is deleted first.
+    // Again, since another process may have acted meanwhile: a store that is made anew is deleted first.
     let is_new = is_to_be_made(options, directory, &io.list(directory)?)?;
     let read = match superblocks::read(&*io, directory)? {
         Some(_) if options.create == Create::New && !options.is_read_only() => {
@@ -76,7 +80,7 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
             return Err(Error::NotEmpty { path: directory.to_path_buf(), found });
         }
         Some(read) => read,
-        // It is gone since, or a link to nothing.
+        // It was removed meanwhile, or is a dangling symlink.
         None if !is_new => {
             let (path, found) = (directory.join(superblocks::NAME), superblocks::NAME.to_owned());
             return Err(Error::LostSuperblock { path, found });
@@ -112,7 +116,7 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
     }
 }
 
-/// The store that the superblock describes, with what its journal says.
+/// Opens the store that the superblock describes, with the content of its journal.
 fn recover(
     options: &StoreOptions,
     io: Arc<dyn Io>,
@@ -131,7 +135,7 @@ fn recover(
     let mut data = DataFile::open(&io, directory, data::NAME, use_of, page_size)?;
     let mut superblocks = Superblocks::open(&*io, directory, newest.clone(), slot, use_of)?;
     let cache = cache(options, &io, page_size)?;
-    // What does not depend on the journal is made ready while it is read.
+    // Prepares everything that does not depend on the journal while that is read.
     let prepare = || {
         if !(options.is_read_only() || injected!(options, NoSyncAtOpen)) {
             superblocks.sync()?;
@@ -164,7 +168,7 @@ fn recover(
     if !options.is_read_only() {
         superblocks.complete(&*io, directory, read)?;
         resize::remove_others(&*io, directory, &path)?;
-        // A crash came between the two. What commits may fill is counted from what the superblock says.
+        // A crash came between the two. The room for commits is counted from the superblock's LSN.
         if journal.checkpoint_lsn() < newest.checkpoint_lsn {
             journal.checkpoint(newest.checkpoint_lsn)?;
         }
@@ -225,7 +229,7 @@ fn recover(
     })
 }
 
-/// Whether the data file is such that the journal can be applied to it.
+/// Checks that the journal can be applied to the data file.
 fn check_data(
     options: &StoreOptions,
     data: &mut DataFile,
@@ -238,14 +242,14 @@ fn check_data(
         return Err(Error::CutOff { path: directory.join(data::NAME), found: len, expected });
     }
     data.is_durable_upto(expected);
-    // Who only reads tears no page.
+    // A reader tears no page.
     if !newest.first_diffs || options.is_read_only() {
         return Ok(());
     }
     data.needs_atomic = found.index.needs_bases();
     match data.use_atomic() {
         Ok(false) if data.needs_atomic => Err(Error::NotAtomic { path: directory.to_path_buf() }),
-        // Where there is no room to try it, the first checkpoint tries again: until then nothing is applied.
+        // If there is no room for the test, the first checkpoint repeats it. Until then nothing is applied.
         Err(error) if data.needs_atomic && (!error.is_no_space() || injected!(options, OpenNeedsRoom)) => {
             Err(error)
         }

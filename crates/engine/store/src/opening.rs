@@ -1,27 +1,27 @@
-//! How a store was opened, and how far what the opening found is applied.
+//! The statistics of an opening, and the progress of applying recovered changes.
 
 use std::fmt;
 use std::time::Duration;
 
-/// How a store was opened.
+/// The statistics of an opening.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Opening {
-    /// From the call to its end.
+    /// Time from the call to its end.
     pub took: Duration,
-    /// The part of it that reading, checking and taking in the journal took, and making it durable.
+    /// The part of that time for reading and checking the journal, taking in its content, and making it durable.
     pub journal_read: Duration,
-    /// Bytes of the journal that were kept.
+    /// Bytes of the journal that the opening found behind the checkpoint LSN.
     pub journal_bytes: u64,
-    /// Commits that were found in it and are not synced.
+    /// Commits found in the journal that the data file does not have durably.
     pub commits: u64,
-    /// Pages that they change.
+    /// Pages that these commits change.
     pub pages: u64,
 }
 
-/// How far the application of what an opening found is.
+/// Progress of applying what an opening found.
 ///
-/// Its `Display` is the line for a log: pages left, rate, time to go.
+/// Its `Display` is a log line: pages left, rate, time to go.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Progress {
@@ -29,9 +29,9 @@ pub struct Progress {
     pub left: u64,
     /// Pages in all.
     pub total: u64,
-    /// Pages a second, since the start.
+    /// Pages per second since the start.
     pub rate: f64,
-    /// How long it takes from now on, if it goes on so; not known at the start.
+    /// The remaining time at this rate; unknown at the start.
     pub to_go: Option<Duration>,
 }
 

@@ -1,4 +1,4 @@
-//! What a store is to be like.
+//! The options of a store.
 
 use std::fmt;
 use std::path::Path;
@@ -13,32 +13,33 @@ use crate::data::Use;
 use crate::format::superblock::{MAX_JOURNAL_BYTES, MIN_JOURNAL_BYTES};
 use crate::{Error, Progress, depth};
 
-/// Whether opening makes a store that is not there.
+/// The conditions for making a store when opening it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Create {
-    /// If there is none.
+    /// Makes a store if there is none.
     #[default]
     IfMissing,
-    /// No: [`Error::NoStore`].
+    /// Makes no store: a missing one is [`Error::NoStore`].
     Never,
-    /// Yes, and it must not be there yet: [`Error::NotEmpty`].
+    /// Makes a store, which must not exist yet: otherwise [`Error::NotEmpty`].
     New,
 }
 
-/// What the journal gets at the first change of a page after each checkpoint start.
+/// The form in which the first change of a page after each checkpoint start is journaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum FullPageImages {
-    /// The whole page, unless the file system writes pages atomically (`STATX_WRITE_ATOMIC`, Linux 6.11, and a write that works).
+    /// As the full page, unless the file system writes pages atomically (`STATX_WRITE_ATOMIC`, Linux 6.11, and a
+    /// successful test write).
     #[default]
     Auto,
-    /// The whole page.
+    /// As the full page.
     Always,
 }
 
-/// Called with what is left to apply.
+/// Called with the remaining work.
 pub(crate) type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 
-/// How a [`Store`](crate::Store) is made and opened; from [`Store::options`](crate::Store::options).
+/// Options for making and opening a [`Store`](crate::Store), as returned by [`Store::options`](crate::Store::options).
 #[derive(Clone)]
 #[allow(clippy::struct_excessive_bools, reason = "each says something of its own")]
 pub struct StoreOptions {
@@ -46,7 +47,7 @@ pub struct StoreOptions {
     pub(crate) memory: u64,
     pub(crate) journal_bytes: Option<u64>,
     pub(crate) create: Create,
-    /// What the files of a store that is there are opened for.
+    /// The access to the files of an existing store.
     pub(crate) files: Use,
     pub(crate) full_page_images: FullPageImages,
     pub(crate) group_delay: Duration,
@@ -59,10 +60,10 @@ pub struct StoreOptions {
     pub(crate) disk: Option<DiskProfile>,
     #[cfg(test)]
     pub(crate) injected_fault: Option<crate::injected_fault::InjectedFault>,
-    /// How much of the journal an opening keeps in memory, in place of a share of it.
+    /// Bytes of the journal that an opening keeps in memory, instead of a share of the budget.
     #[cfg(test)]
     pub(crate) held_journal_bytes: Option<u64>,
-    /// How the journal is written: a simulated disk is not asked what is best.
+    /// The journal's write mode: a simulated disk is not probed for the best one.
     #[cfg(test)]
     pub(crate) journal_mode: pagekeeper_log::LogMode,
 }
@@ -94,37 +95,45 @@ impl Default for StoreOptions {
     }
 }
 
-/// The smallest page, in bytes, and what is taken if nothing is said.
+/// The smallest page size in bytes, and the default.
 pub(crate) const MIN_PAGE_BYTES: usize = 4096;
 const MAX_PAGE_BYTES: usize = 65536;
-/// The least memory, in bytes.
+/// The smallest budget, in bytes.
 const MIN_MEMORY: u64 = 1 << 20;
 
 impl StoreOptions {
-    /// Bytes of a page: a power of two from 4096 to 65536; 4096 if not said. Of a store that is there it must be what the store
-    /// was made with, if it is said.
+    /// Sets the page size in bytes: a power of two from 4096 to 65536; 4096 by default. For an existing store, it must
+    /// be the size that the store was made with, if it is set.
     #[must_use]
     pub fn page_size(mut self, bytes: usize) -> Self {
         self.page_size = Some(bytes);
         self
     }
 
-    /// The budget in bytes, 1 MiB or more; 256 MiB if not said. Cached pages, pages that are committed and not yet applied, and
-    /// the log buffer are within it; the pages of transactions that are open are not, nor are up to 80 MiB that an opening reads a long journal
-    /// through, up to 16 MiB that a backup or a verification reads through, and the pages of the data file that an inspection was asked for. It
-    /// is taken as it is needed: of a store that was just opened a few MiB are resident.
+    /// Sets the memory budget in bytes, at least 1 MiB; 256 MiB by default.
+    ///
+    /// It covers cached pages, pages that are committed but not yet applied, and the log buffer. It does not cover:
+    ///
+    /// - the pages of open transactions;
+    /// - up to 80 MiB for reading a long journal during an opening;
+    /// - up to 16 MiB for reading in a backup or verification;
+    /// - the pages of the data file that an inspection returns.
+    ///
+    /// Memory is allocated as it is needed: a store that was just opened has a few MiB resident.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = bytes;
         self
     }
 
-    /// The maximum of journal bytes that the data file does not have, 64 KiB to 1 TiB. It bounds the time to open after a crash, and
-    /// commits wait rather than exceed it. If not said, a store that is made has 256 MiB, and one that is there keeps what it has.
+    /// Sets the maximum bytes of the journal that are not in the data file, 64 KiB to 1 TiB. It bounds the time to open
+    /// after a crash; commits wait rather than exceed it. By default, a new store has 256 MiB, and an existing one
+    /// keeps its limit.
     ///
-    /// A store that is there and has another limit gets a journal of this one when it is opened to write: what was recovered is applied
-    /// to the data file first, and a crash leaves the one journal or the other. Where the device has no room for it the store opens with
-    /// the journal that it has, which [`StoreStat::max_journal_bytes`](crate::StoreStat::max_journal_bytes) says.
+    /// An existing store with another limit gets a new journal when it is opened for writing. Recovered changes are
+    /// applied to the data file first, and a crash leaves one journal or the other. If the device has no room for the
+    /// new journal, the store opens with its old one, as
+    /// [`StoreStat::max_journal_bytes`](crate::StoreStat::max_journal_bytes) shows.
     ///
     /// ```
     /// use pagekeeper_store::Store;
@@ -141,25 +150,26 @@ impl StoreOptions {
         self
     }
 
-    /// The journal's limit of a store that is made.
+    /// Returns the journal's limit for a new store.
     pub(crate) fn new_journal_bytes(&self) -> u64 {
         self.journal_bytes.unwrap_or(256 << 20)
     }
 
-    /// Whether a store is made where there is none; it is, if not said.
+    /// Sets whether a missing store is made; by default it is.
     #[must_use]
     pub fn create(mut self, create: Create) -> Self {
         self.create = create;
         self
     }
 
-    /// Opens a store that is there to read only; not, if not said. Not one byte is written then, and no file made, so that it can also be
-    /// read on a read-only or full file system, and by who may not write its files.
+    /// Opens an existing store read-only; off by default. Nothing is written then, and no file is created. So the store
+    /// can be read on a read-only or full file system, and by users who may not write its files.
     ///
-    /// What the journal has that the data file has not is found in memory, as after each opening, and is not applied: that is
-    /// at most [`journal_bytes`](Self::journal_bytes) beside the budget. What a crash left is as the device has it at the time.
-    /// Others may read the store at the same time; while it is open to write, this fails with
-    /// [`pagekeeper_io::Error::Locked`], and the other way round. What would change something fails with [`Error::ReadOnly`].
+    /// Changes that are only in the journal are read into memory, as with each opening, but not applied. They take at
+    /// most [`journal_bytes`](Self::journal_bytes) beside the budget. After a crash, the store is as the device has it
+    /// at that time. Several processes may read the store at the same time. While it is open for writing, opening it
+    /// read-only fails with [`pagekeeper_io::Error::Locked`], and the other way round. Calls that would change
+    /// something fail with [`Error::ReadOnly`].
     ///
     /// ```
     /// use pagekeeper_store::{Durability, Error, Store};
@@ -182,66 +192,73 @@ impl StoreOptions {
         self
     }
 
-    /// Whether pages are journaled as a whole at their first change after each checkpoint start; as the file system needs it, if not said.
+    /// Sets whether full pages are journaled at their first change after each checkpoint start; by default, if the file
+    /// system requires it.
     #[must_use]
     pub fn full_page_images(mut self, images: FullPageImages) -> Self {
         self.full_page_images = images;
         self
     }
 
-    /// How long a commit with [`Durability::Group`](crate::Durability::Group) waits for others at most; 2 ms if not said.
+    /// Sets how long a commit with [`Durability::Group`](crate::Durability::Group) waits for others at most; 2 ms by
+    /// default.
     #[must_use]
     pub fn group_delay(mut self, delay: Duration) -> Self {
         self.group_delay = delay;
         self
     }
 
-    /// The disk; [`pagekeeper_io::best`] if not said.
+    /// Sets the disk; [`pagekeeper_io::best`] by default.
     #[must_use]
     pub fn io(mut self, io: Arc<dyn Io>) -> Self {
         self.io = Some(io);
         self
     }
 
-    /// Leaves all work of the background to the callers ([`Store::step`](crate::Store::step)), so that it is done in an order that repeats: for
-    /// tests, and for engines with a loop of their own.
+    /// Leaves all background work to the callers ([`Store::step`](crate::Store::step)), so that its order is
+    /// repeatable: for tests, and for engines with their own event loop.
     #[must_use]
     pub fn without_threads(mut self) -> Self {
         self.threads = false;
         self
     }
 
-    /// Whether committed pages are applied in the background before the journal's limit asks for it; yes, if not said.
+    /// Sets whether committed pages are applied in the background before the journal's limit requires it; on by
+    /// default.
     #[must_use]
     pub fn background_apply(mut self, apply: bool) -> Self {
         self.background_apply = apply;
         self
     }
 
-    /// Whether the store remembers which pages were resident, and its background thread brings them back after it was opened; yes, if
-    /// not said.
+    /// Sets whether the store remembers which pages were resident, so that its background thread loads them again after
+    /// an opening; on by default.
     #[must_use]
     pub fn warm(mut self, warm: bool) -> Self {
         self.warm = warm;
         self
     }
 
-    /// Whether other processes of this user, or of root, can have this one make backups while it has the store open: `pagekeeper store
-    /// backup`, and [`Store::request_backup`](crate::Store::request_backup). No, if not said.
+    /// Sets whether other processes of this user, or of root, can have this process make backups while it has the store
+    /// open: with `pagekeeper store backup`, or [`Store::request_backup`](crate::Store::request_backup). Off by
+    /// default.
     ///
-    /// A thread of its own waits for them at a socket in the store's directory (`backup.sock`, see unix(7)), and makes backups with this
-    /// process's rights, one at a time; whoever asked for one then checks it. Closing the store waits for one that is being made. Opening fails where no socket can be made; a
-    /// store that is opened to read only serves none.
+    /// A separate thread waits for requests at a socket in the store's directory (`backup.sock`, see unix(7)). It makes
+    /// backups with this process's permissions, one at a time; the caller then checks its backup. Closing the store
+    /// waits for a backup that is being made. Opening fails if the socket cannot be created. A read-only store serves
+    /// no backups.
     #[must_use]
     pub fn serve_backups(mut self, serve: bool) -> Self {
         self.serve_backups = serve;
         self
     }
 
-    /// What `pagekeeper probe` measured of the disk (`pagekeeper_catalog::disks::saved`). How many writes are in flight then follows its width
-    /// from the start, where otherwise a recovery finds that out: twice the width in a recovery, half of it (16 to 256) beside
-    /// commits. Where nothing is atomic by the profile, a new store does not try it; that something is atomic is tried all the
-    /// same. A profile of another file system, by its number, is not used.
+    /// Sets the disk's profile, as measured by `pagekeeper probe` (`pagekeeper_catalog::disks::saved`). The number of
+    /// writes in flight then follows the disk's width from the start: twice the width in a recovery, half of it (16 to
+    /// 256) beside commits. Without a profile, a recovery finds it out.
+    ///
+    /// If the profile says that the disk has no atomic writes, a new store does not test for them. If it says that it
+    /// has, they are tested all the same. A profile of another file system, by its id, is not used.
     ///
     /// ```
     /// use pagekeeper_policy::{DepthProfile, DiskProfile};
@@ -265,8 +282,9 @@ impl StoreOptions {
         self
     }
 
-    /// Called now and then while pages that were found in the journal at the opening are applied, and once when none are
-    /// left; on a thread of its own, or, in a store without threads, by the call that applied them. It may call the store.
+    /// Sets a function that is called now and then while pages found in the journal at the opening are applied, and
+    /// once when none are left. It runs on a thread of its own or, in a store without threads, in the call that applied
+    /// them. It may call the store.
     #[must_use]
     pub fn on_progress(mut self, report: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
         self.on_progress = Some(Arc::new(report));
@@ -290,8 +308,8 @@ impl StoreOptions {
         })
     }
 
-    /// The profile, if it is of the file system that the store's directory and its file are on. A simulated disk is believed
-    /// to be the one.
+    /// Returns the profile if its file system is that of the store's directory and of its file. A simulated disk always
+    /// counts as the same.
     pub(crate) fn disk_of(&self, directory: &Path, file: &dyn IoFile) -> Option<DiskProfile> {
         let is_the_same = |disk: &&DiskProfile| {
             file.fd().is_none()
@@ -300,7 +318,7 @@ impl StoreOptions {
         self.disk.as_ref().filter(is_the_same).cloned()
     }
 
-    /// Whether a store can work with these settings.
+    /// Checks that a store can work with these settings.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let setting = |what, given, wanted| Err(Error::Setting { what, given, wanted });
         if let Some(size) = self.page_size

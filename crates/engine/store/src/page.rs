@@ -1,4 +1,4 @@
-//! A page that was read: to be kept, or for a moment.
+//! Pages that were read, for keeping or for a short read.
 
 use std::fmt;
 use std::ops::Deref;
@@ -8,8 +8,8 @@ use pagekeeper_cache::{HeldPage, PageGuard, PageRef};
 use crate::format::page::{HEADER, PageKind};
 use crate::version::Whole;
 
-/// The payload of a page as a transaction sees it. It can be kept for long, and sent to other threads: it stays as it is whatever
-/// is committed. While it lives, it keeps a page of memory in use.
+/// The payload of a page as a transaction sees it. It can be kept for long, and sent to other threads: later commits do
+/// not change it. While it exists, it keeps a page of memory in use.
 #[derive(Clone)]
 pub struct Page {
     kind: PageKind,
@@ -37,7 +37,7 @@ impl Page {
         self.kind
     }
 
-    /// Header and payload.
+    /// Returns header and payload.
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.source {
             PageSource::Version(whole) => whole.bytes(),
@@ -46,8 +46,8 @@ impl Page {
     }
 }
 
-/// The payload of a page for a short read by the thread that asked for it: nothing is allocated for it, and other readers' memory is not
-/// written to.
+/// The payload of a page for a short read by the calling thread. Nothing is allocated for it, and memory that other
+/// readers use is not written.
 pub struct ShortPage<'a> {
     kind: PageKind,
     source: ShortSource<'a>,
@@ -72,7 +72,7 @@ impl<'a> ShortPage<'a> {
     }
 }
 
-/// As [`ShortPage`], of the data file's page alone, found by the shortest way.
+/// Like [`ShortPage`], but only of a page in the data file, found by the fastest path.
 pub struct SettledPage<'a>(HeldPage<'a>);
 
 impl<'a> SettledPage<'a> {

@@ -1,16 +1,17 @@
-//! The page map in memory: which checksum each page of the data file must have. Blocks are loaded when the first of their pages is, and
-//! written by each checkpoint before its superblock.
+//! The page map in memory: the checksum that each page of the data file must have. A block is loaded with the first of
+//! its pages, and written by each checkpoint before its superblock.
 //!
 //! Invariants:
-//! 1. The entry of a page is that of what the data file has durably, before its versions leave the index.
-//! 2. A block that differs from what the disk has stays in memory. It is written to the place that does not hold its newest, and when
-//!    that is durable to the other one: then both say the same, and either may be lost. What a crash leaves of the first write is in the
-//!    journal as well, so that the older place is as good. The newest is durable by then, also where a process that was killed has
-//!    written it.
-//! 3. A place that is not whole fails nothing: the other one is taken, and a page that is newer than it believed. Nor does one that
-//!    can't be read, if it is the one that is written next; else what it holds may count later, and nothing is taken for the block.
+//! 1. Before a page's versions leave the index, its entry is that of the durable page in the data file.
+//! 2. A block that differs from the disk stays in memory. It is written to the place that does not hold its newest
+//!    version and, when that is durable, to the other place. Then both are the same, and either may be lost. Whatever a
+//!    crash leaves of the first write, the journal has those changes as well, so the older place is as good. Before
+//!    that write, the newest place is made durable, even if a killed process had written it.
+//! 3. A corrupt place causes no failure: the other place is used, and pages newer than its entries are accepted. An
+//!    unreadable place causes none either if it is the one that is written next. Otherwise its content may become valid
+//!    later, so reading the block fails.
 //!
-//! Reading a block fails where its newer place may be the one that can't be read; writing fails as the disk does.
+//! Reading a block fails if the unreadable place may be its newer one. Writing fails as the disk does.
 
 use std::collections::HashMap;
 use std::io::IoSliceMut;
@@ -27,25 +28,25 @@ use crate::format::page::{PageFault, PageHeader};
 use crate::format::page_map::{BLOCK, MapBlock, MapFault, NEVER, PAGES, entry};
 use crate::{Error, PageNo, Seq};
 
-/// Its name.
+/// The file's name.
 pub(crate) const NAME: &str = "map";
 
-/// Parts with a lock each.
+/// Number of shards, each with its own lock.
 const SHARDS: usize = 16;
-/// Blocks that are loaded at once.
+/// Blocks that are loaded together.
 const AT_ONCE: usize = 128;
-/// The least that is kept.
+/// Minimum number of blocks that are kept.
 const MIN_KEPT: usize = 64;
 
 struct Loaded {
     block: MapBlock,
-    /// It is to be written.
+    /// Whether it is still to be written.
     is_dirty: bool,
 }
 
 type Shard = HashMap<u64, Loaded>;
 
-/// Why a page does not count.
+/// Why a page is not valid.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckFault {
     #[error(transparent)]
@@ -57,39 +58,39 @@ pub(crate) enum CheckFault {
 /// The map of a store.
 pub(crate) struct PageMap {
     file: DataFile,
-    /// The same, to read.
+    /// The same file, for reading.
     source: Arc<dyn IoFile>,
     io: Arc<dyn Io>,
     store: u64,
-    /// The commit up to which the disk has the map: that of the last flush.
+    /// The commit up to which the map on disk is complete: that of the last flush.
     upto: AtomicU64,
-    /// What the opening found was synced.
+    /// Whether the map that the opening found was synced.
     is_durable: AtomicBool,
     shards: Box<[RwLock<Shard>]>,
-    /// Blocks that are kept at most, beside those that are to be written.
+    /// Maximum number of blocks that are kept, beside those that wait to be written.
     max_kept: usize,
     kept: AtomicUsize,
-    /// Changes when blocks are written: what was read before is not kept.
+    /// Changes when blocks are written: blocks read before that are not kept.
     generation: AtomicU64,
-    /// Pages that are not applied, and which checksums they may have by now: being written, or as the journal, which changes a part of them,
-    /// has them.
+    /// Further valid checksums of pages that are not applied: of the version being written, or of any version that the
+    /// journal's partial changes lead to.
     also: RwLock<HashMap<PageNo, Vec<u32>>>,
     #[cfg(test)]
     pub(crate) injected_fault: Option<crate::injected_fault::InjectedFault>,
 }
 
-/// Bytes of the file for so many pages.
+/// Returns the bytes of the file for this many pages.
 pub(crate) fn bytes_for(pages: u64) -> u64 {
     pages.div_ceil(PAGES as u64) * 2 * BLOCK as u64
 }
 
 impl PageMap {
-    /// Makes the file, durably but for its name.
+    /// Creates the file, durably except for its name.
     pub(crate) fn create(io: &Arc<dyn Io>, directory: &std::path::Path) -> Result<(), Error> {
         Ok(DataFile::open(io, directory, NAME, Use::Make, BLOCK)?.file.sync_all()?)
     }
 
-    /// The map of a store with so many pages, as of commit `upto`, which takes up so many bytes of memory.
+    /// Opens the map of a store with this many pages, as of commit `upto`, with this many bytes of memory.
     pub(crate) fn open(
         io: &Arc<dyn Io>,
         directory: &std::path::Path,
@@ -129,7 +130,7 @@ impl PageMap {
         Self { injected_fault, ..self }
     }
 
-    /// Each of these pages may also have this checksum by now, until it is applied.
+    /// Each of these pages may also have this checksum until it is applied.
     pub(crate) fn accept(&self, pages: impl Iterator<Item = (PageNo, u32)>) {
         let mut also = ignore_poison(self.also.write());
         for (page, crc) in pages {
@@ -145,7 +146,7 @@ impl PageMap {
         &self.shards[(block % SHARDS as u64) as usize]
     }
 
-    /// Whether a page that was read is the one that was written last.
+    /// Checks that a page that was read is the one that was written last.
     pub(crate) fn check(
         &self,
         page: PageNo,
@@ -166,7 +167,7 @@ impl PageMap {
         }
     }
 
-    /// Does something with a block, which is loaded for it.
+    /// Calls `what` with a block, which is loaded if necessary.
     fn with<T>(&self, number: u64, what: impl Fn(&MapBlock) -> T) -> Result<T, IoError> {
         if let Some(loaded) = ignore_poison(self.shard(number).read()).get(&number) {
             return Ok(what(&loaded.block));
@@ -182,7 +183,7 @@ impl PageMap {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// A block as the disk has it.
+    /// Reads a block from the disk.
     fn read(&self, number: u64) -> Result<MapBlock, IoError> {
         let mut bytes = AlignedBuf::new(2 * BLOCK);
         let offset = number * 2 * BLOCK as u64;
@@ -192,7 +193,7 @@ impl PageMap {
         }
     }
 
-    /// The same, where one of its places may be unreadable.
+    /// Reads a block of which one place may be unreadable.
     fn read_apart(&self, number: u64) -> Result<MapBlock, IoError> {
         let place = |place: u64| {
             let mut bytes = AlignedBuf::new(BLOCK);
@@ -218,7 +219,7 @@ impl PageMap {
         MapBlock::newest([place(0, first), place(1, second)], self.upto())
     }
 
-    /// Keeps a block, unless it is there by now or was written since it was read, and lets another go for it.
+    /// Keeps a block, unless it is in memory by now or was written since it was read. Evicts another one for it.
     fn keep(&self, number: u64, block: MapBlock, generation: u64) {
         let mut shard = ignore_poison(self.shard(number).write());
         if shard.contains_key(&number) || self.generation() != generation {
@@ -235,10 +236,10 @@ impl PageMap {
         self.kept.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes note of what the data file has durably now: pages in any order, with their checksums. What the map has of those that
-    /// it fails for can't be read: until the store is opened again they are to be taken for not applied.
+    /// Records pages that are durable in the data file now, in any order, with their checksums. Fails if a block of the
+    /// map cannot be read. Until the store is opened again, pages for which this failed must count as not applied.
     pub(crate) fn set(&self, mut pages: Vec<(PageNo, u32)>) -> Result<(), Error> {
-        // Writes end in any order; blocks are loaded in theirs, each once.
+        // Writes end in any order. Sorted, each block is loaded once.
         pages.sort_unstable();
         for pages in pages.chunks(AT_ONCE) {
             self.load(pages);
@@ -263,7 +264,7 @@ impl PageMap {
         Ok(())
     }
 
-    /// Takes the same note of pages in a row: [`NEVER`](crate::format::page_map::NEVER) or
+    /// Sets the entries of consecutive pages to [`NEVER`](crate::format::page_map::NEVER) or
     /// [`UNKNOWN`](crate::format::page_map::UNKNOWN).
     pub(crate) fn fill(&self, pages: Range<PageNo>, entry: u32) -> Result<(), Error> {
         for (number, within) in blocks_of(pages) {
@@ -282,7 +283,7 @@ impl PageMap {
         Ok(())
     }
 
-    /// Whether it says of all these pages that they were never written.
+    /// Tests whether all these pages are recorded as never written.
     pub(crate) fn were_never_written(&self, pages: Range<PageNo>) -> Result<bool, Error> {
         for (number, within) in blocks_of(pages) {
             let is_in_file = number * 2 * (BLOCK as u64) < self.file.bytes();
@@ -297,12 +298,12 @@ impl PageMap {
         Ok(true)
     }
 
-    /// Pages that its file has room for.
+    /// Returns the number of pages that its file has room for.
     pub(crate) fn pages(&self) -> u64 {
         self.file.bytes() / (2 * BLOCK as u64) * PAGES as u64
     }
 
-    /// Loads the blocks of these pages at once.
+    /// Loads the blocks of these pages together.
     fn load(&self, pages: &[(PageNo, u32)]) {
         let mut missing: Vec<u64> = pages.iter().map(|(page, _)| place_of(*page).0).collect();
         missing.dedup();
@@ -327,21 +328,21 @@ impl PageMap {
         for ((number, got), bytes) in missing.iter().zip(got).zip(bytes.chunks(2 * BLOCK)) {
             let block =
                 got.map_or_else(|| self.read_apart(*number), |got| Ok(self.decode(*number, &bytes[..got])));
-            // One that can't be read is reported where it is needed.
+            // A block that cannot be read is reported where it is needed.
             if let Ok(block) = block {
                 self.keep(*number, block, generation);
             }
         }
     }
 
-    /// Makes the map durable as it is: for a store with so many pages, as of a checkpoint. By one at a time.
+    /// Makes the current map durable, for a store with this many pages, as of a checkpoint. One caller at a time.
     pub(crate) fn flush(&self, pages: u64, seq: Seq, depth: Depth) -> Result<(), Error> {
         let mut dirty = Vec::new();
         for shard in &self.shards {
             let shard = ignore_poison(shard.read());
             dirty.extend(shard.iter().filter(|(_, loaded)| loaded.is_dirty).map(|(number, _)| *number));
         }
-        // Pages that were written may be none any more.
+        // Pages that were written may have been removed since.
         let blocks = dirty.iter().max().map_or(0, |last| last + 1).max(pages.div_ceil(PAGES as u64));
         self.file.grow(blocks * 2, true)?;
         if dirty.is_empty() {
@@ -349,7 +350,7 @@ impl PageMap {
             return Ok(());
         }
         dirty.sort_unstable();
-        // One that was killed may have written the places that count now, and not synced them.
+        // A killed process may have written the newest places without syncing them.
         if !self.is_durable.load(Ordering::Acquire) {
             self.file.sync()?;
             self.is_durable.store(true, Ordering::Release);
@@ -358,7 +359,7 @@ impl PageMap {
         if !injected!(self, MapInOnePlace) {
             self.write_next(&dirty, seq, depth)?;
         }
-        // Before any of them may go: one that is read again is judged by what the disk has.
+        // Before any block may be evicted: a block that is read again is compared with the map's commit on disk.
         self.upto.fetch_max(seq, Ordering::AcqRel);
         self.generation.fetch_add(1, Ordering::AcqRel);
         for number in dirty {
@@ -393,7 +394,7 @@ impl PageMap {
         Ok(())
     }
 
-    /// Lets blocks go that are not to be written, until at most so many are left.
+    /// Evicts clean blocks until at most `max` blocks are left.
     pub(crate) fn evict(&self, max: usize) {
         for shard in &self.shards {
             if self.kept.load(Ordering::Relaxed) <= max {
@@ -409,7 +410,7 @@ impl PageMap {
         }
     }
 
-    /// Blocks in memory.
+    /// Returns the number of blocks in memory.
     #[cfg(test)]
     pub(crate) fn kept(&self) -> usize {
         let kept = self.shards.iter().map(|shard| ignore_poison(shard.read()).len()).sum();
@@ -417,8 +418,8 @@ impl PageMap {
         kept
     }
 
-    /// Blocks of which nothing is known any more, in words, of a store with so many pages. One place that is not whole is no fault: a
-    /// crash leaves that.
+    /// Describes the blocks that are lost, of a store with this many pages. One corrupt place is no fault, since a
+    /// crash may leave that.
     pub(crate) fn faults(&self, pages: u64) -> Vec<String> {
         let fault = |number| match self.read_apart(number) {
             Ok(block) if block.is_lost() => {
@@ -431,12 +432,13 @@ impl PageMap {
     }
 }
 
-/// What one place holds, if the next write of the block goes to the other one, `unreadable`: else what that may hold would win over it.
+/// Returns the content of the readable place if the block's next write goes to the `unreadable` one. Otherwise the
+/// unreadable place may be the newer one.
 fn written_before(place: Option<MapBlock>, unreadable: u64) -> Option<MapBlock> {
     place.filter(|block| (block.number + 1) % 2 == unreadable)
 }
 
-/// Blocks that have pages of these, and which entries of each that are.
+/// Returns the blocks of these pages, each with the range of their entries.
 fn blocks_of(pages: Range<PageNo>) -> impl Iterator<Item = (u64, Range<usize>)> {
     let end = pages.end;
     let first = pages.start;
@@ -448,7 +450,7 @@ fn blocks_of(pages: Range<PageNo>) -> impl Iterator<Item = (u64, Range<usize>)> 
     })
 }
 
-/// Block and entry of a page.
+/// Returns the block and entry of a page.
 pub(crate) fn place_of(page: PageNo) -> (u64, usize) {
     let at = usize::try_from(page % PAGES as u64).unwrap_or_else(|_| unreachable!("below 1008"));
     (page / PAGES as u64, at)

@@ -1,16 +1,16 @@
-//! What an opening left in the journal: changes of which the index has the place, and not the bytes. They are read once more when somebody
-//! asks for the page, or when it is to be applied.
+//! Changes that an opening left in the journal: the index has their places, but not their bytes. They are read again
+//! when somebody reads the page, or when it is applied.
 //!
 //! Invariants:
-//! 1. A place is behind the checkpoint LSN, so that nothing writes over it, as long as its page is not applied. An older version that a
-//!    snapshot needs is put together before that ([`crate::index::Index::replays_before`]).
-//! 2. What is read again is checked again: by the checksum that its commit gave the page as a whole.
-//! 3. Who goes through many pages, a checkpoint or a reader of all, has the bytes of many brought in at once, and of no more than its share
-//!    of memory takes: they go again when it has come past them, but for pages that are whole by then. As much again is read at a time,
-//!    16 MiB at most. A page of which that share does not hold all is put together from one part after the other.
-//! 4. A checkpoint brings in places in the order of the journal, by parts, each in the order of the pages.
+//! 1. A place is behind the checkpoint LSN while its page is not applied, so nothing overwrites it. An older version
+//!    that a snapshot needs is rebuilt before that ([`crate::index::Index::replays_before`]).
+//! 2. Bytes that are read again are checked again, by the checksum that the commit gave the whole page.
+//! 3. A checkpoint, or a reader of all pages, goes through many pages. It loads the bytes of many at once, up to its
+//!    share of memory, and drops them when it is past them, except for pages that are rebuilt by then. Each read takes
+//!    as much again, at most 16 MiB. A page that needs more than that share is rebuilt piece by piece.
+//! 4. A checkpoint loads places in batches in the journal's order, each in page order.
 //!
-//! Fails as reading the journal does; a page that does not become what it was is damaged.
+//! Fails as reading the journal does. A page whose checksum does not match after rebuilding is damaged.
 
 use std::borrow::Cow;
 use std::iter::Peekable;
@@ -25,11 +25,11 @@ use crate::format::entry::Change;
 use crate::version::{self, Content, PageId, Replay};
 use crate::{Error, PageNo, Seq};
 
-/// Bytes that are read at a time, at most.
+/// Maximum bytes of one read.
 const AT_ONCE: u64 = 16 << 20;
 
 impl Core {
-    /// Bytes that what was brought in may take up.
+    /// Returns the maximum bytes of loaded changes.
     pub(crate) fn brought_in_share(&self) -> u64 {
         self.config.max_unapplied_bytes / 4
     }
@@ -39,7 +39,7 @@ impl Core {
         self.journal.read_again(places, at_once)
     }
 
-    /// Changes of a page with all their bytes.
+    /// Returns the changes of a page with all their bytes.
     pub(crate) fn with_bytes<'c>(
         &self,
         id: &PageId<'_>,
@@ -60,8 +60,8 @@ impl Core {
         whole.map(Cow::Owned)
     }
 
-    /// Parts these pages, which are to be applied as of `seq`, into what is brought in at a time, each in the order of the pages: first
-    /// those that have no place in the journal, then the others as they stand there.
+    /// Divides the pages to be applied as of `seq` into batches that are loaded together, each in page order. The first
+    /// batch has pages without a place in the journal; the others follow the journal's order.
     pub(crate) fn batches(&self, pages: Vec<PageNo>, seq: Seq) -> Vec<Vec<PageNo>> {
         let (mut ready, mut placed) = (Vec::with_capacity(pages.len()), Vec::new());
         for page in pages {
@@ -91,7 +91,7 @@ impl Core {
         batches
     }
 
-    /// For who goes through these pages, which ascend: what the journal has of them as of `seq`.
+    /// Returns a loader of the journal's bytes as of `seq`, for a caller that goes through these ascending pages.
     pub(crate) fn bring_in<P>(&self, pages: P, seq: Seq) -> BroughtIn<'_, P::IntoIter>
     where
         P: IntoIterator<Item = PageNo>,
@@ -100,20 +100,21 @@ impl Core {
     }
 }
 
-/// What is brought in of pages that somebody goes through. It leaves memory again with this: but for pages that were put together to stay.
+/// Loaded bytes of the pages that a caller goes through. Dropping it drops the bytes, except for pages that were
+/// rebuilt and kept.
 #[must_use]
 pub(crate) struct BroughtIn<'a, P: Iterator<Item = PageNo>> {
     core: &'a Core,
     seq: Seq,
-    /// Pages that are still to come.
+    /// Pages still to come.
     ahead: Peekable<P>,
-    /// As they were before.
+    /// The replays as they were before.
     replays: Vec<(PageNo, Seq, Arc<Replay>)>,
 }
 
 impl<P: Iterator<Item = PageNo>> BroughtIn<'_, P> {
-    /// The next page is this one: what is in memory of it stays there until one is reached that is not. A failure to read is reported
-    /// where the page is used.
+    /// Called before `page` is used. Loaded bytes stay in memory until a page is reached whose bytes are not loaded. A
+    /// failed read is reported where the page is used.
     pub(crate) fn reach(&mut self, page: PageNo) {
         while self.ahead.peek().is_some_and(|next| *next <= page) {
             self.put_back();
@@ -121,7 +122,7 @@ impl<P: Iterator<Item = PageNo>> BroughtIn<'_, P> {
         }
     }
 
-    /// As much as the share holds.
+    /// Loads as much as the share holds.
     fn bring_in_more(&mut self) {
         let (core, share) = (self.core, self.core.brought_in_share());
         let (mut due, mut places, mut bytes) = (Vec::new(), Vec::new(), 0);

@@ -10,10 +10,11 @@ use crate::page::{Page, SettledPage, ShortPage};
 use crate::snapshots::Live;
 use crate::{Error, PageNo, Seq};
 
-/// A read transaction: all pages as one commit left them, however many commits come meanwhile.
+/// A read transaction: all pages as of one commit, however many commits follow meanwhile.
 ///
-/// Any number of them live beside one writer. What they need of pages that are overwritten stays in memory; where that gets
-/// beyond its share of the budget the oldest of them is ended, and its reads fail with [`Error::SnapshotTooOld`].
+/// Any number of them may exist beside one writer. The previous versions of overwritten pages that they need stay in
+/// memory. If these exceed their share of the budget, the oldest snapshot is ended, and its reads fail with
+/// [`Error::SnapshotTooOld`].
 ///
 /// ```
 /// use pagekeeper_store::{Durability, Store};
@@ -42,17 +43,17 @@ impl<'a> ReadTxn<'a> {
         Self { core, live }
     }
 
-    /// The payload of a page.
+    /// Returns the payload of a page.
     ///
-    /// Fails with [`Error::OutOfRange`], [`Error::NotAllocated`], [`Error::NeverWritten`]; with [`Error::Damaged`] where the disk
-    /// does not have what was written.
+    /// Fails with [`Error::OutOfRange`], [`Error::NotAllocated`] or [`Error::NeverWritten`], and with
+    /// [`Error::Damaged`] if the disk does not have what was written.
     pub fn read(&self, page: PageNo) -> Result<Page, Error> {
         self.data(page, Core::page_of, Page::kind)
     }
 
-    /// Gives `look` the payload of a page where it is, and returns what that returns. Nothing is allocated, and no memory is written to that other
-    /// readers use, as [`read`](Self::read) does for a page that can be kept. While `look` runs the page can't be evicted, so it should not
-    /// take long.
+    /// Calls `look` with the payload of a page in place, and returns its result. Unlike [`read`](Self::read), whose
+    /// page can be kept, it allocates nothing and writes no memory that other readers use. The page cannot be evicted
+    /// while `look` runs, so `look` should be short.
     ///
     /// ```
     /// use pagekeeper_store::{Durability, Store};
@@ -76,13 +77,13 @@ impl<'a> ReadTxn<'a> {
         }
     }
 
-    /// As [`read_short`](Self::read_short) by the shortest way, where that finds the page.
+    /// Like [`read_short`](Self::read_short), by the fastest path; `None` if that does not find the page.
     #[inline]
     pub(crate) fn read_settled(&self, page: PageNo) -> Option<SettledPage<'_>> {
         if page < self.live.meta.pages { self.core.settled_page_of(&self.live, page) } else { None }
     }
 
-    /// As [`read`](Self::read), for a short read.
+    /// Like [`read`](Self::read), for a short read.
     pub(crate) fn read_short(&self, page: PageNo) -> Result<ShortPage<'_>, Error> {
         self.data(page, Core::short_page_of, ShortPage::kind)
     }
@@ -105,22 +106,22 @@ impl<'a> ReadTxn<'a> {
         }
     }
 
-    /// The root page, if one was set.
+    /// Returns the root page, if one was set.
     pub fn root(&self) -> Option<PageNo> {
         self.live.meta.root
     }
 
-    /// The user's metadata.
+    /// Returns the user's metadata.
     pub fn metadata(&self) -> &[u8] {
         &self.live.meta.user
     }
 
-    /// The commit that is seen.
+    /// Returns the commit that the snapshot is of.
     pub fn seq(&self) -> Seq {
         self.live.seq
     }
 
-    /// How many pages there are, free ones among them: page numbers are below it.
+    /// Returns the number of pages, including free ones. Page numbers are below it.
     pub fn pages(&self) -> u64 {
         self.live.meta.pages
     }

@@ -1,13 +1,14 @@
-//! Repairs: what can be saved of a store that is damaged becomes a store elsewhere.
+//! Repairs: makes a new store elsewhere from what can be saved of a damaged one.
 //!
 //! Invariants:
 //! 1. The damaged store is only read.
-//! 2. A page that is whole is there in the repaired store, as the newest commit left it that can be read, and as the data file has it where
-//!    none can. A page that is not is listed, and reading it fails there, until it is written as a whole.
-//! 3. What may be in use does not become free: a free page that the map, or a free list that is whole, knows nothing of is lost.
-//! 4. What can't be known is said: that a page is whole, but older or newer than what is known of the commits.
+//! 2. Each intact page is in the repaired store as of the newest readable commit, or else as the data file has it. A
+//!    damaged page is listed; reading it there fails until it is written as a whole.
+//! 3. A page that may be in use does not become free: a free page that is missing from the map, or from an intact free
+//!    list, is lost.
+//! 4. Uncertainty is reported: an intact page may be older or newer than the known commits.
 //!
-//! Fails where nothing of a store is found, where a newer version wrote it, where it is open, and as the destination does.
+//! Fails if nothing of a store is found, if a newer version wrote it, if it is open, and as the destination does.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -38,23 +39,23 @@ use free_list::FreePages;
 use journal::{made_up, read_journal};
 use map::Map;
 
-/// Something about one page; in a [`Repair`].
+/// A finding about one page in a [`Repair`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PageFinding {
     /// Its number.
     pub page: PageNo,
-    /// What it is, in words.
+    /// The finding, in words.
     pub what: String,
 }
 
-/// A repair; from [`StoreOptions::repair`](crate::StoreOptions::repair).
+/// A repair, as returned by [`StoreOptions::repair`](crate::StoreOptions::repair).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Repair {
-    /// The commit that the repaired store is as of, or the newest that one of its pages is of.
+    /// The commit that the repaired store is as of; if unknown, the newest commit of any of its pages.
     pub seq: Seq,
-    /// Its pages, all others among them.
+    /// Its pages, including all below.
     pub pages: u64,
     /// Pages with data that were saved.
     pub data_pages: u64,
@@ -62,34 +63,39 @@ pub struct Repair {
     pub free_pages: u64,
     /// Pages of runs that were never written.
     pub never_written: u64,
-    /// Pages whose content is lost. Reading them fails in the repaired store, until they are written as a whole.
+    /// Pages whose content is lost. Reading them in the repaired store fails until they are written as a whole.
     pub lost: Vec<PageFinding>,
-    /// Pages that are whole and were saved, but are not what they should be: older than their last write, or of a commit that is
-    /// otherwise lost.
+    /// Intact pages that were saved but are not what they should be: older than their last write, or of a commit that
+    /// is otherwise lost.
     pub doubtful: Vec<PageFinding>,
-    /// What else was damaged, and what was done about it.
+    /// Other damage, and what was done about it.
     pub notes: Vec<String>,
-    /// Bytes that were written to the data file.
+    /// Bytes written to the data file.
     pub bytes: u64,
-    /// From the call to its end.
+    /// Time from the call to its end.
     pub took: Duration,
 }
 
 impl Repair {
-    /// Whether all is there that was committed, as far as that can be known.
+    /// Whether all commits are complete, as far as that can be known.
     pub fn is_complete(&self) -> bool {
         self.lost.is_empty() && self.doubtful.is_empty() && self.notes.is_empty()
     }
 }
 
 impl StoreOptions {
-    /// Saves what can be saved of the store in `from`, which is only read, to a new store in `to`, which is made: pages that are whole
-    /// by their own checksums, as the newest commit left them that can be read of the journal. Of superblocks and page map what is whole
-    /// counts; what is not is made again from the pages, and said so in [`Repair::notes`].
+    /// Saves what can be saved of the store in `from`, which is only read, to a new store in `to`, which is created.
+    /// Saves pages that are intact by their own checksums, as of the newest commit that can be read from the journal.
+    /// Intact parts of superblocks and page map are used. Damaged parts are rebuilt from the pages, and listed in
+    /// [`Repair::notes`].
     ///
-    /// Fails with [`Error::NoStore`] where nothing of one is found, or both superblock slots are lost and no page of the data file is whole
-    /// that would say of which store, with [`Error::UnknownVersion`] where a newer version wrote it,
-    /// with [`pagekeeper_io::Error::Locked`] where it is open, and with [`Error::Exists`] where `to` is there.
+    /// Fails with:
+    ///
+    /// - [`Error::NoStore`] if nothing of a store is found, or if both superblock slots are lost and no intact page of
+    ///   the data file identifies the store;
+    /// - [`Error::UnknownVersion`] if a newer version wrote it;
+    /// - [`pagekeeper_io::Error::Locked`] if it is open;
+    /// - [`Error::Exists`] if `to` exists.
     ///
     /// ```
     /// use pagekeeper_store::{Durability, Store};
@@ -133,25 +139,25 @@ impl StoreOptions {
     }
 }
 
-/// What the page map says of a page that is lost: that it was written, so that reading it fails.
+/// The page map's entry of a lost page. It says that the page was written, so reading it fails.
 const LOST: u32 = 0;
 
-/// What of the damaged store can be read.
+/// The readable parts of the damaged store.
 struct Source {
     data: Option<Arc<dyn IoFile>>,
     path: PathBuf,
     store: u64,
     page_size: usize,
     max_journal_bytes: u64,
-    /// The commits of the journal, on what the superblock says.
+    /// The commits of the journal, on top of the superblock's.
     journal: Replayed,
-    /// The commit that the superblock says the map is as of.
+    /// The commit that the map is as of, according to the superblock.
     upto: Seq,
-    /// What the store is as a whole is known: of the superblock, or of a commit.
+    /// Whether the store's meta is known, from the superblock or a commit.
     has_meta: bool,
 }
 
-/// What became of a page.
+/// The result for a page.
 enum Saved {
     Page(PageKind, Seq),
     Blank,
@@ -185,7 +191,7 @@ impl Source {
         };
         let Some(superblock) = superblock else { return Err(Error::NoStore { path: from.to_path_buf() }) };
         let journal = read_journal(options, io, from, &superblock, is_known, found)?;
-        // The seq that was made up is 0, which no commit has.
+        // The seq of a made-up superblock is 0, which no commit has.
         let has_meta = is_known || journal.seq > 0;
         Ok(Self {
             has_meta,
@@ -199,12 +205,12 @@ impl Source {
         })
     }
 
-    /// Bytes of the data file.
+    /// Returns the bytes of the data file.
     fn bytes(&self) -> Result<u64, Error> {
         Ok(self.data.as_ref().map_or(Ok(0), |data| data.stat().map(|stat| stat.size))?)
     }
 
-    /// Saves all pages. Gives what the store is as a whole.
+    /// Saves all pages. Returns the store's meta.
     fn save(&self, destination: &Destination, mut map: Map, found: &mut Repair) -> Result<Meta, Error> {
         let known = self.journal.meta.pages;
         let bytes = self.bytes()?;
@@ -225,7 +231,7 @@ impl Source {
             for ((page, bytes), failed) in pages.zip(piece.chunks_mut(self.page_size)).zip(failed) {
                 let doubtful = found.doubtful.len();
                 match self.page(page, bytes, failed, &mut map, found) {
-                    // What a compaction left behind the end.
+                    // Remains of a compaction behind the end.
                     Saved::Page(PageKind::Free | PageKind::Trunk, seq)
                         if self.has_meta && page >= known && seq <= self.journal.seq =>
                     {
@@ -234,7 +240,7 @@ impl Source {
                     }
                     Saved::Page(kind, seq) => {
                         (found.pages, found.seq) = (found.pages.max(page + 1), found.seq.max(seq));
-                        // A free one that is not as it should be may be in use, and what one names as well.
+                        // A doubtful free page may be in use, as may the pages that it lists.
                         if kind != PageKind::Data && found.doubtful.len() > doubtful {
                             bytes.fill(0);
                             found.lost.extend(found.doubtful.drain(doubtful..));
@@ -256,7 +262,7 @@ impl Source {
                     }
                     Saved::Lost(what) => {
                         bytes.fill(0);
-                        // Behind the last page that is known of something is lost only if it was a page.
+                        // Behind the last known page, only a page that was written can be lost.
                         if map.was_written(page) {
                             found.pages = found.pages.max(page + 1);
                         }
@@ -269,7 +275,7 @@ impl Source {
             }
         }
         found.notes.extend(map.fault());
-        // What is not whole behind the last page is none.
+        // Behind the last page, a damaged page does not count.
         let pages = found.pages;
         found.lost.retain(|lost| lost.page < pages);
         writer.begin(pages, found.seq)?;
@@ -280,7 +286,7 @@ impl Source {
         Ok(meta)
     }
 
-    /// What the store is as a whole, with a free list that is right.
+    /// Returns the store's meta, with a correct free list.
     fn with_free_list(
         &self,
         mut free: FreePages,
@@ -308,7 +314,7 @@ impl Source {
         Ok(meta)
     }
 
-    /// Pages as the data file has them, and why each of them could not be read. What is not in the file is zeros.
+    /// Reads pages from the data file, with why each of them could not be read. Pages beyond the file are zeros.
     fn read_piece(&self, pages: Range<PageNo>) -> (AlignedBuf, Vec<Option<String>>) {
         let size = self.page_size;
         let count = pages.clone().count();
@@ -332,7 +338,7 @@ impl Source {
         (piece, failed)
     }
 
-    /// Makes the bytes, which are the data file's, those of the page.
+    /// Turns the data file's bytes into those of the page.
     fn page(
         &self,
         page: PageNo,
@@ -355,7 +361,7 @@ impl Source {
             }
             Ok(header) => {
                 let seq = header.seq;
-                // Where no commit is known the map alone says what there should be.
+                // If no commit is known, only the map says what the page should be.
                 if self.has_meta && seq > self.journal.seq {
                     doubt(format!("it is whole, as of commit {seq}, which is lost otherwise"));
                 } else if let Err(fault) = map.check(page, &read) {
@@ -371,7 +377,7 @@ impl Source {
         }
     }
 
-    /// The same, for one that the journal changes.
+    /// Does the same for a page that the journal changes.
     fn replayed(
         &self,
         page: PageNo,
@@ -407,7 +413,7 @@ impl Source {
     }
 }
 
-/// Why a page is damaged.
+/// Returns why a page is damaged.
 fn reason(error: Error) -> String {
     match error {
         Error::Damaged { reason, .. } => reason,
@@ -415,7 +421,7 @@ fn reason(error: Error) -> String {
     }
 }
 
-/// The better one of both slots; `None` if neither is whole.
+/// Returns the better of the two slots; `None` if neither is intact.
 fn read_superblock(io: &dyn Io, from: &Path, found: &mut Repair) -> Result<Option<Superblock>, Error> {
     let path = from.join(superblocks::NAME);
     let made_again = "made again from journal and pages";

@@ -1,12 +1,13 @@
-//! What the journal has that the data file may not have: read once, wide, and kept in the index.
+//! Changes in the journal that the data file may not have: read once, in wide reads, and kept in the index.
 //!
-//! Of a long journal only its beginning is kept in memory; of all behind that the index has where it stands ([`crate::places`]). So an
-//! opening takes no more memory than its share, and what it reads it reads into memory that was touched before.
+//! Only the beginning of a long journal is kept in memory. For the rest, the index has its place in the journal
+//! ([`crate::places`]). So an opening takes no more memory than its share, and reads into memory that is already
+//! resident.
 //!
-//! Invariant: every commit of the journal behind the checkpoint LSN is in the index, in order and without a gap. No page of the data
-//! file is read: whether it is newer or older does not matter.
+//! Invariant: every commit of the journal behind the checkpoint LSN is in the index, in order and without gaps. No page
+//! of the data file is read: it does not matter whether it is newer or older.
 //!
-//! Fails where commits that were acknowledged are lost, and where a newer version wrote one.
+//! Fails if acknowledged commits are lost, and if a newer version wrote one of the commits.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,13 +25,13 @@ use crate::index::Index;
 use crate::options::StoreOptions;
 use crate::{Error, PageNo};
 
-/// Bytes of the journal that may be appended and not synced: the most that a crash takes of commits that do not wait. It bounds a record
-/// too, and with that what an opening searches behind the end.
+/// Maximum bytes of the journal that are appended but not synced: the most that a crash takes from commits that do not
+/// wait. It also limits a record, and so how far an opening searches behind the end.
 const MAX_UNSYNCED_BYTES: u64 = 4 << 20;
-/// Bytes of the longest record that the journal of a new store takes, or less.
+/// Returns the bytes of the longest record that a new store's journal takes, or less.
 pub(crate) fn longest_record(options: &StoreOptions, max_journal_bytes: u64) -> u64 {
     let buffer = buffer_bytes(options.memory, max_journal_bytes) as u64;
-    // As the journal has it: less five blocks.
+    // Like the journal's own limit: five blocks less.
     MAX_UNSYNCED_BYTES.min(buffer) - 5 * 4096
 }
 
@@ -42,14 +43,15 @@ pub(crate) fn journal_options(
     let buffer = buffer_bytes(options.memory, max_journal_bytes);
     let journal = RedoLog::options().io(Arc::clone(io)).buffer_bytes(buffer);
     let journal = journal.max_unsynced(MAX_UNSYNCED_BYTES.min(buffer as u64));
-    // Read once, by a recovery: a mode that keeps its pages out of the page cache, and syncs with the write.
+    // The journal is read only once, by a recovery: a mode that keeps its pages out of the page cache, and syncs with
+    // the write.
     let journal = journal.mode(LogMode::Auto);
     #[cfg(test)]
     let journal = with_injected_fault(journal, options);
     if options.threads { journal } else { journal.without_threads() }
 }
 
-/// The journal's options for a test.
+/// Returns the journal's options for a test.
 #[cfg(test)]
 fn with_injected_fault(journal: RedoOptions, options: &StoreOptions) -> RedoOptions {
     let journal = match options.injected_fault {
@@ -59,7 +61,7 @@ fn with_injected_fault(journal: RedoOptions, options: &StoreOptions) -> RedoOpti
     journal.mode(options.journal_mode)
 }
 
-/// The journal, and what it says.
+/// The journal and its content.
 pub(crate) struct JournalRead {
     pub(crate) log: RedoLog,
     pub(crate) took: Duration,
@@ -76,7 +78,7 @@ pub(crate) fn read_journal(
 ) -> Result<JournalRead, Error> {
     let began = Instant::now();
     let journal = journal_options(options, io, newest.max_journal_bytes).read_only(options.is_read_only());
-    // What one step of it says is taken in while the next ones are read.
+    // The records of one step are taken in while the next ones are read.
     let held_upto = newest.checkpoint_lsn.saturating_add(held_share(options));
     let mut replay = Replay::new(newest, held_upto, page_size, path);
     let log = journal.recover_into(path, Some(newest.checkpoint_lsn), |record| replay.take(&record))?;
@@ -104,24 +106,24 @@ pub(crate) fn read_journal(
     }
 }
 
-/// What the journal says.
+/// The content of the journal.
 pub(crate) struct Replayed {
     pub(crate) index: Index,
     pub(crate) seq: u64,
-    /// Just behind its last entry.
+    /// The LSN just behind its last entry.
     pub(crate) lsn: u64,
     pub(crate) meta: Meta,
 }
 
-/// What is made of records, one after the other.
+/// The state after each record.
 struct Replay<'a> {
     found: Replayed,
-    /// Just behind the last record.
+    /// The LSN just behind the last record.
     end: u64,
-    /// Why the first that says something that makes no sense makes none. Those behind it count for nothing.
+    /// Why the first invalid record is invalid. Later records do not count.
     fault: Option<Error>,
     reader: EntryReader,
-    /// What ends before is kept in memory.
+    /// Changes that end before this LSN are kept in memory.
     held_upto: u64,
     newest: &'a Superblock,
     path: &'a Path,
@@ -147,7 +149,7 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// What the commits up to the first say that makes no sense; and why that one does not.
+/// Returns the content of the commits before the first invalid one, and why that is invalid.
 pub(crate) fn replay_to_fault(
     records: &[Recovered],
     newest: &Superblock,
@@ -162,12 +164,12 @@ pub(crate) fn replay_to_fault(
 }
 
 impl Replay<'_> {
-    /// Takes in a record; a commit, if that ends with it.
+    /// Takes in a record, and the commit that ends with it, if any.
     fn take_sound(&mut self, record: &Recovered) -> Result<(), Error> {
         let Self { found, reader, held_upto, newest, path, .. } = self;
         let corrupt = |what: String| Error::Corrupt { path: path.to_path_buf(), what };
         if record.body.is_empty() {
-            // It says nothing: the end was marked.
+            // An empty record: it marks the end.
             found.lsn = record.end;
             return Ok(());
         }

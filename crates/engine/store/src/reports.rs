@@ -1,7 +1,8 @@
-//! Reports of how far a recovery is, on their way to the user: made by the checkpoint, handed over where no lock is held, so that whoever
-//! gets them may call the store.
+//! Progress reports of a recovery. The checkpoint makes them, and they are delivered where no lock is held, so that the
+//! receiver may call the store.
 //!
-//! Invariant: they are handed over in order, by one at a time: a thread of their own, or who calls a store without threads.
+//! Invariant: they are delivered in order, one at a time, by a separate thread or by the caller of a store without
+//! threads.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex};
@@ -10,7 +11,7 @@ use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
 use crate::Progress;
 
-/// Those that nobody got yet.
+/// Reports that were not delivered yet.
 #[derive(Debug, Default)]
 pub(crate) struct Reports {
     state: Mutex<State>,
@@ -20,7 +21,7 @@ pub(crate) struct Reports {
 #[derive(Debug, Default)]
 struct State {
     due: VecDeque<Progress>,
-    /// No more come.
+    /// Whether no more come.
     ended: bool,
 }
 
@@ -32,19 +33,19 @@ impl Reports {
         self.changed.notify_all();
     }
 
-    /// Returns the next one, if any is due.
+    /// Returns the next report, if there is one.
     pub(crate) fn next(&self) -> Option<Progress> {
         lock(&self.state).due.pop_front()
     }
 
-    /// Waits for the next one; `None` if no more come.
+    /// Waits for the next report; `None` if no more come.
     pub(crate) fn wait_for_next(&self) -> Option<Progress> {
         let state = lock(&self.state);
         let is_to_wait = |state: &mut State| state.due.is_empty() && !state.ended;
         ignore_poison(self.changed.wait_while(state, is_to_wait)).due.pop_front()
     }
 
-    /// Whoever waits need wait no longer: the store is being closed.
+    /// Ends all waiting: the store is being closed.
     pub(crate) fn end(&self) {
         lock(&self.state).ended = true;
         self.changed.notify_all();

@@ -1,16 +1,18 @@
-//! Which directory has the journal, and a journal of another size in its place.
+//! Finds the directory of the journal, and replaces the journal by one of another size.
 //!
 //! ```text
 //! all commits in the data file ─▶ a journal made in the other directory ─▶ both superblocks name it ─▶ the old one removed
 //! ```
 //!
 //! Invariants:
-//! 1. The journal is in that one of two directories whose log has the id that the superblock names. The other one, if it is there,
-//!    is what a crash left of making or removing it.
-//! 2. A superblock names the new journal only when the data file has all commits of the old one, and the new one is durable.
-//! 3. What the other directory has goes only when both slots of the superblock name the one that stays.
+//! 1. The journal is in that one of two directories whose log has the id in the superblock. A second directory is left
+//!    by a crash while it was made or removed.
+//! 2. A superblock names the new journal only when the data file has all commits of the old one, and the new one is
+//!    durable.
+//! 3. The other directory is removed only when both slots of the superblock name the remaining journal.
 //!
-//! Fails as the disk does. Where there is no room for the new journal, or a page can't be applied since it is damaged, the old one stays.
+//! Fails as the disk does. If there is no room for the new journal, or a damaged page cannot be applied, the old
+//! journal stays.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -31,26 +33,27 @@ use crate::names::{JOURNAL, OTHER_JOURNAL};
 use crate::options::StoreOptions;
 use crate::replay::{journal_options, longest_record};
 
-/// The directories of the store that may have the journal: those that are there.
+/// Returns those directories of the store that may have the journal and exist.
 pub(crate) fn places(io: &dyn Io, directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let names = io.list(directory)?;
     let is_there = |name: &&str| names.iter().any(|found| found == OsStr::new(name));
     Ok([JOURNAL, OTHER_JOURNAL].into_iter().filter(is_there).map(|name| directory.join(name)).collect())
 }
 
-/// The directory of the journal with this id. Where none of two has it, it is the first one's to say what is wrong.
+/// Returns the directory of the journal with this id. If neither of two has it, returns the first one, so that opening
+/// it reports the error.
 pub(crate) fn journal_path(io: &Arc<dyn Io>, directory: &Path, id: u64) -> Result<PathBuf, Error> {
     let places = places(&**io, directory)?;
     if let [only] = &places[..] {
         return Ok(only.clone());
     }
     let options = RedoLog::options().io(Arc::clone(io));
-    // One that can't be read is none, as long as the other one is right.
+    // An unreadable directory does not count, as long as the other one has it.
     let has_it = |path: &&PathBuf| matches!(options.read_id(path), Ok(Some(found)) if found == id);
     Ok(places.iter().find(has_it).cloned().unwrap_or_else(|| directory.join(JOURNAL)))
 }
 
-/// Removes what a crash left beside the journal at `path`, when both slots of the superblock name that one.
+/// Removes what a crash left beside the journal at `path`, when both slots of the superblock name that journal.
 pub(crate) fn remove_others(io: &dyn Io, directory: &Path, path: &Path) -> Result<(), Error> {
     for other in places(io, directory)?.iter().filter(|other| *other != path) {
         remove(io, other)?;
@@ -59,7 +62,7 @@ pub(crate) fn remove_others(io: &dyn Io, directory: &Path, path: &Path) -> Resul
     Ok(())
 }
 
-/// Removes a journal, its names durably; the control file first, so that what stays is no log.
+/// Removes a journal. Its control file goes first, so that the remains are no log.
 fn remove(io: &dyn Io, path: &Path) -> Result<(), Error> {
     let mut names = match io.list(path) {
         Err(error) if error.errno() == Some(libc::ENOENT) => return Ok(()),
@@ -72,9 +75,9 @@ fn remove(io: &dyn Io, path: &Path) -> Result<(), Error> {
     Ok(io.remove_dir(path)?)
 }
 
-/// The limit that the journal is to have, if that is another one than it has.
+/// Returns the journal's requested limit, if it differs from the current one.
 ///
-/// Fails where a page does not go into it.
+/// Fails if a page does not fit into it.
 pub(crate) fn wanted(options: &StoreOptions, newest: &Superblock) -> Result<Option<u64>, Error> {
     let is_another = |bytes: &u64| *bytes != newest.max_journal_bytes && !options.is_read_only();
     let Some(bytes) = options.journal_bytes.filter(is_another) else { return Ok(None) };
@@ -87,7 +90,7 @@ pub(crate) fn wanted(options: &StoreOptions, newest: &Superblock) -> Result<Opti
 }
 
 impl Core {
-    /// Puts a journal of this limit in place of the one that there is. Before anybody else has the store.
+    /// Replaces the journal by one with this limit. Called before anybody else has the store.
     pub(crate) fn resize_journal(&mut self, bytes: u64) -> Result<(), Error> {
         if !injected!(self.config.options, ResizedBeforeCheckpoint)
             && let Err(error) = self.sync()
@@ -102,18 +105,18 @@ impl Core {
         match self.make_journal_beside(&new, bytes) {
             Ok(made) => self.name_journal(&new, bytes, made)?,
             Err(error) => {
-                // The next opening takes away what can't be now.
+                // The next opening removes it if this fails.
                 let _ = remove(&*io, &new);
                 let is_full = matches!(error.errno(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG));
                 return self.keep_journal(bytes, error, is_full);
             }
         }
-        // As well.
+        // The same here.
         let _ = remove(&*io, &old).and_then(|()| Ok(io.sync_dir(&directory)?));
         Ok(())
     }
 
-    /// Goes on with the journal that there is, if this error lets it.
+    /// Continues with the old journal, if this error allows it.
     fn keep_journal(&self, bytes: u64, error: Error, may_stay: bool) -> Result<(), Error> {
         if !may_stay {
             return Err(error);
@@ -123,7 +126,7 @@ impl Core {
         Ok(())
     }
 
-    /// Another journal, which nothing names: its id, and itself, open.
+    /// Makes another journal that no superblock names. Returns its id and the open journal.
     fn make_journal_beside(&self, path: &Path, bytes: u64) -> Result<(u64, RedoLog), Error> {
         let (options, io) = (&self.config.options, &self.config.io);
         let id = make_journal(options, io, path, bytes)?;
@@ -131,7 +134,7 @@ impl Core {
         Ok((id, journal_options(options, io, bytes).recover(path, Some(0))?.0))
     }
 
-    /// Has the superblocks name a journal with nothing in it, and goes on with that.
+    /// Makes the superblocks name an empty journal, and continues with that.
     fn name_journal(&mut self, path: &Path, bytes: u64, (id, log): (u64, RedoLog)) -> Result<(), Error> {
         if injected!(self.config.options, OldJournalGoneFirst) {
             remove(&*self.config.io, &self.config.journal_path)?;

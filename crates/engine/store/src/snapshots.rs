@@ -1,13 +1,14 @@
-//! Which commits can be seen, and by whom: what readers begin with, and what must be kept for them.
+//! The visible commits: what readers begin with, and what must be kept for them.
 //!
-//! Readers register in a part of their own, of which there are some: those of different processors write no memory in common, as long
-//! as no commit comes between.
+//! Readers register in one of several parts, so that readers on different processors write no common memory while no
+//! commit comes between.
 //!
 //! Invariants:
-//! 1. Commits become visible in order, those that wait for durability when all before them is durable.
-//! 2. A snapshot that is live, and was not ended, finds every page as its commit left it: a reader learns what is visible while it
-//!    holds the lock of its part, and who asks what is needed learns it before it takes that lock. So either the reader is found, or
-//!    it sees no less than who asked.
+//! 1. Commits become visible in order. Commits that wait for durability become visible when everything before them is
+//!    durable.
+//! 2. A live snapshot that was not ended finds every page as of its commit. A reader loads the visible commit while it
+//!    holds its part's lock. A caller of `needed` loads it before it takes that lock. So either the caller finds the
+//!    reader, or the reader sees a commit no older than the caller does.
 //!
 //! Locks, in this order: a reader's part, the state. Nothing fails.
 
@@ -21,7 +22,7 @@ use super::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, READER_PAR
 use crate::Seq;
 use crate::format::superblock::Meta;
 
-/// A commit that nobody sees yet.
+/// A commit that is not visible yet.
 #[derive(Debug)]
 struct Pending {
     seq: Seq,
@@ -29,12 +30,12 @@ struct Pending {
     meta: Arc<Meta>,
 }
 
-/// What a reader sees.
+/// A snapshot, as its readers see it.
 #[derive(Debug)]
 pub(crate) struct Live {
     pub(crate) seq: Seq,
     pub(crate) meta: Arc<Meta>,
-    /// Where it is registered.
+    /// The part where it is registered.
     part: usize,
     ended: AtomicBool,
 }
@@ -46,12 +47,12 @@ impl Live {
     }
 }
 
-/// Which versions must be kept.
+/// The versions that must be kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Needed {
-    /// Seqs that somebody reads, ascending.
+    /// Seqs of live snapshots, ascending.
     pub(crate) live: Vec<Seq>,
-    /// What a reader would see who began now; later ones see no less.
+    /// The commit that a reader beginning now would see; later readers see no older one.
     pub(crate) visible: Seq,
 }
 
@@ -71,20 +72,20 @@ struct SnapshotState {
     visible: Seq,
     meta: Arc<Meta>,
     pending: VecDeque<Pending>,
-    /// What the checkpoint under way is to apply.
+    /// The commit up to which the current checkpoint applies.
     checkpoint: Option<Seq>,
 }
 
-/// A snapshot, and how many read it.
+/// A snapshot, and its number of readers.
 #[derive(Debug)]
 struct Readers {
     live: Arc<Live>,
     number: usize,
 }
 
-/// Some readers: by ascending seqs, each once. The last one may have no readers: it is kept for the next.
+/// Some of the readers, by ascending seqs, each once. The last one may have no readers: it is kept for reuse.
 #[derive(Debug, Default)]
-// Two lines of the processor's cache, which fetches them in pairs.
+// Two cache lines, since processors fetch them in pairs.
 #[repr(align(128))]
 struct Part(Mutex<Vec<Readers>>);
 
@@ -94,17 +95,17 @@ impl Part {
     }
 }
 
-/// All of them.
+/// All snapshots.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     state: Mutex<SnapshotState>,
-    /// The state's, to be read without its lock. Changed under it.
+    /// The state's `visible`, for reading without its lock. Changed under it.
     visible: AtomicU64,
     parts: Box<[Part]>,
 }
 
 impl Snapshots {
-    /// The commit `seq` is visible.
+    /// Creates the state in which commit `seq` is visible.
     pub(crate) fn new(seq: Seq, meta: Arc<Meta>) -> Self {
         let state = SnapshotState { visible: seq, meta, pending: VecDeque::new(), checkpoint: None };
         Self {
@@ -118,7 +119,7 @@ impl Snapshots {
         ignore_poison(self.state.lock())
     }
 
-    /// A snapshot of what is visible now.
+    /// Returns a snapshot of the visible commit.
     pub(crate) fn begin(&self) -> Arc<Live> {
         let at = reader_part();
         let mut part = self.parts[at].lock();
@@ -134,11 +135,11 @@ impl Snapshots {
         live
     }
 
-    /// One reads it no more.
+    /// Ends one reader of the snapshot.
     pub(crate) fn end(&self, live: &Live) {
         let mut part = self.parts[live.part].lock();
         let is_it = |readers: &Readers| std::ptr::eq(&raw const *readers.live, live);
-        // One that was ended is not there any more.
+        // A snapshot that was ended is no longer listed.
         let Some(at) = part.iter().rposition(is_it) else { return };
         part[at].number -= 1;
         if part[at].number == 0 && at + 1 < part.len() {
@@ -146,7 +147,8 @@ impl Snapshots {
         }
     }
 
-    /// Ends snapshots that live and are the oldest, so that what they need can go; false if there is none older than what is visible.
+    /// Ends the oldest live snapshot, so that the versions that it needs can go. Returns false if none is older than
+    /// the visible commit.
     pub(crate) fn end_oldest(&self) -> bool {
         let visible = self.state().visible;
         let first = |part: &Vec<Readers>| {
@@ -169,7 +171,7 @@ impl Snapshots {
         }
     }
 
-    /// A commit was appended.
+    /// Records that a commit was appended.
     pub(crate) fn committed(&self, seq: Seq, lsn: u64, meta: Arc<Meta>) {
         let mut state = self.state();
         let last = state.pending.back().map_or((state.visible, 0), |last| (last.seq, last.lsn));
@@ -177,12 +179,12 @@ impl Snapshots {
         state.pending.push_back(Pending { seq, lsn, meta });
     }
 
-    /// All before `lsn` is durable.
+    /// Records that everything before `lsn` is durable.
     pub(crate) fn durable(&self, lsn: u64) {
         self.show_if(|pending| pending.lsn <= lsn);
     }
 
-    /// All up to `seq` are to be seen.
+    /// Makes all commits up to `seq` visible.
     pub(crate) fn show(&self, seq: Seq) {
         self.show_if(|pending| pending.seq <= seq);
     }
@@ -193,20 +195,20 @@ impl Snapshots {
         self.visible.store(state.visible, Ordering::Release);
     }
 
-    /// What is visible.
+    /// Returns the visible commit and its meta.
     pub(crate) fn visible(&self) -> (Seq, Arc<Meta>) {
         let state = self.state();
         (state.visible, Arc::clone(&state.meta))
     }
 
-    /// The checkpoint under way applies what was committed up to `seq`; `None`: none is under way.
+    /// Sets the commit up to which the current checkpoint applies; `None` if none is running.
     pub(crate) fn set_checkpoint(&self, checkpoint: Option<Seq>) {
         self.state().checkpoint = checkpoint;
     }
 
-    /// What must be kept now. What a reader needs who begins later is visible already.
+    /// Returns what must be kept now. Versions that later readers need are visible already.
     pub(crate) fn needed(&self) -> Needed {
-        // Before the parts are asked.
+        // Before the parts are read.
         let (visible, checkpoint) = {
             let state = self.state();
             (state.visible, state.checkpoint)
@@ -222,9 +224,9 @@ impl Snapshots {
         Needed { live, visible }
     }
 
-    /// The oldest snapshot that lives or can come; the checkpoint under way does not count.
+    /// Returns the oldest live or future snapshot, without the current checkpoint.
     pub(crate) fn oldest(&self) -> Seq {
-        // Before the parts are asked.
+        // Before the parts are read.
         let visible = self.state().visible;
         let first = |part: &Part| {
             part.lock().iter().find(|readers| readers.number > 0).map(|readers| readers.live.seq)

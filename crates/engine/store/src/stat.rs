@@ -1,4 +1,4 @@
-//! A store in figures.
+//! Statistics of a store.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,7 @@ use crate::Seq;
 use crate::core::Core;
 use crate::opening::Opening;
 
-/// A store in figures; from [`Store::stat`](crate::Store::stat).
+/// Statistics of a store, as returned by [`Store::stat`](crate::Store::stat).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct StoreStat {
@@ -16,29 +16,29 @@ pub struct StoreStat {
     pub page_size: usize,
     /// Pages of the data file that are or were in use.
     pub pages: u64,
-    /// Those of them that are free.
+    /// The number of these pages that are free.
     pub free_pages: u64,
     /// The last commit.
     pub seq: Seq,
     /// The last commit that readers see.
     pub visible_seq: Seq,
-    /// The last commit that the data file is known to have durably.
+    /// The last commit known to be durable in the data file.
     pub checkpoint_seq: Seq,
     /// Bytes of the journal that a recovery would read.
     pub journal_bytes: u64,
-    /// The maximum that they can become.
+    /// The limit of these bytes.
     pub max_journal_bytes: u64,
     /// Pages that are committed and not yet in the data file.
     pub unapplied_pages: u64,
-    /// Bytes of memory that they take up, and what is kept for old snapshots.
+    /// Bytes of memory of these pages, and of versions kept for old snapshots.
     pub unapplied_bytes: u64,
     /// The budget in bytes.
     pub memory: u64,
-    /// Whether first changes are journaled as whole pages.
+    /// Whether first changes are journaled as full pages.
     pub full_page_images: bool,
     /// The page cache over the data file.
     pub cache: pagekeeper_cache::Stats,
-    /// How it was opened.
+    /// The statistics of its opening.
     pub opening: Opening,
 }
 

@@ -1,4 +1,4 @@
-//! The store as its users hold it.
+//! The store's public handle.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,18 +16,18 @@ use crate::{
     Verification, WriteTxn, backup_socket, threads,
 };
 
-/// A store of pages: a data file, with atomic commits of any number of pages, that opens at once after a crash however large it
-/// is.
+/// A store of pages: a data file with atomic commits of any number of pages, which opens at once after a crash, however
+/// large it is.
 ///
-/// One write transaction at a time, begun by [`begin`](Self::begin), and any number of readers beside it, each with a
-/// snapshot. Writers that wait for durability don't hold up the next one: all who wait share one sync.
+/// There is one write transaction at a time, begun by [`begin`](Self::begin), and any number of readers beside it, each
+/// with a snapshot. Writers that wait for durability do not block the next one: all of them share one sync.
 ///
-/// A commit goes to the journal. In the background, checkpoint by checkpoint, pages go to the data file in page order, wide, and
-/// the journal is given up. After a crash an opening reads the journal alone; pages that it changes are put right
-/// at their first touch.
+/// A commit goes to the journal. In the background, each checkpoint writes pages to the data file in page order, with
+/// wide writes, and gives the journal up. After a crash, an opening reads only the journal. Pages that it changes are
+/// rebuilt at their first use.
 ///
-/// After a write or sync has failed, nothing is committed any more ([`Error::Poisoned`]). What the disk has is found out
-/// by opening the store again.
+/// After a write or sync has failed, nothing is committed any more ([`Error::Poisoned`]). Opening the store again shows
+/// what the disk has.
 ///
 /// A store and its transactions belong to the process that opened it: in a forked child every call fails with
 /// [`Forked`](pagekeeper_io::Error::Forked) and a drop does nothing.
@@ -61,7 +61,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// How to make or open one.
+    /// Returns the options for making or opening a store.
     pub fn options() -> StoreOptions {
         StoreOptions::default()
     }
@@ -71,7 +71,7 @@ impl Store {
     }
 
     pub(crate) fn start(core: Core) -> Result<Self, Error> {
-        // What commits leave below the limit is half used up.
+        // More than half of the room beyond the commits' limit is used.
         let read_only = core.config.options.is_read_only();
         if !read_only
             && core.bytes_to_recover()
@@ -79,7 +79,7 @@ impl Store {
                     + (core.journal.capacity() - core.config.max_journal_bytes) / 2
         {
             match core.run_checkpoint() {
-                // It opens all the same: whoever commits more than there is room for gets the error.
+                // It opens all the same. A commit that finds no room gets the error.
                 Err(error) if error.is_no_space() => {}
                 done => drop(done?),
             }
@@ -97,19 +97,20 @@ impl Store {
         Ok(store)
     }
 
-    /// Begins to write; waits until the transaction before is committed or given up, and while the journal is full.
+    /// Begins a write transaction. Waits until the previous one is committed or dropped, and while the journal is full.
     pub fn begin(&self) -> Result<WriteTxn<'_>, Error> {
         WriteTxn::new(Handle::Borrowed(&self.core))
     }
 
-    /// Begins to read what is visible now. Waits for nobody.
+    /// Begins to read the visible commit. Does not wait.
     pub fn begin_read(&self) -> Result<ReadTxn<'_>, Error> {
         self.core.process.require()?;
         Ok(ReadTxn::new(Handle::Borrowed(&self.core)))
     }
 
-    /// As [`begin`](Self::begin), with a transaction that has a share of the store: it can be kept in a struct, or moved into a task
-    /// or a thread that outlives the caller. Whoever drops the last share closes the store, which may take a sync.
+    /// Like [`begin`](Self::begin), with a transaction that shares ownership of the store. It can be kept in a struct,
+    /// or moved into a task or thread that outlives the caller. Whoever drops the last owner closes the store, which
+    /// may take a sync.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -133,8 +134,9 @@ impl Store {
         WriteTxn::new(Handle::Shared(Arc::clone(self)))
     }
 
-    /// As [`begin_read`](Self::begin_read), with a transaction that has a share of the store: it can be kept in a struct, or moved
-    /// into a task or a thread that outlives the caller. Whoever drops the last share closes the store, which may take a sync.
+    /// Like [`begin_read`](Self::begin_read), with a transaction that shares ownership of the store. It can be kept in
+    /// a struct, or moved into a task or thread that outlives the caller. Whoever drops the last owner closes the
+    /// store, which may take a sync.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -157,8 +159,8 @@ impl Store {
         Ok(ReadTxn::new(Handle::Shared(Arc::clone(self))))
     }
 
-    /// Begins to load pages that are not in memory, all at once, and waits for none: before a transaction, so that the writer's
-    /// lock is not held while the disk is waited for. Numbers of no page are passed over.
+    /// Begins to load all given pages that are not in memory, and waits for none. Use it before a transaction, so that
+    /// the writer's lock is not held while the disk is busy. Invalid page numbers are skipped.
     ///
     /// ```
     /// # use pagekeeper_store::{Durability, Error, Store};
@@ -180,46 +182,47 @@ impl Store {
         }
     }
 
-    /// Bytes of a page.
+    /// Returns the bytes of a page.
     pub fn page_size(&self) -> usize {
         self.core.config.page_size
     }
 
-    /// Bytes of a page that are the user's.
+    /// Returns the bytes of a page that belong to the user.
     pub fn payload_size(&self) -> usize {
         self.core.payload_size()
     }
 
-    /// Returns when all that was committed before is in the data file, durably, and the journal is given up so far.
+    /// Returns when all earlier commits are durable in the data file, and the journal is given up to there.
     pub fn sync(&self) -> Result<(), Error> {
         self.core.process.require()?;
         self.core.sync()
     }
 
-    /// One checkpoint, for a store [without threads](StoreOptions::without_threads); false if there was nothing to
-    /// do.
+    /// Runs one checkpoint, for a store [without threads](StoreOptions::without_threads). Returns false if there was
+    /// nothing to do.
     pub fn step(&self) -> Result<bool, Error> {
         self.core.process.require()?;
         self.core.run_checkpoint()
     }
 
-    /// Verifies every page, the free list and the superblocks, beside whatever goes on.
+    /// Verifies every page, the free list and the superblocks, while the store stays in use.
     pub fn verify(&self) -> Result<Verification, Error> {
         self.core.process.require()?;
         self.core.verify()
     }
 
-    /// Copies the store as one commit left it, beside whatever goes on: no commit waits for it. Each page is checked against its
-    /// checksum and the page map's as it is read, past the page cache. Reads and writes go in pieces, with pauses while others
-    /// wait for the disk. `to` is made, and is a store like this one when this returns, durably:
-    /// it opens as of that commit, with nothing to recover. It has the id of this store.
+    /// Copies the store as of one commit while it stays in use: no commit waits for it. Each page is read past the page
+    /// cache, and checked against its own checksum and the page map's. Reads and writes go in pieces, with pauses while
+    /// others wait for the disk. `to` is created. When this returns, `to` is durably a store like this one, with the
+    /// same id: it opens as of that commit, with nothing to recover.
     ///
-    /// Takes some MiB beside the budget, and 16 bytes or so for each page that is changed meanwhile. One copy at a time: another
-    /// one waits for it.
+    /// Takes a few MiB beside the budget, and about 16 bytes for each page that changes meanwhile. One backup runs at a
+    /// time; others wait for it.
     ///
-    /// Fails with [`Error::Exists`] where `to` is there, if only as a link; with [`Error::Damaged`] where a page is; with
-    /// [`Error::SnapshotTooOld`] where pages are changed faster than they can be copied. What was copied until then is removed. If the
-    /// process ends before this returns, `to` is missing, or a store that was never finished ([`Error::Unfinished`]).
+    /// Fails with [`Error::Exists`] if `to` exists, even as a link; with [`Error::Damaged`] if a page is damaged; with
+    /// [`Error::SnapshotTooOld`] if pages change faster than they can be copied. Pages copied until then are removed.
+    /// If the process ends before this returns, `to` is missing, or is a store that was never finished
+    /// ([`Error::Unfinished`]).
     ///
     /// ```
     /// use pagekeeper_store::{Durability, Store};
@@ -237,7 +240,7 @@ impl Store {
         self.backup_paced(to, StreamPace::Auto)
     }
 
-    /// As [`Self::backup`], at this pace; [`StreamPace::Auto`] is that of `backup`. A rate is that of its reads and writes
+    /// Like [`Self::backup`], at this pace; `backup` uses [`StreamPace::Auto`]. A rate limits reads and writes
     /// together.
     ///
     /// ```
@@ -254,16 +257,22 @@ impl Store {
         self.core.backup(to, pace)
     }
 
-    /// Has the process that has the store in `directory` open make a [backup](Self::backup) of it, if that
-    /// [serves](StoreOptions::serve_backups) them: with its rights, not those of the caller, which must be the same user, or root.
+    /// Has the process that has the store in `directory` open make a [backup](Self::backup), if it
+    /// [serves](StoreOptions::serve_backups) them. The backup is made with that process's permissions, not the
+    /// caller's. The caller must be the same user, or root.
     ///
-    /// Then opens `to`, and checks that it is a backup of this store, as of the commit that it was said to be, and each page as
-    /// [`verify`](Self::verify) does: so the caller must be able to read it. `bytes` are those of its written pages, `took` is the time
-    /// until it was checked, and `snapshots` is what that process says.
+    /// Then opens `to` and checks that it is a backup of this store, as of the reported commit, and each page as
+    /// [`verify`](Self::verify) does. So the caller must be able to read it. `bytes` are those of its written pages,
+    /// `took` is the time until it was checked, and `snapshots` is what that process reports.
     ///
-    /// Fails with [`Error::NoBackupsServed`] where nobody serves there, as if no process has it open: then open it to read only, and back it
-    /// up; with [`Error::Exists`] where `to` is there; with [`Error::BackupRefused`] where that process could not make it; with
-    /// [`Error::BackupNotConfirmed`] where it says that it made one and `to` is none: it may see another directory under that name.
+    /// Fails with:
+    ///
+    /// - [`Error::NoBackupsServed`] if no process serves backups there, for example because none has the store open:
+    ///   then open it read-only, and back it up;
+    /// - [`Error::Exists`] if `to` exists;
+    /// - [`Error::BackupRefused`] if that process could not make the backup;
+    /// - [`Error::BackupNotConfirmed`] if it reports a backup and `to` is none: it may see another directory under that
+    ///   name.
     ///
     /// ```
     /// use pagekeeper_store::Store;
@@ -277,22 +286,22 @@ impl Store {
         Self::request_backup_paced(directory, to, StreamPace::Auto)
     }
 
-    /// As [`Self::request_backup`], at this pace.
+    /// Like [`Self::request_backup`], at this pace.
     pub fn request_backup_paced(directory: &Path, to: &Path, pace: StreamPace) -> Result<Backup, Error> {
         backup_socket::request_backup(directory, to, pace)
     }
 
-    /// Makes the data file smaller, beside whatever goes on: free pages at its end are cut off, and the room of other free pages goes back to
-    /// the file system, where 64 KiB or more of them stand in a row. No page moves, since its number is yours: to have it smaller still,
-    /// write the pages at the end to lower ones (which [`allocate`](WriteTxn::allocate) gives first after this), free them, and compact
-    /// again.
+    /// Shrinks the data file while the store stays in use. Free pages at its end are cut off, and the space of other
+    /// free pages goes back to the file system, where at least 64 KiB of them are consecutive. No page moves, since its
+    /// number is yours. To shrink the file further, write the pages at the end to lower ones (which
+    /// [`allocate`](WriteTxn::allocate) returns first after this), free them, and compact again.
     ///
-    /// Waits for the write transaction and keeps others waiting, for two checkpoints and as long as the file system takes. Readers go on. A free page whose
-    /// room was given back reads as never written ([`Error::NeverWritten`]).
+    /// Waits for the write transaction and blocks others, for two checkpoints and as long as the file system takes.
+    /// Readers go on. A free page whose space was given back reads as never written ([`Error::NeverWritten`]).
     ///
-    /// Fails with [`Error::TransactionTooLarge`] where the free list has more parts than the journal takes in one commit (each names
-    /// some 500 pages), with [`Error::Damaged`] where it is damaged, and as commits and checkpoints do. What it did until then stays,
-    /// and the next one goes on from there.
+    /// Fails with [`Error::TransactionTooLarge`] if the free list has more trunks than the journal takes in one commit
+    /// (each lists about 500 pages), with [`Error::Damaged`] if it is damaged, and as commits and checkpoints do.
+    /// Completed steps stay, and the next call continues from there.
     ///
     /// ```
     /// use pagekeeper_store::{Durability, Store};
@@ -318,62 +327,64 @@ impl Store {
         self.core.compact()
     }
 
-    /// Pages with their headers, and what is wrong with those that are damaged: for tools that show a store to people. All of them are in
-    /// memory together, so ask for some thousands at a time.
+    /// Returns pages with their headers, and what is wrong with damaged ones: for tools that show a store to people.
+    /// All of them are in memory together, so ask for a few thousand at a time.
     ///
-    /// Fails with [`Error::OutOfRange`], and where the data file can't be opened.
+    /// Fails with [`Error::OutOfRange`], and if the data file cannot be opened.
     pub fn inspect(&self, pages: Range<PageNo>) -> Result<Vec<PageInfo>, Error> {
         self.core.process.require()?;
         self.core.inspect(pages)
     }
 
-    /// The free list, followed from its head.
+    /// Returns the free list, followed from its head.
     pub fn free_list(&self) -> Result<FreeList, Error> {
         self.core.process.require()?;
         self.core.free_list()
     }
 
-    /// The two superblocks as the device has them; `None` for one that is not whole.
+    /// Returns the two superblocks as the device has them; `None` for a corrupt one.
     pub fn superblocks(&self) -> Result<[Option<SuperblockInfo>; 2], Error> {
         self.core.process.require()?;
         self.core.superblock_infos()
     }
 
-    /// Figures as they are now; zeros, but for what never changes, in a forked child.
+    /// Returns the current statistics. In a forked child they are zeros, except for values that never change.
     pub fn stat(&self) -> StoreStat {
         self.core.stat()
     }
 
-    /// Makes all commits durable and closes the store. The data file's sync is left to the next opening, so that this takes no
-    /// longer than the journal does. Dropping the store does the same, but can't report an error.
+    /// Makes all commits durable and closes the store. The data file's sync is left to the next opening, so this takes
+    /// no longer than the journal does. Dropping the store does the same, but cannot report an error.
     ///
-    /// Of a store that was in order when it was opened, and to which nothing was committed, at most the note of what is resident is
-    /// written ([`StoreOptions::warm`]), and that only if pages are resident that were not noted, or others than were noted
-    /// after a minute.
+    /// A store that was in order when it was opened, and got no commit, writes at most the list of resident pages
+    /// ([`StoreOptions::warm`]). After less than a minute, it writes that only if pages are resident that the list
+    /// lacks; later, if the list differs at all.
     ///
-    /// Fails as well where the journal can't note that it was closed ([`Error::Journal`]): no commit is lost by that; the next
-    /// opening goes on as after a crash.
+    /// Also fails if the journal cannot record that it was closed ([`Error::Journal`]). No commit is lost then; the
+    /// next opening recovers as after a crash.
     pub fn close(mut self) -> Result<(), Error> {
         self.finish()?;
         self.end()
     }
 
-    /// As [`close`](Self::close), after all was applied to the data file and synced: the next opening has nothing to do.
+    /// Like [`close`](Self::close), after everything was applied to the data file and synced: the next opening has
+    /// nothing to do.
     pub fn close_and_sync(mut self) -> Result<(), Error> {
         self.sync()?;
         self.finish()?;
         self.end()
     }
 
-    /// Closes the journal, of a store that is finished.
+    /// Closes the journal of a finished store.
     fn end(self) -> Result<(), Error> {
         let core = Arc::clone(&self.core);
         drop(self);
-        // Only a thread that closes the store from a report of its own has another share; the journal is closed with that.
+        // Only a thread that closes the store from its own progress report leaves another owner; the journal is closed
+        // with that.
         Arc::into_inner(core).map_or(Ok(()), |core| Ok(core.journal.close()?))
     }
 
-    /// Forgets all pages of the data file: they are read again.
+    /// Drops all pages of the data file from the cache, so that they are read again.
     #[cfg(test)]
     pub(crate) fn drop_cached(&self) {
         let pages: Vec<_> = self.core.cached.resident().into_iter().flatten().collect();
@@ -382,7 +393,7 @@ impl Store {
 
     fn finish(&mut self) -> Result<(), Error> {
         if let Err(error) = self.core.process.require() {
-            // The parent has its threads and its socket, and what it has open is never dropped here.
+            // The threads and the socket belong to the parent, and its open files are never dropped here.
             std::mem::forget((
                 std::mem::take(&mut self.threads),
                 self.backups.take(),
@@ -399,7 +410,7 @@ impl Store {
             return Ok(());
         }
         self.core.make_durable(self.core.last_lsn())?;
-        // Also of commits that were found, and none behind them: they are the last of a store that was closed.
+        // Also for recovered commits without a later one: they are the last commits of a closed store.
         if !self.core.is_checkpointed() {
             self.core.journal.settle()?;
         }

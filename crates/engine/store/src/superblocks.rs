@@ -1,12 +1,13 @@
-//! The file `superblock`: two slots that say the same, each written and synced apart, so that either of them may be lost at any time.
+//! The file `superblock`: two slots with the same content, each written and synced separately, so that either of them
+//! may be lost at any time.
 //!
 //! Invariants:
-//! 1. Where one slot is written the other one is whole, and what of the journal the other one counts on is still there: nothing
-//!    is given up before both say so.
-//! 2. A slot that was found not to be whole is written anew before anything else is. One that can't be read is not: a new file
-//!    takes the place of the old one.
+//! 1. While one slot is written the other one is intact, and the journal that it relies on is still there: nothing is
+//!    given up before both slots say so.
+//! 2. A slot found to be corrupt is rewritten before anything else is written. If a slot is unreadable, a new file
+//!    replaces the old one.
 //!
-//! Fails as the disk does; a failure of a write or sync is final.
+//! Fails as the disk does. A failure of a write or sync is final.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -23,41 +24,41 @@ use crate::format::superblock::{Found, SLOT, SlotFault, Superblock, newest};
 #[cfg(test)]
 use crate::injected_fault::InjectedFault;
 
-/// Its name.
+/// The file's name.
 pub(crate) const NAME: &str = "superblock";
-/// The same while the store is made: only when all else is there does it get its name.
+/// Its name while the store is made. It gets its final name only when everything else exists.
 pub(crate) const UNFINISHED: &str = "superblock.new";
-/// The same while a backup or a repair makes the store: what there is of it is no store's to be made anew.
+/// Its name while a backup or a repair makes the store. Such a directory is never made anew as an empty store.
 pub(crate) const COPYING: &str = "superblock.copy";
-/// The same while one takes its place of which a slot can't be read.
+/// Its name while it replaces a file with an unreadable slot.
 pub(crate) const REPLACEMENT: &str = "superblock.repaired";
 
-/// The number of the superblock that the making of a store writes.
+/// The number of the first superblock, written when a store is made.
 pub(crate) const MADE: u64 = 1;
 
-/// The file, open.
+/// The open file.
 pub(crate) struct Superblocks {
     file: Arc<dyn IoFile>,
     newest: Superblock,
-    /// Which is written first the next time: the one that does not hold the newest, if only one of them does.
+    /// The slot that is written first the next time: the one without the newest superblock, if only one has it.
     first: u64,
     buf: AlignedBuf,
     #[cfg(test)]
     pub(crate) injected_fault: Option<InjectedFault>,
 }
 
-/// What a slot of the file holds, as the device has it.
+/// The content of a slot, as the device has it.
 #[derive(Debug)]
 pub(crate) enum SlotRead {
     Found(Found),
     Unreadable(IoError),
 }
 
-/// What both slots hold.
+/// The content of both slots.
 #[derive(Debug)]
 pub(crate) struct SlotsRead([SlotRead; 2]);
 
-/// Why no slot counts, or what is wrong with one of them, in words.
+/// Describes why no slot is valid, or what is wrong with one of them.
 impl fmt::Display for SlotRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -84,26 +85,26 @@ impl SlotsRead {
         })
     }
 
-    /// The one that counts, and its slot.
+    /// Returns the valid superblock, and its slot.
     pub(crate) fn newest(&self) -> Option<(&Found, u64)> {
         let found = self.found();
         newest(found).map(|slot| (found[slot], slot as u64))
     }
 
-    /// What each holds.
+    /// Returns the content of each slot.
     pub(crate) fn slots(&self) -> &[SlotRead; 2] {
         &self.0
     }
 }
 
-/// What the file of a directory holds, as the device has it; `None` if there is none. What can't be read is no failure.
+/// Reads the file of a directory from the device; `None` if there is none. An unreadable slot is no failure.
 pub(crate) fn read(io: &dyn Io, directory: &Path) -> Result<Option<SlotsRead>, Error> {
     let path = directory.join(NAME);
     let file = match open_past_cache(io, &path) {
         Err(error) if error.errno() == Some(libc::ENOENT) => return Ok(None),
         opened => opened?,
     };
-    // Apart, so that one that can't be read keeps nobody from reading the other.
+    // Separately, so that an unreadable slot does not keep the other from being read.
     let slot = |slot: u64| {
         let mut bytes = AlignedBuf::new(SLOT);
         match file.read_at(slot * SLOT as u64, &mut bytes) {
@@ -114,7 +115,8 @@ pub(crate) fn read(io: &dyn Io, directory: &Path) -> Result<Option<SlotsRead>, E
     Ok(Some(SlotsRead([slot(0), slot(1)])))
 }
 
-/// The file, which may be there from an attempt before. It is not taken away: its name says that there was one.
+/// Creates the file, or opens it if a previous attempt left it. It is not removed, since its name says that there was
+/// one.
 fn new_file(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {
     match open_writable_past_cache(io, path, Create::New) {
         Err(error) if error.errno() == Some(libc::EEXIST) => {
@@ -124,20 +126,20 @@ fn new_file(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {
     }
 }
 
-/// Whether a directory with these names has a store, or a copy of one, whose making never ended.
+/// Whether a directory with these names has a store, or a copy of one, that was never finished.
 pub(crate) fn is_unfinished(names: &[OsString]) -> bool {
     let has = |name: &str| names.iter().any(|found| found == name);
     !has(NAME) && (has(UNFINISHED) || has(COPYING))
 }
 
-/// Notes durably, by one of the two names, that the making of a store has begun: nothing that is found in the directory is a store's
-/// from then on.
+/// Durably records, by one of the two names, that a store is being made: from then on, existing files in the directory
+/// belong to no store.
 pub(crate) fn begin(io: &dyn Io, directory: &Path, name: &str) -> Result<(), Error> {
     new_file(io, &directory.join(name))?;
     Ok(io.sync_dir(directory)?)
 }
 
-/// A new file with both slots, durable but for its name.
+/// Creates a file with both slots, durably except for its name.
 fn make(io: &dyn Io, path: &Path, superblock: &Superblock) -> Result<(), Error> {
     let file = new_file(io, path)?;
     let mut buf = AlignedBuf::new(2 * SLOT);
@@ -148,7 +150,7 @@ fn make(io: &dyn Io, path: &Path, superblock: &Superblock) -> Result<(), Error> 
     Ok(file.sync_all()?)
 }
 
-/// Ends the making of a store that began with this name: its first superblock, durably.
+/// Finishes a store whose making began with this name, by making its first superblock durable.
 pub(crate) fn create(io: &dyn Io, directory: &Path, name: &str, first: Superblock) -> Result<(), Error> {
     let path = directory.join(name);
     make(io, &path, &Superblock { number: MADE, ..first })?;
@@ -157,7 +159,7 @@ pub(crate) fn create(io: &dyn Io, directory: &Path, name: &str, first: Superbloc
 }
 
 impl Superblocks {
-    /// To go on from what was read, in this slot.
+    /// Opens the file to continue from `newest`, which was read from this slot.
     pub(crate) fn open(
         io: &dyn Io,
         directory: &Path,
@@ -176,7 +178,7 @@ impl Superblocks {
         })
     }
 
-    /// Makes both slots hold the newest, durably, if one of them does not.
+    /// Durably writes the newest superblock to both slots, if one of them does not have it.
     pub(crate) fn complete(&mut self, io: &dyn Io, directory: &Path, read: &SlotsRead) -> Result<(), Error> {
         let other = usize::from(self.first == 1);
         match &read.slots()[other] {
@@ -198,17 +200,17 @@ impl Superblocks {
         }
     }
 
-    /// Makes what was read durable: after a kill the device's own cache may have it alone.
+    /// Makes the superblocks durable: after a kill, they may be only in the device's cache.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         Ok(self.file.sync_all()?)
     }
 
-    /// What counts now.
+    /// Returns the valid superblock.
     pub(crate) fn newest(&self) -> &Superblock {
         &self.newest
     }
 
-    /// Says something new, durably, in one slot and then in the other.
+    /// Durably writes a superblock to one slot, and then to the other.
     pub(crate) fn write(&mut self, superblock: Superblock) -> Result<(), Error> {
         debug_assert!(
             self.newest.checkpoint_seq <= superblock.checkpoint_seq

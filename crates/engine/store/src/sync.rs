@@ -1,18 +1,18 @@
-//! What index and snapshots take of the standard library to coordinate threads.
+//! The types of the standard library with which index and snapshots coordinate threads.
 //!
-//! It is named here alone, so that the models can compile the same sources with loom's in its place.
+//! They are named only here, so that the models can compile the same sources with loom's types instead.
 
 use std::sync::atomic::AtomicUsize;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Parts of the index, each with a lock of its own.
+/// Shards of the index, each with its own lock.
 pub(crate) const SHARDS: usize = 64;
 
-/// Parts that readers register in, each with a lock of its own.
+/// Parts that readers register in, each with its own lock.
 pub(crate) const READER_PARTS: usize = 32;
 
-/// The part of this thread: threads take turns.
+/// Returns this thread's part. Parts are assigned round-robin.
 pub(crate) fn reader_part() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {

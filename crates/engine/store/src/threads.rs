@@ -1,8 +1,8 @@
-//! The background threads: one for checkpoints when there is much to apply, and for the warm set; and one that hands over reports of a
-//! recovery.
+//! The background threads: one runs checkpoints when there is much to apply, and maintains the warm set; the other
+//! delivers a recovery's progress reports.
 //!
-//! Invariants: while it waits it holds no lock but that of the checkpoint request; a failure poisons the store and ends it. It is stopped
-//! and joined before the store is dropped.
+//! Invariants: a waiting thread holds no lock but that of the checkpoint request. A failure poisons the store and ends
+//! the thread. The threads are stopped and joined before the store is dropped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,31 +14,32 @@ use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use crate::core::Core;
 use crate::{Error, Progress};
 
-/// Between two checks whether something is to be done.
+/// Interval between two checks for work.
 const TICK: Duration = Duration::from_secs(1);
-/// What was committed is in the data file after so long, if nothing else asks for it.
+/// Commits are in the data file after this time, even if nothing else requires it.
 const IDLE: Duration = Duration::from_secs(30);
-/// Between two notes of what is resident.
+/// Interval between two writes of the warm set.
 pub(crate) const WARM: Duration = Duration::from_secs(60);
 
-/// Starts it.
+/// Starts the checkpoint thread.
 pub(crate) fn start(core: &Arc<Core>) -> Result<JoinHandle<()>, Error> {
     let core = Arc::clone(core);
     let name = "store_applier";
     Builder::new().name(name.into()).spawn(move || run(&core)).map_err(|error| not_started(name, &error))
 }
 
-/// The error of a thread that could not be started.
+/// Returns the error for a thread that could not be started.
 pub(crate) fn not_started(name: &str, error: &std::io::Error) -> Error {
     Error::Io(pagekeeper_io::Error::Call {
         call: "clone",
         path: name.into(),
-        // Its name has no zero byte, so that only the system can refuse.
+        // The name has no zero byte, so only the system can refuse.
         errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
     })
 }
 
-/// Starts the thread that hands over reports of a recovery, if somebody wants them and any come. It ends with the last one.
+/// Starts the thread that delivers a recovery's progress reports, if a receiver is set and there is anything to report.
+/// It ends with the last report.
 pub(crate) fn start_reporter(core: &Arc<Core>) -> Result<Option<JoinHandle<()>>, Error> {
     if core.config.options.on_progress.is_none() || core.config.opening.pages == 0 {
         return Ok(None);
@@ -54,7 +55,7 @@ pub(crate) fn start_reporter(core: &Arc<Core>) -> Result<Option<JoinHandle<()>>,
 }
 
 impl Core {
-    /// Hands over what is due, in a store without threads.
+    /// Delivers pending reports, in a store without threads.
     pub(crate) fn hand_over_reports(&self) {
         while let Some(progress) = self.reports.next() {
             self.hand_over(&progress);
@@ -63,7 +64,7 @@ impl Core {
 
     fn hand_over(&self, progress: &Progress) {
         if let Some(report) = &self.config.options.on_progress {
-            // Its panic is reported by the panic hook, and must not end the thread that it comes on.
+            // The panic hook reports its panic, which must not end the calling thread.
             let _ = catch_unwind(AssertUnwindSafe(|| report(progress)));
         }
     }
@@ -100,7 +101,7 @@ fn is_checkpoint_due(core: &Core, last_checkpoint: Instant) -> bool {
     core.poison.get().is_none() && (asked || is_idle())
 }
 
-/// Waits until something is to be done; false if it is to stop.
+/// Waits until there is work. Returns false if the thread is to stop.
 fn wait(core: &Core) -> bool {
     let request = lock(&core.checkpoints.request);
     if request.requested || request.stopping {
@@ -110,13 +111,13 @@ fn wait(core: &Core) -> bool {
     !request.stopping
 }
 
-/// Has them end, and waits for that.
+/// Stops the threads, and waits for them.
 pub(crate) fn stop(core: &Core, threads: impl IntoIterator<Item = JoinHandle<()>>) {
     core.reports.end();
     core.checkpoints.stopping.store(true, std::sync::atomic::Ordering::Relaxed);
     lock(&core.checkpoints.request).stopping = true;
     core.checkpoints.requested.notify_all();
-    // One may be what closes the store: whoever gets a report may hold it as the last.
+    // One of them may be closing the store: the receiver of reports may drop its last owner.
     let me = std::thread::current().id();
     for thread in threads.into_iter().filter(|thread| thread.thread().id() != me) {
         let _ = thread.join();

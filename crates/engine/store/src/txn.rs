@@ -1,7 +1,8 @@
-//! Writing: what a transaction changes, before it is committed.
+//! Writing: the changes of a transaction before its commit.
 //!
-//! Invariants: nothing that a transaction does is seen, or on the disk, before its commit; but that the data file may have grown.
-//! The free list is a stack of trunk pages, each with the numbers of free pages; a page is in it at most once.
+//! Invariants: nothing that a transaction does is visible, or on disk, before its commit, except that the data file may
+//! have grown. The free list is a stack of trunk pages, each with the numbers of free pages; a page is in it at most
+//! once.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,21 +21,22 @@ use crate::page::{Page, ShortPage};
 use crate::version::Whole;
 use crate::{Error, PageNo, Seq};
 
-/// What became of a page in a transaction. Headers are made at the commit.
+/// The new state of a page in a transaction. Headers are made at the commit.
 #[derive(Debug)]
 pub(crate) enum Changed {
     /// It has this content.
     Page {
         kind: PageKind,
         bytes: PageBuf,
-        /// Some of the content is what it was before, so that a diff may be shorter.
+        /// Whether some of the content is unchanged, so that a diff may be shorter.
         in_part: bool,
     },
     /// It is free.
     Free,
 }
 
-/// A write transaction: the only one at its time. Dropping it gives all up that it changed. It may go to another thread.
+/// A write transaction: only one exists at a time. Dropping it discards all its changes. It may be sent to another
+/// thread.
 ///
 /// ```
 /// use pagekeeper_store::{Durability, Store};
@@ -53,13 +55,14 @@ pub struct WriteTxn<'a> {
     pub(crate) core: Handle<'a>,
     pub(crate) room: Room<'a>,
     pub(crate) writer: WriterGuard<'a>,
-    /// Before it.
+    /// The meta before the transaction.
     pub(crate) base: Arc<Meta>,
     pub(crate) meta: Meta,
     pub(crate) changed: BTreeMap<PageNo, Changed>,
 }
 
-/// The data file's room for runs that are not committed: given back when it goes, under the writer's lock, unless it is kept.
+/// The data file's room for uncommitted runs. Unless it is kept, dropping it gives the room back, under the writer's
+/// lock.
 pub(crate) struct Room<'a> {
     core: Handle<'a>,
     /// Bytes of the file before the first run.
@@ -67,7 +70,7 @@ pub(crate) struct Room<'a> {
 }
 
 impl Room<'_> {
-    /// A commit may name it from now on.
+    /// Keeps the room: a commit may use it from now on.
     pub(crate) fn keep(&mut self) {
         self.before = None;
     }
@@ -75,7 +78,7 @@ impl Room<'_> {
 
 impl Drop for Room<'_> {
     fn drop(&mut self) {
-        // In a forked child the file is its parent's.
+        // In a forked child, the file belongs to the parent.
         if let Some(bytes) = self.before.filter(|_| self.core.process.is_current()) {
             self.core.data.shrink(bytes);
         }
@@ -95,7 +98,7 @@ impl<'a> WriteTxn<'a> {
         Ok(Self { core, room, writer, base, meta, changed: BTreeMap::new() })
     }
 
-    /// The number of a page that was free; it reads as zeros.
+    /// Allocates a page, and returns its number. The page reads as zeros.
     pub fn allocate(&mut self) -> Result<PageNo, Error> {
         self.core.process.require()?;
         let page = if let Some(head) = self.meta.free_head {
@@ -110,9 +113,10 @@ impl<'a> WriteTxn<'a> {
         Ok(page)
     }
 
-    /// The first of so many pages in a row, behind all others. None of them can be read before it was written as a whole; none
-    /// takes up room in the journal, or on the device, before that; a transaction that is given up gives the run back. Where the device is full by then, the store can't apply what was
-    /// committed until there is room again.
+    /// Allocates consecutive pages behind all others, and returns the first. A page of the run cannot be read before it
+    /// was written as a whole, and takes no space in the journal or on the device until then. Dropping the transaction
+    /// gives the run back. If the device is full when pages are written, the store cannot apply those commits until
+    /// there is space again.
     pub fn allocate_run(&mut self, pages: u64) -> Result<PageNo, Error> {
         self.core.process.require()?;
         let first = self.meta.pages;
@@ -129,7 +133,7 @@ impl<'a> WriteTxn<'a> {
         Ok(first)
     }
 
-    /// Room in the data file. After a sync of it that failed nothing that was written to it can be trusted.
+    /// Makes room in the data file. After a failed sync of the file, nothing that was written to it can be trusted.
     pub(crate) fn grow(&self, pages: u64, sparse: bool) -> Result<(), Error> {
         if pages > MAX_PAGES {
             let wanted = "a store has at most 2^32 - 2";
@@ -140,7 +144,7 @@ impl<'a> WriteTxn<'a> {
                 "there is no address space for more: raise its limit (ulimit -v), and open the store again";
             return Err(Error::Setting { what: "a number of pages", given: pages, wanted });
         }
-        // What a compaction has left there is no page of a run.
+        // Remains of a compaction are not pages of a run.
         self.core.clear_behind(self.base.pages, self.meta.pages..pages)?;
         let grown = self.core.data.grow(pages, sparse);
         let is_passing =
@@ -159,13 +163,13 @@ impl<'a> WriteTxn<'a> {
             self.meta.free_pages -= 1;
             return Ok(page);
         }
-        // Empty: the trunk itself is next.
+        // It is empty: the trunk itself is next.
         self.meta.free_head = trunk::next(payload);
         self.meta.free_pages -= 1;
         Ok(head)
     }
 
-    /// Gives a page back. Snapshots that live still read it.
+    /// Frees a page. Live snapshots still read it.
     ///
     /// Fails with [`Error::OutOfRange`] and [`Error::NotAllocated`].
     pub fn free(&mut self, page: PageNo) -> Result<(), Error> {
@@ -197,14 +201,14 @@ impl<'a> WriteTxn<'a> {
         }
     }
 
-    /// The payload of a page, as this transaction leaves it.
+    /// Returns the payload of a page, as this transaction leaves it.
     ///
     /// Fails with [`Error::OutOfRange`], [`Error::NotAllocated`], [`Error::NeverWritten`] and [`Error::Damaged`].
     pub fn read(&self, page: PageNo) -> Result<Page, Error> {
         self.data(page, Page::version, |core, page| core.page_at(page, Seq::MAX), Page::kind)
     }
 
-    /// The same, for a short read.
+    /// Like [`read`](Self::read), for a short read.
     pub(crate) fn read_short(&self, page: PageNo) -> Result<ShortPage<'_>, Error> {
         self.data(page, ShortPage::version, |core, page| core.short_page_at(page, Seq::MAX), ShortPage::kind)
     }
@@ -228,13 +232,13 @@ impl<'a> WriteTxn<'a> {
         if is_data(kind(&found)) { Ok(found) } else { Err(Error::NotAllocated { page }) }
     }
 
-    /// Why a page that nothing is in can't be read.
+    /// Returns why a page without content cannot be read.
     fn nothing_in(&self, page: PageNo) -> Result<Error, Error> {
         let is_free = self.core.is_given_back(&self.base, page)?;
         Ok(if is_free { Error::NotAllocated { page } } else { Error::NeverWritten { page } })
     }
 
-    /// The page before this transaction; `None` if it was never written.
+    /// Returns the page before this transaction; `None` if it was never written.
     fn before(&self, page: PageNo) -> Result<Option<Page>, Error> {
         self.check_range(page)?;
         self.core.page_at(page, Seq::MAX)
@@ -245,10 +249,10 @@ impl<'a> WriteTxn<'a> {
         if page < pages { Ok(()) } else { Err(Error::OutOfRange { page, pages }) }
     }
 
-    /// Gives a page a new payload, of [`Store::payload_size`](crate::Store::payload_size) bytes.
+    /// Replaces the payload of a page by [`Store::payload_size`](crate::Store::payload_size) bytes.
     ///
-    /// As long as no page is free the page as it was is not read for it. Fails with [`Error::OutOfRange`], [`Error::PayloadSize`] and
-    /// [`Error::NotAllocated`].
+    /// While no page is free, the previous content is not read for this. Fails with [`Error::OutOfRange`],
+    /// [`Error::PayloadSize`] and [`Error::NotAllocated`].
     pub fn write(&mut self, page: PageNo, payload: &[u8]) -> Result<(), Error> {
         self.core.process.require()?;
         let wanted = self.core.payload_size();
@@ -272,7 +276,7 @@ impl<'a> WriteTxn<'a> {
                 Ok(None) if self.core.is_given_back(&self.base, page)? => {
                     return Err(Error::NotAllocated { page });
                 }
-                // What is damaged can be rewritten.
+                // A damaged page can be rewritten.
                 Ok(None) | Err(Error::Damaged { .. }) => {}
                 Ok(Some(before)) if is_data(before.kind()) => {}
                 Ok(Some(_)) => return Err(Error::NotAllocated { page }),
@@ -285,7 +289,7 @@ impl<'a> WriteTxn<'a> {
         Ok(())
     }
 
-    /// The payload of a page, to change a part of it.
+    /// Returns the payload of a page, for changing parts of it.
     ///
     /// Fails as [`Self::read`] does.
     pub fn page_mut(&mut self, page: PageNo) -> Result<&mut [u8], Error> {
@@ -308,22 +312,22 @@ impl<'a> WriteTxn<'a> {
         }
     }
 
-    /// The root page, if one was set.
+    /// Returns the root page, if one was set.
     pub fn root(&self) -> Option<PageNo> {
         self.meta.root
     }
 
-    /// Sets the root page: any number that the user finds useful.
+    /// Sets the root page: any number that is useful to the user.
     pub fn set_root(&mut self, page: Option<PageNo>) {
         self.meta.root = page;
     }
 
-    /// How many pages there are, free ones among them: page numbers are below it.
+    /// Returns the number of pages, including free ones. Page numbers are below it.
     pub fn pages(&self) -> u64 {
         self.meta.pages
     }
 
-    /// The user's metadata.
+    /// Returns the user's metadata.
     pub fn metadata(&self) -> &[u8] {
         &self.meta.user
     }

@@ -1,7 +1,7 @@
-//! Verifying everything: each page's checksum, the free list, the superblocks.
+//! Verifies everything: each page's checksum, the free list, the superblocks.
 //!
-//! Invariant: what is verified is one snapshot, and nothing is changed. What is wrong is counted and named; only what prevents
-//! reading fails.
+//! Invariant: one snapshot is verified, and nothing is changed. Faults are counted and described; only an error that
+//! prevents reading is returned.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -19,14 +19,14 @@ use crate::snapshots::Live;
 use crate::superblocks::SlotRead;
 use crate::{Error, PageNo};
 
-/// Reads at once.
+/// Reads in flight.
 const PIECES: usize = 64;
-/// How often a snapshot is taken again that was ended.
+/// Number of attempts to verify, since a snapshot may be ended.
 const TRIES: usize = 3;
-/// Faults that are named.
+/// Maximum number of described faults.
 const MAX_NAMED: usize = 100;
 
-/// What was found by [`Store::verify`](crate::Store::verify).
+/// The result of [`Store::verify`](crate::Store::verify).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Verification {
@@ -36,16 +36,16 @@ pub struct Verification {
     pub free_pages: u64,
     /// Pages of runs that were never written.
     pub never_written: u64,
-    /// Superblocks that are whole, of two.
+    /// Number of intact superblocks, of two.
     pub superblocks: u64,
-    /// Everything that is wrong, in all.
+    /// Number of all faults.
     pub faults: u64,
-    /// The first hundred of them, in words.
+    /// The first hundred faults, in words.
     pub named: Vec<String>,
 }
 
 impl Verification {
-    /// Whether nothing is wrong.
+    /// Whether there are no faults.
     pub fn is_sound(&self) -> bool {
         self.faults == 0
     }
@@ -82,7 +82,7 @@ impl Core {
             let found = self.verify_at(&live);
             self.snapshots.end(&live);
             tries += 1;
-            // Those who write made it too old: what was found may be of no one time.
+            // Writers ended the snapshot: the findings may not be as of one commit.
             let is_old = live.is_ended() || matches!(found, Err(Error::SnapshotTooOld));
             if !is_old {
                 return found;
@@ -139,7 +139,7 @@ impl Core {
         Ok(())
     }
 
-    /// Reads the whole data file, wide and past the cache; pages that the index has are read there.
+    /// Reads the whole data file, in wide reads past the cache. Pages that the index has are read from there.
     fn verify_pages(
         &self,
         live: &Live,
@@ -177,7 +177,7 @@ impl Core {
                 let kind = match read {
                     Ok(header) if header.seq <= newest && !newer && is_last => Some(header.kind),
                     Err(PageFault::NeverWritten) if !newer && is_last && self.is_blank(live, page) => None,
-                    // Not applied yet, being written, or damaged: what memory has of it does not count.
+                    // Not applied yet, being written, or damaged. A cached copy does not count.
                     Ok(_) | Err(_) => match self.page_read_again(live, page) {
                         Ok(page) => page.map(|page| page.kind()),
                         Err(Error::SnapshotTooOld) => return Err(Error::SnapshotTooOld),
@@ -193,7 +193,7 @@ impl Core {
                         found.free_pages += 1;
                         free.push(page);
                     }
-                    // Its room was given back.
+                    // Its space was given back.
                     None if listed.binary_search(&page).is_ok() => {
                         found.free_pages += 1;
                         free.push(page);
@@ -205,13 +205,13 @@ impl Core {
         Ok(())
     }
 
-    /// The page as a snapshot sees it; what it needs of the data file is read again.
+    /// Returns the page as a snapshot sees it, reading the data file again if necessary.
     pub(crate) fn page_read_again(&self, live: &Live, page: PageNo) -> Result<Option<Page>, Error> {
         self.cached.discard(page);
         self.page_of(live, page)
     }
 
-    /// The pages of the free list, trunks among them, sorted.
+    /// Returns the pages of the free list, including trunks, sorted.
     fn walk_free_list(&self, live: &Live, found: &mut Verification) -> Result<Vec<PageNo>, Error> {
         let mut listed = std::collections::BTreeSet::new();
         let mut next = live.meta.free_head;

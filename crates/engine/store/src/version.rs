@@ -1,7 +1,7 @@
-//! A page as one commit left it, in memory.
+//! A page as of one commit, in memory.
 //!
-//! Invariants: a whole page has its header and checksum already; a replayed page must match its last checksum, else reading it is an
-//! error: also where the bytes that it takes were read from the journal a second time.
+//! Invariants: a whole page already has its header and checksum. A rebuilt page must match its last checksum, or
+//! reading it is an error; this includes bytes that were read from the journal a second time.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::format::entry::{Change, Place};
 use crate::format::page::{self, HEADER, PageKind};
 use crate::{Error, PageNo, Seq};
 
-/// Header and payload as they are to stand on the disk.
+/// Header and payload as they are written to disk.
 #[derive(Debug, Clone)]
 pub(crate) struct Whole {
     pub(crate) kind: PageKind,
@@ -21,7 +21,7 @@ pub(crate) struct Whole {
 }
 
 impl Whole {
-    /// A page that was sealed.
+    /// Takes a page that was sealed.
     pub(crate) fn new(kind: PageKind, bytes: PageBuf) -> Self {
         Self { kind, bytes }
     }
@@ -30,7 +30,7 @@ impl Whole {
         &self.bytes
     }
 
-    /// The checksum in its header.
+    /// Returns the checksum in its header.
     pub(crate) fn crc(&self) -> u32 {
         page::crc(&self.bytes)
     }
@@ -40,21 +40,21 @@ impl Whole {
     }
 }
 
-/// Kind and seq of a page that was checked before; `None` of one that was never written.
+/// Returns kind and seq of a page that was checked before; `None` if it was never written.
 #[inline]
 pub(crate) fn kind_and_seq(bytes: &[u8]) -> Option<(PageKind, Seq)> {
     let seq = bytes.get(16..24)?.try_into().ok()?;
     Some((PageKind::of(bytes[4])?, Seq::from_le_bytes(seq)))
 }
 
-/// What the journal says of a page since it was applied last: not put together yet.
+/// The journal's changes of a page since it was last applied, from which the page can be rebuilt.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Replay {
-    /// In order; a full-page image or a free page can only be the first.
+    /// In order. Only the first may be a full-page image or a free page.
     changes: Vec<Change>,
-    /// Bytes of memory that they take up, about.
+    /// Approximate bytes of memory that they take.
     size: u64,
-    /// Bytes of it were brought in from the journal, and leave memory again.
+    /// Whether its bytes were loaded from the journal, and leave memory again.
     is_passing: bool,
 }
 
@@ -62,7 +62,7 @@ fn size(change: &Change) -> u64 {
     (size_of::<Change>() + change.held_bytes()) as u64
 }
 
-/// The same, once it has its bytes: the journal gives them with a seventh part more, and each for itself.
+/// Returns the size once the change has its bytes: the journal returns them with 1/7 more, and each separately.
 fn size_with_bytes(change: &Change) -> u64 {
     let of_place =
         |place: &Place| u64::from(place.len) + u64::from(place.len) / 7 + size_of::<Bytes>() as u64;
@@ -70,7 +70,7 @@ fn size_with_bytes(change: &Change) -> u64 {
 }
 
 impl Replay {
-    /// One more change: what replaces the page as a whole makes those before it forgotten.
+    /// Adds a change. One that replaces the whole page drops the earlier ones.
     pub(crate) fn push(&mut self, change: Change) {
         if !change.is_part() {
             self.changes.clear();
@@ -84,38 +84,39 @@ impl Replay {
         self.changes.push(change);
     }
 
-    /// Whether the page as it stands in the data file is needed.
+    /// Whether the data file's page is needed.
     pub(crate) fn needs_base(&self) -> bool {
         self.changes.first().is_some_and(Change::is_part)
     }
 
-    /// Whether bytes of it have to be read from the journal.
+    /// Whether some of its bytes must be read from the journal.
     pub(crate) fn is_placed(&self) -> bool {
         self.changes.iter().any(|change| matches!(change, Change::Placed(_)))
     }
 
-    /// Whether those bytes are in memory for a while.
+    /// Whether those bytes are in memory only for now.
     pub(crate) fn is_passing(&self) -> bool {
         self.is_passing
     }
 
-    /// Where those bytes stand.
+    /// Returns the places of those bytes.
     pub(crate) fn places(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         places(&self.changes)
     }
 
-    /// The same with those bytes, as many as there are places; `None` where they can't be what was there.
+    /// Returns the replay with those bytes, one for each place; `None` if they are invalid.
     pub(crate) fn with_bytes(&self, bytes: &[Bytes], payload: usize) -> Option<Self> {
         let changes = with_bytes(&self.changes, bytes, payload)?;
         Some(Self { size: changes.iter().map(size).sum(), changes, is_passing: true })
     }
 
-    /// Bytes of memory that it takes up once it has all of its own, about.
+    /// Returns the approximate bytes of memory that it takes once it has all its bytes.
     pub(crate) fn size_with_bytes(&self) -> u64 {
         self.changes.iter().map(size_with_bytes).sum()
     }
 
-    /// Its changes by parts, in order: each takes up at most so many bytes with all of its own, or is one change.
+    /// Returns its changes in order, in parts that take at most this many bytes with all their data, or are a single
+    /// change.
     pub(crate) fn parts(&self, max_bytes: u64) -> impl Iterator<Item = &[Change]> {
         let mut rest = &self.changes[..];
         std::iter::from_fn(move || {
@@ -130,12 +131,12 @@ impl Replay {
         })
     }
 
-    /// The checksum of the page after each change.
+    /// Returns the page's checksum after each change.
     pub(crate) fn checksums(&self) -> Vec<u32> {
         self.changes.iter().map(Change::crc).collect()
     }
 
-    /// Puts the page together in `bytes`, which hold the page as the data file has it if that is needed. Nothing of it may be placed.
+    /// Rebuilds the page in `bytes`, which contain the data file's page if that is needed. No change may be placed.
     pub(crate) fn put_together(&self, id: &PageId, bytes: &mut [u8]) -> Result<PageKind, Error> {
         let mut assembly = Assembly::new(bytes);
         assembly.apply(&self.changes);
@@ -143,7 +144,7 @@ impl Replay {
     }
 }
 
-/// Where bytes stand that changes need of the journal.
+/// Returns the places of bytes that changes need from the journal.
 pub(crate) fn places(changes: &[Change]) -> impl Iterator<Item = Range<u64>> + '_ {
     changes.iter().filter_map(|change| match change {
         Change::Placed(place) => Some(place.lsns()),
@@ -151,7 +152,7 @@ pub(crate) fn places(changes: &[Change]) -> impl Iterator<Item = Range<u64>> + '
     })
 }
 
-/// The changes with those bytes, as many as there are places; `None` where they can't be what was there.
+/// Returns the changes with those bytes, one for each place; `None` if they are invalid.
 pub(crate) fn with_bytes(changes: &[Change], bytes: &[Bytes], payload: usize) -> Option<Vec<Change>> {
     let mut bytes = bytes.iter();
     let with_bytes = |change: &Change| match change {
@@ -161,21 +162,21 @@ pub(crate) fn with_bytes(changes: &[Change], bytes: &[Bytes], payload: usize) ->
     changes.iter().map(with_bytes).collect()
 }
 
-/// A page that is being put together.
+/// A page that is being rebuilt.
 pub(crate) struct Assembly<'a> {
     bytes: &'a mut [u8],
     kind: PageKind,
-    /// The checksum of the page after the last change.
+    /// The page's checksum after the last change.
     crc: u32,
 }
 
 impl<'a> Assembly<'a> {
-    /// In `bytes`, which hold the page as the data file has it if the first change is one of a part.
+    /// Begins in `bytes`, which contain the data file's page if the first change is partial.
     pub(crate) fn new(bytes: &'a mut [u8]) -> Self {
         Self { bytes, kind: PageKind::Data, crc: 0 }
     }
 
-    /// Does the next changes. None of them may be placed.
+    /// Applies the next changes. None of them may be placed.
     pub(crate) fn apply(&mut self, changes: &[Change]) {
         for change in changes {
             let payload = &mut self.bytes[HEADER..];
@@ -202,7 +203,7 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    /// The page has all changes now, and its header; fails where it has another checksum than the last of them gave it.
+    /// Writes the header after all changes. Fails if the checksum is not that of the last change.
     pub(crate) fn finish(self, id: &PageId) -> Result<PageKind, Error> {
         if page::seal(self.bytes, self.kind, id.page, id.seq, id.store) == self.crc {
             return Ok(self.kind);
@@ -211,7 +212,7 @@ impl<'a> Assembly<'a> {
     }
 }
 
-/// Which page it is, for what is put together and for messages.
+/// The identity of a page, for rebuilding it and for messages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageId<'a> {
     pub(crate) path: &'a std::path::Path,
@@ -226,17 +227,17 @@ impl PageId<'_> {
     }
 }
 
-/// What a version holds.
+/// The content of a version.
 #[derive(Debug, Clone)]
 pub(crate) enum Content {
     /// The page itself.
     Whole(Whole),
-    /// What it is to be put together from.
+    /// The changes from which it can be rebuilt.
     Replay(Arc<Replay>),
 }
 
 impl Content {
-    /// Bytes of memory, about.
+    /// Returns the approximate bytes of memory.
     pub(crate) fn size(&self) -> u64 {
         match self {
             Self::Whole(whole) => whole.bytes.len() as u64,
@@ -249,7 +250,7 @@ impl Content {
 #[derive(Debug, Clone)]
 pub(crate) struct Version {
     pub(crate) seq: Seq,
-    /// The data file has it, or a newer one.
+    /// Whether the data file has it, or a newer one.
     pub(crate) applied: bool,
     pub(crate) content: Content,
 }

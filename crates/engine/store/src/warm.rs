@@ -1,8 +1,8 @@
-//! The warm set: which pages were resident, noted now and then and at the close, and brought back after an opening.
+//! The warm set: a list of resident pages, written periodically and at the close, and loaded again after an opening.
 //!
-//! Invariants: it is a hint. A note that is missing, torn or of another store brings nothing back, and nothing fails by it. It is
-//! written only where it says something else than the one that is there; whoever opens a store for a moment leaves that, too:
-//! there was no time to load what it names.
+//! Invariants: it is a hint. A list that is missing, torn or of another store loads nothing, and causes no failure. It
+//! is written only if it differs from the existing one. A store that was open only briefly also keeps a list that
+//! covers its resident pages, since there was no time to load all that it names.
 
 use std::ops::Range;
 use std::path::Path;
@@ -12,20 +12,20 @@ use pagekeeper_io::{Access, Create, Error as IoError, Io, WriteMode};
 use crate::core::Core;
 use crate::format::warm::{decode, encode};
 
-/// The note.
+/// The list's name.
 pub(crate) const NAME: &str = "warm";
-/// It while it is written.
+/// Its name while it is written.
 pub(crate) const NEW: &str = "warm.new";
 
-/// Bytes of the largest note that is read.
+/// Maximum bytes of a list that is read.
 const MAX_BYTES: u64 = 64 << 20;
-/// One part in so many of the cache may be brought back.
+/// At most this part of the cache is loaded.
 const SHARE: u64 = 2;
-/// Bytes that are begun at once: no cache takes more than a quarter of itself.
+/// Bytes of one prefetch: no cache takes more than a quarter of itself.
 const STEP: u64 = 128 << 10;
 
 impl Core {
-    /// Notes what is resident; of a store that was open for a moment, only if some of that is not noted yet.
+    /// Writes the list of resident pages. If the store was open only briefly, writes it only if it lacks some of them.
     pub(crate) fn save_warm_set(&self, was_brief: bool) {
         let (io, directory, store) = (&*self.config.io, &*self.config.directory, self.config.store_id);
         let resident = self.cached.resident();
@@ -33,11 +33,11 @@ impl Core {
         if resident == noted || was_brief && covers(&noted, &resident) {
             return;
         }
-        // The next note may do better.
+        // The next write may succeed.
         let _ = write(io, directory, &encode(store, &resident));
     }
 
-    /// Begins to load what was resident, as much as has room.
+    /// Starts loading the listed pages, as many as there is room for.
     pub(crate) fn load_warm_set(&self) {
         if !self.config.options.warm {
             return;

@@ -1,10 +1,10 @@
-//! The lock of the write transaction: held from its beginning to its end, which may be on another thread.
+//! The lock of the write transaction, which may be released on another thread.
 
 use std::sync::{Condvar, Mutex};
 
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
-/// Whether there is a write transaction, and who waits for its end.
+/// The state of the lock, and the threads that wait for it.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
     is_held: Mutex<bool>,

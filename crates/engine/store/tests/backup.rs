@@ -1,5 +1,5 @@
-//! Backups on real file systems: beside commits, with the process killed at random, onto a disk that is full, and where something stands in
-//! the way.
+//! Backups on real file systems: beside commits, with the process killed at random, onto a full disk, and with
+//! something else at the destination.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::symlink;
@@ -12,15 +12,15 @@ use pagekeeper_testing::{Mounted, Rng, Seed, disk_dir};
 
 /// Pages of the store.
 const PAGES: u64 = 2000;
-/// Variable with the directory in which the child finds the store, and makes backups.
+/// The environment variable with the directory of the store that the child opens and backs up.
 const DIRECTORY: &str = "PAGEKEEPER_BACKED_UP_STORE";
 
-/// With little memory and a short journal: there are checkpoints all the time, and snapshots are ended.
+/// Returns options with little memory and a short journal: checkpoints run all the time, and snapshots are ended.
 fn options() -> StoreOptions {
     Store::options().memory(2 << 20).journal_bytes(512 << 10)
 }
 
-/// A store of pages of zeros.
+/// Makes a store of pages of zeros.
 fn filled(dir: &Path) -> Store {
     let store = options().open(dir).unwrap();
     let blank = vec![0; store.payload_size()];
@@ -37,7 +37,7 @@ fn number(payload: &[u8]) -> u64 {
     payload[..8].try_into().map_or(0, u64::from_le_bytes)
 }
 
-/// One commit: something goes from one page to another, so that the sum of all stays zero.
+/// Makes one commit that moves an amount from one page to another, so that the sum of all stays zero.
 fn transfer(store: &Store, rng: &mut Rng) -> Result<(), Error> {
     let mut txn = store.begin()?;
     let by = rng.of(0..1000);
@@ -50,7 +50,7 @@ fn transfer(store: &Store, rng: &mut Rng) -> Result<(), Error> {
     Ok(())
 }
 
-/// Its pages are as of one commit, and all is sound.
+/// Checks that its pages are as of one commit, and valid.
 fn is_whole(store: &Store) {
     let read = store.begin_read().unwrap();
     let sum = (0..PAGES).map(|page| number(&read.read(page).unwrap())).fold(0, u64::wrapping_add);
@@ -59,7 +59,7 @@ fn is_whole(store: &Store) {
     assert!(verified.is_sound(), "{verified}");
 }
 
-/// No test of its own: what the child does, until it is killed.
+/// Not a test of its own: the work of the child until it is killed.
 #[test]
 fn child_that_is_backed_up() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
@@ -164,7 +164,7 @@ fn nothing_that_is_there_is_followed_or_written_over() {
     store.backup(&at("copy")).unwrap();
 }
 
-/// As a kill just before the rename leaves it. To who asks for the copy a new store would look like one that is empty.
+/// The state after a kill just before the rename. Made anew, the store would look empty to whoever wants the copy.
 #[test]
 fn no_store_is_made_of_a_backup_that_was_never_finished() {
     let temp = disk_dir();
@@ -179,7 +179,7 @@ fn no_store_is_made_of_a_backup_that_was_never_finished() {
         }
     }
     assert!(matches!(options().repair(&at("copy"), &at("repaired")), Err(Error::Unfinished { .. })));
-    // It is as it was: with its mark for the name nothing is missing.
+    // With the mark renamed to the final name, nothing is missing.
     std::fs::rename(at("copy/superblock.copy"), at("copy/superblock")).unwrap();
     is_whole(&options().open(&at("copy")).unwrap());
 }

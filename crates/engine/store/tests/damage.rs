@@ -1,5 +1,5 @@
-//! Written data that is lost, or is in an older state: found by reads, by `verify` or by the
-//! opening, and never taken for the right data. On a simulated disk.
+//! Written data that is lost, or in an older state: reads, `verify` or the opening detect it, and it is never taken for
+//! the right data. On a simulated disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ fn write_all(store: &Store, byte: u8) {
     txn.commit(Durability::Sync).unwrap();
 }
 
-/// A store that was closed with all in the data file; each page was written twice.
+/// Makes a store that was closed with everything in the data file; each page was written twice.
 fn disk() -> SimDisk {
     let disk = SimDisk::new();
     let store = options(&disk).open(dir()).unwrap();
@@ -54,7 +54,7 @@ fn read(disk: &SimDisk, name: &str, at: u64, len: usize) -> Vec<u8> {
     bytes.to_vec()
 }
 
-/// Page 3 is refused, with these words, by a reader and by `verify`; all others are what they should be.
+/// Checks that a reader and `verify` refuse page 3 with these words, and that all other pages are right.
 fn is_found(store: &Store, said: &str) {
     let found = store.verify().unwrap();
     assert!(found.faults == 1 && found.named[0].contains(said), "{said}: {found}");
@@ -138,7 +138,7 @@ fn a_page_that_is_old_blank_or_of_no_commit_is_found() {
         write(&disk, "data", 3 * PAGE, bytes);
         is_found(&options(&disk).open(dir()).unwrap(), said);
     }
-    // Also where memory has the page as it should be.
+    // Also if memory has the right page.
     let disk = made.after_power_cut(pagekeeper_io::Persistence::All, 0);
     let store = options(&disk).open(dir()).unwrap();
     assert_eq!(store.begin_read().unwrap().read(3).unwrap()[0], 2);
@@ -146,7 +146,7 @@ fn a_page_that_is_old_blank_or_of_no_commit_is_found() {
     is_found(&store, "it was written, and is all zeros");
 }
 
-/// The journal lost its end after a checkpoint had written pages, and the map says nothing of them.
+/// The journal lost its end after a checkpoint had written pages, and the map does not cover them.
 #[test]
 fn a_page_of_a_commit_that_was_lost_is_not_taken_for_one_that_came_later() {
     let disk = disk();
@@ -163,7 +163,7 @@ fn a_page_of_a_commit_that_was_lost_is_not_taken_for_one_that_came_later() {
     assert!(matches!(error, Error::Damaged { page: 3, .. }) && error.to_string().contains(said), "{error}");
     let found = store.verify().unwrap();
     assert_eq!(found.named.iter().filter(|fault| fault.contains(said)).count(), 1, "{found}");
-    // Whoever writes it as a whole has it again.
+    // Writing it as a whole makes it right again.
     let mut txn = store.begin().unwrap();
     txn.write(3, &vec![5; store.payload_size()]).unwrap();
     txn.commit(Durability::Sync).unwrap();

@@ -1,4 +1,4 @@
-//! A store on a simulated disk that is full, rotten, or lies about a sync.
+//! A store on a simulated disk that is full, corrupt, or lies about a sync.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ fn options(disk: &SimDisk) -> StoreOptions {
     Store::options().io(Arc::new(disk.clone())).memory(1 << 20).warm(false).without_threads()
 }
 
-/// A store with two pages that begin with 7.
+/// Makes a store with two pages that begin with 7.
 fn store(disk: &SimDisk) -> Store {
     let store = options(disk).open(dir()).unwrap();
     let mut txn = store.begin().unwrap();
@@ -98,7 +98,7 @@ fn a_data_file_that_would_be_too_large_costs_one_transaction() {
     drop(txn);
     change(&store, 0, 8);
 
-    // More than ext4 has; where the file system takes it there is nothing to see.
+    // More than ext4 allows. A file system that allows it shows nothing here.
     let temp = pagekeeper_testing::disk_dir();
     let options = Store::options().page_size(64 << 10).memory(8 << 20).journal_bytes(1 << 20);
     let store = options.open(&temp.path().join("store")).unwrap();
@@ -245,7 +245,7 @@ fn a_close_reports_that_the_end_of_the_journal_could_not_be_noted() {
         disk.inject("/store/journal/control", 0..u64::MAX, WriteFault::EIO, Times::Once).unwrap();
         let closed = store.close();
         assert!(matches!(closed, Err(Error::Journal(_))), "{closed:?}");
-        // Nothing is lost by it, and nobody has it open any more.
+        // Nothing is lost by it, and the store is no longer open.
         let store = options(&disk).open(dir()).unwrap();
         assert_eq!(first_byte(&store, 1).unwrap(), 7);
         store.close().unwrap();

@@ -1,8 +1,8 @@
-//! A store that version 2 of the format made, and a killed process left: it must be opened by all later versions. One of version 1, of
-//! before the first release, is refused in plain words.
+//! A store in version 2 of the format that a killed process left: all later versions must open it. One of version 1,
+//! from before the first release, is refused in plain words.
 //!
-//! `tests/fixture/v2` was written by [`make`]; `PAGEKEEPER_MAKE_FIXTURE=DIR cargo test -p pagekeeper-store --test fixture`
-//! makes another one, for a new version.
+//! [`make`] wrote `tests/fixture/v2`; `PAGEKEEPER_MAKE_FIXTURE=DIR cargo test -p pagekeeper-store --test fixture` makes
+//! another one, for a new version.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use pagekeeper_store::{Create, Durability, Error, Store};
 
 const PAGES: u64 = 12;
 
-/// Some pages applied and synced, some in the journal as wholes, some changed in part, some free.
+/// Makes a store with pages that are applied and synced, in the journal as full images, changed in part, and free.
 fn make(dir: &Path) {
     let store = Store::options()
         .journal_bytes(64 << 10)
@@ -42,7 +42,7 @@ fn make(dir: &Path) {
     store.close().unwrap();
 }
 
-/// Mostly zeros, so that the fixture takes up little.
+/// Returns a payload of mostly zeros, so that the fixture is small.
 fn payload(page: u64, len: usize) -> Vec<u8> {
     (0..len).map(|at| if at < 200 { (page * 37 + at as u64 * 11).to_le_bytes()[0] } else { 0 }).collect()
 }

@@ -1,5 +1,5 @@
-//! A store that was closed, on a disk that is full by now: it opens for writing, reads, refuses what has no room and nothing else, and
-//! goes on when there is room. On a simulated disk and on ext4.
+//! A closed store whose disk is full now: it opens for writing, reads, refuses only what has no room, and continues
+//! when there is room. On a simulated disk and on ext4.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ fn on(disk: &SimDisk) -> StoreOptions {
     small().io(Arc::new(disk.clone())).without_threads()
 }
 
-/// Pages 0 to 3 begin with 7, in the data file; then page 0 begins with 8, in the journal alone.
+/// Makes pages 0 to 3 begin with 7, in the data file; then page 0 begins with 8, only in the journal.
 fn make(store: &Store) {
     let mut txn = store.begin().unwrap();
     let first = txn.allocate_run(PAGES).unwrap();
@@ -39,7 +39,7 @@ fn first_bytes(store: &Store) -> Vec<u8> {
     (0..PAGES).map(|page| read.read(page).unwrap()[0]).collect()
 }
 
-/// A transaction that needs more pages than the file has room for.
+/// Runs a transaction that needs more pages than the file has room for.
 fn grow(store: &Store) -> Result<u64, Error> {
     let mut txn = store.begin()?;
     for _ in 0..200 {
@@ -61,7 +61,7 @@ fn it_opens_reads_and_goes_on_when_there_is_room() {
         assert_eq!(first_bytes(&store), [8, 7, 7, 7]);
         assert!(store.verify().unwrap().is_sound());
         assert_eq!(grow(&store).unwrap_err().errno(), Some(libc::ENOSPC));
-        // The journal has its room, whatever the disk has.
+        // The journal has its room, even on a full disk.
         change(&store, 1, 9).unwrap();
         if atomic {
             // There is no space to test whether pages can be written atomically.

@@ -1,5 +1,5 @@
-//! A bit of the journal that is another one than was written: if it takes something with it that was acknowledged the store is refused, and
-//! never opened without that; else it is opened, and the damage is named. On a simulated disk.
+//! A flipped bit in the journal. If it destroys acknowledged commits, the store is refused, and never opened without
+//! them. Otherwise it is opened, and the damage is reported. On a simulated disk.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn ring(disk: &SimDisk) -> Vec<Vec<u8>> {
     (0..FILES).map(read).collect()
 }
 
-/// A commit, and the bytes of the journal that it changed, each with the number of its file.
+/// Commits, and returns the bytes of the journal that changed, each with the number of its file.
 fn commit_and_find(disk: &SimDisk, store: &Store) -> Vec<(u64, u64)> {
     let before = ring(disk);
     commit(store);
@@ -40,7 +40,7 @@ fn commit_and_find(disk: &SimDisk, store: &Store) -> Vec<(u64, u64)> {
     changed
 }
 
-/// With any of these bits flipped the store is refused, to write and to read only, and left as it is.
+/// Checks that with any of these bits flipped the store is refused, for writing and read-only, and left as it is.
 fn each_flip_is_refused(made: &SimDisk, places: &[(u64, u64)]) {
     for (number, (file, at)) in (0..).zip(places) {
         let disk = made.after_power_cut(Persistence::All, 0);
@@ -57,12 +57,12 @@ fn each_flip_is_refused(made: &SimDisk, places: &[(u64, u64)]) {
     }
 }
 
-/// Those places that are in records, and those that are not: in padding.
+/// Divides the places into those in records, and those in padding.
 fn of_records_and_padding(disk: &SimDisk, places: Vec<(u64, u64)>) -> [Vec<(u64, u64)>; 2] {
     let len = ring(disk)[0].len() as u64;
     let log = RedoLog::options().io(Arc::new(disk.clone())).read_only(true);
     let (_, records) = log.recover(&dir().join("journal"), None).unwrap();
-    // None of these journals has come to its end.
+    // None of these journals has wrapped around.
     let is_of_record = |(file, at): &(u64, u64)| {
         records.iter().any(|record| (record.lsn..record.end).contains(&(file * len + at)))
     };
@@ -70,7 +70,7 @@ fn of_records_and_padding(disk: &SimDisk, places: Vec<(u64, u64)>) -> [Vec<(u64,
     [records, padding]
 }
 
-/// With any of these bits flipped the store opens with all its commits, goes on, and says what is damaged.
+/// Checks that with any of these bits flipped the store opens with all its commits, takes more, and reports the damage.
 fn each_flip_is_named(made: &SimDisk, places: &[(u64, u64)]) {
     let seq = options(made).read_only(true).open(dir()).unwrap().stat().seq;
     assert!(!places.is_empty());
@@ -86,13 +86,13 @@ fn each_flip_is_named(made: &SimDisk, places: &[(u64, u64)]) {
         store.close_and_sync().unwrap();
         let store = options(&disk).open(dir()).unwrap();
         assert_eq!(store.stat().seq, seq + 1);
-        // Written over, or given up.
+        // Overwritten, or given up.
         let found = store.verify().unwrap();
         assert!(found.is_sound(), "byte {at}: {found}");
     }
 }
 
-/// Each byte of the journal of a closed store that no commit needs may be damaged: the store opens as it is.
+/// Each byte of a closed store's journal that no commit needs may be damaged: the store opens all the same.
 #[test]
 fn what_no_commit_needs_of_a_closed_journal_refuses_no_opening() {
     let options = |disk: &SimDisk| common::options(disk, 64 << 10);
@@ -147,7 +147,7 @@ fn a_flipped_bit_in_the_last_group_of_a_closed_store_is_refused_or_loses_nothing
     }
 }
 
-/// A store that was killed is closed by whoever opened it and committed nothing: what it had is as safe then as what was committed since.
+/// A killed store is opened and closed without a commit. Its old commits are then as safe as new ones.
 #[test]
 fn a_flipped_bit_in_the_last_group_of_a_killed_store_that_was_opened_and_closed_is_refused_or_loses_nothing()
 {
@@ -159,7 +159,7 @@ fn a_flipped_bit_in_the_last_group_of_a_killed_store_that_was_opened_and_closed_
     drop(store);
     for close in [true, false] {
         let disk = killed.after_kill();
-        // However often that happens it takes up no room.
+        // This takes no room, however often it happens.
         for _ in 0..300 {
             let store = options(&disk).open(dir()).unwrap();
             assert_eq!(store.stat().opening.commits, 6);

@@ -1,5 +1,5 @@
-//! Real kills: a child process commits under load and reports each commit that was acknowledged; it is killed at random, and
-//! what it leaves is opened, verified and compared with what it reported.
+//! Real kills: a child process commits under load and reports each acknowledged commit. It is killed at random, and the
+//! store is opened, verified and compared with the reports.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -11,15 +11,15 @@ use pagekeeper_testing::{Mounted, Rng, Seed, disk_dir};
 
 /// Pages of the store.
 const PAGES: u64 = 300;
-/// Variable with the directory of the child's store.
+/// The environment variable with the directory of the child's store.
 const DIRECTORY: &str = "PAGEKEEPER_KILLED_STORE";
 
-/// With little memory and a short journal, so that there are checkpoints all the time.
+/// Returns options with little memory and a short journal, so that checkpoints run all the time.
 fn options() -> StoreOptions {
     Store::options().memory(2 << 20).journal_bytes(512 << 10)
 }
 
-/// A number of which each bit depends on all bits of this one.
+/// Returns a number in which each bit depends on all bits of this one.
 fn mix(number: u64) -> u64 {
     Rng::from_seed(number).number()
 }
@@ -29,7 +29,7 @@ fn pages_of(number: u64) -> impl Iterator<Item = u64> {
     (0..=mix(number) % 4).map(move |which| mix(number ^ (which + 1) << 40) % PAGES)
 }
 
-/// Makes a page that of a commit: as a whole now and then, mostly in three places.
+/// Marks a page with its commit: sometimes as a whole, mostly in three places.
 fn mark(payload: &mut [u8], number: u64) {
     let len = payload.len();
     for at in [0, len / 2, len - 8] {
@@ -41,7 +41,7 @@ fn number_of(metadata: &[u8]) -> u64 {
     metadata.try_into().map_or(0, u64::from_le_bytes)
 }
 
-/// One commit, which contains its own number.
+/// Makes one commit, which contains its own number.
 fn commit(store: &Store, durability: Durability) -> Result<u64, Error> {
     let mut txn = store.begin()?;
     let number = number_of(txn.metadata()) + 1;
@@ -61,7 +61,7 @@ fn commit(store: &Store, durability: Durability) -> Result<u64, Error> {
     Ok(number)
 }
 
-/// No test of its own: what the child does, until it is killed.
+/// Not a test of its own: the work of the child until it is killed.
 #[test]
 fn child_under_load() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
@@ -84,7 +84,8 @@ fn child_under_load() {
     });
 }
 
-/// Runs a child, kills it so long after it began, or after its first commit, and gives the last commit that it reported.
+/// Runs a child, and kills it after this time, counted from its start or its first commit. Returns the last commit that
+/// it reported.
 fn kill_one(directory: &Path, after_first: bool, wait: Duration) -> u64 {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["child_under_load", "--exact", "--nocapture", "--test-threads=1"])
@@ -117,7 +118,7 @@ fn kill_and_compare(directory: &Path, kills: u64) {
     let (mut acknowledged, mut done, mut at_least) = (0, 0, 0);
     for kill in 0..kills {
         let rng = mix(seed.0 ^ kill);
-        // Some while it is still being opened, or made.
+        // Some while the store is still being opened or made.
         let after_first = !rng.is_multiple_of(5);
         let wait = Duration::from_micros((rng >> 8) % if after_first { 150_000 } else { 30_000 });
         at_least += u64::from(after_first);
@@ -146,7 +147,7 @@ fn kill_and_compare(directory: &Path, kills: u64) {
     assert!(acknowledged >= at_least, "hardly anything was committed");
 }
 
-/// On the disk that the build is on, or where `PAGEKEEPER_KILLS_IN` says: on a slow disk, for one.
+/// On the build's disk, or the directory in `PAGEKEEPER_KILLS_IN`, for example on a slow disk.
 #[test]
 fn acknowledged_commits_survive_kills() {
     let given = std::env::var_os("PAGEKEEPER_KILLS_IN");
@@ -154,7 +155,7 @@ fn acknowledged_commits_survive_kills() {
     kill_and_compare(&temp.path().join("store"), 50);
 }
 
-/// On XFS, in a file system of its own on a loop device.
+/// On XFS, in a separate file system on a loop device.
 #[test]
 fn acknowledged_commits_survive_kills_on_xfs() {
     let Some(mounted) = Mounted::new("xfs") else { return };

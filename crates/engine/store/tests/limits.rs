@@ -1,5 +1,5 @@
-//! Limits of a store: the space of abandoned runs is given back, and journals too small for a page
-//! are refused. Little address space is reported, and a callback for reports may call the store.
+//! Limits of a store: the space of abandoned runs is given back, journals too small for a page are refused, little
+//! address space is reported, and a progress callback may call the store.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +12,7 @@ fn small() -> StoreOptions {
     Store::options().memory(1 << 20).journal_bytes(64 << 10).warm(false)
 }
 
-/// Pages that have this byte, committed.
+/// Commits pages with this byte.
 fn commit(store: &Store, pages: u64, byte: u8) -> u64 {
     let payload = vec![byte; store.payload_size()];
     let mut txn = store.begin().unwrap();
@@ -35,11 +35,11 @@ fn a_run_that_is_given_up_gives_its_room_back() {
     assert!(len() >= 4096 << 20);
     drop(txn);
     assert_eq!(len(), before, "dropped");
-    // As one that is refused.
+    // Like one that is refused.
     let mut txn = store.begin().unwrap();
     let again = txn.allocate_run(1 << 20).unwrap();
     assert_eq!(again, run);
-    // No page of it is as another, so that none is short in the journal.
+    // No two pages are alike, so that none is short in the journal.
     let mut state = 1_u32;
     let mut payload = vec![0; store.payload_size()];
     for page in again..again + 100 {
@@ -101,7 +101,7 @@ fn little_address_space_makes_a_smaller_table_or_a_clear_error() {
     let dir = temp.path().join("store");
     commit(&small().open(&dir).unwrap(), 8, 3);
     let name = "little_address_space_makes_a_smaller_table_or_a_clear_error";
-    // In KiB: enough for all but the whole table, and too little for a cache of 256 MiB.
+    // In KiB: enough for everything but the full table, and too little for a cache of 256 MiB.
     for (limit, expected) in [(2 << 20, "opened"), (200 << 10, "the page cache: ")] {
         let script = format!("ulimit -v {limit}; exec \"$0\" --exact {name} --nocapture --test-threads=1");
         let child = Command::new("sh")
@@ -180,7 +180,7 @@ fn who_gets_reports_may_call_the_store() {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(*found.lock().unwrap(), [(0, 4)]);
-        // As the last who holds it, too.
+        // Also as its last owner.
         drop(store);
         assert_eq!(small().open(&dir).unwrap().begin_read().unwrap().read(4).unwrap()[0], 9);
     }

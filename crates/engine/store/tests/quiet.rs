@@ -1,4 +1,4 @@
-//! Openings that change nothing write nothing: of a store that was closed, of one that only reads were done in, and of one that can't be
+//! Openings that change nothing write nothing: of a closed store, of one that was only read, and of one that cannot be
 //! opened. On a simulated disk.
 
 use std::path::Path;
@@ -13,12 +13,12 @@ fn dir() -> &'static Path {
     Path::new("/store")
 }
 
-/// With its thread, and with the note of what is resident.
+/// Returns options with the background thread and the warm set.
 fn options(disk: &SimDisk) -> StoreOptions {
     Store::options().io(Arc::new(disk.clone())).memory(1 << 20).journal_bytes(64 << 10)
 }
 
-/// A store with 40 pages, all in the data file.
+/// Makes a store with 40 pages, all in the data file.
 fn made() -> SimDisk {
     let disk = SimDisk::new();
     let store = options(&disk).open(dir()).unwrap();
@@ -32,13 +32,12 @@ fn made() -> SimDisk {
     disk.after_kill()
 }
 
-/// Returns the number of operations on the disk except syncs: writes, changes of lengths and of
-/// names.
+/// Returns the number of operations on the disk except syncs: writes, and changes of lengths and names.
 fn changes(disk: &SimDisk) -> u64 {
     disk.ops() - disk.stats().syncs
 }
 
-/// Returns the record of resident pages.
+/// Returns the warm set.
 fn note(disk: &SimDisk) -> Option<Vec<u8>> {
     let file = disk.open(&dir().join("warm"), Access::Buffered).ok()?;
     let mut bytes = vec![0; usize::try_from(file.stat().unwrap().size).unwrap()];
@@ -84,14 +83,14 @@ fn of_reads_alone_only_the_note_of_what_is_resident_is_written_and_once() {
         (changes(&disk) > before, note(&disk) != note_before)
     };
     assert_eq!(read(&[3, 4, 5, 20]), (true, true));
-    // Whoever has it open for a moment does not forget what others have noted.
+    // Opening it briefly does not drop pages that others have listed.
     for pages in [&[3, 4, 5, 20][..], &[4], &[]] {
         assert_eq!(read(pages), (false, false), "{pages:?}");
     }
     assert_eq!(read(&[4, 6]), (true, true));
 }
 
-/// A store with commits in the data file, and others in the journal alone, which was closed or not.
+/// Makes a store with commits in the data file, and others only in the journal, which was closed or not.
 fn with_journal(closed: bool) -> SimDisk {
     let disk = made();
     let store = options(&disk).background_apply(false).without_threads().open(dir()).unwrap();
@@ -106,7 +105,7 @@ fn with_journal(closed: bool) -> SimDisk {
     disk.after_kill()
 }
 
-/// The files of a store but the note of what is resident, with what they hold.
+/// Returns the files of a store except the warm set, with their content.
 fn content(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
     let names = ["superblock", "data", "map", "journal/control"].map(str::to_owned);
     let ring = (0..4).map(|file| format!("journal/redo.{file:03}"));
@@ -119,7 +118,7 @@ fn content(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
     names.into_iter().chain(ring).map(read).collect()
 }
 
-/// More openings than the journal has epochs or room for, and all of them fail so.
+/// Runs more openings than the journal has epochs or room for, and checks that each fails in this way.
 fn all_fail(disk: &SimDisk, is_expected: impl Fn(&Error) -> bool) {
     let before = changes(disk);
     for turn in 0..300 {
@@ -130,7 +129,7 @@ fn all_fail(disk: &SimDisk, is_expected: impl Fn(&Error) -> bool) {
     assert_eq!(changes(disk), before, "something was written");
 }
 
-/// All is there, and the journal has its room.
+/// Checks that everything is there, and that the journal has its room.
 fn goes_on(disk: &SimDisk) {
     let store = options(disk).without_threads().open(dir()).unwrap();
     let read = store.begin_read().unwrap();
@@ -173,7 +172,7 @@ fn openings_that_fail_for_a_file_that_was_cut_off_use_nothing_up() {
             let cut = content(&disk);
             all_fail(&disk, |error| matches!(error, Error::CutOff { found: 4096, .. }));
             assert!(content(&disk) == cut, "{name}");
-            // Whoever has it puts it back.
+            // The file is put back.
             let file = disk.open_writable(&dir().join(name), Access::Buffered, Create::Never).unwrap();
             file.write_at(0, bytes, WriteMode::Plain).unwrap();
             file.sync_all().unwrap();

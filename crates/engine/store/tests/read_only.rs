@@ -1,5 +1,4 @@
-//! A store that is opened to read only: with all that it has, on media that take no byte, beside other readers; and not one byte is
-//! written.
+//! A store that is opened read-only: complete, on read-only media, beside other readers, and without a byte written.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,7 +23,7 @@ fn on(disk: &SimDisk) -> StoreOptions {
     small().io(Arc::new(disk.clone())).warm(false).without_threads()
 }
 
-/// Pages 0 to 7 have `first`; then page 0 is changed in part, and page 1 as a whole.
+/// Writes `first` to pages 0 to 7; then changes page 0 in part, and page 1 as a whole.
 fn fill(store: &Store, first: u8, checkpoint: bool) {
     let mut txn = store.begin().unwrap();
     let at = txn.allocate_run(8).unwrap();
@@ -123,7 +122,7 @@ fn none_is_made() {
     assert_eq!(disk.ops(), operations);
 }
 
-/// A slot that is lost costs nothing, but the next one would: who verifies must hear of it, and who only reads must not heal it.
+/// A lost slot costs nothing, but the next one would: `verify` must report it, and a reader must not repair it.
 #[test]
 fn a_slot_that_is_not_whole_is_a_fault() {
     for (file, said) in
@@ -155,7 +154,7 @@ fn a_slot_that_is_not_whole_is_a_fault() {
     }
 }
 
-/// Names, bytes and times of all that is in a directory.
+/// Returns names, bytes and times of everything in a directory.
 fn all_of(dir: &Path) -> Vec<(PathBuf, Vec<u8>, SystemTime)> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -200,7 +199,7 @@ fn a_full_and_a_read_only_file_system_will_do() {
         assert_eq!(all_of(&dir), before);
     };
     read();
-    // To write it can be opened, too, and takes what has room in the journal.
+    // It can be opened for writing, too, and takes what the journal has room for.
     let store = small().open(&dir).unwrap();
     is_filled(&store, 7);
     drop(store);
@@ -208,7 +207,7 @@ fn a_full_and_a_read_only_file_system_will_do() {
     assert!(status.success());
     read();
     assert_eq!(small().open(&dir).map(drop).unwrap_err().errno(), Some(libc::EROFS));
-    // And without the locks' files, as a copy may be.
+    // Also without the lock files, as a copy may be.
     let status = Command::new("mount").args(["-o", "remount,rw"]).arg(mounted.path()).status().unwrap();
     assert!(status.success());
     std::fs::remove_file(dir.join("lock")).unwrap();

@@ -1,4 +1,4 @@
-//! Repairs of stores on real file systems of which single writes were lost: what was in use never becomes free.
+//! Repairs of stores on real file systems that lost single writes: a page in use never becomes free.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -23,7 +23,7 @@ fn filled(dir: &Path, pages: u64) -> Store {
     store
 }
 
-/// A page of the data file, to be written back later: as if the writes between had been lost.
+/// A page of the data file, for writing back later, as if the writes in between had been lost.
 struct Stale {
     data: File,
     page: u64,
@@ -48,11 +48,11 @@ fn pages_of(findings: &[pagekeeper_store::PageFinding]) -> Vec<u64> {
     findings.iter().map(|finding| finding.page).collect()
 }
 
-/// Page 2 was free, then it became the root, and that write to the data file is lost.
+/// Makes a store in which page 2 was free and then became the root, and that write to the data file is lost.
 fn with_a_root_that_was_free(dir: &Path) {
     let store = filled(dir, 5);
     let mut txn = store.begin().unwrap();
-    // A trunk, which names the other one.
+    // A trunk, which lists the other one.
     txn.free(1).unwrap();
     txn.free(2).unwrap();
     txn.commit(Durability::Sync).unwrap();
@@ -90,7 +90,7 @@ fn a_page_in_use_that_reads_as_a_free_one_is_lost() {
     has_lost_its_root(&repair, &to);
 }
 
-/// The last write of a page is not known then, but the whole free list is.
+/// The last write of a page is unknown then, but the whole free list is known.
 #[test]
 fn a_page_that_reads_as_free_and_is_not_on_the_list_is_lost_without_the_map_too() {
     let temp = disk_dir();
@@ -101,7 +101,7 @@ fn a_page_that_reads_as_free_and_is_not_on_the_list_is_lost_without_the_map_too(
     has_lost_its_root(&repair, &to);
 }
 
-/// The map, which is whole, then shows the last write of each page.
+/// The intact map then shows the last write of each page.
 #[test]
 fn without_a_superblock_and_commits_pages_are_as_good_as_the_map_says() {
     let temp = disk_dir();

@@ -8,7 +8,7 @@ use pagekeeper_store::{Create, Durability, Error, Store};
 use pagekeeper_testing::{disk_dir, skip};
 use tempfile::TempDir;
 
-/// A directory on the disk that the build is on, since /tmp may be a tmpfs.
+/// Returns a directory on the build's disk, since /tmp may be a tmpfs.
 fn dir() -> (TempDir, PathBuf) {
     let temp = disk_dir();
     let path = temp.path().join("store");
@@ -246,7 +246,7 @@ fn what_was_never_finished_is_made_anew_and_what_is_not_ours_is_left() {
     txn.allocate().unwrap();
     txn.commit(Durability::Sync).unwrap();
     drop(store);
-    // It had been there, and is lost: with it, all that the data file means.
+    // There was one, and it is lost, so that the data file is useless.
     std::fs::remove_file(dir.join("superblock")).unwrap();
     let data = std::fs::metadata(dir.join("data")).unwrap().len();
     let lost = Store::options().open(&dir).unwrap_err();
@@ -281,7 +281,7 @@ fn a_store_without_one_of_its_files_is_refused_with_what_to_do() {
     }
 }
 
-/// Also where it is removed while the store is open.
+/// Also if it is removed while the store is open.
 #[test]
 fn a_data_file_that_is_gone_is_named_by_all_that_open_it_again() {
     let (temp, dir) = dir();
@@ -320,7 +320,7 @@ fn what_was_resident_is_brought_back_after_a_restart() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     drop(store);
-    // A note of something else brings nothing back, and harms nothing.
+    // A foreign list loads nothing, and does no harm.
     std::fs::write(dir.join("warm"), b"nonsense").unwrap();
     let store = Store::options().memory(8 << 20).open(&dir).unwrap();
     assert!(store.verify().unwrap().is_sound());
@@ -446,7 +446,7 @@ fn a_transaction_with_a_share_of_the_store_keeps_it_open() {
     let mut txn = store.begin_owned().unwrap();
     txn.page_mut(page).unwrap()[0] = 7;
     drop(store);
-    // Both go on where nobody else has the store, and hold it locked.
+    // Both continue when nobody else has the store, and keep it locked.
     let open = |dir: &PathBuf| Store::options().memory(8 << 20).open(dir);
     assert!(matches!(open(&dir), Err(Error::Io(pagekeeper_io::Error::Locked { .. }))));
     let writer = std::thread::spawn(move || txn.commit(Durability::None));
@@ -455,10 +455,10 @@ fn a_transaction_with_a_share_of_the_store_keeps_it_open() {
     assert!(matches!(open(&dir), Err(Error::Io(pagekeeper_io::Error::Locked { .. }))));
     drop(before);
 
-    // The last of them closed it, so that what was committed is durable.
+    // The last of them closed it, so that its commits are durable.
     let store = Arc::new(open(&dir).unwrap());
     assert_eq!(store.begin_read().unwrap().read(page).unwrap()[0], 7);
-    // One that is given up gives back its run, and the next one does not wait for it.
+    // A dropped one gives back its run, and the next one does not wait for it.
     let len = std::fs::metadata(dir.join("data")).unwrap().len();
     let mut given_up = store.begin_owned().unwrap();
     given_up.allocate_run(100_000).unwrap();

@@ -1,5 +1,5 @@
-//! A store of which one superblock slot is rotten or can't be read is opened with all that it had; one that has lost both is
-//! left as it is. On a simulated disk.
+//! A store with one corrupt or unreadable superblock slot is opened with all commits. If both slots are lost, the store
+//! is left as it is. On a simulated disk.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn options(disk: &SimDisk) -> StoreOptions {
     common::options(disk, 64 << 10)
 }
 
-/// A store with a commit for each of these, and behind it a checkpoint if it is true.
+/// Makes a store with a commit for each of these, each followed by a checkpoint if it is true.
 fn disk(commits: &[bool]) -> SimDisk {
     let disk = SimDisk::new();
     let store = options(&disk).open(dir()).unwrap();
@@ -41,7 +41,7 @@ fn spoil(disk: &SimDisk, slot: usize, how: impl FnOnce(&mut [u8])) {
     file.sync_all().unwrap();
 }
 
-/// The store has so many commits, goes on, and both its slots are whole again, also after a power cut.
+/// Checks that the store has this many commits, takes more, and has two intact slots again, also after a power cut.
 fn is_whole(disk: &SimDisk, commits: usize, what: &str) {
     let store = options(disk).open(dir()).unwrap_or_else(|error| panic!("{what}: {error}"));
     let found = store.begin_read().unwrap().read(0).unwrap()[..8].to_vec();
@@ -55,7 +55,7 @@ fn is_whole(disk: &SimDisk, commits: usize, what: &str) {
     assert_eq!(store.verify().unwrap().superblocks, 2, "{what}");
 }
 
-/// Commits of which the last are in the journal alone, in the data file alone, or in both.
+/// Commits of which the last are only in the journal, only in the data file, or in both.
 const LIVES: [&[bool]; 5] =
     [&[false], &[true], &[false, true, false], &[true, true, false, false], &[true, false, true, true]];
 
@@ -101,7 +101,7 @@ fn one_slot_that_is_cut_off_costs_nothing() {
     is_whole(&disk, LIVES[3].len(), "cut off");
 }
 
-/// Whatever comes in the midst of a checkpoint, and one slot is lost after it.
+/// A crash comes during a checkpoint, and one slot is lost after it.
 #[test]
 fn one_slot_is_enough_after_a_crash_at_any_operation_of_a_checkpoint() {
     let made = disk(&[true, false, false]);
@@ -155,7 +155,7 @@ fn a_superblock_that_is_a_link_to_nothing_costs_no_store() {
     assert_eq!(options().open(dir).unwrap().stat().seq, 1);
 }
 
-/// All files, as they are.
+/// Returns all files with their content.
 fn content(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
     let read = |name: &str| {
         let file = disk.open(&dir().join(name), Access::Buffered).ok()?;
@@ -243,7 +243,7 @@ fn what_makes_no_sense_is_refused() {
             assert!(matches!(error, Error::BrokenSuperblock { .. }), "{what}: {error}");
             assert!(error.to_string().contains("what it says makes no sense"), "{what}: {error}");
         }
-        // It is as lost as one that is gone.
+        // It is as lost as a missing one.
         let repaired = options(&disk).repair(dir(), Path::new("/repaired")).unwrap();
         assert!(repaired.lost.is_empty() && repaired.data_pages == 1, "{what}: {repaired:?}");
         let store = options(&disk).open(Path::new("/repaired")).unwrap();

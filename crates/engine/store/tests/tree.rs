@@ -20,7 +20,7 @@ fn open(dir: &std::path::Path) -> Store {
     Store::options().memory(16 << 20).journal_bytes(4 << 20).open(dir).unwrap()
 }
 
-/// People by number, and their numbers by town; with a portrait for some.
+/// People by number, their numbers by town, and portraits of some.
 #[derive(Clone, Copy)]
 struct Book {
     names: Tree,
@@ -135,7 +135,7 @@ fn an_address_book_keeps_its_index_through_all_there_is() {
     store.backup(&copy).unwrap();
     check(&open(&copy));
 
-    // All goes, and its pages with it.
+    // Everything is deleted, including its pages.
     let book = check(&store);
     let mut txn = store.begin().unwrap();
     for tree in [book.names, book.people, book.towns] {

@@ -1,4 +1,4 @@
-//! Entries of the journal: one commit each, in the body of one record of the log, or of several in a row (parts).
+//! Entries of the journal: one commit each, in the body of one log record, or of several consecutive ones (parts).
 //!
 //! The body of a record begins with a header of 16 bytes, little endian:
 //!
@@ -10,23 +10,24 @@
 //! | 4..8 | which part of the entry it is, from 0 |
 //! | 8..16 | seq of the commit |
 //!
-//! What the parts of an entry hold behind their headers is, put together, a row of items. Each begins with its length in bytes, a
-//! varint. The first is the meta, each one behind it the change of a page.
+//! Behind their headers, the parts of an entry form a sequence of items. Each item begins with its length in bytes, a
+//! varint. The first item is the meta; each further one is the change of a page.
 //!
-//! - Meta: flags (1 byte; 1: there is a root page, 2: there is a free list), varints: root page if there is one, number of
-//!   pages, first trunk of the free list if there is one, number of free pages; the rest is the user's metadata.
-//! - Change: kind (1 byte; low 4 bits: 1 full-page image, 2 diff, 3 free; high 4 bits: the page's kind), page number (varint), the CRC-32C
-//!   that the page has then (4 bytes), and:
-//!   - full-page image: where in the payload the bytes begin (varint), and the bytes; all others are zeros;
-//!   - diff: how many seqs before this one the version is that it applies to (varint, at least 1), then for each range:
-//!     distance from the end of the one before (varint), length (varint, at least 1), bytes;
-//!   - free: nothing. The page's kind is free, its payload is zeros.
+//! - Meta: flags (1 byte; 1: there is a root page, 2: there is a free list), varints: root page if any, number of
+//!   pages, first trunk of the free list if any, number of free pages. The rest is the user's metadata.
+//! - Change: kind (1 byte; low 4 bits: 1 full-page image, 2 diff, 3 free; high 4 bits: the page's kind), page number
+//!   (varint), the page's CRC-32C after the change (4 bytes), and:
+//!   - full-page image: offset of the bytes in the payload (varint), and the bytes; all others are zeros;
+//!   - diff: how many seqs before this one its base version is (varint, at least 1), then for each range: distance from
+//!     the end of the previous one (varint), length (varint, at least 1), bytes;
+//!   - free: nothing. The page's kind is free, and its payload is zeros.
 //!
 //! Invariants:
-//! 1. A record holds whole items where they fit into a record: none is copied to be read. One that is longer is cut.
-//! 2. An entry counts only with its last part. What comes behind an entry that never ended is a new one with the same seq: the
+//! 1. A record holds whole items if they fit into a record, so that they are read without copying. A longer item is
+//!    split.
+//! 2. An entry counts only with its last part. An unfinished entry is followed by a new one with the same seq: the
 //!    store was opened again, or the rest could not be appended.
-//! 3. What an [`Entry`] says fits: its pages are in the store, its bytes in their payloads.
+//! 3. The content of an [`Entry`] is in bounds: its pages are in the store, its bytes in their payloads.
 
 mod diff;
 mod reader;
@@ -48,7 +49,7 @@ pub(crate) const VERSION: u8 = 1;
 /// Bytes of a record's body before the items.
 pub(crate) const PART_HEADER: usize = 16;
 
-/// The entry goes on in the next record.
+/// The entry continues in the next record.
 const MORE: u8 = 1;
 
 /// The meta's flags.
@@ -64,45 +65,45 @@ const FREE: u8 = 3;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) seq: u64,
-    /// As it is after the commit.
+    /// The meta after the commit.
     pub(crate) meta: Meta,
-    /// By page, as the writer ordered them.
+    /// The changed pages, in the writer's order.
     pub(crate) changes: Vec<(u64, Change)>,
 }
 
-/// How a commit changes a page. The checksum is that of the page's header after the change.
+/// A change of a page by a commit. The checksum is that of the page's header after the change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// The payload is zeros but for these bytes, which begin at `first`.
+    /// The payload is zeros except for these bytes, which begin at `first`.
     FullPageImage { kind: PageKind, crc: u32, first: u32, bytes: Bytes },
-    /// These ranges of the payload are other than in the version of commit `base_seq`.
+    /// These ranges of the payload differ from the version of commit `base_seq`.
     Diff { kind: PageKind, crc: u32, base_seq: u64, ranges: Ranges },
-    /// The page is free, its payload zeros.
+    /// The page is free, and its payload is zeros.
     Free { crc: u32 },
-    /// One of the first two, whose bytes are to be read from the journal again: only where the reader was asked for places.
+    /// One of the first two, whose bytes must be read from the journal again. Only if the reader was asked for places.
     Placed(Place),
 }
 
-/// Where in the journal the bytes of a change stand.
+/// The place in the journal of a change's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) kind: PageKind,
     pub(crate) crc: u32,
-    /// Where in the payload an image's bytes begin; `None` of a diff.
+    /// Offset of an image's bytes in the payload; `None` for a diff.
     pub(crate) first: Option<u32>,
-    /// Of the first byte.
+    /// The LSN of the first byte.
     pub(crate) lsn: u64,
-    /// How many, one or more.
+    /// Number of bytes, at least one.
     pub(crate) len: u32,
 }
 
 impl Change {
-    /// Whether it changes a part of the page.
+    /// Whether it changes only a part of the page.
     pub(crate) fn is_part(&self) -> bool {
         matches!(self, Self::Diff { .. } | Self::Placed(Place { first: None, .. }))
     }
 
-    /// The page's checksum after it.
+    /// Returns the page's checksum after the change.
     pub(crate) fn crc(&self) -> u32 {
         match self {
             Self::FullPageImage { crc, .. } | Self::Diff { crc, .. } | Self::Free { crc } => *crc,
@@ -110,7 +111,7 @@ impl Change {
         }
     }
 
-    /// Bytes that it has in memory.
+    /// Returns the bytes that it holds in memory.
     pub(crate) fn held_bytes(&self) -> usize {
         match self {
             Self::FullPageImage { bytes, .. } => bytes.len(),
@@ -119,7 +120,7 @@ impl Change {
         }
     }
 
-    /// The same without its bytes, which end before `end` in the journal.
+    /// Returns the change as a place, without its bytes, which end before `end` in the journal.
     fn placed(self, end: u64) -> Self {
         let (kind, crc, first, len) = match &self {
             Self::FullPageImage { kind, crc, first, bytes } => (*kind, *crc, Some(*first), bytes.len()),
@@ -133,7 +134,7 @@ impl Change {
         }
     }
 
-    /// One that has no bytes, and no part in the memory where it was read.
+    /// Returns the change without bytes, and without a share of the memory where it was read.
     fn without_memory(mut self) -> Self {
         match &mut self {
             Self::FullPageImage { bytes, .. } => *bytes = Bytes::new(),
@@ -145,17 +146,18 @@ impl Change {
 }
 
 impl Place {
-    /// The bytes' LSNs.
+    /// Returns the LSNs of the bytes.
     pub(crate) fn lsns(&self) -> std::ops::Range<u64> {
         self.lsn..self.lsn + u64::from(self.len)
     }
 
-    /// The change with its bytes, in a page whose payload has so many; `None` if they are not those of one.
+    /// Returns the change with its bytes, for a page with a payload of this length; `None` if the bytes are invalid for
+    /// it.
     pub(crate) fn with_bytes(self, bytes: Bytes, payload: usize) -> Option<Change> {
         let Self { kind, crc, first, .. } = self;
         Some(match first {
             Some(first) => Change::FullPageImage { kind, crc, first, bytes },
-            // What applies to it is known by the page's checksum.
+            // The page's checksum shows what it applies to.
             None => Change::Diff { kind, crc, base_seq: 0, ranges: Ranges::new(bytes, payload)? },
         })
     }

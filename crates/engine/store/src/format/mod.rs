@@ -1,8 +1,8 @@
-//! What stands on the disk, byte for byte: encoding and decoding alone, without any I/O.
+//! The on-disk formats, byte for byte: only encoding and decoding, without I/O.
 //!
-//! Invariants: whatever bytes are given, decoding ends in a value or in what is wrong with them, never in a panic; and it takes no
-//! more memory than a small multiple of the bytes given. What was written by one version is read by all later ones.
-//! `docs/src/store-format.md` specifies all of it.
+//! Invariants: for any bytes, decoding returns a value or what is wrong with them, and never panics. It takes no more
+//! memory than a small multiple of the given bytes. All later versions read what one version has written.
+//! `docs/src/store-format.md` specifies all formats.
 
 pub(crate) mod entry;
 pub(crate) mod page;

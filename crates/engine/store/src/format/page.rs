@@ -1,4 +1,4 @@
-//! A page of the data file: a header that says what it is, and the payload.
+//! A page of the data file: a header that identifies it, and the payload.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
@@ -10,39 +10,39 @@
 //! | 24..32 | id of the store |
 //! | 32.. | payload |
 //!
-//! Invariant: a page is taken for one only with its checksum, at its own place, and in its own store. What is all zeros was never
-//! written; no page that was looks so.
+//! Invariant: a page is valid only with its checksum, at its own place, and in its own store. A page of zeros was never
+//! written; no written page looks like that.
 
 /// Bytes of the header.
 pub(crate) const HEADER: usize = 32;
 
-/// What a page is for.
+/// The use of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum PageKind {
-    /// The user's.
+    /// A user's page.
     Data = 1,
-    /// Nobody's: its payload is zeros.
+    /// A free page, whose payload is zeros.
     Free = 2,
-    /// A part of the list of free pages.
+    /// A part of the free list.
     Trunk = 3,
 }
 
-/// What a page says of itself.
+/// A page's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageHeader {
-    /// Of all behind it.
+    /// The checksum of everything behind it.
     pub(crate) crc: u32,
     pub(crate) kind: PageKind,
     /// Its number.
     pub(crate) page: u64,
-    /// Of the commit that changed it last.
+    /// The seq of the commit that changed it last.
     pub(crate) seq: u64,
     /// The id of its store.
     pub(crate) store: u64,
 }
 
-/// Why bytes are not the page that was asked for.
+/// Why bytes are not the requested page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PageFault {
     #[error("it was never written")]
@@ -60,7 +60,7 @@ pub(crate) enum PageFault {
 }
 
 impl PageKind {
-    /// The kind that is written so.
+    /// Returns the kind that this byte encodes.
     pub(crate) const fn of(byte: u8) -> Option<Self> {
         match byte {
             1 => Some(Self::Data),
@@ -71,7 +71,7 @@ impl PageKind {
     }
 }
 
-/// Writes the header over a page whose payload is in place; gives the checksum.
+/// Writes the header of a page whose payload is in place. Returns the checksum.
 ///
 /// # Panics
 /// If the page is shorter than a header.
@@ -86,7 +86,7 @@ pub(crate) fn seal(bytes: &mut [u8], kind: PageKind, page: u64, seq: u64, store:
     crc
 }
 
-/// The checksum in a page's header.
+/// Returns the checksum in a page's header.
 pub(crate) fn crc(bytes: &[u8]) -> u32 {
     bytes.first_chunk().map_or(0, |crc| u32::from_le_bytes(*crc))
 }
@@ -132,7 +132,7 @@ mod tests {
         bytes
     }
 
-    /// The bytes as they are on disks: what was written once must be read forever.
+    /// The bytes as they are on disks. They must stay readable forever.
     #[test]
     fn a_page_looks_as_it_always_did() {
         let expected = b"\x82\xea\x5a\x23\x03\0\0\0\x07\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01pages";

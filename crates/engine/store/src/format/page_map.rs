@@ -1,7 +1,8 @@
-//! The page map: of each page the checksum that was written last, held apart from the page, so that an old page that is whole (a write
-//! that was lost, or went elsewhere) is distinguished from the right one.
+//! The page map: the last written checksum of each page, stored apart from the page. It distinguishes an old but intact
+//! page (after a lost or misplaced write) from the right one.
 //!
-//! Blocks of 4096 bytes, each with two places in the file, written in turn. Block b has the pages from b × 1008 on.
+//! Blocks of 4096 bytes, each with two places in the file that are written in turn. Block b has the pages from b × 1008
+//! on.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
@@ -16,7 +17,7 @@
 //! | 56..64 | zeros |
 //! | 64.. | for each page 4 bytes: 0: never written; 1: not known; else its checksum, where 0 and 1 stand as 2 and 3 |
 //!
-//! Invariant: a place of zeros was never written, and is a block of pages that never were.
+//! Invariant: a place of zeros was never written. It stands for a block of pages that were never written.
 
 use super::page::{PageFault, PageHeader};
 
@@ -28,11 +29,11 @@ pub(crate) const PAGES: usize = (BLOCK - HEADER) / 4;
 
 const MAGIC: [u8; 4] = *b"pkm\x01";
 
-/// What an entry says of a page that was never written, and of one that nothing is known of.
+/// The entries of a page that was never written, and of a page whose state is unknown.
 pub(crate) const NEVER: u32 = 0;
 pub(crate) const UNKNOWN: u32 = 1;
 
-/// The entry of a page with this checksum.
+/// Returns the entry of a page with this checksum.
 pub(crate) const fn entry(crc: u32) -> u32 {
     if crc < 2 { crc + 2 } else { crc }
 }
@@ -40,15 +41,15 @@ pub(crate) const fn entry(crc: u32) -> u32 {
 /// A block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MapBlock {
-    /// How often it was written; 0: never.
+    /// The number of its last write; 0 if it was never written.
     pub(crate) number: u64,
     pub(crate) seq: u64,
-    /// Pages of commits above the first and up to the second may be newer than their entries; not empty.
+    /// Pages of commits above the first and up to the second may be newer than their entries. The range is not empty.
     pub(crate) doubt: Option<(u64, u64)>,
     pub(crate) entries: Box<[u32; PAGES]>,
 }
 
-/// Why a page that is whole is not the one that was written last.
+/// Why an intact page is not the one that was written last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MapFault {
     #[error("it was written, and is all zeros: what was written is lost")]
@@ -62,22 +63,22 @@ pub(crate) enum MapFault {
 }
 
 impl MapBlock {
-    /// Of pages that were never written, or of which nothing is known.
+    /// Creates a block of pages that were never written, or whose state is unknown.
     pub(crate) fn of(entry: u32) -> Self {
         Self { number: 0, seq: 0, doubt: None, entries: Box::new([entry; PAGES]) }
     }
 
-    /// What is taken where neither place is whole: as if it had been written twice, and nothing is known.
+    /// Returns the block for two places that are both corrupt: as if it had been written twice, and nothing is known.
     fn lost() -> Self {
         Self { number: 2, ..Self::of(UNKNOWN) }
     }
 
-    /// Whether neither place was whole.
+    /// Whether both places were corrupt.
     pub(crate) fn is_lost(&self) -> bool {
         *self == Self::lost()
     }
 
-    /// The bytes of a place.
+    /// Encodes a place into `bytes`.
     pub(crate) fn encode(&self, block: u64, store: u64, bytes: &mut [u8]) {
         bytes.fill(0);
         bytes[4..8].copy_from_slice(&MAGIC);
@@ -93,7 +94,7 @@ impl MapBlock {
         bytes[..4].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// Reads a place, 0 or 1; `None` if it is not whole. What lies behind the file's end was never written.
+    /// Decodes a place, 0 or 1; `None` if it is corrupt. A place behind the file's end was never written.
     pub(crate) fn decode(bytes: &[u8], block: u64, store: u64, place: u64) -> Option<Self> {
         if bytes.iter().all(|byte| *byte == 0) {
             return Some(Self::of(NEVER));
@@ -114,17 +115,18 @@ impl MapBlock {
         })
     }
 
-    /// The block of what both places hold, where all is known up to the commit `upto`: an older one may lack what came behind it.
+    /// Returns the block from the content of both places. `upto` is the commit up to which the map is complete: an
+    /// older place may lack later changes.
     pub(crate) fn newest(places: [Option<Self>; 2], upto: u64) -> Self {
         let (found, is_older) = match places {
             [Some(first), Some(second)] => {
                 let (older, newer) =
                     if first.number > second.number { (second, first) } else { (first, second) };
-                // A second write of it may have become zeros.
+                // A second write of the block may have become zeros.
                 let is_older = older.number == 0 && newer.number > 0;
                 (newer, is_older)
             }
-            // The second place is the first that is written: what the other one held is not the only thing that was lost.
+            // The second place is written first, so the content of the other place is not all that was lost.
             [None, Some(Self { number: 0, .. }) | None] => (Self::lost(), false),
             [Some(found), None] | [None, Some(found)] => (found, true),
         };
@@ -136,7 +138,7 @@ impl MapBlock {
         found
     }
 
-    /// Whether a page that was read is the one that its entry says.
+    /// Checks that a page that was read is the one in its entry.
     pub(crate) fn check(&self, entry: u32, found: &Result<PageHeader, PageFault>) -> Result<(), MapFault> {
         let is_doubtful = |seq: u64| self.doubt.is_some_and(|(above, upto)| above < seq && seq <= upto);
         match found {
@@ -169,7 +171,7 @@ mod tests {
         bytes
     }
 
-    /// The bytes as they are on disks: what was written once must be read forever.
+    /// The bytes as they are on disks. They must stay readable forever.
     #[test]
     fn a_block_looks_as_it_always_did() {
         let mut given = MapBlock { doubt: Some((4, 5)), ..block(9, 300) };

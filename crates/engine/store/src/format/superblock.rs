@@ -1,7 +1,8 @@
-//! The superblock: what a store is, and up to which commit its data file has everything.
+//! The superblock: identifies a store, and says up to which commit its data file is complete.
 //!
-//! Two slots of 4096 bytes that say the same. They are written one after the other, each synced, before anything is done that
-//! only the newer one knows of: so either of them may be lost. The one with the larger number counts.
+//! Two slots of 4096 bytes with the same content. They are written one after the other, each with a sync, before
+//! anything is done that only the newer one covers. So either of them may be lost. The one with the larger number is
+//! valid.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
@@ -25,15 +26,16 @@
 //! | 1128..4092 | zeros |
 //! | 4092..4096 | CRC-32C of all before |
 //!
-//! At most 2^32 - 2 pages, 64 KiB to 1 TiB of journal, and numbers of commits and writes below 2^63 make sense: what counts on from there
-//! goes over no end.
+//! Valid values: at most 2^32 - 2 pages, 64 KiB to 1 TiB of journal, and numbers of commits and writes below 2^63, so
+//! that counting on from them does not overflow.
 //!
-//! Invariant: magic, version and checksum stand where they are in all versions, so that a later one is distinguished from rot.
+//! Invariant: magic, version and checksum have the same position in all versions, so that a later version is
+//! distinguished from corruption.
 
 /// Bytes of a slot.
 pub(crate) const SLOT: usize = 4096;
 
-/// The maximum bytes of the user's metadata.
+/// Maximum bytes of the user's metadata.
 pub(crate) const MAX_USER_BYTES: usize = 1024;
 
 /// The smallest page, in bytes.
@@ -43,78 +45,79 @@ pub(crate) const MIN_PAGE_BYTES: u32 = 4096;
 pub(crate) const MAX_PAGE_BYTES: u32 = 65536;
 
 const MAGIC: [u8; 8] = *b"pkstore\0";
-/// What is written, and the only one that is read.
+/// The version that is written, and the only one that is read.
 pub(crate) const VERSION: u16 = 2;
 const USER: usize = 96;
 const JOURNAL: usize = USER + MAX_USER_BYTES;
 const CHECKED: usize = SLOT - 4;
 
-/// The most pages: the cache numbers them by 32 bits.
+/// Maximum number of pages: the cache numbers them with 32 bits.
 pub(crate) const MAX_PAGES: u64 = u32::MAX as u64 - 1;
 
 /// The smallest limit of a journal, in bytes.
 pub(crate) const MIN_JOURNAL_BYTES: u64 = 64 << 10;
 
-/// The largest, in bytes.
+/// The largest limit, in bytes.
 pub(crate) const MAX_JOURNAL_BYTES: u64 = 1 << 40;
 
-/// No commit, and no write of a slot, has a number above this one.
+/// Maximum number of a commit, and of a write of a slot.
 pub(crate) const MAX_SEQ: u64 = u64::MAX >> 1;
 
 const FIRST_DIFFS: u16 = 1;
 const ROOT: u16 = 2;
 const FREE_HEAD: u16 = 4;
 
-/// What each commit says of the store as a whole.
+/// The state of the store as a whole that each commit records.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Meta {
-    /// The user's: not checked against the number of pages.
+    /// The user's root page. It is not checked against the number of pages.
     pub(crate) root: Option<u64>,
-    /// How many there are, free ones among them.
+    /// Number of pages, including free ones.
     pub(crate) pages: u64,
     /// The first trunk of the free list.
     pub(crate) free_head: Option<u64>,
-    /// Trunks among them.
+    /// Number of free pages, including trunks.
     pub(crate) free_pages: u64,
     /// At most [`MAX_USER_BYTES`] bytes.
     pub(crate) user: Vec<u8>,
 }
 
-/// What a slot says.
+/// The content of a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Superblock {
-    /// The larger is newer.
+    /// The number of the write; the larger is newer.
     pub(crate) number: u64,
     /// The random id of the store.
     pub(crate) store: u64,
-    /// In bytes: a power of two, [`MIN_PAGE_BYTES`] to [`MAX_PAGE_BYTES`].
+    /// The page size in bytes: a power of two, [`MIN_PAGE_BYTES`] to [`MAX_PAGE_BYTES`].
     pub(crate) page_size: u32,
-    /// The last commit that the data file has durably.
+    /// The last commit that is durable in the data file.
     pub(crate) checkpoint_seq: u64,
-    /// Just behind its entry in the journal.
+    /// The LSN just behind its entry in the journal.
     pub(crate) checkpoint_lsn: u64,
-    /// In bytes.
+    /// The journal's limit, in bytes.
     pub(crate) max_journal_bytes: u64,
-    /// The first change of a page after a checkpoint start may be a diff: the data file is written by atomic writes.
+    /// Whether the first change of a page after a checkpoint start may be a diff: the data file is written by atomic
+    /// writes.
     pub(crate) first_diffs: bool,
     /// The random id of the journal.
     pub(crate) journal: u64,
-    /// As of that commit.
+    /// The meta as of that commit.
     pub(crate) meta: Meta,
 }
 
-/// What a slot holds.
+/// The result of reading a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// It is whole.
+    /// It is intact.
     Superblock(Superblock),
-    /// It is whole, of a version that is not known here.
+    /// It is intact, but its version is not known here.
     Version(u16),
-    /// It is not whole, or makes no sense.
+    /// It is corrupt, or its values are invalid.
     Nothing(SlotFault),
 }
 
-/// Why a slot does not count.
+/// Why a slot is not valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SlotFault {
     #[error("behind the end of the file")]
@@ -130,7 +133,7 @@ pub(crate) enum SlotFault {
 }
 
 impl Meta {
-    /// Whether what the store itself wrote agrees with itself.
+    /// Whether the store's own values are consistent.
     pub(super) fn is_sound(&self) -> bool {
         self.free_pages <= self.pages
             && self.free_head.is_none_or(|page| page < self.pages)
@@ -139,7 +142,7 @@ impl Meta {
 }
 
 impl Superblock {
-    /// The bytes of a slot.
+    /// Encodes a slot.
     ///
     /// # Panics
     /// If the user's metadata is longer than [`MAX_USER_BYTES`].
@@ -177,7 +180,7 @@ impl Superblock {
         bytes
     }
 
-    /// Reads a slot.
+    /// Decodes a slot.
     pub(crate) fn decode(slot: &[u8]) -> Found {
         let Some(slot) = slot.first_chunk::<SLOT>() else { return Found::Nothing(SlotFault::Missing) };
         let (checked, crc) = slot.split_at(CHECKED);
@@ -231,7 +234,7 @@ impl Superblock {
     }
 }
 
-/// Which of two slots counts, 0 or 1; a later version before all, `None` if neither is whole.
+/// Returns which of two slots is valid, 0 or 1. A later version takes precedence; `None` if neither slot is intact.
 pub(crate) fn newest(slots: [&Found; 2]) -> Option<usize> {
     let rank = |slot: &Found| match slot {
         Found::Nothing(_) => 0,
@@ -279,7 +282,7 @@ mod tests {
         slot[CHECKED..].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// The bytes as they are on disks: what was written once must be read forever.
+    /// The bytes as they are on disks. They must stay readable forever.
     #[test]
     fn a_slot_looks_as_it_always_did() {
         let mut expected =
@@ -316,8 +319,9 @@ mod tests {
             Superblock::decode(&slot)
         };
         assert_eq!(with(8, 1), Found::Version(1));
-        // Unknown flags; pages of 0, 48 KiB and 128 KiB; more free pages than pages; a free list behind the end; too much metadata.
-        // Numbers of a write and a commit that nothing can come behind; journals of 2^63 bytes and of 24 KiB; 2^32 pages.
+        // Unknown flags; pages of 0, 48 KiB and 128 KiB; more free pages than pages; a free list behind the end; too
+        // much metadata. Numbers of a write and a commit without a successor; journals of 2^63 bytes and of 24 KiB;
+        // 2^32 pages.
         let too_much = [(23, 0x80), (39, 0x80), (55, 0x80), (60, 1)];
         for (at, byte) in [(10, 8), (11, 1), (13, 0), (13, 0xc0), (14, 2), (81, 9), (72, 0x2c), (89, 5)]
             .into_iter()

@@ -1,4 +1,4 @@
-//! A trunk of the free list: the payload of a page that names free pages, and the next trunk.
+//! A trunk of the free list: the payload of a page that lists free pages, and the next trunk.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
@@ -7,12 +7,12 @@
 //! | 12..16 | zeros |
 //! | 16.. | their numbers, 8 bytes each |
 //!
-//! Invariants: a payload of zeros is a trunk that names nothing and is the last. Places that name nothing are zeros, so that a full-page image
-//! of the page stays short.
+//! Invariants: a payload of zeros is a trunk that lists no page and is the last one. Unused places are zeros, so that a
+//! full-page image of the page stays short.
 
 const ENTRIES: usize = 16;
 
-/// Why a payload is no trunk.
+/// Why a payload is not a trunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TrunkFault {
     #[error("it names {0} free pages, and has no room for so many")]
@@ -23,28 +23,28 @@ pub(crate) enum TrunkFault {
     Next(u64),
 }
 
-/// How many pages a payload of so many bytes names at most.
+/// Returns the maximum number of pages that a payload of this length lists.
 pub(crate) const fn capacity(payload: usize) -> usize {
     payload.saturating_sub(ENTRIES) / 8
 }
 
-/// The next trunk's page.
+/// Returns the next trunk's page.
 pub(crate) fn next(payload: &[u8]) -> Option<u64> {
     long(payload, 0).checked_sub(1)
 }
 
-/// Says which the next trunk's page is.
+/// Sets the next trunk's page.
 pub(crate) fn set_next(payload: &mut [u8], next: Option<u64>) {
     debug_assert_ne!(next, Some(u64::MAX));
     put(payload, 0, next.map_or(0, |page| page.wrapping_add(1)));
 }
 
-/// How many pages it names; never more than there is room for.
+/// Returns the number of pages that it lists, limited to its capacity.
 pub(crate) fn count(payload: &[u8]) -> usize {
     (said(payload) as usize).min(capacity(payload.len()))
 }
 
-/// Names one more page as free; `false` if there is no room for it.
+/// Lists one more page as free; `false` if there is no room for it.
 #[must_use]
 pub(crate) fn push(payload: &mut [u8], page: u64) -> bool {
     let count = count(payload);
@@ -56,7 +56,7 @@ pub(crate) fn push(payload: &mut [u8], page: u64) -> bool {
     has_room
 }
 
-/// Takes the page that was named last.
+/// Removes the page that was listed last, and returns it.
 pub(crate) fn pop(payload: &mut [u8]) -> Option<u64> {
     let last = count(payload).checked_sub(1)?;
     let page = long(payload, ENTRIES + last * 8);
@@ -65,12 +65,12 @@ pub(crate) fn pop(payload: &mut [u8]) -> Option<u64> {
     Some(page)
 }
 
-/// The pages that it names, the first named first.
+/// Returns the pages that it lists, oldest first.
 pub(crate) fn iter(payload: &[u8]) -> impl Iterator<Item = u64> {
     (0..count(payload)).map(|entry| long(payload, ENTRIES + entry * 8))
 }
 
-/// Whether it makes sense in a store of so many pages.
+/// Checks that it is valid in a store of this many pages.
 pub(crate) fn check(payload: &[u8], pages: u64) -> Result<(), TrunkFault> {
     if said(payload) as usize > capacity(payload.len()) {
         return Err(TrunkFault::Count(said(payload)));
@@ -84,7 +84,7 @@ pub(crate) fn check(payload: &[u8], pages: u64) -> Result<(), TrunkFault> {
     }
 }
 
-/// How many it says that it names.
+/// Returns the count of pages as stored.
 fn said(payload: &[u8]) -> u32 {
     payload.get(8..12).map_or(0, |bytes| u32::from_le_bytes(std::array::from_fn(|byte| bytes[byte])))
 }
@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// The bytes as they are on disks: what was written once must be read forever.
+    /// The bytes as they are on disks. They must stay readable forever.
     #[test]
     fn a_trunk_looks_as_it_always_did() {
         let mut payload = [0; 48];

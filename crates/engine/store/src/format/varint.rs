@@ -1,8 +1,8 @@
-//! Numbers of as few bytes as they need: unsigned LEB128, seven bits in each byte, the lowest first.
+//! Variable-length numbers: unsigned LEB128, seven bits in each byte, the lowest first.
 
 use bytes::{Buf, Bytes};
 
-/// The maximum bytes of a number.
+/// Maximum bytes of a number.
 pub(super) const MAX_LEN: usize = 10;
 
 /// Appends a number.
@@ -14,12 +14,13 @@ pub(super) fn put(out: &mut Vec<u8>, mut number: u64) {
     out.push(number.to_le_bytes()[0]);
 }
 
-/// Bytes that [`put`] appends.
+/// Returns the number of bytes that [`put`] appends.
 pub(super) const fn len(number: u64) -> usize {
     (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-/// The number that `bytes` begin with, and how many bytes it has; `None` if it is cut, or of more than 64 bits.
+/// Returns the number at the beginning of `bytes`, and its length in bytes; `None` if it is cut off, or has more than
+/// 64 bits.
 pub(super) fn get(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut number = 0_u64;
     for (at, byte) in bytes.iter().take(MAX_LEN).enumerate() {
@@ -35,24 +36,24 @@ pub(super) fn get(bytes: &[u8]) -> Option<(u64, usize)> {
     None
 }
 
-/// What is yet to be read of bytes that are shared: what is left is not copied.
+/// The rest of shared bytes that are being read, without copying.
 #[derive(Debug, Clone)]
 pub(super) struct Input(pub(super) Bytes);
 
 impl Input {
-    /// The next number.
+    /// Reads a number.
     pub(super) fn number(&mut self) -> Option<u64> {
         let (number, len) = get(&self.0)?;
         self.0.advance(len);
         Some(number)
     }
 
-    /// The next byte.
+    /// Reads a byte.
     pub(super) fn byte(&mut self) -> Option<u8> {
         self.0.try_get_u8().ok()
     }
 
-    /// The next four bytes, a little-endian number.
+    /// Reads four bytes as a little-endian number.
     pub(super) fn word(&mut self) -> Option<u32> {
         self.0.try_get_u32_le().ok()
     }

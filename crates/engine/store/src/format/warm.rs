@@ -1,4 +1,5 @@
-//! The warm set: which pages were resident, so that they can be loaded again. A hint: what is damaged or foreign is not used.
+//! The warm set: the pages that were resident, so that they can be loaded again. It is a hint: a damaged or foreign one
+//! is not used.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
@@ -16,7 +17,7 @@ const MAGIC: [u8; 6] = *b"pkwarm";
 const VERSION: u16 = 1;
 const HEADER: usize = 16;
 
-/// The bytes of the file. The ranges ascend, don't overlap, and are not empty.
+/// Encodes the file. The ranges ascend, do not overlap, and are not empty.
 pub(crate) fn encode(store: u64, ranges: &[Range<u64>]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER + 4 + ranges.len() * 4);
     out.extend_from_slice(&MAGIC);
@@ -34,8 +35,8 @@ pub(crate) fn encode(store: u64, ranges: &[Range<u64>]) -> Vec<u8> {
     out
 }
 
-/// The ranges of pages that the file names, ascending, not overlapping and not empty; `None` if it is damaged, of another store or of
-/// a later version.
+/// Returns the ranges of pages in the file, which ascend, do not overlap, and are not empty; `None` if it is damaged,
+/// of another store or of a later version.
 pub(crate) fn decode(bytes: &[u8], store: u64) -> Option<Vec<Range<u64>>> {
     let (checked, crc) = bytes.split_last_chunk::<4>()?;
     let (header, mut rest) = checked.split_first_chunk::<HEADER>()?;
@@ -68,7 +69,7 @@ mod tests {
 
     use super::*;
 
-    /// The bytes as they are on disks: what was written once must be read forever.
+    /// The bytes as they are on disks. They must stay readable forever.
     #[test]
     fn a_warm_set_looks_as_it_always_did() {
         let mut expected = b"pkwarm\x01\0\x08\x07\x06\x05\x04\x03\x02\x01\0\x01\x02\x80\x01".to_vec();

@@ -1,4 +1,4 @@
-//! The free list of a damaged store: taken as it is if it is whole, and else made again from the pages that are free.
+//! The free list of a damaged store: used as it is if it is intact, otherwise rebuilt from the free pages.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -12,10 +12,10 @@ use crate::format::page::{self, HEADER, PageKind};
 use crate::format::trunk;
 use crate::{Error, PageNo, Seq};
 
-/// Writes at once.
+/// Writes in flight.
 const AT_ONCE: usize = 4;
 
-/// A part of the list: the next one, and the pages that it names.
+/// A trunk of the list: the next one, and the pages that it lists.
 struct Trunk {
     next: Option<PageNo>,
     names: Vec<PageNo>,
@@ -24,33 +24,33 @@ struct Trunk {
 /// Free pages that were saved.
 #[derive(Default)]
 pub(super) struct FreePages {
-    /// All of them.
+    /// All free pages.
     pages: BTreeSet<PageNo>,
-    /// Those that name others.
+    /// The free pages that are trunks.
     trunks: HashMap<PageNo, Trunk>,
-    /// Pages that nothing is in, in ascending order: of a run, or free ones whose room was given back.
+    /// Pages without content, in ascending order: of a run, or free ones whose space was given back.
     blank: Vec<Range<PageNo>>,
 }
 
-/// What the list names.
+/// The pages that the list contains.
 struct Listed {
     pages: BTreeSet<PageNo>,
     is_whole: bool,
 }
 
 impl FreePages {
-    /// A free page.
+    /// Adds a free page.
     pub(super) fn add(&mut self, page: PageNo) {
         self.pages.insert(page);
     }
 
-    /// What a page names that is a trunk.
+    /// Adds the content of a trunk.
     pub(super) fn add_trunk(&mut self, page: PageNo, payload: &[u8]) {
         let trunk = Trunk { next: trunk::next(payload), names: trunk::iter(payload).collect() };
         self.trunks.insert(page, trunk);
     }
 
-    /// A page that nothing is in. In ascending order.
+    /// Adds a page without content. Called in ascending order.
     pub(super) fn add_blank(&mut self, page: PageNo) {
         match self.blank.last_mut() {
             Some(last) if last.end == page => last.end += 1,
@@ -58,7 +58,7 @@ impl FreePages {
         }
     }
 
-    /// Of pages that nothing is in, those are free that the list names.
+    /// Counts as free those pages without content that the list contains.
     pub(super) fn take_blank(&mut self, head: Option<PageNo>) {
         let blank = std::mem::take(&mut self.blank);
         self.take_listed(head, |page| is_within(&blank, page));
@@ -81,19 +81,20 @@ impl FreePages {
         listed
     }
 
-    /// Whether the list that begins at `head` names them all, and so many.
+    /// Whether the list that begins at `head` contains exactly these pages, and `count` of them.
     pub(super) fn are_listed(&self, head: Option<PageNo>, count: u64) -> bool {
         let Listed { pages, is_whole } = self.walk(head);
         is_whole && pages == self.pages && pages.len() as u64 == count
     }
 
-    /// Of pages that are lost, those that the list names: they had nothing that could be lost.
+    /// Counts as free those lost pages that the list contains: they had no content to lose.
     pub(super) fn take_listed(&mut self, head: Option<PageNo>, is_lost: impl Fn(PageNo) -> bool) {
         let listed = self.walk(head).pages;
         self.pages.extend(listed.into_iter().filter(|page| is_lost(*page)));
     }
 
-    /// Takes out the free pages that the list does not name, if it is whole and names so many: those are in use.
+    /// Removes the free pages that the list does not contain, if it is intact and has `count` pages: they are in use.
+    /// Returns them.
     pub(super) fn take_unlisted(&mut self, head: Option<PageNo>, count: u64) -> Vec<PageNo> {
         let Listed { pages, is_whole } = self.walk(head);
         if !is_whole || pages.len() as u64 != count {
@@ -112,7 +113,7 @@ impl FreePages {
         self.pages.len() as u64
     }
 
-    /// Writes them all again, as a list; gives its head. Nothing that is written may be on its way.
+    /// Writes all of them as a new list, and returns its head. No write may be in flight.
     pub(super) fn write(
         &self,
         writer: &mut Writer<'_>,

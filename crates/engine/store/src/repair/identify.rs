@@ -1,4 +1,4 @@
-//! Which store pages are of, and how large they are, where no superblock says so: by the pages that are whole.
+//! Finds out the store and the page size from intact pages, where no superblock has them.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ use crate::format::superblock::{MAX_PAGE_BYTES, MIN_PAGE_BYTES};
 /// Bytes of one read; whole pages of any size.
 const STEP: usize = 1 << 20;
 const MIN_PAGE: usize = MIN_PAGE_BYTES as usize;
-/// So many whole pages of one store and size are enough.
+/// This many intact pages of one store and size are enough.
 const ENOUGH: u64 = 64;
 
-/// The id of the store, and bytes of a page; `None` where no page is whole.
+/// Returns the store's id and the page size in bytes; `None` if no page is intact.
 pub(super) fn from_pages(data: &dyn IoFile) -> Result<Option<(u64, usize)>, Error> {
     let bytes = data.stat()?.size;
     let mut found: HashMap<(u64, usize), u64> = HashMap::new();
@@ -36,7 +36,7 @@ pub(super) fn from_pages(data: &dyn IoFile) -> Result<Option<(u64, usize)>, Erro
     Ok(found.into_iter().max_by_key(|(_, pages)| *pages).map(|(of, _)| of))
 }
 
-/// Reads as much as there is; what can't be read is zeros.
+/// Reads as much as there is. Unreadable parts are zeros.
 fn read(data: &dyn IoFile, offset: u64, buf: &mut [u8]) -> usize {
     if let Ok(got) = data.read_at(offset, buf) {
         return got;

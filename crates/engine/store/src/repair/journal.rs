@@ -1,4 +1,4 @@
-//! The journal of a damaged store: what of its commits can be read, on what the superblock says, or on nothing where there is none.
+//! The journal of a damaged store: its readable commits, on top of the superblock or, if there is none, of nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::replay::{Replayed, journal_options, replay_to_fault};
 use crate::resize;
 use crate::{Error, Seq};
 
-/// What is taken for a superblock where there is none.
+/// Returns a substitute for a missing superblock.
 pub(super) fn made_up(options: &StoreOptions, store: u64, page_size: usize) -> Superblock {
     Superblock {
         number: 0,
@@ -23,14 +23,14 @@ pub(super) fn made_up(options: &StoreOptions, store: u64, page_size: usize) -> S
         checkpoint_seq: 0,
         checkpoint_lsn: 0,
         max_journal_bytes: options.new_journal_bytes(),
-        // So that all counts that the journal says.
+        // So that every change in the journal counts.
         first_diffs: true,
         journal: 0,
         meta: Meta::default(),
     }
 }
 
-/// What of the journal's commits can be read.
+/// Reads the commits of the journal that can be read.
 pub(super) fn read_journal(
     options: &StoreOptions,
     io: &Arc<dyn Io>,
@@ -45,7 +45,7 @@ pub(super) fn read_journal(
     let path = if is_known {
         resize::journal_path(io, from, superblock.journal)?
     } else {
-        // Of two, one took the other's place with nothing in it: whose commits are the newest.
+        // If there are two, one replaced the other and was empty then. Its commits are the newest.
         let places = resize::places(&**io, from)?;
         let newest =
             |path: &PathBuf| salvage_in(path, None).records.iter().find_map(|record| seq_of(&record.body));
@@ -54,7 +54,7 @@ pub(super) fn read_journal(
     let salvage = |lsn| salvage_in(&path, lsn);
     let mut salvaged = salvage(is_known.then_some(superblock.checkpoint_lsn));
     if matches!(salvaged.fault, Some(LogError::NotInLog { .. } | LogError::NotARecord { .. })) {
-        // The superblock is older than what of the journal is left.
+        // The superblock is older than the remaining journal.
         salvaged = salvage(None);
     }
     if let Some(
@@ -70,7 +70,7 @@ pub(super) fn read_journal(
         found.notes.push("journal: it is another store's".to_owned());
         salvaged.records.clear();
     }
-    // Whatever it begins with, all behind that follows.
+    // The journal may begin anywhere; everything behind that follows without gaps.
     let first = salvaged.records.iter().find_map(|record| Some((seq_of(&record.body)?, record.lsn)));
     if let Some((seq, lsn)) = first
         && (!is_known || seq > superblock.checkpoint_seq + 1)
@@ -97,7 +97,7 @@ pub(super) fn read_journal(
     Ok(journal)
 }
 
-/// The commit that a record is of.
+/// Returns the commit of a record.
 fn seq_of(body: &[u8]) -> Option<Seq> {
     body.get(8..16)?.try_into().ok().map(Seq::from_le_bytes)
 }

@@ -1,4 +1,4 @@
-//! The page map of a damaged store: what of it is whole counts, and of the rest nothing is known.
+//! The page map of a damaged store: its intact blocks are used, and the entries of the others are unknown.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::{Error, PageNo, Seq};
 pub(super) struct Map {
     file: Option<Arc<dyn IoFile>>,
     store: u64,
-    /// The commit that the superblock says it is as of.
+    /// The commit that it is as of, according to the superblock.
     upto: Seq,
     current: Option<(u64, MapBlock)>,
-    /// Blocks of which the place that counts is lost, or may be.
+    /// Blocks whose newest place is lost, or may be.
     lost: u64,
 }
 
@@ -30,7 +30,8 @@ impl Map {
         Ok(Self { file, store, upto, current: None, lost: 0 })
     }
 
-    /// Whether a page that was read is the one that was written last, as far as that is known. Pages in order are the fastest.
+    /// Checks that a page that was read is the one that was written last, as far as that is known. Fastest for pages in
+    /// order.
     pub(super) fn check(
         &mut self,
         page: PageNo,
@@ -40,19 +41,19 @@ impl Map {
         block.check(block.entries[at], found)
     }
 
-    /// Whether it says that a page was written.
+    /// Whether the map says that a page was written.
     pub(super) fn was_written(&mut self, page: PageNo) -> bool {
         let (block, at) = self.entry(page);
         ![NEVER, UNKNOWN].contains(&block.entries[at])
     }
 
-    /// Pages that it has room for.
+    /// Returns the number of pages that it has room for.
     pub(super) fn pages(&self) -> Result<u64, Error> {
         let Some(file) = &self.file else { return Ok(0) };
         Ok(file.stat()?.size / (2 * BLOCK as u64) * PAGES as u64)
     }
 
-    /// The block that has a page, and where.
+    /// Returns the block of a page, and the index of its entry.
     fn entry(&mut self, page: PageNo) -> (&MapBlock, usize) {
         let (number, at) = place_of(page);
         let current = match self.current.take() {
@@ -66,12 +67,12 @@ impl Map {
         (&self.current.insert(current).1, at)
     }
 
-    /// A block, and whether it is as of the superblock: of two places the one that is lost may be the newer one.
+    /// Returns a block, and whether it is as of the superblock: if one place is lost, it may be the newer one.
     fn read(&self, number: u64) -> (MapBlock, bool) {
         let Some(file) = &self.file else { return (MapBlock::of(UNKNOWN), true) };
         let place = |place: u64| {
             let mut bytes = AlignedBuf::new(BLOCK);
-            // What was cut off, or can't be read, tells nothing.
+            // A place that is cut off or unreadable says nothing.
             match file.read_at((number * 2 + place) * BLOCK as u64, &mut bytes) {
                 Ok(BLOCK) => MapBlock::decode(&bytes, number, self.store, place),
                 Ok(_) | Err(_) => None,
@@ -84,7 +85,7 @@ impl Map {
         (block, is_known)
     }
 
-    /// What is wrong with it, in words, when all pages were checked.
+    /// Describes what is wrong with it. Called after all pages were checked.
     pub(super) fn fault(&self) -> Option<String> {
         let unknown = "whether a page is the one that was written last is not known";
         match (&self.file, self.lost) {

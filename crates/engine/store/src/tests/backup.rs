@@ -1,5 +1,5 @@
-//! Backups of a store that is open: whole and as of one commit whatever goes on beside them, or no store at all; and the source stays as
-//! it is.
+//! Backups of an open store: complete and as of one commit, whatever happens meanwhile, or no store at all. The source
+//! is unchanged.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -26,7 +26,7 @@ pub(super) fn options(disk: &SimDisk, meanwhile: &Meanwhile) -> StoreOptions {
     Store::options().io(io).memory(1 << 20).journal_bytes(64 << 10).warm(false).without_threads()
 }
 
-/// One more commit: these pages have its number.
+/// Makes one more commit, which writes its number to these pages.
 pub(super) fn commit(store: &Store, pages: impl IntoIterator<Item = u64>) {
     let mut txn = store.begin().unwrap();
     let seq = store.stat().seq + 1;
@@ -37,7 +37,7 @@ pub(super) fn commit(store: &Store, pages: impl IntoIterator<Item = u64>) {
     txn.commit(Durability::Sync).unwrap();
 }
 
-/// A store of which some is applied, some in the journal alone, some free, and some was never written.
+/// Makes a store with pages that are applied, only in the journal, free, or never written.
 pub(super) fn made() -> SimDisk {
     let disk = SimDisk::builder().by_steps().build();
     disk.create_dir("/copies".as_ref()).unwrap();
@@ -69,7 +69,7 @@ pub(super) fn open(disk: &SimDisk, dir: &Path) -> Result<Store, Error> {
     options(disk, &Meanwhile::default()).create(Create::Never).open(dir)
 }
 
-/// All that a reader sees.
+/// Everything that a reader sees.
 pub(super) type Content = (u64, Option<u64>, Vec<u8>, Vec<Result<Vec<u8>, String>>);
 
 pub(super) fn content(store: &Store) -> Content {
@@ -78,7 +78,7 @@ pub(super) fn content(store: &Store) -> Content {
     (read.seq(), read.root(), read.metadata().to_vec(), (0..read.pages()).map(page).collect())
 }
 
-/// It has this content, is sound, and goes on.
+/// Checks that the store has this content, is valid, and takes commits.
 pub(super) fn is_whole(disk: &SimDisk, expected: &Content, what: &str) {
     let store = open(disk, to()).unwrap_or_else(|error| panic!("{what}: {error}"));
     assert!(content(&store) == *expected, "{what}: as of commit {}", store.stat().seq);
@@ -105,7 +105,7 @@ fn a_backup_is_the_store_as_it_was() {
     assert!(content(&store) == before);
     commit(&store, [3]);
     is_whole(&disk.after_power_cut(Persistence::None, 1), &before, "after a power cut");
-    // What was never written takes up no room.
+    // Pages that were never written take no space.
     let (disk, store, _) = reopened(&made);
     let mut txn = store.begin().unwrap();
     txn.allocate_run(1 << 20).unwrap();
@@ -122,7 +122,7 @@ fn commits_and_checkpoints_go_on_beside_a_backup() {
         let (disk, store, meanwhile) = reopened(&made);
         let store = Arc::new(store);
         let states = Arc::new(Mutex::new(vec![content(&store)]));
-        // As many as go on, beside the first writes of it.
+        // As many as can run beside the first writes of the backup.
         let (beside, kept, mut left) = (Arc::clone(&store), Arc::clone(&states), 6);
         meanwhile.set(move || {
             if left == 0 || many == 0 {
@@ -158,7 +158,7 @@ fn commits_and_checkpoints_go_on_beside_a_backup() {
     assert!(most > 2, "no snapshot was ended");
 }
 
-/// Pages that are copied, taken away by a compaction, and there again without being written, all beside one copy.
+/// Pages that are copied, removed by a compaction, and allocated again without being written, all during one copy.
 #[test]
 fn pages_that_come_back_beside_a_copy_were_never_written() {
     let (disk, store, meanwhile) = reopened(&made());
@@ -206,12 +206,12 @@ fn a_backup_of_what_is_damaged_fails_and_leaves_nothing() {
         let made = made();
         let file = made.open_writable(&dir().join(name), Access::Direct, CreateFile::Never).unwrap();
         let mut bytes = AlignedBuf::new(4096);
-        // Page 13 as page 12, and 40 with one bit in it another one.
+        // Page 13 gets the bytes of page 12, and page 40 a flipped bit.
         file.read_at(if page == 40 { 40 } else { 12 } * PAGE, &mut bytes).unwrap();
         bytes[100] ^= u8::from(page == 40);
         file.write_at(page * PAGE, &bytes, WriteMode::Plain).unwrap();
         file.sync_all().unwrap();
-        // Page 40 is whole in the journal.
+        // Page 40 is intact in the journal.
         let (disk, store, _) = reopened(&made);
         if page == 40 {
             store.backup(to()).unwrap();
@@ -268,7 +268,7 @@ fn a_full_disk_fails_the_backup_alone() {
     }
 }
 
-/// At each operation, with each pattern of what persists.
+/// At each operation, with each persistence pattern.
 #[test]
 fn a_power_cut_leaves_the_source_and_no_half_of_a_backup() {
     let made = made();
@@ -290,7 +290,7 @@ fn a_power_cut_leaves_the_source_and_no_half_of_a_backup() {
             drop(store);
             for (disk, what) in [(&found, "power cut"), (&killed, "kill")] {
                 let what = format!("{what} at operation {cut}, {persistence:?}");
-                // What is there of it is never taken for a place to make a new one in.
+                // Its remains are never taken for a place where a new store can be made.
                 let has_some = disk.list(to()).is_ok_and(|names| !names.is_empty());
                 let create = if has_some { Create::IfMissing } else { Create::Never };
                 match options(disk, &Meanwhile::default()).create(create).open(to()) {
@@ -305,7 +305,7 @@ fn a_power_cut_leaves_the_source_and_no_half_of_a_backup() {
                 let store = open(disk, dir()).unwrap();
                 assert!(content(&store) == expected, "{what}: the source");
                 cuts += 1;
-                // It can be made again, when what was left of it is gone.
+                // It can be made again when its remains are removed.
                 match store.backup(to()) {
                     Ok(_) => {}
                     Err(Error::Exists { .. }) => {

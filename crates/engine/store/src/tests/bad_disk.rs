@@ -1,5 +1,5 @@
-//! Lives on a disk that loses a write, makes it at another place, fails a sync and drops what it was for, or fills up: what is found is
-//! right, or a clear error, never silence; and a full disk refuses what has no room and nothing else.
+//! Runs on a disk that loses a write, misdirects it, fails a sync and drops its data, or fills up. Reads return the
+//! right data or a clear error. A full disk refuses only what it has no room for.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_hook};
@@ -14,10 +14,10 @@ use crate::injected_fault::InjectedFault;
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_testing::{Rng, Seed};
 
-/// What writes go in.
+/// The unit of writes.
 const BLOCK: u64 = 4096;
 
-/// So many lives; prints one that fails.
+/// Runs `count` lives, and prints a failing one.
 fn all(count: u64, life: impl Fn(&mut Life, &mut Rng)) {
     let (seed, made) = (Seed::new(), Made::new());
     for which in 0..crashes(count) {
@@ -49,7 +49,7 @@ fn one(
     }
 }
 
-/// What the disk does to one write, and of which file.
+/// The fault of one write, and its file.
 #[derive(Debug)]
 struct Bad {
     name: &'static str,
@@ -75,7 +75,7 @@ impl Bad {
         Self { name, fault, after: rng.of(0..6) }
     }
 
-    /// Whether a record may be gone by it, where what was written meanwhile stands in the journal at `written`.
+    /// Whether a record may be lost by it. Records written meanwhile are at `written` in the journal.
     fn takes(&self, lsns: &Range<u64>, written: &Range<u64>, file_bytes: u64) -> bool {
         if !self.name.starts_with("journal/redo") {
             return false;
@@ -93,7 +93,7 @@ impl Bad {
     }
 }
 
-/// Works on this disk; what was on its way to the journal when the fault struck.
+/// Works on this disk. Returns the LSNs that were being written to the journal when the fault struck.
 fn work(life: &mut Life, rng: &mut Rng, bad: &Bad) -> Range<u64> {
     let disk = life.world.disk();
     let subject = life.world.subject.clone().expect("it is open");
@@ -115,7 +115,7 @@ fn work(life: &mut Life, rng: &mut Rng, bad: &Bad) -> Range<u64> {
     struck.unwrap_or(at_end)
 }
 
-/// One write or sync goes wrong, and the store is ended at some time after that.
+/// One write or sync goes wrong, and the store ends at some time after that.
 fn bad_write(life: &mut Life, rng: &mut Rng) {
     for _ in 0..rng.of(0..2) {
         life.world.open().expect("nothing fails");
@@ -125,7 +125,7 @@ fn bad_write(life: &mut Life, rng: &mut Rng) {
     let disk = life.world.disk();
     let bad = Bad::random(rng, &disk);
     disk.inject(dir().join(bad.name), 0..u64::MAX, bad.fault, Times::Nth(bad.after)).expect("it is there");
-    // What the journal holds of pages is read from its file again, too.
+    // Page changes in the journal are read from its file again, too.
     let is_of_pages = matches!(bad.name, "data" | "map") || bad.name.starts_with("journal/redo");
     lock(&life.world.oracle).all_may_rot = is_of_pages && !bad.is_reported();
     let written = work(life, rng, &bad);
@@ -154,11 +154,12 @@ fn writes_that_are_lost_or_go_elsewhere_are_found_or_do_no_harm() {
     all(4000, bad_write);
 }
 
-/// The disk is full from some operation on: of making the store, of a commit, a checkpoint, a compaction or an opening.
+/// The disk is full from some operation on: while making the store, or in a commit, a checkpoint, a compaction or an
+/// opening.
 fn full(life: &mut Life, rng: &mut Rng) {
     let is_new = life.world.setting.is_new;
     for session in 0..rng.of(1..4) {
-        // What has room in it already is opened.
+        // A store whose files have their room is opened.
         life.world.disk().fill_up_at(rng.of(0..if is_new && session == 0 { 60 } else { 30 }));
         if let Err(error) = life.world.open() {
             assert!(is_new && session == 0, "{error}");

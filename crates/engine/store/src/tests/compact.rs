@@ -1,4 +1,4 @@
-//! Compactions: what goes, what stays, and crashes at random amid them.
+//! Compactions: what is removed, what stays, and crashes at random during them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_hook};
 use std::path::Path;
@@ -26,7 +26,7 @@ fn bytes(disk: &SimDisk) -> u64 {
     disk.open(&dir().join("data"), Access::Direct).unwrap().stat().unwrap().size
 }
 
-/// A store of so many pages, each with its number, of which some are free.
+/// Makes a store of this many pages, each with its number, of which some are free.
 fn store_of(disk: &SimDisk, pages: u64, is_free: impl Fn(PageNo) -> bool) -> Store {
     let store = open(disk);
     let mut txn = store.begin().unwrap();
@@ -58,7 +58,7 @@ fn free_pages_at_the_end_are_cut_off_and_allocation_begins_low() {
     let found = store.compact().unwrap();
     assert_eq!((found.pages_before, found.pages, found.seq), (700, 101, 3));
     assert_eq!((bytes(&disk), found.cut), (101 * 4096, before - 101 * 4096));
-    // Of 20 to 99, but for the one that names them.
+    // Pages 20 to 99, except the trunk.
     assert_eq!(found.given_back, Some(79 * 4096));
     let stat = store.stat();
     assert_eq!((stat.pages, stat.free_pages, stat.checkpoint_seq), (101, 80, 3));
@@ -72,7 +72,7 @@ fn free_pages_at_the_end_are_cut_off_and_allocation_begins_low() {
     let read = store.begin_read().unwrap();
     assert_eq!(read.read(100).unwrap()[..8], 100_u64.to_le_bytes());
     drop(read);
-    // The lowest first; the page that names them last; and none twice.
+    // The lowest pages first, the trunk last, and none twice.
     let mut txn = store.begin().unwrap();
     let allocated: Vec<_> = (0..81).map(|_| txn.allocate().unwrap()).collect();
     let expected: Vec<_> = (21..100).chain([20, 101]).collect();
@@ -95,7 +95,7 @@ fn a_store_of_free_pages_alone_becomes_empty() {
     is_sound(&store);
 }
 
-/// It reads as never written, and is nobody's all the same.
+/// It reads as never written, but still belongs to nobody.
 #[test]
 fn a_page_whose_room_was_given_back_is_refused_to_writers() {
     let disk = SimDisk::new();
@@ -109,7 +109,7 @@ fn a_page_whose_room_was_given_back_is_refused_to_writers() {
             assert!(matches!(txn.read(page), Err(Error::NotAllocated { .. })));
             assert!(matches!(txn.free(page), Err(Error::NotAllocated { .. })), "page {page} is freed twice");
         }
-        // A run that was never written is not taken for one of them.
+        // A run that was never written is not taken for such pages.
         let first = txn.allocate_run(2).unwrap();
         txn.commit(Durability::Sync).unwrap();
         let mut txn = store.begin().unwrap();
@@ -125,13 +125,13 @@ fn a_page_whose_room_was_given_back_is_refused_to_writers() {
     is_sound(&store);
 }
 
-/// Nor is what was at the end before, whatever a crash left of it.
+/// Remains of the previous end are not pages of a later run either, whatever a crash left of them.
 #[test]
 fn what_is_behind_the_end_is_no_page_of_a_later_run() {
     let disk = SimDisk::new();
     let store = store_of(&disk, 40, |page| page >= 10);
     store.sync().unwrap();
-    // The commit is made, and the file can't be cut.
+    // The commit is made, but the file cannot be cut.
     let from = disk.ops();
     drop(store);
     for cut in 0..60 {
@@ -160,7 +160,7 @@ fn what_is_behind_the_end_is_no_page_of_a_later_run() {
     panic!("a compaction is less than that");
 }
 
-/// Whoever compacts is killed: what was cut off is gone for who opens the store, and back after a power cut.
+/// The compacting process is killed. The cut part is gone for the next opening, and back after a power cut.
 #[test]
 fn what_a_killed_compaction_cut_off_does_not_come_back_behind_the_next_one() {
     for cut in 0.. {
@@ -202,7 +202,7 @@ fn snapshots_that_live_see_what_they_saw() {
     for page in 0..60 {
         assert_eq!(read.read(page).unwrap()[..8], page.to_le_bytes());
     }
-    // Until their pages are another run's.
+    // Until their pages belong to another run.
     let mut txn = store.begin().unwrap();
     txn.allocate_run(50).unwrap();
     txn.commit(Durability::Sync).unwrap();
@@ -249,7 +249,7 @@ fn backups_and_repairs_have_what_a_compacted_store_has() {
     }
 }
 
-/// A kill between the commit that gives pages up and the checkpoint: what the journal has of them is not to be recovered.
+/// A kill between the commit that gives pages up and the checkpoint: their journal entries must not be recovered.
 #[test]
 fn pages_behind_the_last_one_are_not_counted() {
     let disk = SimDisk::new();
@@ -265,7 +265,7 @@ fn pages_behind_the_last_one_are_not_counted() {
     assert_eq!((in_journal, unapplied), (20, 20));
 }
 
-/// Of a page that is allocated again: a full disk fails its transaction alone.
+/// A page is allocated again, and a full disk fails only its transaction.
 #[test]
 fn room_that_was_given_back_is_had_again_before_the_commit() {
     let disk = SimDisk::new();
@@ -274,7 +274,7 @@ fn room_that_was_given_back_is_had_again_before_the_commit() {
     disk.inject_all(WriteFault::Allocate(libc::ENOSPC), Times::Once);
     let mut txn = store.begin().unwrap();
     assert_eq!(txn.allocate().unwrap_err().errno(), Some(libc::ENOSPC));
-    // None is lost by that.
+    // No page is lost by that.
     assert_eq!(txn.allocate().unwrap(), 11);
     txn.commit(Durability::Sync).unwrap();
     is_sound(&store);

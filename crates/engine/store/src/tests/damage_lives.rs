@@ -1,8 +1,9 @@
-//! Lives that end in damage of the medium, of any file of a store that was killed or closed: what is found is right, or a clear error,
-//! never silence; and a store that can't be opened is left as it is.
+//! Lives that end in damage of any file of a killed or closed store: reads return the right data or a clear error. A
+//! store that cannot be opened is left as it is.
 //!
-//! The one exception is what `docs/src/store-format.md` says can't be distinguished: at the end of a journal that is in use, what is not
-//! whole may have been torn by the crash. It must have been hit, and so must be all that knows better.
+//! There is one exception, which `docs/src/store-format.md` describes: at the end of a journal in use, an incomplete
+//! record may have been torn by the crash. Such a record must have been hit, and so must everything that shows that it
+//! was complete.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,25 +20,25 @@ use crate::{Error, Seq, Store};
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_testing::{Rng, Seed};
 
-/// A slot of superblock or control file, a place of the map, a page of the data file, a block of the journal.
+/// A slot of the superblock or control file, a place of the map, a page of the data file, a block of the journal.
 const BLOCK: u64 = 4096;
-/// Files of the journal.
+/// Number of journal files.
 const RING: u64 = 4;
 
-/// Where a commit stands in the journal, and what of it was known to be durable when it was made.
+/// The place of a commit in the journal, and the LSN known to be durable when it was made.
 struct Mark {
     lsns: Range<u64>,
     known: u64,
 }
 
-/// A store, with where its commits stand.
+/// A store, with the places of its commits.
 pub(super) struct Life {
     pub(super) world: World,
     marks: BTreeMap<Seq, Mark>,
     /// The store after each commit.
     states: BTreeMap<Seq, Arc<StoreState>>,
     pub(super) closed: bool,
-    /// The last crash came in the midst of something: what it tore is one fault already.
+    /// Whether the last crash interrupted something: what it tore is one fault already.
     pub(super) amid: bool,
 }
 
@@ -46,7 +47,7 @@ impl Life {
         Self { world, marks: BTreeMap::new(), states: BTreeMap::new(), closed: false, amid: false }
     }
 
-    /// Does one thing, which commits once at most.
+    /// Runs one operation, which commits at most once.
     pub(super) fn run(&mut self, subject: &Subject, op: Op) -> bool {
         let core = subject.store.core();
         let known = core.journal.durable_lsn();
@@ -58,7 +59,7 @@ impl Life {
         goes_on
     }
 
-    /// What is done while the store is open.
+    /// Runs operations while the store is open.
     pub(super) fn session(&mut self, rng: &mut Rng) {
         let subject = self.world.subject.clone().expect("it is open");
         if rng.one_in(4) {
@@ -73,7 +74,7 @@ impl Life {
         self.crash(rng);
     }
 
-    /// Ends the store in one way or another.
+    /// Ends the store in a random way.
     pub(super) fn crash(&mut self, rng: &mut Rng) {
         self.states.extend(lock(&self.world.oracle).states.clone());
         let crash = match rng.of(0..5) {
@@ -89,11 +90,12 @@ impl Life {
         self.closed = matches!(crash, Crash::Close(_)) && !self.amid;
     }
 
-    /// Opens the store at `found`, where commits were acknowledged behind that. What `is_hit` must have taken each of them, or all that
-    /// says that the first of them was there: so that it is not distinguished from one that was torn.
+    /// Accepts a store opened at `found` although later commits were acknowledged. According to `is_hit`, the damage
+    /// must have hit the first lost commit, so that it looks torn by the crash. It must also have hit each lost commit
+    /// that was made when the first one was known to be durable.
     pub(super) fn accept_loss(&self, found: Seq, is_hit: impl Fn(&Range<u64>) -> bool) {
         let mut oracle = lock(&self.world.oracle);
-        // Pages of commits that are gone may have been written, which is said of each that is read.
+        // Pages of lost commits may have been written, which each read of them reports.
         oracle.all_may_rot |= found < oracle.last().seq;
         let lost = found + 1..oracle.durable + 1;
         if lost.is_empty() {
@@ -110,7 +112,7 @@ impl Life {
         }
     }
 
-    /// Goes on with a store that was opened.
+    /// Continues with a store that was opened.
     pub(super) fn opened(&mut self, store: Store) {
         let seq = store.stat().visible_seq;
         self.world.opened(store);
@@ -118,7 +120,7 @@ impl Life {
     }
 }
 
-/// What is done, which commits once at most.
+/// Returns a random operation, which commits at most once.
 pub(super) fn random_op(rng: &mut Rng) -> Op {
     match rng.of(0..20) {
         0..13 => Op::Transact(rng.number(), Some(random_durability(rng))),
@@ -130,7 +132,7 @@ pub(super) fn random_op(rng: &mut Rng) -> Op {
     }
 }
 
-/// Whether a part of a file of the journal has bytes of records that stand here, or of the padding behind them.
+/// Whether a part of a journal file has bytes of records at these LSNs, or of the padding behind them.
 pub(super) fn is_in_ring(lsns: &Range<u64>, name: &str, part: &Range<u64>, file_bytes: u64) -> bool {
     (lsns.start..lsns.end.next_multiple_of(BLOCK)).step_by(8).any(|lsn| {
         let at = lsn % file_bytes;
@@ -147,7 +149,7 @@ pub(super) fn size(disk: &SimDisk, name: &str) -> u64 {
     disk.open(&dir().join(name), Access::Buffered).and_then(|file| file.stat()).expect("it is there").size
 }
 
-/// What of the file is another thing than it was.
+/// Returns the part of the file that was changed.
 fn part(damage: &Damage) -> Range<u64> {
     match damage {
         Damage::Bit { at, .. } => *at..*at + 1,
@@ -158,12 +160,12 @@ fn part(damage: &Damage) -> Range<u64> {
     }
 }
 
-/// Whether both of the first two blocks are hit.
+/// Whether it hits both of the first two blocks.
 fn hits_both(part: &Range<u64>) -> bool {
     part.start < BLOCK && part.end > BLOCK
 }
 
-/// A life, and its end.
+/// Runs a life, and its end.
 fn damaged(mut rng: Rng, made: &Made, injected_fault: Option<InjectedFault>) {
     let (setting, disk) = made.any(&mut rng);
     let memory = if rng.one_in(3) { 2 << 20 } else { 1 << 20 };
@@ -186,7 +188,7 @@ fn damaged(mut rng: Rng, made: &Made, injected_fault: Option<InjectedFault>) {
     }
 }
 
-/// The store is refused, with this error, and left as it is.
+/// Checks that the store is refused with this error, and left as it is.
 fn is_refused(life: &Life, is_expected: impl Fn(&Error) -> bool) {
     let disk = life.world.disk();
     let changes = || disk.ops() - disk.stats().syncs;
@@ -196,7 +198,7 @@ fn is_refused(life: &Life, is_expected: impl Fn(&Error) -> bool) {
     assert_eq!(changes(), before, "something was written: {error}");
 }
 
-/// An entry of a newer version is the last of the journal.
+/// Appends an entry of a newer version to the journal.
 fn append_newer(disk: &SimDisk) -> bool {
     let journal = pagekeeper_log::RedoLog::options().io(Arc::new(disk.clone())).without_threads();
     let (log, _) = journal.recover(&dir().join("journal"), None).expect("it is whole");
@@ -205,7 +207,7 @@ fn append_newer(disk: &SimDisk) -> bool {
     is_appended
 }
 
-/// Damages a file, and sees what becomes of the store.
+/// Damages a file, and checks the store.
 fn end(life: &mut Life, rng: &mut Rng) {
     let disk = life.world.disk();
     match rng.of(0..60) {
@@ -219,7 +221,7 @@ fn end(life: &mut Life, rng: &mut Rng) {
         _ => {}
     }
     let name = match rng.of(0..20) {
-        // Of each of their two slots one may be torn already.
+        // One of their two slots may be torn already.
         0..2 if !life.amid => "superblock",
         2..4 if !life.amid => "journal/control",
         4..7 => "data",
@@ -267,20 +269,20 @@ fn end(life: &mut Life, rng: &mut Rng) {
     if finds {
         return;
     }
-    // It goes on, whatever was lost, and that is kept.
+    // It goes on, whatever was lost, and keeps later commits.
     life.session(rng);
     match life.world.open() {
-        // A record may stand there now.
+        // A record may be there now.
         Err(Error::Journal(_)) if may_fail => return,
         opened => opened.expect("it was opened before"),
     }
     shows_what_it_should(life, may_fail);
 }
 
-/// Notes what may be wrong after this damage; what was acknowledged and is gone must be hidden by it.
+/// Records what may be wrong after this damage. Acknowledged commits that are lost must have been hit by it.
 fn excuse(life: &Life, store: &Store, name: &str, damage: &Damage, hit: &Range<u64>) {
     let file_bytes = size(&life.world.disk(), name);
-    // What can't be read is never taken for what was never there.
+    // Unreadable records are never taken for missing ones.
     let is_readable = !matches!(damage, Damage::Unreadable(_));
     life.accept_loss(store.stat().visible_seq, |lsns| is_readable && is_in_ring(lsns, name, hit, file_bytes));
     let mut oracle = lock(&life.world.oracle);
@@ -289,8 +291,8 @@ fn excuse(life: &Life, store: &Store, name: &str, damage: &Damage, hit: &Range<u
             let pages = hit.start / BLOCK..hit.end.min(1 << 30).div_ceil(BLOCK);
             oracle.rot.extend(pages.map(|page| (page, Seq::MAX)));
         }
-        // If both places of a block are zeros it says that no page was ever written. Of zeros in the second, and what can't be read in
-        // the first, nobody knows which was written last.
+        // If both places of a block are zeros, it says that no page was ever written. If the second is zeros and the
+        // first is unreadable, nobody knows which was written last.
         "map" => {
             let is_unknown = matches!(damage, Damage::Unreadable(_)) && hit.start < BLOCK;
             oracle.all_may_rot |= hits_both(hit) || life.amid || is_unknown;
@@ -299,7 +301,7 @@ fn excuse(life: &Life, store: &Store, name: &str, damage: &Damage, hit: &Range<u
     }
 }
 
-/// Reads all there is, and has it verified; whether some of it is damaged.
+/// Reads and verifies everything. Returns whether some of it is damaged.
 pub(super) fn shows_what_it_should(life: &mut Life, may_fail: bool) -> bool {
     let subject = life.world.subject.clone().expect("it is open");
     let (read, state) = subject.begin_read();
@@ -313,7 +315,7 @@ pub(super) fn shows_what_it_should(life: &mut Life, may_fail: bool) -> bool {
     refused > 0
 }
 
-/// The life of this number.
+/// Runs the life with this number.
 fn life(seed: &Seed, which: u64, made: &Made, injected_fault: Option<InjectedFault>) {
     damaged(seed.rng(which), made, injected_fault);
 }

@@ -1,5 +1,5 @@
-//! A simulated disk that does what is submitted at once, on the submitter's thread: no thread decides what comes first, so
-//! that a life repeats. And a hook to do something in the midst of a checkpoint.
+//! A simulated disk that performs submitted operations at once, on the submitter's thread. No thread decides on the
+//! order, so a life is repeatable. A hook can act in the middle of a checkpoint.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,12 +13,12 @@ use pagekeeper_kernel::mutex::lock;
 
 type Done = Box<dyn FnMut() + Send>;
 
-/// What is to be done before the next writes of a checkpoint get to the disk.
+/// An action before the next writes of a checkpoint reach the disk.
 #[derive(Clone, Default)]
 pub(crate) struct Meanwhile(Arc<Mutex<Option<Done>>>);
 
 impl Meanwhile {
-    /// Has it done, as often as writes come.
+    /// Sets the action, which runs with each batch of writes.
     pub(crate) fn set(&self, what: impl FnMut() + Send + 'static) {
         *lock(&self.0) = Some(Box::new(what));
     }
@@ -40,11 +40,11 @@ impl Meanwhile {
 pub(crate) struct Prompt {
     disk: SimDisk,
     meanwhile: Meanwhile,
-    /// Writes that are still to come: until then some are left in flight, for the next ones to join.
+    /// Writes still to come. Until then, some stay in flight for the next ones to join.
     left: AtomicU64,
 }
 
-/// Writes that are left in flight. A checkpoint waits with no fewer.
+/// Writes that stay in flight. A checkpoint waits with at least as many.
 const LAG: usize = 48;
 
 impl Prompt {
@@ -52,7 +52,7 @@ impl Prompt {
         Self::lagging(disk, meanwhile, 0)
     }
 
-    /// The same, but as wide as the submitter would have it, for so many writes.
+    /// Creates a disk that is as wide as the submitter wants, for this many writes.
     pub(crate) fn lagging(disk: SimDisk, meanwhile: Meanwhile, writes: u64) -> Self {
         Self { disk, meanwhile, left: AtomicU64::new(writes) }
     }

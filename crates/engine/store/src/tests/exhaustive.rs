@@ -1,4 +1,4 @@
-//! Crashes at every operation of short scripts, with each pattern of what persists, and again while what is found is opened.
+//! Crashes at every operation of short scripts, with each persistence pattern, and again during the next opening.
 
 use pagekeeper_io::Persistence;
 use pagekeeper_log::LogMode;
@@ -6,7 +6,7 @@ use pagekeeper_log::LogMode;
 use super::world::{Crash, Op, Setting, World};
 use crate::Durability;
 
-/// How often a random pattern is tried for each operation.
+/// Random patterns per operation.
 const SEEDS: u64 = 4;
 
 fn crashes() -> impl Iterator<Item = (Crash, u64)> {
@@ -17,7 +17,7 @@ fn crashes() -> impl Iterator<Item = (Crash, u64)> {
     cuts.chain([(Crash::Kill, 0)])
 }
 
-/// Crashes at each operation of a script, and at one of opening what is found.
+/// Crashes at each operation of a script, and at one of the following opening.
 fn exhaust(script: &[Op], setting: Setting) {
     let mut made = World::new(setting, None, None);
     made.open().expect("nothing fails");
@@ -47,7 +47,7 @@ fn exhaust(script: &[Op], setting: Setting) {
             world.cut_at(cut);
             run(&mut world, script);
             world.crash(crash);
-            // Again while it is opened.
+            // Again during the opening.
             if !seed.is_multiple_of(2) {
                 world.cut_at((cut + seed) % 12);
                 if world.open().is_err() {
@@ -60,7 +60,7 @@ fn exhaust(script: &[Op], setting: Setting) {
             run(&mut world, &[Op::CompareAll, Op::Verify]);
             world.crash(Crash::PowerCut(Persistence::None, seed));
             world.open().expect("nothing fails any more");
-            // It goes on from there, and keeps that, too.
+            // It goes on from there, and keeps later commits, too.
             let on = [Op::Checkpoint(0, 0), Op::Transact(cut, Some(Durability::Sync)), Op::CompareAll];
             assert!(run(&mut world, &on));
             world.crash(Crash::PowerCut(Persistence::None, seed));

@@ -1,4 +1,4 @@
-//! Of the index, whose source is compiled a second time by its models.
+//! Tests of the index, whose source is compiled a second time by its models.
 
 use crate::Seq;
 use crate::buffers::Buffers;
@@ -21,7 +21,7 @@ fn versions_are_kept_as_long_as_a_snapshot_may_read_them() {
     for seq in 1..=6 {
         index.push(7, seq, content(0), &needed(&[2], 4));
     }
-    // 2 is read, 4 can be, and what is to come.
+    // 2 is read, 4 may be, and so may later ones.
     assert_eq!(index.seqs(7), [2, 4, 5, 6]);
     assert_eq!(index.get(7, 3).unwrap().seq, 2);
     assert!(index.get(7, 1).is_none() && index.get(8, 9).is_none());
@@ -38,7 +38,7 @@ fn a_page_goes_when_the_data_file_has_its_newest_version() {
     index.applied(1, 5, &needed(&[5], 9));
     assert_eq!((index.seqs(1), index.unapplied(5)), (vec![5, 9], vec![]));
     index.applied(1, 9, &needed(&[5], 9));
-    // The old one is read; without the new one beside it, it would be taken for the newest.
+    // The old one is read. Without the new one beside it, it would be taken for the newest.
     assert_eq!((index.seqs(1), index.unapplied_pages(2)), (vec![5, 9], 0));
     index.prune_all(&needed(&[], 9));
     assert_eq!((index.seqs(1), index.bytes()), (vec![], 0));

@@ -1,5 +1,5 @@
-//! A life at random: what is done to a store between two crashes, and how the crashes come, some of them while it is opened
-//! again or made.
+//! A random life: operations on a store between two crashes, and the crashes themselves. Some come while it is made or
+//! opened again.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -10,7 +10,7 @@ use super::world::{Crash, Failing, Op, Setting, Step, World, random_durability};
 use crate::injected_fault::InjectedFault;
 use pagekeeper_testing::{Rng, Seed};
 
-/// What happens, at random.
+/// Returns a random operation.
 fn random_op(rng: &mut Rng) -> Op {
     match rng.of(0..60) {
         0..34 => {
@@ -42,7 +42,7 @@ fn random_op(rng: &mut Rng) -> Op {
 
 fn random_crash(rng: &mut Rng, power_is_off: bool) -> Crash {
     match rng.of(0..16) {
-        // If the power is off, it is a kill in the place of that: at a certain operation, with all before it done.
+        // If the power is off, it is a kill instead: at a certain operation, with all previous ones done.
         0..4 => Crash::Kill,
         4 if !power_is_off => Crash::Drop,
         5 if !power_is_off => Crash::Close(rng.one_in(2)),
@@ -53,7 +53,7 @@ fn random_crash(rng: &mut Rng, power_is_off: bool) -> Crash {
     }
 }
 
-/// Stores that were just made, to begin lives with.
+/// Stores that were just made, as starts of lives.
 pub(super) struct Made(Vec<(Setting, SimDisk)>);
 
 impl Made {
@@ -61,7 +61,7 @@ impl Made {
         Self::like(Setting::SMALL)
     }
 
-    /// With such a life as this setting says.
+    /// Makes stores with settings like this one.
     pub(super) fn like(like: Setting) -> Self {
         let settings = [64, 64, 96, 256, 64, 64].into_iter().enumerate().map(|(at, kib)| Setting {
             atomic: at > 3,
@@ -78,13 +78,13 @@ impl Made {
         Self(settings.map(made).collect())
     }
 
-    /// One of them.
+    /// Returns one of them.
     pub(super) fn any(&self, rng: &mut Rng) -> &(Setting, SimDisk) {
         &self.0[rng.index(self.0.len())]
     }
 }
 
-/// Lives a life of so many crashes and prints it if it fails.
+/// Runs a life with this many crashes, and prints it if it fails.
 pub(super) fn live(
     mut rng: Rng,
     made: &Made,
@@ -110,7 +110,7 @@ pub(super) fn live(
 }
 
 fn go_on(world: &mut World, rng: &mut Rng, crashes: u64) {
-    // Random numbers of their own: a life with the same seed is else the same.
+    // Separate random numbers, so that a life with the same seed is otherwise the same.
     let mut compactions = world.setting.compacts.then(|| Rng::from_seed(rng.number()));
     open_at_last(world, rng, world.setting.is_new, crashes);
     while world.crashes < crashes {
@@ -145,7 +145,7 @@ fn go_on(world: &mut World, rng: &mut Rng, crashes: u64) {
     }
 }
 
-/// Opens the store, with crashes while that is done. Then reads it, or not: what was read is put together.
+/// Opens the store, with crashes during that. Then reads it or not, since reading rebuilds pages.
 fn open_at_last(world: &mut World, rng: &mut Rng, is_new: bool, crashes: u64) {
     loop {
         if world.crashes < crashes && rng.one_in(if is_new { 2 } else { 4 }) {
@@ -153,7 +153,7 @@ fn open_at_last(world: &mut World, rng: &mut Rng, is_new: bool, crashes: u64) {
         } else if world.crashes < crashes && rng.one_in(30) {
             let failing = match rng.of(0..3) {
                 0 => Failing::Read(rng.of(0..8)),
-                // A sync of a directory that failed would lose its names forever: no program can repair that.
+                // A failed sync of a directory would lose its names forever: no program can repair that.
                 1 if !world.setting.is_new => Failing::Sync(rng.of(0..5)),
                 _ => Failing::Write(rng.of(0..3)),
             };
@@ -178,7 +178,7 @@ fn open_at_last(world: &mut World, rng: &mut Rng, is_new: bool, crashes: u64) {
     }
 }
 
-/// So many crashes, or as `PAGEKEEPER_CRASHES` says.
+/// Returns this number of crashes, or that of `PAGEKEEPER_CRASHES`.
 pub(super) fn crashes(unless_said: u64) -> u64 {
     let said = std::env::var("PAGEKEEPER_CRASHES").ok();
     said.map_or(unless_said, |said| said.parse().expect("PAGEKEEPER_CRASHES is a number"))
@@ -187,7 +187,7 @@ pub(super) fn crashes(unless_said: u64) -> u64 {
 /// Crashes of one life.
 pub(super) const OF_A_LIFE: u64 = 8;
 
-/// The life of this number.
+/// Runs the life with this number.
 pub(super) fn life(seed: &Seed, which: u64, made: &Made, injected_fault: Option<InjectedFault>) -> Vec<Step> {
     live(seed.rng(which), made, injected_fault, OF_A_LIFE)
 }

@@ -1,6 +1,6 @@
-//! The oracle: what was done to a store, and what must therefore be found in it.
+//! The oracle: knows what was done to a store, and so what must be found in it.
 //!
-//! Invariant: `states` has every commit that may be found from now on, each as the whole store after it.
+//! Invariant: `states` has every commit that may be found from now on, each with the whole store after it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -14,11 +14,11 @@ use pagekeeper_testing::Rng;
 /// Bytes of a payload.
 pub(super) const PAYLOAD: usize = 4096 - 32;
 
-/// What a page is.
+/// The content of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Slot {
     Free,
-    /// Of a run, and not written yet.
+    /// In a run, and not written yet.
     Blank,
     Data(Arc<[u8]>),
 }
@@ -32,30 +32,30 @@ pub(super) struct StoreState {
     metadata: Vec<u8>,
 }
 
-/// What is known of a store.
+/// The knowledge about a store.
 pub(super) struct Oracle {
     pub(super) disk: SimDisk,
-    /// Where the power goes off.
+    /// The operation at which the power is cut.
     pub(super) cut: Option<u64>,
     pub(super) states: BTreeMap<Seq, Arc<StoreState>>,
-    /// This commit and all before it must be found.
+    /// This commit and all earlier ones must be found.
     pub(super) durable: Seq,
-    /// A commit failed in a way that leaves it open whether it is there.
+    /// Whether a commit failed so that it may be there or not.
     pub(super) doubt: bool,
-    /// Pages whose place in the data file was spoilt, and from which commit on they are whole again.
+    /// Pages whose place in the data file was damaged, with the commit from which on they are intact again.
     pub(super) rot: BTreeMap<PageNo, Seq>,
-    /// Any page's place may be spoilt: what became of a write is not known.
+    /// Whether any page's place may be damaged, since the result of a write is unknown.
     pub(super) all_may_rot: bool,
-    /// Room of free pages may have been given back.
+    /// Whether space of free pages may have been given back.
     compacted: bool,
-    /// Pages that there may be.
+    /// Maximum number of pages.
     pub(super) max_pages: usize,
-    /// The length of metadata with which a commit takes up [`EVEN`] bytes of the journal, as far as is known; if that is
-    /// wanted.
+    /// The best known length of metadata with which a commit takes [`EVEN`] bytes of the journal, if commits are to be
+    /// equally long.
     even: Option<usize>,
 }
 
-/// Bytes in the journal of all commits that are to be alike: a part of a block.
+/// Bytes of the journal of each such commit: a part of a block.
 const EVEN: u64 = 1024;
 
 impl Oracle {
@@ -75,7 +75,7 @@ impl Oracle {
         }
     }
 
-    /// After the last commit.
+    /// Returns the state after the last commit.
     pub(super) fn last(&self) -> &Arc<StoreState> {
         self.states.last_key_value().expect("there is always one").1
     }
@@ -94,7 +94,7 @@ impl Oracle {
         self.all_may_rot || self.rot.get(&page).is_some_and(|healed| seq < *healed)
     }
 
-    /// Panics if this error should not be, with the store as of `seq`.
+    /// Panics if this error is not expected, with the store as of `seq`.
     pub(super) fn excuse(&self, error: &Error, seq: Seq) {
         let is_excused = match error {
             Error::Damaged { page, .. } => self.is_rotten(*page, seq),
@@ -113,7 +113,7 @@ impl Oracle {
     }
 }
 
-/// A store and its oracle, as both are used in the midst of its checkpoints, too.
+/// A store and its oracle, as they are also used in the middle of its checkpoints.
 #[derive(Clone)]
 pub(super) struct Subject {
     pub(super) store: Arc<Store>,
@@ -122,12 +122,12 @@ pub(super) struct Subject {
 
 /// Why a transaction is not committed.
 enum Stop {
-    /// The disk failed, or a page is rotten.
+    /// The disk failed, or a page is damaged.
     Failed,
 }
 
 impl Subject {
-    /// Whether a commit needs no checkpoint to have room.
+    /// Whether a commit has room without a checkpoint.
     pub(super) fn has_room(&self) -> bool {
         let stat = self.store.stat();
         let is_clear = self.store.core().is_clear(&(stat.pages..stat.pages + 100));
@@ -136,7 +136,7 @@ impl Subject {
             && stat.unapplied_bytes + (80 << 10) < stat.memory / 4
     }
 
-    /// A transaction at random; `None`: it is given up.
+    /// Runs a random transaction; `None` drops it.
     pub(super) fn transact(&self, seed: u64, durability: Option<Durability>) {
         let mut oracle = lock(&self.oracle);
         let mut rng = Rng::from_seed(seed);
@@ -167,7 +167,7 @@ impl Subject {
         );
         let Some(mut durability) = durability else { return };
         if even.is_some() && !rng.one_in(12) {
-            // Many are to be written at once, so that a part in the midst of them may be lost.
+            // Many writes at once, so that a part in the middle of them may be lost.
             durability = Durability::None;
         }
         if changed.is_empty()
@@ -200,7 +200,7 @@ impl Subject {
         }
     }
 
-    /// A checkpoint of the background.
+    /// Runs a background checkpoint.
     pub(super) fn checkpoint(&self) {
         let last = lock(&self.oracle).last().seq;
         let stepped = self.store.step();
@@ -212,12 +212,12 @@ impl Subject {
                 assert!(synced >= last, "a checkpoint to {synced} of {last}");
                 oracle.durable_upto(last);
             }
-            // Also where a commit beside it has written the page anew.
+            // Also if a commit beside it has written the page anew.
             Err(error) => oracle.excuse(&error, last),
         }
     }
 
-    /// Frees many pages, as far as that goes.
+    /// Frees many pages, as far as possible.
     pub(super) fn free_many(&self, seed: u64) {
         let mut oracle = lock(&self.oracle);
         let mut rng = Rng::from_seed(seed);
@@ -258,7 +258,7 @@ impl Subject {
         }
     }
 
-    /// The free pages at the end go, and room of others.
+    /// Cuts off the free pages at the end, and gives the space of others back.
     pub(super) fn compact(&self) {
         let mut oracle = lock(&self.oracle);
         oracle.compacted = true;
@@ -277,12 +277,12 @@ impl Subject {
         let seq = self.store.stat().seq;
         match &done {
             Ok(found) => {
-                // Or the free list alone was brought into order.
+                // Or only the free list was sorted.
                 assert!(found.seq == after.seq || !is_shorter && found.seq == before.seq);
                 assert_eq!((found.seq, found.pages), (seq, after.pages.len() as u64));
                 assert_eq!(found.pages_before, before.pages.len() as u64);
             }
-            // Also where a page of the free list is.
+            // Also if a page of the free list is damaged.
             Err(error) => oracle.excuse(error, before.seq),
         }
         if seq == after.seq {
@@ -297,7 +297,7 @@ impl Subject {
         }
     }
 
-    /// What readers see now, with what it should be.
+    /// Begins to read, and returns what readers should see.
     pub(super) fn begin_read(&self) -> (ReadTxn<'_>, Arc<StoreState>) {
         let oracle = lock(&self.oracle);
         let read = self.store.begin_read().expect("readers are not refused");
@@ -310,9 +310,9 @@ impl Subject {
 }
 
 impl Oracle {
-    /// The journal grew from `before` to `now` with metadata of this length.
+    /// Adjusts the length after the journal grew from `before` to `now` with metadata of this length.
     fn level(&mut self, len: usize, before: u64, now: u64) {
-        // If there was no checkpoint within.
+        // If there was no checkpoint in between.
         if let Some(taken) = now.checked_sub(before).filter(|taken| *taken < 2 * EVEN) {
             let wanted = (len as u64 + EVEN).saturating_sub(taken);
             self.even = usize::try_from(wanted).ok().map(|wanted| wanted.min(1024));
@@ -328,7 +328,7 @@ impl Oracle {
         self.states.insert(after.seq, after.into());
     }
 
-    /// The store was opened and shows this commit: those behind it are gone.
+    /// Records that the store was opened and shows this commit. Later commits are lost.
     pub(super) fn opened(&mut self, seq: Seq) -> Arc<StoreState> {
         let last = self.last().seq;
         assert!(seq >= self.durable, "commit {seq} is found, and {} was acknowledged", self.durable);
@@ -375,7 +375,7 @@ impl Oracle {
     }
 }
 
-/// One thing that a transaction does.
+/// Runs one step of a transaction.
 fn act(
     txn: &mut WriteTxn<'_>,
     oracle: &Oracle,
@@ -483,7 +483,7 @@ fn act(
     Ok(())
 }
 
-/// A page can't be used: as it should be, or for a reason.
+/// Checks that a page is refused as it should be, or for a known reason.
 fn refused(oracle: &Oracle, error: &Error, slot: Option<&Slot>, page: PageNo, seq: Seq) -> Result<(), Stop> {
     match (error, slot) {
         (Error::OutOfRange { .. }, None)
@@ -501,7 +501,7 @@ fn bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
     (0..len).map(|_| rng.number().to_le_bytes()[0]).collect()
 }
 
-/// Few bytes or many, and zeros around them.
+/// Returns a payload of few or many bytes, surrounded by zeros.
 fn payload(rng: &mut Rng) -> Vec<u8> {
     let mut payload = vec![0; PAYLOAD];
     let (from, len) = match rng.of(0..8) {

@@ -1,5 +1,5 @@
-//! Of the page map: what it lets pass after writes that ended in any order, places that are rotten or can't be read, and blocks that
-//! were let go.
+//! Tests of the page map: the pages it accepts after writes that ended in any order, with corrupt or unreadable places,
+//! and with evicted blocks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn path() -> std::path::PathBuf {
     Path::new("/store").join(NAME)
 }
 
-/// A map of nothing yet.
+/// Creates an empty map.
 fn map(disk: &SimDisk, pages: u64, memory: u64) -> PageMap {
     let io: Arc<dyn Io> = Arc::new(disk.clone());
     io.create_dir(Path::new("/store")).unwrap();
@@ -33,7 +33,7 @@ fn map(disk: &SimDisk, pages: u64, memory: u64) -> PageMap {
     open(disk, pages, memory)
 }
 
-/// One that is there.
+/// Opens an existing map.
 fn open(disk: &SimDisk, pages: u64, memory: u64) -> PageMap {
     let io: Arc<dyn Io> = Arc::new(disk.clone());
     PageMap::open(&io, Path::new("/store"), Use::Write, (STORE, 0, pages), memory).unwrap()
@@ -62,7 +62,7 @@ fn what_was_accepted_ends_with_the_next_write_in_whatever_order_writes_end() {
     }
 }
 
-/// Also where the commits that the other place does not have came behind the opening.
+/// Also if the commits that the other place lacks came after the opening.
 #[test]
 fn one_rotten_place_of_a_block_that_was_let_go_hides_no_page() {
     let disk = SimDisk::new();
@@ -78,7 +78,7 @@ fn one_rotten_place_of_a_block_that_was_let_go_hides_no_page() {
     file.write_at(0, &rotten, WriteMode::Plain).unwrap();
     map.evict(0);
     assert!(passes(&map, 5, 20, 2) && passes(&map, 6, 60, 1));
-    // Also by what is written of it then.
+    // Also by what is written to it then.
     map.set(vec![(7, 70)]).unwrap();
     flush(&map, 1000, 3);
     map.evict(0);
@@ -106,7 +106,7 @@ fn a_block_that_can_not_be_read_for_a_while_is_not_written_over() {
     assert!(map.faults(1000).is_empty());
 }
 
-/// The one that is written next: what it holds never counts.
+/// The unreadable place is written next: its content never counts.
 #[test]
 fn one_place_that_can_not_be_read_is_written_anew_or_fails() {
     for writes in 0..3_u32 {
@@ -121,7 +121,7 @@ fn one_place_that_can_not_be_read_is_written_anew_or_fails() {
             let range = place * BLOCK as u64..(place + 1) * BLOCK as u64;
             disk.inject(path(), range, Fault::EIO, Times::Always).unwrap();
             let set = map.set(vec![(5, 77)]);
-            // Of zeros in place 1, and what can't be read in place 0, nobody knows which was written last.
+            // If place 1 is zeros and place 0 is unreadable, nobody knows which was written last.
             assert_eq!(set.is_err(), writes == 0 && place == 0, "{writes} writes, place {place}");
             if set.is_ok() {
                 flush(&map, 1000, 9);
@@ -156,8 +156,8 @@ fn more_blocks_than_are_kept_go_and_come_back() {
     }
 }
 
-/// A page that was written for the first time, with whatever other write of its block before it, must not read as one that never was
-/// once the disk has lost it: whichever place of the block is lost with it.
+/// A page was written for the first time, after any other write of its block. If the disk then loses the page and
+/// either place of the block, it must not read as never written.
 #[test]
 fn a_lost_place_lets_no_written_page_pass_for_one_that_never_was() {
     for place in 0..2_u64 {
@@ -177,7 +177,7 @@ fn a_lost_place_lets_no_written_page_pass_for_one_that_never_was() {
                 let zeros = found.check(page, &Err(PageFault::NeverWritten));
                 assert!(zeros.is_err(), "place {place} filled with {lost}, commit {seq}");
                 assert!(passes(&found, page, 10 * seq, seq.into()));
-                // Nor a version of it that the disk should not have any more.
+                // Nor a version of it that the disk should no longer have.
                 assert!(!passes(&found, page, 10 * seq + 1, seq.into()));
                 assert!(found.check(page + 1, &Err(PageFault::NeverWritten)).is_ok());
             }
@@ -185,8 +185,8 @@ fn a_lost_place_lets_no_written_page_pass_for_one_that_never_was() {
     }
 }
 
-/// What a process that was killed had written and not synced is read by the next one, and lost by a power cut: the other place must not
-/// be written before.
+/// A killed process wrote data without syncing it. The next process reads it, and a power cut loses it, so the other
+/// place must not be written before a sync.
 #[test]
 fn a_power_cut_after_a_kill_leaves_one_place_whole() {
     for cut in 0..7 {

@@ -1,5 +1,5 @@
-//! What an opening leaves in the journal and reads again: it is what it was, or an error that says what is wrong; snapshots have it after the
-//! journal was given up, and a checkpoint reads it in few pieces.
+//! Changes that an opening leaves in the journal and reads again: they are the original ones, or there is a clear
+//! error. Snapshots have them after the journal was given up, and a checkpoint reads them in few pieces.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn disk() -> SimDisk {
     SimDisk::builder().by_steps().build()
 }
 
-/// Of the journal nothing is kept in memory.
+/// Returns options with which nothing of the journal is kept in memory.
 fn options(disk: &SimDisk) -> StoreOptions {
     let io = Arc::new(Prompt::new(disk.clone(), Meanwhile::default()));
     let options = Store::options().journal_bytes(4 << 20).memory(1 << 20).io(io).warm(false);
@@ -33,10 +33,10 @@ fn open(disk: &SimDisk) -> Store {
     options(disk).open(dir()).expect("nothing fails")
 }
 
-/// What a page holds after so many rounds.
+/// Writes the content of a page after this many rounds.
 fn content(page: PageNo, round: u64, payload: &mut [u8]) {
     for (at, bytes) in payload.chunks_mut(8).enumerate() {
-        // The second half alone changes in later rounds.
+        // Only the second half changes in later rounds.
         let round = if at < 254 { 0 } else { round };
         let number = (page << 32 | round << 16).wrapping_add(at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         bytes.copy_from_slice(&number.to_le_bytes()[..bytes.len()]);
@@ -63,8 +63,8 @@ fn write(store: &Store, pages: impl Iterator<Item = PageNo>, round: u64) {
     txn.commit(Durability::Sync).expect("nothing fails");
 }
 
-/// A store that was killed: each page in the journal as a whole, and of every third one two changes of a part behind that; none is
-/// applied.
+/// Makes a store that was killed: each page has a full image in the journal, every third one also two partial changes,
+/// and nothing is applied.
 fn crashed() -> SimDisk {
     let disk = disk();
     let mut options = options(&disk).memory(64 << 20);
@@ -85,7 +85,7 @@ fn crashed() -> SimDisk {
     found
 }
 
-/// Writes pages as a whole, so that nobody reads what was there before, and applies them.
+/// Writes whole pages, so that nobody reads their previous content, and applies them.
 fn write_over(store: &Store, pages: Range<PageNo>, round: u64) {
     let mut txn = store.begin().expect("nothing fails");
     let mut payload = vec![0; store.payload_size()];
@@ -97,12 +97,12 @@ fn write_over(store: &Store, pages: Range<PageNo>, round: u64) {
     store.sync().expect("nothing fails");
 }
 
-/// The last round of a page.
+/// Returns the last round of a page.
 fn round(page: PageNo) -> u64 {
     if page.is_multiple_of(3) { 2 } else { 0 }
 }
 
-/// Where page 1's bytes stand in the ring's first file.
+/// Returns the place of page 1's bytes in the ring's first file.
 fn place_of_page_1(disk: &SimDisk) -> u64 {
     use pagekeeper_io::{Access, Io};
     let file = disk.open(RING.as_ref(), Access::Buffered).expect("it is there");
@@ -127,11 +127,11 @@ fn all_is_found_and_applied_though_nothing_of_it_is_in_memory() {
         assert!(has(&read, page, round(page)), "{page}");
         assert!(disk.stats().reads - before.reads <= 3);
     }
-    // No more than its share is kept of what was put together.
+    // No more rebuilt pages are kept than their share.
     assert!(store.stat().unapplied_bytes < 384 << 10, "{}", store.stat().unapplied_bytes);
     let before = disk.stats().reads;
     assert!(store.step().expect("nothing fails"));
-    // In pieces of 64 KiB at the least, not page by page.
+    // In pieces of at least 64 KiB, not page by page.
     assert!(disk.stats().reads - before < 100, "{} reads", disk.stats().reads - before);
     assert_eq!((store.stat().unapplied_pages, store.stat().journal_bytes), (0, 0));
     let read = store.begin_read().expect("nothing fails");
@@ -177,7 +177,7 @@ fn a_place_that_cannot_be_read_is_an_error_of_the_disk() {
     disk.heal(RING).expect("it is there");
     assert!(has(&read.read(1).expect("it can be read again"), 1, 0));
     drop(read);
-    // A checkpoint that can't read one ends the store, and loses nothing.
+    // A checkpoint that cannot read a place poisons the store, and loses nothing.
     disk.inject(RING, 0..4 << 20, Fault::EIO, Times::Always).expect("it is there");
     assert!(matches!(store.step(), Err(Error::Poisoned { .. })));
     let found = disk.after_kill();
@@ -188,11 +188,11 @@ fn a_place_that_cannot_be_read_is_an_error_of_the_disk() {
     assert!((0..PAGES).all(|page| has(&read.read(page).expect("it is there"), page, round(page))));
 }
 
-/// The journal is written over while a snapshot reads what stood there.
+/// The journal is overwritten while a snapshot reads its previous content.
 #[test]
 fn a_snapshot_has_what_it_needs_when_the_journal_was_given_up() {
     let disk = crashed();
-    // Enough memory for the snapshot: else it would be ended.
+    // Enough memory for the snapshot, which would be ended otherwise.
     let store = options(&disk).memory(16 << 20).open(dir()).expect("nothing fails");
     let read = store.begin_read().expect("nothing fails");
     let kept = 0..20;
@@ -202,12 +202,12 @@ fn a_snapshot_has_what_it_needs_when_the_journal_was_given_up() {
         assert!(has(&read.read(page).expect("it is kept"), page, round(page)), "{page}");
     }
     drop(read);
-    // The next checkpoint lets go of it.
+    // The next checkpoint drops it.
     write_over(&store, kept, 80);
     assert_eq!(store.stat().unapplied_bytes, 0);
 }
 
-/// What a backup has brought in is no replay that lacks anything, until it goes again.
+/// While a backup has bytes loaded, replays seem to lack nothing, until the bytes are dropped.
 #[test]
 fn a_snapshot_has_what_was_brought_in_when_the_journal_was_given_up() {
     let disk = crashed();
@@ -222,7 +222,7 @@ fn a_snapshot_has_what_was_brought_in_when_the_journal_was_given_up() {
     }
 }
 
-/// A disk that can't read now what a snapshot alone needs: that snapshot ends, and nobody takes the page for damaged.
+/// The disk cannot read bytes that only a snapshot needs: that snapshot ends, and nobody takes the page for damaged.
 #[test]
 fn a_snapshot_ends_whose_places_cannot_be_read_when_they_are_given_up() {
     let disk = crashed();
@@ -287,7 +287,7 @@ fn who_only_reads_reads_places_over_and_over() {
 fn who_reads_all_pages_reads_places_of_many_at_once_and_keeps_none() {
     let disk = crashed();
     for read_only in [true, false] {
-        // Room in the index for all of them, as whole pages too.
+        // Room in the index for all of them, also as whole pages.
         let store = options(&disk).memory(16 << 20).read_only(read_only).open(dir()).expect("nothing fails");
         let unapplied_bytes = store.stat().unapplied_bytes;
         let all: [&dyn Fn(); 3] = [
@@ -311,7 +311,7 @@ fn who_reads_all_pages_reads_places_of_many_at_once_and_keeps_none() {
             let before = disk.stats().reads;
             read_all();
             let reads = disk.stats().reads - before;
-            // Reading the copy is a read for each of its pages.
+            // Reading the copy takes one read per page.
             let most = if which == 2 { PAGES + 100 } else { 100 };
             assert!(reads < most, "{which}: {reads} reads");
             assert_eq!(store.stat().unapplied_bytes, unapplied_bytes, "{which}");
@@ -319,22 +319,22 @@ fn who_reads_all_pages_reads_places_of_many_at_once_and_keeps_none() {
     }
 }
 
-/// Pages of which small parts were changed, each by a commit that a block of the journal ends with.
+/// Pages with small changes, each by a commit that ends a block of the journal.
 const SMALL: u64 = 100;
 const COMMITS: u64 = 2000;
 
-/// The page that a commit changes: page 0 every second one.
+/// Returns the page that a commit changes: page 0 for every second one.
 fn small_of(commit: u64) -> PageNo {
     if commit < SMALL || commit.is_multiple_of(2) { commit % SMALL } else { 0 }
 }
 
-/// The last commits of those pages.
+/// Returns the last commits of those pages.
 fn small_expected() -> Vec<u64> {
     let last = |page| (0..COMMITS).rev().find(|commit| small_of(*commit) == page).expect("each is changed");
     (0..SMALL).map(last).collect()
 }
 
-/// A store that was killed after those commits.
+/// Makes a store that was killed after those commits.
 fn small_changes() -> SimDisk {
     let disk = disk();
     let mut options = options(&disk).memory(64 << 20).journal_bytes(32 << 20);
@@ -361,7 +361,8 @@ fn small_changes() -> SimDisk {
     found
 }
 
-/// However much has to be read for the few bytes that each of them has in a block, and for the page that has more of them than the share.
+/// However much must be read for the few bytes that each of them has in a block, and for the page that has more than
+/// the share.
 #[test]
 fn no_more_is_brought_in_than_the_share_holds() {
     let disk = small_changes();

@@ -1,4 +1,4 @@
-//! How wide, and with how many requests, a store recovers: on virtual time.
+//! Tests of how wide, and with how many requests, a store recovers, on virtual time.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::format::superblock::Found;
 use crate::{Durability, Store, StoreOptions, superblocks};
 use pagekeeper_testing::Rng;
 
-/// What the disk takes for each request.
+/// The disk's latency for each request.
 const LATENCY: Duration = Duration::from_millis(2);
 /// Requests that it serves at once.
 const WIDTH: u64 = 24;
-/// Pages that are changed, none beside another.
+/// Changed pages, of which no two are adjacent.
 const CHANGED: u64 = 960;
 
 fn options(disk: &SimDisk, writes: u64) -> StoreOptions {
@@ -29,12 +29,12 @@ fn open(disk: &SimDisk, writes: u64) -> Store {
     options(disk, writes).without_threads().warm(false).open(dir()).expect("nothing fails")
 }
 
-/// The same, with what was measured of the disk.
+/// Opens the store with a profile of the disk.
 fn open_by(disk: &SimDisk, writes: u64, profile: &DiskProfile) -> Store {
     options(disk, writes).disk(profile).without_threads().warm(false).open(dir()).expect("nothing fails")
 }
 
-/// A disk with a store of so many pages, of which some were changed before a crash, and nothing was applied.
+/// Makes a disk with a store of this many pages, of which some were changed before a crash, and none was applied.
 fn crashed(pages: u64) -> SimDisk {
     let width = usize::try_from(WIDTH).expect("it is small");
     let disk = SimDisk::builder().latency(LATENCY).width(width).by_steps().build();
@@ -93,8 +93,8 @@ fn the_first_checkpoint_writes_all_pages_wide_and_reads_none() {
     let after = disk.stats();
     println!("{took:?}, {} writes, {} reads", after.writes - stats.writes, after.reads - stats.reads);
     assert_eq!((after.faults, after.peak_width as u64), (0, WIDTH));
-    // Beside the pages two blocks of the page map, two superblocks and the journal's control: each in both places, and synced; and the
-    // data file's sync.
+    // Besides the pages: two blocks of the page map, two superblocks and the journal's control, each in both places
+    // with syncs, and the data file's sync.
     let others = after.writes - stats.writes - CHANGED;
     assert!(others <= 8, "{others} writes beside those of pages");
     let limit = LATENCY * u32::try_from(CHANGED.div_ceil(WIDTH)).expect("it is small");

@@ -1,4 +1,5 @@
-//! Repairs of stores with each kind of damage: what was whole is there, what was lost is listed, and nothing is taken for what it is not.
+//! Repairs of stores with each kind of damage: intact pages are there, lost ones are listed, and nothing is mistaken
+//! for something else.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -27,10 +28,10 @@ fn options(disk: &SimDisk) -> StoreOptions {
     Store::options().io(io).memory(1 << 20).journal_bytes(64 << 10).warm(false).without_threads()
 }
 
-/// A commit, and what a page was after it.
+/// A commit, and the content of a page after it.
 type Version = (u64, Option<Vec<u8>>);
 
-/// What each page was, at each commit that changed it. `None`: free.
+/// The content of each page after each commit that changed it; `None` if it is free.
 #[derive(Default)]
 struct History(BTreeMap<u64, Vec<Version>>);
 
@@ -51,8 +52,8 @@ impl History {
     }
 }
 
-/// A store with pages that were written several times, free ones, a root, metadata, and commits in the journal, some of which change
-/// parts of pages.
+/// Makes a store with pages that were written several times, free pages, a root, metadata, and commits in the journal,
+/// some of which change parts of pages.
 fn made(seed: u64, is_applied: bool) -> (SimDisk, History) {
     let disk = SimDisk::builder().by_steps().build();
     let mut history = History::default();
@@ -85,7 +86,7 @@ fn made(seed: u64, is_applied: bool) -> (SimDisk, History) {
         if rng.one_in(3) && store.begin_read().unwrap().read(page).is_ok() {
             history.commit(&store, |txn| {
                 txn.free(page).unwrap();
-                // Trunks are of no interest.
+                // Trunks do not matter here.
                 vec![page]
             });
         }
@@ -116,7 +117,7 @@ fn spoil(disk: &SimDisk, name: &str, at: u64, how: impl FnOnce(&mut [u8])) {
     file.sync_all().unwrap();
 }
 
-/// The repaired store opens; each page in it is as it was at its last commit, or said not to be.
+/// Checks that the repaired store opens, and that each page in it is as of its last commit, or reported otherwise.
 fn is_right(disk: &SimDisk, history: &History, found: &Repair, what: &str) {
     let store =
         options(disk).create(Create::Never).open(to()).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -157,7 +158,7 @@ fn is_right(disk: &SimDisk, history: &History, found: &Repair, what: &str) {
     }
     let verified = store.verify().unwrap();
     assert_eq!(verified.faults, found.lost.len() as u64, "{what}: {verified}\n{found:?}");
-    // What is lost is right again when it is written; and the store goes on.
+    // Lost pages are right again when they are written, and the store takes commits.
     drop(read);
     for page in &lost {
         let mut txn = store.begin().unwrap();
@@ -237,7 +238,7 @@ fn what_is_open_unfinished_newer_or_no_store_is_refused() {
     assert!(disk.list("/".as_ref()).unwrap().iter().all(|name| name != "repaired"));
 }
 
-/// Both slots, the map, the journal: gone, rotten, cut off; alone and together.
+/// Both slots, the map and the journal are missing, corrupt or cut off, alone and together.
 #[test]
 fn what_is_not_a_page_is_made_again() {
     type Damage = fn(&SimDisk);
@@ -275,7 +276,7 @@ fn what_is_not_a_page_is_made_again() {
         for (second, also) in &damages[at..] {
             for is_applied in [true, false] {
                 let (disk, history) = made(5, is_applied);
-                // What is taken away is so after all else.
+                // Files are removed after all other damage.
                 let mut both = [(first, damage), (second, also)];
                 both.sort_by_key(|(name, _)| name.starts_with("no "));
                 for (name, damage) in both.iter().take(if first == second { 1 } else { 2 }) {
@@ -294,7 +295,7 @@ fn what_is_not_a_page_is_made_again() {
     }
 }
 
-/// Bits, sectors of zeros and of elsewhere, in each of the files, at random; and sectors that can't be read.
+/// Flipped bits, zeroed and misplaced sectors in each of the files, at random; and unreadable sectors.
 #[test]
 fn damage_at_random_is_found_or_does_no_harm() {
     let seed = Seed::new();

@@ -1,4 +1,4 @@
-//! Journals of another size: what an opening makes of them, and what is left when it is interrupted at any of its operations.
+//! Journals of another size: the result of an opening, and what is left if it is interrupted at any of its operations.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::{Durability, Error, Store, StoreOptions};
 
 const SMALL: u64 = 64 << 10;
 const LARGE: u64 = 256 << 10;
-/// Operations of an opening that resizes, and more.
+/// More operations than an opening that resizes has.
 const MANY: u64 = 400;
 
 fn options(disk: &SimDisk) -> StoreOptions {
@@ -57,7 +57,7 @@ fn journals(disk: &SimDisk) -> Vec<String> {
     names
 }
 
-/// A disk with a store of seven commits, of which the data file has four.
+/// Makes a disk with a store of seven commits, of which the data file has four.
 fn made() -> SimDisk {
     let disk = SimDisk::new();
     let store = options(&disk).journal_bytes(SMALL).background_apply(false).open(dir()).unwrap();
@@ -116,7 +116,7 @@ fn a_journal_that_takes_no_page_is_refused_before_anything_is_changed() {
     assert_eq!(of_64_kib().open(dir()).unwrap().stat().max_journal_bytes, 1 << 20);
 }
 
-/// What is there when the power is cut at an operation of the opening; `None` if that came to its end before.
+/// Returns the disk after the power was cut at an operation of the opening; `None` if the opening had finished before.
 fn cut_at(at: u64, bug: Option<InjectedFault>) -> Option<SimDisk> {
     let disk = made();
     disk.cut_power_at(disk.ops() + at);
@@ -125,7 +125,7 @@ fn cut_at(at: u64, bug: Option<InjectedFault>) -> Option<SimDisk> {
     options.open(dir()).is_err().then_some(disk)
 }
 
-/// Whoever opens the store reads all, and goes on.
+/// Checks that an opening reads everything, and that the store takes commits.
 fn is_whole(disk: &SimDisk, journal_bytes: Option<u64>) {
     let before = disk.ops();
     has_all(&options(disk).read_only(true).open(dir()).unwrap(), 7);
@@ -172,7 +172,7 @@ fn a_power_cut_at_any_operation_leaves_one_journal_or_the_other() {
     any_cut_leaves_all(None);
 }
 
-/// That of the slot is not one with the cut: the disk has lost it later.
+/// The slot is not corrupted by the power cut: the disk has lost it later.
 #[test]
 fn one_rotten_slot_of_the_superblock_after_any_cut_is_survived() {
     let mut cuts = 0;

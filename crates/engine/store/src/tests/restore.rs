@@ -1,4 +1,5 @@
-//! Restoring: the store that is made of a backup has all that the backup has, or it is no store; and the backup stays as it is.
+//! Restoring: the store made from a backup has everything that the backup has, or it is no store. The backup is
+//! unchanged.
 
 use std::path::{Path, PathBuf};
 
@@ -23,14 +24,14 @@ fn restore(disk: &SimDisk, backup: &str, to: &Path) -> Result<Backup, Error> {
     options(disk, &Meanwhile::default()).restore(&at(backup), to)
 }
 
-/// A store with a backup, "base".
+/// Makes a store with a backup, "base".
 fn backed_up() -> (SimDisk, Store) {
     let (disk, store, _) = reopened(&made());
     store.backup(&at("base")).unwrap();
     (disk, store)
 }
 
-/// Backs the store up as it is, and restores that.
+/// Backs the store up as it is, and restores the backup.
 fn is_restored_as_it_is(disk: &SimDisk, store: &Store, what: &str) {
     let (full, restored) = (at(&format!("full-{what}")), at(&format!("restored-{what}")));
     store.backup(&full).unwrap();
@@ -54,7 +55,7 @@ fn a_restored_store_is_the_store_as_of_its_backup() {
     txn.allocate_run(9).unwrap();
     txn.commit(Durability::Sync).unwrap();
     is_restored_as_it_is(&disk, &store, "written");
-    // Freed, taken again, and a new root.
+    // Freed, allocated again, and a new root.
     let mut txn = store.begin().unwrap();
     (120..155).for_each(|page| txn.free(page).unwrap());
     (20..28).for_each(|page| txn.free(page).unwrap());
@@ -152,7 +153,7 @@ fn a_full_disk_leaves_no_half_restored_store() {
     assert!(refused > 10);
 }
 
-/// At each operation, with each pattern of what persists.
+/// At each operation, with each persistence pattern.
 #[test]
 fn a_power_cut_leaves_no_half_of_what_is_restored() {
     let (disk, store) = backed_up();

@@ -1,4 +1,5 @@
-//! The shortest way of a read: taken where it can be, and only there. Nothing else shows whether it is: all ways find the same.
+//! The fastest path of a read: taken wherever possible, and only there. Only this test shows whether it is taken, since
+//! all paths find the same.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use crate::core::settled_reads;
 use crate::tree::Tree;
 use crate::{Durability, PageNo, ReadTxn, Store};
 
-/// How many reads take it while something is done.
+/// Returns how many reads take it during an action.
 fn shortest(what: impl FnOnce()) -> u64 {
     let before = settled_reads();
     what();
@@ -24,7 +25,7 @@ fn store() -> Store {
     options.without_threads().open(dir()).expect("nothing fails")
 }
 
-/// Reads a page until it has been read some times.
+/// Reads a page a few times.
 fn warm(read: &ReadTxn<'_>, page: PageNo) {
     for _ in 0..8 {
         read.read_with(page, |_| ()).expect("it is there");
@@ -48,7 +49,7 @@ fn a_page_that_is_applied_and_read_often_is_found_by_the_shortest_way() {
     store.sync().expect("nothing fails");
     warm(&store.begin_read().expect("nothing fails"), page);
     assert_eq!(shortest(|| read_with(20, 1)), 20);
-    // As another commit left it.
+    // As of another commit.
     let before = store.begin_read().expect("nothing fails");
     let mut txn = store.begin().expect("nothing fails");
     txn.page_mut(page).expect("it is there")[0] = 2;
@@ -60,7 +61,7 @@ fn a_page_that_is_applied_and_read_often_is_found_by_the_shortest_way() {
     };
     assert_eq!(shortest(read_before), 0, "it is newer than the snapshot");
     drop(before);
-    // The next checkpoint lets go of what was kept for it.
+    // The next checkpoint drops what was kept for it.
     let mut txn = store.begin().expect("nothing fails");
     txn.page_mut(other).expect("it is there")[0] = 1;
     txn.commit(Durability::Sync).expect("nothing fails");
@@ -82,7 +83,7 @@ fn a_tree_is_read_and_scanned_by_the_shortest_way() {
     let mut txn = store.begin().expect("nothing fails");
     let tree = Tree::create(&mut txn).expect("there is room");
     for key in 0..100_u32 {
-        // Each with a page of its own.
+        // Each in a separate page.
         tree.insert(&mut txn, &key.to_be_bytes(), &[7; 4000]).expect("there is room");
     }
     txn.commit(Durability::Sync).expect("nothing fails");

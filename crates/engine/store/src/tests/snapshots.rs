@@ -1,4 +1,4 @@
-//! Of snapshots, whose source is compiled a second time by their models.
+//! Tests of snapshots, whose source is compiled a second time by their models.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn commits_become_visible_in_order() {
     snapshots.durable(499);
     assert_eq!(snapshots.visible().0, 4);
     let live = snapshots.begin();
-    // One that does not wait shows those before it, too.
+    // A commit that does not wait shows the earlier ones, too.
     snapshots.show(6);
     assert_eq!((live.seq, snapshots.begin().seq), (4, 6));
 }

@@ -1,4 +1,4 @@
-//! A store on a simulated disk, and what is done to it: transactions, checkpoints, snapshots, faults of the disk, crashes.
+//! A store on a simulated disk, and operations on it: transactions, checkpoints, snapshots, disk faults, crashes.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -23,64 +23,64 @@ pub(super) fn dir() -> &'static Path {
     Path::new("/store")
 }
 
-/// One thing that is done. What it does in detail comes from its seed.
+/// One operation, whose details come from its seed.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Op {
-    /// A transaction; none: it is given up.
+    /// Runs a transaction; `None` drops it.
     Transact(u64, Option<Durability>),
-    /// A checkpoint, with this many transactions while its pages are written.
+    /// Runs a checkpoint, with this many transactions while its pages are written.
     Checkpoint(u64, u64),
-    /// All up to here is applied.
+    /// Applies all commits so far.
     Sync,
-    /// A snapshot is taken and kept.
+    /// Takes and keeps a snapshot.
     Keep,
-    /// One that is kept is compared, in part or as a whole.
+    /// Compares a kept snapshot, in part or as a whole.
     Compare(u64),
-    /// One goes.
+    /// Drops a snapshot.
     Release(u64),
-    /// What can be seen is compared as a whole.
+    /// Compares everything that is visible.
     CompareAll,
-    /// The same, with all pages read again.
+    /// The same, after reading all pages again.
     CompareAgain,
     Verify,
-    /// The data file is made smaller.
+    /// Shrinks the data file.
     Compact,
-    /// Many pages are freed in one transaction: all at the end, and some of the others.
+    /// Frees many pages in one transaction: all at the end, and some of the others.
     FreeMany(u64),
     Fail(Failing),
 }
 
-/// How the disk fails, once.
+/// A single failure of the disk.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Failing {
     /// The data file's next sync.
     DataSync,
-    /// The same, and the kernel's cache drops what it could not write.
+    /// The same, and the kernel's cache drops the data that it could not write.
     DataSyncDrop,
-    /// A sync, after so many.
+    /// A sync, after this many.
     Sync(u64),
-    /// A write, after so many.
+    /// A write, after this many.
     Write(u64),
     /// A write of the data file: the device is full.
     Full,
     /// The data file can't grow: the device is full.
     Grow,
-    /// A read, after so many.
+    /// A read, after this many.
     Read(u64),
 }
 
-/// How a crash comes.
+/// The kind of a crash.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Crash {
     Kill,
     PowerCut(Persistence, u64),
-    /// The store goes, and the machine stays.
+    /// The store is dropped, and the machine keeps running.
     Drop,
-    /// It is closed; all is applied before that, or not.
+    /// The store is closed, after applying everything or not.
     Close(bool),
 }
 
-/// What happened, to be printed.
+/// An event, for printing.
 #[derive(Debug)]
 #[expect(dead_code, reason = "it is printed")]
 pub(super) enum Step {
@@ -93,23 +93,24 @@ pub(super) enum Step {
     Damage(&'static str, Damage),
 }
 
-/// What kind of a store it is, and on what disk.
+/// The kind of a store and its disk.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::struct_excessive_bools, reason = "each of them goes with each other")]
 pub(super) struct Setting {
     pub(super) journal_bytes: u64,
     pub(super) memory: u64,
-    /// Pages that there are at most.
+    /// Maximum number of pages.
     pub(super) max_pages: usize,
     pub(super) journal_mode: LogMode,
     pub(super) warm: bool,
-    /// The disk writes pages atomically, so that their first changes may be diffs.
+    /// Whether the disk writes pages atomically, so that their first changes may be diffs.
     pub(super) atomic: bool,
-    /// Most commits take up the same room in the journal, so that what an older epoch left begins where a newer one ends.
+    /// Whether most commits take the same room in the journal, so that an older epoch's remains begin where a newer one
+    /// ends.
     pub(super) even: bool,
-    /// It is made within the life; crashes come while it is.
+    /// Whether it is made within the life, with crashes during that.
     pub(super) is_new: bool,
-    /// It is compacted now and then.
+    /// Whether it is compacted now and then.
     pub(super) compacts: bool,
 }
 
@@ -127,7 +128,7 @@ impl Setting {
     };
 }
 
-/// A snapshot, and what it must show.
+/// A snapshot, and its expected content.
 type Kept<'s> = (ReadTxn<'s>, Arc<StoreState>);
 
 pub(super) struct World {
@@ -138,12 +139,12 @@ pub(super) struct World {
     pub(super) oracle: Arc<Mutex<Oracle>>,
     pub(super) story: Vec<Step>,
     pub(super) crashes: u64,
-    /// The data file as it was at a crash before.
+    /// The data file as it was at an earlier crash.
     earlier: Vec<u8>,
 }
 
 impl World {
-    /// A disk without a store, or with the empty one that is given.
+    /// Creates a disk without a store, or with the given empty one.
     pub(super) fn new(
         setting: Setting,
         injected_fault: Option<InjectedFault>,
@@ -179,12 +180,12 @@ impl World {
         let mut options = options.without_threads();
         options.injected_fault = self.injected_fault;
         options.journal_mode = journal_mode;
-        // Of every other one all that an opening finds in the journal is read again.
+        // For every other setting, all journal content that an opening finds is read again.
         options.held_journal_bytes = max_pages.is_multiple_of(2).then_some(0);
         options
     }
 
-    /// The power goes at this operation of the disk as it is now.
+    /// Cuts the power at this operation of the disk.
     pub(super) fn cut_at(&mut self, op: u64) {
         let mut oracle = lock(&self.oracle);
         if oracle.power_is_off() {
@@ -195,7 +196,7 @@ impl World {
         oracle.cut = Some(op);
     }
 
-    /// Opens the store and checks what it shows; the error of the disk, if it fails as it may.
+    /// Opens the store and checks its content. Returns the disk's error, if it may fail.
     pub(super) fn open(&mut self) -> Result<(), Error> {
         self.story.push(Step::Open);
         match self.options().open(dir()) {
@@ -208,7 +209,7 @@ impl World {
         Ok(())
     }
 
-    /// Goes on with a store that was opened, and checks what it shows.
+    /// Continues with a store that was opened, and checks its content.
     pub(super) fn opened(&mut self, store: Store) {
         let seq = store.stat().visible_seq;
         let state = lock(&self.oracle).opened(seq);
@@ -219,7 +220,7 @@ impl World {
         self.subject = Some(Subject { store: Arc::new(store), oracle: Arc::clone(&self.oracle) });
     }
 
-    /// Does one thing. False where the disk has failed.
+    /// Runs one operation. Returns false if the disk has failed.
     pub(super) fn run<'s>(&mut self, subject: &'s Subject, kept: &mut Vec<Kept<'s>>, op: Op) -> bool {
         self.story.push(Step::Op(op));
         let of = |seed: u64, len: usize| usize::try_from(seed % len as u64).expect("few");
@@ -294,7 +295,7 @@ impl World {
         }
     }
 
-    /// The disk is to fail, also while the store is opened.
+    /// Makes the disk fail, also while the store is opened.
     pub(super) fn fail(&mut self, how: Failing) {
         self.story.push(Step::Op(Op::Fail(how)));
         self.plan(how);
@@ -321,7 +322,7 @@ impl World {
         }
     }
 
-    /// Ends the store in this way, and takes the disk as it is found after that.
+    /// Ends the store in this way, and continues with the disk as it is after that.
     pub(super) fn crash(&mut self, crash: Crash) {
         self.story.push(Step::Crash(crash));
         self.crashes += 1;
@@ -332,7 +333,7 @@ impl World {
             .map(|Subject { store, .. }| Arc::into_inner(store).expect("nobody else has it"));
         let found = match (crash, subject) {
             (Crash::Kill, subject) => {
-                // Only then: what goes must not do what the crash prevented.
+                // Only then: dropping it must not do what the crash prevented.
                 let found = disk.after_kill();
                 drop(subject);
                 found
@@ -370,7 +371,7 @@ impl World {
         }
     }
 
-    /// Keeps the data file as it is, for its pages to be found again as they are now.
+    /// Keeps a copy of the data file, so that its current pages can be put back later.
     pub(super) fn keep_data(&mut self) {
         let Ok(file) = self.disk().open(&dir().join("data"), Access::Direct) else { return };
         let mut bytes = AlignedBuf::new(PAGE * self.setting.max_pages);
@@ -378,7 +379,7 @@ impl World {
         self.earlier = bytes[..got - got % PAGE].to_vec();
     }
 
-    /// Spoils a page of the data file on the medium.
+    /// Damages a page of the data file on the medium.
     pub(super) fn rot(&mut self, rng: &mut Rng) {
         let mut oracle = lock(&self.oracle);
         let Ok(file) = oracle.disk.open_writable(&dir().join("data"), Access::Direct, Create::Never) else {
@@ -395,12 +396,12 @@ impl World {
             file.read_at(offset, bytes).expect("no fault is planned");
         };
         match rng.of(0..8) {
-            // Another page: the write of that went astray.
+            // Another page, whose write went astray.
             0..2 => {
                 let other = (page + 1 + rng.of(0..in_use - 1)) % in_use;
                 read(other * PAGE as u64, &mut bytes);
             }
-            // The page as it was: the last write of it was lost.
+            // The page as it was: its last write was lost.
             2..6 if self.earlier.len() as u64 > offset => {
                 let at = usize::try_from(offset).expect("small");
                 bytes.copy_from_slice(&self.earlier[at..at + PAGE]);
@@ -422,7 +423,7 @@ impl World {
 }
 
 impl World {
-    /// Spoils one superblock on the medium, where both are whole.
+    /// Damages one superblock on the medium, if both are intact.
     pub(super) fn rot_superblock(&mut self, rng: &mut Rng) {
         let path = dir().join(superblocks::NAME);
         let Ok(file) = self.disk().open_writable(&path, Access::Direct, Create::Never) else { return };

@@ -1,6 +1,7 @@
-//! Checks of whole trees: each page once, keys in order and between those above them, values whole, and nothing that belongs to none.
+//! Checks of whole trees: each page occurs once, keys are in order and within the bounds above them, values are
+//! complete, and no page is unaccounted for.
 //!
-//! Fails with the first page that is not as it should be.
+//! Fails with the first invalid page.
 
 use std::collections::HashSet;
 
@@ -11,19 +12,19 @@ use super::read::{Pages, load, node};
 use super::{Tree, TreeError, value};
 use crate::{Error, PageNo};
 
-/// What a tree that is sound has: by [`Tree::check`].
+/// The content of a valid tree, as returned by [`Tree::check`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct TreeCheck {
-    /// Keys, each with its value.
+    /// Number of keys, each with its value.
     pub entries: u64,
-    /// Pages from the root to a leaf, both among them.
+    /// Number of pages from the root to a leaf, including both.
     pub levels: u32,
-    /// Pages that name others.
+    /// Number of inner pages.
     pub inner_pages: u64,
-    /// Pages with entries.
+    /// Number of leaves.
     pub leaf_pages: u64,
-    /// Pages with large values.
+    /// Number of pages with large values.
     pub value_pages: u64,
 }
 
@@ -31,10 +32,11 @@ pub(super) fn check(pages: &impl Pages, root: PageNo) -> Result<TreeCheck, TreeE
     walk(pages, root, &mut HashSet::new())
 }
 
-/// The pages that are in use and belong to none of these trees, by ascending numbers: with all trees of a store, none but what somebody
-/// else has allocated.
+/// Returns the pages that are in use but belong to none of these trees, in ascending order. With all trees of a store,
+/// these are the pages that others have allocated.
 ///
-/// Checks the trees as [`Tree::check`] does, and reads all pages of the store. Fails as that does, also where two trees have a page in common.
+/// Checks the trees as [`Tree::check`] does, and reads all pages of the store. Fails as that does, and also if two
+/// trees share a page.
 pub fn unused_pages(pages: &impl Pages, trees: &[Tree]) -> Result<Vec<PageNo>, TreeError> {
     let mut seen = HashSet::new();
     for tree in trees {
@@ -51,7 +53,7 @@ pub fn unused_pages(pages: &impl Pages, trees: &[Tree]) -> Result<Vec<PageNo>, T
     Ok(unused)
 }
 
-/// A page that is still to be checked: its number, its level if it is known, and what its keys are within.
+/// A page still to be checked: its number, its level if known, and the bounds of its keys.
 struct Due {
     page: PageNo,
     level: Option<u8>,
@@ -95,7 +97,7 @@ fn see(page: PageNo, seen: &mut HashSet<PageNo>) -> Result<(), TreeError> {
     if seen.insert(page) { Ok(()) } else { Err(TreeError::NotATree { page, reason: reason.to_owned() }) }
 }
 
-/// Whether its entries are in order, between what is above, and not in each other.
+/// Checks that its entries are in order, within the bounds above, and do not overlap.
 fn check_node(node: &Node<'_>, due: &Due, payload: usize) -> Result<(), Fault> {
     let prefix = node.prefix();
     let is_prefix = |bound: &Option<Vec<u8>>| bound.as_ref().is_some_and(|bound| bound.starts_with(prefix));
@@ -109,7 +111,7 @@ fn check_node(node: &Node<'_>, due: &Due, payload: usize) -> Result<(), Fault> {
         let key = node.key(entry)?;
         let is_above = match (&before, &due.lower) {
             (Some(before), _) => *before < key,
-            // A separator is above what the page's first entry stands for.
+            // A separator is above the key that the page's first entry stands for.
             (None, Some(lower)) if node.is_leaf() => *lower <= key,
             (None, Some(lower)) => *lower < key,
             (None, None) => true,

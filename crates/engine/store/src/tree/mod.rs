@@ -1,7 +1,8 @@
-//! An ordered map of byte strings in the pages of a store: a B+tree, and the reference of how to build on pages.
+//! An ordered map of byte strings in the pages of a store: a B+tree, and the reference for building on pages.
 //!
-//! It uses the store as anyone can: pages by number, transactions, runs of pages, the root page. What the store promises holds for it
-//! by that alone: a commit of a tree's changes is there as a whole or not at all, and readers see it as of one commit.
+//! It uses the store as any user can: pages by number, transactions, runs of pages, the root page. So the store's
+//! promises hold for it: a commit of a tree's changes is there as a whole or not at all, and readers see the tree as of
+//! one commit.
 //!
 //! ```text
 //!   root ─────────── inner page      separators, as short as they can be
@@ -12,13 +13,13 @@
 //! ```
 //!
 //! Invariants:
-//! 1. The root keeps its page: it grows and shrinks in place. So the number of that page is the tree.
-//! 2. All keys below an entry of an inner page are from its key on, and below that of the next one. What both begin with, all keys
-//!    between begin with, so that an insertion never changes a page's prefix.
-//! 3. Each page is of one tree, once.
+//! 1. The root keeps its page: it grows and shrinks in place. So the number of that page identifies the tree.
+//! 2. All keys below an entry of an inner page are at or above its key, and below the next entry's key. Every key
+//!    between two keys has their common prefix, so an insertion never changes a page's prefix.
+//! 3. Each page belongs to one tree, and occurs once in it.
 //!
-//! Fails with [`TreeError::NotATree`] at a page that is whole and makes no sense, and as the store does; never in a panic. `format`
-//! says what the pages hold.
+//! Fails with [`TreeError::NotATree`] at a page that is intact but invalid, and as the store does; it never panics.
+//! `format` specifies the pages.
 
 mod check;
 mod error;
@@ -49,9 +50,9 @@ pub const MAX_VALUE_BYTES: usize = u32::MAX as usize;
 
 /// An ordered map of byte strings, in the pages of a store.
 ///
-/// It is no more than the number of its root page, which it keeps as long as it lives: so it can be kept beside the store, and be used
-/// in any transaction. A tree is read in a [`ReadTxn`](crate::ReadTxn), as of its snapshot, or in a [`WriteTxn`], with what that has changed
-/// so far.
+/// It is only the number of its root page, which it keeps as long as it exists. So it can be stored beside the store,
+/// and used in any transaction. A tree is read in a [`ReadTxn`](crate::ReadTxn), as of its snapshot, or in a
+/// [`WriteTxn`], with the changes made so far.
 ///
 /// ```
 /// use pagekeeper_store::tree::Tree;
@@ -79,8 +80,8 @@ pub const MAX_VALUE_BYTES: usize = u32::MAX as usize;
 ///
 /// # Several trees
 ///
-/// A store has any number of them, each with a root page of its own, and one transaction changes any of them. Names for them
-/// are a tree, too, whose values are the numbers of root pages:
+/// A store may have any number of trees, each with its own root page, and one transaction can change any of them. Their
+/// names can be kept in a tree whose values are the numbers of root pages:
 ///
 /// ```
 /// # use pagekeeper_store::tree::Tree;
@@ -99,55 +100,58 @@ pub const MAX_VALUE_BYTES: usize = u32::MAX as usize;
 ///
 /// # Limits
 ///
-/// - Keys of 0 to [`MAX_KEY_BYTES`] (512) bytes, in the order of their bytes. Values of 0 to 4 GiB less one byte, if one transaction
-///   with all its pages fits into the journal ([`Error::TransactionTooLarge`](crate::Error::TransactionTooLarge)). All sizes of pages
-///   that a store can have.
-/// - An entry that takes up more than a quarter of a page, 1016 bytes of one of 4 KiB, has its value in pages of its own: at least one,
-///   of which 16 bytes are the tree's.
-/// - One writer at a time, as of the store. Each page that a transaction changes is in memory until its commit, and large
-///   values as a whole; so is a value of more than one page that is read.
+/// - Keys have 0 to [`MAX_KEY_BYTES`] (512) bytes, and are ordered by their bytes. Values have 0 to 4 GiB less one
+///   byte, if one transaction with all its pages fits into the journal
+///   ([`Error::TransactionTooLarge`](crate::Error::TransactionTooLarge)). All page sizes of a store are supported.
+/// - An entry that takes more than a quarter of a page (1016 bytes for 4 KiB pages) has its value in separate pages: at
+///   least one, of which the tree uses 16 bytes.
+/// - There is one writer at a time, as for the store. Each page that a transaction changes is in memory until its
+///   commit, and so are large values as a whole. A value of more than one page is also in memory while it is read.
 /// - It does not know how many entries it has: [`len`](Self::len) reads all leaves.
-/// - A leaf that gets less than a third full is merged with a neighbour where both fit into 7/8 of a page. Pages in
-///   which much was removed, and not that much, stay as they are.
-/// - The last leaf has no key above it, so that its keys stand there as a whole. Where keys come in ascending order and have much in common
-///   their leaves are filled by that measure, and have room left once the next leaf has begun.
-/// - After an error of a change the transaction holds some of that change: drop it.
+/// - A leaf that becomes less than a third full is merged with a neighbour if both fit into 7/8 of a page. Pages that
+///   lost fewer entries stay as they are.
+/// - The last leaf has no upper bound, so it stores its keys in full. If keys come in ascending order and have a long
+///   common prefix, leaves are filled with full keys, and have free space once the next leaf has begun.
+/// - After an error of a change, the transaction has a part of that change: drop it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tree {
     root: PageNo,
 }
 
 impl Tree {
-    /// Makes one without entries; its root page is allocated.
+    /// Makes an empty tree, and allocates its root page.
     pub fn create(txn: &mut WriteTxn<'_>) -> Result<Self, TreeError> {
         write::create(txn).map(|root| Self { root })
     }
 
-    /// The tree whose root is this page.
+    /// Opens the tree with this root page.
     ///
-    /// Fails with [`TreeError::NotATree`] where the page is no tree's, and as [`ReadTxn::read`](crate::ReadTxn::read) does.
+    /// Fails with [`TreeError::NotATree`] if the page belongs to no tree, and as
+    /// [`ReadTxn::read`](crate::ReadTxn::read) does.
     pub fn open(pages: &impl Pages, root: PageNo) -> Result<Self, TreeError> {
         read::load(pages, root, None)?;
         Ok(Self { root })
     }
 
-    /// The number of its root page, which stays the same as long as the tree is there.
+    /// Returns the number of its root page, which stays the same as long as the tree exists.
     pub fn root(&self) -> PageNo {
         self.root
     }
 
-    /// The value of a key. One of more than 1 KiB that lies within one page is not copied: the page stays in memory as long as
-    /// the value does.
+    /// Returns the value of a key. A value of more than 1 KiB that is within one page is not copied: the page stays in
+    /// memory as long as the value does.
     ///
-    /// Fails with [`TreeError::KeyTooLong`], with [`TreeError::NotATree`], and as [`ReadTxn::read`](crate::ReadTxn::read) does.
+    /// Fails with [`TreeError::KeyTooLong`], with [`TreeError::NotATree`], and as
+    /// [`ReadTxn::read`](crate::ReadTxn::read) does.
     pub fn get(&self, pages: &impl Pages, key: &[u8]) -> Result<Option<Value>, TreeError> {
         read::get(pages, self.root, key)
     }
 
-    /// Gives `read` the value of a key, in place if it lies within one page, and returns what that returns; `None` if there is no such key.
+    /// Calls `read` with the value of a key, in place if it is within one page, and returns its result; `None` if there
+    /// is no such key.
     ///
-    /// The fastest way to read: nothing is copied or allocated, and no memory is written to that other readers use. While `read` runs a
-    /// page can't be evicted, so it should not take long.
+    /// This is the fastest way to read: nothing is copied or allocated, and memory that other readers use is not
+    /// written. The page cannot be evicted while `read` runs, so `read` should be short.
     ///
     /// ```
     /// # use pagekeeper_store::tree::Tree;
@@ -173,30 +177,31 @@ impl Tree {
         read::get_with(pages, self.root, key, read)
     }
 
-    /// Gives a key this value; true if it had one before.
+    /// Sets the value of a key. Returns true if it had one before.
     ///
-    /// A value that is as long as the one before, or takes up as many pages, is changed in place, so that the journal gets what
-    /// differs. Fails with [`TreeError::KeyTooLong`] and [`TreeError::ValueTooLong`], with [`TreeError::NotATree`], and as the store does
-    /// ([`WriteTxn::page_mut`], [`WriteTxn::allocate`], [`WriteTxn::free`]).
+    /// A value that is as long as the previous one, or takes as many pages, is changed in place, so that the journal
+    /// gets only the difference. Fails with [`TreeError::KeyTooLong`] and [`TreeError::ValueTooLong`], with
+    /// [`TreeError::NotATree`], and as the store does ([`WriteTxn::page_mut`], [`WriteTxn::allocate`],
+    /// [`WriteTxn::free`]).
     pub fn insert(&self, txn: &mut WriteTxn<'_>, key: &[u8], value: &[u8]) -> Result<bool, TreeError> {
         write::insert(txn, self.root, key, value)
     }
 
-    /// Removes a key and its value, whose pages are free then; false if it is not there.
+    /// Removes a key and its value, and frees the value's pages. Returns false if there is no such key.
     ///
     /// Fails as [`insert`](Self::insert) does.
     pub fn remove(&self, txn: &mut WriteTxn<'_>, key: &[u8]) -> Result<bool, TreeError> {
         write::remove(txn, self.root, key)
     }
 
-    /// Frees all pages of the tree, the root among them: it is no tree any more. Reads all of it but the values.
+    /// Frees all pages of the tree, including its root, so that it no longer exists. Reads all of it except the values.
     ///
     /// Fails as [`insert`](Self::insert) does.
     pub fn delete(self, txn: &mut WriteTxn<'_>) -> Result<(), TreeError> {
         write::delete(txn, self.root)
     }
 
-    /// The entries whose keys are in a range, from both ends. A range that ends before it begins has none.
+    /// Returns the entries whose keys are in a range, from both ends. A range that ends before it begins is empty.
     ///
     /// ```
     /// # use pagekeeper_store::tree::Tree;
@@ -225,11 +230,12 @@ impl Tree {
         Range::new(pages, self.root, owned(range.start_bound()), owned(range.end_bound()))
     }
 
-    /// Gives `visit` the entries whose keys are in a range, in their order, until it breaks; and returns what it broke with.
+    /// Calls `visit` with the entries whose keys are in a range, in order, until it breaks. Returns the value that it
+    /// broke with.
     ///
-    /// The fastest way to read many: keys and values are borrowed where [`range`](Self::range) gives them to keep. Nothing is allocated for an entry, and a
-    /// value that lies within one page is not copied. While `visit` runs its leaf can't be evicted, nor the page of the value, so it
-    /// should not take long.
+    /// This is the fastest way to read many entries: it borrows keys and values, while [`range`](Self::range) returns
+    /// owned ones. Nothing is allocated for an entry, and a value within one page is not copied. While `visit` runs,
+    /// its leaf and the value's page cannot be evicted, so `visit` should be short.
     ///
     /// ```
     /// use std::ops::ControlFlow;
@@ -258,8 +264,8 @@ impl Tree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Fails with [`TreeError::NotATree`], and as [`ReadTxn::read`](crate::ReadTxn::read) does; entries that were given before count
-    /// nevertheless.
+    /// Fails with [`TreeError::NotATree`], and as [`ReadTxn::read`](crate::ReadTxn::read) does. Entries that were
+    /// visited before remain valid.
     pub fn scan_with<K: AsRef<[u8]>, B>(
         &self,
         pages: &impl Pages,
@@ -269,7 +275,7 @@ impl Tree {
         scan::Scan::new(pages, borrowed(&range), End::Front, visit).run(self.root)
     }
 
-    /// As [`scan_with`](Self::scan_with), from the highest key of the range down.
+    /// Like [`scan_with`](Self::scan_with), from the highest key of the range down.
     ///
     /// ```
     /// # use std::ops::ControlFlow;
@@ -299,35 +305,36 @@ impl Tree {
         scan::Scan::new(pages, borrowed(&range), End::Back, visit).run(self.root)
     }
 
-    /// All entries, from both ends.
+    /// Returns all entries, from both ends.
     pub fn iter<'t, T: Pages>(&self, pages: &'t T) -> Range<'t, T> {
         self.range::<T, &[u8]>(pages, ..)
     }
 
-    /// The entry with the lowest key.
+    /// Returns the entry with the lowest key.
     pub fn first(&self, pages: &impl Pages) -> Result<Option<(Vec<u8>, Value)>, TreeError> {
         self.iter(pages).next().transpose()
     }
 
-    /// The entry with the highest key.
+    /// Returns the entry with the highest key.
     pub fn last(&self, pages: &impl Pages) -> Result<Option<(Vec<u8>, Value)>, TreeError> {
         self.iter(pages).next_back().transpose()
     }
 
-    /// Whether there are no entries.
+    /// Tests whether there are no entries.
     pub fn is_empty(&self, pages: &impl Pages) -> Result<bool, TreeError> {
         Ok(self.first(pages)?.is_none())
     }
 
-    /// How many entries there are: counted, in all leaves.
+    /// Counts the entries, in all leaves.
     pub fn len(&self, pages: &impl Pages) -> Result<u64, TreeError> {
         read::len(pages, self.root)
     }
 
-    /// Walks the whole tree, its values among it, and fails with the first page that is not as it should be: each page is there
-    /// once, the levels go down by one, keys are in order and between those above them. Takes a few bytes of memory for each page of the tree.
+    /// Walks the whole tree, including its values, and fails with the first invalid page. Each page must occur once,
+    /// levels must decrease by one, and keys must be in order and within the bounds above them. Takes a few bytes of
+    /// memory for each page of the tree.
     ///
-    /// [`unused_pages`] finds what belongs to no tree.
+    /// [`unused_pages`] finds pages that belong to no tree.
     pub fn check(&self, pages: &impl Pages) -> Result<TreeCheck, TreeError> {
         check::check(pages, self.root)
     }

@@ -1,8 +1,9 @@
 //! Scans: the entries of a range, from both ends.
 //!
-//! Leaves don't know each other, so that a split changes no neighbour: each end keeps the pages above its leaf. Invariants: what is given
-//! lies between what both ends have given, and each key behind the one before, or the scan ends in an error; no scan loads more pages
-//! than twice as many as there are.
+//! Leaves have no links, so that a split changes no neighbour: each end keeps the pages above its leaf.
+//!
+//! Invariants: each returned entry is between those that both ends have returned, and each key is behind the previous
+//! one, or the scan ends in an error. No scan loads more than twice the store's number of pages.
 
 use std::fmt;
 use std::ops::Bound;
@@ -14,7 +15,7 @@ use super::read::{Pages, load, node, value_of};
 use super::{TreeError, Value};
 use crate::{Page, PageNo};
 
-/// The entries of a range of keys, from both ends: by [`Tree::range`](super::Tree::range).
+/// The entries of a range of keys, from both ends, as returned by [`Tree::range`](super::Tree::range).
 ///
 /// After an error there are no more.
 pub struct Range<'t, T> {
@@ -22,10 +23,10 @@ pub struct Range<'t, T> {
     root: PageNo,
     lower: Bound<Vec<u8>>,
     upper: Bound<Vec<u8>>,
-    /// `None`: not begun.
+    /// The position; `None` before the first step.
     front: Option<Cursor>,
     back: Option<Cursor>,
-    /// Pages that were loaded.
+    /// Number of pages that were loaded.
     loaded: u64,
     is_over: bool,
 }
@@ -36,31 +37,31 @@ type Cursor = Vec<Level>;
 struct Level {
     number: PageNo,
     page: Page,
-    /// Of an inner page: the entry that was taken. Of a leaf: how many entries are before what comes next.
+    /// In an inner page, the entry that was taken. In a leaf, how many entries are before the next one.
     at: usize,
 }
 
-/// From which end.
+/// The end of the range to read from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Front,
     Back,
 }
 
-/// Where a range begins that begins with a key, from one end.
+/// The start of a bounded range, from one end.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Start<'k> {
-    /// The way down to its leaf.
+    /// The key that leads down to its leaf.
     pub(super) key: &'k [u8],
-    /// Behind the entry that has this very key.
+    /// Whether it is behind the entry with exactly this key.
     is_behind: bool,
 }
 
 impl<'k> Start<'k> {
-    /// By the bound at this end; `None` if there is none.
+    /// Returns the start for the bound at this end; `None` if there is none.
     pub(super) fn of(bound: Bound<&'k [u8]>, end: End) -> Option<Self> {
         let (Bound::Included(key) | Bound::Excluded(key)) = bound else { return None };
-        // Keys that are longer than any stand behind the one that is as long as can be.
+        // Longer keys than allowed sort behind their longest allowed prefix.
         let is_cut = key.len() > MAX_KEY;
         let is_behind = match end {
             End::Front => is_cut || matches!(bound, Bound::Excluded(_)),
@@ -69,7 +70,7 @@ impl<'k> Start<'k> {
         Some(Self { key: &key[..key.len().min(MAX_KEY)], is_behind })
     }
 
-    /// How many entries of its leaf are before it.
+    /// Returns how many entries of its leaf are before it.
     pub(super) fn in_leaf(&self, leaf: &Node<'_>) -> Result<usize, Fault> {
         Ok(match leaf.find(self.key)? {
             Ok(entry) => entry + usize::from(self.is_behind),
@@ -117,7 +118,7 @@ impl<'t, T: Pages> Range<'t, T> {
         if !is_within {
             return Ok(None);
         }
-        // Its memory is used again.
+        // Reuses its memory.
         match bound {
             Bound::Excluded(last) => last.clone_from(&key),
             bound => *bound = Bound::Excluded(key.clone()),
@@ -130,7 +131,7 @@ impl<'t, T: Pages> Range<'t, T> {
         Ok(Some((key, value)))
     }
 
-    /// Where this end begins.
+    /// Returns the position where this end begins.
     fn seek(&mut self, end: End) -> Result<Cursor, TreeError> {
         let bound = match end {
             End::Front => self.lower.clone(),
@@ -158,7 +159,7 @@ impl<'t, T: Pages> Range<'t, T> {
         }
     }
 
-    /// Down to the leaf at this end of what is below a page.
+    /// Goes down from a page to the leaf at this end.
     fn descend(
         &mut self,
         cursor: &mut Cursor,
@@ -194,7 +195,7 @@ impl<'t, T: Pages> Range<'t, T> {
         load(self.pages, number, level)
     }
 
-    /// The leaf that has the next entry from this end, and which it is.
+    /// Returns the leaf with the next entry from this end, and that entry.
     fn advance(&mut self, cursor: &mut Cursor, end: End) -> Result<Option<(PageNo, Page, usize)>, TreeError> {
         loop {
             let Some(leaf) = cursor.last_mut() else { return Ok(None) };
@@ -212,7 +213,7 @@ impl<'t, T: Pages> Range<'t, T> {
                 return Ok(Some((leaf.number, leaf.page.clone(), entry)));
             }
             cursor.pop();
-            // The lowest page that goes on.
+            // The lowest page that has another entry.
             let next = loop {
                 let Some(above) = cursor.last_mut() else { return Ok(None) };
                 let inner = node(above.number, &above.page)?;

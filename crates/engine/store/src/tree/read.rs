@@ -1,6 +1,6 @@
-//! Reading: from the root to a leaf, one page for each level, none of them copied, and none kept longer than it is looked at.
+//! Reading: from the root to a leaf, one page per level. No page is copied, or kept longer than needed.
 //!
-//! Invariant: a page's level is one below that of the page that names it, so each way down ends.
+//! Invariant: a page's level is one below that of its parent, so each way down ends.
 
 use std::ops::Range;
 
@@ -11,15 +11,15 @@ use super::format::{Fault, MAX_KEY};
 use super::value::{self, Value};
 use crate::{Page, PageNo, ReadTxn, WriteTxn};
 
-/// A value of no more bytes is copied out of its leaf, instead of keeping the leaf.
+/// Maximum bytes of a value that is copied out of its leaf, instead of keeping the leaf.
 const COPIED: usize = 1024;
 
-/// What a tree is read in: a [`ReadTxn`] or a [`WriteTxn`]. Nothing else implements it.
+/// The transaction that a tree is read in: a [`ReadTxn`] or a [`WriteTxn`]. Nothing else implements it.
 pub trait Pages: sealed::Sealed {
-    /// The payload of a page, as the transaction's `read` gives it.
+    /// Returns the payload of a page, as the transaction's `read` does.
     fn page(&self, page: PageNo) -> Result<Page, crate::Error>;
 
-    /// How many pages there are.
+    /// Returns the number of pages.
     fn end(&self) -> u64;
 }
 
@@ -28,10 +28,10 @@ mod sealed {
     use crate::{Error, PageNo, ReadTxn, WriteTxn};
 
     pub trait Sealed {
-        /// The payload of a page, to be read for a moment, if it is found in few steps.
+        /// Returns the payload of a page for a short read, if the fast path finds it.
         fn settled_page(&self, page: PageNo) -> Option<SettledPage<'_>>;
 
-        /// The payload of a page, to be read for a moment.
+        /// Returns the payload of a page for a short read.
         fn short_page(&self, page: PageNo) -> Result<ShortPage<'_>, Error>;
     }
 
@@ -77,14 +77,14 @@ impl Pages for WriteTxn<'_> {
     }
 }
 
-/// A page of a tree, of this level if one is given. It parses from then on.
+/// Loads a page of a tree, of this level if one is given, and checks its head.
 pub(super) fn load(pages: &impl Pages, page: PageNo, level: Option<u8>) -> Result<Page, TreeError> {
     let loaded = pages.page(page)?;
     node_of(page, &loaded, level)?;
     Ok(loaded)
 }
 
-/// The page, to be read, of this level if one is given.
+/// Parses the page, of this level if one is given.
 #[inline]
 pub(super) fn node_of(number: PageNo, page: &[u8], level: Option<u8>) -> Result<Node<'_>, TreeError> {
     match Node::of_head(page) {
@@ -93,7 +93,7 @@ pub(super) fn node_of(number: PageNo, page: &[u8], level: Option<u8>) -> Result<
     }
 }
 
-/// Why it is none.
+/// Returns why it cannot be parsed.
 #[cold]
 fn no_node(number: PageNo, page: &[u8], level: Option<u8>) -> TreeError {
     at(number)(match Node::parse(page) {
@@ -102,19 +102,19 @@ fn no_node(number: PageNo, page: &[u8], level: Option<u8>) -> TreeError {
     })
 }
 
-/// The page, to be read.
+/// Parses the page.
 pub(super) fn node(number: PageNo, page: &Page) -> Result<Node<'_>, TreeError> {
     node_of(number, page, None)
 }
 
-/// An inner page on the way down, and which of its entries was taken.
+/// An inner page on the way down, and the entry that was taken.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step {
     pub(super) page: PageNo,
     pub(super) at: usize,
 }
 
-/// The leaf that has a key, if the tree does; each inner page above it is reported.
+/// Returns the leaf that has a key, if the tree has it. Reports each inner page above to `step`.
 pub(super) fn leaf_of(
     pages: &impl Pages,
     root: PageNo,
@@ -125,7 +125,7 @@ pub(super) fn leaf_of(
     Ok((number, load(pages, number, Some(0))?))
 }
 
-/// Has the leaf be read that has a key, if the tree does.
+/// Calls `read` with the leaf that has a key, if the tree has it.
 #[inline]
 fn in_leaf<T>(
     pages: &impl Pages,
@@ -158,17 +158,17 @@ fn in_leaf<T>(
     }
 }
 
-/// What a leaf has for a key.
+/// The result of looking up a key in a leaf.
 enum Found<T> {
     Nothing,
-    /// The value was read there.
+    /// The value was read in place.
     Read(T),
-    /// It lies there.
+    /// The value's place in the leaf.
     InLeaf(PageNo, Range<usize>),
     Large(LargeRef),
 }
 
-/// What the leaf has for a key, whose value is given to `read` if that will take it.
+/// Looks up a key in its leaf, and calls `read` with the value unless that is large.
 fn find<T>(
     pages: &impl Pages,
     root: PageNo,
@@ -221,7 +221,7 @@ pub(super) fn get_with<T>(
     })
 }
 
-/// The value of an entry of a leaf.
+/// Returns the value of a leaf's entry.
 pub(super) fn value_of(
     pages: &impl Pages,
     number: PageNo,
@@ -239,7 +239,7 @@ pub(super) fn value_of(
     }
 }
 
-/// How many entries all leaves have.
+/// Counts the entries of all leaves.
 pub(super) fn len(pages: &impl Pages, root: PageNo) -> Result<u64, TreeError> {
     let (mut len, mut seen) = (0, 0);
     let mut due = vec![(root, None)];

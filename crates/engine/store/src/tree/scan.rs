@@ -1,11 +1,11 @@
-//! Scans in place: each entry of a range is looked at where it is.
+//! Scans in place: each entry of a range is visited where it is.
 //!
-//! While the entries of a leaf are looked at, that leaf alone is kept from eviction, and the page of the value. Of the pages above it their
-//! numbers are known, and they are found again when the next leaf is due.
+//! While the entries of a leaf are visited, only that leaf, and the page of the value, are kept from eviction. The scan
+//! keeps the numbers of the pages above, and loads them again when the next leaf is due.
 //!
-//! Invariants: as of [`super::range`]: entries are given in order and within the range, or the scan ends in an error; no scan loads more
-//! pages of the tree than twice as many as there are: each once on the way down, and the one above it once more for the next. Those of a
-//! large value are as many as its length says.
+//! Invariants: as in [`super::range`], entries are visited in order and within the range, or the scan ends in an error.
+//! No scan loads more than twice the store's number of pages from the tree: each page once on the way down, and its
+//! parent once more for the next one. The pages of a large value are as many as its length requires.
 
 use std::ops::{Bound, ControlFlow};
 
@@ -27,12 +27,12 @@ pub(super) struct Scan<'t, T, V> {
     visit: V,
     /// The pages above the leaf.
     above: Vec<Step>,
-    /// The key that was given last, if one was.
+    /// The last visited key, if any.
     key: Vec<u8>,
     is_begun: bool,
-    /// Where values of more than one page are put together.
+    /// The buffer for values of more than one page.
     value: Vec<u8>,
-    /// Pages that were loaded.
+    /// Number of pages that were loaded.
     loaded: u64,
 }
 
@@ -51,7 +51,7 @@ where
         Self { pages, lower, upper, end, visit, above, key, is_begun: false, value, loaded: 0 }
     }
 
-    /// Gives all entries, until `visit` has had enough.
+    /// Visits all entries, until `visit` breaks.
     pub(super) fn run(mut self, root: PageNo) -> Result<ControlFlow<B>, TreeError> {
         let bound = if self.end == End::Front { self.lower } else { self.upper };
         let start = Start::of(bound, self.end);
@@ -63,7 +63,7 @@ where
         Ok(ended.unwrap_or(ControlFlow::Continue(())))
     }
 
-    /// Down to a leaf, whose entries are given; how the scan ended, if it did.
+    /// Goes down to a leaf, and visits its entries. Returns how the scan ended, if it did.
     fn descend(
         &mut self,
         mut number: PageNo,
@@ -96,14 +96,14 @@ where
         }
     }
 
-    /// One more page is loaded.
+    /// Counts one more loaded page.
     fn count(&mut self, number: PageNo) -> Result<(), TreeError> {
         self.loaded += 1;
         let most = self.pages.end().saturating_mul(2);
         if self.loaded > most { Err(at(number)(Fault::Cycle)) } else { Ok(()) }
     }
 
-    /// The page below which the next leaf is, and its level.
+    /// Returns the page below which the next leaf is, and its level.
     fn next(&mut self) -> Result<Option<(PageNo, u8)>, TreeError> {
         while let Some(Step { page: number, at: entry }) = self.above.pop() {
             self.count(number)?;
@@ -121,7 +121,7 @@ where
         Ok(None)
     }
 
-    /// Gives the entries of a leaf.
+    /// Visits the entries of a leaf.
     fn leaf(
         &mut self,
         number: PageNo,
@@ -169,7 +169,8 @@ where
         Ok(None)
     }
 
-    /// Whether the first key of a leaf comes behind what was given before, or else is within the range from this end on.
+    /// Checks that the first key of a leaf is behind the last visited one or, if there is none, within the range from
+    /// this end.
     fn check_first(&self, leaf: &Node<'_>, suffix: &[u8]) -> Result<(), ()> {
         let key = [leaf.prefix(), suffix].concat();
         let is_sound = match (self.is_begun, self.end) {

@@ -1,9 +1,11 @@
-//! Values, and the large ones: in extents of pages of their own.
+//! Values, including large ones in extents of separate pages.
 //!
-//! A new value takes free pages first, in as many extents as they are apart, and the rest from a run at the end of the data file. A value that
-//! takes up as many pages as the one before is written over it, and of that only the pages that differ.
+//! A new value takes free pages first, with one extent for each row of consecutive pages, and the rest from a run at
+//! the end of the data file. A value that takes as many pages as the previous one overwrites it, but only the pages
+//! that differ.
 //!
-//! Invariant: the pages of a value follow from its length and its extents' heads alone; none of its bytes is taken for one of those.
+//! Invariant: the pages of a value follow only from its length and its extents' heads; none of its bytes is taken for a
+//! head.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -16,8 +18,8 @@ use super::format::node::LargeRef;
 use super::read::Pages;
 use crate::{Page, PageNo, WriteTxn};
 
-/// The value of an entry, as it was when it was read, whatever is committed. While it lives it keeps a page of memory in use, or as
-/// much as it is long.
+/// The value of an entry as it was when it was read; later commits do not change it. While it exists, it keeps a page
+/// in memory, or memory of its own length.
 #[derive(Clone)]
 pub struct Value(Held);
 
@@ -28,17 +30,17 @@ enum Held {
 }
 
 impl Value {
-    /// Part of a page, which it is known to have.
+    /// Returns part of a page, which is known to be within it.
     pub(super) fn in_page(page: Page, bytes: Range<usize>) -> Self {
         Self(Held::Page(page, bytes))
     }
 
-    /// Bytes that were copied.
+    /// Returns copied bytes.
     pub(super) fn of(bytes: Vec<u8>) -> Self {
         Self(Held::Bytes(bytes))
     }
 
-    /// The value's bytes, copied if they are in a page.
+    /// Returns the value's bytes, copied if they are in a page.
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
             Held::Page(page, bytes) => page[bytes].to_vec(),
@@ -70,10 +72,11 @@ impl fmt::Debug for Value {
     }
 }
 
-/// The extents of a value, each with the number of its first page: as many pages as it needs, all of which the store has.
+/// Returns the extents of a value, each with the number of its first page. They have as many pages as the value needs,
+/// and all of them are in the store.
 pub(super) fn extents(pages: &impl Pages, large: LargeRef) -> Result<Vec<(PageNo, Extent)>, TreeError> {
     let (mut found, mut left, mut next) = (Vec::new(), u64::from(large.len), Some(large.page));
-    // Those of a value that is in itself would never end, nor would the memory for it.
+    // The extents of a value that contains itself would never end, nor would the memory for them.
     let mut count_in_all = 0;
     while left > 0 {
         let Some(number) = next.map(u64::from) else {
@@ -100,21 +103,21 @@ pub(super) fn extents(pages: &impl Pages, large: LargeRef) -> Result<Vec<(PageNo
 /// One page of a value.
 struct Part {
     page: PageNo,
-    /// What of the value is in it.
+    /// The range of the value in it.
     bytes: Range<usize>,
-    /// If it is the first of an extent.
+    /// The extent's head, if it is the first page of one.
     head: Option<Extent>,
 }
 
 impl Part {
-    /// Where in the page that is.
+    /// Returns the range in the page.
     fn place(&self) -> Range<usize> {
         let start = if self.head.is_some() { HEAD } else { 0 };
         start..start + self.bytes.len()
     }
 }
 
-/// The pages of a value in their order.
+/// Returns the pages of a value in order.
 fn parts(extents: &[(PageNo, Extent)], len: usize, payload: usize) -> Vec<Part> {
     let (mut parts, mut start) = (Vec::new(), 0);
     for (first, extent) in extents {
@@ -128,7 +131,7 @@ fn parts(extents: &[(PageNo, Extent)], len: usize, payload: usize) -> Vec<Part> 
     parts
 }
 
-/// Where a value lies that has one page, whose head this is; `None` if it has more, or anything is wrong.
+/// Returns the range of a value that has one page with this head; `None` if it has more pages, or anything is wrong.
 fn in_one_page(head: &[u8], large: LargeRef) -> Option<Range<usize>> {
     let only = Extent { pages: 1, next: None };
     let place = HEAD..HEAD + large.len as usize;
@@ -136,7 +139,7 @@ fn in_one_page(head: &[u8], large: LargeRef) -> Option<Range<usize>> {
     is_one.then_some(place)
 }
 
-/// The bytes of a value.
+/// Reads a value.
 pub(super) fn read(pages: &impl Pages, large: LargeRef) -> Result<Value, TreeError> {
     let head = pages.page(large.page.into())?;
     if let Some(place) = in_one_page(&head, large) {
@@ -147,7 +150,7 @@ pub(super) fn read(pages: &impl Pages, large: LargeRef) -> Result<Value, TreeErr
     Ok(Value::of(bytes))
 }
 
-/// Copies the bytes of a value in place of what there is, whose pages have payloads of so many bytes.
+/// Replaces the buffer's content by the bytes of a value, whose pages have payloads of this length.
 fn read_into(
     pages: &impl Pages,
     large: LargeRef,
@@ -164,7 +167,7 @@ fn read_into(
     Ok(())
 }
 
-/// Has the bytes of a value be read: in place, if they have one page; else they are put together in `room`.
+/// Calls `read` with the bytes of a value: in place if it has one page, otherwise assembled in `room`.
 #[inline]
 pub(super) fn read_with<T>(
     pages: &impl Pages,
@@ -187,7 +190,7 @@ pub(super) fn read_with<T>(
     Ok(read_bytes(room))
 }
 
-/// The pages of a value, each of which can be read, with nothing behind its end.
+/// Returns the pages of a value, after checking that each can be read, and that only zeros follow its end.
 pub(super) fn check(pages: &impl Pages, large: LargeRef) -> Result<Vec<PageNo>, TreeError> {
     let extents = extents(pages, large)?;
     let payload = pages.page(extents[0].0)?.len();
@@ -202,7 +205,7 @@ pub(super) fn check(pages: &impl Pages, large: LargeRef) -> Result<Vec<PageNo>, 
     Ok(found)
 }
 
-/// Writes a value to pages that nobody has; there must be something of it.
+/// Writes a value, which must not be empty, to new pages.
 pub(super) fn write(txn: &mut WriteTxn<'_>, value: &[u8]) -> Result<LargeRef, TreeError> {
     let len = u32::try_from(value.len()).unwrap_or_else(|_| unreachable!("its length was checked"));
     let (extents, payload) = allocate(txn, len)?;
@@ -223,7 +226,7 @@ pub(super) fn write(txn: &mut WriteTxn<'_>, value: &[u8]) -> Result<LargeRef, Tr
     Ok(LargeRef { len, page })
 }
 
-/// Pages for a value of so many bytes, and the bytes of a page.
+/// Allocates pages for a value of this length. Returns them, and the bytes of a payload.
 fn allocate(txn: &mut WriteTxn<'_>, len: u32) -> Result<(Vec<(PageNo, Extent)>, usize), TreeError> {
     let (mut found, mut left): (Vec<(PageNo, u64)>, _) = (Vec::new(), u64::from(len));
     let mut payload = 0;
@@ -241,7 +244,7 @@ fn allocate(txn: &mut WriteTxn<'_>, len: u32) -> Result<(Vec<(PageNo, Extent)>, 
                 left = left.saturating_sub(room_of(1, payload));
             }
         }
-        // Nothing was free: what is wanting comes in one run, behind that page.
+        // No page was free: the missing ones are allocated as one run behind that page.
         if page == end && left > 0 {
             let wanting = left.div_ceil(payload as u64);
             txn.allocate_run(wanting)?;
@@ -259,7 +262,7 @@ fn allocate(txn: &mut WriteTxn<'_>, len: u32) -> Result<(Vec<(PageNo, Extent)>, 
     Ok((extents.collect(), payload))
 }
 
-/// Writes a value over another one; false, and nothing changed, where it would not take up all of its pages, or more.
+/// Overwrites a value. Returns false, with nothing changed, if the new value takes fewer or more pages.
 pub(super) fn overwrite(txn: &mut WriteTxn<'_>, before: LargeRef, value: &[u8]) -> Result<bool, TreeError> {
     let extents = extents(txn, before)?;
     let payload = txn.read(before.page.into())?.len();
@@ -283,7 +286,7 @@ pub(super) fn overwrite(txn: &mut WriteTxn<'_>, before: LargeRef, value: &[u8]) 
     Ok(true)
 }
 
-/// Gives the pages of a value back: the last one first, so that they come again in their order.
+/// Frees the pages of a value, the last one first, so that they are allocated in their order again.
 pub(super) fn free(txn: &mut WriteTxn<'_>, large: LargeRef) -> Result<(), TreeError> {
     for (first, extent) in extents(txn, large)?.into_iter().rev() {
         for page in (first..first + u64::from(extent.pages)).rev() {

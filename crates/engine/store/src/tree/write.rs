@@ -1,9 +1,9 @@
-//! Changing: entries are changed in their leaf, in place where there is room; pages are split where there is none, and merged where
-//! two have become one's worth.
+//! Changing: entries are changed in their leaf, in place if there is room. Full pages are split, and two pages that fit
+//! into one are merged.
 //!
-//! Invariants: the way down is noted, so that what bounds a page's keys is known when it is put together anew. A page that is split in
-//! its middle leaves two that are half full; at either end of the tree all stays in one, so that keys that come in order fill their
-//! pages. Fails in the midst of a change only where the store does, or a page makes no sense.
+//! Invariants: the way down is recorded, so that the bounds of a page's keys are known when it is rebuilt. A split in
+//! the middle leaves two half-full pages. A split at either end of the tree keeps all entries in one page, so that keys
+//! inserted in order fill their pages. A change fails halfway only if the store does, or a page is invalid.
 
 use super::error::at;
 use super::format::edit::{self, build, entry_len};
@@ -13,11 +13,11 @@ use super::read::{Step, leaf_of, load, node};
 use super::{MAX_VALUE_BYTES, TreeError, value};
 use crate::{Page, PageNo, WriteTxn};
 
-/// A leaf's entry has at most this part of a page.
+/// A leaf's entry takes at most this part of a page.
 const SHARE: usize = 4;
 /// A page that is less than this part full is merged with another one, …
 const SPARSE: usize = 3;
-/// … where both fill no more than so many eighths: not that it is split again at once.
+/// … if both fill at most this many eighths, so that the result is not split again at once.
 const MERGED_EIGHTHS: usize = 7;
 
 /// An entry on its way to another page.
@@ -53,10 +53,10 @@ impl OwnedBody {
     }
 }
 
-/// What the keys of a page are within: from the first, below the second. `None`: nothing bounds them there.
+/// The bounds of a page's keys: at or above the first, below the second. `None` is unbounded.
 type Bounds = (Option<Vec<u8>>, Option<Vec<u8>>);
 
-/// The bytes that all keys within bounds begin with.
+/// Returns the common prefix of all keys within bounds.
 fn prefix_of((lower, upper): &Bounds) -> &[u8] {
     match (lower, upper) {
         (Some(lower), Some(upper)) => &lower[..common(lower, upper)],
@@ -88,7 +88,7 @@ pub(super) fn insert(
         Ok(place) => Some(OwnedBody::of(leaf.cell(place).map_err(at(number))?.body)),
         Err(_) => None,
     };
-    // So that the page is not copied before it is changed.
+    // So that the page is not copied before the change.
     drop(page);
     if let (Ok(place), Some(OwnedBody::Large(before))) = (found, &before) {
         if is_large && value::overwrite(txn, *before, value)? {
@@ -110,7 +110,7 @@ pub(super) fn insert(
                 }
                 return Ok(true);
             }
-            // It comes anew, somewhere in what this page becomes.
+            // It is inserted anew, somewhere in the pages that result.
             edit::remove(txn.page_mut(number)?, place).map_err(at(number))?;
             add(txn, path, number, place, (key, body))?;
             Ok(true)
@@ -126,7 +126,7 @@ fn length(value: &[u8]) -> u32 {
     u32::try_from(value.len()).unwrap_or_else(|_| unreachable!("it was checked"))
 }
 
-/// Adds an entry to a page, before the entry at a place; splits it if need be.
+/// Inserts an entry into a page, before the entry at an index. Splits the page if necessary.
 fn add(
     txn: &mut WriteTxn<'_>,
     path: Vec<Step>,
@@ -143,7 +143,7 @@ fn add(
     split(txn, path, page, place, Moved { key: key.to_vec(), body: OwnedBody::of(body) })
 }
 
-/// All entries of a page, with whole keys. An inner page's first one has none.
+/// Returns all entries of a page, with whole keys. The first one of an inner page has no key.
 fn moved(node: &Node<'_>) -> Result<Vec<Moved>, Fault> {
     let cells = node.cells().enumerate().map(|(number, cell)| {
         let cell = cell?;
@@ -154,7 +154,7 @@ fn moved(node: &Node<'_>) -> Result<Vec<Moved>, Fault> {
     cells.collect()
 }
 
-/// Makes two pages of one that has no room for an entry.
+/// Splits a page that has no room for an entry into two.
 fn split(
     txn: &mut WriteTxn<'_>,
     mut path: Vec<Step>,
@@ -173,7 +173,7 @@ fn split(
     let mut after = entries.split_off(middle);
     let first = &mut after[0].key;
     let separator = if level == 0 {
-        // As short as can be: above all that is before, and not above what is behind.
+        // The shortest possible separator: above all keys before it, and not above those behind it.
         let last = entries.last().map_or(&[][..], |last| &last.key);
         first[..first.len().min(common(last, first) + 1)].to_vec()
     } else {
@@ -201,10 +201,11 @@ fn narrow(page: PageNo) -> u32 {
     u32::try_from(page).unwrap_or_else(|_| unreachable!("a store has less than 2^32 pages"))
 }
 
-/// The first of the entries that come into the second page. An entry was added at `place`. `None` where they don't fit into two.
+/// Returns the first entry of the second page after an entry was inserted at `place`; `None` if the entries do not fit
+/// into two pages.
 fn middle(entries: &[Moved], place: usize, bounds: &Bounds, room: usize) -> Option<usize> {
     let last = entries.len().checked_sub(1).filter(|last| *last > 0)?;
-    // The tree grows at an end, where keys come in order.
+    // Keys in order extend the tree at one end.
     if place == last && bounds.1.is_none() {
         return Some(last);
     }
@@ -223,7 +224,7 @@ fn middle(entries: &[Moved], place: usize, bounds: &Bounds, room: usize) -> Opti
     (all <= 2 * room).then_some(middle)
 }
 
-/// Writes a page's entries, all of whose keys begin with the prefix.
+/// Rewrites a page with entries whose keys all begin with the prefix.
 fn put_together(
     txn: &mut WriteTxn<'_>,
     page: PageNo,
@@ -244,7 +245,7 @@ fn put_together(
     build(txn.page_mut(page)?, level, prefix, cells).map_err(at(page))
 }
 
-/// What the keys of the page at the end of a path are within.
+/// Returns the bounds of the keys in the page at the end of a path.
 fn bounds(txn: &WriteTxn<'_>, path: &[Step]) -> Result<Bounds, TreeError> {
     let mut bounds = (None, None);
     for step in path.iter().rev() {
@@ -283,8 +284,8 @@ pub(super) fn remove(txn: &mut WriteTxn<'_>, root: PageNo, key: &[u8]) -> Result
     Ok(true)
 }
 
-/// Merges a page that has become sparse with a neighbour, and those above it that become so by that. True where it had none, and
-/// has got one since pages above it were merged.
+/// Merges a page that has become sparse with a neighbour, and then pages above it that become sparse. Returns true if
+/// the page had no neighbour, but has got one because pages above it were merged.
 fn balance(
     txn: &mut WriteTxn<'_>,
     root: PageNo,
@@ -322,7 +323,7 @@ fn balance(
     Ok(false)
 }
 
-/// Moves all of a child's right neighbour into it, if it has room for that.
+/// Moves all entries of a child's right neighbour into the child, if it has room for them.
 fn merge(txn: &mut WriteTxn<'_>, path: &[Step], above: PageNo, left: usize) -> Result<bool, TreeError> {
     let above_page = txn.read(above)?;
     let parent = node(above, &above_page)?;
@@ -341,7 +342,7 @@ fn merge(txn: &mut WriteTxn<'_>, path: &[Step], above: PageNo, left: usize) -> R
         let left = left_node.used(prefix).map_err(at(left_number))?;
         Ok(left + right_node.used(prefix).map_err(at(right_number))?)
     };
-    // It takes no less than that.
+    // They take at least this much.
     if used(usize::MAX)? > most {
         return Ok(false);
     }
@@ -367,7 +368,7 @@ fn merge(txn: &mut WriteTxn<'_>, path: &[Step], above: PageNo, left: usize) -> R
     Ok(true)
 }
 
-/// Takes levels away from a root that has but one child: that comes into its place.
+/// Removes levels from a root with only one child, which replaces it.
 fn shrink(txn: &mut WriteTxn<'_>, root: PageNo) -> Result<(), TreeError> {
     loop {
         let page = txn.read(root)?;

@@ -11,13 +11,13 @@ pub(crate) fn dir() -> &'static Path {
     Path::new("/store")
 }
 
-/// Small, and without threads.
+/// Returns options for a small store without threads.
 pub(crate) fn options(disk: &SimDisk, journal_bytes: u64) -> StoreOptions {
     let options = Store::options().io(Arc::new(disk.clone())).memory(1 << 20).journal_bytes(journal_bytes);
     options.warm(false).without_threads()
 }
 
-/// One more commit: page 0 has its number.
+/// Makes one more commit, which writes its number to page 0.
 pub(crate) fn commit(store: &Store) {
     let mut txn = store.begin().unwrap();
     if txn.pages() == 0 {

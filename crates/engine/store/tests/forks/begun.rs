@@ -1,4 +1,5 @@
-//! Transactions, pages, readers and output that the parent began before the fork: they are the parent's, and go on there.
+//! Transactions, pages, readers and output that the parent began before the fork: they belong to the parent, and
+//! continue there.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use pagekeeper_testing::{ChildEnd, disk_dir, forked};
 
 use crate::things::{Answer, taken};
 
-/// Whether it is refused, as all is that a child does with what its parent has.
+/// Whether it is refused, like everything that a child does with its parent's objects.
 fn is_refused<T>(result: Result<T, Error>) -> bool {
     let answer = Answer::of_store(result);
     if answer != Answer::Refused {
@@ -37,7 +38,7 @@ fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
     let read = store.begin_read().unwrap();
     let held = read.read(page).unwrap();
     let mut txn = store.begin().unwrap();
-    // The file is longer by them, until they are committed or given up.
+    // They extend the file until they are committed or dropped.
     let run = txn.allocate_run(100).unwrap();
     txn.page_mut(page).unwrap()[0] = 7;
     let payload = vec![7; store.payload_size()];
@@ -90,7 +91,7 @@ fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
     let seq = txn.commit(Durability::Sync).unwrap();
     assert_eq!((held[0], read.read(page).unwrap()[0]), (0, 0));
     drop((held, read));
-    // Its socket is there.
+    // Its socket exists.
     assert_eq!(Store::request_backup(&directory, &dir.path().join("copy")).unwrap().seq, seq);
     store.close_and_sync().unwrap();
     for opened in [&directory, &dir.path().join("copy")] {
@@ -112,7 +113,7 @@ fn readers_of_logs_and_output_begun_before_a_fork_go_on_in_the_parent_alone() {
     let mut follower = binlog.follow(binlog.first()).unwrap();
     let path = dir.path().join("output");
     let mut output = BulkWriter::options().create(&path).unwrap();
-    // Several writes are under way.
+    // Several writes are in flight.
     let part = vec![7; 10 << 20];
     output.write_all(&part).unwrap();
 

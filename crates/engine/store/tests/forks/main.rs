@@ -2,7 +2,7 @@
 //! parent opened fail at once and change nothing. The parent goes on committing, is killed, and all
 //! that it acknowledged is found.
 //!
-//! Each case is a process of its own, this program once more: it opens, forks, and SIGKILL ends it.
+//! Each case is a separate process of this program: it opens, forks, and is ended by SIGKILL.
 
 mod begun;
 mod things;
@@ -16,13 +16,14 @@ use pagekeeper_testing::{Forked, disk_dir, forked};
 
 use things::{ACTS, Act, Answer, Opened, THINGS, Thing, report};
 
-/// Says to this program, run again, which case it is: thing, act and way by their numbers, and the directory.
+/// The environment variable with the case for this program, run again: thing, act and way by their numbers, and the
+/// directory.
 const CASE: &str = "PAGEKEEPER_FORK_CASE";
 /// Acknowledged before the fork, and again after it.
 const COMMITS: u64 = 4;
 /// Forks beside threads that commit and read, for each act.
 const BUSY_FORKS: usize = 4;
-/// The table of answers stands on this page.
+/// The table of answers is on this page.
 const PAGE: &str = include_str!("../../../../../docs/src/libraries/forks.md");
 
 /// The way in which the child is created.
@@ -57,7 +58,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// No test of its own: the process that opens, forks, commits on and is killed.
+/// Not a test of its own: the process that opens, forks, continues to commit, and is killed.
 #[test]
 fn case() {
     let Ok(case) = std::env::var(CASE) else { return };
@@ -91,7 +92,7 @@ fn case() {
     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
 }
 
-/// Runs one case. Gives what the child was answered.
+/// Runs one case. Returns the child's answer.
 fn run(number: usize, case: Case) -> Result<Answer, String> {
     let dir = disk_dir();
     let directory = dir.path().join("opened");

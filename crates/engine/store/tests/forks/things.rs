@@ -93,13 +93,13 @@ impl Act {
     }
 }
 
-/// Writes a line at once, past locks and buffers that another thread may have had as this process was forked.
+/// Writes a line at once, past locks and buffers that another thread may have held when this process was forked.
 pub(crate) fn report(line: impl AsRef<str>) {
     let line = format!("\n{}\n", line.as_ref());
     rustix::io::write(rustix::stdio::stdout(), line.as_bytes()).unwrap();
 }
 
-/// It, open.
+/// The open object.
 pub(crate) enum Opened {
     Store(Store),
     Redo(RedoLog, AtomicU64),
@@ -136,7 +136,7 @@ impl Thing {
         }
     }
 
-    /// The numbers that are found when it is opened again.
+    /// Returns the numbers that are found when it is opened again.
     pub(crate) fn found(self, directory: &Path) -> Result<HashSet<u64>, String> {
         let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
         match self {
@@ -181,16 +181,16 @@ fn commit(store: &Store) -> Result<u64, Error> {
     Ok(number)
 }
 
-/// A value as this process alone has it.
+/// Returns a copy of a value for this process alone.
 #[expect(unsafe_code, reason = "takes over what threads borrow that are not there")]
 pub(crate) fn taken<T>(value: &T) -> T {
-    // SAFETY: called in a forked child, whose memory is its own, by its only thread, which uses the value no more and leaves
-    // without destructors.
+    // SAFETY: called in a forked child, whose memory is its own, by its only thread, which uses the value no more and
+    // leaves without destructors.
     unsafe { std::ptr::read(value) }
 }
 
 impl Opened {
-    /// Appends durably, and says so.
+    /// Appends durably, and reports that.
     pub(crate) fn acknowledge(&self) {
         let number = match self {
             Self::Store(store) => commit(store).unwrap(),
@@ -221,7 +221,7 @@ impl Opened {
         }
     }
 
-    /// Does it, and reports what came of it.
+    /// Performs the act, and reports its result.
     pub(crate) fn act_in_child(&self, act: Act) -> bool {
         let answer = match self {
             Self::Store(store) => act_on_store(store, act),

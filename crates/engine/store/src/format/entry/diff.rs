@@ -1,6 +1,6 @@
-//! Diffs: what of a payload changed.
+//! Diffs: the changed ranges of a payload.
 //!
-//! Invariant: the ranges of a diff ascend, don't overlap, are not empty, and end within the payload.
+//! Invariant: the ranges of a diff ascend, do not overlap, are not empty, and end within the payload.
 
 use std::ops::Range;
 
@@ -8,18 +8,18 @@ use bytes::Bytes;
 
 use super::super::varint;
 
-/// Fewer equal bytes than this between two changed ones don't part them.
+/// Changed bytes with fewer equal bytes than this between them form one range.
 const GAP: usize = 16;
 
-/// Payloads are skipped by so many bytes where they are equal.
+/// Equal bytes are skipped in chunks of this size.
 const STRIDE: usize = 64;
 
-/// The ranges of a diff, as they are encoded.
+/// The encoded ranges of a diff.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ranges(Bytes);
 
 impl Ranges {
-    /// Encoded ranges; `None` if they are not all of them sound in a payload of so many bytes.
+    /// Takes encoded ranges; `None` unless all are valid in a payload of this length.
     pub(super) fn new(encoded: Bytes, payload: usize) -> Option<Self> {
         let (mut rest, mut end) = (&encoded[..], 0_usize);
         while !rest.is_empty() {
@@ -32,17 +32,17 @@ impl Ranges {
         Some(Self(encoded))
     }
 
-    /// None.
+    /// Returns no ranges.
     pub(super) fn none() -> Self {
         Self(Bytes::new())
     }
 
-    /// As they are encoded.
+    /// Returns their encoding.
     pub(super) fn encoded(&self) -> &Bytes {
         &self.0
     }
 
-    /// Where each begins in the payload, and its bytes.
+    /// Returns the offset of each range in the payload, and its bytes.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &[u8])> {
         let (mut rest, mut end) = (&self.0[..], 0);
         std::iter::from_fn(move || {
@@ -53,7 +53,8 @@ impl Ranges {
     }
 }
 
-/// The first of encoded ranges, behind one that ended at `end`: where it is, its bytes, and what comes behind.
+/// Splits off the first encoded range, which follows one that ended at `end`. Returns its position, its bytes, and the
+/// rest.
 fn split(encoded: &[u8], end: usize) -> Option<(Range<usize>, &[u8], &[u8])> {
     let (gap, gap_len) = varint::get(encoded)?;
     let encoded = &encoded[gap_len..];
@@ -64,12 +65,13 @@ fn split(encoded: &[u8], end: usize) -> Option<(Range<usize>, &[u8], &[u8])> {
     Some((start..start.checked_add(len)?, bytes, rest))
 }
 
-/// Bytes that a range takes up encoded, behind one that ended at `end`.
+/// Returns the encoded bytes of a range that follows one that ended at `end`.
 pub(super) const fn encoded_len(end: usize, start: usize, len: usize) -> usize {
     varint::len((start - end) as u64) + varint::len(len as u64) + len
 }
 
-/// Which ranges of a payload changed; `None` if they take up more than `max_bytes` encoded, or the lengths are not the same.
+/// Returns the ranges of a payload that changed; `None` if they take more than `max_bytes` encoded, or the lengths
+/// differ.
 pub(crate) fn diff_ranges(old: &[u8], new: &[u8], max_bytes: usize) -> Option<Vec<Range<usize>>> {
     if old.len() != new.len() {
         return None;
@@ -98,10 +100,10 @@ pub(crate) fn diff_ranges(old: &[u8], new: &[u8], max_bytes: usize) -> Option<Ve
     found.is_within().then_some(found.ranges)
 }
 
-/// What was found so far.
+/// The ranges found so far.
 struct Found {
     ranges: Vec<Range<usize>>,
-    /// Where the last range but one ends.
+    /// The end of the last range but one.
     end_before: usize,
     /// Encoded bytes of all but the last range.
     len: usize,
@@ -109,7 +111,7 @@ struct Found {
 }
 
 impl Found {
-    /// One more, behind all others; `None` if they take up too much.
+    /// Adds a range behind all others; `None` if they take too much.
     fn add(&mut self, range: Range<usize>) -> Option<()> {
         match self.ranges.last_mut() {
             Some(last) if range.start - last.end < GAP => last.end = range.end,

@@ -1,4 +1,4 @@
-//! Reading commits from the bodies of the journal's records, in the journal's order.
+//! Reads commits from the bodies of the journal's records, in the journal's order.
 
 use bytes::Bytes;
 
@@ -9,7 +9,7 @@ use super::{
     Change, DIFF, Entry, FREE, FREE_HEAD, FULL_PAGE_IMAGE, MORE, PART_HEADER, ROOT, Ranges, VERSION,
 };
 
-/// Why a record can't be what a store wrote there.
+/// Why a record cannot be one that a store wrote there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EntryFault {
     #[error("an entry ends too soon")]
@@ -30,14 +30,14 @@ pub(crate) enum EntryFault {
     NoPage(u64),
 }
 
-/// What the body of a record says before its items.
+/// The header of a record's body.
 #[derive(Debug, Clone, Copy)]
 struct PartHeader {
-    /// The entry goes on in the next record.
+    /// Whether the entry continues in the next record.
     goes_on: bool,
-    /// Which part it is, from 0.
+    /// The number of the part, from 0.
     ordinal: u32,
-    /// Of the commit.
+    /// The commit's seq.
     seq: u64,
 }
 
@@ -55,7 +55,7 @@ impl PartHeader {
     }
 }
 
-/// Puts entries together from the bodies of records.
+/// Assembles entries from the bodies of records.
 #[derive(Debug)]
 pub(crate) struct EntryReader {
     /// Bytes of a page's payload.
@@ -69,30 +69,30 @@ pub(crate) struct EntryReader {
 #[derive(Debug)]
 struct Unfinished {
     seq: u64,
-    /// The next part.
+    /// The number of the next part.
     due: u32,
     /// The items so far.
     meta: Option<Meta>,
     changes: Vec<(u64, Change)>,
-    /// The beginning of an item that was cut.
+    /// The beginning of an item that was split.
     cut: Vec<u8>,
 }
 
 impl EntryReader {
-    /// For a store whose pages have payloads of so many bytes.
+    /// Creates a reader for a store whose pages have payloads of this length.
     pub(crate) fn new(payload: usize) -> Self {
         Self { payload, due: None, unfinished: None }
     }
 
-    /// Takes the body of the next record. Gives the entry that it ends, whose bytes are slices of bodies.
+    /// Takes the body of the next record. Returns the entry that it ends, whose bytes are slices of bodies.
     ///
-    /// After a fault nothing more can be read.
+    /// After a fault, nothing more can be read.
     pub(crate) fn read(&mut self, body: &Bytes) -> Result<Option<Entry>, EntryFault> {
         self.read_part(body, None)
     }
 
-    /// The same of a body that stands at `lsn`: of what changes hold their places are given, but for items that were cut, so that none
-    /// of the body is kept.
+    /// Like [`read`](Self::read), for a body at `lsn`. Changes have the places of their bytes, so that none of the body
+    /// is kept; only split items have their bytes.
     pub(crate) fn read_places(&mut self, body: &Bytes, lsn: u64) -> Result<Option<Entry>, EntryFault> {
         self.read_part(body, Some(lsn))
     }
@@ -116,15 +116,15 @@ impl EntryReader {
         Ok(Some(Entry { seq, meta, changes }))
     }
 
-    /// The seq of an entry whose last part was not read: at the journal's end, a commit that never was.
+    /// Returns the seq of an entry whose last part was not read. At the journal's end, this is an unfinished commit.
     #[cfg(test)]
     pub(crate) fn unfinished(&self) -> Option<u64> {
         self.unfinished.as_ref().map(|unfinished| unfinished.seq)
     }
 
-    /// What this part belongs to.
+    /// Returns the entry that this part belongs to.
     fn begun(&mut self, seq: u64, ordinal: u32) -> Result<Unfinished, EntryFault> {
-        // One that never ended is given up for one that begins with the same seq.
+        // An unfinished entry is dropped for one that begins with the same seq.
         let unfinished = self.unfinished.take();
         let due = unfinished.as_ref().map(|unfinished| unfinished.seq).or(self.due);
         if let Some(wanted) = due.filter(|due| *due != seq) {
@@ -145,7 +145,7 @@ impl EntryReader {
 }
 
 impl Unfinished {
-    /// Takes what a part holds, and ends before `end` in the journal if places are wanted.
+    /// Takes the content of a part, which ends before `end` in the journal if places are wanted.
     fn items(&mut self, mut bytes: Bytes, end: Option<u64>, payload: usize) -> Result<(), EntryFault> {
         while !bytes.is_empty() {
             if self.cut.is_empty() {
@@ -159,7 +159,7 @@ impl Unfinished {
                     continue;
                 }
             }
-            // Byte by byte as long as the length itself is cut, then all that is missing.
+            // Byte by byte while the length itself is incomplete, then all that is missing.
             let missing = match varint::get(&self.cut) {
                 Some((len, len_len)) => {
                     let len = usize::try_from(len).ok().and_then(|len| len.checked_add(len_len));

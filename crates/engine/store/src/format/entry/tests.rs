@@ -25,7 +25,7 @@ fn image(page: u64, first: u32, bytes: &[u8]) -> (u64, Change) {
     )
 }
 
-/// The ranges of a diff, as its writer takes them.
+/// Returns the ranges of a diff, as its writer takes them.
 fn ranges(change: &Change) -> Vec<(u32, &[u8])> {
     let Change::Diff { ranges, .. } = change else { panic!("{change:?}") };
     ranges.iter().collect()
@@ -50,7 +50,7 @@ fn write(entry: &Entry, longest: usize) -> Vec<Bytes> {
     writer.finish(longest).into_iter().map(Bytes::from).collect()
 }
 
-/// The one entry that these records hold.
+/// Returns the one entry in these records.
 fn read(bodies: &[Bytes]) -> Result<Option<Entry>, EntryFault> {
     let mut reader = EntryReader::new(PAYLOAD);
     let mut entry = None;
@@ -61,13 +61,13 @@ fn read(bodies: &[Bytes]) -> Result<Option<Entry>, EntryFault> {
     Ok(entry)
 }
 
-/// The bytes as they are on disks: what was written once must be read forever.
+/// The bytes as they are on disks. They must stay readable forever.
 #[test]
 fn an_entry_looks_as_it_always_did() {
     let mut expected = b"\x01\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0".to_vec();
     // Meta: root 1, 300 pages, no free list.
     expected.extend(b"\x09\x01\x01\xac\x02\0user");
-    // Page 7 has "ab" at 200, page 299 "x" at 1 and "yz" at 34 instead of what commit 290 wrote, page 0 is free.
+    // Page 7 has "ab" at 200, page 299 has "x" at 1 and "yz" at 34 instead of the bytes of commit 290, page 0 is free.
     expected.extend(b"\x0a\x11\x07\x01\x02\x03\x04\xc8\x01ab");
     expected.extend(b"\x0f\x32\xab\x02\x01\x02\x03\x04\x0a\x01\x01x\x20\x02yz");
     expected.extend(b"\x06\x23\0\x01\x02\x03\x04");
@@ -108,7 +108,8 @@ fn nothing_is_copied_of_what_fits_into_a_record() {
     }
 }
 
-/// Whatever the length of records: where bytes stand is given for all that is not cut, and with them the change is what it was.
+/// For any length of records, all items that are not split have the places of their bytes. With these bytes, the change
+/// is the original one.
 #[test]
 fn places_are_where_the_bytes_stand() {
     let finish = |longest| {
@@ -127,7 +128,7 @@ fn places_are_where_the_bytes_stand() {
     let (mut placed, mut cut) = (0, 0);
     for longest in [1 << 20, 5000, 600] {
         let bodies = finish(longest);
-        // As the bodies stand in a journal, each behind a header.
+        // The bodies as in a journal, each behind a header.
         let (mut log, mut reader, mut found) = (vec![0xee; 1000], EntryReader::new(PAYLOAD), None);
         for body in &bodies {
             log.extend([0xee; 24]);
@@ -157,7 +158,7 @@ fn places_are_where_the_bytes_stand() {
     assert!(placed > 180 && cut > 30, "{placed} {cut}");
 }
 
-/// Pages of zeros, and diffs of nothing: of what was read they keep nothing, as those whose bytes have places.
+/// Pages of zeros and empty diffs keep no memory that was read, just as changes whose bytes have places.
 #[test]
 fn who_wants_places_keeps_no_memory_that_was_read() {
     struct Read {
@@ -246,18 +247,18 @@ fn what_makes_no_sense_is_reported() {
         assert_eq!(with(b"\x01\0\0\0", meta), Err(EntryFault::Meta(9)), "{meta:?}");
     }
     let changes: [&[u8]; 11] = [
-        // Kinds of change and of page that there are not.
+        // Unknown kinds of change and of page.
         b"\x14\x04\0\0\0\0\0z",
         b"\x41\x04\0\0\0\0\0z",
         b"\x13\x04\0\0\0\0",
         b"\x23\x04\0\0\0\0\0",
-        // No page of the store.
+        // Not a page of the store.
         b"\x11\x05\0\0\0\0\0z",
-        // A checksum, a first byte that are cut; bytes past the payload.
+        // A checksum and a first byte that are cut off; bytes behind the payload.
         b"\x11\x04\0\0",
         b"\x11\x04\0\0\0\0",
         b"\x11\x04\0\0\0\0\xe0\x1fz",
-        // Of itself, of before the first commit; ranges that are empty, past the payload.
+        // Based on itself, and on a commit before the first one; ranges that are empty, and behind the payload.
         b"\x12\x04\0\0\0\0\0\0\x01z",
         b"\x12\x04\0\0\0\0\x0a\0\x01z",
         b"\x12\x04\0\0\0\0\x01\0\0",
@@ -278,12 +279,12 @@ fn what_makes_no_sense_is_reported() {
     assert_eq!(with(b"\x01\0\0\0", &[&sound[..5], b"\x01\x11"].concat()), Err(EntryFault::NoPage(9)));
 }
 
-/// Bytes of the record's body of an entry without changes.
+/// Returns the bytes of the record's body of an entry without changes.
 fn empty_entry(seq: u64) -> usize {
     EntryWriter::new(seq, &meta()).finish(1 << 20)[0].len()
 }
 
-/// Bytes of encoded ranges.
+/// Returns the bytes of encoded ranges.
 fn encoded_len(ranges: &[Range<usize>]) -> usize {
     let add = |(end, sum), range: &Range<usize>| {
         (range.end, sum + diff::encoded_len(end, range.start, range.len()))
@@ -291,7 +292,7 @@ fn encoded_len(ranges: &[Range<usize>]) -> usize {
     ranges.iter().fold((0, 0), add).1
 }
 
-/// As `diff_ranges` is specified, byte by byte.
+/// Finds ranges as `diff_ranges` is specified, byte by byte.
 fn slow_ranges(old: &[u8], new: &[u8]) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     for at in (0..old.len()).filter(|at| old[*at] != new[*at]) {
@@ -350,7 +351,7 @@ fn entries() -> impl Strategy<Value = Entry> {
     })
 }
 
-/// A payload, and one that some ranges of it were changed in.
+/// Generates a payload, and a copy of it with some changed ranges.
 fn pairs() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     let splices = prop::collection::vec(
         (any::<prop::sample::Index>(), prop::collection::vec(any::<u8>(), 1..40)),

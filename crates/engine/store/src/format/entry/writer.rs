@@ -5,18 +5,18 @@ use super::super::superblock::{MAX_USER_BYTES, Meta};
 use super::super::varint;
 use super::{DIFF, FREE, FREE_HEAD, FULL_PAGE_IMAGE, MORE, PART_HEADER, ROOT, VERSION, diff};
 
-/// Takes the changes of a commit, and gives the bodies of its records.
+/// Takes the changes of a commit, and returns the bodies of its records.
 #[derive(Debug)]
 pub(crate) struct EntryWriter {
     seq: u64,
-    /// Room for the first part's header, and the items.
+    /// Space for the first part's header, and the items.
     bytes: Vec<u8>,
-    /// Where items end.
+    /// The ends of the items.
     ends: Vec<usize>,
 }
 
 impl EntryWriter {
-    /// The entry of commit `seq`, after which the store is as `meta` says.
+    /// Begins the entry of commit `seq`, after which `meta` describes the store.
     pub(crate) fn new(seq: u64, meta: &Meta) -> Self {
         debug_assert!(meta.user.len() <= MAX_USER_BYTES);
         let mut head = Vec::with_capacity(1 + 4 * varint::MAX_LEN);
@@ -31,7 +31,7 @@ impl EntryWriter {
         writer
     }
 
-    /// The page has this payload and checksum, whatever it was before.
+    /// Adds a page with this payload and checksum, whatever it was before.
     pub(crate) fn full_page_image(&mut self, page: u64, kind: PageKind, crc: u32, payload: &[u8]) {
         let (first, bytes) = trim(payload);
         self.change(FULL_PAGE_IMAGE, kind, page, crc, varint::len(first as u64) + bytes.len());
@@ -40,8 +40,8 @@ impl EntryWriter {
         self.ends.push(self.bytes.len());
     }
 
-    /// The page has this checksum once these ranges of the payload, which ascend, don't overlap and are not empty, replace those of
-    /// the version of commit `base_seq`, an earlier one.
+    /// Adds a page that has this checksum after these ranges replace those of its version of the earlier commit
+    /// `base_seq`. The ranges of the payload ascend, do not overlap, and are not empty.
     pub(crate) fn diff(
         &mut self,
         page: u64,
@@ -71,13 +71,13 @@ impl EntryWriter {
         self.ends.push(self.bytes.len());
     }
 
-    /// The page is free, and has this checksum: that of a page of kind free whose payload is zeros.
+    /// Adds a free page with this checksum: that of a page of kind free whose payload is zeros.
     pub(crate) fn free(&mut self, page: u64, crc: u32) {
         self.change(FREE, PageKind::Free, page, crc, 0);
         self.ends.push(self.bytes.len());
     }
 
-    /// The bodies of the entry's records in order, none longer than `longest` bytes, which are more than 16.
+    /// Returns the bodies of the entry's records in order. None is longer than `longest` bytes, which must be above 16.
     pub(crate) fn finish(mut self, longest: usize) -> Vec<Vec<u8>> {
         debug_assert!(longest > PART_HEADER);
         if self.bytes.len() <= longest {
@@ -88,7 +88,7 @@ impl EntryWriter {
         let mut parts = Vec::new();
         let (mut start, mut ends) = (PART_HEADER, self.ends.iter().copied().peekable());
         while start < self.bytes.len() {
-            // The last item that ends within reach; a longer one is cut.
+            // The last item that ends within reach. A longer one is split.
             let mut end = start;
             while let Some(next) = ends.next_if(|next| *next <= start + room) {
                 end = next;
@@ -104,7 +104,7 @@ impl EntryWriter {
         parts
     }
 
-    /// Begins an item, which goes on with so many bytes.
+    /// Begins an item, of which `len` bytes follow.
     fn change(&mut self, what: u8, kind: PageKind, page: u64, crc: u32, len: usize) {
         varint::put(&mut self.bytes, (1 + varint::len(page) + 4 + len) as u64);
         self.bytes.push(what | (kind as u8) << 4);
@@ -122,11 +122,11 @@ fn header(seq: u64, ordinal: u32, goes_on: bool) -> [u8; PART_HEADER] {
     header
 }
 
-/// What is left without the zeros at both ends, and where it begins.
+/// Returns the payload without the zeros at both ends, and where it begins.
 fn trim(payload: &[u8]) -> (usize, &[u8]) {
     const STRIDE: usize = 64;
     let zeros = |chunk: &&[u8]| **chunk == [0; STRIDE][..chunk.len()];
-    // By strides, then by bytes.
+    // First in chunks, then byte by byte.
     let skipped = payload.chunks(STRIDE).take_while(zeros).count() * STRIDE;
     let Some(rest) = payload.get(skipped..).filter(|rest| !rest.is_empty()) else {
         return (0, &[]);

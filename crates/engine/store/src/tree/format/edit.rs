@@ -1,26 +1,28 @@
-//! Changes of leaves and inner pages: in place where there is room, so that few bytes of the page change; or a page put together anew.
+//! Changes of leaves and inner pages: in place if there is room, so that few bytes of the page change; otherwise the
+//! page is rebuilt.
 //!
-//! What an entry leaves behind that was removed, or moved since it grew, stays as it is until the page is put together anew.
+//! The bytes of an entry that was removed, or moved since it grew, stay as they are until the page is rebuilt.
 //!
-//! Invariants: a page that is read without a fault before a change is so after it; no change panics, whatever the page holds.
+//! Invariants: a page that is valid before a change is valid after it. No change panics, whatever the page contains.
 
 use super::node::{Body, CELL_HEAD, HEAD, Node, SLOT};
 use super::{Fault, set_short};
 
-/// The fields of a head.
+/// Offsets of fields in a head.
 const COUNT: usize = 4;
 const HEAP: usize = 6;
 const PREFIX: usize = 8;
 
-/// An entry as it is to be: its key, behind a prefix or not, and what is behind that.
+/// A new entry: its key, with or without the prefix, and its body.
 pub(crate) type Entry<'a> = (&'a [u8], Body<'a>);
 
-/// Bytes that an entry takes up, with its place in the directory.
+/// Returns the bytes of an entry, including its slot in the directory.
 pub(crate) const fn entry_len(suffix: usize, body: usize) -> usize {
     SLOT + CELL_HEAD + suffix + body
 }
 
-/// Puts a page together: its level, what all keys begin with, and the entries without that. What is free then is zeros.
+/// Builds a page from its level, the common prefix of all keys, and the entries without that prefix. Free bytes are
+/// zeros then.
 pub(crate) fn build<'a>(
     bytes: &mut [u8],
     level: u8,
@@ -56,8 +58,8 @@ fn write_cell(to: &mut [u8], suffix: &[u8], body: Body<'_>) -> Result<(), Fault>
     Ok(())
 }
 
-/// Adds an entry before the one at this place; false, and nothing changed, where the page has no room for it. The key is without the
-/// page's prefix.
+/// Inserts an entry before the one at this index. Returns false, with nothing changed, if the page has no room for it.
+/// The key is without the page's prefix.
 pub(crate) fn insert(bytes: &mut [u8], at: usize, (suffix, body): Entry<'_>) -> Result<bool, Fault> {
     let node = Node::parse(bytes)?;
     let (count, slots_start, slots_end, heap) =
@@ -89,7 +91,7 @@ pub(crate) fn remove(bytes: &mut [u8], at: usize) -> Result<(), Fault> {
     let (count, slots_start, slots_end) = (node.count(), node.slots_start(), node.slots_end());
     let heap = match node.heap() {
         _ if count == 1 => bytes.len(),
-        // Nobody else's: entries don't lie in each other.
+        // These bytes belong to no other entry: entries do not overlap.
         heap if heap == cell.start => heap + cell.len(),
         heap => heap,
     };
@@ -100,7 +102,7 @@ pub(crate) fn remove(bytes: &mut [u8], at: usize) -> Result<(), Fault> {
     set_short(bytes, HEAP, heap)
 }
 
-/// Gives an entry another body; false, and nothing changed, where the page has no room for it.
+/// Replaces an entry's body. Returns false, with nothing changed, if the page has no room for it.
 pub(crate) fn replace(bytes: &mut [u8], at: usize, body: Body<'_>) -> Result<bool, Fault> {
     let node = Node::parse(bytes)?;
     let cell = node.cell(at)?;
@@ -133,7 +135,7 @@ pub(crate) fn replace(bytes: &mut [u8], at: usize, body: Body<'_>) -> Result<boo
     Ok(true)
 }
 
-/// Puts a page together anew, so that all its room is in one piece.
+/// Rebuilds a page, so that its free space is contiguous.
 fn compact(bytes: &mut [u8]) -> Result<(), Fault> {
     let old = bytes.to_vec();
     let node = Node::parse(&old)?;

@@ -1,4 +1,5 @@
-//! Extents: pages in a row with a part of a large value. The first one has a head, all else in them is the value's.
+//! Extents: consecutive pages with a part of a large value. The first page has a head; all other bytes belong to the
+//! value.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
@@ -9,16 +10,17 @@
 //! | 12..16 | zeros |
 //! | 16.. | the value goes on here, and in the whole of each page that follows |
 //!
-//! Invariant: the pages of a value are exactly as many as its length needs in these extents; what the last one has behind it is zeros.
+//! Invariant: the pages of a value are exactly as many as its length needs in these extents. Bytes behind its end in
+//! the last one are zeros.
 
 use super::{Fault, long};
 
 /// Bytes of the head.
 pub(crate) const HEAD: usize = 16;
-/// As the next one: there is none.
+/// Stands for the next extent if there is none.
 const NONE: u32 = u32::MAX;
 
-/// Pages in a row.
+/// Consecutive pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) pages: u32,
@@ -27,7 +29,7 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// Of the payload of its first page.
+    /// Decodes it from the payload of its first page.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Fault> {
         let Some(head) = bytes.first_chunk::<HEAD>() else { return Err(Fault::Magic) };
         if &head[..2] != b"tv" {
@@ -47,12 +49,12 @@ impl Extent {
     }
 }
 
-/// Pages that an extent of so many bytes of a value has.
+/// Returns the number of pages of an extent with this many bytes of a value.
 pub(crate) fn pages_for(bytes: u64, payload: usize) -> u64 {
     (bytes + HEAD as u64).div_ceil(payload as u64)
 }
 
-/// Bytes of a value that an extent of so many pages holds.
+/// Returns the bytes of a value that an extent of this many pages holds.
 pub(crate) fn room_of(pages: u64, payload: usize) -> u64 {
     pages * payload as u64 - HEAD as u64
 }

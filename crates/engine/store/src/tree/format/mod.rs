@@ -1,20 +1,21 @@
-//! What the pages of a tree hold, byte for byte: decoding, and changes in place, without any I/O.
+//! The pages of a tree, byte for byte: decoding, and changes in place, without I/O.
 //!
-//! Three kinds of pages: a leaf, an inner page, and the head of an extent, which is pages in a row with a part of a large value.
+//! Three kinds of pages: a leaf, an inner page, and the head of an extent, which is a row of pages with a part of a
+//! large value.
 //!
-//! Invariants: whatever bytes a page has, reading and changing it ends in a value or in what is wrong with it, never in a panic.
-//! `docs/src/store-format.md` specifies all of it. Nothing here knows of a store.
+//! Invariants: for any bytes of a page, reading and changing it returns a value or what is wrong with it, and never
+//! panics. `docs/src/store-format.md` specifies the format. Nothing here depends on a store.
 
 pub(crate) mod edit;
 pub(crate) mod extent;
 pub(crate) mod node;
 
-/// Maximum bytes of a key, whatever the size of a page: of the smallest, an inner page then has seven keys or more.
+/// Maximum bytes of a key, for all page sizes: with the smallest, an inner page then has at least seven keys.
 pub(crate) const MAX_KEY: usize = 512;
-/// No inner page has a level above it.
+/// Maximum level of an inner page.
 pub(crate) const MAX_LEVEL: u8 = 31;
 
-/// What is wrong with a page of a tree.
+/// Why a page is not valid in a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
     #[error("it is no page of a tree")]
@@ -41,7 +42,7 @@ pub(crate) enum Fault {
     Cycle,
 }
 
-/// The number at a place that is known to be there.
+/// Reads the number at an offset that is known to exist.
 #[inline]
 fn short(bytes: &[u8], at: usize) -> usize {
     usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
@@ -53,7 +54,7 @@ fn set_short(bytes: &mut [u8], at: usize, number: usize) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The number at a place that is known to be there.
+/// Reads the number at an offset that is known to exist.
 #[inline]
 fn long(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]))

@@ -1,4 +1,4 @@
-//! Leaves and inner pages: entries in the order of their keys, without the bytes that all keys of the page begin with.
+//! Leaves and inner pages: entries in the order of their keys, without the common prefix of all keys of the page.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
@@ -12,13 +12,15 @@
 //! | 12.. | the prefix, then for each entry in order where it stands (2) |
 //! | at its end | the entries, in any order |
 //!
-//! An entry: bytes of the key behind the prefix (2), bytes of what is behind that (2), the key, and then the value, or the number of a page
-//! (4). Where the length of the value is [`LARGE`] the value lies in pages of its own: its length (4) and its first page (4).
+//! An entry has the length of its key without the prefix (2), the length of its body (2), the key, and the body: the
+//! value, or the number of a page (4). If the length of the value is [`LARGE`], the value is in separate pages, and the
+//! body has its length (4) and its first page (4).
 //!
-//! An inner page's first entry has no key: it stands for all keys below the second one's. Any other one stands for its key and all up
-//! to the next.
+//! The first entry of an inner page has no key: it stands for all keys below the second entry's. Each other entry
+//! stands for its key and all keys up to the next one's.
 //!
-//! Invariant: what [`Node::parse`] has let pass is read without a panic; entries are checked one by one when they are read.
+//! Invariant: a page that [`Node::parse`] accepts is read without panics. Entries are checked one by one as they are
+//! read.
 
 use std::cmp::Ordering;
 
@@ -26,17 +28,17 @@ use super::{Fault, MAX_KEY, MAX_LEVEL, long, short};
 
 /// Bytes before the prefix.
 pub(crate) const HEAD: usize = 12;
-/// Bytes of an entry beside its key and what is behind that.
+/// Bytes of an entry beside its key and body.
 pub(crate) const CELL_HEAD: usize = 4;
-/// Bytes that an entry takes up in the directory of entries.
+/// Bytes of an entry's slot in the directory.
 pub(crate) const SLOT: usize = 2;
-/// As the length of a value: it is in pages of its own.
+/// The length that stands for a value in separate pages.
 pub(super) const LARGE: usize = 0xffff;
-/// Bytes of what stands for such a value, and of a page's number.
+/// Bytes of the reference to such a value, and of a page's number.
 const REF: usize = 8;
 const CHILD: usize = 4;
 
-/// Where a large value is.
+/// The place of a large value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LargeRef {
     /// Bytes of the value.
@@ -45,19 +47,19 @@ pub(crate) struct LargeRef {
     pub(crate) page: u32,
 }
 
-/// What stands behind the key of an entry.
+/// The body of an entry, which follows its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Body<'a> {
-    /// Of a leaf.
+    /// In a leaf.
     Value(&'a [u8]),
-    /// Of a leaf.
+    /// In a leaf.
     Large(LargeRef),
-    /// Of an inner page: the number of another one.
+    /// In an inner page: the number of another page.
     Child(u32),
 }
 
 impl Body<'_> {
-    /// Bytes that it takes up.
+    /// Returns its length in bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Value(value) => value.len(),
@@ -77,7 +79,7 @@ impl Body<'_> {
         }
     }
 
-    /// What is written as its length.
+    /// Returns the number that is written as its length.
     pub(super) fn tag(&self) -> usize {
         if matches!(self, Self::Large(_)) { LARGE } else { self.len() }
     }
@@ -89,23 +91,23 @@ pub(crate) struct Cell<'a> {
     /// The key behind the page's prefix.
     pub(crate) suffix: &'a [u8],
     pub(crate) body: Body<'a>,
-    /// Where the entry stands in the payload.
+    /// The offset of the entry in the payload.
     pub(crate) start: usize,
 }
 
 impl Cell<'_> {
-    /// Bytes of the entry itself.
+    /// Returns the length of the entry in bytes.
     pub(crate) fn len(&self) -> usize {
         CELL_HEAD + self.suffix.len() + self.body.len()
     }
 
-    /// Where its body begins.
+    /// Returns the offset of its body.
     pub(crate) fn body_start(&self) -> usize {
         self.start + CELL_HEAD + self.suffix.len()
     }
 }
 
-/// The first eight bytes of a key, with zeros for those that it does not have.
+/// Returns the first eight bytes of a key, padded with zeros.
 #[inline]
 fn head_of(key: &[u8]) -> u64 {
     match key.first_chunk() {
@@ -114,7 +116,7 @@ fn head_of(key: &[u8]) -> u64 {
     }
 }
 
-/// Which bits of a head are a key's of so many bytes.
+/// For each key length, the bits of a head that belong to the key.
 const OF_LEN: [u64; 9] = {
     let mut of = [u64::MAX; 9];
     let mut len = 0;
@@ -125,16 +127,16 @@ const OF_LEN: [u64; 9] = {
     of
 };
 
-/// Where an entry is in the payload.
+/// The place of an entry in the payload.
 struct Place {
     start: usize,
-    /// What is behind its key.
+    /// The offset of its body.
     body: usize,
     end: usize,
     is_large: bool,
 }
 
-/// A leaf or an inner page, to be read.
+/// A leaf or an inner page, for reading.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Node<'a> {
     bytes: &'a [u8],
@@ -145,13 +147,13 @@ pub(crate) struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// A payload, if its head makes sense.
+    /// Accepts a payload if its head is valid.
     #[inline]
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, Fault> {
         Self::of_head(bytes).ok_or_else(|| Self::fault_of(bytes))
     }
 
-    /// The same, in few steps.
+    /// The fast path of [`parse`](Self::parse).
     #[inline]
     pub(crate) fn of_head(bytes: &'a [u8]) -> Option<Self> {
         let fields: &[u8; HEAD] = bytes.first_chunk()?;
@@ -171,7 +173,7 @@ impl<'a> Node<'a> {
         is_sound.then_some(node)
     }
 
-    /// Why a payload's head makes no sense.
+    /// Returns why a payload's head is invalid.
     #[cold]
     fn fault_of(bytes: &[u8]) -> Fault {
         let is_magic = matches!(bytes.first_chunk(), Some(b"tl" | b"ti"));
@@ -194,12 +196,12 @@ impl<'a> Node<'a> {
         self.level
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// What all keys begin with.
+    /// Returns the common prefix of all keys.
     #[inline]
     pub(crate) fn prefix(&self) -> &'a [u8] {
         &self.bytes[HEAD..HEAD + self.prefix]
@@ -215,17 +217,17 @@ impl<'a> Node<'a> {
         self.slots_start() + SLOT * self.count
     }
 
-    /// Where entries begin.
+    /// Returns the offset where entries begin.
     pub(super) fn heap(&self) -> usize {
         self.heap
     }
 
-    /// Bytes between the directory and the entries.
+    /// Returns the bytes between the directory and the entries.
     pub(crate) fn gap(&self) -> usize {
         self.heap - self.slots_end()
     }
 
-    /// Where an entry is, if it lies within the page.
+    /// Returns the place of an entry, if it is within the page.
     #[inline]
     fn place(&self, at: usize) -> Option<Place> {
         if at >= self.count {
@@ -246,7 +248,7 @@ impl<'a> Node<'a> {
         is_within.then_some(Place { start, body, end: body + len, is_large: tag == LARGE })
     }
 
-    /// An entry. There must be as many.
+    /// Returns an entry, which must exist.
     #[inline]
     pub(crate) fn cell(&self, at: usize) -> Result<Cell<'a>, Fault> {
         let Place { start, body, end, is_large } = self.place(at).ok_or(Fault::Entry(at))?;
@@ -260,17 +262,17 @@ impl<'a> Node<'a> {
         Ok(Cell { suffix, body, start })
     }
 
-    /// All entries.
+    /// Returns all entries.
     pub(crate) fn cells(&self) -> impl Iterator<Item = Result<Cell<'a>, Fault>> + '_ {
         (0..self.count).map(|at| self.cell(at))
     }
 
-    /// The whole key of an entry.
+    /// Returns the whole key of an entry.
     pub(crate) fn key(&self, at: usize) -> Result<Vec<u8>, Fault> {
         Ok([self.prefix(), self.cell(at)?.suffix].concat())
     }
 
-    /// The number of the page that an entry of an inner page names.
+    /// Returns the number of the page in an entry of an inner page.
     #[inline]
     pub(crate) fn child(&self, at: usize) -> Result<u64, Fault> {
         match self.place(at) {
@@ -279,19 +281,19 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// A key without the page's prefix, which it must begin with.
+    /// Returns a key without the page's prefix, with which it must begin.
     #[inline]
     pub(crate) fn suffix<'k>(&self, key: &'k [u8]) -> Result<&'k [u8], Fault> {
         key.strip_prefix(self.prefix()).ok_or(Fault::Prefix)
     }
 
-    /// Which entry of a leaf has this key, or before which one it would come.
+    /// Returns the entry of a leaf with this key, or the one before which it would come.
     #[inline]
     pub(crate) fn find(&self, key: &[u8]) -> Result<Result<usize, usize>, Fault> {
         self.search(self.suffix(key)?, 0)
     }
 
-    /// Which entry of an inner page stands for this key.
+    /// Returns the entry of an inner page that stands for this key.
     #[inline]
     pub(crate) fn find_child(&self, key: &[u8]) -> Result<usize, Fault> {
         Ok(match self.search(self.suffix(key)?, 1)? {
@@ -300,11 +302,11 @@ impl<'a> Node<'a> {
         })
     }
 
-    /// Among the entries from `first` on.
+    /// Searches the entries from `first` on.
     ///
-    /// By the first bytes of keys, as numbers. Which half goes on is computed and not branched on: a processor guesses such a branch wrong
-    /// half of the time, and a wrong guess costs more than what is looked at. Only the entry at the place that this finds is
-    /// compared as a whole; if that is below the key, so may be others that begin alike.
+    /// Compares the first bytes of keys as numbers. The next half is computed rather than branched to, since such a
+    /// branch is mispredicted half of the time, and that costs more than the comparison. Only the entry found in this
+    /// way is compared as a whole. If it is below the key, other entries with the same first bytes may be so too.
     #[inline]
     fn search(&self, suffix: &[u8], first: usize) -> Result<Result<usize, usize>, Fault> {
         let wanted = head_of(suffix);
@@ -326,7 +328,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// The same by whole keys.
+    /// Does the same with whole keys.
     fn search_whole(&self, suffix: &[u8], first: usize) -> Result<Result<usize, usize>, Fault> {
         let (mut low, mut high) = (first, self.count.max(first));
         while low < high {
@@ -340,17 +342,17 @@ impl<'a> Node<'a> {
         Ok(Err(low))
     }
 
-    /// The first eight bytes of an entry's key behind the prefix, as of [`head_of`].
+    /// Returns the first eight bytes of an entry's key without the prefix, as [`head_of`] does.
     #[inline]
     fn head(&self, at: usize) -> Option<u64> {
         let start = short(self.bytes, self.slots_start() + SLOT * at);
         match self.bytes.get(start..).and_then(<[u8]>::first_chunk::<{ CELL_HEAD + 8 }>) {
             Some(cell) if start >= self.heap => {
                 let head = u64::from_be_bytes(std::array::from_fn(|byte| cell[CELL_HEAD + byte]));
-                // What is behind a shorter key is no part of it.
+                // Bytes behind a shorter key do not belong to it.
                 Some(head & OF_LEN[short(cell, 0).min(8)])
             }
-            // It stands at the page's end, or makes no sense.
+            // It is at the page's end, or invalid.
             _ => self.head_of_whole(at),
         }
     }
@@ -360,7 +362,8 @@ impl<'a> Node<'a> {
         self.cell(at).ok().map(|cell| head_of(cell.suffix))
     }
 
-    /// Bytes that its entries take up, and their places in the directory, if keys had so many bytes less of prefix.
+    /// Returns the bytes of its entries, and of their slots in the directory, if the prefix were at most `prefix` bytes
+    /// long.
     pub(crate) fn used(&self, prefix: usize) -> Result<usize, Fault> {
         let more = self.prefix.saturating_sub(prefix);
         let mut used = 0;
@@ -371,13 +374,13 @@ impl<'a> Node<'a> {
         Ok(used)
     }
 
-    /// Bytes that it needs, put together anew.
+    /// Returns the bytes that it needs when it is rebuilt.
     pub(crate) fn live(&self) -> Result<usize, Fault> {
         Ok(self.slots_start() + self.used(self.prefix)?)
     }
 }
 
-/// Bytes that two keys have in common at their beginning.
+/// Returns the length of the common prefix of two keys.
 pub(crate) fn common(one: &[u8], other: &[u8]) -> usize {
     one.iter().zip(other).take_while(|(one, other)| one == other).count()
 }

@@ -1,4 +1,4 @@
-//! Power cuts at any operation of the disk: what is found is the tree of one commit, no older than the last that was durable.
+//! Power cuts at any operation of the disk: the tree is that of one commit, no older than the last durable one.
 
 use pagekeeper_io::Persistence;
 use pagekeeper_testing::Seed;
@@ -8,7 +8,7 @@ use crate::Seq;
 
 const TRANSACTIONS: usize = 24;
 
-/// Changes a tree until the power goes; gives the last commit that is durable. What each commit leaves is noted.
+/// Changes a tree until the power is cut, and records the state after each commit. Returns the last durable commit.
 fn change(store: &Store, tree: Tree, states: &mut BTreeMap<Seq, Model>, rng: &mut Rng) -> Seq {
     let mut durable = store.stat().seq;
     let mut model = states.last_key_value().unwrap().1.clone();
@@ -31,11 +31,11 @@ fn change(store: &Store, tree: Tree, states: &mut BTreeMap<Seq, Model>, rng: &mu
         if changed.is_err() {
             break;
         }
-        // It may be there even where the commit fails.
+        // It may be there even if the commit fails.
         states.insert(next, model.clone());
         match txn.commit(durability) {
             Ok(seq) => {
-                // One that changes nothing is none.
+                // A commit without changes has no number.
                 if seq < next {
                     states.remove(&next);
                 } else {

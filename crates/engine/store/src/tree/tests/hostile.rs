@@ -1,4 +1,5 @@
-//! Pages that are damaged, and pages that are whole and not what a tree should have there: errors, never a panic, and an end.
+//! Damaged pages, and intact pages that the tree should not have there: each gives an error, never a panic or an
+//! endless loop.
 
 use std::io::{Seek, SeekFrom, Write};
 
@@ -13,7 +14,7 @@ fn key(number: u64) -> Vec<u8> {
     format!("{:0300}", number * 7).into_bytes()
 }
 
-/// A tree of three levels with some large values.
+/// Makes a tree of three levels with some large values.
 fn fill(store: &Store) -> Tree {
     let mut txn = store.begin().unwrap();
     let tree = Tree::create(&mut txn).unwrap();
@@ -28,7 +29,7 @@ fn fill(store: &Store) -> Tree {
     tree
 }
 
-/// Does all there is to do with a tree; whether all of it went well.
+/// Runs all operations of a tree. Returns whether all of them succeeded.
 fn use_all(store: &Store, tree: Tree, rng: &mut Rng) -> Result<(), TreeError> {
     let mut txn = store.begin().unwrap();
     let mut result = Ok(());
@@ -134,7 +135,7 @@ fn name_large(payload: &mut [u8], len: u32) {
     payload[12..14].copy_from_slice(&place.to_le_bytes()[..2]);
 }
 
-/// Otherwise a small store would have a value that takes up all memory.
+/// Otherwise a small store could have a value that takes all memory.
 #[test]
 fn a_value_is_not_larger_than_its_store() {
     let (store, tree) = with_tree(&disk(), 4096);
@@ -188,7 +189,7 @@ fn what_is_wrong_within_a_page_is_found() {
 fn a_page_that_is_its_own_child_ends_every_way() {
     let (store, tree) = with_tree(&disk(), 4096);
     let mut txn = store.begin().unwrap();
-    // A large value whose only extent goes on in itself.
+    // A large value whose only extent continues in itself.
     let extent = txn.allocate().unwrap();
     let head = [&b"tv\0\0\x01\0\0\0"[..], &u32::try_from(extent).unwrap().to_le_bytes(), &[0; 4]].concat();
     txn.page_mut(extent).unwrap()[..16].copy_from_slice(&head);
@@ -202,7 +203,7 @@ fn a_page_that_is_its_own_child_ends_every_way() {
         ];
         assert!(done.iter().all(Result::is_err), "{done:?}");
     }
-    // An inner page, both of whose children it is itself.
+    // An inner page whose two children are both itself.
     let payload = txn.page_mut(tree.root()).unwrap();
     payload.fill(0);
     payload[..2].copy_from_slice(b"ti");
@@ -218,7 +219,7 @@ fn a_page_that_is_its_own_child_ends_every_way() {
     assert!(tree.insert(&mut txn, b"z", b"").is_err() && tree.check(&txn).is_err());
 }
 
-/// Each page has the next one as all of its children, so that there are 2^31 ways to the leaf.
+/// All children of each page are the next page, so that 2^31 paths lead to the leaf.
 #[test]
 fn pages_that_are_there_over_and_over_end_every_way() {
     let store = open(&disk(), 4096).unwrap();
@@ -251,7 +252,7 @@ fn a_damaged_page_is_the_stores_error_and_other_pages_are_read() {
     let tree = fill(&store);
     store.close_and_sync().unwrap();
     let store = options().open(&dir).unwrap();
-    // The leaf that has the first key.
+    // The leaf with the first key.
     let read = store.begin_read().unwrap();
     let (leaf, _) = super::super::read::leaf_of(&read, tree.root(), &key(0), |_| ()).unwrap();
     drop(read);

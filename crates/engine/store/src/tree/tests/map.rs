@@ -1,4 +1,4 @@
-//! A tree beside a map of the standard library, by random changes.
+//! Compares a tree with a map of the standard library, by random changes.
 
 use pagekeeper_testing::Seed;
 
@@ -17,7 +17,7 @@ fn grow_and_shrink(page_size: usize, rounds: u64) {
     let payload = store.payload_size();
     let mut model = Model::new();
     for round in 0..rounds {
-        // Of sixteen changes so many are insertions.
+        // The insertions among sixteen changes.
         let insertions = if round / 20 % 2 == 0 { 13 } else { 3 };
         let mut txn = store.begin().unwrap();
         let mut changed = model.clone();
@@ -93,7 +93,7 @@ fn a_tree_is_a_map_with_pages_of_64_kib() {
     grow_and_shrink(65_536, 80);
 }
 
-/// Readers in place, beside commits, rounds that apply them, and evictions: each snapshot is of one commit.
+/// In-place readers beside commits, checkpoints and evictions: each snapshot is of one commit.
 #[test]
 fn readers_in_place_beside_commits_and_checkpoints_see_one_commit() {
     const KEYS: u64 = 400;
@@ -102,7 +102,7 @@ fn readers_in_place_beside_commits_and_checkpoints_see_one_commit() {
     let store = options.open(&dir.path().join("store")).unwrap();
     let mut txn = store.begin().unwrap();
     let tree = Tree::create(&mut txn).unwrap();
-    // Every other one with a page of its own.
+    // Every other one in a separate page.
     let value = |key: u64, round: u64| {
         let len = if key.is_multiple_of(2) { 100 } else { 4000 };
         round.to_le_bytes().into_iter().cycle().take(len).collect::<Vec<u8>>()
@@ -173,7 +173,7 @@ fn a_key_that_is_too_long_is_refused_and_one_of_any_other_length_is_not() {
     for error in refused {
         assert!(matches!(error, Err(TreeError::KeyTooLong { given: 513, max: 512 })));
     }
-    // As a bound it is a key like any other.
+    // As a bound, it is a key like any other.
     let lengths = |range: super::super::Range<'_, _>| -> Vec<usize> {
         range.map(|entry| entry.unwrap().0.len()).collect()
     };

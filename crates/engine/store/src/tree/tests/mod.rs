@@ -1,4 +1,4 @@
-//! What a tree promises: as a map, after crashes, in its use of pages, and on pages that are not its own.
+//! Tests of a tree's promises: as a map, after crashes, in its use of pages, and on foreign pages.
 
 mod crashes;
 mod hostile;
@@ -18,7 +18,7 @@ use super::{MAX_KEY_BYTES, Pages, Tree, unused_pages};
 use crate::tests::disk::{Meanwhile, Prompt};
 use crate::{Durability, Error, Store};
 
-/// What a tree should hold.
+/// The expected content of a tree.
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 fn disk() -> SimDisk {
@@ -31,7 +31,7 @@ fn open(disk: &SimDisk, page_size: usize) -> Result<Store, Error> {
     options.warm(false).without_threads().open(Path::new("/store"))
 }
 
-/// A store with one tree, whose root page is the store's root.
+/// Makes a store with one tree, whose root page is the store's root.
 fn with_tree(disk: &SimDisk, page_size: usize) -> (Store, Tree) {
     let store = open(disk, page_size).unwrap();
     let mut txn = store.begin().unwrap();
@@ -41,7 +41,7 @@ fn with_tree(disk: &SimDisk, page_size: usize) -> (Store, Tree) {
     (store, tree)
 }
 
-/// Keys of all kinds, few enough that they come again.
+/// Returns a random key of any kind, from few enough that keys repeat.
 fn random_key(rng: &mut Rng) -> Vec<u8> {
     match rng.of(0..8) {
         0..4 => u32::try_from(rng.of(0..3000)).unwrap().to_be_bytes().to_vec(),
@@ -68,7 +68,7 @@ fn random_value(rng: &mut Rng, payload: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (first ^ at.wrapping_mul(31)).to_le_bytes()[0]).collect()
 }
 
-/// Whether a tree is sound and has what it should, from both ends, and nothing is lost of the store.
+/// Checks that a tree is valid and has the expected content, from both ends, and that the store has lost no page.
 fn compare(tree: Tree, pages: &impl Pages, model: &Model) {
     let checked = tree.check(pages).unwrap();
     assert_eq!(checked.entries, model.len() as u64);
@@ -84,7 +84,8 @@ fn compare(tree: Tree, pages: &impl Pages, model: &Model) {
     assert_eq!(ends, [model.keys().next().cloned(), model.keys().next_back().cloned()]);
 }
 
-/// Whether a scan in place gives so many of these entries, or all, and a scan back the same from the other end.
+/// Checks that a scan in place visits the first entries of these, or all, and that a scan back does the same from the
+/// other end.
 fn compare_scan<'m, K: AsRef<[u8]>>(
     tree: Tree,
     pages: &impl Pages,
@@ -118,7 +119,7 @@ fn compare_scan<'m, K: AsRef<[u8]>>(
     assert_eq!(back.unwrap().is_break(), left == 0);
 }
 
-/// The same for a range that is drawn, taken from both ends in turns.
+/// Does the same for a random range, taken from both ends in turns.
 fn compare_range(tree: Tree, pages: &impl Pages, model: &Model, rng: &mut Rng) {
     let mut bound = || match rng.of(0..5) {
         0 => Bound::Unbounded,

@@ -1,4 +1,4 @@
-//! The search within a page, against a search from one end to the other.
+//! The search within a page, compared with a linear search.
 
 use pagekeeper_testing::{Rng, Seed};
 
@@ -8,7 +8,7 @@ use crate::tree::format::node::{Body, Node};
 /// Bytes of a page.
 const PAYLOAD: usize = 4064;
 
-/// Keys many of which begin alike for eight bytes or more, or differ only in how many zeros they end with.
+/// Returns random keys. Many have the same first eight bytes or more, or differ only in the number of zeros at the end.
 fn key(rng: &mut Rng) -> Vec<u8> {
     let start: &[u8] =
         [&b""[..], b"alikeall", b"alike\0\0\0", b"\xff\xff\xff\xff\xff\xff\xff\xff"][rng.index(4)];
@@ -30,7 +30,7 @@ fn a_search_finds_what_looking_at_each_entry_finds() {
         let (prefix, level): (&[u8], _) =
             (if round % 3 == 0 { b"pre" } else { b"" }, u8::from(round % 2 == 1));
         if level == 1 {
-            // The first one stands for all that come before the second.
+            // The first one stands for all keys below the second.
             keys.insert(0, Vec::new());
         }
         let child = |at: usize| Body::Child(u32::try_from(at).unwrap());

@@ -1,8 +1,9 @@
-//! How many pages a tree takes, for keys in all orders, and that it gives them back; and how much of the journal.
+//! Tests of how many pages a tree takes, for keys in all orders, that it gives them back, and how much of the journal
+//! it takes.
 
 use super::*;
 
-/// A tree with these keys, committed now and then, each with a value of 20 bytes.
+/// Makes a tree with these keys, committed now and then, each with a value of 20 bytes.
 fn filled(keys: impl Iterator<Item = Vec<u8>>) -> (Store, Tree, Model) {
     let (store, tree) = with_tree(&disk(), 4096);
     let mut model = Model::new();
@@ -25,7 +26,7 @@ fn number(number: u64) -> Vec<u8> {
     number.to_be_bytes().to_vec()
 }
 
-/// Pages that so many entries fill, with keys of so many bytes.
+/// Returns how many pages this many entries fill, with keys of this length.
 fn full_pages(entries: u64, key: u64) -> u64 {
     (entries * (2 + 4 + key + 20)).div_ceil(4096)
 }
@@ -42,7 +43,7 @@ fn keys_that_come_in_order_fill_their_pages_from_either_side() {
     let most = full_pages(KEYS, 8) * 11 / 10;
     let (up, down) = (filled_by(&mut (0..KEYS)), filled_by(&mut (0..KEYS).rev()));
     assert!(up <= most && down <= most, "{up} and {down} leaves, {most} would do");
-    // In no order they are half full at least, and more in the mean.
+    // In random order, they are at least half full, and more on average.
     let mixed = filled_by(&mut (0..KEYS).map(|at| at * 7919 % KEYS));
     assert!(mixed <= most * 8 / 5, "{mixed} leaves, full would be {most}");
 }
@@ -53,9 +54,9 @@ fn what_keys_have_in_common_takes_room_once_in_a_page() {
     let key = |number: u64| [vec![b'/'; 480], format!("{number:08}").into_bytes()].concat();
     let (store, tree, _) = filled((0..KEYS).map(|at| at * 1237 % KEYS).map(key));
     let found = tree.check(&store.begin_read().unwrap()).unwrap();
-    // Without that it would be 8 in a page.
+    // Without that, a page would hold 8.
     assert!(found.leaf_pages <= KEYS / 40, "{found:?}");
-    // Separators are cut behind the byte that tells two keys apart, but that is behind what they have in common.
+    // Separators are cut behind the byte that distinguishes two keys, but that byte is behind the common prefix.
     assert!(found.inner_pages <= 8, "{found:?}");
 }
 
@@ -64,7 +65,7 @@ fn separators_are_no_longer_than_they_have_to_be() {
     let key = |number: u64| [&number.to_be_bytes()[6..], &[b'-'; 400]].concat();
     let (store, tree, _) = filled((0..3000).map(key));
     let found = tree.check(&store.begin_read().unwrap()).unwrap();
-    // With whole keys it would be 10 in a page.
+    // With whole keys, a page would hold 10.
     assert_eq!((found.levels, found.inner_pages), (2, 1), "{found:?}");
     assert!(found.leaf_pages > 300, "{found:?}");
 }
@@ -77,11 +78,11 @@ fn a_page_leaves_out_what_is_common_between_its_nearest_separators() {
     };
     let (store, tree, _) = filled((0..12_000).map(|at| at * 5003 % 12_000).map(key));
     let found = tree.check(&store.begin_read().unwrap()).unwrap();
-    // By separators further up it would be 17 in a page, less than 200 of their bytes being left out.
+    // With separators further up, a page would hold 17, since fewer than 200 bytes would be left out.
     assert!(found.levels > 2 && found.leaf_pages < 300, "{found:?}");
 }
 
-/// A leaf that is alone below its inner page is merged once that has been.
+/// A leaf that is alone below its inner page is merged after that page was.
 #[test]
 fn a_leaf_without_neighbours_gets_some() {
     let (store, tree) = with_tree(&disk(), 4096);
@@ -93,10 +94,10 @@ fn a_leaf_without_neighbours_gets_some() {
         tree.insert(&mut txn, &key(last), &[1; 500]).unwrap();
         last += 1;
     }
-    // What came last is in a leaf of its own, and that in an inner page of its own. The other one gets half full.
+    // The last entry is in its own leaf, and that in its own inner page. The other one becomes half full.
     let before = found(&txn);
     assert_eq!(before.inner_pages, 3);
-    // So does the leaf before the last one: without what its keys begin with it has room for no more.
+    // So does the leaf before the last one: without its keys' common prefix, it has room for no more.
     for number in (0..last / 2).chain(last - 3..last - 1) {
         tree.remove(&mut txn, &key(number)).unwrap();
     }
@@ -184,7 +185,7 @@ fn large_values_are_written_over_in_place_and_their_pages_are_used_again() {
     assert_eq!(put(b"a", 10 * payload - 16, 1), (11, 0, 10));
     assert_eq!(put(b"a", 9 * payload + 1, 2), (11, 0, 10));
     assert_eq!(put(b"b", 3 * payload, 3), (15, 0, 14));
-    // The others are between: what is free is not in a row, so that each piece has a head.
+    // The others are in between: free pages are not consecutive, so each piece has a head.
     assert_eq!(put(b"a", 100, 4).2, 4);
     assert_eq!(put(b"c", 12 * payload, 5), (18, 0, 17));
     assert_eq!(put(b"b", 100, 6).2, 13);
@@ -208,7 +209,7 @@ fn a_small_change_takes_little_of_the_journal() {
         txn.commit(Durability::None).unwrap();
         store.stat().journal_bytes - before
     };
-    // The whole page first, once.
+    // First the whole page, once.
     assert!(journaled(2000, &[1; 20]) > 4000);
     let over = journaled(2002, &[2; 20]);
     assert!(over < 200, "{over} bytes for 20 that are written over");
