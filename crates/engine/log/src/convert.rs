@@ -1,10 +1,11 @@
-//! Numbers of bytes, from files to memory.
+//! Conversion of byte counts from files to memory.
 
-/// A length of memory, or an offset in it. Always fits where pointers have 64 bits, and costs nothing there.
+/// Converts a length of memory, or an offset in it. It always fits if pointers have 64 bits, and then costs
+/// nothing.
 ///
 /// # Panics
 ///
-/// Where it does not fit: whoever calls bounds it by what is in memory.
+/// If it does not fit: the caller bounds it by the size of something in memory.
 pub(crate) fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).expect("what is in memory has a length that fits in a usize")
 }

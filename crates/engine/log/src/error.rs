@@ -1,4 +1,4 @@
-//! What can go wrong, in one type. It is `Clone`, so that every thread that waited for a failed sync gets the same error.
+//! All errors, in one type. It is `Clone`, so that every thread that waited for a failed sync gets the same error.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use pagekeeper_kernel::text::escaped;
 
 use crate::position::Position;
 
-/// What went wrong with a log.
+/// An error of a log.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -21,18 +21,18 @@ pub enum Error {
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// Where in it, in bytes.
+        /// The offset in it, in bytes.
         offset: u64,
-        /// The same place in the log.
+        /// The LSN of the same place.
         lsn: u64,
     },
     /// There is no log: the directory has no control file (or, for a binlog, no index).
     #[error("{}: no log here", escaped(path))]
     NoLog {
-        /// What is missing.
+        /// The missing file or directory.
         path: PathBuf,
     },
-    /// A log was to be made in a directory that is not empty.
+    /// A log was to be created in a directory that is not empty.
     #[error("{}: not empty: it has {found}, and a log is made in an empty directory only", escaped(path))]
     NotEmpty {
         /// The directory.
@@ -57,10 +57,10 @@ pub enum Error {
     UnknownVersion {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The version found in it.
         version: u32,
     },
-    /// The log was written by an older pagekeeper, in a format that is not read any more. Nothing was changed.
+    /// The log was written by an older pagekeeper, in a format that is no longer supported. Nothing was changed.
     #[error(
         "{}: written by an older pagekeeper (format {version}), which this one does not read",
         escaped(path)
@@ -68,7 +68,7 @@ pub enum Error {
     OldVersion {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The version found in it.
         version: u32,
     },
     /// A whole record is of a kind that a newer pagekeeper writes. Nothing was changed.
@@ -76,10 +76,10 @@ pub enum Error {
     UnknownRecord {
         /// The file.
         path: PathBuf,
-        /// Where in it, in bytes.
+        /// The offset in it, in bytes.
         offset: u64,
     },
-    /// The log was opened to read only.
+    /// The log was opened read-only.
     #[error("the log was opened to read only")]
     ReadOnly,
     /// A file of the log is missing.
@@ -93,27 +93,27 @@ pub enum Error {
     WrongSize {
         /// The file.
         path: PathBuf,
-        /// Its length by what the log says of itself, in bytes.
+        /// The length that the log itself states, in bytes.
         expected: u64,
-        /// Its length, in bytes.
+        /// Its actual length, in bytes.
         found: u64,
     },
-    /// A setting out of its range.
+    /// A setting is out of its range.
     #[error("{what} of {given}: {wanted}")]
     Setting {
-        /// Which.
+        /// The setting.
         what: &'static str,
-        /// As it was given.
+        /// The given value.
         given: u64,
-        /// What it should be.
+        /// The valid values.
         wanted: &'static str,
     },
-    /// The record is longer than the log allows. Nothing of it was appended.
+    /// The record is longer than the log allows. No part of it was appended.
     #[error("a record of {bytes} bytes: this log takes at most {max}")]
     RecordTooLarge {
         /// Bytes of its body.
         bytes: u64,
-        /// The longest body that goes, in bytes.
+        /// The maximum length of a body, in bytes.
         max: u64,
     },
     /// The ring is full until the checkpoint is moved. Nothing was appended.
@@ -125,30 +125,30 @@ pub enum Error {
     /// The LSN is not in the log: before its checkpoint, or past its end.
     #[error("LSN {lsn} is not in the log, which has {from} to {upto}")]
     NotInLog {
-        /// As it was given.
+        /// The given LSN.
         lsn: u64,
-        /// The first that can be read.
+        /// The first LSN that can be read.
         from: u64,
-        /// Just past the last.
+        /// The end of the log.
         upto: u64,
     },
     /// No record begins at the LSN.
     #[error("no record begins at LSN {lsn}: give one that an append returned")]
     NotARecord {
-        /// As it was given.
+        /// The given LSN.
         lsn: u64,
     },
-    /// A reader was too slow: what it was to read next was overwritten.
+    /// A reader was too slow: its next record was overwritten.
     #[error("LSN {lsn} was overwritten before it was read: a checkpoint had released it")]
     Overtaken {
-        /// Where the reader was.
+        /// The LSN of the reader.
         lsn: u64,
     },
-    /// A write or sync failed before, so the log accepts nothing any more: what is on the disk is not known. Open it
-    /// again to find out.
+    /// A write or sync failed before. The log accepts nothing more, because the state on the disk is unknown. Open
+    /// it again to find out.
     #[error("the log accepts nothing after an error: {cause}")]
     Poisoned {
-        /// The error that did it.
+        /// The original error.
         cause: Box<Error>,
     },
     /// A thread of the log could not be started.
@@ -164,10 +164,10 @@ pub enum Error {
     BrokenIndex {
         /// The index.
         path: PathBuf,
-        /// Its first line that is wrong or missing, from 1.
+        /// The first line that is wrong or missing, from 1.
         line: usize,
     },
-    /// A file that a binlog's index lists is not the segment of this log that it should be.
+    /// A file that the index lists is not that segment of this log.
     #[error("{}: not the segment of this log that the index lists under this name", escaped(path))]
     NotASegment {
         /// The file.
@@ -179,54 +179,54 @@ pub enum Error {
         /// The segment.
         path: PathBuf,
     },
-    /// A group that is larger than a segment. Nothing of it was appended.
+    /// A group is larger than a segment. No part of it was appended.
     #[error("a group that takes up {bytes} bytes: a segment of this log takes at most {max}, a record {longest}", longest = crate::limits::LONGEST)]
     GroupTooLarge {
-        /// Bytes that it takes up, 24 and a few for each record included.
+        /// Bytes that it takes up, including 24 for each record, and padding.
         bytes: u64,
         /// Bytes that fit into a segment.
         max: u64,
     },
-    /// A group without records.
+    /// A group has no records.
     #[error("a group without records")]
     EmptyGroup,
     /// The position is in a segment that was purged.
     #[error("{position} was purged: the log begins at {first}")]
     Purged {
-        /// As it was given, or where the follower was.
+        /// The given position, or that of the follower.
         position: Position,
-        /// The oldest there is.
+        /// The oldest position in the log.
         first: Position,
     },
-    /// The position is past the end of the log, or of its segment: it may have been of a record that a crash lost.
+    /// The position is past the end of the log, or of its segment. It may belong to a record that a crash lost.
     #[error("{position} is past {end}, where the log or this segment of it ends")]
     PastEnd {
-        /// As it was given.
+        /// The given position.
         position: Position,
-        /// The last there is.
+        /// The last position of the log or segment.
         end: Position,
     },
     /// No record begins at the position.
     #[error("no record begins at {position}: give a position that an append or a follower gave")]
     NoRecord {
-        /// As it was given.
+        /// The given position.
         position: Position,
     },
-    /// A record that was written can't be read any more.
+    /// A record that was written can no longer be read.
     #[error("{}: damaged at byte {offset}: not the record that was written", escaped(path))]
     Damaged {
         /// The segment.
         path: PathBuf,
-        /// Where in it, in bytes.
+        /// The offset in it, in bytes.
         offset: u64,
     },
-    /// A follower has yet to read what is to be purged.
+    /// A follower has yet to read a segment that is to be purged.
     #[error("a follower is at {position} and has yet to read what is to be purged")]
     Followed {
-        /// Where the follower is that is farthest behind.
+        /// The position of the follower that is farthest behind.
         position: Position,
     },
-    /// A thread panicked while it was writing, so the log accepts nothing any more.
+    /// A thread panicked while it was writing, so the log accepts nothing more.
     #[error("the log accepts nothing after a thread panicked while writing to it")]
     Abandoned,
 }

@@ -1,5 +1,5 @@
-//! Faults that crash tests inject, to see that they would be found: tests of this crate, and of crates built on it (feature
-//! `injected-faults`). Outside of tests there are none.
+//! Faults that crash tests inject, to prove that the tests detect them: tests of this crate, and of crates built on
+//! it (feature `injected-faults`). There are none outside of tests.
 
 /// Whether this fault is injected.
 macro_rules! injected_fault {
@@ -14,13 +14,14 @@ macro_rules! injected_fault {
 
 pub(crate) use injected_fault;
 
-/// A fault of a [`RedoLog`](crate::RedoLog), for [`RedoOptions::injected_fault`](crate::RedoOptions::injected_fault). Only with the
-/// feature `injected-faults`, for tests of what is built on the log: a crash test that does not find it is no test.
+/// A fault of a [`RedoLog`](crate::RedoLog), for
+/// [`RedoOptions::injected_fault`](crate::RedoOptions::injected_fault). It exists only with the feature
+/// `injected-faults`, for tests of crates built on the log: a crash test must detect it.
 #[cfg(any(test, feature = "injected-faults"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum InjectedFault {
-    /// What is kept is not synced when a log is opened.
+    /// At opening, the data that is kept is not synced.
     NoSyncAtOpen,
     /// No new epoch is begun when a log is opened.
     NoEpoch,
@@ -28,41 +29,41 @@ pub enum InjectedFault {
     SameSalt,
     /// A commit is acknowledged before its sync.
     AckBeforeSync,
-    /// A checkpoint is taken for durable before it is synced.
+    /// A checkpoint counts as durable before it is synced.
     NoSyncOfControl,
-    /// A checkpoint is written over the one that counts.
+    /// A checkpoint overwrites the valid one.
     OneSlot,
-    /// The log goes on in the block that it ended in.
+    /// The log continues in the block that it ended in.
     AppendIntoTornBlock,
     /// The checksums of records are not checked.
     NoChecksum,
-    /// A record that is not whole is left out, and reading goes on after it.
+    /// A damaged record is skipped, and reading continues after it.
     SkipBadRecord,
     /// Opening reads through the page cache.
     ReadThroughCache,
-    /// The names of the files are not synced when a log is made.
+    /// At creation, the names of the files are not synced.
     NoSyncOfDirectory,
-    /// A sync that failed is done again, and then believed.
+    /// A failed sync is repeated, and its success is trusted.
     SyncRetried,
-    /// A failed write is taken for a good one.
+    /// A failed write is treated as a success.
     WriteErrorIgnored,
-    /// Nothing that is appended is ever synced.
+    /// Appended records are never synced.
     NoSync,
-    /// What the control file says is settled, up to the end of a log that was closed, is not minded.
+    /// The settled position in the control file (for a closed log, its end) is ignored.
     SettledNotKept,
-    /// The control file does not note the last epoch.
+    /// The control file does not record the last epoch.
     EpochNotNoted,
-    /// Past an end no record is searched that knows better.
+    /// The bytes past an end are not searched for a record that proves an earlier loss.
     NoSearchBehindEnd,
-    /// What a checkpoint frees is written over when one slot of the control file has it.
+    /// Space that a checkpoint frees is overwritten once one slot of the control file has the checkpoint.
     OneSlotIsEnough,
-    /// A block that can't be read is one in which no record stands.
+    /// A block that can't be read is treated as empty.
     UnreadableIsEmpty,
 }
 
 #[cfg(any(test, feature = "injected-faults"))]
 impl InjectedFault {
-    /// Each of them.
+    /// All faults.
     pub const ALL: [Self; 19] = [
         Self::NoSyncAtOpen,
         Self::NoEpoch,
@@ -84,7 +85,7 @@ impl InjectedFault {
         Self::OneSlotIsEnough,
         Self::UnreadableIsEmpty,
     ];
-    /// Those that crashes show without any damage of the medium.
+    /// The faults that crashes reveal without damage to the medium.
     pub const OF_CRASHES: [Self; 13] = [
         Self::NoSyncAtOpen,
         Self::NoEpoch,

@@ -1,12 +1,15 @@
-//! Which files share a disk: what is written to one disk waits in one queue, and the kernel holds writers back by
-//! disk, so a log beside bulk output waits for it.
+//! Finds the disks that paths share. Writes to one disk wait in one queue, and the kernel throttles writers by
+//! disk, so a log on the disk of bulk output waits for that output.
 //!
-//! Facts: sysfs (`/sys/dev/block/MAJ:MIN`, `slaves`, `loop/backing_file`), statx(2) and `proc_pid_mountinfo(5)`. A path is
-//! followed down to the disks that nothing lies below of: a partition to its disk, a loop device to the disks of its
-//! file, device-mapper, MD RAID and bcache to their parts, btrfs to all its devices.
+//! Sources: sysfs (`/sys/dev/block/MAJ:MIN`, `slaves`, `loop/backing_file`), statx(2) and `proc_pid_mountinfo(5)`.
+//! A path is followed down to its lowest disks:
+//! - a partition to its disk;
+//! - a loop device to the disks of its file;
+//! - device-mapper, MD RAID and bcache to their parts;
+//! - btrfs to all its devices.
 //!
-//! Invariants: changes nothing. What can't be followed (overlayfs, network, FUSE, ZFS) is unknown, with the reason, and
-//! never taken for apart. Fails only where a path can't be examined.
+//! Invariants: nothing is changed. A path that can't be followed (overlayfs, network, FUSE, ZFS) is unknown, with
+//! the reason, and never counts as separate. Fails only if a path can't be examined.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsStr;
@@ -21,10 +24,10 @@ use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Error, Result};
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, major, makedev, minor};
 
-/// Devices that stand upon each other, at most: a loop device may be made to stand upon itself.
+/// The maximum depth of stacked devices: a loop device can be stacked on itself.
 const DEEPEST: usize = 16;
 
-/// A disk, or what this machine takes for one.
+/// A disk, or a device that this machine sees as one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Disk {
     /// The kernel's name: `sda`, `nvme0n1`.
@@ -33,19 +36,19 @@ pub struct Disk {
     pub dev: u64,
 }
 
-/// What a path's bytes lie on.
+/// The devices that hold a path's bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backing {
-    /// These disks; several below btrfs, RAID and LVM.
+    /// These disks; several under btrfs, RAID and LVM.
     Disks(BTreeSet<Disk>),
     /// No disk at all: tmpfs or ramfs.
     Memory,
-    /// It can't be determined, and why, in plain words.
+    /// Unknown, with the reason in plain words.
     Unknown(String),
 }
 
-/// Which of some paths share a disk.
+/// The disks of several paths. It tells which paths share a disk.
 ///
 /// ```
 /// use pagekeeper_log::DiskLayout;
@@ -69,12 +72,12 @@ struct PathBacking {
 }
 
 impl DiskLayout {
-    /// Follows each path; one that is not there yet counts as its nearest directory above that is.
+    /// Follows each path. A path that does not exist yet counts as its nearest existing parent directory.
     pub fn of(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
         Self::with_roots(&SysRoots::default(), paths)
     }
 
-    /// As [`Self::of`], with `/proc` and `/sys` mounted elsewhere.
+    /// Follows each path like [`Self::of`], with `/proc` and `/sys` mounted elsewhere.
     pub fn with_roots(roots: &SysRoots, paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self> {
         let examine = |path: &Path| {
             let mut follow = Follow { roots, disks: BTreeSet::new() };
@@ -86,24 +89,25 @@ impl DiskLayout {
         Ok(Self { paths })
     }
 
-    /// What a path lies on; `None` if it was not among those given.
+    /// Returns the backing of a path; `None` if it was not among those given.
     pub fn backing(&self, path: impl AsRef<Path>) -> Option<&Backing> {
         self.paths.get(path.as_ref()).map(|path| &path.backing)
     }
 
-    /// Whether two of the paths share a disk; `None` where that can't be determined, or where one was not among those given.
+    /// Whether two of the paths share a disk; `None` if that can't be determined, or if one was not among those
+    /// given.
     pub fn shares_a_disk(&self, a: impl AsRef<Path>, b: impl AsRef<Path>) -> Option<bool> {
         let (a, b) = (self.paths.get(a.as_ref())?, self.paths.get(b.as_ref())?);
         match (&a.backing, &b.backing) {
             (Backing::Memory, _) | (_, Backing::Memory) => Some(false),
             (Backing::Disks(a), Backing::Disks(b)) => Some(!a.is_disjoint(b)),
-            // Whatever it is that lies below a file system, all of its files share it.
+            // All files of a file system share its device, whatever that is.
             _ => (a.dev == b.dev).then_some(true),
         }
     }
 
-    /// A warning for an operator who has a log in the one and bulk output in the other of two of the paths; nothing where
-    /// they are known to be apart, or not known to be together.
+    /// Returns a warning for an operator whose log and bulk output are in these two paths; `None` unless they are
+    /// known to share a disk.
     pub fn warning(&self, log: impl AsRef<Path>, bulk: impl AsRef<Path>) -> Option<String> {
         let (log, bulk) = (log.as_ref(), bulk.as_ref());
         if self.shares_a_disk(log, bulk) != Some(true) {
@@ -121,7 +125,8 @@ impl DiskLayout {
         ))
     }
 
-    /// By what the bulk writers of this process find each other: the same for all whose writes meet in one queue.
+    /// Returns the key by which the bulk writers of this process find each other. Paths whose writes meet in one
+    /// queue have the same key.
     pub(crate) fn key(&self, path: &Path) -> Option<DiskKey> {
         let place = self.paths.get(path)?;
         Some(match &place.backing {
@@ -131,12 +136,12 @@ impl DiskLayout {
     }
 }
 
-/// The device numbers of what writes meet in.
+/// The device numbers of the disks in which writes meet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct DiskKey(Vec<u64>);
 
 impl DiskKey {
-    /// Of a device that no layout knows: a simulated disk.
+    /// Returns the key of a device without a layout, such as a simulated disk.
     pub(crate) fn of_device(dev: u64) -> Self {
         Self(vec![dev])
     }
@@ -168,8 +173,8 @@ fn names(disks: &BTreeSet<Disk>) -> String {
     names.join(", ")
 }
 
-/// Passes the warning on if log and bulk output share a disk, once in this process for each pair of directories. What can't be
-/// examined is passed over: the log's own calls will say what is wrong with it.
+/// Passes the warning on if log and bulk output share a disk, once per process for each pair of directories. Paths
+/// that can't be examined are skipped: the log's own calls will report what is wrong.
 pub(crate) fn warn_once(log: &Path, bulk: &Path, warn: &dyn Fn(&str)) {
     static SAID: Mutex<Option<HashSet<(PathBuf, PathBuf)>>> = Mutex::new(None);
     let Some(warning) = DiskLayout::of([log, bulk]).ok().and_then(|layout| layout.warning(log, bulk)) else {
@@ -182,13 +187,13 @@ pub(crate) fn warn_once(log: &Path, bulk: &Path, warn: &dyn Fn(&str)) {
     }
 }
 
-/// A path's way down. `depth` counts devices that stand upon each other: it ends loops of loop devices.
+/// The way down from a path to its disks. `depth` counts stacked devices, which ends loops of loop devices.
 struct Follow<'a> {
     roots: &'a SysRoots,
     disks: BTreeSet<Disk>,
 }
 
-/// Nothing where the disks were found; else what it is instead.
+/// `None` if the disks were found, otherwise the other kind of backing.
 type Instead = Option<Backing>;
 
 impl Follow<'_> {
@@ -202,7 +207,7 @@ impl Follow<'_> {
         Ok((dev, instead))
     }
 
-    /// A file system without a block device of its own.
+    /// Follows a file system without a block device of its own.
     fn mount(&mut self, path: &Path, id: u64, depth: usize) -> Result<Instead> {
         let mounts = self.roots.proc.own_mounts()?;
         let Some(mount) = mounts.iter().find(|mount| mount.id == id) else {
@@ -216,7 +221,7 @@ impl Follow<'_> {
         })
     }
 
-    /// All devices of the file system that has the one it was mounted by.
+    /// Follows all devices of a btrfs, which is found by the device it was mounted by.
     fn btrfs(&mut self, mount: &Mount, depth: usize) -> Result<Instead> {
         let source = Path::new(&mount.source);
         let number = rustix::fs::stat(source)
@@ -234,7 +239,8 @@ impl Follow<'_> {
         }
     }
 
-    /// The sysfs directories of all devices of the btrfs that has the one of this name (`/sys/fs/btrfs/UUID/devices`).
+    /// Returns the sysfs directories of all devices of the btrfs that includes the device of this name
+    /// (`/sys/fs/btrfs/UUID/devices`).
     fn btrfs_devices(&self, name: &Path) -> Option<Vec<PathBuf>> {
         let file_systems = std::fs::read_dir(self.roots.sys.join("fs/btrfs")).ok()?;
         let mut all = file_systems.filter_map(|entry| Some(entry.ok()?.path().join("devices")));
@@ -264,7 +270,7 @@ impl Follow<'_> {
         Ok(None)
     }
 
-    /// A block device's own directory in sysfs.
+    /// Follows a block device, given its directory in sysfs.
     fn block(&mut self, directory: &Path, depth: usize) -> Result<Instead> {
         if depth == DEEPEST {
             return Ok(unknown(format!("devices stand upon each other more than {DEEPEST} times")));
@@ -284,7 +290,8 @@ impl Follow<'_> {
         }
     }
 
-    /// The file's name is as whoever set up the device saw it; deleted, or in another mount namespace, it is not here.
+    /// Follows a loop device's file. Its name is as seen by whoever set up the device. If it was deleted, or is in
+    /// another mount namespace, it is not found.
     fn loop_file(&mut self, path: &Path, depth: usize) -> Result<Instead> {
         if !path.is_absolute() || !path.exists() {
             return Ok(unknown(format!("a loop device whose file {} is not to be found", escaped(path))));
@@ -314,7 +321,7 @@ fn unknown(why: String) -> Instead {
     Some(Backing::Unknown(why))
 }
 
-/// Where the links of a sysfs directory lead; `None` if there is no such directory.
+/// Returns the targets of the links in a sysfs directory; `None` if there is no such directory.
 fn targets(directory: &Path) -> Option<Vec<PathBuf>> {
     let entries = std::fs::read_dir(directory).ok()?;
     let mut found: Vec<PathBuf> =
@@ -323,7 +330,7 @@ fn targets(directory: &Path) -> Option<Vec<PathBuf>> {
     Some(found)
 }
 
-/// The path, or the nearest directory above it that is there, and what statx(2) says of it.
+/// Returns the path or its nearest existing parent directory, with its statx(2) result.
 fn nearest(path: &Path) -> Result<(PathBuf, rustix::fs::Statx)> {
     let mut at = std::path::absolute(path).map_err(|error| Error::call("getcwd", path, error))?;
     loop {
@@ -342,7 +349,7 @@ mod tests {
     use super::*;
     use pagekeeper_testing::{Mounted, disk_dir, skip};
 
-    /// A tree that stands for `/proc` and `/sys`.
+    /// A tree that replaces `/proc` and `/sys`.
     struct Machine {
         tree: tempfile::TempDir,
         roots: SysRoots,
@@ -364,7 +371,7 @@ mod tests {
             std::fs::write(path, content).unwrap();
         }
 
-        /// A block device at this place below `sys/devices`.
+        /// Adds a block device at this place below `sys/devices`.
         fn device(&self, place: &str, number: &str) {
             self.write(&format!("sys/devices/{place}/dev"), &format!("{number}\n"));
             let link = self.tree.path().join("sys/dev/block").join(number);
@@ -379,7 +386,7 @@ mod tests {
             symlink(target, slaves.join(Path::new(part).file_name().unwrap())).unwrap();
         }
 
-        /// What the device of this number stands on.
+        /// Returns the backing of the device with this number.
         fn below(&self, dev: u64) -> Backing {
             let mut follow = Follow { roots: &self.roots, disks: BTreeSet::new() };
             follow.device(dev, 0).unwrap().unwrap_or(Backing::Disks(follow.disks))
@@ -410,7 +417,7 @@ mod tests {
         assert_eq!(shown(&machine.below(makedev(253, 0))), "sda");
         assert_eq!(shown(&machine.below(makedev(9, 0))), "sda, sdb");
 
-        // A loop device upon a file that really is somewhere.
+        // A loop device on a real file.
         let file = disk_dir();
         let dev = file.path().metadata().unwrap().dev();
         if major(dev) == 0 {

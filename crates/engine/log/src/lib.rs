@@ -1,7 +1,7 @@
 //! Logs that release their page cache, and bulk writes that disturb no other writer.
 //!
-//! An engine's log files fill the kernel's page cache with what nobody reads again, and its bulk writes make its small ones wait.
-//! These logs and writers leave no pages behind:
+//! An engine's log files fill the kernel's page cache with pages that nobody reads again, and its bulk writes make
+//! its small ones wait. These logs and writers leave no pages behind:
 //!
 //! | | what | pages |
 //! |---|---|---|
@@ -9,8 +9,9 @@
 //! | [`BinLog`] | segments without end, with followers | released behind the last near follower |
 //! | [`BulkWriter`] | compaction, backup, flush | never made, or released as it goes |
 //!
-//! Which way of writing works on a file system is found out by trying it ([`LogMode`], [`BulkMode`]); [`DiskLayout`] says which
-//! paths share a disk. An error of a write or a sync is final: from then on the log accepts nothing, and every caller gets the error.
+//! The best way of writing on a file system is found by testing it ([`LogMode`], [`BulkMode`]). [`DiskLayout`]
+//! reports the paths that share a disk. An error of a write or a sync is final: from then on the log accepts
+//! nothing, and every caller gets the error.
 //!
 //! ```
 //! use pagekeeper_log::RedoLog;

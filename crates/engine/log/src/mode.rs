@@ -1,8 +1,8 @@
-//! How a log leaves no pages in the cache: released after each sync, dropped by the kernel, or never made. Which of these works
-//! on a file system is found out by trying it, on an unnamed file in the directory itself; neither the kernel's version nor a
-//! flag is trusted.
+//! The ways in which a log leaves no pages in the cache: they are released after each sync, dropped by the kernel,
+//! or never made. The ways that work on a file system are found by testing them on an unnamed file in the directory
+//! itself; neither the kernel's version nor a flag is trusted.
 //!
-//! What was measured (Linux 6.18, ext4 and XFS on a virtual disk, writes at depth 1) and decides `Auto`:
+//! These measurements decide `Auto` (Linux 6.18, ext4 and XFS on a virtual disk, writes at depth 1):
 //!
 //! | | overwriting a ring | appending |
 //! |---|---|---|
@@ -11,10 +11,10 @@
 //! | not synced | buffered 1.8 to 3.5 x direct | buffered 2 to 3 x direct |
 //! | uncached on ext4 | all pages stay | none stays |
 //!
-//! "Buffered" is with its pages released after each sync, which made it faster than without.
+//! "Buffered" includes the release of its pages after each sync, which made it faster than without.
 //!
-//! Invariants: a probe leaves nothing behind; each file system is probed once in a process. Fails where no file can be
-//! made or written in the directory.
+//! Invariants: a probe leaves nothing behind; each file system is probed once in a process. Fails if no file can be
+//! created or written in the directory.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -38,11 +38,11 @@ const UNCACHED: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 /// Bytes of a probe's write.
 const SAMPLE: usize = 256 << 10;
 
-/// How a log writes.
+/// The way in which a log writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum LogMode {
-    /// What is best here for what the log does, of what works here.
+    /// The best mode for this use of the log, of those that work here.
     #[default]
     Auto,
     /// Through the page cache; pages are released once they are synced and no near follower needs them.
@@ -54,25 +54,25 @@ pub enum LogMode {
     Direct,
 }
 
-/// What a log does to its files.
+/// The way in which a log uses its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Use {
-    /// Lengthens them, and has readers close behind.
+    /// Extends them, with readers close behind.
     Append,
-    /// Overwrites what it wrote before the last wraparound.
+    /// Overwrites data from before the last wraparound.
     Overwrite,
 }
 
-/// When a log is synced.
+/// The sync frequency of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Syncs {
-    /// At each commit: many small writes, each waited for.
+    /// At each commit: many small writes, each of which is waited for.
     EachCommit,
-    /// Every so many milliseconds or bytes, or never.
+    /// At intervals of milliseconds or bytes, or never.
     Seldom,
 }
 
-/// A mode, and why it is that.
+/// A mode, with the reason for it.
 ///
 /// ```
 /// use pagekeeper_log::{LogMode, Syncs, Use};
@@ -84,16 +84,16 @@ pub enum Syncs {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chosen {
-    /// Never [`LogMode::Auto`].
+    /// The mode; never [`LogMode::Auto`].
     pub mode: LogMode,
-    /// In plain words.
+    /// The reason, in plain words.
     pub why: String,
 }
 
 impl LogMode {
-    /// The mode to use for files in a directory: the requested one where it is real there, else the next best.
+    /// Returns the mode for files in a directory: the requested one if it is real there, otherwise the next best.
     ///
-    /// A simulated disk is not probed: there `Auto` is `Buffered`, and every other request is granted.
+    /// A simulated disk is not probed: on it `Auto` is `Buffered`, and every other request is granted.
     pub fn choose(self, io: &dyn Io, directory: &Path, purpose: Use, syncs: Syncs) -> Result<Chosen, Error> {
         let chosen = |mode, why: String| Ok(Chosen { mode, why });
         if !has_real_files(io) {
@@ -143,7 +143,7 @@ impl LogMode {
 }
 
 impl LogMode {
-    /// Whether [`Self::choose`] has to try something, which needs room on the disk.
+    /// Whether [`Self::choose`] has to run a test, which needs room on the disk.
     pub(crate) fn is_tried(self, io: &dyn Io, purpose: Use, syncs: Syncs) -> bool {
         let is_known = match self {
             Self::Buffered => true,
@@ -165,11 +165,12 @@ impl fmt::Display for LogMode {
     }
 }
 
-/// Whether a durable write (`RWF_DSYNC`) past the page cache is durable when it returns, on the file system that the directory is on.
+/// Whether a durable write (`RWF_DSYNC`) past the page cache is durable when it returns, on the directory's file
+/// system.
 ///
-/// No call says so, and only a power cut would show it: it is known of ext4, XFS and btrfs, which sync what such a write touched. FUSE
-/// passes the flag on and nothing obeys it (Linux 6.18: a write is one request, and no fsync follows), and of others nothing is
-/// known: there a sync has to follow.
+/// No call reports that, and only a power cut would reveal it. It is known of ext4, XFS and btrfs, which sync the
+/// data and metadata of such a write. FUSE passes the flag on and nothing obeys it (Linux 6.18: a write is one
+/// request, and no fsync follows). Other file systems are unknown. On those and FUSE, a sync has to follow.
 pub(crate) fn honours_durable_writes(io: &dyn Io, directory: &Path) -> bool {
     if !has_real_files(io) {
         return true;
@@ -178,30 +179,30 @@ pub(crate) fn honours_durable_writes(io: &dyn Io, directory: &Path) -> bool {
     matches!(found, Some(FileSystem::Ext | FileSystem::Xfs | FileSystem::Btrfs))
 }
 
-/// Whether files of this back-end are files of this machine.
+/// Whether this back-end's files are real files of this machine.
 pub(crate) fn has_real_files(io: &dyn Io) -> bool {
     let taken = File::open("/proc/self/exe").map(|file| io.adopt(file, Access::Buffered));
     !matches!(taken, Ok(Err(IoError::Foreign { .. })))
 }
 
-/// What a way of writing comes to.
+/// The test result of a way of writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Offer {
     /// No page stays.
     Real,
-    /// The call fails so.
+    /// The call fails with this error.
     Refused(Errno),
-    /// No page stays, but the file system does not say so of itself: statx(2) reports no `STATX_DIOALIGN`. On btrfs (Linux
-    /// 6.18) such writes are copied through the page cache, at half the rate of buffered ones.
+    /// No page stays, but the file system does not confirm it: statx(2) reports no `STATX_DIOALIGN`. On btrfs
+    /// (Linux 6.18) such writes are copied through the page cache, at half the rate of buffered ones.
     Unconfirmed,
-    /// It works, and pages stay all the same.
+    /// It works, but its pages stay.
     Stays,
-    /// It works, and what stays can't be seen here.
+    /// It works, but residency can't be observed here.
     Unseen,
 }
 
 impl Offer {
-    /// What to say behind the name of the way, unless it is real.
+    /// Returns the text to put behind the name of the way, unless it is real.
     pub(crate) fn why_not(self) -> Option<String> {
         match self {
             Self::Real => None,
@@ -215,7 +216,7 @@ impl Offer {
     }
 }
 
-/// What was found out about a file system.
+/// The test results of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Probed {
     /// Direct writes.
@@ -229,7 +230,7 @@ pub(crate) struct Probed {
 }
 
 impl Probed {
-    /// Of the file system that the directory is on.
+    /// Returns the results for the directory's file system.
     pub(crate) fn of(directory: &Path) -> Result<Self, Error> {
         static KNOWN: Mutex<Option<HashMap<u64, Probed>>> = Mutex::new(None);
         let known = || lock(&KNOWN);
@@ -268,7 +269,7 @@ impl<'a> Probe<'a> {
     fn run(&self) -> Result<Probed, Error> {
         let refuses = |file_system: FileSystem| file_system.release_refusal().is_some();
         if FileSystem::of(&self.file, self.directory).is_ok_and(refuses) {
-            // The page cache is the file.
+            // The page cache is the file itself.
             let all = Offer::Stays;
             return Ok(Probed { direct: all, uncached_append: all, uncached_overwrite: all, release: all });
         }
@@ -290,7 +291,7 @@ impl<'a> Probe<'a> {
         Ok(Probed { direct, uncached_append, uncached_overwrite, release })
     }
 
-    /// Writes the sample at the start, syncs, and checks what stays resident.
+    /// Writes the sample at the start, syncs, and checks whether pages stay resident.
     fn try_write(&self, file: &File, flags: ReadWriteFlags) -> Result<Offer, Error> {
         match self.write(file, flags) {
             Ok(()) => {}
@@ -306,7 +307,7 @@ impl<'a> Probe<'a> {
     fn write(&self, file: &File, flags: ReadWriteFlags) -> Result<(), Errno> {
         let mut done = 0;
         while done < SAMPLE {
-            // The first block alone: so small are the writes of a log.
+            // The first block is written alone, because a log's writes are that small.
             let end = if done < AlignedBuf::ALIGN { AlignedBuf::ALIGN } else { SAMPLE };
             let rest = [IoSlice::new(&self.bytes[done..end])];
             match rustix::io::pwritev2(file, &rest, done as u64, flags) {
@@ -334,7 +335,7 @@ impl<'a> Probe<'a> {
             .map_err(|errno| self.failed(errno))
     }
 
-    /// What stays. The kernel drops uncached pages a moment after they are written.
+    /// Tests whether pages stay. The kernel drops uncached pages a moment after they are written.
     fn offer(&self) -> Offer {
         for _ in 0..20 {
             match residency(&self.inspected, 0..SAMPLE as u64) {

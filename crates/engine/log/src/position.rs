@@ -1,11 +1,11 @@
-//! A place in a binlog: which segment, and which byte of it.
+//! A position in a binlog: a segment, and a byte in it.
 //!
-//! Positions order as the log does. Written as `000012:4096`, and read back from that.
+//! Positions are ordered like the log. They are written as `000012:4096`, and parsed from that.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A place between two records of a binlog.
+/// A position between two records of a binlog.
 ///
 /// ```
 /// use pagekeeper_log::Position;
@@ -23,7 +23,7 @@ pub struct Position {
     pub offset: u64,
 }
 
-/// Why a text is not a [`Position`].
+/// The error of a text that is not a [`Position`].
 ///
 /// ```
 /// use pagekeeper_log::Position;
@@ -45,7 +45,7 @@ impl FromStr for Position {
     type Err = PositionError;
 
     fn from_str(text: &str) -> Result<Self, PositionError> {
-        // Digits only: `parse` alone takes a sign, too.
+        // Only digits are valid; `parse` alone accepts a sign, too.
         let number = |digits: &str| digits.parse().ok().filter(|_| !digits.starts_with('+'));
         let parse = || {
             let (segment, offset) = text.split_once(':')?;

@@ -1,4 +1,5 @@
-//! Helpers of this crate's own tests: what is resident, how much goes through a log, how many lives it has, and what they must show.
+//! Helpers of this crate's own tests: residency, the volume of data, the number of simulated lives, and checks for
+//! injected faults.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,7 +8,8 @@ use std::path::Path;
 use pagekeeper_kernel::{InspectedFile, Links, residency};
 use pagekeeper_testing::skip;
 
-/// Bytes of all files in a directory that are resident; `None`, and reported as skipped, where the kernel does not say.
+/// Returns the resident bytes of all files in a directory; `None`, reported as skipped, if the kernel does not
+/// report them.
 pub(crate) fn resident(dir: &Path) -> Option<u64> {
     let mut sum = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -23,19 +25,19 @@ pub(crate) fn resident(dir: &Path) -> Option<u64> {
     Some(sum)
 }
 
-/// Bytes that tests of residency put through a log: 1 GiB, or `PAGEKEEPER_LOG_MIB`.
+/// Returns the bytes that residency tests put through a log: 1 GiB, or `PAGEKEEPER_LOG_MIB`.
 pub(crate) fn volume() -> u64 {
     let mib = std::env::var("PAGEKEEPER_LOG_MIB");
     mib.map_or(1024, |mib| mib.parse().expect("PAGEKEEPER_LOG_MIB is a number")) << 20
 }
 
-/// So many lives, or as `PAGEKEEPER_CRASHES` says.
+/// Returns this number of lives, unless `PAGEKEEPER_CRASHES` sets another.
 pub(crate) fn lives(unless_said: u64) -> u64 {
     let said = std::env::var("PAGEKEEPER_CRASHES").ok();
     said.map_or(unless_said, |said| said.parse().expect("PAGEKEEPER_CRASHES is a number"))
 }
 
-/// Fails unless one of so many lives shows, by an error or a panic, the fault that was injected into it.
+/// Fails unless one of these lives reveals the injected fault, by an error or a panic.
 #[track_caller]
 pub(crate) fn require_found(fault: impl Debug, lives: u64, life: impl Fn(u64) -> Result<(), String>) {
     let is_right = |which| catch_unwind(AssertUnwindSafe(|| life(which))).is_ok_and(|found| found.is_ok());

@@ -30,7 +30,7 @@ fn commit(log: &RedoLog, body: &[u8]) -> Result<u64, Error> {
     Ok(end)
 }
 
-/// Writes over the whole ring more than twice.
+/// Overwrites the whole ring more than twice.
 fn go_round(log: &RedoLog) -> Result<(), Error> {
     let mut left = 5 * log.capacity() / 2;
     while left > 0 {
@@ -46,7 +46,7 @@ fn is_full_disk(error: &Error) -> bool {
     matches!(error, Error::Io(error) if error.errno() == Some(libc::ENOSPC))
 }
 
-/// Takes all room there is; gives the file that has it.
+/// Takes all free space. Returns the file that holds it.
 fn fill(dir: &Path) -> PathBuf {
     let path = dir.join("filler");
     let filler = File::create(&path).unwrap();
@@ -68,7 +68,7 @@ fn fill(dir: &Path) -> PathBuf {
     path
 }
 
-/// Removing the file would give the room back later.
+/// Frees the space. Removing the file would free it only later.
 fn make_room(filler: &Path) {
     File::options().write(true).open(filler).unwrap().set_len(0).unwrap();
     rustix::fs::sync();
@@ -85,7 +85,7 @@ fn a_full_disk_does_not_end_a_ring_that_was_made_there() {
         let Some(mounted) = Mounted::new(kind) else { continue };
         let dir_of = |mode: LogMode| mounted.path().join(mode.to_string());
         let logs = MODES.map(|mode| create(&dir_of(mode), mode));
-        // What a mode needs to be chosen is tried while there is room.
+        // The test of the mode runs while there is room.
         for log in &logs {
             commit(log, b"first").unwrap();
         }
@@ -144,7 +144,7 @@ fn a_ring_on_btrfs_that_may_need_room_says_so_and_loses_nothing_on_a_full_disk()
     let copied = commit(&log, b"copied").unwrap();
     assert!(log.is_overwritten_in_place());
 
-    // Files that are copied on write, as those of logs that an older version made.
+    // These files are copied on write, like those of logs from an older version.
     run("cp", &["-r", "--reflink=never"], [&dir, &plain]);
     assert!(!open(&plain).is_overwritten_in_place());
 
@@ -174,7 +174,7 @@ fn a_ring_on_btrfs_that_may_need_room_says_so_and_loses_nothing_on_a_full_disk()
     make_room(&filler);
     let log = open(&plain);
     let found: Vec<_> = log.read_from(copied).unwrap().map(|record| record.unwrap().body).collect();
-    // The last one was not acknowledged.
+    // The last record was not acknowledged.
     assert!(found.len() >= kept.len() && found.iter().zip(&kept).all(|(found, kept)| found == kept));
     log.checkpoint(log.end()).unwrap();
     go_round(&log).unwrap();

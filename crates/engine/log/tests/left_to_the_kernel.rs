@@ -1,5 +1,5 @@
-//! Logs that are configured not to release: what they wrote stays resident, also after they are closed. Some kernels reclaim a few
-//! pages also while there is memory enough.
+//! Logs that are configured not to release: their pages stay resident, also after the log is closed. Some kernels
+//! reclaim a few pages even with enough free memory.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use pagekeeper_testing::{disk_dir, skip};
 
 const MIB: u64 = 1 << 20;
 
-/// Resident bytes of all files; `None`, and reported, where the kernel does not say.
+/// Returns the resident bytes of all files; `None`, and reported, if the kernel does not report them.
 fn resident(dir: &Path) -> Option<u64> {
     let mut sum = 0;
     for entry in std::fs::read_dir(dir).unwrap() {

@@ -1,11 +1,11 @@
 //! Followers: readers that see each record as soon as it is written.
 //!
-//! A follower reads the segments' files by itself, up to where the log is written (or synced); while it is near, what it
-//! reads is still resident. Records are handed out in order, without a gap, each once; only whole groups are written, so that a
-//! group that was begun goes on.
+//! A follower reads the segment files itself, up to the written (or synced) end of the log. While it is near the
+//! writer, the pages it reads are still resident. It returns records in order, without a gap, each once. Only whole
+//! groups are written, so the rest of a group that was begun always follows.
 //!
-//! Fails where a record is not what was written ([`Error::Damaged`]), where its segments were purged by force, and when
-//! the log does; it has nothing more after an error.
+//! A follower fails if a record is not as it was written ([`Error::Damaged`]), if its segments were purged by
+//! force, or if the log fails. It returns nothing more after an error.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -26,26 +26,27 @@ use crate::convert::to_usize;
 use crate::position::Position;
 use crate::record::{self, BLOCK, BLOCK_LEN, HEADER, Header, Kind};
 
-/// Bytes that a near follower reads at once at most; a far one reads up to the next multiple of 2 MiB.
+/// The maximum number of bytes that a near follower reads at once. A far one reads up to the next multiple of 2
+/// MiB.
 const CHUNK: u64 = 256 << 10;
 
 /// A record as it was appended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// Where it stands.
+    /// The position of the record.
     pub position: Position,
-    /// Where the next one will: what to follow from after this one.
+    /// The position of the next record; follow from here to continue after this one.
     pub next: Position,
-    /// Whether it is the last one of its group.
+    /// Whether the record is the last one of its group.
     pub ends_group: bool,
-    /// What was appended.
+    /// The bytes that were appended.
     pub bytes: Vec<u8>,
 }
 
 /// Reads a binlog from a position on, for as long as it is written.
 ///
-/// As an iterator it waits for the next record, and ends when the log is closed and all of it was read. Dropping it releases
-/// what was kept for it.
+/// The iterator waits for the next record. It ends when the log is closed and all of it was read. Dropping a
+/// follower releases the pages and segments that were kept for it.
 ///
 /// ```
 /// use pagekeeper_io::SimDisk;
@@ -67,30 +68,30 @@ pub struct Follower {
     shared: Arc<Shared<Writer>>,
     id: u64,
     durable_only: bool,
-    /// Where the next record stands.
+    /// The position of the next record.
     at: Position,
     segment: Segment,
     file: Arc<dyn IoFile>,
     size: u64,
     cut_off: Arc<AtomicBool>,
     read: ReadBuffer,
-    /// Nothing was read yet: `at` is as the caller gave it.
+    /// Whether nothing was read yet: `at` is still the caller's position.
     is_new: bool,
     ended: bool,
 }
 
-/// What was read and not handed out yet.
+/// Bytes that were read but not returned yet.
 #[derive(Default)]
 struct ReadBuffer {
     memory: AlignedBuf,
-    /// Where in the segment it begins.
+    /// The offset in the segment at which the bytes begin.
     start: u64,
-    /// Where it ends: no further than was written.
+    /// The offset in the segment at which the bytes end, at most the written end.
     end: u64,
 }
 
 impl ReadBuffer {
-    /// The bytes from an offset on.
+    /// Returns the bytes from an offset on.
     fn from(&self, offset: u64) -> &[u8] {
         let skip = offset.checked_sub(self.start).filter(|_| offset < self.end);
         let len = to_usize(self.end - self.start);
@@ -98,12 +99,12 @@ impl ReadBuffer {
     }
 }
 
-/// What there is to hand out.
+/// The result of looking for the next record.
 enum Found {
     Event(Event),
-    /// Nothing now.
+    /// No record yet.
     Nothing,
-    /// Nothing any more.
+    /// No record will follow.
     End,
 }
 
@@ -134,17 +135,17 @@ impl Follower {
         })
     }
 
-    /// Past the last record that was handed out: what to follow from to go on there.
+    /// Returns the position past the last record that was returned. Follow from here to continue.
     pub fn position(&self) -> Position {
         self.at
     }
 
-    /// Whether nothing comes any more: the log was closed and all of it was read, or an error was given.
+    /// Whether nothing more will come: the log was closed and all of it was read, or an error was returned.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// The next record, if it is written already. `Ok(None)` also when the log is closed.
+    /// Returns the next record if it is written already. Also returns `Ok(None)` if the log is closed.
     pub fn try_next(&mut self) -> Result<Option<Event>, Error> {
         match self.find()? {
             Found::Event(event) => Ok(Some(event)),
@@ -152,7 +153,7 @@ impl Follower {
         }
     }
 
-    /// Waits for the next record, but no longer than so. `Ok(None)` when there was none, or the log is closed.
+    /// Waits for the next record for at most `timeout`. Returns `Ok(None)` if there was none, or the log is closed.
     pub fn next_timeout(&mut self, timeout: Duration) -> Result<Option<Event>, Error> {
         let until = Instant::now().checked_add(timeout);
         loop {
@@ -167,8 +168,9 @@ impl Follower {
         }
     }
 
-    /// As an asynchronous iterator: the next record, or `None` when the log is closed and all was read. Of any runtime: the
-    /// waker is called when there is more. What is not resident is read from the disk before this returns.
+    /// Polls for the next record; `None` when the log is closed and all of it was read. It works with any runtime:
+    /// the waker is called when there is more. Bytes that are not resident are read from the disk before this
+    /// returns.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Event, Error>>> {
         loop {
             match self.find() {
@@ -183,7 +185,7 @@ impl Follower {
         }
     }
 
-    /// [`Self::poll_next`] as a future. Dropping it loses nothing.
+    /// Returns [`Self::poll_next`] as a future. Dropping it loses nothing.
     pub async fn next_async(&mut self) -> Option<Result<Event, Error>> {
         poll_fn(|context| self.poll_next(context)).await
     }
@@ -222,7 +224,7 @@ impl Follower {
         }
     }
 
-    /// Takes the next record out of what was read, or returns how many bytes from `at` on have to be read for that.
+    /// Takes the next record out of the buffer, or returns how many bytes from `at` on must be read first.
     fn take(&mut self) -> Result<Result<Event, u64>, Error> {
         loop {
             let bytes = self.read.from(self.at.offset);
@@ -256,7 +258,7 @@ impl Follower {
         }
     }
 
-    /// What stands at `at` is no record.
+    /// Returns the error for bytes at `at` that are not a record.
     fn damaged(&self) -> Error {
         if self.is_new {
             return Error::NoRecord { position: self.at };
@@ -264,7 +266,7 @@ impl Follower {
         Error::Damaged { path: self.file.path().to_path_buf(), offset: self.at.offset }
     }
 
-    /// Reads at least `wanted` bytes from `at` on, none past `limit`.
+    /// Reads at least `wanted` bytes from `at` on, and none past `limit`.
     fn fill(&mut self, wanted: u64, limit: u64) -> Result<(), Error> {
         let start = self.at.offset - self.at.offset % BLOCK;
         let is_far = self.shared.is_far(self.at.segment);
@@ -289,7 +291,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Goes on to the next segment, which is there: this one is sealed.
+    /// Moves on to the next segment, which exists: this one is sealed.
     fn go_on(&mut self) -> Result<(), Error> {
         let next = Position { segment: self.at.segment + 1, offset: START };
         let Some(segment) = self.shared.progress.segment(next.segment) else {
@@ -301,7 +303,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Reports to the log where this follower is, which releases what is behind it.
+    /// Reports the follower's position to the log, which releases the pages behind it.
     fn moved(&mut self) {
         let last = self.shared.progress.moved(self.id, self.at);
         if last.segment != self.at.segment || last.offset / WINDOW != self.at.offset / WINDOW {
@@ -310,7 +312,8 @@ impl Follower {
     }
 }
 
-/// A segment's file, and its length if that is settled; for a follower at `position`.
+/// Opens a segment's file for a follower at `position`. Returns it with its length, or with 0 while the segment is
+/// open.
 fn open(
     shared: &Shared<Writer>,
     segment: Segment,
@@ -319,7 +322,7 @@ fn open(
 ) -> Result<(Arc<dyn IoFile>, u64), Error> {
     match shared.store.open(segment.number) {
         Ok(file) => Ok((file, segment.sealed.unwrap_or(0))),
-        // Removed since the follower was registered: it was cut off before.
+        // The file was removed after the follower was registered; the follower was cut off before that.
         Err(_) if cut_off.load(Ordering::Acquire) => {
             Err(Error::Purged { position, first: shared.progress.first() })
         }

@@ -1,15 +1,16 @@
 //! Groups of records in memory: staged by the caller that appends them, sealed by the leader that writes them.
 //!
-//! Where a record will stand is known only when it is written, and its header and checksum depend on that. So a staged record
-//! has room for its header, in which only its length, whether its group goes on, and the checksum of its body are noted.
+//! A record's header and checksum depend on its position, which is known only when it is written. A staged record
+//! therefore has room for its header, which holds only the length, the flag [`GOES_ON`], and the checksum of the
+//! body.
 
 use crate::convert::to_usize;
 use crate::record::{self, HEADER, Header, Kind};
 
-/// Set in a staged length where the group goes on.
+/// Set in a staged length if more records of the group follow.
 const GOES_ON: u64 = 1 << 63;
 
-/// Bytes that a group takes up at the start of a segment, with the padding up to the next block.
+/// Returns the bytes that a group takes up at the start of a segment, with the padding up to the next block.
 pub(super) fn padded_size(records: &[&[u8]]) -> u64 {
     let size = records.iter().map(|record| record::size(record.len())).sum();
     size + record::padding_size(size)
@@ -29,7 +30,7 @@ pub(super) fn stage(bytes: &mut Vec<u8>, records: &[&[u8]], sums: &[u32]) {
     }
 }
 
-/// Makes records of what was staged, the first to stand at `lsn`.
+/// Turns staged bytes into records, the first of them at `lsn`.
 pub(super) fn seal(bytes: &mut [u8], mut lsn: u64, salt: u32, durable_upto: u64) {
     let mut rest = bytes;
     while let Some((header, behind)) = rest.split_first_chunk_mut::<HEADER>() {

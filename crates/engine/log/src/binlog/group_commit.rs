@@ -1,15 +1,16 @@
 //! Group commit of the binlog: one caller, the leader, writes and syncs for all who append at the same time.
 //!
-//! Callers copy their groups into the batch that is being filled. The first one takes the batch and the writer and does the
-//! I/O for all; those who come meanwhile fill the next batch, and one of them leads it when the leader hands over. A caller
-//! that needs the writer for itself (a rotation, a purge) waits to become leader in the same way.
+//! Callers copy their groups into the batch that is being filled. The first one takes the batch and the writer and
+//! does the I/O for all. Later callers fill the next batch, and one of them leads it when the leader hands over. A
+//! caller that needs the writer for itself (a rotation, a purge) waits to become leader in the same way.
 //!
 //! Invariants:
 //! 1. The writer is either here or with the leader.
-//! 2. A batch is completed once, after its I/O; its groups stand in the log in the order in which they were submitted.
-//! 3. Under this lock there are copies into memory, and no I/O.
+//! 2. A batch is completed once, after its I/O; its groups stand in the log in the order in which they were
+//!    submitted.
+//! 3. Data is copied under this lock, but no I/O is done.
 //!
-//! A leader that panics ends the log: all who wait or come get [`Error::Abandoned`].
+//! A leader that panics ends the log: all current and later callers get [`Error::Abandoned`].
 
 use std::collections::VecDeque;
 use std::mem;
@@ -20,7 +21,7 @@ use super::frame;
 use super::sync::{Arc, Condvar, Mutex, MutexGuard, yield_now};
 use crate::Error;
 
-/// Memory kept for the next batch, in bytes; larger batches give theirs back.
+/// The maximum memory kept for the next batch, in bytes. Larger batches free theirs.
 const SPARE: usize = 4 << 20;
 
 /// Groups that are written together.
@@ -28,9 +29,9 @@ const SPARE: usize = 4 << 20;
 pub(super) struct Batch {
     /// The groups, staged.
     pub(super) bytes: Vec<u8>,
-    /// Where each group ends in `bytes`.
+    /// The end of each group in `bytes`.
     pub(super) ends: Vec<usize>,
-    /// Somebody wants all to be synced.
+    /// A caller wants the whole log synced.
     pub(super) sync: bool,
     ticket: Arc<WaitTicket>,
     /// Callers other than the leader wait for the ticket.
@@ -38,7 +39,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Gives the result to the callers that wait.
+    /// Gives the result to the waiting callers.
     pub(super) fn complete(mut self, placed: &Arc<[PlacedPart]>) {
         self.notify(placed);
     }
@@ -58,18 +59,18 @@ impl Drop for Batch {
     }
 }
 
-/// A part of a batch, and where it was written, or why it was not.
+/// A part of a batch, with its position in the log or the error of its write.
 #[derive(Debug, Clone)]
 pub(super) struct PlacedPart {
-    /// The part, from this byte of the batch …
+    /// The first byte of the part in the batch.
     pub(super) from: usize,
-    /// … up to this one.
+    /// The end of the part in the batch.
     pub(super) upto: usize,
     /// The segment, and the offset at which the part begins.
     pub(super) at: Result<(u64, u64), Error>,
 }
 
-/// What the callers of one batch wait for, or one who wants the writer for itself.
+/// The ticket that the callers of one batch wait for, or one caller that wants the writer for itself.
 #[derive(Debug, Default)]
 struct WaitTicket {
     state: Mutex<TicketState>,
@@ -78,7 +79,7 @@ struct WaitTicket {
 
 #[derive(Debug, Default)]
 struct TicketState {
-    /// One of those who wait is to lead.
+    /// One of the waiting callers is to lead.
     leads: bool,
     placed: Option<Arc<[PlacedPart]>>,
 }
@@ -111,7 +112,7 @@ impl WaitTicket {
 #[derive(Debug)]
 struct QueueState<W> {
     writer: Option<W>,
-    /// There is a leader: the writer, if it is here, waits for that one.
+    /// There is a leader. A writer that is here was handed over and waits for that leader.
     has_leader: bool,
     filling: Batch,
     /// Callers that want the writer for themselves.
@@ -123,7 +124,7 @@ struct QueueState<W> {
 }
 
 impl<W> QueueState<W> {
-    /// The batch that was being filled; the next one is begun.
+    /// Returns the batch that was being filled, and begins the next one.
     fn take_batch(&mut self) -> Batch {
         let batch = mem::take(&mut self.filling);
         self.together = batch.ends.len();
@@ -144,11 +145,11 @@ pub(super) struct Leader<'a, W> {
     writer: Option<W>,
 }
 
-/// What became of a group that was submitted.
+/// The outcome of submitting a group.
 pub(super) enum Submitted<'a, W> {
     /// The caller leads: it writes the batch.
     Leader(Leader<'a, W>, Batch),
-    /// Another wrote it.
+    /// Another caller wrote it.
     Written(Arc<[PlacedPart]>),
 }
 
@@ -170,7 +171,8 @@ impl<W> CommitQueue<W> {
         ignore_poison(self.state.lock())
     }
 
-    /// Submits a group (no records: only a request for a sync), and returns where it ends in the batch as well.
+    /// Submits a group, or only a request for a sync if there are no records. Also returns the group's end in the
+    /// batch.
     pub(super) fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(Submitted<'_, W>, usize), Error> {
         let sums: Vec<_> = records.iter().map(|record| crc32c::crc32c(record)).collect();
         let mut state = self.lock();
@@ -194,8 +196,8 @@ impl<W> CommitQueue<W> {
             }
             state = self.lock();
             if state.filling.ends.len() < state.together {
-                // Callers of the last batch submit their next group as soon as they run: without this, every other batch has half
-                // of them.
+                // Callers of the last batch submit their next group as soon as they run. Without this yield, every
+                // other batch has half of them.
                 drop(state);
                 yield_now();
                 state = self.lock();
@@ -230,24 +232,24 @@ impl<W> CommitQueue<W> {
         Leader { queue: self, writer: state.writer.take() }
     }
 
-    /// Ends the log: from now on nothing is taken. The first error stays, and is returned.
+    /// Ends the log: nothing more is accepted. Keeps and returns the first error.
     pub(super) fn fail(&self, error: Error) -> Error {
         self.lock().failed.get_or_insert(error).clone()
     }
 
-    /// Why nothing more is taken, if so.
+    /// Returns the error that ended the log, if any.
     pub(super) fn failed(&self) -> Option<Error> {
         self.lock().failed.clone()
     }
 }
 
 impl<W> Leader<'_, W> {
-    /// The writer.
+    /// Returns the writer.
     pub(super) fn writer(&mut self) -> &mut W {
         self.writer.as_mut().expect("the leader has the writer until it hands over")
     }
 
-    /// Makes the next one leader if somebody waits for that. `spare` is memory for a later batch.
+    /// Makes the next waiting caller the leader, if there is one. `spare` is memory for a later batch.
     pub(super) fn hand_over(mut self, spare: Option<Vec<u8>>) {
         self.give_back(spare);
     }

@@ -1,7 +1,7 @@
-//! The index: which segments a binlog has, and where the sealed ones end.
+//! The index: the list of a binlog's segments, with the ends of the sealed ones.
 //!
-//! A text file, `binlog.index`, replaced as a whole: written aside, synced, renamed, the directory synced. So it is the old
-//! or the new one after a crash, never a mixture.
+//! It is a text file, `binlog.index`, that is replaced as a whole: the new one is written under another name,
+//! synced and renamed, then the directory is synced. After a crash it is the old or the new one, never a mixture.
 //!
 //! ```text
 //! pagekeeper-binlog 1 0123456789abcdef 6b1c2f90      version, the log's id
@@ -10,8 +10,8 @@
 //! end 2 8e10c4d2                                     how many there are
 //! ```
 //!
-//! Each line ends with the CRC32C of all that stands before it in the file (other CRCs and line ends left out), so that a
-//! line that is changed, missing or too many shows.
+//! Each line ends with the CRC32C of everything before it in the file, without other CRCs and line ends. A changed,
+//! missing or extra line is therefore detected.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -30,23 +30,23 @@ pub(super) const INDEX_NEW: &str = "binlog.index.new";
 const MAGIC: &str = "pagekeeper-binlog";
 const VERSION: u32 = 1;
 
-/// A larger file is no index: 10 million segments.
+/// A larger file is not an index. This size is enough for 10 million segments.
 const MAX_LEN: u64 = 512 << 20;
 
-/// One line.
+/// One line of the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Listed {
     pub(super) number: u64,
-    /// Where its records end, in bytes; `None` for the last one while it is open.
+    /// The end of the segment's records, in bytes; `None` for the last segment while it is open.
     pub(super) sealed: Option<u64>,
 }
 
-/// What is wrong with an index.
+/// A defect of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wrong {
-    /// This line, from 1.
+    /// The number of the defective line, from 1.
     Line(usize),
-    /// It is of a version that is not known here.
+    /// The index has this unknown version.
     Version(u32),
 }
 
@@ -72,7 +72,7 @@ impl Index {
         text
     }
 
-    /// Reads an index, or says what is wrong with it.
+    /// Parses an index, or returns its defect.
     fn parse(text: &str) -> Result<Self, Wrong> {
         Self::parse_lines(text).map_err(|line| match Self::version(text) {
             Some(version) if version != VERSION => Wrong::Version(version),
@@ -80,7 +80,7 @@ impl Index {
         })
     }
 
-    /// The version of an index whose first line is whole.
+    /// Returns the version of an index whose first line is intact.
     fn version(text: &str) -> Option<u32> {
         let (line, sum) = text.lines().next()?.rsplit_once(' ')?;
         let is_whole = sum == format!("{:08x}", crc32c::crc32c(line.as_bytes()));
@@ -88,7 +88,7 @@ impl Index {
         version.parse().ok().filter(|_| is_whole)
     }
 
-    /// Reads an index, or returns the number of the line (from 1) that is not as it should be.
+    /// Parses an index, or returns the number of the first defective line, from 1.
     fn parse_lines(text: &str) -> Result<Self, usize> {
         let mut crc = 0;
         let mut lines = text.split('\n').enumerate().map(|(at, line)| match line.rsplit_once(' ') {
@@ -107,7 +107,7 @@ impl Index {
             let (name, value) = line.split_once(' ').ok_or(at)?;
             if name == "end" {
                 let whole = value.parse() == Ok(segments.len());
-                // Behind the last line end there is nothing.
+                // Nothing may follow the last line end.
                 return if whole && text.lines().count() == at && text.ends_with('\n') {
                     Ok(Self { log_id, segments })
                 } else {
@@ -125,7 +125,7 @@ impl Index {
         }
     }
 
-    /// Reads the index of the log in `dir`; `None` where there is none.
+    /// Reads the index of the log in `dir`; `None` if there is none.
     pub(super) fn read(io: &dyn Io, dir: &Path) -> Result<Option<Self>, Error> {
         let path = dir.join(INDEX);
         let file = match io.open(&path, Access::Buffered) {
@@ -144,8 +144,8 @@ impl Index {
         })
     }
 
-    /// Writes the index aside and syncs it: all that can fail for want of space. What is left of an earlier attempt
-    /// is removed first.
+    /// Writes the index under its temporary name and syncs it: all steps that can fail for lack of space. Removes
+    /// the remains of an earlier attempt first.
     pub(super) fn prepare(&self, io: &dyn Io, dir: &Path, sync: bool) -> Result<Prepared, IoError> {
         let new = dir.join(INDEX_NEW);
         remove_if_there(io, &new)?;
@@ -166,13 +166,13 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Puts it in place of the old one. Nobody knows which of them a crash would show until the directory is synced.
+    /// Renames the file over the old index. A crash may show either of them until the directory is synced.
     pub(super) fn rename(self, io: &dyn Io) -> Result<(), IoError> {
         io.rename(&self.new, &self.index)
     }
 }
 
-/// Removes a file; none is as good.
+/// Removes a file, if it exists.
 pub(super) fn remove_if_there(io: &dyn Io, path: &Path) -> Result<(), IoError> {
     match io.remove(path) {
         Err(error) if error.errno() != Some(libc::ENOENT) => Err(error),

@@ -1,16 +1,17 @@
-//! A log in segments, which others follow.
+//! A log in segments, with followers.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | `options` | settings, and opening |
-//! | `position`, `segment`, `index`, `frame` | what is in the directory, and in a segment |
-//! | `segment_store`, `recover` | how segments are made, and what is done with what a crash left |
-//! | `group_commit`, `writer` | who writes, and how |
-//! | `progress`, `follower` | how far the log is, and its readers |
-//! | `page_releaser` | which pages stay resident |
-//! | `sync` | what `group_commit` and `progress` coordinate threads with, which the models replace |
+//! | `position`, `segment`, `index`, `frame` | the contents of the directory and of a segment |
+//! | `segment_store`, `recover` | creating segments, and recovery after a crash |
+//! | `group_commit`, `writer` | leader election, and writing |
+//! | `progress`, `follower` | the ends of the log, and its readers |
+//! | `page_releaser` | the pages that stay resident |
+//! | `sync` | the primitives by which `group_commit` and `progress` coordinate threads; the models replace them |
 //!
-//! Durable is what was synced: see [`BinLogOptions::sync_every`]. A group is there as a whole or not at all, also after a crash.
+//! Data is durable once it is synced: see [`BinLogOptions::sync_every`]. A group is there as a whole or not at all,
+//! also after a crash.
 
 mod follower;
 mod frame;
@@ -48,25 +49,28 @@ use segment_store::SegmentStore;
 use shared::Shared;
 use writer::Writer;
 
-/// Whether [`BinLog::purge_to`] minds followers.
+/// The treatment of followers by [`BinLog::purge_to`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purge {
-    /// Fails where a follower has yet to read what is to be removed.
+    /// Fails if a follower has yet to read a segment that would be removed.
     UnlessFollowed,
-    /// Cuts such followers off: they get [`Error::Purged`].
+    /// Cuts off followers that have yet to read a removed segment: they get [`Error::Purged`].
     Forced,
 }
 
-/// A log in segments that any number of threads append to and any number of followers read, and that releases its pages.
+/// A log in segments. Any number of threads append to it, any number of followers read it, and it releases its
+/// pages.
 ///
-/// If it is dropped without [`BinLog::close`], the log is as after a crash: nothing that was acknowledged is lost.
+/// If it is dropped without [`BinLog::close`], the log is as after a crash: nothing that was acknowledged as
+/// durable is lost.
 ///
-/// After a failed write or sync the log accepts nothing more (every call fails with [`Error::Poisoned`]): the kernel reports such a
-/// failure once, so earlier writes can't be trusted either. Followers still get what was synced. Open the log again to find out
-/// what it has. A full disk is different: only the write of that group failed; the append returns the error, and may be tried
-/// again.
+/// After a failed write or sync the log accepts nothing more, and every call fails with [`Error::Poisoned`]. The
+/// kernel reports such a failure once, so earlier writes can't be trusted either. Followers still get the synced
+/// records. Open the log again to find out what it holds.
 ///
-/// A log and its followers belong to the process that opened it: in a forked child every call fails with
+/// A full disk is different: only the write of that group failed. The append returns the error and may be repeated.
+///
+/// A log and its followers belong to the process that opened it. In a forked child every call fails with
 /// [`Forked`](pagekeeper_io::Error::Forked), positions are zeros, and a drop does nothing.
 ///
 /// ```
@@ -100,13 +104,14 @@ impl BinLog {
         Ok(Self { shared, _lock: opened.lock })
     }
 
-    /// Appends records that belong together, and returns the position past them. They are durable when this returns, if
-    /// [`BinLogOptions::sync_every`] is 1.
+    /// Appends records that belong together, and returns the position past them. If [`BinLogOptions::sync_every`]
+    /// is 1, they are durable when this returns.
     ///
-    /// Threads that append at the same time share a write and a sync; the groups' order is that of the calls.
+    /// Threads that append at the same time share a write and a sync. The order of the groups is that of the calls.
     ///
-    /// A group takes 24 bytes for each record besides, and is never split between segments. Fails with [`Error::GroupTooLarge`] where
-    /// it is larger than a segment, [`Error::EmptyGroup`], or with the error of a failed write.
+    /// A group takes 24 extra bytes for each record, and is never split between segments. Fails with
+    /// [`Error::GroupTooLarge`] if it is larger than a segment, with [`Error::EmptyGroup`], or with the error of a
+    /// failed write.
     pub fn append_group(&self, records: &[&[u8]]) -> Result<Position, Error> {
         self.shared.process.require()?;
         if records.is_empty() {
@@ -129,7 +134,7 @@ impl BinLog {
         }
     }
 
-    /// Makes durable all that was appended before, and returns the durable end.
+    /// Makes everything appended before durable, and returns the durable end.
     pub fn sync(&self) -> Result<Position, Error> {
         self.shared.process.require()?;
         let (placed, _) = self.submit(&[], true)?;
@@ -143,8 +148,8 @@ impl BinLog {
         if self.shared.store.options.read_only { Err(Error::ReadOnly) } else { Ok(()) }
     }
 
-    /// Submits a group or a request for a sync, and writes the batch if this caller leads; returns what was written where, and
-    /// where the caller's group ends in the batch.
+    /// Submits a group or a request for a sync, and writes the batch if this caller leads. Returns the placement of
+    /// the batch's parts, and the end of the caller's group in the batch.
     fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(Arc<[PlacedPart]>, usize), Error> {
         let (submitted, end) = self.shared.queue.submit(records, sync)?;
         let placed = match submitted {
@@ -168,8 +173,8 @@ impl BinLog {
         }
     }
 
-    /// Seals the segment that is written to, and begins a new one; returns where that begins. All that was appended is durable
-    /// then. An empty segment is left as it is.
+    /// Seals the current segment and begins a new one. Returns the start of the new segment. Everything appended
+    /// before is then durable. An empty segment is left as it is.
     pub fn rotate(&self) -> Result<Position, Error> {
         self.shared.process.require()?;
         self.check_writable()?;
@@ -181,25 +186,26 @@ impl BinLog {
         rotated.map(|()| at)
     }
 
-    /// Follows the log from a position on: [`Self::first`], [`Self::end`], or what an append or a follower gave. It sees each
-    /// record as soon as it is written; after a crash a record that was not synced may be gone from the log.
+    /// Follows the log from a position on: [`Self::first`], [`Self::end`], or one from an append or a follower. The
+    /// follower sees each record as soon as it is written. After a crash, an unsynced record may be gone from the
+    /// log.
     ///
-    /// Fails where the position was purged, or lies past the end of the log or of its segment.
+    /// Fails if the position was purged, or lies past the end of the log or of its segment.
     pub fn follow(&self, from: Position) -> Result<Follower, Error> {
         self.shared.process.require()?;
         Follower::new(&self.shared, from, false)
     }
 
-    /// As [`Self::follow`], but each record is seen only when it is durable.
+    /// Follows the log like [`Self::follow`], but sees each record only when it is durable.
     pub fn follow_durable(&self, from: Position) -> Result<Follower, Error> {
         self.shared.process.require()?;
         Follower::new(&self.shared, from, true)
     }
 
-    /// Removes the segments before the position's own; returns how many.
+    /// Removes the segments before that of the position, and returns their number.
     ///
-    /// Fails with [`Error::Followed`] where a follower has yet to read some of it, unless forced, and with [`Error::PastEnd`]
-    /// for a segment that does not exist yet.
+    /// Fails with [`Error::Followed`] if a follower has yet to read one of them, unless forced, and with
+    /// [`Error::PastEnd`] if the position's segment does not exist yet.
     pub fn purge_to(&self, position: Position, purge: Purge) -> Result<u64, Error> {
         self.shared.process.require()?;
         self.check_writable()?;
@@ -220,29 +226,30 @@ impl BinLog {
         Ok(purged.len() as u64)
     }
 
-    /// Where the oldest record of the log begins, or will begin.
+    /// Returns the position at which the oldest record of the log begins, or will begin.
     pub fn first(&self) -> Position {
         self.position(Progress::first)
     }
 
-    /// Past the last record that was appended.
+    /// Returns the position past the last appended record.
     pub fn end(&self) -> Position {
         self.position(Progress::end)
     }
 
-    /// All before this is durable.
+    /// Returns the position before which everything is durable.
     pub fn durable_end(&self) -> Position {
         self.position(Progress::durable)
     }
 
-    /// A position; zeros in a forked child.
+    /// Returns a position; zeros in a forked child.
     fn position(&self, of: fn(&Progress) -> Position) -> Position {
         let is_own = self.shared.process.is_current();
         if is_own { of(&self.shared.progress) } else { Position { segment: 0, offset: 0 } }
     }
 
-    /// How segments are written, and why so. For [`LogMode::Uncached`] and [`LogMode::Direct`] that is found out by trying, which
-    /// needs some room on the disk: when something is appended for the first time, or when it is asked for here.
+    /// Returns how segments are written, and why. Support for [`LogMode::Uncached`] and [`LogMode::Direct`] is
+    /// found by a test, which needs some room on the disk. The test runs at the first append, or when this is
+    /// called.
     pub fn mode(&self) -> (LogMode, &str) {
         if !self.shared.process.is_current() {
             return (LogMode::Buffered, "nothing is tried in a forked child");
@@ -256,8 +263,8 @@ impl BinLog {
         (mode, &how.why)
     }
 
-    /// Bytes of the log that are resident, as far as it tracks them and the kernel reports them; `None` where it leaves its
-    /// pages to the kernel.
+    /// Returns the resident bytes of the log, as far as the log tracks them and the kernel reports them; `None` if
+    /// the log leaves its pages to the kernel.
     pub fn resident(&self) -> Option<u64> {
         self.shared.process.require().ok()?;
         match self.shared.releaser.get() {
@@ -266,8 +273,8 @@ impl BinLog {
         }
     }
 
-    /// Makes everything durable and seals the last segment: whatever of it changes from then on is found by who reads it. Followers read
-    /// what is left, and end. A log to which nothing was appended is left as it is.
+    /// Makes everything durable and seals the last segment; readers detect any later change in it. Followers read
+    /// the remaining records, then end. A log to which nothing was appended is left as it is.
     pub fn close(self) -> Result<(), Error> {
         self.shared.process.require()?;
         let mut leader = self.shared.queue.exclusive()?;
@@ -278,12 +285,15 @@ impl BinLog {
 }
 
 impl BinLogOptions {
-    /// Opens the log in a directory for appending, or makes a new one where the directory is empty or missing. It is
-    /// recovered after a crash; no group that was acknowledged as durable is lost. In a log that is there nothing is written before the
-    /// first append, rotation or purge.
+    /// Opens the log in a directory for appending, or creates one if the directory is empty or missing. After a
+    /// crash the log is recovered; no group that was acknowledged as durable is lost. Nothing is written to an
+    /// existing log before the first append, rotation or purge.
     ///
-    /// Fails, and changes nothing, where another has the log open, the directory has other files in it, a segment is
-    /// missing, cut, damaged or of another log, or a setting is out of its range.
+    /// Fails, and changes nothing, in these cases:
+    /// - Another opener has the log open.
+    /// - The directory has other files in it.
+    /// - A segment is missing, cut, damaged, or from another log.
+    /// - A setting is out of its range.
     pub fn open(self, dir: impl AsRef<Path>) -> Result<BinLog, Error> {
         BinLog::open(dir.as_ref(), self)
     }
@@ -292,7 +302,7 @@ impl BinLogOptions {
 impl Drop for BinLog {
     fn drop(&mut self) {
         if !self.shared.process.is_current() {
-            // What the parent has open is never dropped here.
+            // The parent's resources are never dropped here.
             return std::mem::forget(Arc::clone(&self.shared));
         }
         self.shared.progress.closed();

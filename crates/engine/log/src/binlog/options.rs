@@ -10,10 +10,10 @@ use super::segment::HEADER;
 use crate::record::BLOCK;
 use crate::{Error, LogMode};
 
-/// Least size of a segment, in bytes: the header and three blocks.
+/// The smallest size of a segment, in bytes: the header and three blocks.
 const MIN_SEGMENT: u64 = HEADER + 3 * BLOCK;
 
-/// Settings of a [`BinLog`](crate::BinLog), and how it is opened.
+/// Settings of a [`BinLog`](crate::BinLog), with which it is opened.
 ///
 /// ```
 /// use pagekeeper_io::SimDisk;
@@ -59,76 +59,80 @@ impl Default for BinLogOptions {
 }
 
 impl BinLogOptions {
-    /// The defaults, as given with each setting.
+    /// Returns the defaults, which each setting states.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Bytes that a segment's file may have [default: 1 GiB]: a multiple of 4096, at least 16 KiB. A group that takes up
-    /// more than what a segment has beside its header can't be appended.
+    /// Sets the maximum size of a segment's file in bytes [default: 1 GiB]: a multiple of 4096, at least 16 KiB. A
+    /// group that is larger than a segment without its header can't be appended.
     #[must_use]
     pub fn max_segment_bytes(mut self, bytes: u64) -> Self {
         self.max_segment_bytes = bytes;
         self
     }
 
-    /// After how many groups the log is synced [default: 1, each is durable when its append returns]. With 0 the log is synced
-    /// only at rotation, by [`BinLog::sync`](crate::BinLog::sync) and [`BinLog::close`](crate::BinLog::close); writeback is started as segments grow.
+    /// Sets after how many groups the log is synced [default: 1, each group is durable when its append returns].
+    /// With 0 the log is synced only at rotation, by [`BinLog::sync`](crate::BinLog::sync) and by
+    /// [`BinLog::close`](crate::BinLog::close); writeback is started as segments grow.
     #[must_use]
     pub fn sync_every(mut self, groups: u64) -> Self {
         self.sync_every = groups;
         self
     }
 
-    /// A follower at most this many segments behind the writer's is near: what it has yet to read stays resident
-    /// [default: 3].
+    /// Sets how many segments a follower may be behind the writer's to be near [default: 3]. The pages that a near
+    /// follower has yet to read stay resident.
     #[must_use]
     pub fn keep_segments(mut self, segments: u64) -> Self {
         self.keep_segments = segments;
         self
     }
 
-    /// Bytes behind the writer that stay resident [default: 6 MiB], so that nobody waits for the writeback of what was
-    /// just written.
+    /// Sets how many bytes behind the writer stay resident [default: 6 MiB]. Nobody then waits for the writeback of
+    /// bytes that were just written.
     #[must_use]
     pub fn slack(mut self, bytes: u64) -> Self {
         self.slack = bytes;
         self
     }
 
-    /// How many bytes ahead zeros are written where groups of up to 64 KiB are synced one by one [default: 1 MiB]: a sync of what
-    /// only overwrites takes two thirds of the time, and the device writes twice as much. 0: none.
+    /// Sets how many bytes of zeros are written ahead if groups of up to 64 KiB are synced one by one [default: 1
+    /// MiB]. A sync after pure overwrites takes two thirds of the time, but the device writes twice as much. 0
+    /// disables it.
     #[must_use]
     pub fn zero_ahead(mut self, bytes: u64) -> Self {
         self.zero_ahead = bytes;
         self
     }
 
-    /// How segments are written [default: [`LogMode::Auto`], which is buffered].
+    /// Sets how segments are written [default: [`LogMode::Auto`], which is buffered].
     #[must_use]
     pub fn mode(mut self, mode: LogMode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Whether the log gives its pages back [default: yes]. Else it leaves them to the kernel, as logs of today's databases
-    /// do: for comparison, and for those who keep pages by other means. Writeback is the kernel's to start then.
+    /// Sets whether the log releases its pages [default: yes]. Otherwise it leaves pages and writeback to the
+    /// kernel, as the logs of today's databases do. This is for comparisons, and for callers that keep pages by
+    /// other means.
     #[must_use]
     pub fn release(mut self, release: bool) -> Self {
         self.release = release;
         self
     }
 
-    /// Opens the log to read only [default: no]: not one byte is written, and no file made, so that it can also be read on a
-    /// read-only or full file system. Others may read it at the same time; while it is open for writing it is
-    /// [`pagekeeper_io::Error::Locked`]. What would change it fails with [`Error::ReadOnly`].
+    /// Opens the log read-only [default: no]. No byte is written and no file created, so the log can also be read
+    /// on a read-only or full file system. Several readers may have it open at the same time. While it is open for
+    /// writing, opening it fails with [`pagekeeper_io::Error::Locked`]. Calls that would change the log fail with
+    /// [`Error::ReadOnly`].
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
         self
     }
 
-    /// A back-end of one's own: one that is shared, or the simulated disk [default: [`pagekeeper_io::best`]].
+    /// Sets the I/O back-end, such as a shared one or the simulated disk [default: [`pagekeeper_io::best`]].
     #[must_use]
     pub fn io(mut self, io: Arc<dyn Io>) -> Self {
         self.io = Some(io);
@@ -144,7 +148,7 @@ impl BinLogOptions {
         Ok(())
     }
 
-    /// Bytes that the largest group may take up.
+    /// Returns the size of the largest possible group, in bytes.
     pub(super) fn room(&self) -> u64 {
         self.max_segment_bytes - HEADER
     }

@@ -1,20 +1,24 @@
-//! Which pages of the log may be resident, and their release, by the exact rule of `pagekeeper-policy`.
+//! Decides which pages of the log may be resident and releases the others, by the exact rule of
+//! `pagekeeper-policy`.
 //!
-//! The rule is `ReleaseBehindFollowers`. Windows of 2 MiB that were written or read are remembered until they are released; the
-//! kernel is not asked about a page before that. What a release leaves (a page that is mapped, or locked by read-ahead) stays on
-//! the list, and is tried again later.
+//! The rule is `ReleaseBehindFollowers`. Windows of 2 MiB that were written or read are remembered until they are
+//! released. The kernel is not asked about a page before that. Pages that survive a release (mapped, or locked by
+//! read-ahead) stay on the list, and their release is retried later.
 //!
-//! It is called by whoever has just made something releasable: the leader whose records begin a new window or segment, after it
-//! has handed over; a follower that goes on to the next window. No lock is held over I/O. One thread at a time does it; a writer that
-//! comes meanwhile goes on, unless too much is unwritten: then it waits.
+//! The releaser is called by whoever has just made pages releasable:
+//! - the leader whose records begin a new window or segment, after it has handed over;
+//! - a follower that moves on to the next window.
+//!
+//! No lock is held over I/O. One thread at a time releases. A writer that arrives meanwhile continues, unless too
+//! much is unwritten: then it waits.
 //!
 //! Invariants:
-//! 1. Writeback is started for each window that the writer has left and that is not synced yet, and waited for when it is
-//!    more than the slack behind the writer, whether its pages are released then or a follower needs them: no more than the
-//!    slack and [`UNWRITTEN`] stay dirty.
-//! 2. Errors of writeback end the log. They are seen through a descriptor of the releaser's own, so that a sync by
-//!    the writer's still reports them, too.
-//! 3. That advice is refused is no error: it costs memory, never data.
+//! 1. Writeback is started for each unsynced window that the writer has left. It is waited for once the window is
+//!    more than the slack behind the writer, even if a follower still needs the pages. At most the slack plus
+//!    [`UNWRITTEN`] stay dirty.
+//! 2. Errors of writeback end the log. They are observed through the releaser's own descriptor, so that a sync by
+//!    the writer's descriptor still reports them, too.
+//! 3. Refused advice is not an error: it costs memory, never data.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -30,24 +34,25 @@ use pagekeeper_policy::{READ_AHEAD, Rule, WINDOW};
 
 use crate::position::Position;
 
-/// Bytes beside the slack that a writer may be ahead of writeback while another thread waits for it.
+/// The maximum distance of the writer beyond the slack, in bytes, while another thread waits for writeback.
 const UNWRITTEN: u64 = 4 * WINDOW;
 
-/// After so many passes, what resisted is tried again.
+/// The release of pages that resisted is retried after this many passes.
 const RETRY: u64 = 16;
 
-/// Passes that one thread does for others before it goes back to its own work.
+/// The maximum number of passes that one thread does for others before it returns to its own work.
 const MAX_PASSES: usize = 4;
 
 /// The pages of one segment.
 struct Pages {
     file: Arc<dyn IoFile>,
-    /// Windows that may have resident pages, by their starts; and when they last resisted a release, if they were not used since.
+    /// Windows that may have resident pages, by their starts. The value is the retry period of the last failed
+    /// release, if the window was not used since.
     windows: BTreeMap<u64, Option<u64>>,
     size: u64,
-    /// Up to here nothing is dirty.
+    /// Nothing before this offset is dirty.
     clean: u64,
-    /// Up to here writeback was started.
+    /// Writeback was started up to this offset.
     started: u64,
 }
 
@@ -60,7 +65,7 @@ impl Pages {
         }
     }
 
-    /// The windows that may have pages, but for those that resisted and are not to be tried again yet.
+    /// Returns the windows that may have pages. Leaves out windows that resisted and are not to be retried yet.
     fn windows_to_try(&self, retry: u64) -> impl Iterator<Item = Range<u64>> {
         let size = self.size;
         let windows =
@@ -71,14 +76,14 @@ impl Pages {
 
 struct ReleaserState {
     segments: BTreeMap<u64, Pages>,
-    /// The segment that is written to.
+    /// The segment that is written to, and the written end.
     writer: Position,
-    /// Where the followers were in the last pass.
+    /// The positions of the followers in the last pass.
     followers: Vec<(u64, Position)>,
     passes: u64,
-    /// Someone is at it.
+    /// A thread is releasing pages.
     busy: bool,
-    /// Someone else would have been.
+    /// Another thread arrived meanwhile, so one more pass is needed.
     again: bool,
 }
 
@@ -90,7 +95,7 @@ pub(super) struct PageReleaser {
     slack: u64,
 }
 
-/// What is to be done, and to which file.
+/// One action, with its file.
 struct PageAction {
     file: Arc<dyn IoFile>,
     segment: u64,
@@ -103,12 +108,12 @@ enum PageOperation {
     Release(Range<u64>),
 }
 
-/// What was done to a segment.
+/// The result of an action on a segment.
 enum Completed {
     Started,
-    /// Nothing in the range is dirty any more.
+    /// Nothing in the range is dirty.
     Written(u64, Range<u64>),
-    /// Released, but for the windows that begin here and still have pages.
+    /// The release is done. The windows that begin at these offsets still have pages.
     Released(u64, Vec<u64>),
 }
 
@@ -130,7 +135,8 @@ impl PageReleaser {
         lock(&self.state)
     }
 
-    /// The writer goes on in a new segment, of which `file` is a descriptor of the releaser's own. The one before is synced.
+    /// Notes that the writer has moved on to a new segment; `file` is the releaser's own descriptor of it. The
+    /// previous segment is synced.
     pub(super) fn begun(&self, segment: u64, file: Arc<dyn IoFile>, offset: u64) {
         let mut state = self.lock();
         let last = state.writer;
@@ -143,7 +149,7 @@ impl PageReleaser {
         state.segments.insert(segment, pages);
     }
 
-    /// The writer has written up to here; whether it has left a window.
+    /// Notes that the writer has written up to this offset. Returns whether it has left a window.
     pub(super) fn wrote(&self, offset: u64) -> bool {
         let mut state = self.lock();
         let from = mem::replace(&mut state.writer.offset, offset);
@@ -155,7 +161,7 @@ impl PageReleaser {
         from / WINDOW != offset / WINDOW
     }
 
-    /// All that was written up to here is synced.
+    /// Notes that everything up to this offset is synced.
     pub(super) fn synced(&self, offset: u64) {
         let mut state = self.lock();
         let segment = state.writer.segment;
@@ -165,7 +171,8 @@ impl PageReleaser {
         }
     }
 
-    /// A follower reads this range of a segment of so many bytes: what it reads and what is read ahead may be resident.
+    /// Notes that a follower reads this range of a segment of `size` bytes. The range and the read-ahead behind it
+    /// may become resident.
     pub(super) fn reads(&self, segment: u64, file: &Arc<dyn IoFile>, range: &Range<u64>, size: u64) {
         let mut state = self.lock();
         let pages = state.segments.entry(segment).or_insert_with(|| Pages {
@@ -179,13 +186,13 @@ impl PageReleaser {
         pages.mark(&(range.start..ahead.max(range.end)));
     }
 
-    /// The segments before this one are gone.
+    /// Notes that the segments before this one are gone.
     pub(super) fn purged(&self, number: u64) {
         let mut state = self.lock();
         state.segments = state.segments.split_off(&number);
     }
 
-    /// Does what is to be done now. `followers` gives where they are. An error is the log's end.
+    /// Performs the due actions. `followers` returns the positions of the followers. An error ends the log.
     pub(super) fn run(&self, followers: impl Fn() -> Vec<(u64, Position)>) -> Result<(), IoError> {
         let mut state = self.lock();
         while state.busy {
@@ -220,7 +227,7 @@ impl PageReleaser {
         result
     }
 
-    /// Whether the writer should wait for whoever is waiting for writeback.
+    /// Whether the writer should wait for the thread that waits for writeback.
     fn is_too_far_ahead(&self, state: &ReleaserState) -> bool {
         let clean = state.segments.get(&state.writer.segment).map_or(0, |pages| pages.clean);
         state.writer.offset.saturating_sub(clean) > self.slack.saturating_add(UNWRITTEN)
@@ -241,7 +248,7 @@ impl PageReleaser {
             .collect();
         state.followers = followers;
         let (place, mut actions) = (state.writer, Vec::new());
-        // The writer's segment first: what is dirty is in that.
+        // Handles the writer's segment first: it has the dirty pages.
         for (&segment, pages) in state.segments.iter_mut().rev() {
             let writer = if segment == place.segment { Writer::At(place.offset) } else { Writer::Elsewhere };
             let followers = Followers { writer: place.segment, all: &all };
@@ -251,7 +258,8 @@ impl PageReleaser {
             let Due { start, wait, release } = due(&allowance, marks, pages.windows_to_try(retry));
             let started = start.as_ref().map_or(pages.started, |range| range.end);
             let release: Vec<_> = release.collect();
-            // Off the list before the lock is let go: whoever uses a window while it is being released puts it back.
+            // Removes the windows from the list before it unlocks: a use of a window during its release puts it
+            // back.
             for range in &release {
                 pages.windows.retain(|start, _| !range.contains(start));
             }
@@ -264,7 +272,7 @@ impl PageReleaser {
         actions
     }
 
-    /// Bytes resident of the log's segments, as far as the kernel shows.
+    /// Returns the resident bytes of the log's segments, as far as the kernel reports them.
     pub(super) fn resident(&self) -> Option<u64> {
         let files: Vec<_> = self.lock().segments.values().map(|pages| Arc::clone(&pages.file)).collect();
         let resident = |file: &Arc<dyn IoFile>| Some(file.residency(0..u64::MAX).ok()??.resident);
@@ -273,7 +281,7 @@ impl PageReleaser {
 }
 
 impl ReleaserState {
-    /// What resisted is tried again when this has changed.
+    /// Returns the retry period. A release that failed is retried when this number has changed.
     fn retry(&self) -> u64 {
         self.passes / RETRY
     }
@@ -320,7 +328,7 @@ impl PageAction {
                 Ok(Completed::Written(segment, range))
             }
             PageOperation::Release(range) => {
-                // The last page goes only if the advice reaches its end.
+                // The kernel drops the last page only if the advice reaches the end of that page.
                 let pages = range.start..range.end.next_multiple_of(page_size());
                 let stayed = match file.release(pages.clone()) {
                     Ok(()) if is_gone(&*file, &pages) => Vec::new(),
@@ -336,12 +344,12 @@ impl PageAction {
     }
 }
 
-/// Nothing is resident, or that can't be known.
+/// Whether nothing is resident, or residency is unknown.
 fn is_gone(file: &dyn IoFile, range: &Range<u64>) -> bool {
     !matches!(file.residency(range.clone()), Ok(Some(found)) if found.resident > 0)
 }
 
-/// That the kernel has no such call loses nothing.
+/// Ignores that the kernel lacks the call, which loses nothing.
 fn unless_missing(result: Result<(), IoError>) -> Result<(), IoError> {
     match result {
         Err(error) if matches!(error.errno(), Some(libc::ENOSYS | libc::EOPNOTSUPP)) => Ok(()),
@@ -349,7 +357,7 @@ fn unless_missing(result: Result<(), IoError>) -> Result<(), IoError> {
     }
 }
 
-/// The windows of a range that begins with one.
+/// Returns the windows of a range that begins at the start of a window.
 fn windows(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     let end = range.end;
     let starts = std::iter::successors(Some(range.start), |start| start.checked_add(WINDOW));
@@ -366,12 +374,12 @@ mod tests {
 
     use super::*;
 
-    /// A file that is only given advice.
+    /// A file that only accepts advice.
     #[derive(Default)]
     struct Advised {
         resists: AtomicBool,
         released: Mutex<Vec<Range<u64>>>,
-        /// Done once, while pages are being released.
+        /// Called once, during a release.
         meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     }
 
@@ -422,7 +430,7 @@ mod tests {
     const SIZE: u64 = 3 * WINDOW + 5;
     const BEHIND: Range<u64> = 0..3 * WINDOW;
 
-    /// A segment that is written up to [`SIZE`], nobody follows it, and nothing stays behind its writer.
+    /// Returns a segment that is written up to [`SIZE`], without followers and without slack behind its writer.
     fn written() -> (Arc<Advised>, Arc<PageReleaser>) {
         let (file, releaser) = (Arc::new(Advised::default()), Arc::new(PageReleaser::new(3, 0)));
         releaser.begun(1, Arc::clone(&file) as Arc<dyn IoFile>, 0);

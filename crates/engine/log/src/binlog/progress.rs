@@ -1,10 +1,10 @@
-//! Progress of the log: how far it is written and synced, which segments it has, and where its followers are.
+//! Progress of the log: its written and synced ends, its segments, and the positions of its followers.
 //!
 //! Invariants:
-//! 1. `durable <= end`; both only grow, and move to a new segment only when the one before is sealed here.
-//! 2. A follower's position here is never ahead of what it has yet to read.
-//! 3. A segment is listed here while a follower is in it or before it; only a forced purge removes it, and then the follower is
-//!    cut off.
+//! 1. `durable <= end`; both only grow, and move to a new segment only when the previous one is sealed here.
+//! 2. A follower's position here is never ahead of its next unread record.
+//! 3. A segment is listed here while a follower is in it or before it. Only a forced purge removes it earlier, and
+//!    then the follower is cut off.
 //! 4. No waker is called under the lock.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -24,16 +24,16 @@ use crate::position::Position;
 pub(super) struct Segment {
     pub(super) number: u64,
     pub(super) salt: u32,
-    /// Where its records end, in bytes, once that is settled.
+    /// The end of its records, in bytes, once it is settled.
     pub(super) sealed: Option<u64>,
 }
 
-/// Up to where a follower may read in its segment.
+/// The limit up to which a follower may read in its segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReadLimit {
-    /// Up to this byte now, and perhaps more later.
+    /// Up to this byte now, perhaps further later.
     Now(u64),
-    /// Up to this byte, then the next segment follows.
+    /// Up to this byte; the next segment follows.
     Sealed(u64),
 }
 
@@ -53,7 +53,7 @@ struct ProgressState {
     segments: VecDeque<Segment>,
     followers: BTreeMap<u64, FollowerState>,
     next_follower: u64,
-    /// Threads that wait for the condition variable.
+    /// Number of threads that wait for the condition variable.
     asleep: usize,
     failed: Option<Error>,
     closed: bool,
@@ -72,18 +72,18 @@ impl ProgressState {
         self.segments.get(usize::try_from(number.checked_sub(first)?).ok()?)
     }
 
-    /// How far a follower may read now. After a failure what was not synced may be gone.
+    /// Returns the position up to which a follower may read now. After a failure, unsynced records may be gone.
     fn readable(&self, durable_only: bool) -> Position {
         if durable_only || self.failed.is_some() { self.durable } else { self.end }
     }
 
-    /// Whether a follower at `at` has something to do: to read, to move on, or to end.
+    /// Whether a follower at `at` has something to do: read, move on, or end.
     fn has_news(&self, at: Position, durable_only: bool) -> bool {
         self.readable(durable_only) > at || self.closed || self.failed.is_some()
     }
 }
 
-/// What writer and followers share.
+/// The state that the writer and the followers share.
 #[derive(Debug)]
 pub(super) struct Progress {
     state: Mutex<ProgressState>,
@@ -99,7 +99,7 @@ pub(super) struct Registration {
 }
 
 impl Progress {
-    /// Of a log that ends at this offset of its last segment.
+    /// Creates the progress of a log that ends at this offset of its last segment.
     pub(super) fn new(segments: VecDeque<Segment>, offset: u64) -> Self {
         let end = Position { segment: segments.back().map_or(1, |last| last.number), offset };
         let state = ProgressState {
@@ -143,7 +143,7 @@ impl Progress {
         self.update(|state| state.durable = durable);
     }
 
-    /// The last segment is sealed, and this one follows.
+    /// Seals the last segment and adds the new one.
     pub(super) fn rotated(&self, sealed: u64, new: Segment) {
         self.update(|state| {
             if let Some(last) = state.segments.back_mut() {
@@ -177,7 +177,7 @@ impl Progress {
         self.lock().durable
     }
 
-    /// Where each follower is.
+    /// Returns the position of each follower.
     pub(super) fn followers(&self) -> Vec<(u64, Position)> {
         self.lock().followers.iter().map(|(id, follower)| (*id, follower.at)).collect()
     }
@@ -208,13 +208,13 @@ impl Progress {
         Ok(Registration { id, segment, cut_off })
     }
 
-    /// A follower has read all before `at`; where it was.
+    /// Notes that a follower has read everything before `at`. Returns its previous position.
     pub(super) fn moved(&self, id: u64, at: Position) -> Position {
         let mut state = self.lock();
         state.followers.get_mut(&id).map_or(at, |follower| mem::replace(&mut follower.at, at))
     }
 
-    /// A segment, if it is there.
+    /// Returns a segment, if it exists.
     pub(super) fn segment(&self, number: u64) -> Option<Segment> {
         self.lock().segment(number).copied()
     }
@@ -223,8 +223,8 @@ impl Progress {
         self.lock().followers.remove(&id);
     }
 
-    /// How far a follower may read in the segment of `at`; the end of the log for it, or why it goes no further, where
-    /// there is nothing more. `Ok(None)`: the log is closed, and all was read.
+    /// Returns the limit up to which a follower may read in the segment of `at`. If there is nothing more to read,
+    /// returns the error of a failed log, or `Ok(None)` for a closed one.
     pub(super) fn limit(&self, at: Position, durable_only: bool) -> Result<Option<ReadLimit>, Error> {
         let state = self.lock();
         let readable = state.readable(durable_only);
@@ -243,7 +243,7 @@ impl Progress {
         }))
     }
 
-    /// Waits until there is news for a follower; false if it is past the deadline and there is none.
+    /// Waits until there is news for a follower. Returns false at the deadline if there is none.
     pub(super) fn wait(
         &self,
         at: Position,
@@ -269,7 +269,7 @@ impl Progress {
         }
     }
 
-    /// As [`Self::wait`], but leaves a waker.
+    /// Checks for news like [`Self::wait`], but leaves a waker instead of waiting.
     pub(super) fn poll(&self, id: u64, at: Position, context: &Context<'_>) -> Poll<()> {
         let mut state = self.lock();
         let Some(follower) = state.followers.get(&id) else { return Poll::Ready(()) };
@@ -286,8 +286,8 @@ impl Progress {
         Poll::Pending
     }
 
-    /// Takes the segments before `number` away; gives them. Fails where a follower is in one of them, unless forced: then that
-    /// one is cut off.
+    /// Removes the segments before `number`, and returns them. Fails if a follower is in one of them, unless
+    /// forced: then that follower is cut off.
     pub(super) fn purge(&self, number: u64, forced: bool) -> Result<Vec<Segment>, Error> {
         let mut purged = Vec::new();
         let mut result = Ok(());
@@ -310,7 +310,7 @@ impl Progress {
         result.map(|()| purged)
     }
 
-    /// Puts segments back that were not purged after all.
+    /// Restores segments whose purge failed.
     pub(super) fn restore(&self, purged: &[Segment]) {
         let mut state = self.lock();
         for segment in purged.iter().rev() {

@@ -1,14 +1,17 @@
 //! Opening and recovery: the whole directory is checked first, and nothing is changed unless all of it is valid.
 //!
-//! In order: the names, the lock, the index, each segment's header and length, the records of the last segment if it was
-//! left open. Its end is found as [`Reader`] says; a group whose end is missing is dropped. What is kept is synced before
-//! anything is appended, and read past the page cache, which after a failed sync shows what the device never got. (Names
-//! can't be read past a cache: after the failed sync of a directory, mount the file system again before the log is opened.)
+//! The checks, in order: the names, the lock, the index, each segment's header and length, and the records of the
+//! last segment if it was left open. [`Reader`] finds the end of that segment. A group without its end is dropped.
 //!
-//! Nothing is ever appended to a segment that may have had records: the first append seals the last one where it ends, and begins
-//! another one. So a position that a follower saw before a crash never means another record afterwards: past the end of its
-//! segment it means none. Only a segment that was sealed empty, by [`BinLog::close`](crate::BinLog::close), is used. An opening
-//! to which no append follows changes nothing in a log that is there, and needs no room.
+//! The data that is kept is synced before anything is appended. It is read past the page cache, which after a
+//! failed sync shows bytes that the device never got. Names can't be read past a cache: after a failed sync of a
+//! directory, mount the file system again before opening the log.
+//!
+//! Nothing is ever appended to a segment that may have had records: the first append seals the last segment and
+//! begins another one. A position that a follower saw before a crash therefore never refers to another record
+//! afterwards. Past the end of its segment it refers to none. Only a segment that was sealed empty, by
+//! [`BinLog::close`](crate::BinLog::close), is reused. Opening an existing log without appending to it changes
+//! nothing, and needs no room.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -27,7 +30,7 @@ use crate::Error;
 use crate::limits::LOST_AND_FOUND;
 use crate::record::{Reader, Source};
 
-/// The name of the file that is locked.
+/// The name of the lock file.
 const LOCK: &str = "lock";
 
 /// A log that was opened.
@@ -38,17 +41,17 @@ pub(super) struct Opened {
     pub(super) segments: VecDeque<Segment>,
 }
 
-/// What is in the directory.
+/// The names in the directory.
 #[derive(Default)]
 struct Names {
     index: bool,
     /// The numbers of the segments, ascending.
     segments: Vec<u64>,
-    /// The first name that is none of a log's.
+    /// The first name that does not belong to a log.
     foreign: Option<String>,
 }
 
-/// Opens the log, or makes it.
+/// Opens the log, or creates it.
 pub(super) fn open(store: &SegmentStore) -> Result<Opened, Error> {
     let (io, dir) = (&*Arc::clone(&store.io), &*store.dir.clone());
     let read_only = store.options.read_only;
@@ -65,7 +68,7 @@ pub(super) fn open(store: &SegmentStore) -> Result<Opened, Error> {
         Some(index) => find(store, index, &names)?,
         None if read_only => return Err(Error::NoLog { path: dir.join(INDEX) }),
         None => {
-            // The log's own name: whoever made the directory may not have got to this.
+            // Syncs the log's own name: whoever created the directory may have crashed before that.
             let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
             io.sync_dir(parent.unwrap_or(Path::new(".")))?;
             make(store, Index { log_id: random(), segments: Vec::new() })?
@@ -74,7 +77,7 @@ pub(super) fn open(store: &SegmentStore) -> Result<Opened, Error> {
     Ok(Opened { lock, writer, segments })
 }
 
-/// `None` where there is no such directory.
+/// Lists the names; `None` if there is no such directory.
 fn names(io: &dyn Io, dir: &Path) -> Result<Option<Names>, Error> {
     let list = match io.list(dir) {
         Err(error) if error.errno() == Some(libc::ENOENT) => return Ok(None),
@@ -98,7 +101,7 @@ fn names(io: &dyn Io, dir: &Path) -> Result<Option<Names>, Error> {
 }
 
 impl Names {
-    /// Without an index there must be nothing else.
+    /// Fails if there is no index but other files.
     fn check(&self, dir: &Path) -> Result<(), Error> {
         if self.index {
             return Ok(());
@@ -113,8 +116,8 @@ impl Names {
     }
 }
 
-/// Checks each segment without changing anything; gives them, the last one's end found if it was left open, and the numbers of
-/// files that a crash left over.
+/// Checks each segment without changing anything. Returns the segments, and the numbers of files that a crash left
+/// over. Finds the end of the last segment if it was left open.
 fn survey(
     store: &SegmentStore,
     index: &Index,
@@ -124,7 +127,7 @@ fn survey(
     let next = index.segments.last().map_or(1, |last| last.number + 1);
     let mut leftovers = Vec::new();
     for &number in names.segments.iter().filter(|number| !(first..next).contains(number)) {
-        // Purged, but not removed yet; or begun, but not listed yet: then it is empty.
+        // The segment was purged but not removed yet, or it was begun but not listed yet: then it is empty.
         let path = store.segment_path(number);
         if number >= next && store.open(number)?.stat()?.size > HEADER {
             return Err(Error::Unlisted { path });
@@ -191,7 +194,7 @@ fn find_end(store: &SegmentStore, segment: &Segment) -> Result<u64, Error> {
             _ => None,
         };
     }
-    // Behind the last group that is whole.
+    // The end of the last whole group.
     let mut end = HEADER;
     let mut torn = false;
     while let Some(entry) = reader.next()? {
@@ -203,7 +206,7 @@ fn find_end(store: &SegmentStore, segment: &Segment) -> Result<u64, Error> {
     Ok(if torn { end } else { reader.lsn() })
 }
 
-/// A segment's file: an LSN is an offset in it.
+/// A segment's file. An LSN is an offset in it.
 struct Scanned {
     file: Arc<dyn IoFile>,
     len: u64,
@@ -227,17 +230,17 @@ impl Source for Scanned {
     }
 }
 
-/// Makes the first segment of a log.
+/// Creates the first segment of a log.
 fn make(store: &SegmentStore, mut index: Index) -> Result<(Writer, VecDeque<Segment>), Error> {
     final_error(store.sync_dir())?;
-    // From here on the directory is a log's, also after a crash.
+    // From here on the directory belongs to a log, also after a crash.
     final_error(store.replace_index(&index))?;
     let begun = final_error(store.begin_segment(&mut index, 0))?;
     let first = Segment { number: begun.number, salt: begun.salt, sealed: None };
     Ok((Writer::new(begun, index), VecDeque::from([first])))
 }
 
-/// Goes to the end of a log that is there. Nothing is changed before something is appended.
+/// Finds the end of an existing log. Nothing is changed before the first append.
 fn find(store: &SegmentStore, index: Index, names: &Names) -> Result<(Writer, VecDeque<Segment>), Error> {
     let (mut segments, leftovers) = survey(store, &index, names)?;
     let was_open = index.segments.last().is_some_and(|last| last.sealed.is_none());
@@ -245,7 +248,7 @@ fn find(store: &SegmentStore, index: Index, names: &Names) -> Result<(Writer, Ve
         if store.options.read_only {
             return Err(Error::Unfinished { path: store.dir.clone() });
         }
-        // Its making was interrupted.
+        // The creation of the log was interrupted.
         for number in leftovers {
             store.io.remove(&store.segment_path(number))?;
         }
@@ -265,7 +268,7 @@ fn find(store: &SegmentStore, index: Index, names: &Names) -> Result<(Writer, Ve
     Ok((Writer::at_end(Begun { file, number, salt }, end, index, found), segments))
 }
 
-/// While a log is opened any failure is final.
+/// Unwraps a failure: every one is final while a log is opened.
 fn final_error<T>(result: Result<T, Failure>) -> Result<T, IoError> {
     result.map_err(|failure| match failure {
         Failure::Passing(error) | Failure::Final(error) => error,

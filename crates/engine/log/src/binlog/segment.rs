@@ -1,8 +1,10 @@
 //! A segment's name and its header block.
 //!
-//! The header is the first 4096 bytes and never changes. It holds the log's id, which exposes a file of another log; the segment's
-//! number, which exposes a renamed file; the salt of its records; and the end of the segment before, which exposes one that was
-//! truncated.
+//! The header is the first 4096 bytes and never changes. It holds:
+//! - the log's id, which exposes a file of another log;
+//! - the segment's number, which exposes a renamed file;
+//! - the salt of its records;
+//! - the end of the previous segment, which exposes a truncated one.
 
 use std::ops::Range;
 
@@ -11,20 +13,20 @@ use pagekeeper_io::{AlignedBuf, IoFile};
 use crate::Error;
 use crate::record::BLOCK_LEN;
 
-/// Bytes of the header: one block. The first record comes behind it.
+/// Bytes of the header: one block. The first record follows it.
 pub(super) const HEADER: u64 = crate::record::BLOCK;
 
 const MAGIC: &[u8; 8] = b"PKBINLOG";
 const VERSION: u32 = 1;
 const PREFIX: &str = "binlog.";
 
-/// What the header says.
+/// The contents of the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) log_id: u64,
     pub(super) number: u64,
     pub(super) salt: u32,
-    /// Where the records of the segment before it end, in bytes; 0 where there was none.
+    /// The end of the previous segment's records, in bytes; 0 if there was none.
     pub(super) previous_end: u64,
 }
 
@@ -42,7 +44,7 @@ impl Header {
         block
     }
 
-    /// Reads a header; `None` if that is none. An error is a version that is not known here.
+    /// Decodes a header; `None` if the block holds none. An error is the number of an unknown version.
     pub(super) fn decode(block: &[u8]) -> Result<Option<Self>, u32> {
         match Self::decode_any(block) {
             Some((_, version)) if version != VERSION => Err(version),
@@ -50,7 +52,7 @@ impl Header {
         }
     }
 
-    /// A header of any version, and which that is.
+    /// Decodes a header of any version. Also returns the version.
     fn decode_any(block: &[u8]) -> Option<(Self, u32)> {
         let block: &[u8; BLOCK_LEN] = block.try_into().ok()?;
         let word = |at: Range<usize>| block[at].try_into().map(u32::from_le_bytes).ok();
@@ -76,12 +78,12 @@ impl Header {
     }
 }
 
-/// The file name of a segment.
+/// Returns the file name of a segment.
 pub(super) fn segment_name(number: u64) -> String {
     format!("{PREFIX}{number:06}")
 }
 
-/// The number of the segment of this name, if it is the name of one.
+/// Returns the number of the segment with this name; `None` for any other name.
 pub(super) fn segment_number(name: &str) -> Option<u64> {
     let number = name.strip_prefix(PREFIX)?.parse().ok()?;
     (number > 0 && segment_name(number) == name).then_some(number)

@@ -1,11 +1,18 @@
-//! The directory of a binlog: which files are created, renamed and replaced there, and in what order.
+//! The directory of a binlog: the order in which its files are created, renamed and replaced.
 //!
-//! A new segment: its header is written and synced, then the directory; then the index that lists it replaces the old one
-//! ([`super::index`]), and the directory is synced again. A crash between any two steps leaves the old index, and perhaps an empty
-//! segment that it does not list (the next open removes it), or the new index and all that it lists.
+//! A new segment is created in these steps:
+//! 1. Its header is written and synced.
+//! 2. The directory is synced.
+//! 3. A new index that lists it replaces the old one ([`super::index`]).
+//! 4. The directory is synced again.
 //!
-//! How segments are written is found out by trying, if it has to be, when a segment is to be written: that needs room, and who only looks
-//! needs none.
+//! A crash between two steps leaves one of two states:
+//! - the old index, and perhaps an empty segment that it does not list. The next opening for writing, or its first
+//!   append, removes the segment;
+//! - the new index and everything it lists.
+//!
+//! If a test is needed to learn how segments can be written, it runs before the first segment is written. The test
+//! needs room on the disk; readers never run it.
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
@@ -19,7 +26,7 @@ use super::options::BinLogOptions;
 use super::segment::{Header, segment_name};
 use crate::{Error, LogMode, Syncs, Use};
 
-/// Where a log is, and how it is written.
+/// The location of a log, and the way it is written.
 pub(super) struct SegmentStore {
     pub(super) io: Arc<dyn Io>,
     pub(super) dir: PathBuf,
@@ -27,11 +34,11 @@ pub(super) struct SegmentStore {
     how: OnceLock<How>,
 }
 
-/// How segments are written.
+/// The way segments are written.
 pub(super) struct How {
     pub(super) access: Access,
     pub(super) write_mode: WriteMode,
-    /// Why so.
+    /// The reason for this choice.
     pub(super) why: String,
 }
 
@@ -46,12 +53,12 @@ impl How {
     }
 }
 
-/// What an I/O error means to a log that is being written.
+/// The consequence of an I/O error for a log that is being written.
 #[derive(Debug, Clone)]
 pub(super) enum Failure {
-    /// Nothing was taken, and nothing lost: no space, no descriptors. It may go better later.
+    /// Nothing was accepted and nothing lost: no space or no descriptors. A later attempt may succeed.
     Passing(IoError),
-    /// What was taken may be lost.
+    /// Accepted data may be lost.
     Final(IoError),
 }
 
@@ -82,7 +89,7 @@ impl SegmentStore {
         self.options.injected_fault == Some(fault)
     }
 
-    /// Only tests inject faults.
+    /// Returns false: only tests inject faults.
     #[cfg(not(test))]
     #[expect(clippy::unused_self, reason = "as in tests")]
     pub(super) const fn injected_fault(&self, _: InjectedFault) -> bool {
@@ -101,7 +108,7 @@ impl SegmentStore {
         if self.options.sync_every == 1 { Syncs::EachCommit } else { Syncs::Seldom }
     }
 
-    /// How segments are written, if that is known, or can be without a try.
+    /// Returns how segments are written, if that is known, or needs no test.
     pub(super) fn known(&self) -> Option<&How> {
         if self.how.get().is_none() && !self.options.mode.is_tried(&*self.io, Use::Append, self.syncs()) {
             return self.how().ok();
@@ -109,8 +116,9 @@ impl SegmentStore {
         self.how.get()
     }
 
-    /// How segments are written; tries what works, the first time. Where that fails it is through the page cache, unless it may go better
-    /// later: for want of space or descriptors.
+    /// Returns how segments are written. The first call tests what works. If the test fails for lack of space or
+    /// descriptors, this call fails too, and the next one tests again. After any other failure the log uses the
+    /// page cache.
     pub(super) fn how(&self) -> Result<&How, Failure> {
         if let Some(how) = self.how.get() {
             return Ok(how);
@@ -130,14 +138,14 @@ impl SegmentStore {
         Ok(self.how.get_or_init(|| how))
     }
 
-    /// How segments are opened, as far as that is known: as it was asked for, else.
+    /// Returns how segments are opened. As long as that is unknown, returns the requested access.
     pub(super) fn access(&self) -> Access {
         let is_direct = || self.options.mode == LogMode::Direct;
         self.known()
             .map_or_else(|| if is_direct() { Access::Direct } else { Access::Buffered }, |how| how.access)
     }
 
-    /// A segment's file, to be read.
+    /// Opens a segment's file for reading.
     pub(super) fn open(&self, number: u64) -> Result<Arc<dyn IoFile>, IoError> {
         let path = self.segment_path(number);
         match self.access() {
@@ -150,8 +158,8 @@ impl SegmentStore {
         self.dir.join(segment_name(number))
     }
 
-    /// Adds a segment to the log and to `index`, of which the last segment ended at `previous_end`. Where that fails for
-    /// want of space or descriptors, nothing has changed; what was begun is removed, now or by the next who tries.
+    /// Adds a segment to the log and to `index`, whose last segment ended at `previous_end`. If that fails for lack
+    /// of space or descriptors, the log is unchanged. The remains are removed now or by the next attempt.
     pub(super) fn begin_segment(&self, index: &mut Index, previous_end: u64) -> Result<Begun, Failure> {
         let number = index.segments.last().map_or(1, |last| last.number + 1);
         index.segments.push(Listed { number, sealed: None });
@@ -164,7 +172,7 @@ impl SegmentStore {
             Ok(Begun { file, number, salt: header.salt })
         });
         if let Err(Failure::Passing(_)) = begun {
-            // If this fails, too, the next attempt begins with it.
+            // If this removal fails, too, the next attempt begins with it.
             let _ = self.io.remove(&self.segment_path(number));
         }
         begun
@@ -184,7 +192,7 @@ impl SegmentStore {
         Ok(file)
     }
 
-    /// Puts an index in place of the one that is there.
+    /// Replaces the current index.
     pub(super) fn replace_index(&self, index: &Index) -> Result<(), Failure> {
         index
             .prepare(&*self.io, &self.dir, !self.injected_fault(InjectedFault::NoIndexSync))?
@@ -195,13 +203,13 @@ impl SegmentStore {
         Ok(())
     }
 
-    /// From here on names are as they are now, also after a crash. A failure is final, of whatever kind.
+    /// Makes all names in the directory durable as they are now. Any failure is final.
     pub(super) fn sync_dir(&self) -> Result<(), Failure> {
         self.io.sync_dir(&self.dir).map_err(Failure::Final)
     }
 }
 
-/// An unpredictable number.
+/// Returns an unpredictable number.
 pub(super) fn random() -> u64 {
     RandomState::new().hash_one(0_u8)
 }

@@ -1,6 +1,7 @@
-//! What a log's handle, its followers and its appenders share.
+//! The state that a log's handle, its followers and its appenders share.
 //!
-//! Locks are taken one at a time: the queue's ([`CommitQueue`]), the followers' ([`Progress`]), the releaser's ([`PageReleaser`]).
+//! At most one of these locks is held at a time: the queue's ([`CommitQueue`]), the followers' ([`Progress`]), the
+//! releaser's ([`PageReleaser`]).
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,19 +14,19 @@ use super::segment_store::{Failure, SegmentStore};
 use crate::Error;
 use crate::position::Position;
 
-/// A log that is open, whose writer is a `W`.
+/// An open log with a writer of type `W`.
 pub(super) struct Shared<W> {
-    /// Asked by each call from outside before any lock is taken.
+    /// Each call from outside checks it before it takes a lock.
     pub(super) process: Process,
     pub(super) store: SegmentStore,
     pub(super) queue: CommitQueue<W>,
     pub(super) progress: Progress,
-    /// None where no page becomes resident: with direct I/O; or where pages are left to the kernel.
+    /// Unset if no page becomes resident (direct I/O), or if pages are left to the kernel.
     pub(super) releaser: OnceLock<PageReleaser>,
 }
 
 impl<W> Shared<W> {
-    /// The writer is at the end of the log.
+    /// Creates the state; the writer is at the end of the log.
     pub(super) fn new(store: SegmentStore, writer: W, progress: Progress) -> Arc<Self> {
         let queue = CommitQueue::new(writer);
         let shared =
@@ -34,7 +35,7 @@ impl<W> Shared<W> {
         shared
     }
 
-    /// Begins to release pages, where they become resident; also once that is known.
+    /// Begins to release pages if they become resident. Called again once the access is known.
     pub(super) fn release_if_cached(&self) {
         let SegmentStore { options, .. } = &self.store;
         if self.store.access() == Access::Buffered && options.release && self.releaser.get().is_none() {
@@ -43,7 +44,8 @@ impl<W> Shared<W> {
         }
     }
 
-    /// Reports the writer's new segment to the releaser. Without a descriptor its pages stay; that is no reason to stop.
+    /// Reports the writer's new segment to the releaser. If no descriptor can be opened, its pages stay; the log
+    /// continues.
     fn keep(&self, Position { segment, offset }: Position) {
         if let Some(releaser) = self.releaser.get()
             && let Ok(file) = self.own(segment)
@@ -56,13 +58,13 @@ impl<W> Shared<W> {
         self.store.open(segment)
     }
 
-    /// The writer has written up to here; whether there may be something to release.
+    /// Notes that the writer has written up to here. Returns whether there may be something to release.
     pub(super) fn wrote(&self, end: Position) -> bool {
         self.progress.wrote(end);
         self.releaser.get().is_some_and(|releaser| releaser.wrote(end.offset))
     }
 
-    /// The writer has synced up to here.
+    /// Notes that the writer has synced up to here.
     pub(super) fn synced(&self, durable: Position) {
         self.progress.synced(durable);
         if let Some(releaser) = self.releaser.get() {
@@ -70,13 +72,13 @@ impl<W> Shared<W> {
         }
     }
 
-    /// The writer has begun a new segment and is at `end`; the one before ends at `sealed`.
+    /// Notes that the writer has begun a new segment and is at `end`. The previous one ends at `sealed`.
     pub(super) fn rotated(&self, sealed: u64, new: Segment, end: u64) {
         self.keep(Position { segment: new.number, offset: end });
         self.progress.rotated(sealed, new);
     }
 
-    /// Releases what rule and followers allow.
+    /// Releases the pages that the rule and the followers allow.
     pub(super) fn release_pages(&self) {
         if let Some(releaser) = self.releaser.get()
             && let Err(error) = releaser.run(|| self.progress.followers())
@@ -85,12 +87,12 @@ impl<W> Shared<W> {
         }
     }
 
-    /// Whether a follower in this segment finds its pages gone.
+    /// Whether a follower in this segment is far: its pages are gone.
     pub(super) fn is_far(&self, segment: u64) -> bool {
         self.progress.end().segment.saturating_sub(segment) > self.store.options.keep_segments
     }
 
-    /// The error that an append returns for a failure; a final one ends the log.
+    /// Returns the error of a failed append. A final failure ends the log.
     pub(super) fn failure(&self, failure: Failure) -> Error {
         match failure {
             Failure::Passing(error) => error.into(),
@@ -98,7 +100,7 @@ impl<W> Shared<W> {
         }
     }
 
-    /// Ends the log: nothing more is taken, and everyone gets the first error.
+    /// Ends the log: nothing more is accepted, and everyone gets the first error.
     pub(super) fn stop(&self, cause: IoError) -> Error {
         let error = self.queue.fail(Error::Poisoned { cause: Box::new(cause.into()) });
         self.progress.failed(&error);

@@ -1,6 +1,6 @@
-//! The primitives of the standard library by which the queue and the followers' progress coordinate threads.
+//! The standard library's primitives that coordinate threads in the queue and the followers' progress.
 //!
-//! They are named only here, so that the models compile the same sources with loom's instead.
+//! They are named only here, so that the models can compile the same sources with loom's instead.
 
 pub(super) use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard};

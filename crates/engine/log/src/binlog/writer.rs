@@ -1,17 +1,19 @@
-//! The writer: the last segment, and how batches get into it.
+//! The writer: the last segment, and the writing of batches into it.
 //!
 //! Invariants:
-//! 1. A block with records that was synced is never written again: a sync begins with padding up to the next block, in the same
-//!    write as the records before it. So a write that a crash tears hurts only what was not synced.
-//! 2. Nothing stands past [`Writer::end`] but zeros that were written ahead, and what a failed write left, which is cut
-//!    off before the next write.
-//! 3. `durable` moves after a sync that succeeded, never else. After a failed write or sync the log accepts nothing more.
+//! 1. A block with synced records is never written again: a sync begins with padding up to the next block, in the
+//!    same write as the records before it. A write that a crash tears therefore hurts only unsynced records.
+//! 2. Past [`Writer::end`] there are only zeros that were written ahead, and the remains of a failed write. The
+//!    remains are cut off before the next write.
+//! 3. `durable` moves only after a successful sync. After a failed write or sync the log accepts nothing more.
 //!
-//! The exception to the last one is a full disk. `ENOSPC`, of the write itself, says that bytes were not taken: nothing
-//! that was taken before is affected, its pages stay dirty and its room on the device is reserved. So that batch fails
-//! alone: the file is cut back to the end and synced, so that no record of the failed batch, which would be under the right salt and
-//! at the right place, can reappear after later ones. `EIO`, of a write or sync, and `ENOSPC` of a sync, say that
-//! bytes which *were* taken are lost, and the kernel reports that once only: nothing can be trusted after it.
+//! A full disk is the exception to invariant 3. `ENOSPC` of the write itself means that bytes were not accepted. It
+//! does not affect bytes that were accepted before: their pages stay dirty, and their space on the device is
+//! reserved. Only that batch fails. The file is cut back to the end and synced. Otherwise a record of the failed
+//! batch, which has the right salt and position, could reappear after later ones.
+//!
+//! `EIO` of a write or sync, and `ENOSPC` of a sync, mean that *accepted* bytes are lost. The kernel reports that
+//! only once, so nothing can be trusted afterwards.
 
 use std::fmt;
 use std::ops::Range;
@@ -32,10 +34,10 @@ use crate::convert::to_usize;
 use crate::position::Position;
 use crate::record::{BLOCK, BLOCK_LEN, encode_padding, padding_size};
 
-/// Writeback is started once so many bytes were written, and not only by the next sync.
+/// Writeback is started once this many bytes were written, without waiting for the next sync.
 const WRITE_BACK: u64 = 128 << 10;
 
-/// Groups that are written and synced at once are small up to so many bytes.
+/// Groups that are written and synced at once are small up to this many bytes.
 const SMALL: u64 = 64 << 10;
 
 /// The last segment, open for writing, and the index.
@@ -43,38 +45,38 @@ pub(super) struct Writer {
     pub(super) file: Arc<dyn IoFile>,
     pub(super) segment: u64,
     pub(super) salt: u32,
-    /// Where the next record goes, in bytes; what is before it is written.
+    /// The offset of the next record, in bytes. Everything before it is written.
     pub(super) end: u64,
-    /// Up to here it is synced: a multiple of [`BLOCK`].
+    /// The synced end: a multiple of [`BLOCK`].
     pub(super) durable: u64,
-    /// Up to here writeback was started, if that is further: whole blocks.
+    /// The end of started writeback, in whole blocks, if it is past `durable`.
     written_back: u64,
     /// Groups written since the last sync.
     pub(super) unsynced: u64,
-    /// What the last, unfinished block holds, where only whole blocks are written.
+    /// The contents of the last, unfinished block, if only whole blocks are written.
     pub(super) tail: Vec<u8>,
     pub(super) index: Index,
     /// There may be something to release, once the leader has handed over.
     pub(super) may_release: bool,
-    /// Up to here there are zeros past the end, if it is past the end.
+    /// The end of the zeros written ahead, if it is past the end.
     zeroed: u64,
-    /// What failed was not cut off yet.
+    /// The remains of a failed write are not cut off yet.
     ragged: bool,
-    /// This segment was found when the log was opened, and nothing is appended to it: the first append begins another one.
+    /// Set if this segment was found at opening. Nothing is appended to it; the first append begins another one.
     found: Option<Found>,
 }
 
-/// What the first append has to put in order.
+/// The repairs due before the first append.
 #[derive(Debug, Clone)]
 pub(super) struct Found {
     /// The numbers of files that a crash left over.
     pub(super) leftovers: Vec<u64>,
-    /// The index does not say where the segment ends.
+    /// The index does not list the segment's end.
     pub(super) was_open: bool,
 }
 
 impl Writer {
-    /// Of an empty segment, the last one of the index.
+    /// Creates the writer of an empty segment, the last one of the index.
     pub(super) fn new(begun: Begun, index: Index) -> Self {
         Self {
             file: begun.file,
@@ -93,12 +95,12 @@ impl Writer {
         }
     }
 
-    /// At the end of a log that was found, to which nothing was appended yet.
+    /// Creates the writer at the end of an existing log to which nothing was appended yet.
     pub(super) fn at_end(last: Begun, end: u64, index: Index, found: Found) -> Self {
         Self { end, durable: end, found: Some(found), ..Self::new(last, index) }
     }
 
-    /// Writes a batch; the parts of it, in order, with where they stand or why they do not.
+    /// Writes a batch. Returns its parts in order, each with its position or its error.
     pub(super) fn write_batch(&mut self, shared: &Shared<Self>, batch: &mut Batch) -> Vec<PlacedPart> {
         let mut placed = Vec::new();
         let mut from = 0;
@@ -119,7 +121,7 @@ impl Writer {
             let is_last = groups == batch.ends.len();
             let every = shared.store.options.sync_every;
             let due = every > 0 && self.unsynced + fitting as u64 >= every;
-            // What does not fit goes to the next segment, and this one is synced before.
+            // Groups that do not fit go to the next segment; this one is synced before.
             let sync = due || !is_last || batch.sync;
             let at = self.write_part(shared, batch, from..upto, fitting as u64, sync);
             let failed = at.is_err();
@@ -136,8 +138,8 @@ impl Writer {
         placed
     }
 
-    /// How many of the groups that end here, of which the first begins at `from`, fit into this segment, each followed by a
-    /// padding.
+    /// Returns how many of the groups with these ends fit into this segment, each followed by padding. The first
+    /// group begins at `from`.
     fn fitting(&self, shared: &Shared<Self>, ends: &[usize], from: usize) -> usize {
         if self.found.is_some() {
             return 0;
@@ -179,21 +181,21 @@ impl Writer {
         Ok(at)
     }
 
-    /// Writes zeros past the end, where small groups are synced one by one: a sync that has to note where new blocks are
-    /// and how long the file is takes half as long again (ext4, Linux 6.18; blocks that are only allocated do not help).
+    /// Writes zeros past the end if small groups are synced one by one. A sync that also records new blocks and a
+    /// new file length takes half as long again (ext4, Linux 6.18; blocks that are only allocated do not help).
     fn zero_ahead(&mut self, shared: &Shared<Self>, written: u64) -> Result<(), Error> {
         let options = &shared.store.options;
         let write_mode = how(shared)?.write_mode;
         let max = options.max_segment_bytes;
         let upto = max.min(self.end + options.zero_ahead.min(max).next_multiple_of(BLOCK));
-        // What is uncached stays in the page cache when it is overwritten.
+        // Overwritten pages of uncached writes would stay in the page cache.
         let helps = write_mode == WriteMode::Plain && written <= SMALL;
         if self.end < self.zeroed || self.end >= upto || !helps {
             return Ok(());
         }
         let zeros = AlignedBuf::new(to_usize(upto - self.end));
         match self.file.write_at(self.end, &zeros, write_mode).map_err(Failure::from) {
-            // Where there is no room for zeros there may be some for records.
+            // If there is no room for zeros, there may still be some for records.
             Ok(()) | Err(Failure::Passing(_)) => {
                 self.zeroed = upto;
                 Ok(())
@@ -202,7 +204,7 @@ impl Writer {
         }
     }
 
-    /// Cuts off the zeros that were not needed. If a crash undoes that, they do no harm.
+    /// Cuts off the unused zeros. If a crash undoes that, they do no harm.
     fn cut_zeros(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
         if self.zeroed > self.end {
             self.file.set_len(self.end).map_err(|error| shared.stop(error))?;
@@ -211,7 +213,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes all that is written durable.
+    /// Makes everything written durable.
     pub(super) fn sync(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
         self.cut_off(shared)?;
         if self.durable == self.end {
@@ -236,7 +238,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes at the end, and moves it.
+    /// Writes at the end, and moves the end.
     fn write(&mut self, shared: &Shared<Self>, bytes: &[u8]) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
@@ -271,7 +273,8 @@ impl Writer {
         }
     }
 
-    /// Has the device begin with the whole blocks that were written, once they are worth a call: the next sync finds less to do.
+    /// Starts writeback of the whole blocks that were written, once they are worth a call: the next sync then has
+    /// less to do.
     fn write_back(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
         let whole = self.end - self.end % BLOCK;
         let from = self.written_back.max(self.durable);
@@ -282,8 +285,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes whole blocks, from the start of the one that the end is in: for direct writes, and for pages that may have been
-    /// dropped, of which a part can't be written without a read.
+    /// Writes whole blocks, from the start of the block with the end. This is for direct writes, and for pages that
+    /// may have been dropped: writing a part of a dropped page would first read it.
     fn write_blocks(&mut self, mode: WriteMode, bytes: &[u8]) -> Result<(), pagekeeper_io::Error> {
         let start = self.end - self.tail.len() as u64;
         let len = self.tail.len() + bytes.len();
@@ -296,7 +299,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Cuts off what a failed write left.
+    /// Cuts off the remains of a failed write.
     fn cut_off(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
         if self.ragged {
             let cut = self.file.set_len(self.end).and_then(|()| self.file.sync_data());
@@ -306,7 +309,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Seals this segment and goes on in a new one. Where that fails for want of space or descriptors, this one stays.
+    /// Seals this segment and continues in a new one. If that fails for lack of space or descriptors, this one
+    /// stays.
     pub(super) fn rotate(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
         if let Some(found) = self.found.clone() {
             return self.begin(shared, &found);
@@ -318,12 +322,12 @@ impl Writer {
         self.go_on(shared)
     }
 
-    /// Begins to append to a log that was found, in a segment in which nothing ever was.
+    /// Begins to append to an existing log, in a segment that never had records.
     fn begin(&mut self, shared: &Shared<Self>, found: &Found) -> Result<(), Error> {
         let store = &shared.store;
         let access = how(shared)?.access;
         shared.release_if_cached();
-        // What was seen may not be durable yet.
+        // The names that were seen may not be durable yet.
         store.sync_dir().map_err(|failure| shared.failure(failure))?;
         for number in &found.leftovers {
             remove_if_there(&*store.io, &store.segment_path(*number))?;
@@ -358,8 +362,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes all durable, and has the index state where the log ends.
-    /// A log to which nothing was appended is left as it is.
+    /// Makes everything durable, and records the log's end in the index. A log to which nothing was appended is
+    /// left as it is.
     pub(super) fn seal(&mut self, shared: &Shared<Self>) -> Result<(), Error> {
         if self.found.is_some() {
             return Ok(());
@@ -373,7 +377,8 @@ impl Writer {
         self.list(shared, index)
     }
 
-    /// Takes the segments before `number` off the index and from the followers; gives them, for their files to be removed.
+    /// Removes the segments before `number` from the index and the progress. Returns them, so that their files can
+    /// be removed.
     pub(super) fn purge(
         &mut self,
         shared: &Shared<Self>,
@@ -405,7 +410,7 @@ impl Writer {
     }
 }
 
-/// How segments are written.
+/// Returns how segments are written.
 fn how(shared: &Shared<Writer>) -> Result<&How, Error> {
     shared.store.how().map_err(|failure| shared.failure(failure))
 }

@@ -1,19 +1,23 @@
-//! The budget of unwritten bytes that all direct, paced and uncached writers of one disk in this process share, and how these go to the
-//! disk.
+//! The budget of unwritten bytes that all direct, paced and uncached writers of one disk in this process share, and
+//! the order in which these bytes go to the disk.
 //!
-//! A writer is admitted before it makes pages dirty. While there is no room, it waits for the writeback of the oldest step
-//! there is, of any writer: so an idle writer holds nobody up. No more is on its way to the disk than its [`Pacer`] says, and after a
-//! step that took longer than it does when nobody else waits there is a pause: a commit of a log on the same disk waits for one
-//! piece, and not for all that was written. A direct step is on its way from its admission to its completion ([`DirectStep`]).
+//! A writer is admitted before it makes pages dirty. While there is no room, it waits for the writeback of the
+//! oldest step of any writer, so an idle writer blocks nobody. At most as many bytes as the [`Pacer`] allows are in
+//! flight. If a step took longer than on an idle disk, a pause follows. A commit of a log on the same disk
+//! therefore waits for one piece, not for the whole output. A direct step is in flight from its admission to its
+//! completion ([`DirectStep`]).
 //!
-//! Invariants: a budget belongs to one process, since a forked child never sees its parent's writes end; `unwritten` counts each step from its admission until its writeback has ended, and is never above the
-//! limit; `in_flight` counts those whose writeback was begun; the lock is never held over I/O; a failed wait is reported by the step's own
-//! writer, for good: the kernel reports it once only.
+//! Invariants:
+//! - A budget belongs to one process, since a forked child never sees its parent's writes end.
+//! - `unwritten` counts each step from its admission until its writeback has ended, and never exceeds the limit.
+//! - `in_flight` counts the steps whose writeback was begun.
+//! - The lock is never held over I/O.
+//! - A failed wait is reported by the step's own writer, permanently: the kernel reports it only once.
 //!
-//! Size: the kernel leaves dirty pages alone up to the background limit, and throttles all writers from the middle between that and
-//! the other limit on (`balance_dirty_pages`, mm/page-writeback.c). What is unwritten here comes on top of the dirty pages of
-//! others, so all budgets of a process together have half the room between the two: enough for a disk of 100 MB/s at limits of 8
-//! and 16 MiB, where the budget is 2 MiB.
+//! Size: the kernel leaves dirty pages alone up to the background limit, and throttles all writers from the
+//! midpoint between that and the other limit on (`balance_dirty_pages`, mm/page-writeback.c). The unwritten bytes
+//! here come on top of the dirty pages of others. All budgets of a process together therefore have half the room
+//! between the two. At limits of 8 and 16 MiB the budget is 2 MiB, which is enough for a disk of 100 MB/s.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -29,45 +33,45 @@ use pagekeeper_policy::pacer::{Pacer, WrittenPart};
 use crate::Error;
 use crate::layout::DiskKey;
 
-/// More than this in flight makes no disk faster.
+/// The largest default budget, in bytes. More in flight makes no disk faster.
 const MAX: u64 = 16 << 20;
-/// Less than this is no stream any more.
+/// The smallest budget, in bytes. Less does not keep a disk streaming.
 const MIN: u64 = 256 << 10;
 /// Budgets and steps are multiples of this.
 const GRAIN: u64 = 64 << 10;
-/// A wait that was shorter was for a step whose writeback had ended already.
+/// A shorter wait means that the step's writeback had already ended.
 const AWAITED: Duration = Duration::from_micros(50);
-/// The longest step.
+/// The longest step, in bytes.
 pub(super) const LONGEST_STEP: usize = 1 << 20;
-/// The kernel drops folios that lie wholly in a range, and builds them up to 2 MiB.
+/// The kernel drops only folios that lie entirely in a range, and builds them up to 2 MiB.
 const FOLIO: u64 = 2 << 20;
 
-/// The budgets that are in use.
+/// The budgets in use.
 static BUDGETS: Mutex<Option<HashMap<DiskKey, Weak<Budget>>>> = Mutex::new(None);
 
-/// One disk's.
+/// The budget of one disk.
 pub(super) struct Budget {
     limit: u64,
     process: Process,
     state: Mutex<BudgetState>,
-    /// Notified when room came free.
+    /// Notified when room becomes free.
     freed: Condvar,
 }
 
 #[derive(Default)]
 struct BudgetState {
-    /// Bytes that were admitted, and not waited for.
+    /// Admitted bytes that were not waited for yet.
     unwritten: u64,
-    /// Writeback of these was not begun; the oldest first.
+    /// Steps whose writeback was not begun, oldest first.
     pending: VecDeque<Step>,
-    /// Writeback of these was begun; the oldest first.
+    /// Steps whose writeback was begun, oldest first.
     started: VecDeque<StartedStep>,
-    /// Bytes whose writeback was begun, and not waited for.
+    /// Bytes whose writeback was begun and not waited for yet.
     in_flight: u64,
     pacer: Pacer,
-    /// Nothing is begun before.
+    /// Nothing is begun before this time.
     pause_until: Option<Instant>,
-    /// When the last step was written, if the disk had more to write ever since.
+    /// The time at which the last step was written, if the disk had more to write ever since.
     done_at: Option<Instant>,
 }
 
@@ -77,8 +81,8 @@ impl BudgetState {
         !is_paused && (self.in_flight == 0 || self.in_flight + len <= self.pacer.piece())
     }
 
-    /// Takes in that a step was written, of `bytes` that began at `begun` with `in_flight` bytes on their way. Unless it `was_awaited` it may
-    /// have ended earlier.
+    /// Learns from a finished step of `bytes` that was begun at `begun` with `in_flight` bytes in flight. If it was
+    /// not `was_awaited`, it may have ended earlier.
     fn learn(&mut self, bytes: u64, in_flight: u64, begun: Instant, ended: Instant, was_awaited: bool) {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let took = ns(ended.duration_since(begun));
@@ -106,7 +110,7 @@ struct Step {
 struct StartedStep {
     step: Step,
     begun: Instant,
-    /// Bytes that were on their way then, its own among them.
+    /// Bytes that were in flight then, including its own.
     in_flight: u64,
 }
 
@@ -120,15 +124,15 @@ impl Step {
         self.note(self.writer.file.start_writeback(self.range.clone()));
     }
 
-    /// Waits for its writeback: whether that succeeded.
+    /// Waits for its writeback. Returns whether that succeeded.
     fn wait(&self) -> bool {
         self.note(self.writer.file.wait_writeback(self.range.clone()))
     }
 
-    /// Drops its pages, if that is to be done here.
+    /// Drops its pages, if the budget is responsible for that.
     fn release(&self) {
         if self.writer.releases {
-            // That it can't be released harms nobody: the writer's end releases all, and reports that.
+            // A failed release does no harm: the writer's end releases everything, and reports the failure.
             let _ = self.writer.file.release(self.range.start / FOLIO * FOLIO..self.range.end);
         }
     }
@@ -145,16 +149,17 @@ impl Step {
 /// One of the budget's writers.
 struct Writer {
     file: Arc<dyn IoFile>,
-    /// Whether its pages are dropped here; else the kernel begins their writeback as they are written, and drops them.
+    /// Whether its pages are dropped here. Otherwise the kernel begins their writeback as they are written, and
+    /// drops them.
     releases: bool,
-    /// Bytes of its steps that were not waited for. Changed under the budget's lock.
+    /// Bytes of its steps that were not waited for yet. Changed only under the budget's lock.
     unwritten: AtomicU64,
     failed: OnceLock<Error>,
 }
 
 impl Budget {
-    /// The budget of the disk: the one in use, or a new one of the requested size, or by the kernel's limits as they are now,
-    /// but no more than is `enough`.
+    /// Returns the disk's budget: the one in use, or a new one. A new one has the requested size, or else a size by
+    /// the kernel's current limits, at most `enough`.
     pub(super) fn of(key: DiskKey, requested: Option<u64>, enough: Option<u64>) -> Arc<Self> {
         let room = if requested.is_none() { room_below_limits() } else { None };
         let mut budgets = mutex::lock(&BUDGETS);
@@ -177,19 +182,20 @@ impl Budget {
         Self { limit, process: Process::current(), state: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// Bytes that may be unwritten.
+    /// Returns the maximum of unwritten bytes.
     pub(super) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Bytes of the step that begins at this offset of a file: a step, or less so that it begins at a multiple of its length.
+    /// Returns the bytes of the step that begins at this offset of a file: a step, or less so that it begins at a
+    /// multiple of its length.
     pub(super) fn step_at(&self, offset: u64) -> usize {
         let aligned = offset.checked_ilog2().map_or(u32::MAX, |_| offset.trailing_zeros());
         1 << self.step().ilog2().min(aligned)
     }
 
-    /// Bytes of a step: half a piece, so that the disk has the next one when it is done with one, and no more than a quarter of the
-    /// budget.
+    /// Returns the bytes of a step: half a piece, so that the disk has the next one when it is done with one, but
+    /// at most a quarter of the budget.
     fn step(&self) -> u64 {
         let quarter = (self.limit / 4).clamp(GRAIN, LONGEST_STEP as u64);
         let half = (self.lock().pacer.piece() / 2).clamp(GRAIN, quarter);
@@ -197,7 +203,7 @@ impl Budget {
         1 << half.ilog2()
     }
 
-    /// Bytes that are.
+    /// Returns the unwritten bytes.
     #[cfg(test)]
     pub(super) fn unwritten(&self) -> u64 {
         self.lock().unwritten
@@ -207,7 +213,7 @@ impl Budget {
         mutex::lock(&self.state)
     }
 
-    /// `begins`: writeback begins as the bytes are written.
+    /// Admits `len` bytes. `begins`: their writeback begins as they are written.
     fn admit(&self, len: u64, begins: bool) {
         let mut state = self.lock();
         while state.unwritten + len > self.limit.min(state.pacer.backlog())
@@ -222,7 +228,7 @@ impl Budget {
         debug_assert!(state.unwritten <= self.limit);
     }
 
-    /// Admits a direct step: waits until so many bytes may go to the disk.
+    /// Admits a direct step: waits until this many bytes may go to the disk.
     pub(super) fn admit_direct(self: &Arc<Self>, bytes: u64) -> DirectStep {
         self.admit(bytes, true);
         let in_flight = self.lock().in_flight.max(bytes);
@@ -237,7 +243,7 @@ impl Budget {
         }
     }
 
-    /// Begins what may be begun.
+    /// Begins the pending steps that may begin now.
     fn begin<'a>(&'a self, mut state: MutexGuard<'a, BudgetState>) -> MutexGuard<'a, BudgetState> {
         while state.pending.front().is_some_and(|step| state.may_begin(step.len()))
             && let Some(step) = state.pending.pop_front()
@@ -253,8 +259,8 @@ impl Budget {
         state
     }
 
-    /// Waits for the oldest step of those that is on its way; else for one that has to be written before, for the end of a pause, or for
-    /// another thread that waits or writes.
+    /// Waits for the oldest step in flight of those that `of` selects. Otherwise waits for a step that must be
+    /// written before, for the end of a pause, or for another thread that waits or writes.
     fn make_room<'a>(
         &'a self,
         state: MutexGuard<'a, BudgetState>,
@@ -286,7 +292,7 @@ impl Budget {
         let mut state = self.lock();
         state.unwritten -= step.len();
         state.in_flight -= step.len();
-        // A step that had ended already ended at an unknown time, and the disk may have had nothing to do since.
+        // A step that had already ended did so at an unknown time, and the disk may have been idle since.
         let was_awaited = ended.duration_since(waited_from) >= AWAITED;
         state.learn(step.len(), started.in_flight, started.begun, ended, was_awaited);
         step.writer.unwritten.fetch_sub(step.len(), Ordering::Relaxed);
@@ -295,18 +301,18 @@ impl Budget {
     }
 }
 
-/// A step of direct output on its way to the disk. Dropped, it is over.
+/// A step of direct output in flight. A drop ends it.
 pub(super) struct DirectStep {
     budget: Arc<Budget>,
     bytes: u64,
-    /// Bytes that were on their way when it began, its own among them.
+    /// Bytes that were in flight when it began, including its own.
     in_flight: u64,
     begun: Instant,
     is_written: bool,
 }
 
 impl DirectStep {
-    /// The write has succeeded now.
+    /// Notes that the write has just succeeded.
     pub(super) fn written(mut self) {
         self.is_written = true;
     }
@@ -325,44 +331,45 @@ impl Drop for DirectStep {
     }
 }
 
-/// Bytes between where background writeback begins and where the kernel slows writers down; `None` where that can't be read.
+/// Returns the bytes between the start of background writeback and the point where the kernel throttles writers;
+/// `None` if the limits can't be read.
 fn room_below_limits() -> Option<u64> {
     let report = DirtyReport::read(&SysRoots::default()).ok()?;
     let limits = report.kernel_thresholds.unwrap_or(report.thresholds);
     Some(limits.background.midpoint(limits.limit).saturating_sub(limits.background))
 }
 
-/// Half of what other budgets leave of the room.
+/// Returns half of the room that other budgets leave.
 fn size_within(room: u64, others: u64) -> u64 {
     (room.saturating_sub(others) / 2).min(MAX)
 }
 
-/// A writer's part in a budget. Dropped, it leaves its steps for others to wait for.
+/// A writer's share of a budget. Dropped, it leaves its steps for others to wait for.
 pub(super) struct Share {
     budget: Arc<Budget>,
     writer: Arc<Writer>,
 }
 
 impl Share {
-    /// `releases`: whether pages are to be dropped once they are written.
+    /// Creates a share. `releases`: whether pages are to be dropped once they are written.
     pub(super) fn new(budget: Arc<Budget>, file: Arc<dyn IoFile>, releases: bool) -> Self {
         let writer = Writer { file, releases, unwritten: AtomicU64::new(0), failed: OnceLock::new() };
         Self { budget, writer: Arc::new(writer) }
     }
 
-    /// Bytes of the step that begins at this offset.
+    /// Returns the bytes of the step that begins at this offset.
     pub(super) fn step_at(&self, offset: u64) -> usize {
         self.budget.step_at(offset)
     }
 
-    /// Waits until so many bytes, a step at most, may become dirty; returns how long that took as well.
+    /// Waits until this many bytes, at most a step, may become dirty. Also returns the time waited.
     pub(super) fn admit(&self, len: u64) -> (Admitted<'_>, Duration) {
         let began = Instant::now();
         self.budget.admit(len, !self.writer.releases);
         (Admitted { share: self, len, since: Instant::now() }, began.elapsed())
     }
 
-    /// Waits for the writeback of all steps; returns how long that took.
+    /// Waits for the writeback of all steps. Returns the time waited.
     pub(super) fn end(&self) -> Result<Duration, Error> {
         let began = Instant::now();
         self.budget.drain(&self.writer);
@@ -370,13 +377,13 @@ impl Share {
         Ok(began.elapsed())
     }
 
-    /// Fails if the writeback of a step has.
+    /// Fails if the writeback of a step has failed.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.writer.failed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 }
 
-/// Room for bytes that become dirty now.
+/// Admitted room for bytes that become dirty now.
 pub(super) struct Admitted<'a> {
     share: &'a Share,
     len: u64,
@@ -384,7 +391,7 @@ pub(super) struct Admitted<'a> {
 }
 
 impl Admitted<'_> {
-    /// They are dirty: their writeback begins as soon as it may.
+    /// Notes that the bytes are dirty: their writeback begins as soon as the budget allows it.
     pub(super) fn hand_over(mut self, range: Range<u64>) {
         let Share { budget, writer } = self.share;
         debug_assert_eq!(range.end - range.start, self.len);
@@ -404,7 +411,7 @@ impl Admitted<'_> {
 }
 
 impl Drop for Admitted<'_> {
-    /// Gives room back that was not used: its holder panicked.
+    /// Returns unused room: its holder panicked.
     fn drop(&mut self) {
         if self.len > 0 {
             let mut state = self.share.budget.lock();
@@ -446,7 +453,7 @@ mod tests {
         {
             let found = Budget::new(limit);
             assert_eq!((found.limit(), found.step()), (budget, step.min(PIECE_MIN / 2)));
-            // A quick disk, whose pieces are long.
+            // A fast disk, whose pieces are long.
             let mut pacer = Pacer::NEW;
             while pacer.piece() < PIECE_MAX {
                 let (bytes, in_flight) = (pacer.piece() / 2, pacer.piece());
@@ -468,7 +475,7 @@ mod tests {
         first.written();
         assert_eq!((budget.unwritten(), budget.lock().in_flight), (0, 0));
         assert!(budget.lock().pacer.price() > 0);
-        // One that failed shows nothing.
+        // A failed step reveals nothing.
         let failing = Arc::new(Budget::new(MAX));
         drop(failing.admit_direct(PIECE_MIN));
         assert_eq!((failing.unwritten(), failing.lock().pacer), (0, Pacer::NEW));

@@ -1,4 +1,4 @@
-//! Chooses the mode, and says why: by what was requested, and what a probe found to work.
+//! Chooses the mode and states the reason, from the request and the result of a probe.
 
 use std::path::Path;
 
@@ -8,14 +8,15 @@ use super::mode::BulkMode;
 use crate::Error;
 use crate::mode::{Offer, Probed};
 
-/// A mode, never `Auto`, and why it is that.
+/// A mode, never `Auto`, with the reason for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) mode: BulkMode,
     pub(super) why: String,
 }
 
-/// Probes the file system of the directory where that decides something; among what works there, a disk's profile decides.
+/// Chooses the mode. Probes the directory's file system if that matters; a disk's profile decides among the modes
+/// that work there.
 pub(super) fn choose(
     requested: BulkMode,
     is_real: bool,
@@ -35,7 +36,7 @@ pub(super) fn choose(
         BulkMode::Auto | BulkMode::Direct | BulkMode::Paced | BulkMode::Uncached => {
             let probed = Probed::of(directory)?;
             match (of_probed(requested, probed), measured()) {
-                // Found now to be without direct I/O, or without anything to choose: that counts, whatever was measured once.
+                // A probe that finds no direct I/O, or no alternative, overrides the profile.
                 (now, Some(measured)) if now.mode == BulkMode::Direct && is_there(measured.mode, probed) => {
                     Ok(measured)
                 }
@@ -45,7 +46,7 @@ pub(super) fn choose(
     }
 }
 
-/// Whether a mode works by what was found now.
+/// Whether a mode works according to the current probe.
 fn is_there(mode: BulkMode, probed: Probed) -> bool {
     match mode {
         BulkMode::Uncached => probed.uncached_append == Offer::Real,
@@ -54,12 +55,13 @@ fn is_there(mode: BulkMode, probed: Probed) -> bool {
     }
 }
 
-/// What small writes may wait beside bulk output without anyone minding, in microseconds.
+/// Small writes beside bulk output may wait this long, in microseconds, without any harm.
 const FINE: f64 = 1000.0;
-/// From so many times as much on one mode is better than another: less is chance.
+/// A mode is better than another if it is better by this factor; less is chance.
 const BETTER: f64 = 1.5;
 
-/// The mode that did best when the disk was measured; nothing where that was not measured, or makes no difference.
+/// Returns the mode that did best when the disk was measured; `None` if that was not measured, or makes no
+/// difference.
 fn by_profile(disk: &DiskProfile) -> Option<Choice> {
     let bulk = disk.bulk?;
     let through_pages = through_pages_by_profile(disk, &bulk);
@@ -96,7 +98,7 @@ fn by_profile(disk: &DiskProfile) -> Option<Choice> {
     Some(Choice { mode: BulkMode::Direct, why })
 }
 
-/// Paced, or uncached where that was measured to be better.
+/// Returns paced, or uncached if that was measured to be better.
 fn through_pages_by_profile(disk: &DiskProfile, bulk: &BulkProfile) -> Choice {
     if let (true, Some(us), Some(rate)) =
         (disk.uncached.append, bulk.uncached_us, bulk.uncached_bytes_per_second)
@@ -109,10 +111,10 @@ fn through_pages_by_profile(disk: &DiskProfile, bulk: &BulkProfile) -> Choice {
     Choice { mode: BulkMode::Paced, why: "paced output waits for its own writeback".to_owned() }
 }
 
-/// What a budget needs to hold to keep the disk busy: what it takes in so many milliseconds.
+/// A budget that keeps the disk busy holds what the disk writes in this many milliseconds.
 const BUDGET_MS: f64 = 20.0;
 
-/// The budget that the disk is kept busy with, in bytes; nothing where that was not measured.
+/// Returns the budget in bytes that keeps the disk busy; `None` if the disk's rate was not measured.
 pub(super) fn budget(disk: &DiskProfile) -> Option<u64> {
     let rate = disk.bulk?.bytes_per_second;
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is not negative")]
@@ -139,7 +141,7 @@ fn of_probed(requested: BulkMode, probed: Probed) -> Choice {
     }
 }
 
-/// Paced, unless pages can't be released at all.
+/// Returns paced, unless pages can't be released at all.
 fn through_pages(release: Offer, why: &str) -> Choice {
     match release {
         Offer::Stays => Choice {
@@ -200,7 +202,8 @@ mod tests {
         assert!(choose(BulkMode::Paced, true, nowhere, None).is_err());
     }
 
-    /// Direct output of so many MB/s beside which small writes take so long, and the same of paced and uncached output.
+    /// Returns a profile. Each pair has the rate of the output in MB/s, and the latency of small writes beside it
+    /// in microseconds.
     fn measured(direct: Option<(f64, f64)>, paced: (f64, f64), uncached: Option<(f64, f64)>) -> DiskProfile {
         let rate = |(mbps, _): (f64, f64)| mbps * 1e6;
         let us = |(_, us): (f64, f64)| us;
@@ -225,10 +228,10 @@ mod tests {
     fn what_was_measured_of_the_disk_decides_among_what_works() {
         let fine = 50.0;
         for (disk, mode, why) in [
-            // A profile that knows nothing changes nothing.
+            // An empty profile changes nothing.
             (DiskProfile::default(), BulkMode::Direct, "a simulated disk"),
             (measured(Some((100.0, fine)), (100.0, fine), None), BulkMode::Direct, "100 MB/s"),
-            // Chance is no difference.
+            // A small difference is chance.
             (measured(Some((100.0, 90.0)), (120.0, fine), None), BulkMode::Direct, "100 MB/s"),
             (
                 measured(Some((100.0, fine)), (200.0, fine), None),
@@ -257,7 +260,7 @@ mod tests {
             let chosen = choose(BulkMode::Auto, false, Path::new("/nowhere"), Some(&disk)).unwrap();
             assert_eq!(chosen.mode, mode, "{disk:?}: {chosen:?}");
             assert!(chosen.why.contains(why), "{chosen:?}");
-            // Who asks for a mode gets it.
+            // A caller that asks for a mode gets it.
             let asked = choose(BulkMode::Direct, false, Path::new("/nowhere"), Some(&disk)).unwrap();
             assert_eq!(asked.mode, BulkMode::Direct);
         }

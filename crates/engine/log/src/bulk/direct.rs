@@ -1,8 +1,13 @@
-//! Bulk writes that bypass the page cache: steps as long as the disk's budget says, in flight while the next one is filled.
+//! Bulk writes that bypass the page cache: steps of the length that the disk's budget gives, in flight while the
+//! next one is filled.
 //!
-//! Invariants: a step is admitted to the budget before it is submitted. There are at most [`DEPTH`] buffers, one of them being filled.
-//! Writes are whole blocks at multiples of their length; the last one is padded with zeros, which are cut off when all is written. Space is allocated ahead, since
-//! writes that extend a file run one after another on ext4 and XFS; where it can't be allocated, the write reports it.
+//! Invariants:
+//! - A step is admitted to the budget before it is submitted.
+//! - There are at most [`DEPTH`] buffers, one of them being filled.
+//! - Writes are whole blocks at multiples of their length. The last one is padded with zeros, which are cut off at
+//!   the end.
+//! - Space is allocated ahead, since writes that extend a file run one after another on ext4 and XFS. If it can't
+//!   be allocated, the write reports that.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,12 +18,12 @@ use pagekeeper_io::{AlignedBuf, Error as IoError, Io, IoFile, OwnedWrite, Proces
 use super::budget::{Budget, LONGEST_STEP};
 use crate::Error;
 
-/// Buffers, at most.
+/// The maximum number of buffers.
 const DEPTH: usize = 5;
-/// Room that is taken at a time.
+/// Bytes of space that are allocated at a time.
 const AHEAD: u64 = 64 << 20;
 
-/// A write that has ended: its buffer, and what came of it.
+/// A finished write: its buffer and its result.
 type Ended = (AlignedBuf, Result<(), IoError>);
 
 /// A file that is written past the page cache.
@@ -26,21 +31,21 @@ pub(super) struct Direct {
     io: Arc<dyn Io>,
     file: Arc<dyn IoFile>,
     budget: Arc<Budget>,
-    /// The one that is being filled, and how far it is. None of them after an error.
+    /// The buffer that is being filled, and its fill level. There may be none after an error.
     filling: Option<AlignedBuf>,
     filled: usize,
-    /// Where it will go, and how long it becomes.
+    /// The file offset of that buffer, and its final length.
     offset: u64,
     step: usize,
     free: Vec<AlignedBuf>,
     made: usize,
     in_flight: usize,
-    /// Writes that have ended.
+    /// The channel for finished writes.
     ended: Option<(Sender<Ended>, Receiver<Ended>)>,
     process: Process,
-    /// Up to where there is room; `None` if none can be taken ahead.
+    /// The end of the allocated space; `None` if none can be allocated ahead.
     room: Option<u64>,
-    /// The length of the file, once all is written.
+    /// The length of the file once everything is written.
     length: u64,
     waited: Duration,
 }
@@ -107,7 +112,7 @@ impl Direct {
         Ok(self.length)
     }
 
-    /// A free one, for the next step; waits for it if need be.
+    /// Returns a free buffer for the next step. Waits for one if necessary.
     fn buffer(&mut self) -> Result<AlignedBuf, Error> {
         self.step = self.budget.step_at(self.offset);
         while self.free.is_empty() && self.made == DEPTH {
@@ -160,7 +165,7 @@ impl Direct {
                 } else {
                     drop(step);
                 }
-                // Nobody waits for it any more after an error, or when the writer was dropped.
+                // After an error, or when the writer was dropped, nobody receives this.
                 drop(sender.send((buf, result)));
             }),
         }]);
@@ -172,7 +177,7 @@ impl Direct {
 impl Drop for Direct {
     fn drop(&mut self) {
         if !self.process.is_current() {
-            // It would wait for a thread that was sending as this process was forked.
+            // The drop would wait for a thread that was sending when this process was forked.
             std::mem::forget(self.ended.take());
         }
     }

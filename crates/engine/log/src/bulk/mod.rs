@@ -1,16 +1,16 @@
-//! Large sequential output (a compaction, a backup, a flush) that disturbs no one: it leaves neither dirty pages that
-//! make others' writes wait, nor resident pages that push others' out.
+//! Large sequential output (a compaction, a backup, a flush) that disturbs no one: it leaves neither dirty pages
+//! that make the writes of others wait, nor resident pages that evict those of others.
 //!
 //! | mode | how | leaves |
 //! |---|---|---|
 //! | [`BulkMode::Direct`] | past the page cache, in pieces, one at a time, with pauses while others wait | nothing |
 //! | [`BulkMode::Paced`] | in the same pieces, through the page cache | at most the budget |
-//! | [`BulkMode::Uncached`] | as paced, but the kernel drops the pages by itself (`RWF_DONTCACHE`) | at most the budget |
+//! | [`BulkMode::Uncached`] | as paced, but the kernel drops the pages (`RWF_DONTCACHE`) | at most the budget |
 //! | [`BulkMode::Buffered`] | as any write(2) | everything, and stalls others on the disk |
 //!
-//! Invariants: a file is written from its start to its end, once. What a write or writeback failed with is returned by every call
-//! from then on, and by [`BulkWriter::finish`] at the latest; nothing is tried again. No lock is held over I/O.
-//! Fails with the file and the byte range that could not be written (`EIO`, `ENOSPC`).
+//! Invariants: a file is written once, from its start to its end. After a failed write or writeback every call
+//! returns its error, [`BulkWriter::finish`] at the latest; nothing is retried. No lock is held over I/O. An error
+//! names the file and the byte range that could not be written (`EIO`, `ENOSPC`).
 
 mod budget;
 mod choose;
@@ -40,7 +40,7 @@ use direct::Direct;
 pub use mode::BulkMode;
 use pages::Pages;
 
-/// Takes a warning, in plain words.
+/// A callback that receives a warning in plain words.
 type Warn = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Settings of a [`BulkWriter`].
@@ -69,37 +69,41 @@ impl fmt::Debug for BulkOptions {
 }
 
 impl BulkOptions {
-    /// The mode [default: `Auto`]; where it is not available the next best is taken, and [`BulkWriter::why`] says so.
+    /// Sets the mode [default: `Auto`]. If it is not available, the next best is used, and [`BulkWriter::why`]
+    /// reports that.
     pub fn mode(mut self, mode: BulkMode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// The I/O back-end [default: [`pagekeeper_io::best`]].
+    /// Sets the I/O back-end [default: [`pagekeeper_io::best`]].
     pub fn io(mut self, io: Arc<dyn Io>) -> Self {
         self.io = Some(io);
         self
     }
 
-    /// The expected length in bytes: room is allocated at once, so that a full disk is found before hours of work. The file may
-    /// become longer or shorter.
+    /// Sets the expected length in bytes. Space is allocated at once, so that a full disk is found before hours of
+    /// work. The file may become longer or shorter.
     pub fn expected_bytes(mut self, bytes: u64) -> Self {
         self.expected = bytes;
         self
     }
 
-    /// Bytes that may be unwritten at a time, of all direct, paced and uncached writers of the disk together; at least 256 KiB. The first
-    /// of the writers that are open at the same time decides. Default: half of the room that others leave between the kernel's
-    /// background limit of dirty pages and where it begins to throttle writers, but at most 16 MiB.
+    /// Sets how many bytes all direct, paced and uncached writers of the disk together may leave unwritten at a
+    /// time; at least 256 KiB. The first of several concurrent writers decides. Default: half of the room that
+    /// others leave between the kernel's background limit of dirty pages and the point where it throttles writers,
+    /// but at most 16 MiB.
     pub fn budget(mut self, bytes: u64) -> Self {
         self.budget = Some(bytes);
         self
     }
 
-    /// What `pagekeeper probe` measured of the disk (`pagekeeper_catalog::disks::saved`). Of what works there, [`BulkMode::Auto`] then takes the
-    /// mode that did best: direct, unless paced output (or uncached) was half as fast again, or small writes beside it
-    /// waited less. The budget is what the disk takes in 20 ms, where nothing else is said and the kernel's limits leave
-    /// room for more. A profile of another file system, by its number, is not used, and [`BulkWriter::why`] says so.
+    /// Sets the disk's profile from `pagekeeper probe` (`pagekeeper_catalog::disks::saved`).
+    ///
+    /// [`BulkMode::Auto`] then uses the mode that did best, among the modes that work there. That is direct, unless
+    /// paced (or uncached) output was faster by half, or small writes beside it waited less. Without a set budget,
+    /// the budget is what the disk writes in 20 ms, if the kernel's limits leave that much room. A profile of a
+    /// file system with another ID is not used, and [`BulkWriter::why`] reports that.
     ///
     /// ```
     /// use pagekeeper_log::{BulkMode, BulkWriter};
@@ -122,21 +126,22 @@ impl BulkOptions {
         self
     }
 
-    /// The directory of a log whose writes must not wait: [`Self::on_warning`] is called if it shares a disk with this
-    /// output. May be given for several.
+    /// Adds the directory of a log whose writes must not wait: [`Self::on_warning`] is called if it shares a disk
+    /// with this output. May be called for several logs.
     pub fn log_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.logs.push(directory.into());
         self
     }
 
-    /// Called, once in the process for each pair of directories, with a warning that log and bulk output share a disk.
+    /// Sets a callback for the warning that log and bulk output share a disk. It is called once per process for
+    /// each pair of directories.
     pub fn on_warning(mut self, warn: impl Fn(&str) + Send + Sync + 'static) -> Self {
         self.warn = Some(Arc::new(warn));
         self
     }
 
-    /// Creates the file, which must not exist yet. Fails with `ENOSPC` where there is no room for the expected bytes, and
-    /// leaves no file then.
+    /// Creates the file, which must not exist yet. Fails with `ENOSPC` if there is no room for the expected bytes,
+    /// and then leaves no file.
     pub fn create(self, path: impl AsRef<Path>) -> Result<BulkWriter, Error> {
         let path = path.as_ref();
         let directory = match path.parent() {
@@ -168,7 +173,7 @@ impl BulkOptions {
             mode => (mode, chosen.why, io.open_writable(path, Access::Buffered, Create::New)?),
         };
         if let Err(error) = reserve(&*file, self.expected) {
-            // The file is ours alone, and empty.
+            // Nobody else uses the file, and it is empty.
             let _ = io.remove(path);
             return Err(error.into());
         }
@@ -214,12 +219,12 @@ impl BulkOptions {
     }
 }
 
-/// Whether a profile is of the file system that the directory is on.
+/// Whether a profile belongs to the directory's file system.
 fn is_of(disk: &DiskProfile, directory: &Path) -> bool {
     matches!(file_system_id(directory), Ok(Some(id)) if id == disk.file_system_id)
 }
 
-/// Takes room for so many bytes. Only that there is none is an error: it is no more than a hint.
+/// Allocates this many bytes. Only a lack of space is an error; any other failure is ignored, since this is a hint.
 fn reserve(file: &dyn IoFile, bytes: u64) -> Result<(), pagekeeper_io::Error> {
     if bytes == 0 {
         return Ok(());
@@ -230,7 +235,7 @@ fn reserve(file: &dyn IoFile, bytes: u64) -> Result<(), pagekeeper_io::Error> {
     }
 }
 
-/// One for all writers of the process that are given none.
+/// Returns the back-end of all writers in the process that have no other.
 fn default_io() -> Arc<dyn Io> {
     static IO: OnceLock<Arc<dyn Io>> = OnceLock::new();
     Arc::clone(IO.get_or_init(pagekeeper_io::best))
@@ -238,8 +243,9 @@ fn default_io() -> Arc<dyn Io> {
 
 /// A file that is being written, from its start on.
 ///
-/// Dropped before [`Self::finish`], it leaves the file incomplete and not durable, maybe with zeros past the end: the caller
-/// removes it. In a forked child every call fails with [`Forked`](pagekeeper_io::Error::Forked), and a drop does nothing.
+/// Dropped before [`Self::finish`], it leaves the file incomplete and not durable, possibly with zeros past the
+/// end: the caller removes it. In a forked child every call fails with [`Forked`](pagekeeper_io::Error::Forked),
+/// and a drop does nothing.
 ///
 /// ```
 /// use std::io::Write;
@@ -269,7 +275,7 @@ pub struct BulkWriter {
     began: Instant,
 }
 
-/// The two ways that there are.
+/// The two ways of writing.
 enum Way {
     Direct(Direct),
     Pages(Pages),
@@ -290,8 +296,8 @@ impl Way {
         }
     }
 
-    /// Writes what is left and waits for all writes; returns how long the file has become, which may be more than was
-    /// written.
+    /// Writes the rest and waits for all writes. Returns the resulting length of the file, which may exceed the
+    /// bytes written.
     fn end(&mut self) -> Result<u64, Error> {
         match self {
             Self::Direct(direct) => direct.end(),
@@ -315,52 +321,53 @@ pub struct BulkReport {
     pub path: PathBuf,
     /// Its length in bytes.
     pub bytes: u64,
-    /// How it was written; never [`BulkMode::Auto`].
+    /// The mode it was written in; never [`BulkMode::Auto`].
     pub mode: BulkMode,
-    /// Why so, in plain words.
+    /// The reason for the mode, in plain words.
     pub why: String,
-    /// How many bytes could be unwritten, of all direct, paced and uncached writers of the disk together; `None` for buffered ones.
+    /// The maximum of unwritten bytes of all direct, paced and uncached writers of the disk together; `None` for
+    /// buffered output.
     pub budget: Option<u64>,
-    /// From when it was made to when it was durable.
+    /// The time from its creation until it was durable.
     pub took: Duration,
-    /// The part of it that the writer waited for the disk: for a free buffer, or for writeback.
+    /// The part of `took` that the writer waited for the disk: for a free buffer, or for writeback.
     pub waited: Duration,
-    /// The part of it that the last sync took.
+    /// The part of `took` that the last sync needed.
     pub synced: Duration,
-    /// Bytes of it that are in the kernel's page cache at the end; `None` where that can't be known.
+    /// Bytes of the file in the kernel's page cache at the end; `None` if that can't be determined.
     pub resident: Option<u64>,
 }
 
 impl BulkWriter {
-    /// The settings, to create one with.
+    /// Returns the settings with which a writer is created.
     pub fn options() -> BulkOptions {
         BulkOptions::default()
     }
 
-    /// How it writes; never [`BulkMode::Auto`].
+    /// Returns the mode of writing; never [`BulkMode::Auto`].
     pub fn mode(&self) -> BulkMode {
         self.mode
     }
 
-    /// Why it writes so, in plain words.
+    /// Returns the reason for the mode, in plain words.
     pub fn why(&self) -> &str {
         &self.why
     }
 
-    /// Bytes that were given to it so far.
+    /// Returns the number of bytes accepted so far.
     pub fn written(&self) -> u64 {
         self.way.written()
     }
 
-    /// Writes all of the bytes, and waits where the disk lags. After an error every call fails with it.
+    /// Writes all of the bytes, and waits if the disk lags. After an error every call fails with that error.
     pub fn write_all(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.check()?;
         let done = self.way.write(bytes);
         self.settle(done)
     }
 
-    /// Writes what is left, cuts the file to what was written, makes it and its name durable, and releases its pages
-    /// (not of a buffered one, whose pages stay).
+    /// Writes the rest, cuts the file to the bytes written, and makes it and its name durable. Releases its pages,
+    /// except those of buffered output.
     pub fn finish(mut self) -> Result<BulkReport, Error> {
         self.check()?;
         let bytes = self.written();
@@ -415,7 +422,7 @@ impl fmt::Debug for BulkWriter {
 }
 
 impl io::Write for BulkWriter {
-    /// Takes all of `buf`.
+    /// Accepts all of `buf`.
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         match self.write_all(buf) {
             Ok(()) => Ok(buf.len()),
@@ -424,7 +431,7 @@ impl io::Write for BulkWriter {
         }
     }
 
-    /// Does nothing: what was given is written when there is a step of it, and durable after [`BulkWriter::finish`].
+    /// Does nothing: bytes are written once they fill a step, and are durable after [`BulkWriter::finish`].
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

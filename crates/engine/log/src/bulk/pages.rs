@@ -1,7 +1,8 @@
 //! Bulk writes through the page cache, in steps: paced, uncached, or plainly buffered.
 //!
-//! Invariants: a step is written in one call, at a multiple of its length, so that the kernel can build large folios and
-//! a release covers whole ones. A paced step is admitted to the budget before it becomes dirty, and handed over to it then.
+//! Invariants: a step is written in one call, at a multiple of its length, so that the kernel can build large
+//! folios and a release covers whole ones. A paced step is admitted to the budget before it becomes dirty, and is
+//! then handed over to the budget.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +18,13 @@ const STEP: usize = 1 << 20;
 /// A file that is written through the page cache.
 pub(super) struct Pages {
     file: Arc<dyn IoFile>,
-    /// Its part in the budget; `None` if it is not paced.
+    /// Its share of the budget; `None` if it is buffered.
     share: Option<Share>,
     mode: WriteMode,
     step: usize,
-    /// What is no step yet.
+    /// Bytes that do not fill a step yet.
     rest: Vec<u8>,
-    /// Bytes of the steps that were written: a multiple of `step` but at the end.
+    /// Bytes of the written steps: a multiple of `step`, except at the end.
     offset: u64,
     waited: Duration,
 }
@@ -63,7 +64,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Bytes of the step that begins at the offset, by what is known of the disk now.
+    /// Returns the bytes of the step that begins at the offset, from what is known of the disk now.
     fn next_step(&self) -> usize {
         self.share.as_ref().map_or(STEP, |share| share.step_at(self.offset))
     }
@@ -96,7 +97,7 @@ impl Pages {
         let (admitted, waited) = share.admit(bytes.len() as u64);
         self.waited += waited;
         let written = self.file.write_at(range.start, bytes, self.mode);
-        // Failed or not, some of it may be dirty now.
+        // Whether it failed or not, some of it may be dirty now.
         admitted.hand_over(range.clone());
         written?;
         self.offset = range.end;

@@ -1,4 +1,4 @@
-//! Bulk writes on a simulated disk: failures, and how much is unwritten at a time.
+//! Bulk writes on a simulated disk: failures, and the number of unwritten bytes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,7 +9,7 @@ use super::*;
 
 const ALL: [BulkMode; 4] = [BulkMode::Direct, BulkMode::Paced, BulkMode::Uncached, BulkMode::Buffered];
 const KIB: u64 = 1 << 10;
-/// The least budget, and a step of it.
+/// The smallest budget, and a step of it.
 const BUDGET: u64 = 256 * KIB;
 const STEP: usize = 64 << 10;
 
@@ -72,7 +72,7 @@ fn a_failed_write_is_reported_with_its_range_for_good() {
             disk.inject("/file", place..place + 1, fault, Times::Once).unwrap();
             let piece = content(0, 0..1 << 20);
             let failed = (0..20).find_map(|_| output.write_all(&piece).err());
-            // A direct one may see it at the end only.
+            // A direct writer may see the error only at the end.
             let at_end = failed.is_none().then(|| output.finish().unwrap_err());
             let error = failed.or(at_end).unwrap();
             let Error::Io(pagekeeper_io::Error::Write { path, range, .. }) = &error else {
@@ -93,7 +93,7 @@ fn after_an_error_finish_fails_too() {
         let piece = content(0, 0..1 << 20);
         let failed = (0..20).find_map(|_| output.write_all(&piece).err()).unwrap();
         assert_eq!(output.write_all(&piece).unwrap_err(), failed);
-        // Others were on their way when it failed.
+        // Other writes were in flight when it failed.
         while disk.stats().in_flight > 0 {
             std::thread::yield_now();
         }
@@ -137,7 +137,7 @@ fn room_that_is_expected_is_taken_at_once_or_the_file_not_made() {
         let error = options(&disk, mode).expected_bytes(1 << 30).create("/file").unwrap_err();
         assert!(error.to_string().contains("No space left"), "{error}");
         assert!(disk.open("/file".as_ref(), Access::Buffered).is_err());
-        // What is no more than a hint may be refused for other reasons.
+        // A mere hint may be refused for other reasons.
         disk.inject_all(WriteFault::Allocate(libc::EOPNOTSUPP), Times::Always);
         let mut output = options(&disk, mode).expected_bytes(1 << 30).create("/file").unwrap();
         output.write_all(&content(0, 0..5000)).unwrap();
@@ -156,7 +156,7 @@ fn where_there_is_no_direct_io_it_is_paced() {
     output.finish().unwrap();
 }
 
-/// What a story's writers do next.
+/// The next action of one of the writers.
 #[derive(Debug, Clone)]
 enum Action {
     Write { writer: usize, len: usize },
@@ -176,8 +176,8 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// One thread, so that a writer which had to wait for an idle one would hang. No action writes more than a step, so that
-    /// what is unwritten is checked as often as it grows.
+    /// Uses one thread, so that a writer that had to wait for an idle one would hang. No action writes more than a
+    /// step, so that the unwritten bytes are checked as often as they grow.
     #[test]
     fn no_more_than_the_budget_is_ever_unwritten(actions in actions(), uncached in any::<bool>()) {
         let mode = if uncached { BulkMode::Uncached } else { BulkMode::Paced };
@@ -204,7 +204,7 @@ proptest! {
                 Action::GiveUp { .. } => drop(writers[writer].take()),
             }
             let unwritten = |file: &Arc<dyn IoFile>| file.residency(0..u64::MAX).unwrap().unwrap().unwritten;
-            // All that was given up with the last of the writers is nobody's any more.
+            // Once the last writer is gone, abandoned bytes belong to no budget.
             if writers.iter().any(Option::is_some) {
                 let sum: u64 = files.iter().map(unwritten).sum();
                 prop_assert!(sum <= BUDGET, "{} bytes unwritten", sum);
@@ -220,7 +220,7 @@ fn many_threads_share_a_budget() {
     let faults =
         RandomWriteFaults { short_per_mille: 50, interrupted_per_mille: 50, ..RandomWriteFaults::default() };
     let disk = SimDisk::builder().random_faults(RandomFaults::default()).random_write_faults(faults).build();
-    // Keeps the budget while the others come and go.
+    // Keeps the budget alive while the others come and go.
     let mut idle = options(&disk, BulkMode::Paced).create("/idle").unwrap();
     idle.write_all(&vec![1; 3 * STEP]).unwrap();
     let device = disk.open("/idle".as_ref(), Access::Buffered).unwrap().stat().unwrap().device;

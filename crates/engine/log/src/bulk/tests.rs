@@ -12,7 +12,7 @@ fn content(len: usize) -> Vec<u8> {
     (0..len.div_ceil(8) as u64).flat_map(u64::to_le_bytes).take(len).collect()
 }
 
-/// Writes it in pieces of all sizes.
+/// Writes the bytes in pieces of many sizes.
 fn write_in_pieces(output: &mut BulkWriter, mut bytes: &[u8]) {
     for piece in [1, 4095, 8, 1 << 20, 3 << 20, 100_000].into_iter().cycle() {
         let (now, rest) = bytes.split_at(bytes.len().min(piece));
@@ -36,7 +36,8 @@ fn check_all_modes(directory: &Path) {
             let report = output.finish().unwrap();
             assert_eq!((report.bytes, report.mode, &report.path), (bytes.len() as u64, used, &path));
             let all = bytes.len().next_multiple_of(4096) as u64;
-            // The kernel may hold references to pages just as it is advised to drop them, and reclaim some of its own accord.
+            // The kernel may hold references to pages while it is advised to drop them, and may reclaim some on its
+            // own.
             let left = if used == BulkMode::Buffered { all / 10 * 9..=all } else { 0..=64 << 10 };
             assert!(report.resident.is_none_or(|resident| left.contains(&resident)), "{report:?}");
             assert!(std::fs::read(&path).unwrap() == bytes, "{mode}");
@@ -150,7 +151,7 @@ fn a_profile_of_another_file_system_is_not_used() {
     let output = create(Some(&foreign), "foreign");
     assert_eq!(output.mode(), without);
     assert!(output.why().ends_with("it is of another file system"), "{}", output.why());
-    // The first of the open writers of a disk decides about its budget.
+    // The first of a disk's open writers decides about its budget.
     drop(output);
     let Some(file_system_id) = file_system_id(dir.path()).unwrap() else {
         eprintln!("SKIPPED: this file system has no number");

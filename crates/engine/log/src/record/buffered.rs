@@ -1,7 +1,7 @@
 //! The part of a log that a reader has in memory.
 //!
-//! Invariant: the source is read in whole blocks, forwards, into memory that is aligned for direct reads. Blocks that the device
-//! can't read are zeros and noted; else it fails as the source does.
+//! Invariant: the source is read in whole blocks, forwards, into memory that is aligned for direct reads. Blocks
+//! that the device can't read are noted and replaced by zeros. Other errors of the source are returned.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -63,7 +63,7 @@ impl<S: Source> Reach for Buffered<S> {
     }
 }
 
-/// Reads block by block, and notes those that can't be read.
+/// Reads block by block, and notes unreadable blocks.
 fn read_blocks<S: Source>(
     source: &mut S,
     from: u64,
@@ -93,24 +93,24 @@ struct Buffer {
     /// Bytes that it holds.
     len: usize,
     memory: Vec<u8>,
-    /// Where in `memory` it begins, so that its address is aligned.
+    /// The offset in `memory` at which it begins, so that its address is aligned.
     skipped: usize,
 }
 
 impl Buffer {
-    /// Just past it.
+    /// Returns its end.
     fn end(&self) -> u64 {
         self.start + self.len as u64
     }
 
-    /// The bytes at `lsn`, if they are all in it.
+    /// Returns the bytes at `lsn`, if all of them are buffered.
     fn get(&self, lsn: u64, len: usize) -> Option<&[u8]> {
         let from = usize::try_from(lsn.checked_sub(self.start)?).ok()?;
         let end = from.checked_add(len).filter(|end| *end <= self.len)?;
         self.memory.get(self.skipped + from..self.skipped + end)
     }
 
-    /// Lets it begin at `start`, with what it has of that.
+    /// Moves the start of the buffer to `start`, and keeps the bytes it has from there on.
     fn move_to(&mut self, start: u64) {
         if (self.start..self.end()).contains(&start) {
             let gone = to_usize(start - self.start);
@@ -121,11 +121,11 @@ impl Buffer {
             self.len = 0;
         }
         self.start = start;
-        // What is no whole block was the end of the source, and is read again.
+        // A partial block was the end of the source, and is read again.
         self.len -= self.len % BLOCK_LEN;
     }
 
-    /// Adds up to `more` bytes, as many as `read` says.
+    /// Adds up to `more` bytes, as many as `read` returns.
     fn fill(
         &mut self,
         more: usize,

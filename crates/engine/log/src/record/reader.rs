@@ -1,30 +1,34 @@
-//! Reading records in order, from any source of bytes, and finding where the log ends.
+//! Reads records in order, from any source of bytes, and finds the end of the log.
 //!
 //! Invariants:
-//! 1. It returns what was appended, in order, without a gap: reading stops where there is no valid record, and goes on
-//!    after that only where an epoch that is known beforehand begins, which names that very LSN as the end of the one before.
-//! 2. An end is accepted only where nothing says that a record must stand there: no later epoch, no settled or known end, and no
-//!    later record of the same epoch that reports the place durable. So what can't be distinguished is no more than this: the last
-//!    groups of an epoch of which no later record knows that they were durable, torn or rotten.
-//! 3. A padding that what names the log says was durable is no end, however it is damaged: it holds nothing, and where it ends is known.
-//!    Its checksum, or all of it but that, identifies it.
-//! 4. Bytes are read in whole blocks, forwards. One that can't be read is an error where a record is to stand in it, and nothing
-//!    where it is only searched.
+//! 1. The reader returns what was appended, in order, without a gap. It stops at the first place without a valid
+//!    record. It continues after that only if a known epoch begins there and names that LSN as the end of the
+//!    previous one.
+//! 2. An end is accepted only if nothing proves that a record must stand there. Such a proof is a later epoch, a
+//!    settled or known end, or a later record of the same epoch that reports the place durable. Only one kind of
+//!    loss is therefore undetectable: the last groups of an epoch, torn or decayed, if no later record reports them
+//!    durable.
+//! 3. Padding that the log's metadata says was durable is not an end, however it is damaged: it holds nothing, and
+//!    its end is known. Either its checksum or everything else in it identifies it.
+//! 4. Bytes are read in whole blocks, forwards. An unreadable block is an error if a record must stand in it. It
+//!    counts as empty if it is only searched.
 //!
-//! # How far is searched for a later record
+//! # Range of the search for a later record
 //!
-//! A record of the epoch can stand at any multiple of 8, and is recognized by its LSN and its salt. The search goes on as long as such
-//! headers are found no farther apart than the longest record (and a padding) that this log can have had at the time.
+//! A record of the epoch can stand at any multiple of 8, and is recognized by its LSN and its salt. The search
+//! continues as long as such headers are no farther apart than the longest record (and padding) that this log can
+//! have had at the time.
 //!
-//! Why that is enough: let E be a place where no record stands though it was durable, and R the first record behind it that knows so.
-//! R was reserved after the sync that made E durable had ended, and all between them stands in one write order without a gap. If R was
-//! synced as well, so is all between E and R: records without a gap, each no longer than the longest. So from E on headers are found
-//! no farther apart than that, up to R, but for those that are damaged. R is missed only if, beside what stands at E, a row of records
-//! that is as long as the longest possible one is damaged, with each header in it. If R was not synced, nothing that was acknowledged
-//! stands behind it that is not in the same case.
+//! Why that is enough: let E be a place that was durable but holds no record, and R the first record behind it that
+//! proves this. R was reserved after the sync that made E durable had ended, and everything between them was
+//! written in order, without a gap. If R was synced as well, so was everything between E and R: records without a
+//! gap, each no longer than the longest. From E up to R, headers are therefore no farther apart than that, except
+//! for damaged ones. R is missed only if another run of records behind E, as long as the longest possible record,
+//! is damaged in each of its headers. If R was not synced, every acknowledged record behind it is in the same case
+//! as R.
 //!
-//! Fails where the bytes can't be read, and with [`Error::Corrupt`]; with [`Error::UnknownRecord`] where a whole record is of a kind
-//! that is not known here.
+//! Fails if the bytes can't be read. Fails with [`Error::Corrupt`] if a durable record is lost, and with
+//! [`Error::UnknownRecord`] if a whole record is of an unknown kind.
 
 use super::buffered::Buffered;
 use super::source::{Reach, Source};
@@ -33,29 +37,29 @@ use crate::Error;
 use crate::convert::to_usize;
 use crate::injected_fault::injected_fault;
 
-/// One entry as it was read.
+/// One entry of the log.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Entry<'a> {
-    /// Where its record stands.
+    /// The position of its record.
     pub(crate) lsn: u64,
-    /// Just past its record.
+    /// The end of its record.
     pub(crate) next: u64,
-    /// Whether its group goes on.
+    /// Whether more records of its group follow.
     pub(crate) part: bool,
     pub(crate) body: &'a [u8],
 }
 
-/// Where an epoch began.
+/// The start of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EpochAt {
-    /// Where the one before it ended.
+    /// The end of the previous epoch.
     pub(crate) previous_end: u64,
-    /// In force from its start on.
+    /// The salt in force from its start on.
     pub(crate) salt: u32,
 }
 
 impl EpochAt {
-    /// Where its first record stands: the first block start at or past the end of the one before.
+    /// Returns the position of its first record: the first block start at or past the end of the previous epoch.
     pub(crate) const fn start(self) -> u64 {
         self.previous_end.next_multiple_of(BLOCK)
     }
@@ -67,30 +71,30 @@ pub(crate) struct Reader<R> {
     reach: R,
     lsn: u64,
     salt: u32,
-    /// Where the log is known to end, if it is.
+    /// The end of the log, if it is known.
     until: Option<u64>,
-    /// All before it is known to be durable.
+    /// Everything before this is known to be durable.
     settled: u64,
-    /// Bytes of the longest record that may stand past what is settled.
+    /// Bytes of the longest record that may stand past `settled`.
     longest: u64,
     ended: bool,
-    /// Those that are to come, the next one last.
+    /// The epochs to come, the next one last.
     epochs: Vec<EpochAt>,
-    /// Where paddings stand that were passed over though they are damaged.
+    /// The positions of damaged paddings that were skipped.
     damaged_paddings: Vec<u64>,
     #[cfg(any(test, feature = "injected-faults"))]
     pub(crate) injected_fault: Option<crate::injected_fault::InjectedFault>,
 }
 
 impl<S: Source> Reader<Buffered<S>> {
-    /// Reads from `lsn` on, where `salt` is in force, up to an end that is to be found.
+    /// Creates a reader from `lsn` on, where `salt` is in force, up to an end that is to be found.
     pub(crate) fn new(source: S, lsn: u64, salt: u32) -> Self {
         Self::over(Buffered::new(source), lsn, salt)
     }
 }
 
 impl<R: Reach> Reader<R> {
-    /// As [`Self::new`], of bytes that are read into memory by other means.
+    /// Creates a reader like [`Self::new`], over bytes that are read into memory by other means.
     pub(crate) fn over(reach: R, lsn: u64, salt: u32) -> Self {
         Self {
             reach,
@@ -107,47 +111,49 @@ impl<R: Reach> Reader<R> {
         }
     }
 
-    /// Up to a known end: a multiple of [`BLOCK`], or where a record ends. All before it is there, or corrupt.
+    /// Reads up to a known end: a multiple of [`BLOCK`], or the end of a record. Everything before it is there, or
+    /// corrupt.
     pub(crate) fn until(self, end: u64) -> Self {
         Self { until: Some(end), ..self }
     }
 
-    /// All before this is there, or corrupt.
+    /// Sets the settled position: everything before it is there, or corrupt.
     pub(crate) fn settled(self, lsn: u64) -> Self {
         Self { settled: lsn, ..self }
     }
 
-    /// No record past what is settled is longer than so many bytes.
+    /// Sets the maximum size of a record past `settled`, in bytes.
     pub(crate) fn with_longest(self, bytes: u64) -> Self {
         Self { longest: bytes, ..self }
     }
 
-    /// These epochs begin at or past where reading begins, in this order.
+    /// Sets the epochs that begin at or past the start of reading, in order.
     pub(crate) fn with_epochs(self, epochs: impl DoubleEndedIterator<Item = EpochAt>) -> Self {
         Self { epochs: epochs.rev().collect(), ..self }
     }
 
-    /// Where its bytes are.
+    /// Returns the source of its bytes.
     pub(crate) fn reach_mut(&mut self) -> &mut R {
         &mut self.reach
     }
 
-    /// The same, when nothing more is read; and where paddings stand that were passed over though they are damaged.
+    /// Returns the source of its bytes, and the positions of damaged paddings that were skipped. Nothing more is
+    /// read.
     pub(crate) fn into_parts(self) -> (R, Vec<u64>) {
         (self.reach, self.damaged_paddings)
     }
 
-    /// Where the next record stands. After [`Self::next`] gave `None`: the end of the log.
+    /// Returns the position of the next record. After [`Self::next`] returned `None`, this is the end of the log.
     pub(crate) fn lsn(&self) -> u64 {
         self.lsn
     }
 
-    /// In force at [`Self::lsn`].
+    /// Returns the salt in force at [`Self::lsn`].
     pub(crate) fn salt(&self) -> u32 {
         self.salt
     }
 
-    /// The next entry; `None` at the end, and from then on.
+    /// Returns the next entry; `None` at the end, and from then on.
     pub(crate) fn next(&mut self) -> Result<Option<Entry<'_>>, Error> {
         let header = loop {
             if self.ended {
@@ -183,7 +189,8 @@ impl<R: Reach> Reader<R> {
         Ok(Some(Entry { lsn: header.lsn, next: self.lsn, part, body }))
     }
 
-    /// Ends where no record stands, unless one was durable there: behind a padding it goes on, and else it is corrupt.
+    /// Ends at a place without a record, unless one was durable there. It then continues behind padding, or reports
+    /// corruption.
     fn end_here(&mut self) -> Result<(), Error> {
         let end = self.lsn;
         if let Some(error) = self.unreadable_record(end).filter(|_| !injected_fault!(self, UnreadableIsEmpty))
@@ -204,7 +211,7 @@ impl<R: Reach> Reader<R> {
         Ok(())
     }
 
-    /// Where the padding ends that stands at `lsn` and is damaged, if one does.
+    /// Returns the end of the damaged padding at `lsn`, if there is one.
     fn end_of_damaged_padding(&mut self, lsn: u64) -> Result<Option<u64>, Error> {
         let limit = self.limit();
         let upto = self.epochs.last().map_or(limit, |epoch| epoch.previous_end.min(limit));
@@ -221,7 +228,7 @@ impl<R: Reach> Reader<R> {
         Ok(is_padding.then_some(lsn + size))
     }
 
-    /// Why what stands at `lsn` can't be read, if that is so.
+    /// Returns the error of reading the record at `lsn`, if it is unreadable.
     fn unreadable_record(&self, lsn: u64) -> Option<Error> {
         let limit = self.limit();
         let header = self.reach.get(lsn, HEADER).and_then(|bytes| Header::decode(bytes, lsn, self.salt));
@@ -230,7 +237,7 @@ impl<R: Reach> Reader<R> {
         (lsn < upto).then(|| self.reach.unreadable(&(lsn..upto))).flatten()
     }
 
-    /// Whether a record past `end` says that what stands there was durable.
+    /// Whether a record past `end` proves that `end` was durable.
     fn was_durable(&mut self, end: u64) -> Result<bool, Error> {
         if injected_fault!(self, NoSearchBehindEnd) {
             return Ok(false);
@@ -260,12 +267,12 @@ impl<R: Reach> Reader<R> {
         Ok(false)
     }
 
-    /// How far is searched past a place of the epoch.
+    /// Returns the limit of the search behind a header of the epoch.
     fn search_end(&self, lsn: u64) -> u64 {
         lsn.saturating_add(self.longest).saturating_add(2 * BLOCK).min(self.limit())
     }
 
-    /// The record that stands at `lsn` and ends before `upto`, if a whole one does. It is in memory then.
+    /// Returns the record at `lsn`, if it is whole and ends at `upto` or before. It is then in memory.
     fn record_at(&mut self, lsn: u64, upto: u64) -> Result<Option<Header>, Error> {
         let limit = self.limit();
         self.reach.load(lsn, HEADER, limit)?;
@@ -285,7 +292,7 @@ impl<R: Reach> Reader<R> {
         self.until.map_or(self.reach.end(), |end| end.min(self.reach.end()))
     }
 
-    /// The fault [`crate::injected_fault::InjectedFault::SkipBadRecord`].
+    /// Injects the fault [`crate::injected_fault::InjectedFault::SkipBadRecord`].
     #[cfg(any(test, feature = "injected-faults"))]
     fn skip_bad_record(&mut self) -> bool {
         if !injected_fault!(self, SkipBadRecord) {
@@ -299,7 +306,8 @@ impl<R: Reach> Reader<R> {
     }
 }
 
-/// The places past `after` at which a header of this log may stand: its LSN is that place. `bytes` stand at `block`.
+/// Collects the positions past `after` at which a header of this log may stand: its LSN is that position. `bytes`
+/// begin at `block`.
 fn find_headers(bytes: &[u8], block: u64, after: u64, places: &mut Vec<u64>) {
     let words = bytes.get(8..).unwrap_or_default().chunks_exact(8).take(BLOCK_LEN / 8);
     for (lsn, word) in (block..).step_by(8).zip(words) {

@@ -1,4 +1,4 @@
-//! The codec on what it encoded, and the reader on logs with holes, ghosts, epochs and rot.
+//! The codec on its own output, and the reader on logs with holes, ghosts, epochs and decay.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::Error;
 
-/// The bytes as they are on disks: what was written once must be read for ever.
+/// The bytes as they are on disks: records must stay readable for ever.
 #[test]
 fn a_record_looks_as_it_always_did() {
     let bytes = encode(Kind::Data, b"redo", 8192, 0x1234_5678, 4096);
@@ -30,7 +30,7 @@ fn padding_ends_where_a_block_starts() {
 
 #[test]
 fn what_was_durable_is_never_overstated() {
-    // Too far behind to be stated.
+    // This is too far behind to be stated.
     let bytes = encode(Kind::Data, b"", 1 << 40, 0, 8);
     assert_eq!(Header::decode(&bytes, 1 << 40, 0).unwrap().durable_upto, 0);
 }
@@ -60,14 +60,14 @@ proptest! {
         flip in 1..=u8::MAX,
     ) {
         let mut bytes = encode(Kind::Data, &body, 4096, 9, 0);
-        // What fills up to a multiple of 8 is no one's.
+        // The bytes that fill up to a multiple of 8 are not protected.
         bytes[at.index(HEADER + body.len())] ^= flip;
         let header = Header::decode(&bytes, 4096, 9);
         prop_assert!(header.is_none_or(|header| !is_whole(&bytes, header.len)));
     }
 }
 
-/// Entries, and where the log ends, under which salt.
+/// The entries, the end of the log, and the salt there.
 type Found = (Vec<Vec<u8>>, u64, u32);
 
 /// A log in memory.
@@ -125,7 +125,7 @@ impl Tape {
         self.bytes.extend(encode_padding(self.lsn(), salt, 0));
     }
 
-    /// All entries, and where the log ends, under which salt.
+    /// Returns all entries, the end of the log, and the salt there.
     fn read(&self, salt: u32) -> Result<Found, Error> {
         self.read_by(Reader::new(self, 0, salt))
     }
@@ -146,12 +146,12 @@ fn body(number: u64, len: usize) -> Vec<u8> {
     (0..len).map(|at| (number * 31 + at as u64 * 7).to_le_bytes()[0]).collect()
 }
 
-/// Any one damaged byte, whatever it is then.
+/// Damages any one byte, to any value.
 #[test]
 fn a_damaged_padding_is_recognized_and_nothing_else_is_taken_for_one() {
     for lsn in [3 * BLOCK + 3000, 3 * BLOCK - 64, 2 * BLOCK - 24] {
         let padding = encode_padding(lsn, 9, lsn - 800);
-        // As similar as data can be: of zeros, and it ends where the padding does.
+        // Data as similar as possible: zeros that end where the padding does.
         let data = encode(Kind::Data, &vec![0; padding.len() - HEADER], lsn, 9, lsn - 800);
         for at in 0..padding.len() {
             for flips in 1..=if at < HEADER { u8::MAX } else { 3 } {
@@ -183,7 +183,7 @@ fn reading_goes_on_behind_a_torn_tail_where_an_epoch_is_known_to_begin() {
     let mut tape = Tape { chunk: 4096, ..Tape::default() };
     tape.append(b"first", 1, 0);
     let end = tape.lsn();
-    // A record that was torn, and behind it one of the same write that was not.
+    // A torn record, followed by an intact one of the same write.
     tape.append(&body(1, 5000), 1, 0);
     let torn = usize::try_from(end + BLOCK).unwrap();
     tape.bytes[torn..torn + 8].fill(0xee);
@@ -199,7 +199,7 @@ fn reading_goes_on_behind_a_torn_tail_where_an_epoch_is_known_to_begin() {
     tape.append(b"second", 2, 0);
     assert_eq!(read(&tape).unwrap().0, [b"first".to_vec(), b"second".to_vec()]);
 
-    // An epoch is known to begin: what is before it was durable.
+    // An epoch is known to begin, so everything before it was durable.
     let mut rotten = tape.clone();
     rotten.bytes[24] ^= 1;
     assert_eq!(read(&rotten), Err(Error::Corrupt { path: "/tape".into(), offset: 0, lsn: 0 }));
@@ -227,7 +227,7 @@ fn a_record_anywhere_behind_knows_what_was_durable() {
         assert_eq!(read(&tape).unwrap().0.len(), 1002);
         let corrupt = Error::Corrupt { path: "/tape".into(), offset: hole, lsn: hole };
         assert_eq!(read(&rotten), Err(corrupt));
-        // Farther behind than a record can be long is another lap's.
+        // A record farther behind than the longest record belongs to another lap.
         let gap = rotten.bytes[usize::try_from(hole).unwrap()..knows - 50].iter_mut();
         gap.for_each(|byte| *byte = 0);
         assert_eq!(read(&rotten).is_ok(), longest == 200);
@@ -261,7 +261,7 @@ fn a_record_that_is_not_known_here_is_no_end() {
     let (place, newer) = (tape.lsn(), encode(Kind::Unknown(9), b"?", tape.lsn(), 1, 0));
     tape.bytes.extend(newer);
     assert_eq!(tape.read(1), Err(Error::UnknownRecord { path: "/tape".into(), offset: place }));
-    // Unless it is none.
+    // Unless it is not a valid record.
     tape.bytes[usize::try_from(place).unwrap() + 24] ^= 1;
     assert_eq!(tape.read(1), Ok((vec![b"first".to_vec()], place, 1)));
 }
@@ -281,11 +281,11 @@ fn a_hole_that_was_durable_is_corruption() {
     let corrupt = Error::Corrupt { path: "/tape".into(), offset: hole, lsn: hole };
     assert_eq!(rotten.read(1), Err(corrupt.clone()));
 
-    // Nobody said that it was durable: a torn tail.
+    // No record says that it was durable: a torn tail.
     rotten.bytes.truncate(usize::try_from(synced).unwrap());
     rotten.append(b"third", 1, hole);
     assert_eq!(rotten.read(1), Ok((vec![b"first".to_vec()], hole, 1)));
-    // Where the end is known, all before it must be there.
+    // If the end is known, everything before it must be there.
     let mut reader = Reader::new(&rotten, 0, 1).until(synced);
     assert_eq!(
         reader.next().map(|entry| entry.map(|entry| entry.body.to_vec())),
@@ -295,13 +295,13 @@ fn a_hole_that_was_durable_is_corruption() {
     let mut reader = Reader::new(&rotten, 0, 1).until(hole);
     assert!(reader.next().unwrap().is_some());
     assert_eq!(reader.next(), Ok(None));
-    // The same of what is settled.
+    // The same holds for the settled position.
     let settled = |lsn| rotten.read_by(Reader::new(&rotten, 0, 1).settled(lsn));
     assert!(settled(hole + 8).is_err() && settled(hole).is_ok());
 }
 
 proptest! {
-    /// Entries of any sizes, epochs between them, chunks of any size, and an end that is cut anywhere.
+    /// Entries of all sizes, epochs between them, chunks of any size, and an end cut anywhere.
     #[test]
     fn what_was_appended_is_read_up_to_the_cut(
         steps in prop::collection::vec((0_usize..10_000, 0_u8..8), 1..30),
@@ -332,7 +332,7 @@ proptest! {
         epochs.retain(|epoch| epoch.previous_end <= cut as u64);
         let (entries, end, _) = tape.read_by(Reader::new(&tape, 0, 1).with_epochs(epochs.into_iter())).unwrap();
         let whole = ends.iter().filter(|end| **end <= cut as u64).count();
-        // The padding of the last may be whatever follows, so that one more may be whole.
+        // The padding of the last entry may be any bytes, so one more entry may be whole.
         prop_assert!((whole..=whole + 1).contains(&entries.len()));
         for (number, (entry, (len, _))) in (0..).zip(entries.iter().zip(&steps)) {
             prop_assert_eq!(entry, &body(number, *len));

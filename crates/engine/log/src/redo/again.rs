@@ -1,12 +1,14 @@
-//! Reads parts of the log a second time, by where they stand: for who was given bodies by a recovery and kept their places.
+//! Reads parts of the log a second time, by their LSNs, for callers that kept the positions of recovered bodies.
 //!
-//! Places are read in the order of the log, by steps of as many bytes as may be read at once.
+//! Places are read in the order of the log, in steps of as many bytes as may be read at once.
 //!
 //! Invariants:
-//! 1. What is given stood in the log all the while it was read. Nothing is verified: who keeps a place keeps a checksum.
-//! 2. What is given keeps no more memory than its bytes and a seventh part more. Where more than that was read beside them they are copied.
+//! 1. The returned bytes stood in the log during the whole read. Nothing is verified: a caller that keeps a place
+//!    keeps a checksum.
+//! 2. The returned bytes keep no more memory than their size and a seventh more. If more than that was read beside
+//!    them, they are copied.
 //!
-//! Fails as the disk does, and where a place is not in the log any more.
+//! Fails as the disk does, and if a place is no longer in the log.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,29 +22,29 @@ use crate::Error;
 use crate::convert::to_usize;
 use crate::record::BLOCK;
 
-/// Bytes between two places for which it takes less to read them than to ask twice.
+/// Up to this gap in bytes, one read over it is cheaper than two requests.
 const NEAR: u64 = 16 << 10;
 
-/// Whole blocks with one place or several.
+/// Whole blocks that hold one or more places.
 #[derive(Debug)]
 struct Part {
     lsns: Range<Lsn>,
-    /// Where it stands in memory.
+    /// The offset of the blocks in memory.
     offset: usize,
 }
 
-/// What is read at once.
+/// The parts that are read at once.
 #[derive(Debug, Default)]
 struct Step {
-    /// In the order of the log.
+    /// The parts in the order of the log.
     parts: Vec<Part>,
     /// Bytes of all parts.
     len: usize,
-    /// Which places are in them, by where they begin.
+    /// The indices of the places in the parts, in the order of their starts.
     places: Vec<usize>,
 }
 
-/// What stands at these places, in their order; no more than `at_once` bytes are read at a time, but for a place that is longer.
+/// Reads these places, in their order. At most `at_once` bytes are read at a time, unless one place is longer.
 pub(super) fn read(core: &Arc<Core>, places: &[Range<Lsn>], at_once: usize) -> Result<Vec<Bytes>, Error> {
     let (from, upto) = (core.checkpoint(), core.durable());
     if let Some(place) = places.iter().find(|place| place.start < from || place.end > upto) {
@@ -57,7 +59,8 @@ pub(super) fn read(core: &Arc<Core>, places: &[Range<Lsn>], at_once: usize) -> R
 }
 
 impl Step {
-    /// Bytes that there are more to read with these blocks, which begin behind all others or within the last ones.
+    /// Returns the additional bytes to read for these blocks, which begin behind all others or within the last
+    /// ones.
     fn more(&self, blocks: &Range<Lsn>) -> usize {
         let from = match self.parts.last() {
             Some(last) if blocks.start <= last.lsns.end + NEAR => last.lsns.end,
@@ -91,7 +94,7 @@ impl Step {
         if let Some((_, error)) = core.source(upto).read_parts(rooms) {
             return Err(error);
         }
-        // After a wraparound the same bytes are written only after they were reserved.
+        // After a wraparound these bytes are overwritten only after they were reserved.
         let first = self.parts.first().map_or(upto, |part| part.lsns.start);
         if core.buffer.reserved() > first + core.config.geometry.capacity() {
             return Err(Error::Overtaken { lsn: first });
@@ -99,7 +102,7 @@ impl Step {
         Ok(memory)
     }
 
-    /// Gives each place what stands there in what was read.
+    /// Gives each place its part of the bytes that were read.
     fn give(&self, places: &[Range<Lsn>], memory: Mapping, found: &mut [Bytes]) {
         let wanted = self.places.iter().map(|index| len(&places[*index])).sum::<usize>();
         if self.len <= wanted + wanted / 7 {
@@ -119,7 +122,7 @@ impl Step {
         }
     }
 
-    /// Where a place stands in memory.
+    /// Returns the offsets of a place in memory.
     fn offsets(&self, place: &Range<Lsn>) -> Range<usize> {
         let part = &self.parts[self.parts.partition_point(|part| part.lsns.end <= place.start)];
         let offset = part.offset + to_usize(place.start - part.lsns.start);
@@ -131,7 +134,7 @@ fn len(place: &Range<Lsn>) -> usize {
     to_usize(place.end - place.start)
 }
 
-/// What has to be read for these places, in the order of the log.
+/// Returns the reads for these places, in the order of the log.
 fn steps(places: &[Range<Lsn>], at_once: usize) -> Vec<Step> {
     let mut sorted: Vec<usize> = (0..places.len()).filter(|index| !places[*index].is_empty()).collect();
     sorted.sort_unstable_by_key(|index| places[*index].start);
@@ -156,7 +159,7 @@ mod tests {
     use super::super::tests::{dir, small};
     use super::*;
 
-    /// Between the look at where the log begins and the read.
+    /// Overwrites the log between the check of its start and the read.
     #[test]
     fn what_is_written_over_meanwhile_is_not_given() {
         let disk = SimDisk::new();
@@ -180,7 +183,7 @@ mod tests {
     #[test]
     fn no_step_reads_more_than_it_may_but_for_a_place_that_is_longer() {
         let sparse = |gap: u64| (0..1000).map(|n| n * gap + 100..n * gap + 108).collect::<Vec<_>>();
-        // Blocks of their own, near ones and far ones.
+        // Places in separate blocks, near ones and far ones.
         for (gap, len) in [(4096, 4096 * 1000), (16 << 10, (999 << 14) + 4096), (32 << 10, 4096 * 1000)] {
             let mut places = sparse(gap);
             for at_once in [4096, 64 << 10, 1 << 20, usize::MAX] {
@@ -188,7 +191,7 @@ mod tests {
                 assert!(steps.iter().all(|step| step.len <= at_once));
                 let read: usize = steps.iter().map(|step| step.len).sum();
                 assert!(read <= len && (at_once < usize::MAX || (read, steps.len()) == (len, 1)));
-                // Two in a row would have been too much.
+                // Two steps in a row would have been too much for one.
                 let narrow = |pair: &[Step]| pair[0].len + pair[1].len <= at_once.saturating_sub(20 << 10);
                 assert!(!steps.windows(2).any(narrow));
             }

@@ -1,11 +1,13 @@
-//! What comes before the first record that is appended, and after the last: what the control file then says of them.
+//! The steps before the first append and after the last: the control file records the state of the log.
 //!
 //! Invariants:
-//! 1. Before anything is appended the control file says, durably and in both slots, that the log is in use, up to where it is settled,
-//!    and, if it was not closed, under which new salt it goes on: what a crash left past the end is no record under that.
-//! 2. A log that is said to be closed ends where it says: nothing is written to it before the first invariant holds again.
-//! 3. No record is appended that is longer than the control file says records are.
-//! 4. An opening that appends nothing changes nothing, unless it is to settle what it found.
+//! 1. Before anything is appended, the control file says durably, in both slots, that the log is in use, and up to
+//!    where it is settled. If the log was not closed, it also names the new salt. Remains of a crash past the end
+//!    are not records under that salt.
+//! 2. A log that is recorded as closed ends where the control file says. Nothing is written to it before invariant
+//!    1 holds again.
+//! 3. No record is appended that is longer than the maximum in the control file.
+//! 4. Opening without appending changes nothing, unless it is asked to settle the log.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,11 +26,11 @@ use crate::mode::honours_durable_writes;
 use crate::record::{BLOCK, EpochAt};
 use crate::{Error, FlushPolicy, LogMode, Syncs, Use};
 
-/// Bytes of the longest record that is allowed for from the beginning: past the end so much is searched at the least.
+/// Bytes of the longest record that is allowed from the beginning. Past the end at least this much is searched.
 pub(super) const FIRST_LONGEST: u64 = 1 << 20;
 
 impl Core {
-    /// Notes that a record may be so long, before the first such one is appended.
+    /// Records this size as a possible record size, before the first such record is appended.
     pub(super) fn note_longest(&self, len: u64) -> Result<(), Error> {
         let mut control = lock(&self.checkpoint.control);
         if len <= self.epoch.longest.load(Ordering::Relaxed) {
@@ -44,13 +46,13 @@ impl Core {
         Ok(())
     }
 
-    /// How the files are written.
+    /// Returns how the files are written.
     pub(super) fn writing_mode(&self) -> WritingMode {
         *self.write.mode.get_or_init(|| {
             let (config, io) = (&self.config, &*self.io);
             let syncs =
                 if config.policy == FlushPolicy::EachCommit { Syncs::EachCommit } else { Syncs::Seldom };
-            // Where nothing can be tried, for want of room or rights, it goes through the page cache.
+            // If nothing can be tested, for lack of space or permission, the log uses the page cache.
             let chosen = if config.read_only {
                 LogMode::Buffered
             } else {
@@ -62,7 +64,8 @@ impl Core {
         })
     }
 
-    /// Begins appending, unless that was done. False if there is no room for another epoch, until the checkpoint moves.
+    /// Begins appending, unless that was done. Returns false if there is no room for another epoch until the
+    /// checkpoint moves.
     pub(super) fn begin(&self) -> Result<bool, Error> {
         let mut control = lock(&self.checkpoint.control);
         let mut epochs = lock(&self.epoch.epochs);
@@ -89,14 +92,14 @@ impl Core {
         self.noting(|| control.write(state).map_err(|error| self.poison_unless_passing(error)))?;
         self.epoch.salt.store(next.salt_at(self.config.start), Ordering::Relaxed);
         *epochs = next;
-        // Releases the salt to all whom it lets in.
+        // Releases the salt to all threads that this store lets in.
         self.epoch.begun.store(true, Ordering::SeqCst);
         self.raise_limit();
         self.events.room.notify_all();
         Ok(true)
     }
 
-    /// The epochs with the one that is due; `None` where there are too many. One in which nothing is counts for nothing.
+    /// Returns the epochs with the due one; `None` if there are too many. An epoch without records does not count.
     #[cfg_attr(
         not(any(test, feature = "injected-faults")),
         expect(clippy::unused_self, reason = "tests inject faults")
@@ -125,7 +128,7 @@ impl Core {
         Some(Epochs { first, later, due: None })
     }
 
-    /// Opens the files to write to, if they are not open. What they share with other files is theirs alone from then on.
+    /// Opens the files for writing, if they are not open. From then on they share no blocks with other files.
     fn open_ring(&self) -> Result<(), Error> {
         if self.write.ring.get().is_none() {
             let access =
@@ -148,12 +151,12 @@ impl Core {
         !self.config.read_only && lock(&self.epoch.epochs).due.is_some_and(|due| due.epoch)
     }
 
-    /// Whether anything may have been appended since the opening.
+    /// Whether anything may have been appended since the log was opened.
     pub(super) fn has_begun(&self) -> bool {
         self.epoch.begun.load(Ordering::SeqCst)
     }
 
-    /// Notes where the log ends, once all of it is durable and nothing is appended any more.
+    /// Records the end of the log, once all of it is durable and nothing more is appended.
     pub(super) fn note_end(&self) -> Result<(), Error> {
         if !self.epoch.begun.swap(false, Ordering::SeqCst) {
             return Ok(());
@@ -168,7 +171,7 @@ impl Core {
     }
 }
 
-/// Whether nothing was taken and nothing lost, so that it may go better later.
+/// Whether nothing was accepted and nothing lost, so that a later attempt may succeed.
 fn is_passing(error: &Error) -> bool {
     let Error::Io(error) = error else { return false };
     let is_sync = matches!(error, IoError::Sync { .. });

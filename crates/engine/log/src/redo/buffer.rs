@@ -1,18 +1,18 @@
-//! The log buffer: where records wait to be written. Any number of threads reserve room and fill it at once, without a lock;
-//! one, the [`Taker`], takes whole blocks, in order.
+//! The log buffer: records wait in it to be written. Any number of threads reserve room and fill it concurrently,
+//! without a lock. One, the [`Taker`], takes whole blocks, in order.
 //!
 //! The buffer is a ring of its own: the byte of LSN x is at x modulo the capacity.
 //!
 //! Invariants:
 //! 1. A range of LSNs belongs to one [`Span`]: one compare-and-swap of `reserved`, which only grows, reserves it.
-//! 2. `taken <= reserved <= taken + capacity`: no two ranges that are in use share a byte of memory.
-//! 3. A block's count is the number of its bytes that were filled since it was freed. The taker reads blocks only
-//!    whose count is [`BLOCK`]: all who fill it are done. The counts' adds release and the taker's load acquires, so it sees
-//!    what they wrote.
-//! 4. Only the taker frees a block (zeroes its count, then raises `taken` by a releasing store), when nobody reads it any
-//!    more. A thread that reserves acquires `taken`, so that its writes come after that.
+//! 2. `taken <= reserved <= taken + capacity`: no two ranges in use share a byte of memory.
+//! 3. A block's count is the number of its bytes that were filled since it was freed. The taker reads only blocks
+//!    whose count is [`BLOCK`]: all threads that fill it are done. The additions to the count release and the
+//!    taker's load acquires, so the taker sees the bytes they wrote.
+//! 4. Only the taker frees a block, when nobody reads it any more: it zeroes the count, then raises `taken` by a
+//!    releasing store. A thread that reserves acquires `taken`, so that its writes come after that.
 //! 5. Between reserving and filling nothing can fail, panic or wait, so the taker never waits for ever.
-//! 6. Data leaves [`SLACK`] bytes free, so that there is always room for the padding that a sync begins with.
+//! 6. Data leaves [`SLACK`] bytes free, so that there is always room for the padding with which a sync begins.
 
 #![allow(unsafe_code)]
 
@@ -20,10 +20,10 @@ use super::sync::{Arc, AtomicU32, AtomicU64, Memory, Ordering};
 use crate::convert::to_usize;
 use crate::record::{self, BLOCK, BLOCK_LEN};
 
-/// Bytes of room that only padding may take: the longest padding is shorter.
+/// Bytes of room that only padding may use: the longest padding is shorter.
 pub(super) const SLACK: u64 = 2 * BLOCK;
 
-/// Alone on its cache lines (x86-64 fetches them in pairs).
+/// A value alone on its cache lines (x86-64 fetches them in pairs).
 #[repr(align(128))]
 #[derive(Debug)]
 struct Apart<T>(T);
@@ -31,13 +31,13 @@ struct Apart<T>(T);
 /// The log buffer.
 #[derive(Debug)]
 pub(super) struct Buffer {
-    /// Just past the last byte that belongs to somebody.
+    /// The end of the reserved bytes.
     reserved: Apart<AtomicU64>,
-    /// All before it was taken and given back.
+    /// Everything before this was taken and freed.
     taken: Apart<AtomicU64>,
-    /// Data is not to go beyond it.
+    /// The limit for data.
     limit: AtomicU64,
-    /// How many bytes of each block are filled.
+    /// The number of filled bytes of each block.
     filled: Box<[AtomicU32]>,
     memory: Memory,
     capacity: u64,
@@ -51,16 +51,16 @@ pub(super) struct Span {
     len: u64,
 }
 
-/// Why there is no room.
+/// The reason why there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoRoom {
-    /// What waits to be written fills the buffer.
+    /// Records that wait to be written fill the buffer.
     Buffer,
     /// The limit is reached.
     Limit,
 }
 
-/// The right to take out of a buffer: there is one of each.
+/// The exclusive right to take blocks out of a buffer.
 #[derive(Debug)]
 pub(super) struct Taker {
     buffer: Arc<Buffer>,
@@ -68,7 +68,8 @@ pub(super) struct Taker {
 }
 
 impl Buffer {
-    /// For LSNs from `start` on, a multiple of [`BLOCK`]; the capacity is a power of two of at least four blocks.
+    /// Creates a buffer for LSNs from `start` on, a multiple of [`BLOCK`]. The capacity is a power of two of at
+    /// least four blocks.
     pub(super) fn new(capacity: usize, start: u64, limit: u64) -> (Arc<Self>, Taker) {
         assert!(capacity.is_power_of_two() && capacity >= 4 * BLOCK_LEN && start.is_multiple_of(BLOCK));
         let buffer = Arc::new(Self {
@@ -82,27 +83,27 @@ impl Buffer {
         (Arc::clone(&buffer), Taker { buffer, at: start })
     }
 
-    /// Where the next record will stand.
+    /// Returns the position of the next record.
     pub(super) fn reserved(&self) -> u64 {
         self.reserved.0.load(Ordering::Acquire)
     }
 
-    /// All before this was taken out: written to the file.
+    /// Returns the position before which everything was taken out: written to the file.
     pub(super) fn taken(&self) -> u64 {
         self.taken.0.load(Ordering::Acquire)
     }
 
-    /// Bytes that it holds at most.
+    /// Returns the capacity in bytes.
     pub(super) fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Lets data go up to this LSN, and no further. It is not lowered.
+    /// Raises the limit for data to this LSN. It is never lowered.
     pub(super) fn raise_limit(&self, limit: u64) {
         self.limit.fetch_max(limit, Ordering::AcqRel);
     }
 
-    /// Room for `len` bytes of data, a multiple of 8.
+    /// Reserves room for `len` bytes of data, a multiple of 8.
     pub(super) fn reserve(&self, len: u64) -> Result<Span, NoRoom> {
         let mut lsn = self.reserved.0.load(Ordering::Relaxed);
         loop {
@@ -120,14 +121,15 @@ impl Buffer {
         }
     }
 
-    /// Room for `len` bytes though the limit is reached, where nothing but a block start is behind. Only while
-    /// the limit keeps everyone else out.
+    /// Reserves room for `len` bytes beyond the limit, directly behind a block start. Only valid while the limit
+    /// keeps everyone else out.
     #[cfg(any(test, feature = "injected-faults"))]
     pub(super) fn reserve_beyond_limit(&self, len: u64) -> Option<Span> {
         self.take_number(self.reserved(), len).ok()
     }
 
-    /// Room for the padding that is due, and after it the LSN that a sync may end with; no span where a block starts.
+    /// Reserves room for the due padding, and returns the LSN behind it, with which a sync may end. Returns no span
+    /// if a block starts here.
     pub(super) fn reserve_padding(&self) -> (Option<Span>, u64) {
         let mut lsn = self.reserved.0.load(Ordering::Relaxed);
         loop {
@@ -135,7 +137,7 @@ impl Buffer {
             if len == 0 {
                 return (None, lsn);
             }
-            // What stands before it is data, which left the room (invariant 6).
+            // The bytes before it are data, which left the room (invariant 6).
             match self.take_number(lsn, len) {
                 Ok(span) => return (Some(span), lsn + len),
                 Err(now) => lsn = now,
@@ -143,7 +145,8 @@ impl Buffer {
         }
     }
 
-    /// Acquires what the holder of the span before saw given back: padding goes into the room that data left.
+    /// Advances `reserved`. It acquires the freed memory that the holder of the previous span saw: padding goes
+    /// into the room that data left.
     fn take_number(&self, lsn: u64, len: u64) -> Result<Span, u64> {
         self.reserved
             .0
@@ -151,7 +154,7 @@ impl Buffer {
             .map(|_| Span { lsn, len })
     }
 
-    /// Fills a span with the parts, one after the other, and zeros after them.
+    /// Fills a span with the parts, one after the other, and then zeros.
     #[expect(clippy::needless_pass_by_value, reason = "a span is filled once")]
     pub(super) fn fill(&self, span: Span, parts: [&[u8]; 2]) {
         let Span { mut lsn, len } = span;
@@ -171,13 +174,14 @@ impl Buffer {
         }
     }
 
-    /// Copies bytes of a span to where they belong.
+    /// Copies bytes of a span to their place.
     fn put(&self, lsn: u64, bytes: &[u8]) {
         let at = self.at(lsn);
         let (front, back) = bytes.split_at(bytes.len().min(to_usize(self.capacity) - at));
-        // SAFETY: `at` is below the capacity, and the front ends there at the latest. Only the holder of the span
-        // touches it (invariant 1), no other range in use shares its memory (2), and the taker reads it when it
-        // was counted, which is after this (3), and was done with what was there before it was reserved (4).
+        // SAFETY: `at` is below the capacity, and the front ends at the capacity or before. Only the holder of the
+        // span touches this memory (invariant 1), and no other range in use shares it (2). The taker reads it only
+        // after it was counted, which is after this (3), and was done with the previous content before it was
+        // reserved (4).
         unsafe { self.memory.write(at, front) };
         if !back.is_empty() {
             // SAFETY: as above; the back is shorter than the capacity, since the span is (2).
@@ -195,24 +199,24 @@ impl Buffer {
 }
 
 impl Span {
-    /// Where it starts.
+    /// Returns its start.
     pub(super) fn lsn(&self) -> u64 {
         self.lsn
     }
 
-    /// Just past it.
+    /// Returns its end.
     pub(super) fn end(&self) -> u64 {
         self.lsn + self.len
     }
 }
 
 impl Taker {
-    /// Where the next bytes to take stand.
+    /// Returns the position of the next bytes to take.
     pub(super) fn at(&self) -> u64 {
         self.at
     }
 
-    /// The next whole blocks, as far as they lie together in memory and up to `max` bytes.
+    /// Returns the next whole blocks that lie together in memory, up to `max` bytes.
     pub(super) fn ready(&self, max: u64) -> &[u8] {
         let buffer = &*self.buffer;
         let at = buffer.at(self.at);
@@ -223,12 +227,12 @@ impl Taker {
         {
             len += BLOCK;
         }
-        // SAFETY: in bounds. All of these blocks is filled and nobody writes to it (invariant 3) before it is given back
-        // (4), which takes this taker `&mut`: not while the bytes are borrowed.
+        // SAFETY: in bounds. Each of these blocks is filled, and nobody writes to it (invariant 3) before it is
+        // given back (4). That takes this taker `&mut`, so it can't happen while the bytes are borrowed.
         unsafe { buffer.memory.read(at, to_usize(len)) }
     }
 
-    /// Gives back the first `len` bytes of what was ready: whole blocks.
+    /// Frees the first `len` bytes of the ready blocks: whole blocks.
     pub(super) fn give_back(&mut self, len: usize) {
         assert!(len.is_multiple_of(BLOCK_LEN) && len <= self.ready(len as u64).len());
         let buffer = &*self.buffer;
@@ -241,7 +245,7 @@ impl Taker {
     }
 }
 
-/// A number of bytes of one block.
+/// Converts a number of bytes within one block.
 #[expect(clippy::cast_possible_truncation, reason = "at most a block")]
 fn bytes(of_block: u64) -> u32 {
     of_block as u32

@@ -1,7 +1,7 @@
 //! Moves the checkpoint, up to which the ring may be overwritten.
 //!
-//! Invariant: the new checkpoint is durable in the control file before anything is appended over the space that it frees. A durable
-//! record stands at it before the control file names it.
+//! Invariant: the new checkpoint is durable in the control file before anything is appended over the space that it
+//! frees. A durable record stands at it before the control file names it.
 
 use std::sync::atomic::Ordering;
 
@@ -16,7 +16,7 @@ use crate::convert::to_usize;
 use crate::record::{BLOCK, BLOCK_LEN, HEADER, Header, Source};
 
 impl Core {
-    /// Gives up all before `lsn`.
+    /// Releases everything before `lsn`.
     pub(super) fn move_checkpoint(&self, lsn: u64) -> Result<(), Error> {
         self.check()?;
         let mut control = lock(&self.checkpoint.control);
@@ -25,7 +25,7 @@ impl Core {
         if !(now.checkpoint..=end).contains(&lsn) {
             return Err(Error::NotInLog { lsn, from: now.checkpoint, upto: end });
         }
-        // Past that end nothing stands as long as nothing was appended: under which salt, is not known yet.
+        // Nothing stands past that end until the first append: the salt there is not known yet.
         let lsn = lock(&self.epoch.epochs).due.map_or(lsn, |due| lsn.min(due.previous_end));
         if lsn == now.checkpoint {
             return Ok(());
@@ -57,7 +57,8 @@ impl Core {
         Ok(())
     }
 
-    /// Fails unless a record begins at `lsn`, if only a damaged padding, or the log ends or an epoch ended there.
+    /// Fails unless `lsn` is the start of a record (or of damaged padding), the end of the log, or the end of an
+    /// epoch.
     fn check_is_record(&self, lsn: u64) -> Result<(), Error> {
         let salt = {
             let epochs = lock(&self.epoch.epochs);

@@ -1,7 +1,7 @@
 //! Contiguous chunks of the log in memory.
 //!
-//! Invariants: there is no gap between them. Memory is used again once nobody has a part of it any more: touching memory for the first time
-//! takes as long as reading it from a fast disk.
+//! Invariants: there is no gap between the chunks. Memory is reused once nobody holds a part of it: touching memory
+//! for the first time takes as long as reading it from a fast disk.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,12 +17,12 @@ use crate::record::{self, HEADER, Header};
 /// Bytes of a chunk's memory.
 pub(super) const CHUNK: usize = 4 << 20;
 
-/// Memory of [`CHUNK`] bytes each that is of no more use.
+/// Unused memory, in pieces of [`CHUNK`] bytes.
 type Spare = Mutex<Vec<Mapping>>;
 
-/// Memory of a chunk of which parts were given out: it goes back when the last of them has gone, if anybody still reads.
+/// Memory of a chunk with parts in use. It is returned when the last part is dropped, if the reader still exists.
 struct Lent {
-    /// There until it is dropped.
+    /// Set until the drop.
     map: Option<Mapping>,
     home: Weak<Spare>,
 }
@@ -47,11 +47,11 @@ fn give_back(spare: &Spare, map: Mapping) {
     }
 }
 
-/// Who owns the memory.
+/// The owner of the memory.
 #[derive(Debug)]
 enum Memory {
     Ours(Mapping),
-    /// Records that were given out may refer to parts of it.
+    /// Returned records may refer to parts of it.
     Shared(Bytes),
 }
 
@@ -59,13 +59,13 @@ enum Memory {
 #[derive(Debug)]
 pub(super) struct Chunk {
     start: u64,
-    /// Bytes of the memory that are the log's.
+    /// Bytes of the memory that belong to the log.
     len: usize,
     memory: Memory,
 }
 
 impl Chunk {
-    /// As it was read: the log from `start` on is in the first `len` bytes.
+    /// Creates a chunk as it was read: the log from `start` on is in the first `len` bytes.
     pub(super) fn read(start: u64, map: Mapping, len: usize) -> Self {
         Self { start, len, memory: Memory::Ours(map) }
     }
@@ -74,12 +74,12 @@ impl Chunk {
         self.start + self.len as u64
     }
 
-    /// Whether it has all of this.
+    /// Whether it holds all of this range.
     pub(super) fn has(&self, lsns: &Range<u64>) -> bool {
         self.start <= lsns.start && lsns.end <= self.end()
     }
 
-    /// What it has of this.
+    /// Returns its part of this range.
     pub(super) fn part(&self, lsns: &Range<u64>) -> &[u8] {
         let memory = match &self.memory {
             Memory::Ours(map) => &map[..],
@@ -88,7 +88,8 @@ impl Chunk {
         &memory[self.offsets(lsns)]
     }
 
-    /// The same, to be kept: a part of its memory, if that is shared already.
+    /// Returns its part of this range to be kept: a slice of its memory if that is shared already, otherwise a
+    /// copy.
     pub(super) fn to_bytes(&self, lsns: &Range<u64>) -> Bytes {
         match &self.memory {
             Memory::Ours(_) => Bytes::copy_from_slice(self.part(lsns)),
@@ -96,7 +97,7 @@ impl Chunk {
         }
     }
 
-    /// The same, without a copy: it outlives the chunk.
+    /// Returns its part of this range without a copy. The part outlives the chunk.
     fn share(&mut self, lsns: &Range<u64>, home: &Arc<Spare>) -> Bytes {
         let offsets = self.offsets(lsns);
         let memory = std::mem::replace(&mut self.memory, Memory::Shared(Bytes::new()));
@@ -128,32 +129,32 @@ impl Chunks {
         debug_assert!(self.chunks.iter().is_sorted_by(|before, after| before.end() == after.start));
     }
 
-    /// Memory of so many chunks to read into, or as many as there are; what was used last comes first.
+    /// Returns memory of up to `count` chunks to read into, the most recently used first.
     pub(super) fn take_spare(&self, count: usize) -> Vec<Mapping> {
         let mut spare = lock(&self.spare);
         let left = spare.len().saturating_sub(count);
         spare.drain(left..).rev().collect()
     }
 
-    /// Where the one is that has this byte.
+    /// Returns the index of the chunk with this byte.
     fn index(&self, lsn: u64) -> Option<usize> {
         let index = self.chunks.partition_point(|chunk| chunk.start <= lsn).checked_sub(1)?;
         self.chunks.get(index).is_some_and(|chunk| lsn < chunk.end()).then_some(index)
     }
 
-    /// The one that has all of this.
+    /// Returns the chunk that holds all of this range.
     pub(super) fn one_with(&self, lsns: &Range<u64>) -> Option<&Chunk> {
         self.chunks.get(self.index(lsns.start)?).filter(|chunk| chunk.has(lsns))
     }
 
-    /// All of this, without a copy, if one chunk has it.
+    /// Returns this range without a copy, if one chunk holds all of it.
     pub(super) fn share(&mut self, lsns: &Range<u64>) -> Option<Bytes> {
         let index = self.index(lsns.start)?;
         let chunk = self.chunks.get_mut(index).filter(|chunk| chunk.has(lsns))?;
         Some(chunk.share(lsns, &self.spare))
     }
 
-    /// What there is of this, in order.
+    /// Iterates over the available parts of this range, in order.
     fn parts(&self, lsns: Range<u64>) -> impl Iterator<Item = &[u8]> {
         let first = self.chunks.partition_point(|chunk| chunk.end() <= lsns.start);
         let end = lsns.end;
@@ -163,13 +164,13 @@ impl Chunks {
             .map(move |chunk| chunk.part(&lsns))
     }
 
-    /// A copy of this, in one.
+    /// Returns a contiguous copy of this range.
     pub(super) fn join(&self, lsns: &Range<u64>) -> Chunk {
         let bytes = Bytes::from(self.parts(lsns.clone()).collect::<Vec<_>>().concat());
         Chunk { start: lsns.start, len: bytes.len(), memory: Memory::Shared(bytes) }
     }
 
-    /// The bytes of a header; `None` where not all of it is there.
+    /// Returns the bytes of a header; `None` unless all of them are there.
     pub(super) fn header(&self, lsn: u64) -> Option<[u8; HEADER]> {
         let mut bytes = [0; HEADER];
         let mut filled = 0;
@@ -180,7 +181,7 @@ impl Chunks {
         (filled == HEADER).then_some(bytes)
     }
 
-    /// Whether all of a record is there, and has its checksum.
+    /// Whether all of a record is there and matches its checksum.
     pub(super) fn is_whole(&self, header: &Header) -> bool {
         let body = header.lsn + HEADER as u64;
         let (mut crc, mut len) = (0, 0);
@@ -191,7 +192,7 @@ impl Chunks {
         len == header.len && self.header(header.lsn).is_some_and(|bytes| record::has_checksum(&bytes, crc))
     }
 
-    /// Lets go of what is before `lsn`.
+    /// Drops the chunks before `lsn`.
     pub(super) fn forget(&mut self, lsn: u64) {
         let behind = self.chunks.partition_point(|chunk| chunk.end() <= lsn);
         for chunk in self.chunks.drain(..behind) {

@@ -1,8 +1,8 @@
-//! The control file: what a ring is, where reading it begins, which epochs there are, and what is known of its end.
+//! The control file: the description of a ring, its checkpoint, its epochs, and the known facts about its end.
 //!
-//! Two slots of 4096 bytes that say the same: each change is written and synced in the one, then in the other. The newer that is whole
-//! counts, so that either may be torn, rotten or unreadable. What an opening found it syncs, so that
-//! no change is written beside a slot that may not be durable.
+//! It has two slots of 4096 bytes with the same content: each change is written and synced in one, then in the
+//! other. The newer intact slot counts, so either may be torn, decayed or unreadable. Opening syncs the slot that
+//! it found, so that no change is written beside a slot that may not be durable.
 //!
 //! | bytes | what (little endian) |
 //! |---|---|
@@ -20,10 +20,11 @@
 //! | 72..80 | bytes of the longest record that may stand past it |
 //! | 80..84 | number of epochs past the checkpoint, at most [`MAX_EPOCHS`] |
 //! | 84..88 | zeros |
-//! | 88.. | of each epoch 12 bytes: LSN where the one before it ended, salt |
+//! | 88.. | 12 bytes for each epoch: LSN at which the previous one ended, salt |
 //! | 4092..4096 | CRC-32C of all before |
 //!
-//! The first 56 bytes are as they were in all versions, so that whoever does not know a version can say which it is.
+//! The first 56 bytes are the same in all versions, so that a program that does not know a version can still report
+//! it.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -37,7 +38,7 @@ use crate::Error;
 use crate::injected_fault::injected_fault;
 use crate::record::{BLOCK, BLOCK_LEN, EpochAt, is_of_medium};
 
-/// Its name.
+/// The name of the control file.
 pub(super) const NAME: &str = "control";
 
 /// The name of the file that is locked while a log is open.
@@ -45,31 +46,31 @@ pub(super) const LOCK: &str = "lock";
 
 const MAGIC: [u8; 6] = *b"pkredo";
 pub(super) const VERSION: u16 = 3;
-/// What has a checksum of its own in all versions.
+/// Bytes covered by the first checksum, in all versions.
 const HEAD: usize = 52;
 const EPOCHS: usize = 88;
 const EPOCH: usize = 12;
-/// What the last checksum is over.
+/// Bytes covered by the last checksum.
 const CHECKED: usize = BLOCK_LEN - 4;
-/// Epochs that the control file has room for.
+/// The maximum number of epochs in the control file.
 pub(super) const MAX_EPOCHS: usize = 256;
-/// What may be asked for as [`ControlState::max_unsynced`], in bytes.
+/// The valid range of [`ControlState::max_unsynced`], in bytes.
 pub(super) const UNSYNCED: RangeInclusive<u64> = 8 * BLOCK..=1 << 32;
-/// More would be no ring but a mistake.
+/// The maximum number of files. More would be a mistake.
 pub(super) const MAX_FILES: u32 = 4096;
 
-/// How far a log's life is.
+/// The phase of a log's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Its files are being made.
+    /// Its files are being created.
     Making,
-    /// It is written to, or was when it crashed.
+    /// It is being written to, or was when it crashed.
     InUse,
-    /// It ends where it says.
+    /// It ends at the settled position.
     Closed,
 }
 
-/// What a slot says.
+/// The content of a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ControlState {
     pub(super) number: u64,
@@ -80,22 +81,22 @@ pub(super) struct ControlState {
     pub(super) phase: Phase,
     pub(super) checkpoint: u64,
     pub(super) salt: u32,
-    /// All before it is durable.
+    /// Everything before this is durable.
     pub(super) settled: u64,
-    /// Bytes of the longest record past that.
+    /// Bytes of the longest record past `settled`.
     pub(super) longest: u64,
-    /// Those that begin past the checkpoint, in order.
+    /// The epochs that begin past the checkpoint, in order.
     pub(super) epochs: Vec<EpochAt>,
 }
 
-/// What a control file holds.
+/// The decoded content of a control file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum DecodedControl {
-    /// The newest slot that is whole, and which one it is.
+    /// The newest intact slot, with its index.
     State(ControlState, usize),
-    /// A slot that is whole, of a version that is not known here.
+    /// An intact slot of an unknown version.
     Version(u16),
-    /// No slot that is whole.
+    /// No intact slot.
     Nothing,
 }
 
@@ -138,7 +139,7 @@ impl ControlState {
         slot[CHECKED..BLOCK_LEN].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// What is in the slot of this index.
+    /// Decodes the slot with this index.
     fn decode(slot: &[u8], index: usize) -> DecodedControl {
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| slot[at + byte]));
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| slot[at + byte]));
@@ -192,7 +193,7 @@ impl ControlState {
     }
 }
 
-/// The newest of what the slots hold.
+/// Returns the newest of the slots' contents.
 fn newest(slots: impl IntoIterator<Item = DecodedControl>) -> DecodedControl {
     slots.into_iter().fold(DecodedControl::Nothing, |best, slot| match (&best, &slot) {
         (_, DecodedControl::Nothing) | (DecodedControl::Version(_), _) => best,
@@ -201,7 +202,7 @@ fn newest(slots: impl IntoIterator<Item = DecodedControl>) -> DecodedControl {
     })
 }
 
-/// Reads the control file of a log. A slot that can't be read is as one that is not whole, as long as the other one is.
+/// Reads the control file of a log. An unreadable slot counts as damaged as long as the other one is intact.
 pub(super) fn read(file: &dyn IoFile) -> Result<DecodedControl, Error> {
     let mut bytes = AlignedBuf::new(2 * BLOCK_LEN);
     match file.read_at(0, &mut bytes) {
@@ -222,7 +223,7 @@ pub(super) fn read(file: &dyn IoFile) -> Result<DecodedControl, Error> {
         }
     }
     match (newest(slots), failed) {
-        // What can't be read may have been in use.
+        // An unreadable log may have been in use.
         (DecodedControl::Nothing, Some(error)) => Err(error.into()),
         (found, _) => Ok(found),
     }
@@ -235,7 +236,7 @@ pub(super) struct Control {
     /// Opened by the first write.
     file: Option<Arc<dyn IoFile>>,
     state: ControlState,
-    /// The slot to write first: the one that may not be whole.
+    /// The slot to write first: the one that may be damaged.
     first: usize,
     buffer: AlignedBuf,
     #[cfg(any(test, feature = "injected-faults"))]
@@ -243,7 +244,7 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Makes the file, durably but for its name, and says that the log is being made.
+    /// Creates the file, durable except for its name, with the phase [`Phase::Making`].
     pub(super) fn create(io: &Arc<dyn Io>, path: &Path, state: ControlState) -> Result<Self, Error> {
         let file = open_writable_past_cache(&**io, path, Create::New)?;
         own_blocks::exempt_from_copies(&*file);
@@ -254,7 +255,7 @@ impl Control {
         Ok(control)
     }
 
-    /// To go on from what was read, of this slot.
+    /// Continues from the content that was read from this slot.
     pub(super) fn open(io: &Arc<dyn Io>, path: &Path, state: ControlState, slot: usize) -> Self {
         Self {
             io: Arc::clone(io),
@@ -268,12 +269,12 @@ impl Control {
         }
     }
 
-    /// What it says now.
+    /// Returns its current content.
     pub(super) fn state(&self) -> &ControlState {
         &self.state
     }
 
-    /// Which slots are not whole, as the device has them, and why.
+    /// Returns the damaged slots as they are on the device, each with the reason.
     pub(super) fn faults(&self) -> Result<Vec<(usize, String)>, Error> {
         let file = open_past_cache(&*self.io, &self.path)?;
         let mut bytes = AlignedBuf::new(BLOCK_LEN);
@@ -288,7 +289,8 @@ impl Control {
         Ok((0..2).filter_map(|slot| Some((slot, fault(slot)?))).collect())
     }
 
-    /// Says something new, durably, in both slots. Where that fails for want of space, it says what it said before, or this.
+    /// Writes a new state durably to both slots. If that fails for lack of space, the file holds the previous state
+    /// or the new one.
     pub(super) fn write(&mut self, state: ControlState) -> Result<(), Error> {
         let file = if let Some(file) = &self.file {
             Arc::clone(file)
@@ -350,7 +352,7 @@ mod tests {
         slot
     }
 
-    /// With the checksums that belong to it.
+    /// Adds the checksums to a slot.
     fn summed(mut slot: Vec<u8>) -> Vec<u8> {
         let crc = crc32c::crc32c(&slot[..HEAD]);
         slot[HEAD..HEAD + 4].copy_from_slice(&crc.to_le_bytes());
@@ -359,7 +361,7 @@ mod tests {
         slot
     }
 
-    /// The bytes as they are on disks: what was written once must be read for ever.
+    /// The bytes as they are on disks: slots must stay readable for ever.
     #[test]
     fn a_slot_looks_as_it_always_did() {
         let mut expected =
@@ -379,7 +381,7 @@ mod tests {
         for len in [0, 50, 4095] {
             assert_eq!(ControlState::decode(&expected[..len], 0), DecodedControl::Nothing);
         }
-        // Older and newer ones may have anything behind the first part.
+        // Older and newer versions may have anything behind the first part.
         for version in [1, 2, 4] {
             let mut other = expected.clone();
             other[6] = version;
@@ -436,7 +438,7 @@ mod tests {
                     Ok(DecodedControl::State(control.state().clone(), 1 - slot)),
                     "{damage:?}"
                 );
-                // The next write heals it.
+                // The next write repairs it.
                 let io: Arc<dyn Io> = Arc::new(damaged.clone());
                 let mut again = Control::open(&io, path, control.state().clone(), 1 - slot);
                 damaged.cut_power_at(damaged.ops());

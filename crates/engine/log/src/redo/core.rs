@@ -1,9 +1,10 @@
-//! The log itself, as all its threads share it: appending, writing in order, syncing in groups.
+//! The log as all its threads share it: appending, writing in order, syncing in groups.
 //!
-//! Two locks are held over I/O: the writer's (takes whole blocks out of the buffer and writes them, in order) and the syncer's
-//! (pads, has all written, syncs). Any thread may take them: the log's own, or a caller that would otherwise wait for one of those.
+//! Two locks are held over I/O: the writer's and the syncer's. The writer takes whole blocks out of the buffer and
+//! writes them, in order. The syncer pads, has everything written, and syncs. Any thread may take these locks: the
+//! log's own, or a caller that would otherwise wait for one of those.
 //!
-//! What [`Core`] has, by what protects it:
+//! The parts of [`Core`], by their protection:
 //!
 //! | group | protected by |
 //! |---|---|
@@ -17,14 +18,15 @@
 //! | [`ReleaseState`] | the lock of `releaser`, whose holder alone moves `considered_upto` |
 //! | [`EventCounts`], [`Lifecycle`], [`Counters`] | atomics that any thread changes |
 //!
-//! Locks are taken in this order: `control`, `epochs`, the syncer's, and last one of the writer's, the group commit's and `releaser`.
+//! Locks are taken in this order: `control`, `epochs`, the syncer's, and last one of the writer's, the group
+//! commit's and `releaser`.
 //!
 //! Invariants:
-//! 1. `durable <= taken <= reserved <= taken + capacity`. `durable` is raised by the syncer alone, after all before it was written
-//!    and the sync of that succeeded; it is a block start.
-//! 2. After the first error of a write or sync nothing is written any more, `durable` stays, and every call fails.
-//! 3. The limit of the buffer is at most the ring's capacity past the block of the checkpoint that is durable in the control
-//!    file, and at most `max_unsynced` past `durable`.
+//! 1. `durable <= taken <= reserved <= taken + capacity`. Only the syncer raises `durable`, after everything before
+//!    it was written and synced successfully. It is a block start.
+//! 2. After the first error of a write or sync nothing more is written, `durable` stays, and every call fails.
+//! 3. The limit of the buffer is at most the ring's capacity past the block of the checkpoint that is durable in
+//!    the control file, and at most `max_unsynced` past `durable`.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -47,20 +49,22 @@ use crate::limits::LONGEST;
 use crate::record::{self, BLOCK, HEADER, Header, Kind};
 use crate::{Error, LogMode};
 
-/// Bytes of a write at most: more at once gains nothing, and the lock is released between writes.
+/// The maximum number of bytes of a write: larger ones gain nothing, and the lock is released between writes.
 const MAX_WRITE: u64 = 1 << 20;
-/// The same where writeback is started explicitly: the device writes one piece while the next one is copied.
+/// The maximum number of bytes of a write if writeback is started explicitly: the device writes one piece while the
+/// next one is copied.
 const MAX_WRITE_BACK: u64 = 256 << 10;
-/// Bytes of a write that are worth a call to have them written back at once, and not only by the next sync.
+/// A write of at least this many bytes is worth a call to start its writeback at once, instead of leaving it to the
+/// next sync.
 const WRITE_BACK: usize = 128 << 10;
 
-/// The log but for its threads.
+/// The log without its threads.
 pub(super) struct Core {
-    /// Asked by each call from outside before any lock is taken.
+    /// Each call from outside checks it before it takes a lock.
     pub(super) process: Process,
     pub(super) config: Configuration,
     pub(super) write: WriteState,
-    /// The ring's files, to read.
+    /// The ring's files, opened for reading.
     pub(super) sources: Arc<[Arc<dyn IoFile>]>,
     pub(super) io: Arc<dyn Io>,
     pub(super) buffer: Arc<Buffer>,
@@ -84,19 +88,19 @@ impl Core {
         self.checkpoint.lsn.load(Ordering::Acquire)
     }
 
-    /// The ring's files, to read up to `end`.
+    /// Returns the ring's files for reading up to `end`.
     pub(super) fn source(&self, end: u64) -> RingSource {
         RingSource::new(Arc::clone(&self.io), self.config.geometry, Arc::clone(&self.sources), end)
     }
 
-    /// The longest body that goes.
+    /// Returns the maximum length of a body.
     pub(super) fn longest(&self) -> usize {
         let limit = self.buffer.capacity().min(self.config.geometry.capacity()).min(self.config.max_unsynced);
         let room = limit - SLACK - 2 * BLOCK;
         to_usize(room.saturating_sub(HEADER as u64).min(LONGEST as u64))
     }
 
-    /// Fails once anything has.
+    /// Fails once the log has failed.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.lifecycle
             .poison
@@ -118,7 +122,7 @@ impl Core {
         self.check().err().unwrap_or_else(|| unreachable!("it was just set"))
     }
 
-    /// Appends a record, and gives the LSN just past it. Waits for room, but not for the ring if `wait` is false.
+    /// Appends a record, and returns the LSN past it. Waits for room, but not for the ring if `wait` is false.
     pub(super) fn append(&self, body: &[u8], wait: bool) -> Result<u64, Error> {
         if body.len() > self.longest() {
             return Err(Error::RecordTooLarge { bytes: body.len() as u64, max: self.longest() as u64 });
@@ -127,17 +131,17 @@ impl Core {
         if len > self.epoch.longest.load(Ordering::Relaxed) {
             self.note_longest(len)?;
         }
-        // Before the room is reserved: others wait behind it until it is filled.
+        // Computed before the room is reserved: others wait behind it until it is filled.
         let body_crc = crc32c::crc32c(body);
         let span = self.room_for(len, wait)?;
         debug_assert!(span.end() <= self.buffer.taken() + self.buffer.capacity());
         let end = span.end();
         let salt = self.epoch.salt.load(Ordering::Relaxed);
-        // Nothing behind the span is durable as long as it is not filled.
+        // Nothing behind the span becomes durable until it is filled.
         let header = Header::new(Kind::Data, body, span.lsn(), salt, self.durable()).encode_over(body_crc);
         self.buffer.fill(span, [&header, body]);
         count(&self.counters.appends);
-        // May miss that the writer falls asleep just now: the next append wakes it, or the flusher's tick.
+        // May miss a writer that falls asleep just now: the next append wakes it, or the flusher's tick.
         if self.events.to_write.has_waiters() && self.should_write_now() {
             self.events.to_write.notify_all();
         }
@@ -153,12 +157,12 @@ impl Core {
             && self.buffer.reserved().saturating_sub(self.durable()) > self.config.max_unsynced / 2
     }
 
-    /// Lets appends go as far as they may.
+    /// Raises the limit of the buffer as far as appends may go.
     pub(super) fn raise_limit(&self) {
         if !self.epoch.begun.load(Ordering::SeqCst) {
             return;
         }
-        // Whoever comes last, here or where the ring's limit is raised, sees both.
+        // The last thread to arrive, here or where the ring's limit is raised, sees both values.
         let durable = self.sync.durable.load(Ordering::SeqCst);
         let limit = self
             .epoch
@@ -168,7 +172,7 @@ impl Core {
         self.buffer.raise_limit(limit);
     }
 
-    /// All before `upto` is durable.
+    /// Records that everything before `upto` is durable.
     fn set_durable(&self, upto: u64) {
         debug_assert!(upto.is_multiple_of(BLOCK) && self.durable() <= upto);
         debug_assert!(upto <= self.buffer.taken() && self.buffer.taken() <= self.buffer.reserved());
@@ -178,7 +182,7 @@ impl Core {
 
     /// Whether the log writer should write now.
     pub(super) fn should_write_now(&self) -> bool {
-        // What was reserved may be taken between the two loads, and more.
+        // Between the two loads, reserved bytes and more may be taken.
         self.buffer.reserved().saturating_sub(self.buffer.taken()) >= self.config.write_threshold
             || self.lifecycle.urgent.load(Ordering::Relaxed)
     }
@@ -202,7 +206,7 @@ impl Core {
                     continue;
                 }
             } else if why == NoRoom::Limit && has_ring() {
-                // There is room in the ring: what is not synced is too much.
+                // There is room in the ring, but too much is unsynced.
                 self.wait_durable(self.buffer.reserved())?;
                 continue;
             }
@@ -228,7 +232,7 @@ impl Core {
         }
     }
 
-    /// Counts a wait, and reports one for the ring. No lock is held.
+    /// Counts a wait, and reports a wait for the ring. No lock is held.
     fn report_wait(&self, why: NoRoom) {
         match why {
             NoRoom::Buffer => count(&self.counters.waits_for_buffer),
@@ -245,7 +249,7 @@ impl Core {
         }
     }
 
-    /// Appends padding up to the start of a block; all before the LSN that it returns can be written.
+    /// Appends padding up to the start of a block. Everything before the LSN that it returns can be written.
     fn seal(&self) -> u64 {
         static ZEROS: [u8; 2 * record::BLOCK_LEN] = [0; 2 * record::BLOCK_LEN];
         let (span, end) = self.buffer.reserve_padding();
@@ -258,13 +262,13 @@ impl Core {
         end
     }
 
-    /// Writes some of what is whole: the log writer's work. Gives the number of bytes.
+    /// Writes some whole blocks, which is the log writer's work. Returns the number of bytes.
     pub(super) fn write_whole_blocks(&self) -> Result<usize, Error> {
         let mut taker = lock(&self.writer);
         self.write_ready(&mut taker, u64::MAX, self.plain())
     }
 
-    /// Writes all before `upto`, which was sealed. Appends that are still filling their part are waited for.
+    /// Writes everything before `upto`, which was sealed. Waits for appends that are still filling their part.
     fn write_upto(&self, taker: &mut Taker, upto: u64, mode: WriteMode) -> Result<(), Error> {
         let mut attempts = 0;
         while taker.at() < upto {
@@ -272,7 +276,7 @@ impl Core {
                 attempts = 0;
                 continue;
             }
-            // A copy takes microseconds, if whoever does it runs.
+            // A copy takes microseconds, if its thread is running.
             attempts += 1;
             if attempts < 20 {
                 std::hint::spin_loop();
@@ -283,7 +287,7 @@ impl Core {
         Ok(())
     }
 
-    /// One write of what is whole; gives its length.
+    /// Writes whole blocks once. Returns the number of bytes.
     fn write_ready(&self, taker: &mut Taker, upto: u64, mode: WriteMode) -> Result<usize, Error> {
         self.check()?;
         let Some(ring) = self.write.ring.get() else { return Ok(0) };
@@ -306,17 +310,17 @@ impl Core {
         Ok(written)
     }
 
-    /// Whether large writes go to the page cache, and are written back at once.
+    /// Whether large writes go to the page cache, with writeback started at once.
     pub(super) fn writes_back(&self) -> bool {
         self.writing_mode().mode == LogMode::Buffered
     }
 
-    /// How blocks are written that need not be durable at once.
+    /// Returns the write mode of blocks that need not be durable at once.
     fn plain(&self) -> WriteMode {
         if self.writing_mode().mode == LogMode::Uncached { WriteMode::Uncached } else { WriteMode::Plain }
     }
 
-    /// How blocks are written that are to be durable at once.
+    /// Returns the write mode of blocks that must be durable at once.
     fn committing(&self) -> WriteMode {
         let WritingMode { mode, honours_durable } = self.writing_mode();
         if mode == LogMode::Direct && honours_durable && !injected_fault!(self.config, NoSync) {
@@ -326,7 +330,7 @@ impl Core {
         }
     }
 
-    /// Returns once all before `lsn` is written.
+    /// Returns once everything before `lsn` is written.
     pub(super) fn wait_written(&self, lsn: u64) -> Result<(), Error> {
         if self.buffer.taken() >= lsn {
             return Ok(());
@@ -340,7 +344,7 @@ impl Core {
         Ok(())
     }
 
-    /// Returns once all before `lsn` is durable.
+    /// Returns once everything before `lsn` is durable.
     pub(super) fn wait_durable(&self, lsn: u64) -> Result<(), Error> {
         if self.durable() >= lsn {
             return Ok(());
@@ -368,7 +372,7 @@ impl Core {
         result
     }
 
-    /// Makes all durable that was appended before. For the holder of the syncer's lock.
+    /// Makes everything that was appended before durable. Only for the holder of the syncer's lock.
     fn sync_round(&self) -> Result<(), Error> {
         let upto = self.seal();
         self.sync.group_commit.begin(upto);
@@ -385,8 +389,8 @@ impl Core {
         if mode != WriteMode::Durable || began > from {
             self.sync_ring(from..upto).map_err(|error| self.poison(error))?;
         }
-        // A disk's cache is one for all files: a sync of the control file that failed meanwhile may have lost what was written for this one,
-        // which then had nothing left to fail for. One under way is waited for.
+        // A disk has one cache for all files. A sync of the control file that failed meanwhile may have lost bytes
+        // of this file, whose own sync then had nothing left to fail for. This waits for a sync in progress.
         self.noting(|| self.check())?;
         self.set_durable(upto);
         count(&self.counters.syncs);
@@ -394,7 +398,7 @@ impl Core {
         Ok(())
     }
 
-    /// Writes the control file, and notes whether that failed, as one step; or asks what became of that.
+    /// Writes the control file and records a failure as one step, or checks for such a failure.
     pub(super) fn noting(&self, act: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
         let _noting = lock(&self.sync.noting);
         act()
@@ -411,7 +415,7 @@ impl Core {
         }
     }
 
-    /// Has pages released, if there are enough of them.
+    /// Triggers the release of pages, if there are enough of them.
     pub(super) fn nudge_flusher(&self) {
         if self.unreleased() >= release::STEP {
             if self.config.has_threads {
@@ -424,7 +428,7 @@ impl Core {
         }
     }
 
-    /// Bytes that were written and not yet considered for release; 0 where none are released.
+    /// Returns the bytes that were written and not yet considered for release; 0 if none are released.
     pub(super) fn unreleased(&self) -> u64 {
         if !self.config.releases {
             return 0;
@@ -432,7 +436,7 @@ impl Core {
         self.buffer.taken().saturating_sub(self.release.considered_upto.load(Ordering::Relaxed))
     }
 
-    /// Gives back pages that nobody needs.
+    /// Releases pages that nobody needs.
     pub(super) fn release(&self) {
         if self.config.releases {
             lock(&self.release.releaser).step(self, true);

@@ -1,10 +1,11 @@
 //! Creates a log.
 //!
-//! The control file comes first and says that the log is being made; then the files, written with zeros from end to end; then the
-//! control file says that it is in use. So a directory with ring files but no control file is never overwritten by a new log.
+//! The control file comes first and says that the log is being created. Then come the files, written with zeros
+//! from end to end. Last, the control file records that the log is closed, and so complete. A directory with ring
+//! files but without a control file is therefore never overwritten by a new log.
 //!
-//! A failure leaves what was there before unchanged, and removes what was made except for an empty directory; but of the last step, after
-//! which the log is whole, nothing is removed.
+//! A failure leaves existing files unchanged and removes the created ones, except for an empty directory. After a
+//! failure of the last step nothing is removed, since the log may be complete.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::limits::LOST_AND_FOUND;
 /// Bytes of zeros written at once.
 const ZEROS: usize = 1 << 20;
 
-/// Makes a log in an empty directory.
+/// Creates a log in an empty directory.
 pub(super) fn create(options: &RedoOptions, directory: &Path) -> Result<Core, Error> {
     let io = options.io_or_best();
     match io.list(directory) {
@@ -38,7 +39,7 @@ pub(super) fn create(options: &RedoOptions, directory: &Path) -> Result<Core, Er
         }
         Err(error) => return Err(error.into()),
     }
-    // Whether it was made just now, or before a crash: its name must last.
+    // The directory may have been created just now or before a crash: its name must be durable.
     if let Some(parent) = directory.parent() {
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
         sync_names(options, parent, &*io)?;
@@ -69,14 +70,14 @@ fn make(
     let io = &**made.io;
     let lock = io.lock(&directory.join(LOCK))?;
     made.paths.push(directory.join(LOCK));
-    // Again: another may have made a log here meanwhile.
+    // Checked again: another process may have created a log here meanwhile.
     let (rings, others): (Vec<_>, Vec<_>) =
         check_empty(io, directory)?.into_iter().partition(|name| ring::is_name(name));
     for name in &rings {
         io.remove(&directory.join(name))?;
     }
     if !rings.is_empty() {
-        // As in `Made::remove`.
+        // In the same order as in `Made::remove`.
         sync_names(options, directory, io)?;
     }
     for name in others {
@@ -105,18 +106,19 @@ fn make(
         make_file(io, &path, options.file_bytes, &zeros)?;
     }
     sync_names(options, directory, io)?;
-    // From here on it may be a log, also where the write fails: nothing of it is removed.
+    // From here on it may be a log, even if the write fails: nothing is removed.
     made.paths.clear();
     control.write(ControlState { phase: Phase::Closed, ..control.state().clone() })?;
     Ok((lock, control.state().clone()))
 }
 
-/// A file of zeros, durable but for its name: what overwrites it later needs no room and no journal of the file system.
+/// Creates a file of zeros, durable except for its name. Later overwrites need neither space nor the file system's
+/// journal.
 fn make_file(io: &dyn Io, path: &Path, bytes: u64, zeros: &[u8]) -> Result<(), Error> {
     let file = open_writable_past_cache(io, path, Create::New)?;
     own_blocks::exempt_from_copies(&*file);
     match file.allocate(0..bytes) {
-        // Then writing it does.
+        // The writes allocate the space instead.
         Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {}
         allocated => allocated?,
     }
@@ -127,12 +129,13 @@ fn make_file(io: &dyn Io, path: &Path, bytes: u64, zeros: &[u8]) -> Result<(), E
         at += len;
     }
     file.sync_all()?;
-    // Of use where there is no direct I/O only; where pages can't be released they stay.
+    // Only useful without direct I/O. Pages that can't be released stay.
     let _ = file.release(0..bytes);
     Ok(())
 }
 
-/// Fails unless the directory has nothing in it but what a file system has at its root, and what an interrupted making left: gives the names of that.
+/// Fails unless the directory holds only the names at the root of a file system and the remains of an interrupted
+/// creation. Returns the names of the remains.
 fn check_empty(io: &dyn Io, directory: &Path) -> Result<Vec<String>, Error> {
     let not_empty = |found: String| Err(Error::NotEmpty { path: directory.to_path_buf(), found });
     let mut left = Vec::new();
@@ -154,21 +157,21 @@ fn check_empty(io: &dyn Io, directory: &Path) -> Result<Vec<String>, Error> {
     };
     match found {
         DecodedControl::State(state, _) if state.phase == Phase::Making => Ok(left),
-        // The very first thing to be made was interrupted.
+        // The very first step of a creation was interrupted.
         DecodedControl::Nothing if has_control && left.len() == 1 => Ok(left),
         _ => not_empty(left.swap_remove(0)),
     }
 }
 
-/// What was made so far.
+/// The files created so far.
 struct Made<'a> {
     io: &'a Arc<dyn Io>,
     paths: Vec<PathBuf>,
 }
 
 impl Made<'_> {
-    /// As far as that works: the error that led here is the one to report. Ring files without a control file are nobody's to write over, so
-    /// that goes after they are gone for good.
+    /// Removes the files as far as possible: the error that led here is the one to report. Nobody may overwrite
+    /// ring files without a control file, so the control file is removed after their removal is durable.
     fn remove(self) {
         let (rings, others): (Vec<_>, Vec<_>) = self
             .paths

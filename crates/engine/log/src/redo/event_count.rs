@@ -1,14 +1,15 @@
 //! An event count: threads sleep until it is notified.
 //!
-//! A waiter reads [`EventCount::count`], checks its condition, and then waits with that count: a notification in between is
-//! not missed. Wakeups may be spurious. It is a futex, so one system call wakes all, and no waiter takes a lock to go on.
+//! A waiter reads [`EventCount::count`], checks its condition, and then waits with that count, so a notification in
+//! between is not missed. Wakeups may be spurious. The count is a futex: one system call wakes all, and no waiter
+//! takes a lock to continue.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::thread::futex::{Flags, Timespec, wait, wake};
 
-/// See the module.
+/// An event count; see the module.
 #[derive(Debug, Default)]
 pub(super) struct EventCount {
     notified: AtomicU32,
@@ -16,30 +17,31 @@ pub(super) struct EventCount {
 }
 
 impl EventCount {
-    /// Number of notifications, modulo 2^32.
+    /// Returns the number of notifications, modulo 2^32.
     pub(super) fn count(&self) -> u32 {
         self.notified.load(Ordering::SeqCst)
     }
 
-    /// Whether a thread waits; may lag behind.
+    /// Whether a thread waits. The answer may be out of date.
     pub(super) fn has_waiters(&self) -> bool {
         self.waiters.load(Ordering::Relaxed) > 0
     }
 
-    /// Sleeps until there are more notifications than `count`, but no longer than `timeout`.
+    /// Sleeps until there are more notifications than `count`, but for at most `timeout`.
     pub(super) fn wait(&self, count: u32, timeout: Option<Duration>) {
-        // Waiters are counted before the kernel compares the count, and read after it is raised: one of the two sides sees the other.
+        // Waiters are counted before the kernel compares the count, and read after it is raised: one of the two
+        // sides sees the other.
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let timeout = timeout.and_then(|timeout| {
             let tv_sec = timeout.as_secs().try_into().ok()?;
             Some(Timespec { tv_sec, tv_nsec: timeout.subsec_nanos().into() })
         });
-        // Whatever it returns, the caller checks again.
+        // The caller checks again, whatever this returns.
         let _ = wait(&self.notified, Flags::PRIVATE, count, timeout.as_ref());
         self.waiters.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Wakes all.
+    /// Wakes all waiters.
     pub(super) fn notify_all(&self) {
         self.wake(i32::MAX.unsigned_abs());
     }
@@ -52,7 +54,7 @@ impl EventCount {
     fn wake(&self, max: u32) {
         self.notified.fetch_add(1, Ordering::SeqCst);
         if self.waiters.load(Ordering::SeqCst) > 0 {
-            // Fails for no address that is a variable's.
+            // Can't fail: the address is that of a variable.
             let _ = wake(&self.notified, Flags::PRIVATE, max);
         }
     }

@@ -1,16 +1,19 @@
-//! The journal in memory, while a log is opened: read once, with many requests in flight, and verified on all processors.
+//! The journal in memory, while a log is opened: read once, with many requests in flight, and verified on all
+//! processors.
 //!
-//! It is read in steps, ahead of the reader that iterates over the records: a step is many pieces, all requested from the disk at
-//! once. When a step has been read, its headers are followed from record to record. If they lead past it the next steps are begun,
-//! on threads, and meanwhile the checksums of these records are verified, in parallel where processors are left for that.
+//! It is read in steps, ahead of the reader that iterates over the records. A step is many pieces, all requested
+//! from the disk at once. After a step has been read, its headers are followed from record to record. If they lead
+//! past it, the next steps are begun on threads. Meanwhile the checksums of these records are verified, in parallel
+//! if there are processors left for that.
 //!
 //! Invariants:
 //! 1. The chunks in memory are contiguous: from an LSN that the reader has not passed, up to `read`.
-//! 2. From the start of `checked` to its end the records follow each other under `salt`, and each of them is whole. The reader does not
-//!    verify them again; only it interprets them.
-//! 3. No more than a few steps are read ahead of what the reader asks for, and nothing at or past its limit.
+//! 2. From the start of `checked` to its end the records follow each other under `salt`, and each of them is whole.
+//!    The reader does not verify them again; only the reader interprets them.
+//! 3. Only a few steps are read ahead of the reader's position, and nothing at or past its limit.
 //!
-//! Fails as the disk does, where the reader needs what could not be read; a failed read-ahead that is not needed is no error.
+//! Fails as the disk does, if the reader needs unreadable bytes. A failed read-ahead that is not needed is not an
+//! error.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,41 +30,41 @@ use crate::convert::to_usize;
 use crate::record::{BLOCK, HEADER, Header, Reach, Source, Unreadable};
 use bytes::Bytes;
 
-/// Bytes of the first step at most: as many pieces as a wide disk serves at once.
+/// Maximum bytes of the first step: as many pieces as a wide disk serves at once.
 const FIRST: u64 = 32 << 20;
-/// Bytes of the first step at the least.
+/// Minimum bytes of the first step.
 const FIRST_LEAST: u64 = 2 << 20;
-/// Bytes of each further one. With more, what is read past the end for nothing is more, too.
+/// Bytes of each further step. Larger steps would also read more in vain past the end.
 const STEP: u64 = 16 << 20;
-/// Steps that are in flight while another is processed: together as many pieces as the first.
+/// Steps in flight while another is processed: together as many pieces as the first step.
 const AHEAD: usize = 2;
-/// Bytes of records whose checksums are one processor's part at a time.
+/// Bytes of records that one processor verifies at a time.
 const SHARE: u64 = 1 << 20;
 
-/// A record that a log had when it was opened; from [`RedoOptions::recover`](crate::RedoOptions::recover).
+/// A record that was in the log when it was opened; from [`RedoOptions::recover`](crate::RedoOptions::recover).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recovered {
-    /// Where it begins.
+    /// The start of the record.
     pub lsn: u64,
-    /// Just past it: what its append returned.
+    /// The end of the record, as returned by its append.
     pub end: u64,
-    /// What was appended: a part of the memory that the log was read into, but for records that lie in two chunks of it. What nobody
-    /// keeps of that memory is read into again.
+    /// The body as it was appended. It is a part of the memory that the log was read into, unless the record lies
+    /// in two chunks of that memory. Memory that nobody keeps is reused for reading.
     pub body: Bytes,
 }
 
 impl Recovered {
-    /// Where its body begins in the log.
+    /// Returns the position of its body in the log.
     pub fn body_lsn(&self) -> u64 {
         self.lsn + HEADER as u64
     }
 }
 
-/// What a step read.
+/// The result of a step.
 #[derive(Debug)]
 struct Step {
     chunks: Vec<Chunk>,
-    /// Why it did not read all.
+    /// The error, if it did not read everything.
     failed: Option<Error>,
     unreadable: Unreadable,
 }
@@ -72,30 +75,31 @@ pub(super) struct Journal {
     source: Arc<RingSource>,
     has_threads: bool,
     held: Chunks,
-    /// What stands in two chunks, and was asked for last.
+    /// A copy of the last requested range that lies in several chunks.
     joined: Option<Chunk>,
-    /// All before it was read.
+    /// Everything before this was read.
     read: u64,
-    /// Why there is no more to be had.
+    /// The error after which no more can be read.
     failed: Option<Error>,
-    /// What is zeros because it can't be read.
+    /// Unreadable blocks, replaced by zeros.
     unreadable: Unreadable,
-    /// The steps that are on their way, in order.
+    /// The steps in flight, in order.
     coming: VecDeque<JoinHandle<Step>>,
-    /// Where the last of them ends.
+    /// The end of the last step in flight.
     asked: u64,
     /// Bytes of the next step.
     step: u64,
-    /// Bytes of those behind it.
+    /// Bytes of the steps behind the next one.
     further: u64,
     checked: Range<u64>,
     salt: u32,
-    /// Threads that verify, the caller's included.
+    /// Threads that verify, including the caller's.
     verifiers: usize,
 }
 
 impl Journal {
-    /// From the block of `lsn` on, of which so many bytes are likely to be needed. Without threads all is done by the caller.
+    /// Creates a journal from the block of `lsn` on, of which `likely` bytes will probably be needed. Without
+    /// threads the caller does everything.
     pub(super) fn new(source: RingSource, lsn: u64, likely: u64, has_threads: bool) -> Self {
         Self {
             source: Arc::new(source),
@@ -111,7 +115,7 @@ impl Journal {
             further: STEP,
             checked: 0..0,
             salt: 0,
-            // One processor is left to those that read. (Asked once: each time it is looked up in control groups.)
+            // One processor is left to the threads that read. (Queried once: each query reads control groups.)
             verifiers: if has_threads {
                 std::thread::available_parallelism().map_or(1, |all| all.get().saturating_sub(1))
             } else {
@@ -120,19 +124,19 @@ impl Journal {
         }
     }
 
-    /// The bytes from `lsn` on, which were loaded: a part of what is in memory.
+    /// Returns the bytes from `lsn` on, which were loaded: a part of the memory.
     pub(super) fn bytes(&mut self, lsn: u64, len: usize) -> Option<Bytes> {
         let lsns = lsn..lsn.checked_add(len as u64)?;
         let joined = self.joined.as_ref().filter(|chunk| chunk.has(&lsns));
         self.held.share(&lsns).or_else(|| joined.map(|chunk| chunk.to_bytes(&lsns)))
     }
 
-    /// The one that has all of this.
+    /// Returns the chunk that holds all of this range.
     fn chunk(&self, lsns: &Range<u64>) -> Option<&Chunk> {
         self.held.one_with(lsns).or_else(|| self.joined.as_ref().filter(|chunk| chunk.has(lsns)))
     }
 
-    /// What the next step reads, which is begun with that.
+    /// Returns the range of the next step, and counts it as requested.
     fn next_step(&mut self, limit: u64) -> Range<u64> {
         let step = std::mem::replace(&mut self.step, self.further);
         let end = limit.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX);
@@ -141,7 +145,7 @@ impl Journal {
         lsns
     }
 
-    /// Takes in one step.
+    /// Adds the result of one step.
     fn read_on(&mut self, limit: u64) {
         let step = if let Some(coming) = self.coming.pop_front() {
             coming.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -156,7 +160,7 @@ impl Journal {
         self.failed = step.failed;
     }
 
-    /// Has the next steps read meanwhile.
+    /// Starts reading the next steps in the background.
     fn read_ahead(&mut self, limit: u64) {
         while self.has_threads && self.coming.len() < AHEAD && self.failed.is_none() {
             let asked = self.asked;
@@ -168,7 +172,7 @@ impl Journal {
             let memory = self.held.take_spare(chunks(&lsns));
             let work = move || read(&source, lsns, memory);
             let Ok(coming) = Builder::new().name("log_reader".to_owned()).spawn(work) else {
-                // Without a thread it is read when it is asked for.
+                // Without a thread the step is read when it is needed.
                 self.asked = asked;
                 return;
             };
@@ -176,7 +180,8 @@ impl Journal {
         }
     }
 
-    /// The records in memory that follow each other from `lsn` on, as their headers say; and whether they lead out of it.
+    /// Returns the records in memory that follow each other from `lsn` on by their headers, and whether they lead
+    /// past the memory.
     fn follow(&self, lsn: u64, salt: u32, limit: u64) -> (Vec<Header>, bool) {
         let mut records = Vec::new();
         let mut at = lsn;
@@ -196,7 +201,7 @@ impl Journal {
         }
     }
 
-    /// Where the first of the records stands that is not whole, or else they end.
+    /// Returns the position of the first damaged record, or the end of the records.
     fn verify(&self, records: &[Header]) -> u64 {
         let mut shares = Vec::new();
         let mut rest = records;
@@ -217,7 +222,7 @@ impl Journal {
         };
         std::thread::scope(|scope| {
             for _ in 1..self.verifiers.min(shares.len()) {
-                // Whoever there is does it all.
+                // The threads that could be started do all the work.
                 let _ = Builder::new().spawn_scoped(scope, work);
             }
             work();
@@ -285,7 +290,7 @@ impl Reach for Journal {
 }
 
 impl Drop for Journal {
-    /// Nothing reads the files any more when it is gone.
+    /// Ensures that nothing reads the files after this.
     fn drop(&mut self) {
         for coming in self.coming.drain(..) {
             // Neither its bytes nor its error are needed.
@@ -294,12 +299,12 @@ impl Drop for Journal {
     }
 }
 
-/// How many whole chunks a step has.
+/// Returns the number of whole chunks of a step.
 fn chunks(lsns: &Range<u64>) -> usize {
     to_usize(lsns.end - lsns.start) / CHUNK
 }
 
-/// Reads a step into such memory, and more where that does not do.
+/// Reads a step into this memory, and allocates more if it is not enough.
 fn read(source: &RingSource, lsns: Range<u64>, mut memory: Vec<Mapping>) -> Step {
     let len = to_usize(lsns.end - lsns.start);
     let last = len % CHUNK;
@@ -325,7 +330,7 @@ mod tests {
     use super::*;
     use crate::record::{EpochAt, Kind, Reader, encode, encode_padding};
 
-    /// Entries, and how reading ended: where and under which salt, or why not.
+    /// The entries, and the outcome: the end and its salt, or the error.
     type Found = (Vec<(u64, u64, Vec<u8>)>, Result<(u64, u32), Error>);
 
     fn all<R: Reach>(mut reader: Reader<R>) -> Found {
@@ -340,7 +345,8 @@ mod tests {
     }
 
     proptest! {
-        /// Of logs with holes, epochs, damage and blocks that can't be read: what is read through a buffer, and what is read ahead, is the same.
+        /// Reading through a buffer and reading ahead give the same result, on logs with holes, epochs, damage and
+        /// unreadable blocks.
         #[test]
         fn reading_ahead_finds_what_reading_through_a_buffer_does(
             steps in prop::collection::vec((0_usize..20_000, 0_u8..8, 0_u64..60_000), 1..30),

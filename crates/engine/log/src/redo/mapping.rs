@@ -1,8 +1,8 @@
-//! Large memory: allocated as it is touched, in huge pages where the kernel has them. Touching a small page for the first time
-//! takes as long as reading it from a fast disk.
+//! Large memory: allocated as it is touched, in huge pages if the kernel has them. Touching a small page for the
+//! first time takes as long as reading it from a fast disk.
 //!
-//! Invariant: a mapping is `len` bytes from `start` on, mapped here and used by nobody else, readable and writable, zero at first.
-//! Without memory the process ends, as with all of the standard library's collections.
+//! Invariant: a mapping is `len` bytes from `start` on, mapped here and used by nobody else, readable and writable,
+//! zero at first. Without memory the process aborts, as with all of the standard library's collections.
 
 #![allow(unsafe_code)]
 
@@ -14,14 +14,14 @@ use std::ptr::NonNull;
 use pagekeeper_io::AlignedBuf;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// Bytes of a huge page where small ones have 4 KiB. Elsewhere it is an alignment like any other.
+/// Bytes of a huge page if small ones have 4 KiB. On other kernels it is an alignment like any other.
 const HUGE: usize = 2 << 20;
 
-/// Memory of its own, aligned to [`AlignedBuf::ALIGN`] and, from a huge page on, to that.
+/// Exclusive memory, aligned to [`AlignedBuf::ALIGN`], or to huge pages if it is at least that large.
 pub(super) struct Mapping {
     start: NonNull<u8>,
     len: usize,
-    /// What was mapped: the bytes of the map, and what aligns them.
+    /// The whole mapping: the usable bytes and the bytes that align them.
     base: NonNull<u8>,
     mapped: usize,
 }
@@ -32,7 +32,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `len` bytes, at least one, all zero.
+    /// Allocates `len` bytes, at least one, all zero.
     pub(super) fn new(len: usize) -> Self {
         let align = if len >= HUGE { HUGE } else { AlignedBuf::ALIGN };
         let fail = || handle_alloc_error(Layout::from_size_align(len, align).unwrap_or(Layout::new::<u8>()));
@@ -43,20 +43,20 @@ impl Mapping {
         let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, protection, flags) };
         let Some(base) = base.ok().and_then(|base| NonNull::new(base.cast::<u8>())) else { fail() };
         let skipped = base.as_ptr().addr().next_multiple_of(align) - base.as_ptr().addr();
-        // SAFETY: less than `align` bytes on: within the mapping, which is so much longer than `len`.
+        // SAFETY: less than `align` bytes further: within the mapping, which is longer than `len` by `align`.
         let start = unsafe { base.add(skipped) };
         if len >= HUGE {
-            // SAFETY: the range was just mapped, and this advice changes no byte. Where there are no huge pages it fails, and
-            // small ones will do.
+            // SAFETY: the range was just mapped, and this advice changes no byte. It fails if there are no huge
+            // pages; small ones suffice.
             let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
         }
         Self { start, len, base, mapped }
     }
 
-    /// Has the kernel give it memory, if there are huge pages.
+    /// Makes the kernel allocate the memory, if there are huge pages.
     ///
-    /// Requests of the disk that are worked on at the same time, and share a huge page that is not there yet, would each have one made and
-    /// zeroed, of which one counts.
+    /// Concurrent disk requests that share an unallocated huge page would each allocate and zero one, and all but
+    /// one would be discarded.
     pub(super) fn touch(&mut self) {
         self.chunks_mut(HUGE).for_each(|page| page[0] = 0);
     }
@@ -73,7 +73,7 @@ impl Deref for Mapping {
 
 impl DerefMut for Mapping {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: by the invariant, and it is borrowed alone.
+        // SAFETY: by the invariant, and the borrow is exclusive.
         unsafe { NonNull::slice_from_raw_parts(self.start, self.len).as_mut() }
     }
 }
@@ -86,7 +86,7 @@ impl AsRef<[u8]> for Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: what `new` mapped, as it mapped it, and nobody has a reference to it any more.
+        // SAFETY: the same mapping that `new` created, and nobody has a reference to it any more.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
 }

@@ -1,6 +1,7 @@
 //! The bytes of the log buffer, written by many threads at once and read by one.
 //!
-//! Which thread may access which bytes is not checked here: the log buffer guarantees it. Memory is allocated as it is touched.
+//! The exclusive access of threads to bytes is not checked here: the log buffer guarantees it. Memory is allocated
+//! as it is touched.
 
 #![allow(unsafe_code)]
 
@@ -8,16 +9,16 @@ use std::ptr::NonNull;
 
 use super::mapping::Mapping;
 
-/// Aligned memory without a rule.
+/// Aligned memory without access checks.
 #[derive(Debug)]
 pub(super) struct Memory {
     start: NonNull<u8>,
     len: usize,
-    /// Owns what `start` points to, and is not touched before it is dropped.
+    /// Owns the memory that `start` points to, and is not touched until the drop.
     _owner: Mapping,
 }
 
-// SAFETY: plain memory that it owns; each access states that it meets no other.
+// SAFETY: plain memory that it owns; the caller of each access rules out conflicts.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -35,20 +36,20 @@ impl Memory {
     /// They fit, and nobody else reads or writes that range meanwhile.
     pub(super) unsafe fn write(&self, at: usize, bytes: &[u8]) {
         debug_assert!(at + bytes.len() <= self.len);
-        // SAFETY: in bounds and alone there, as the caller says.
+        // SAFETY: in bounds and without concurrent access, as the caller promises.
         unsafe {
             self.start.add(at).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len());
         }
     }
 
-    /// The `len` bytes at `at`.
+    /// Returns the `len` bytes at `at`.
     ///
     /// # Safety
     ///
-    /// They are in it, and nobody writes to that range as long as they are borrowed.
+    /// They are in bounds, and nobody writes to that range as long as they are borrowed.
     pub(super) unsafe fn read(&self, at: usize, len: usize) -> &[u8] {
         debug_assert!(at + len <= self.len);
-        // SAFETY: in bounds, initialised from the start, and not written to, as the caller says.
+        // SAFETY: in bounds, initialised from the start, and not written to, as the caller promises.
         unsafe { NonNull::slice_from_raw_parts(self.start.add(at), len).as_ref() }
     }
 }

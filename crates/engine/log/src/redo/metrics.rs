@@ -1,8 +1,8 @@
-//! What a redo log counts.
+//! The counters of a redo log.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a [`RedoLog`](crate::RedoLog) did since it was opened. Bytes and numbers of times.
+/// Counters of a [`RedoLog`](crate::RedoLog) since it was opened, in bytes or numbers of times.
 ///
 /// ```
 /// use pagekeeper_log::RedoLog;
@@ -19,29 +19,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct RedoMetrics {
     /// Records appended.
     pub appends: u64,
-    /// Bytes of the log that they and the padding between them took up.
+    /// Bytes of the log that the records and the padding between them took up.
     pub bytes: u64,
-    /// Bytes written to the files, of the same.
+    /// Bytes of these that were written to the files.
     pub written: u64,
     /// Writes, each of one or more blocks.
     pub writes: u64,
     /// Calls of `wait_flushed` that had something to wait for.
     pub commits: u64,
-    /// Syncs. `commits / syncs` is the size of a group, on average.
+    /// Syncs. `commits / syncs` is the average size of a group.
     pub syncs: u64,
-    /// Times that an append waited since the log buffer was full.
+    /// Number of times that an append waited because the log buffer was full.
     pub waits_for_buffer: u64,
-    /// Times that an append waited since the ring was full up to the checkpoint.
+    /// Number of times that an append waited because the ring was full up to the checkpoint.
     pub waits_for_ring: u64,
-    /// Checkpoints that moved.
+    /// Number of times that the checkpoint moved.
     pub checkpoints: u64,
     /// Bytes of pages that were released.
     pub released: u64,
-    /// Bytes of pages that were resident when last sampled, and not yet released; 0 where none are released.
+    /// Bytes of pages that were resident when last sampled, and not yet released; 0 if none are released.
     pub resident: u64,
 }
 
-/// Alone on their cache lines: each append counts itself, and reads much of what stands beside them.
+/// The counters, alone on their cache lines: each append counts itself, and reads much of the neighbouring state.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 pub(super) struct Counters {

@@ -49,23 +49,23 @@ use self::core::Core;
 
 use crate::{Error, LogMode};
 
-/// A redo log: a ring of files of fixed size, written over and over, read only after a crash.
+/// A redo log: a ring of files of fixed size, overwritten again and again, read only after a crash.
 ///
-/// Any number of threads [`append`](Self::append): each reserves its room by one atomic step and copies its record into the
-/// log buffer without a lock. A thread `log_writer` writes whole blocks as they fill up; a thread `log_flusher` syncs
-/// what nobody waits for, and gives the pages of what was written back to the kernel. A thread that
-/// commits calls [`wait_flushed`](Self::wait_flushed): one of the waiting threads, the leader, writes and syncs for all, while the next
-/// group gathers.
+/// Any number of threads [`append`](Self::append): each reserves its room by one atomic step and copies its record
+/// into the log buffer without a lock. A thread `log_writer` writes whole blocks as they fill up. A thread
+/// `log_flusher` syncs records that nobody waits for, and releases the pages of written records. A thread that
+/// commits calls [`wait_flushed`](Self::wait_flushed): one of the waiting threads, the leader, writes and syncs for
+/// all, while the next group gathers.
 ///
-/// Once the engine has made changes durable elsewhere it moves the [`checkpoint`](Self::checkpoint), and the
-/// ring may be written over up to there. When the ring is full appends wait.
+/// Once the engine has made changes durable elsewhere, it moves the [`checkpoint`](Self::checkpoint), and the ring
+/// may be overwritten up to there. When the ring is full, appends wait.
 ///
-/// After a write or sync has failed, nothing is appended or acknowledged any more: all calls fail with
-/// [`Error::Poisoned`]. Open the log again to find out what the disk has. A full disk is no such failure, as long as the log
-/// [`is_overwritten_in_place`](Self::is_overwritten_in_place).
+/// After a write or sync has failed, nothing more is appended or acknowledged: all calls fail with
+/// [`Error::Poisoned`]. Open the log again to find out what the disk has. A full disk causes no such failure, as
+/// long as the log [`is_overwritten_in_place`](Self::is_overwritten_in_place).
 ///
-/// A log belongs to the process that opened it: in a forked child every call fails with [`Forked`](pagekeeper_io::Error::Forked) and a drop
-/// does nothing.
+/// A log belongs to the process that opened it: in a forked child every call fails with
+/// [`Forked`](pagekeeper_io::Error::Forked) and a drop does nothing.
 ///
 /// ```
 /// use pagekeeper_log::RedoLog;
@@ -97,7 +97,7 @@ pub struct RedoLog {
 }
 
 impl RedoLog {
-    /// The settings, to create or open one with.
+    /// Returns the settings with which a log is created or opened.
     pub fn options() -> RedoOptions {
         RedoOptions::default()
     }
@@ -108,25 +108,26 @@ impl RedoLog {
         Ok(Self { core, threads })
     }
 
-    /// Appends a record, and returns the LSN just past it: what [`Self::wait_flushed`] takes. It is not durable yet.
+    /// Appends a record, and returns the LSN past it, for [`Self::wait_flushed`]. The record is not durable yet.
     ///
     /// Waits while the log buffer or the ring is full; the latter lasts until another thread moves the checkpoint.
     ///
-    /// Fails with [`Error::RecordTooLarge`] for a body longer than [`Self::longest_record`], and after any error of a write or
-    /// sync.
+    /// Fails with [`Error::RecordTooLarge`] for a body longer than [`Self::longest_record`], and after any error of
+    /// a write or sync.
     pub fn append(&self, body: &[u8]) -> Result<Lsn, Error> {
         self.core.process.require()?;
         self.core.append(body, true)
     }
 
-    /// As [`Self::append`], but fails with [`Error::RingFull`] where that would wait for a checkpoint: for threads that move it
-    /// themselves.
+    /// Appends a record like [`Self::append`], but fails with [`Error::RingFull`] instead of waiting for a
+    /// checkpoint. This is for threads that move the checkpoint themselves.
     pub fn try_append(&self, body: &[u8]) -> Result<Lsn, Error> {
         self.core.process.require()?;
         self.core.append(body, false)
     }
 
-    /// Returns when all records before `lsn` are durable, or written, as the [`FlushPolicy`] says. Fails for an LSN past the end.
+    /// Returns when all records before `lsn` are durable, or written, depending on the [`FlushPolicy`]. Fails for
+    /// an LSN past the end.
     pub fn wait_flushed(&self, lsn: Lsn) -> Result<(), Error> {
         self.core.process.require()?;
         self.check_end(lsn)?;
@@ -151,46 +152,46 @@ impl RedoLog {
         Ok(())
     }
 
-    /// Releases all records before `lsn`, an LSN that an append or a reader returned: they may be overwritten. Syncs the log up to
-    /// there first, and returns when the checkpoint is durable.
+    /// Releases all records before `lsn`, an LSN from an append or a reader: they may be overwritten. Syncs the log
+    /// up to there first, and returns when the checkpoint is durable.
     pub fn checkpoint(&self, lsn: Lsn) -> Result<(), Error> {
         self.core.process.require()?;
         self.core.move_checkpoint(lsn)
     }
 
-    /// Where the first record begins that was not released.
+    /// Returns the start of the first record that was not released.
     pub fn checkpoint_lsn(&self) -> Lsn {
         self.core.checkpoint()
     }
 
-    /// Where the next record would begin, but for padding before it.
+    /// Returns the start of the next record, apart from padding before it.
     pub fn end(&self) -> Lsn {
         self.core.buffer.reserved()
     }
 
-    /// Everything before this LSN is durable.
+    /// Returns the LSN before which everything is durable.
     pub fn durable_lsn(&self) -> Lsn {
         self.core.durable()
     }
 
-    /// The records from `lsn` on, which the checkpoint, an append or a reader gave, up to what is durable now (written, where commits
-    /// do not wait for syncs).
+    /// Reads the records from `lsn` on, an LSN from the checkpoint, an append or a reader. Reads up to the current
+    /// durable end, or to the written end if commits do not wait for syncs.
     pub fn read_from(&self, lsn: Lsn) -> Result<RedoReader, Error> {
         self.core.process.require()?;
         RedoReader::new(&self.core, lsn)
     }
 
-    /// What stands at these places of the log, in their order, read once more, past the page cache: parts of bodies that
-    /// [`RedoOptions::recover_into`] gave, for who kept where they stand in place of the bytes
-    /// ([`Recovered::body_lsn`]).
+    /// Reads these places of the log once more, past the page cache, and returns their bytes in the same order.
+    /// This is for callers that kept the positions of bodies from [`RedoOptions::recover_into`] instead of their
+    /// bytes ([`Recovered::body_lsn`]).
     ///
-    /// Blocks of 4 KiB are read, with what is between them where that is little: no more than `at_once` bytes at a time, but for a place
-    /// that is longer. What is given takes up no more than the bytes of the places and a seventh part more; they share
-    /// memory, which is there as long as one of them is. Nothing is verified, since a place may be any part of a body: keep a checksum
-    /// of your own.
+    /// Reads blocks of 4 KiB, and small gaps between them: at most `at_once` bytes at a time, unless one place is
+    /// longer. The result takes up at most the bytes of the places and a seventh more. The parts share memory,
+    /// which is kept as long as one of them is. Nothing is verified, since a place may be any part of a body: keep
+    /// a checksum of your own.
     ///
-    /// Fails as the disk does; with [`Error::NotInLog`] where a place is before the checkpoint, or behind what is durable, and with
-    /// [`Error::Overtaken`] where that came to be so meanwhile.
+    /// Fails as the disk does, with [`Error::NotInLog`] if a place is before the checkpoint or past the durable
+    /// end, and with [`Error::Overtaken`] if it was overwritten meanwhile.
     ///
     /// ```
     /// use pagekeeper_log::RedoLog;
@@ -214,32 +215,34 @@ impl RedoLog {
         again::read(&self.core, places, at_once)
     }
 
-    /// Bytes of the longest body that can be appended: the smallest of log buffer, ring and
+    /// Returns the maximum length of a body in bytes: the smallest of log buffer, ring and
     /// [`RedoOptions::max_unsynced`], less five blocks.
     pub fn longest_record(&self) -> usize {
         self.core.longest()
     }
 
-    /// The random number that it was given when it was made.
+    /// Returns the random number that the log got at its creation.
     pub fn id(&self) -> u64 {
         self.core.config.log_id
     }
 
-    /// What is wrong with the two slots of the control file, as the device has them now: the number of each, 0 or 1, that is not
-    /// whole, and why. Either of them is enough; but where one is lost, the other one must not be. A crash may have torn one: of a log
-    /// that is open to write none is named before something was appended, which writes both.
+    /// Returns the faults of the control file as it is on the device now: the index of each damaged slot, 0 or 1,
+    /// and the reason. Either slot is enough, but once one is lost, the other one must not be. A crash may have
+    /// torn one. For a log that is open for writing, no fault is reported before the first append, which writes
+    /// both slots.
     ///
-    /// Fails where the file can't be opened.
+    /// Fails if the file can't be opened.
     pub fn control_faults(&self) -> Result<Vec<(usize, String)>, Error> {
         self.core.process.require()?;
-        // Not while one of them is being written.
+        // The lock keeps the slots from being written meanwhile.
         let control = pagekeeper_kernel::mutex::lock(&self.core.checkpoint.control);
         let is_known = self.core.config.read_only || self.core.has_begun();
         if is_known { control.faults() } else { Ok(Vec::new()) }
     }
 
-    /// The paddings behind the checkpoint that were damaged when the log was opened: the file of each, and the byte in it at which the
-    /// padding begins. Padding fills up what a sync writes, and holds nothing: the log has all its records.
+    /// Returns the paddings behind the checkpoint that were damaged when the log was opened: the file of each, and
+    /// the byte in it at which the padding begins. Padding fills up the writes of a sync and holds nothing: the log
+    /// has all its records.
     ///
     /// ```
     /// use std::os::unix::fs::FileExt;
@@ -268,57 +271,62 @@ impl RedoLog {
         config.damaged_paddings.iter().filter(|lsn| **lsn >= from).map(locate).collect()
     }
 
-    /// Bytes of the ring.
+    /// Returns the bytes of the ring.
     pub fn capacity(&self) -> u64 {
         self.core.config.geometry.capacity()
     }
 
-    /// How the files are written; never [`LogMode::Auto`]. Found out by trying, which takes a few milliseconds, when it is asked for
-    /// or the first record is appended.
+    /// Returns how the files are written; never [`LogMode::Auto`]. The mode is found by a test, which takes a few
+    /// milliseconds, on the first call of this or at the first append.
     pub fn mode(&self) -> LogMode {
         if self.core.process.is_current() {
             return self.core.writing_mode().mode;
         }
-        // In a forked child nothing is tried.
+        // Nothing is tested in a forked child.
         self.core.write.mode.get().map_or(LogMode::Buffered, |found| found.mode)
     }
 
-    /// Whether writing over the ring is known to need no room, so that a full disk does not end the log. As the file system has
-    /// the files now: a snapshot or `cp --reflink` may change that at any time.
+    /// Whether overwriting the ring is known to need no room, so that a full disk does not end the log. This holds
+    /// for the current state of the files: a snapshot or `cp --reflink` may change it at any time.
     ///
-    /// True on ext4, XFS and btrfs for a ring that shares no block with other files. On XFS the first append gives the ring blocks of its own
-    /// and fails if there is no room for them. False on btrfs for a ring that was made without the attribute `C` (no copy on write, see
-    /// chattr(1)), which [`RedoOptions::create`] sets; on file systems of which nothing is known; and in a forked child.
+    /// True on ext4, XFS and btrfs for a ring that shares no block with other files. On XFS the first append gives
+    /// the ring blocks of its own, and fails if there is no room for them. False in these cases:
+    /// - on btrfs, for a ring that was created without the attribute `C` (no copy on write, see chattr(1)), which
+    ///   [`RedoOptions::create`] sets;
+    /// - on unknown file systems;
+    /// - in a forked child.
     pub fn is_overwritten_in_place(&self) -> bool {
         self.core.process.is_current()
             && self.core.sources.iter().all(|file| own_blocks::has_own_blocks(&**file))
     }
 
-    /// What the log did since it was opened.
+    /// Returns the counters of the log since it was opened.
     pub fn metrics(&self) -> RedoMetrics {
         let core = &self.core;
         core.counters
             .snapshot(core.buffer.reserved() - core.config.start, core.buffer.taken() - core.config.start)
     }
 
-    /// Begins as the first append does, where the log was not closed when it was opened: its end is noted then, and of what was found every
-    /// later change is found, too, once it is closed. Without this a log to which nothing is appended is left as it is.
+    /// Begins like the first append if the log was not closed before it was opened. The end of the log is then
+    /// recorded, and once the log is closed, every later change to its recovered records is detected, too. Without
+    /// this call, a log to which nothing is appended is left as it is.
     ///
-    /// Does nothing where there is no room for another epoch; fails as an append does.
+    /// Does nothing if there is no room for another epoch. Fails as an append does.
     pub fn settle(&self) -> Result<(), Error> {
         self.core.process.require()?;
         if self.core.is_unsettled() { self.core.begin().map(drop) } else { Ok(()) }
     }
 
-    /// Makes everything durable, notes where the log ends, and closes it: whatever of it changes from then on is found by who opens
-    /// it. Dropping it does the same, but can't report an error. A log to which nothing was appended is left as it is.
+    /// Makes everything durable, records the end of the log, and closes it: the next opening detects any later
+    /// change. Dropping the log does the same, but can't report an error. A log to which nothing was appended is
+    /// left as it is.
     pub fn close(mut self) -> Result<(), Error> {
         self.finish()
     }
 
     fn finish(&mut self) -> Result<(), Error> {
         if let Err(error) = self.core.process.require() {
-            // The parent has its threads, and what it has open is never dropped here.
+            // The threads are the parent's, and the parent's resources are never dropped here.
             std::mem::forget((std::mem::take(&mut self.threads), Arc::clone(&self.core)));
             return Err(error.into());
         }
@@ -332,12 +340,13 @@ impl RedoLog {
 }
 
 impl RedoOptions {
-    /// Makes a log in a directory that is empty, or not there yet, and opens it. All its files are written and synced, so
-    /// that later no write allocates anything: that takes a while for large rings. On btrfs they are exempt from copying on
-    /// write. [`RedoLog::is_overwritten_in_place`] says whether that worked.
+    /// Creates a log in a directory that is empty or does not exist yet, and opens it. All its files are written
+    /// and synced, so that later no write allocates anything. This takes a while for large rings. On btrfs the
+    /// files are exempt from copying on write; [`RedoLog::is_overwritten_in_place`] tells whether that worked.
     ///
-    /// Fails with [`Error::NotEmpty`] where something else is, with [`Error::Setting`] for sizes that can't be. What was made
-    /// before an error is removed. After a crash in it, [`Self::open`] says [`Error::Unfinished`], and it can be called again.
+    /// Fails with [`Error::NotEmpty`] if there is something else, and with [`Error::Setting`] for invalid sizes.
+    /// Files created before an error are removed. After a crash during the creation, [`Self::open`] returns
+    /// [`Error::Unfinished`], and this can be called again.
     pub fn create(self, directory: &Path) -> Result<RedoLog, Error> {
         self.check()?;
         if self.read_only {
@@ -346,24 +355,28 @@ impl RedoOptions {
         RedoLog::new(create::create(&self, directory)?)
     }
 
-    /// Opens a log: finds its end, and makes durable what it keeps. Sizes are those it was made with. Nothing is written before the
-    /// first append or checkpoint.
+    /// Opens a log: finds its end, and makes the kept records durable. The sizes are those of its creation. Nothing
+    /// is written before the first append or checkpoint.
     ///
-    /// Fails, having changed nothing, where there is no log ([`Error::NoLog`]), another has it open
-    /// ([`pagekeeper_io::Error::Locked`]), a file is missing or of another size, or records that were acknowledged are lost
-    /// ([`Error::Corrupt`]).
+    /// Fails, and changes nothing, in these cases:
+    /// - There is no log ([`Error::NoLog`]).
+    /// - Another process has it open ([`pagekeeper_io::Error::Locked`]).
+    /// - A file is missing or of another size.
+    /// - Acknowledged records are lost ([`Error::Corrupt`]).
     pub fn open(self, directory: &Path) -> Result<RedoLog, Error> {
         self.check()?;
         RedoLog::new(open::open(&self, directory)?)
     }
 
-    /// Opens a log as [`Self::open`] does, with the same errors, and gives the records that it has: from the checkpoint on, or
-    /// from `from` on, an LSN past the checkpoint that an append or a reader gave. The journal is read once, wide, and its
-    /// checksums are verified on all processors; bodies are parts of the memory that was read into, which goes in chunks of
-    /// 4 MiB when nobody has a part of it any more.
+    /// Opens a log like [`Self::open`], with the same errors, and returns its records. They begin at the
+    /// checkpoint, or at `from`, an LSN past the checkpoint from an append or a reader.
     ///
-    /// Fails as well, having changed nothing, where `from` is not in the log ([`Error::NotInLog`]), or no record begins or ends
-    /// there ([`Error::NotARecord`]).
+    /// The journal is read once, with many requests in flight, and its checksums are verified on all processors.
+    /// Bodies are parts of the memory that was read into, which is freed in chunks of 4 MiB once nobody holds a
+    /// part of it.
+    ///
+    /// Also fails, and changes nothing, if `from` is not in the log ([`Error::NotInLog`]), or no record begins or
+    /// ends there ([`Error::NotARecord`]).
     ///
     /// ```
     /// use pagekeeper_log::RedoLog;
@@ -386,10 +399,11 @@ impl RedoOptions {
         Ok((log, records))
     }
 
-    /// The same, but that each record is given to `take` as soon as it was verified, in order and on this thread, while what comes behind
-    /// it is still being read: what `take` does with records takes no time of its own as long as the disk is slower.
+    /// Opens a log like [`Self::recover`], but passes each record to `take` as soon as it was verified, in order
+    /// and on this thread, while later ones are still being read. As long as the disk is slower, the work of `take`
+    /// costs no extra time.
     ///
-    /// Records before an error were given, too, and count for nothing.
+    /// Records before an error were passed, too; ignore them.
     ///
     /// ```
     /// use pagekeeper_log::RedoLog;
@@ -418,8 +432,9 @@ impl RedoOptions {
 }
 
 impl RedoOptions {
-    /// The id of the log in a directory ([`RedoLog::id`]); `None` where there is none, or one that was never finished, or whose control
-    /// file is not whole. Reads that file alone, whoever has the log open.
+    /// Returns the id of the log in a directory ([`RedoLog::id`]). Returns `None` if there is no log, if it was
+    /// never finished, or if its control file is damaged. Reads only the control file, even while another process
+    /// has the log open.
     ///
     /// ```
     /// use pagekeeper_log::RedoLog;
@@ -435,8 +450,9 @@ impl RedoOptions {
         open::read_id(self, directory)
     }
 
-    /// What can still be read of a log, however much of it is lost: its records from the checkpoint on, or from `from` on, up to the first
-    /// that is lost. Writes nothing, and never fails: why there is no more is said.
+    /// Returns the readable records of a log, however much of it is lost: those from the checkpoint or from `from`
+    /// on, up to the first lost one. Writes nothing, and never fails: the result holds the reason why there are no
+    /// more.
     ///
     /// ```
     /// use pagekeeper_log::RedoLog;

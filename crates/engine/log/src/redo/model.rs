@@ -1,21 +1,24 @@
-//! Models of how the log's threads meet: loom runs the very sources of the log buffer and of group commit in every order of two
-//! or three threads, and with every value that the memory model lets a load see. A thread is preempted at most
-//! [`PREEMPTIONS`] times.
+//! Models of the interaction of the log's threads. Loom runs the real sources of the log buffer and of group commit
+//! in every order of two or three threads, and with every value that the memory model lets a load see. A thread is
+//! preempted at most [`PREEMPTIONS`] times.
 //!
-//! A model fails by an assertion, by loom's "Causality violation" where a part of the buffer is written while another may
-//! read or write it, or by its "deadlock" where a thread that waits for a sync is never woken. Nothing is random.
+//! A model fails in one of these ways:
+//! - an assertion;
+//! - loom's "Causality violation", if a part of the buffer is written while another thread may read or write it;
+//! - loom's "deadlock", if a thread that waits for a sync is never woken.
 //!
-//! Not modelled: event counts as futexes (they are a lock and a condition here), the writes and syncs.
+//! Nothing is random. Not modelled: event counts as futexes (they are a lock and a condition variable here), the
+//! writes and syncs.
 //!
-//! Each model was seen to fail. The mutations that were injected, and the models that found them:
+//! Each model was seen to fail. The table lists the injected mutations, and the models that found them:
 //!
 //! | mutation | found by |
 //! |---|---|
 //! | two threads may reserve the same room (a load and a store) | appends side by side, padding |
-//! | `fill` counts before it copies, or its count does not release | appends side by side, room given back, many blocks |
+//! | `fill` counts before it copies, or does not release | appends side by side, room given back, many blocks |
 //! | `ready` does not acquire the counts | the same |
 //! | `taken` is not released, or `reserve` does not acquire it | room given back, many blocks, padding |
-//! | what is taken is given back while it is still read | many blocks, padding |
+//! | blocks are given back while they are still read | many blocks, padding |
 //! | the counts are zeroed after `taken` is raised | many blocks, padding |
 //! | padding does not acquire what its neighbour saw, or the neighbour does not release it | padding |
 //! | the ticket is taken after trying to lead | commits in groups |
@@ -44,20 +47,20 @@ use buffer::{Buffer, NoRoom, Taker};
 use group_commit::GroupCommit;
 use sync::{Arc, AtomicU64, Mutex, Ordering};
 
-/// Of two threads, and of three: all orders are too many to try.
+/// Preemptions per thread in models of two and of three threads. Trying all orders would take too long.
 const PREEMPTIONS: [usize; 2] = [3, 2];
 const KIB: u64 = 1024;
 const BLOCK: u64 = 4 * KIB;
 const CAPACITY: usize = 16 << 10;
 
-/// In every order of so many threads.
+/// Runs a model of this many threads in every order.
 fn check(threads: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(PREEMPTIONS[threads - 2]);
     builder.check(model);
 }
 
-/// Appends so many KiB, all of one byte.
+/// Appends this many KiB, all of one byte.
 fn append(buffer: &Buffer, kib: u64, byte: u8) -> Result<u64, NoRoom> {
     let span = buffer.reserve(kib * KIB)?;
     let lsn = span.lsn();
@@ -75,7 +78,7 @@ fn append_padding(buffer: &Buffer) -> u64 {
     end
 }
 
-/// Takes what is whole, once, and gives it back; one byte of each KiB is kept.
+/// Takes the whole blocks once, and gives them back. Keeps one byte of each KiB.
 fn take(taker: &mut Taker, bytes: &mut Vec<u8>) {
     let ready = taker.ready(u64::MAX);
     let len = ready.len();
@@ -105,7 +108,7 @@ fn appends_side_by_side() {
     });
 }
 
-/// As [`append`], once there is room.
+/// Appends like [`append`], once there is room.
 fn append_waiting(buffer: &Buffer, kib: u64, byte: u8) {
     while let Err(why) = append(buffer, kib, byte) {
         assert_eq!(why, NoRoom::Buffer);
@@ -113,7 +116,7 @@ fn append_waiting(buffer: &Buffer, kib: u64, byte: u8) {
     }
 }
 
-/// Takes until so many KiB were taken.
+/// Takes until this many KiB were taken.
 fn take_until(taker: &mut Taker, kib: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     while bytes.len() < kib {
@@ -130,7 +133,7 @@ fn take_until(taker: &mut Taker, kib: usize) -> Vec<u8> {
 fn room_that_is_given_back() {
     check(2, || {
         let (buffer, mut taker) = Buffer::new(CAPACITY, 0, 1 << 20);
-        // With the slack it is full. Only the third append comes to the memory of the first.
+        // With the slack the buffer is full. Only the third append reaches the memory of the first.
         assert_eq!(append(&buffer, 8, 1), Ok(0));
         let appends = Arc::clone(&buffer);
         let appender = thread::spawn(move || {
@@ -157,10 +160,10 @@ fn padding_into_room_that_was_given_back() {
         let mut bytes = take_until(&mut taker, 24);
         appender.join().unwrap();
         padder.join().unwrap();
-        // If that one came too early.
+        // The padding may have come too early.
         append_padding(&buffer);
         take(&mut taker, &mut bytes);
-        // Up to where its memory ends, and on from the front.
+        // Takes up to the end of the memory, then from its front.
         take(&mut taker, &mut bytes);
         assert!(bytes[24..35].iter().all(|byte| *byte == 2) && bytes[35..] == [255]);
     });
@@ -170,7 +173,7 @@ fn padding_into_room_that_was_given_back() {
 fn many_blocks_given_back_at_once() {
     check(2, || {
         let (buffer, mut taker) = Buffer::new(2 * CAPACITY, 0, 1 << 20);
-        // With the slack it is full; the next append comes to the memory of its first block.
+        // With the slack the buffer is full. The next append reaches the memory of its first block.
         assert_eq!(append(&buffer, 24, 1), Ok(0));
         let appends = Arc::clone(&buffer);
         let appender = thread::spawn(move || append_waiting(&appends, 12, 2));
@@ -189,7 +192,7 @@ fn commits_in_groups() {
         let group_commit = Arc::new(GroupCommit::default());
         let commit = move || {
             let lsn = reserved.fetch_add(8, Ordering::AcqRel) + 8;
-            // As `Core::wait_durable`.
+            // Acts like `Core::wait_durable`.
             while durable.load(Ordering::Acquire) < lsn {
                 let ticket = group_commit.ticket(lsn);
                 if durable.load(Ordering::Acquire) >= lsn {

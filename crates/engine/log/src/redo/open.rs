@@ -1,12 +1,14 @@
-//! Opens a log: finds where it ends, and what of it is kept.
+//! Opens a log: finds its end, and determines which records are kept.
 //!
 //! Invariants:
-//! 1. Nothing is written: what has to be noted before an append is noted by the first one ([`super::begin`]). So an opening uses nothing
-//!    up, whatever comes of it, and needs no room.
-//! 2. What is kept is read from the device, where direct reads work, and synced before anything is acknowledged that comes after it:
-//!    after a kill, or a sync that failed, the page cache may show what the device does not have. A file of which nothing is kept needs
-//!    no sync: its content is before the checkpoint, or past the end. Neither do the records of a log that was closed, only its control
-//!    file: a close that was killed may have left a slot that is read and not durable.
+//! 1. Nothing is written: the first append records everything that must be recorded before it ([`super::begin`]).
+//!    Opening therefore uses nothing up, whatever its outcome, and needs no room.
+//! 2. Kept records are read from the device, if direct reads work, and synced before anything after them is
+//!    acknowledged. After a kill or a failed sync, the page cache may show bytes that the device does not have.
+//!
+//! Some files need no sync. A file without kept records holds only bytes before the checkpoint or past the end. The
+//! records of a closed log are durable already; only its control file is synced, since a close that was killed may
+//! have left a slot that is readable but not durable.
 
 use std::ops::Range;
 use std::path::Path;
@@ -33,13 +35,13 @@ use crate::Error;
 use crate::injected_fault::injected_fault;
 use crate::record::{BLOCK, Entry, HEADER, Reader};
 
-/// Opens a log that is there.
+/// Opens an existing log.
 pub(super) fn open(options: &RedoOptions, directory: &Path) -> Result<Core, Error> {
     open_and_read(options, directory, None)
 }
 
-/// Opens a log that is there, and gives its records from an LSN on, or from the checkpoint on, to `take`: each as soon as it was
-/// verified, also those before an error.
+/// Opens an existing log, and passes its records from an LSN (or the checkpoint) on to `take`: each as soon as it
+/// was verified, also those before an error.
 pub(super) fn recover(
     options: &RedoOptions,
     directory: &Path,
@@ -49,7 +51,7 @@ pub(super) fn recover(
     open_and_read(options, directory, Some(Wanted { from, take }))
 }
 
-/// The records that somebody wants to have.
+/// The records that the caller wants.
 struct Wanted<'a> {
     from: Option<Lsn>,
     take: &'a mut dyn FnMut(Recovered),
@@ -58,7 +60,7 @@ struct Wanted<'a> {
 fn open_and_read(options: &RedoOptions, directory: &Path, wanted: Option<Wanted<'_>>) -> Result<Core, Error> {
     let io = options.io_or_best();
     let path = directory.join(control::NAME);
-    // Before the lock, which makes a file.
+    // This comes before the lock, which creates a file.
     let names = match io.list(directory) {
         Err(error) if error.errno() == Some(libc::ENOENT) => {
             return Err(Error::NoLog { path: directory.to_path_buf() });
@@ -91,7 +93,8 @@ fn open_and_read(options: &RedoOptions, directory: &Path, wanted: Option<Wanted<
         RingSource::new(Arc::clone(&io), state.geometry, Arc::clone(&sources), wraparound_end(&state));
     let (found, journal) = walk(options, source, &state, wanted)?;
     let was_closed = state.phase == Phase::Closed;
-    // What was closed was synced before, but for the control file that says so: of a close that was killed a slot may not be durable.
+    // A closed log was synced before, except for the control file that says so: after a close that was killed, a
+    // slot may not be durable.
     let kept = if was_closed {
         0..0
     } else {
@@ -100,12 +103,12 @@ fn open_and_read(options: &RedoOptions, directory: &Path, wanted: Option<Wanted<
     if !(options.read_only || injected_fault!(options, NoSyncAtOpen)) {
         sync_kept(state.geometry, &sources, kept, &*control, options.threads)?;
     }
-    // What it still reads, behind the end, was not waited for before the sync.
+    // Its reads behind the end need not be waited for before the sync.
     drop(journal);
     start(options, directory, held, state, slot, found, sources)
 }
 
-/// Opens a log that was just made.
+/// Opens a log that was just created.
 pub(super) fn open_new(
     options: &RedoOptions,
     directory: &Path,
@@ -118,28 +121,28 @@ pub(super) fn open_new(
     start(options, directory, Some(held), state, 0, found, sources)
 }
 
-/// Where the ring wraps around to the checkpoint's block.
+/// Returns the LSN at which the ring wraps around to the checkpoint's block.
 fn wraparound_end(state: &ControlState) -> u64 {
     state.checkpoint - state.checkpoint % BLOCK + state.geometry.capacity()
 }
 
-/// What a log that is there has.
+/// The result of reading an existing log.
 struct Walked {
     end: u64,
-    /// In force at the end.
+    /// The salt in force at the end.
     salt: u32,
-    /// Where paddings stand that are damaged.
+    /// The positions of damaged paddings.
     damaged_paddings: Vec<Lsn>,
 }
 
-/// Reads all that the log has. What it was read by may be reading behind the end, and ends that when it is dropped.
+/// Reads the whole log. The returned journal may still be reading behind the end; its drop waits for that.
 fn walk(
     options: &RedoOptions,
     source: RingSource,
     state: &ControlState,
     mut wanted: Option<Wanted<'_>>,
 ) -> Result<(Walked, Journal), Error> {
-    // What is known to be there, and what is searched behind it.
+    // The known records, and the range to search behind them.
     let likely = state.settled.saturating_sub(state.checkpoint).saturating_add(2 * state.longest);
     let journal = Journal::new(source, state.checkpoint, likely, options.threads);
     let mut reader = Reader::over(journal, state.checkpoint, state.salt)
@@ -180,7 +183,7 @@ fn walk(
     Ok((Walked { end, salt, damaged_paddings }, journal))
 }
 
-/// Goes on from what the control file says, and what was found.
+/// Creates the log's state from the control file and the result of reading.
 fn start(
     options: &RedoOptions,
     directory: &Path,
@@ -213,7 +216,7 @@ fn start(
         found.end.next_multiple_of(BLOCK)
     };
     let buffer_bytes = if options.read_only { super::options::MIN_BUFFER } else { options.buffer_bytes };
-    // As long as nothing was begun nothing gets room.
+    // Nothing gets room until appending begins.
     let (buffer, taker) = buffer::Buffer::new(buffer_bytes, start, start);
     #[cfg(any(test, feature = "injected-faults"))]
     if injected_fault!(options, AppendIntoTornBlock) {
@@ -272,7 +275,8 @@ fn start(
     Ok(core)
 }
 
-/// Makes durable what is kept: the control file, and all files that have a part of these LSNs. At once, if there may be threads.
+/// Makes the kept records durable: syncs the control file and all files with a part of these LSNs. Syncs them
+/// concurrently if threads are allowed.
 fn sync_kept(
     geometry: ring::Geometry,
     files: &[Arc<dyn IoFile>],
@@ -304,7 +308,7 @@ fn sync_kept(
     })
 }
 
-/// Opens a file of the log to find out what it has.
+/// Opens a file of the log for recovery.
 #[cfg_attr(
     not(any(test, feature = "injected-faults")),
     expect(unused_variables, reason = "tests inject faults")
@@ -316,7 +320,7 @@ fn open_to_recover(options: &RedoOptions, io: &dyn Io, path: &Path) -> Result<Ar
     open_past_cache(io, path)
 }
 
-/// The id of a log, by its control file alone.
+/// Returns the id of a log, from its control file alone.
 pub(super) fn read_id(options: &RedoOptions, directory: &Path) -> Result<Option<u64>, Error> {
     let io = options.io_or_best();
     let control = match open_to_recover(options, &*io, &directory.join(control::NAME)) {
@@ -329,7 +333,7 @@ pub(super) fn read_id(options: &RedoOptions, directory: &Path) -> Result<Option<
     })
 }
 
-/// Opens the files to read, past the page cache, and compares their sizes.
+/// Opens the files for reading, past the page cache, and checks their sizes.
 fn open_sources(
     options: &RedoOptions,
     io: &dyn Io,
@@ -352,7 +356,8 @@ fn open_sources(
     Ok(files.into())
 }
 
-/// The fault [`crate::injected_fault::InjectedFault::AppendIntoTornBlock`]: the block in which the log ended is filled as it was.
+/// Injects the fault [`crate::injected_fault::InjectedFault::AppendIntoTornBlock`]: fills the block in which the
+/// log ended with its previous content.
 #[cfg(any(test, feature = "injected-faults"))]
 fn go_on_in_block(
     buffer: &buffer::Buffer,

@@ -16,9 +16,10 @@ pub(super) const MIN_RING: u64 = 16 * BLOCK;
 pub(super) const MIN_BUFFER: usize = 8 * BLOCK_LEN;
 const MAX_BUFFER: usize = 1 << 32;
 
-/// When what was appended is durable: what [`RedoLog::wait_flushed`](crate::RedoLog::wait_flushed) waits for.
+/// The point at which records are durable, and for which [`RedoLog::wait_flushed`](crate::RedoLog::wait_flushed)
+/// waits.
 ///
-/// As MySQL's `innodb_flush_log_at_trx_commit`, whose value is given with each.
+/// It corresponds to MySQL's `innodb_flush_log_at_trx_commit`, whose value is given in parentheses.
 ///
 /// ```
 /// use std::time::Duration;
@@ -29,18 +30,19 @@ const MAX_BUFFER: usize = 1 << 32;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum FlushPolicy {
-    /// `wait_flushed` returns when the record is durable (1). What no caller waits for is synced each second.
+    /// `wait_flushed` returns when the record is durable (1). Records that no caller waits for are synced each
+    /// second.
     #[default]
     EachCommit,
-    /// `wait_flushed` returns when the record is written, so that it survives a crash of the process but not of the machine;
-    /// it is synced at this interval (2, with `innodb_flush_log_at_timeout`).
+    /// `wait_flushed` returns when the record is written: it survives a crash of the process but not of the
+    /// machine. It is synced at this interval (2, with `innodb_flush_log_at_timeout`).
     Every(Duration),
-    /// As `Every`, but the kernel alone decides when anything is durable (`sync_binlog = 0`). The log syncs only for a
-    /// checkpoint and when it is closed.
+    /// Like `Every`, but the kernel alone decides when anything is durable (`sync_binlog = 0`). The log syncs only
+    /// for a checkpoint and when it is closed.
     Os,
 }
 
-/// Why an append waits.
+/// The reason why an append waits.
 ///
 /// ```
 /// use pagekeeper_log::RedoLog;
@@ -54,7 +56,7 @@ pub enum FlushPolicy {
 pub struct Backpressure {
     /// Records from here on are still needed.
     pub checkpoint: u64,
-    /// Where the next record would stand.
+    /// The position of the next record.
     pub end: u64,
     /// Bytes of the ring.
     pub capacity: u64,
@@ -71,10 +73,11 @@ impl fmt::Display for Backpressure {
     }
 }
 
-/// Called with [`Backpressure`].
+/// A callback that receives [`Backpressure`].
 pub(super) type OnBackpressure = Arc<dyn Fn(Backpressure) + Send + Sync>;
 
-/// How a [`RedoLog`](crate::RedoLog) is made and opened; from [`RedoLog::options`](crate::RedoLog::options).
+/// Settings for creating and opening a [`RedoLog`](crate::RedoLog); from
+/// [`RedoLog::options`](crate::RedoLog::options).
 #[derive(Clone)]
 pub struct RedoOptions {
     pub(super) files: u32,
@@ -113,21 +116,22 @@ impl Default for RedoOptions {
 }
 
 impl RedoOptions {
-    /// How many files the ring has, 1 to 4096 [default: 4]. For [`Self::create`].
+    /// Sets the number of files of the ring, 1 to 4096 [default: 4]. For [`Self::create`].
     #[must_use]
     pub fn files(mut self, files: u32) -> Self {
         self.files = files;
         self
     }
 
-    /// Bytes of each file, a multiple of 4096 [default: 256 MiB]. All files together have at least 64 KiB. For [`Self::create`].
+    /// Sets the bytes of each file, a multiple of 4096 [default: 256 MiB]. All files together have at least 64 KiB.
+    /// For [`Self::create`].
     #[must_use]
     pub fn file_bytes(mut self, bytes: u64) -> Self {
         self.file_bytes = bytes;
         self
     }
 
-    /// Bytes of the log buffer, where records wait to be written: a power of two from 32 KiB to 4 GiB
+    /// Sets the bytes of the log buffer, in which records wait to be written: a power of two from 32 KiB to 4 GiB
     /// [default: 16 MiB]. No record can be longer.
     #[must_use]
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
@@ -135,52 +139,54 @@ impl RedoOptions {
         self
     }
 
-    /// Bytes that may be appended and not yet synced: a multiple of 4096 from 32 KiB to 4 GiB, or 0 for no bound [default: 0].
-    /// For [`Self::create`]: the log keeps it for ever.
+    /// Sets the bytes that may be appended and not yet synced: a multiple of 4096 from 32 KiB to 4 GiB, or 0 for no
+    /// bound [default: 0]. For [`Self::create`]: the log keeps the bound for ever.
     ///
-    /// With a bound, the log syncs by itself when half of it is reached, and an append that would pass it waits for that, whatever
-    /// the policy; no record can be longer than it, less five blocks. In return less can be lost, and an opening has less to read: past
-    /// the end it searches as far as the longest record can be long.
+    /// With a bound, the log syncs by itself when half of it is reached. An append that would exceed it waits for a
+    /// sync, whatever the policy. No record can be longer than the bound, less five blocks. In return less can be
+    /// lost, and opening has less to read: the search past the end covers the length of the longest possible
+    /// record.
     #[must_use]
     pub fn max_unsynced(mut self, bytes: u64) -> Self {
         self.max_unsynced = (bytes > 0).then_some(bytes);
         self
     }
 
-    /// When what was appended is durable [default: at each commit].
+    /// Sets when records are durable [default: at each commit].
     #[must_use]
     pub fn flush_policy(mut self, policy: FlushPolicy) -> Self {
         self.flush_policy = policy;
         self
     }
 
-    /// How the files are written [default: what is best on this file system].
+    /// Sets how the files are written [default: the best way on this file system].
     #[must_use]
     pub fn mode(mut self, mode: LogMode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Whether the log releases its pages [default: yes]. Otherwise it leaves them to the kernel, as most databases' logs do: for
-    /// comparison, or where something else manages them.
+    /// Sets whether the log releases its pages [default: yes]. Otherwise it leaves them to the kernel, as most
+    /// databases' logs do: for comparison, or if something else manages them.
     #[must_use]
     pub fn release(mut self, release: bool) -> Self {
         self.release = release;
         self
     }
 
-    /// The I/O back-end [default: [`pagekeeper_io::best`]].
+    /// Sets the I/O back-end [default: [`pagekeeper_io::best`]].
     #[must_use]
     pub fn io(mut self, io: Arc<dyn Io>) -> Self {
         self.io = Some(io);
         self
     }
 
-    /// Leaves all work to the callers: the log has no threads, not even while it is opened, so that on a deterministic disk
-    /// ([`pagekeeper_io::SimDisk`]) all operations repeat, in order. For tests, and for engines of one thread.
+    /// Leaves all work to the callers: the log has no threads, not even while it is opened. On a deterministic disk
+    /// ([`pagekeeper_io::SimDisk`]) all operations then repeat, in order. For tests, and for engines with one
+    /// thread.
     ///
-    /// What no caller waits for is then neither synced each second nor by [`FlushPolicy::Every`], and is written by an append when
-    /// the buffer is full.
+    /// Records that no caller waits for are then synced neither each second nor by [`FlushPolicy::Every`], and an
+    /// append writes them when the buffer is full.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -198,11 +204,12 @@ impl RedoOptions {
         self
     }
 
-    /// Opens the log to read only [default: no]: not one byte is written, and no file made, so that it can also be read on a read-only
-    /// or full file system. Others may read it at the same time; while it is open for writing it is [`pagekeeper_io::Error::Locked`].
-    /// Appends and checkpoints fail with [`Error::ReadOnly`].
+    /// Opens the log read-only [default: no]. No byte is written and no file created, so the log can also be read
+    /// on a read-only or full file system. Several readers may have it open at the same time. While it is open for
+    /// writing, opening it fails with [`pagekeeper_io::Error::Locked`]. Appends and checkpoints fail with
+    /// [`Error::ReadOnly`].
     ///
-    /// What is found after a crash is what the device has at the time; it is not made durable.
+    /// After a crash, the records found are those on the device at the time. They are not made durable.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -225,7 +232,7 @@ impl RedoOptions {
         self
     }
 
-    /// Injects a fault, for tests of what is built on the log: they must find it.
+    /// Injects a fault, for tests of crates built on the log: they must detect it.
     #[cfg(any(test, feature = "injected-faults"))]
     #[must_use]
     pub fn injected_fault(mut self, fault: crate::injected_fault::InjectedFault) -> Self {
@@ -233,8 +240,9 @@ impl RedoOptions {
         self
     }
 
-    /// Called by an append that finds the ring full up to the checkpoint, before it waits: once for each such wait, on
-    /// its own thread. It must not append; it may move the checkpoint, or wake the thread that does.
+    /// Sets a callback for an append that finds the ring full up to the checkpoint. It is called before the append
+    /// waits, once for each such wait, on the thread of the append. It must not append; it may move the checkpoint,
+    /// or wake the thread that does.
     #[must_use]
     pub fn on_backpressure(mut self, callback: impl Fn(Backpressure) + Send + Sync + 'static) -> Self {
         self.on_backpressure = Some(Arc::new(callback));

@@ -1,7 +1,8 @@
 //! Reads the log while it is open.
 //!
-//! Reads bypass the page cache where they can, with many requests in flight, up to where the log was durable (or written, where commits
-//! don't wait for syncs) when the reader was made. Fails where a checkpoint freed the range to be read and it was overwritten.
+//! Reads bypass the page cache if possible, with many requests in flight. They go up to the durable end at the
+//! creation of the reader, or to the written end if commits don't wait for syncs. They fail if a checkpoint freed
+//! the range and it was overwritten.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,18 +16,19 @@ use super::ring::RingSource;
 use crate::Error;
 use crate::record::{Buffered, Reader, Source};
 
-/// A record that was read.
+/// A record of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedoRecord {
-    /// Where it begins.
+    /// The start of the record.
     pub lsn: u64,
-    /// Just past it: what its append returned, and where to read on.
+    /// The end of the record, as returned by its append. Continue reading from here.
     pub end: u64,
-    /// What was appended.
+    /// The body as it was appended.
     pub body: Vec<u8>,
 }
 
-/// Reads the records of a log in order; from [`RedoLog::read_from`](crate::RedoLog::read_from). After an error it has ended.
+/// Reads the records of a log in order; from [`RedoLog::read_from`](crate::RedoLog::read_from). After an error it
+/// has ended.
 #[derive(Debug)]
 pub struct RedoReader {
     reader: Reader<Buffered<LiveSource>>,
@@ -46,7 +48,7 @@ impl RedoReader {
         }
         let (salt, later, end) = {
             let epochs = lock(&core.epoch.epochs);
-            // As long as nothing was appended there is nothing past where the log ended.
+            // Nothing stands past the old end of the log until the first append.
             let end = epochs.due.map_or(end, |due| end.min(due.previous_end));
             (epochs.salt_at(lsn), epochs.past(lsn), end)
         };
@@ -75,7 +77,7 @@ impl Iterator for RedoReader {
     }
 }
 
-/// The ring, while it is written to.
+/// The ring while it is being written to.
 struct LiveSource {
     ring: RingSource,
     core: Arc<Core>,
@@ -84,7 +86,7 @@ struct LiveSource {
 impl Source for LiveSource {
     fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error> {
         let got = self.ring.read(lsn, bytes)?;
-        // After a wraparound the same bytes are written only after they were reserved.
+        // After a wraparound these bytes are overwritten only after they were reserved.
         if self.core.buffer.reserved() > lsn + self.core.config.geometry.capacity() {
             return Err(Error::Overtaken { lsn });
         }

@@ -1,12 +1,15 @@
-//! Releases the pages of what was written, by the exact rule of `pagekeeper-policy`.
+//! Releases the pages of written records, by the exact rule of `pagekeeper-policy`.
 //!
-//! The rule is *release behind the writer*, of a log that overwrites whole pages: a released page costs nothing when the ring
-//! comes back to it. Where the kernel's pages are larger than the log's blocks nothing is released. Windows that are written and not yet released are remembered until they are released, or were tried
-//! [`TRIES`] times (another process maps or locks them). A window is released once it is synced or its writeback was started; else
-//! writeback is started, and the next step releases it. The kernel's residency counts show what is left and what resisted.
+//! The rule is *release behind the writer*, for a log that overwrites whole pages: a released page costs nothing
+//! when the ring returns to it. If the kernel's pages are larger than the log's blocks, nothing is released.
 //!
-//! The kernel reports a failed writeback once, to whoever asks first: if that is the releaser, the log ends as after a failed sync.
-//! What can't be released for another reason stays, and does no other harm.
+//! Written windows are remembered until they are released, or their release was tried [`TRIES`] times (another
+//! process maps or locks them). A window is released once it is synced or its writeback was started. Otherwise
+//! writeback is started, and the next step releases the window. The kernel's residency counts show which pages
+//! stayed.
+//!
+//! The kernel reports a failed writeback once, to the first caller that asks. If that is the releaser, the log ends
+//! as after a failed sync. Pages that can't be released for another reason stay, which does no other harm.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -22,29 +25,29 @@ use super::ring::Ring;
 use crate::LogMode;
 use crate::record::BLOCK;
 
-/// So much is written before anything is released: each release costs a few system calls.
+/// Bytes that are written before anything is released: each release costs a few system calls.
 pub(super) const STEP: u64 = WINDOW;
-/// So much may be written and not yet released: then the log writer waits.
+/// At most this many bytes may be written and not yet released; then the log writer waits.
 pub(super) const MAX_UNRELEASED: u64 = 2 * WINDOW;
 
 const RULE: Rule = Rule::ReleaseBehindWriter { slack: 0 };
 
 const TRIES: u32 = 4;
 
-/// What is written and not yet released.
+/// The windows that are written and not yet released.
 #[derive(Debug)]
 pub(super) struct Releaser {
-    /// All before this is among `windows`, or was released.
+    /// Everything before this is in `windows`, or was released.
     at: u64,
-    /// Whether all stays: a released page would be read back, once for the blocks of the next lap that lie in it.
+    /// Whether all pages stay: a released page would be read back for the blocks that the next lap writes in it.
     keeps: bool,
     windows: Vec<UnreleasedWindow>,
 }
 
-/// What the log shares of the release of its pages.
+/// The state that the log shares for the release of its pages.
 pub(super) struct ReleaseState {
     pub(super) releaser: Mutex<Releaser>,
-    /// All before it was considered for release.
+    /// Everything before this was considered for release.
     pub(super) considered_upto: AtomicU64,
 }
 
@@ -53,26 +56,26 @@ pub(super) struct ReleaseState {
 struct UnreleasedWindow {
     file: usize,
     range: Range<u64>,
-    /// The end of what was written to it, as an LSN.
+    /// The end of the records in it, as an LSN.
     upto: u64,
-    /// Whether its writeback was started since then.
+    /// Whether its writeback was started since it was last written.
     started: bool,
-    /// How often it was released since then.
+    /// The number of releases since it was last written.
     tries: u32,
 }
 
 impl Releaser {
-    /// For what is written from `lsn` on.
+    /// Creates a releaser for the log from `lsn` on.
     pub(super) fn new(lsn: u64) -> Self {
         Self::on_pages_of(page_size(), lsn)
     }
 
-    /// The same on a kernel whose pages have so many bytes.
+    /// Creates a releaser for a kernel with pages of this many bytes.
     fn on_pages_of(page: u64, lsn: u64) -> Self {
         Self { at: lsn, keeps: Rewrite::of_blocks(BLOCK, page).needs_old_pages(), windows: Vec::new() }
     }
 
-    /// Releases what is behind the writer; all, if there is none any more.
+    /// Releases the pages behind the writer, or all pages if there is no writer any more.
     pub(super) fn step(&mut self, core: &Core, has_writer: bool) {
         let written = core.buffer.taken();
         let Some(ring) =
@@ -100,15 +103,15 @@ impl Releaser {
         self.reached(core, written);
     }
 
-    /// Forgets the windows of which nothing is resident, but for the writer's, and those that resist. How much is resident of
-    /// the others.
+    /// Forgets the windows without resident pages, except the writer's, and the windows that resist. Returns the
+    /// resident bytes of the others.
     fn forget_gone(&mut self, ring: &Ring, writer: Option<(usize, u64)>) -> u64 {
         let mut resident = 0;
         self.windows.retain(|window| {
             let len = window.range.end - window.range.start;
             let there = match ring.files[window.file].residency(window.range.clone()) {
                 Ok(Some(found)) => found.resident.min(len),
-                // It can't be seen: what was released twice is gone.
+                // Residency is unknown: a window that was released twice counts as gone.
                 Ok(None) | Err(_) if window.tries > 1 => 0,
                 Ok(None) | Err(_) => len,
             };
@@ -149,7 +152,8 @@ impl Releaser {
     }
 }
 
-/// Releases what may go of these windows of one file, which ascend, and starts writeback of what is to go a step later.
+/// Releases the windows of one file, in ascending order, that may go. Starts writeback of windows that may go in
+/// the next step.
 fn release(
     core: &Core,
     ring: &Ring,
@@ -158,7 +162,7 @@ fn release(
     durable: u64,
 ) {
     let Some(file) = windows.first().and_then(|window| ring.files.get(window.file)) else { return };
-    // What is on its way to the device need not be started: the release waits for it.
+    // Writeback that is under way need not be started: the release waits for it.
     let is_started =
         |window: &UnreleasedWindow| core.writes_back() || window.started || window.upto <= durable;
     let started = windows.iter().filter(|window| is_started(window)).map(|window| window.range.clone());

@@ -1,6 +1,6 @@
 //! The ring of files: maps LSNs to files, and reads, writes and syncs by LSN.
 //!
-//! Invariant: LSN x is byte x modulo the file's size of file (x / size) modulo their number. Fails as the disk does.
+//! Invariant: LSN x is byte (x modulo size) of file (x / size) modulo the number of files. Fails as the disk does.
 
 use std::io::IoSliceMut;
 use std::ops::Range;
@@ -13,33 +13,35 @@ use crate::Error;
 use crate::convert::to_usize;
 use crate::record::{BLOCK, BLOCK_LEN, Source, Unreadable, is_of_medium};
 
-/// A position in a [`RedoLog`](crate::RedoLog): bytes since the log was made. It only grows, while the ring wraps around.
+/// A position in a [`RedoLog`](crate::RedoLog): bytes since the log was created. It only grows, while the ring
+/// wraps around.
 pub type Lsn = u64;
 
 /// Bytes of one read of a batch.
 const PIECE: u64 = 512 << 10;
 
-/// How many files of what size.
+/// The number and size of the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Geometry {
-    /// Bytes of each, a multiple of a block.
+    /// Bytes of each file, a multiple of a block.
     pub(super) file_bytes: u64,
     pub(super) files: u32,
 }
 
 impl Geometry {
-    /// Bytes of the ring.
+    /// Returns the bytes of the ring.
     pub(super) fn capacity(self) -> u64 {
         self.file_bytes * u64::from(self.files)
     }
 
-    /// Which file, and where in it.
+    /// Returns the index of the file, and the offset in it.
     pub(super) fn locate(self, lsn: u64) -> (usize, u64) {
         let index = (lsn / self.file_bytes) % u64::from(self.files);
         (to_usize(index), lsn % self.file_bytes)
     }
 
-    /// A range of LSNs, at most as long as the ring, cut where files end: which file, and which bytes of it.
+    /// Splits a range of LSNs, at most as long as the ring, at the ends of files. Yields the index of each file,
+    /// and the range of bytes in it.
     pub(super) fn pieces(self, lsns: Range<u64>) -> impl Iterator<Item = (usize, Range<u64>)> {
         let mut from = lsns.start;
         std::iter::from_fn(move || {
@@ -51,24 +53,24 @@ impl Geometry {
     }
 }
 
-/// The name of a file of the ring.
+/// Returns the name of a file of the ring.
 pub(super) fn name(index: u32) -> String {
     format!("redo.{index:03}")
 }
 
-/// Whether a name could be one of the ring's.
+/// Whether this could be the name of a file of the ring.
 pub(super) fn is_name(name: &str) -> bool {
     name.strip_prefix("redo.").is_some_and(|digits| digits.parse::<u32>().is_ok())
 }
 
-/// The files to write to.
+/// The files, opened for writing.
 pub(super) struct Ring {
     pub(super) geometry: Geometry,
     pub(super) files: Vec<Arc<dyn IoFile>>,
 }
 
 impl Ring {
-    /// As many of the bytes from `lsn` on as go into one file; says how many.
+    /// Writes the bytes from `lsn` on that fit into one file. Returns their number.
     pub(super) fn write(&self, lsn: u64, bytes: &[u8], mode: WriteMode) -> Result<usize, Error> {
         let (index, offset) = self.geometry.locate(lsn);
         let room = self.geometry.file_bytes - offset;
@@ -77,13 +79,13 @@ impl Ring {
         Ok(bytes.len())
     }
 
-    /// Has the device begin with what one write took.
+    /// Starts writeback of one write.
     pub(super) fn start_writeback(&self, lsn: u64, len: usize) -> Result<(), Error> {
         let (index, offset) = self.geometry.locate(lsn);
         Ok(self.files[index].start_writeback(offset..offset + len as u64)?)
     }
 
-    /// Makes durable what was written to these LSNs.
+    /// Makes the bytes written at these LSNs durable.
     pub(super) fn sync(&self, lsns: Range<u64>) -> Result<(), Error> {
         let from = lsns.end.saturating_sub(self.geometry.capacity()).max(lsns.start);
         let mut synced = Vec::new();
@@ -97,34 +99,35 @@ impl Ring {
     }
 }
 
-/// The files to read from, past the page cache where that can be had.
+/// The files, opened for reading, past the page cache if possible.
 pub(super) struct RingSource {
     io: Arc<dyn Io>,
     geometry: Geometry,
     files: Arc<[Arc<dyn IoFile>]>,
-    /// Nothing at or past it is in the ring yet, or any more.
+    /// Nothing at or past this is in the ring.
     end: u64,
 }
 
 impl RingSource {
-    /// Up to `end`: read are the whole blocks before it, and the one that it lies in.
+    /// Creates a source up to `end`. It reads the whole blocks before `end`, and the one that it lies in.
     pub(super) fn new(io: Arc<dyn Io>, geometry: Geometry, files: Arc<[Arc<dyn IoFile>]>, end: u64) -> Self {
         Self { io, geometry, files, end: end.next_multiple_of(BLOCK) }
     }
 }
 
-/// What came of a read.
+/// The result of a read.
 pub(super) struct Read {
-    /// Up to where there is something in memory.
+    /// The end of the bytes in memory.
     pub(super) upto: u64,
-    /// Why there is no more.
+    /// The error, if not everything was read.
     pub(super) failed: Option<Error>,
-    /// Blocks before that which the device can't read: zeros are in their place.
+    /// Blocks before `upto` that the device can't read: zeros replace them.
     pub(super) unreadable: Unreadable,
 }
 
 impl RingSource {
-    /// Fills all parts, one after the other, from `lsn` on, with all pieces at once. It must all be before the end, and aligned.
+    /// Fills all parts, one after the other, from `lsn` on, with all pieces in flight at once. The range must be
+    /// before the end, and aligned.
     pub(super) fn read_all<'a>(&self, lsn: u64, parts: impl IntoIterator<Item = &'a mut [u8]>) -> Read {
         let mut parts: Vec<_> = parts.into_iter().collect();
         let mut unreadable = Unreadable::default();
@@ -137,7 +140,7 @@ impl RingSource {
         Read { upto, failed, unreadable }
     }
 
-    /// The same block by block, from the piece on that failed.
+    /// Reads block by block, from the failed piece on.
     fn read_blocks(
         &self,
         from: u64,
@@ -161,7 +164,7 @@ impl RingSource {
         (upto, None)
     }
 
-    /// As [`Self::read_all`]. Says up to where that went well, and what went wrong there.
+    /// Reads like [`Self::read_all`]. Returns the end of the bytes read, and the error there.
     fn read_pieces<'a>(
         &self,
         lsn: u64,
@@ -179,8 +182,8 @@ impl RingSource {
         }
     }
 
-    /// Fills parts that may stand apart, each from its LSN on, with all pieces at once. They must be before the end, and aligned. Says what
-    /// went wrong, and where first.
+    /// Fills separate parts, each from its own LSN on, with all pieces in flight at once. The parts must be before
+    /// the end, and aligned. Returns the first failed position and its error.
     pub(super) fn read_parts<'a>(
         &self,
         parts: impl IntoIterator<Item = (u64, &'a mut [u8])>,
@@ -232,7 +235,7 @@ impl std::fmt::Debug for RingSource {
 }
 
 impl Source for RingSource {
-    /// All pieces at once.
+    /// Reads all pieces at once.
     fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error> {
         let wanted = self.end.saturating_sub(lsn).min(bytes.len() as u64);
         let len = to_usize(wanted);

@@ -2,12 +2,12 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-/// An unpredictable number.
+/// Returns an unpredictable number.
 pub(super) fn random() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
-/// A salt other than this.
+/// Returns a salt that differs from this one.
 pub(super) fn unlike(other: u32) -> u32 {
     let random = random();
     let salt = ((random ^ (random << 32)) >> 32) as u32;

@@ -1,7 +1,7 @@
-//! What can still be read of a log that is corrupt, for repairs.
+//! Reads the intact part of a corrupt log, for repairs.
 //!
-//! Nothing is written. Records are given out in order up to the first that is lost; none behind it, of which nobody can know what
-//! came between.
+//! Nothing is written. Records are returned in order up to the first lost one. Records behind it are not returned,
+//! since nobody can know what came between.
 
 use std::path::Path;
 
@@ -14,15 +14,15 @@ use super::options::RedoOptions;
 use super::ring::Lsn;
 use crate::Error;
 
-/// What a log still has; from [`RedoOptions::salvage`](crate::RedoOptions::salvage).
+/// The readable part of a log; from [`RedoOptions::salvage`](crate::RedoOptions::salvage).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Salvaged {
-    /// The random number that it was given when it was made, as far as that can be read.
+    /// The random number that the log got at its creation, if it is readable.
     pub id: Option<u64>,
-    /// Its records from the start on, up to where one is lost.
+    /// Its records from the start on, up to the first lost one.
     pub records: Vec<Recovered>,
-    /// Why there are no more, if that is not because the log ends there.
+    /// The reason why there are no more, unless the log ends there.
     pub fault: Option<Error>,
 }
 

@@ -1,4 +1,4 @@
-//! The parts of a redo log's shared state, grouped by what protects them.
+//! The parts of a redo log's shared state, grouped by their protection.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -12,85 +12,86 @@ use super::ring::{Geometry, Lsn, Ring};
 use crate::record::EpochAt;
 use crate::{Error, LogMode};
 
-/// What is fixed when the log is opened.
+/// The settings that are fixed when the log is opened.
 pub(super) struct Configuration {
     pub(super) policy: FlushPolicy,
     pub(super) directory: PathBuf,
     pub(super) geometry: Geometry,
-    /// The random number that it was given when it was made.
+    /// The random number that the log got at its creation.
     pub(super) log_id: u64,
-    /// As it was asked for.
+    /// The requested mode.
     pub(super) asked_mode: LogMode,
-    /// Nothing is ever written.
+    /// Whether nothing is ever written.
     pub(super) read_only: bool,
-    /// Bytes that may be appended and not synced; all there are, if the log has no bound.
+    /// Bytes that may be appended and not synced; `u64::MAX` if the log has no bound.
     pub(super) max_unsynced: u64,
-    /// Where appending began.
+    /// The position at which appending began.
     pub(super) start: u64,
-    /// Where paddings stand that were damaged then.
+    /// The positions of paddings that were damaged at opening.
     pub(super) damaged_paddings: Vec<Lsn>,
-    /// Bytes in the buffer that are worth waking the writer.
+    /// The number of bytes in the buffer at which the writer is woken.
     pub(super) write_threshold: u64,
-    /// Whether pages are given back at all.
+    /// Whether pages are released at all.
     pub(super) releases: bool,
-    /// The log has threads that write and flush.
+    /// Whether the log has threads that write and flush.
     pub(super) has_threads: bool,
     pub(super) on_backpressure: Option<OnBackpressure>,
     #[cfg(any(test, feature = "injected-faults"))]
     pub(super) injected_fault: Option<crate::injected_fault::InjectedFault>,
 }
 
-/// What writing takes: opened when the first record is appended, so that a log that is only read needs neither room nor rights.
+/// The state for writing. It is created at the first append, so that a log that is only read needs neither room nor
+/// permissions.
 #[derive(Default)]
 pub(super) struct WriteState {
-    /// How it is written, once that was found out.
+    /// The way of writing, once it was determined.
     pub(super) mode: OnceLock<WritingMode>,
-    /// The files, once there is something to write.
+    /// The files, opened at the first write.
     pub(super) ring: OnceLock<Ring>,
 }
 
-/// How a log is written.
+/// The way a log is written.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WritingMode {
     pub(super) mode: LogMode,
-    /// A durable write needs no sync behind it.
+    /// Whether a durable write needs no sync after it.
     pub(super) honours_durable: bool,
 }
 
-/// What is durable, and who makes it so.
+/// The durable end, and the state of the syncs.
 pub(super) struct SyncState {
     /// The syncer's lock: its holder leads a group commit.
     pub(super) leader: Mutex<()>,
-    /// All before it is durable.
+    /// Everything before this is durable.
     pub(super) durable: AtomicU64,
     pub(super) group_commit: GroupCommit,
-    /// Held while the control file is written, until a failure is noted. No lock is taken under it.
+    /// Held from before the control file is written until a failure is recorded. No lock is taken under it.
     pub(super) noting: Mutex<()>,
 }
 
-/// What the ring may be written over.
+/// The limit up to which the ring may be overwritten.
 pub(super) struct CheckpointState {
     pub(super) control: Mutex<Control>,
-    /// As the control file has it.
+    /// The checkpoint in the control file.
     pub(super) lsn: AtomicU64,
 }
 
-/// Salts, and how far the epoch that is written now may go.
+/// The salts, and the limit of the current epoch.
 pub(super) struct EpochState {
-    /// All epochs since the checkpoint, that of this opening included once it was begun.
+    /// All epochs since the checkpoint, including that of this opening once it was begun.
     pub(super) epochs: Mutex<Epochs>,
-    /// The salt of the epoch that is written now. It changes before the first record only.
+    /// The salt of the current epoch. It changes only before the first record.
     pub(super) salt: AtomicU32,
-    /// Appending was begun: the control file says that the log is in use, and from where on.
+    /// Whether appending was begun: the control file says that the log is in use, and from where on.
     pub(super) begun: AtomicBool,
-    /// Bytes of the longest record that may be appended before the control file says another. It is raised under the lock of
-    /// `control` only.
+    /// Bytes of the longest record that may be appended before the control file must change. It is raised only
+    /// under the lock of `control`.
     pub(super) longest: AtomicU64,
-    /// Where the ring wraps around to the checkpoint's block.
+    /// The LSN at which the ring wraps around to the checkpoint's block.
     pub(super) ring_limit: AtomicU64,
 }
 
-/// What threads wait on.
+/// The events that threads wait for.
 #[derive(Default)]
 pub(super) struct EventCounts {
     /// Notified when there is room in the buffer or the ring.
@@ -103,7 +104,7 @@ pub(super) struct EventCounts {
     pub(super) released: EventCount,
 }
 
-/// Whether the log goes on, and how hurriedly.
+/// The state of the log's life, and the urgency of its writes.
 #[derive(Default)]
 pub(super) struct Lifecycle {
     /// Set while a thread waits for room, so that any amount is worth writing.
@@ -113,32 +114,32 @@ pub(super) struct Lifecycle {
     pub(super) poison: OnceLock<Error>,
 }
 
-/// Which salt is in force where.
+/// The salts in force, by position.
 #[derive(Debug)]
 pub(super) struct Epochs {
-    /// At the checkpoint.
+    /// The salt at the checkpoint.
     pub(super) first: u32,
     pub(super) later: Vec<EpochAt>,
-    /// What this opening has to note before it appends.
+    /// The change that this opening must record before it appends.
     pub(super) due: Option<Due>,
 }
 
-/// What is to be noted before the first record is appended.
+/// A change that must be recorded before the first record is appended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Due {
-    /// Where the log ended.
+    /// The end of the log when it was opened.
     pub(super) previous_end: u64,
-    /// It was not closed: what a crash left past the end must not be taken for what is appended now.
+    /// Whether the log was not closed: remains of a crash past the end must not be taken for new records.
     pub(super) epoch: bool,
 }
 
 impl Epochs {
-    /// In force at `lsn`.
+    /// Returns the salt in force at `lsn`.
     pub(super) fn salt_at(&self, lsn: u64) -> u32 {
         self.later.iter().rev().find(|epoch| epoch.start() <= lsn).map_or(self.first, |epoch| epoch.salt)
     }
 
-    /// Those that begin past `lsn`.
+    /// Returns the epochs that begin past `lsn`.
     pub(super) fn past(&self, lsn: u64) -> Vec<EpochAt> {
         self.later.iter().copied().filter(|epoch| epoch.start() > lsn).collect()
     }

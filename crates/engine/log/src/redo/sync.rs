@@ -1,6 +1,6 @@
-//! The primitives of the standard library by which the log buffer and group commit coordinate threads.
+//! The standard library's primitives that coordinate threads in the log buffer and group commit.
 //!
-//! They are named only here, so that the models compile the same sources with loom's instead.
+//! They are named only here, so that the models can compile the same sources with loom's instead.
 
 pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(super) use std::sync::{Arc, Mutex, MutexGuard};

@@ -14,16 +14,16 @@ use super::options::FlushPolicy;
 use super::release;
 use crate::Error;
 
-/// How long what nobody waits for stays unsynced (or, left to the system, unwritten).
+/// The time for which records that nobody waits for stay unsynced (or unwritten, if syncs are left to the kernel).
 const TICK: Duration = Duration::from_secs(1);
-/// As good as never.
+/// Practically never.
 const LONG: Duration = Duration::from_secs(1 << 32);
-/// How long to wait for an append that is filling its part while others wait for room.
+/// The time to wait for an append that is filling its part while others wait for room.
 const SOON: Duration = Duration::from_millis(1);
 
 type ThreadMain = fn(&Core);
 
-/// Starts both.
+/// Starts both threads.
 pub(super) fn start(core: &Arc<Core>) -> Result<Vec<JoinHandle<()>>, Error> {
     let mut threads = Vec::new();
     let works: [(&'static str, ThreadMain); 2] = [("log_writer", write), ("log_flusher", flush)];
@@ -40,14 +40,14 @@ pub(super) fn start(core: &Arc<Core>) -> Result<Vec<JoinHandle<()>>, Error> {
     Ok(threads)
 }
 
-/// Ends them, and waits for that.
+/// Stops the threads, and waits for their end.
 pub(super) fn stop(core: &Core, threads: Vec<JoinHandle<()>>) {
     core.lifecycle.stopped.store(true, Ordering::SeqCst);
     core.events.to_write.notify_all();
     core.events.to_flush.notify_all();
     core.events.released.notify_all();
     for thread in threads {
-        // It panicked: the panic hook has said so.
+        // The thread panicked, which the panic hook has reported.
         let _ = thread.join();
     }
 }
@@ -56,7 +56,7 @@ fn is_over(core: &Core) -> bool {
     core.lifecycle.stopped.load(Ordering::SeqCst) || core.check().is_err()
 }
 
-/// The log writer: writes whole blocks when there are many, or somebody waits for room.
+/// Runs the log writer: writes whole blocks when there are many, or somebody waits for room.
 fn write(core: &Core) {
     loop {
         let seen = core.events.to_write.count();
@@ -69,7 +69,7 @@ fn write(core: &Core) {
         }
         wait_for_release(core);
         match core.write_whole_blocks() {
-            // The first of them is still being filled.
+            // The first block is still being filled.
             Ok(0) => core.events.to_write.wait(seen, Some(SOON)),
             Ok(_) => core.nudge_flusher(),
             Err(_) => return,
@@ -77,7 +77,7 @@ fn write(core: &Core) {
     }
 }
 
-/// Writes no faster than pages are released, so that they stay few.
+/// Waits until enough pages are released, so that few stay resident.
 fn wait_for_release(core: &Core) {
     loop {
         let seen = core.events.released.count();
@@ -89,7 +89,8 @@ fn wait_for_release(core: &Core) {
     }
 }
 
-/// The log flusher: syncs what nobody waits for, by the policy and before it is too much, and releases.
+/// Runs the log flusher: syncs records that nobody waits for, by the policy and before too much is unsynced, and
+/// releases pages.
 fn flush(core: &Core) {
     let interval = match core.config.policy {
         FlushPolicy::Every(interval) => interval.clamp(SOON, LONG),
@@ -112,7 +113,7 @@ fn flush(core: &Core) {
             if done.is_err() {
                 return;
             }
-            // Little was written, but it need not stay for that.
+            // Little was written, but its pages need not stay.
             core.release();
         }
         if core.should_sync_now() && core.wait_durable(core.buffer.reserved()).is_err() {
@@ -126,13 +127,13 @@ fn flush(core: &Core) {
     }
 }
 
-/// Gives back all that is left, before the log is closed.
+/// Releases all remaining pages before the log is closed.
 pub(super) fn release_all(core: &Core) {
     if !core.config.releases {
         return;
     }
     let mut releaser = lock(&core.release.releaser);
-    // What is dirty still goes in the second step.
+    // Pages that are still dirty go in the second step.
     for _ in 0..2 {
         releaser.step(core, false);
     }

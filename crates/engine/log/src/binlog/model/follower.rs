@@ -10,7 +10,7 @@ use super::world::Log;
 use crate::Error;
 use crate::position::Position;
 
-/// A follower, and what it has read.
+/// A follower, with the groups it has read.
 pub(super) struct Follower<'a> {
     log: &'a Log,
     id: u64,
@@ -20,17 +20,17 @@ pub(super) struct Follower<'a> {
     pub(super) read: Vec<u8>,
 }
 
-/// What there is.
+/// The result of looking for more groups.
 enum Found {
     Groups,
-    /// Nothing now.
+    /// Nothing to read yet.
     Nothing,
-    /// Nothing any more.
+    /// Nothing will follow.
     End,
 }
 
 impl<'a> Follower<'a> {
-    /// From the start of the first segment on.
+    /// Creates a follower that begins at the start of the first segment.
     pub(super) fn new(log: &'a Log, durable_only: bool) -> Result<Self, Error> {
         let at = Position { segment: 1, offset: HEADER };
         let Registration { id, cut_off, .. } = log.progress.register(at, durable_only)?;
@@ -39,13 +39,13 @@ impl<'a> Follower<'a> {
         Ok(follower)
     }
 
-    /// The segment can be opened, or it was purged by force.
+    /// Asserts that the segment can be opened, or was purged by force.
     fn assert_is_there(&self) {
         let is_there = self.log.disk(|disk| disk.segments.contains_key(&self.at.segment));
         assert!(is_there || self.cut_off.load(Ordering::Acquire));
     }
 
-    /// Reads so many groups, or until the log is closed, and sleeps where there is nothing.
+    /// Reads until it has this many groups or the log is closed. Sleeps while there is nothing to read.
     pub(super) fn read(&mut self, groups: usize) -> Result<(), Error> {
         while self.read.len() < groups {
             match self.find()? {
@@ -64,7 +64,7 @@ impl<'a> Follower<'a> {
         self.read(usize::MAX)
     }
 
-    /// As [`Self::read_all`], but sleeps until its waker was called.
+    /// Reads all like [`Self::read_all`], but sleeps until its waker is called.
     pub(super) fn poll_all(&mut self) -> Result<(), Error> {
         let alarm = Arc::new(Alarm::default());
         let waker = Waker::from(Arc::clone(&alarm));
@@ -103,12 +103,12 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// Reads up to here, where it is written, and durable if it has to be.
+    /// Reads up to `end`, which must be written, and durable if `durable` is set.
     fn take(&mut self, end: u64, durable: bool) {
         self.log.disk(|disk| {
             let upto = Position { offset: end, ..self.at };
             assert!(!durable || upto <= disk.durable);
-            // What was purged by force can be read as long as the file is open.
+            // A segment that was purged by force stays readable while the file is open.
             let Some(bytes) = disk.segments.get(&self.at.segment) else { return };
             let range = [self.at.offset, end].map(|offset| usize::try_from(offset - HEADER).unwrap());
             self.read.extend(bytes[range[0]..range[1]].iter().skip(24).step_by(32));
@@ -135,7 +135,7 @@ impl Drop for Follower<'_> {
     }
 }
 
-/// Who sleeps until its waker is called.
+/// A sleeper that its waker wakes.
 #[derive(Default)]
 struct Alarm {
     notified: Mutex<bool>,

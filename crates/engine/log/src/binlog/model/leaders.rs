@@ -1,10 +1,10 @@
-//! Who leads, what a batch is made of, who is next, and a log that ends.
+//! Leader election, the contents of batches, the handover, and a log that ends.
 
 use super::world::{GROUP, Log};
 use super::{check, segment::HEADER};
 use crate::Error;
 
-/// The log is whole, and takes more.
+/// Asserts that the log has all groups and accepts more.
 fn assert_has(log: &Log, bytes: &[u8]) {
     let mut groups = log.groups();
     groups.sort_unstable();
@@ -26,7 +26,7 @@ fn groups_side_by_side() {
     );
 }
 
-/// Two groups by each caller, in this order.
+/// Appends two groups, in this order.
 fn twice(log: &Log, byte: u8) {
     let first = log.append(byte).unwrap();
     assert!(first < log.append(byte + 1).unwrap());
@@ -55,7 +55,7 @@ fn exclusive_leaders() {
     );
 }
 
-/// Appends, and has it synced.
+/// Appends a group and requests a sync.
 fn synced(log: &Log, byte: u8) {
     let end = log.append(byte).unwrap();
     assert!(end <= log.sync().unwrap());
@@ -70,7 +70,7 @@ fn requests_for_a_sync() {
     );
 }
 
-/// If the log has failed everyone gets the first error.
+/// Asserts that everyone gets the first error if the log has failed.
 fn assert_over(log: &Log) {
     let over = || log.disk(|disk| disk.over.clone());
     assert_eq!(log.append(5).err(), over());

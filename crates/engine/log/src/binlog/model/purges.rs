@@ -1,11 +1,11 @@
-//! Purges while followers come, read and go on.
+//! Purges while followers arrive, read and move on.
 
 use super::check;
 use super::follower::Follower;
 use super::world::Log;
 use crate::Error;
 
-/// Two segments, and no more to come.
+/// Returns a closed log of two segments.
 fn two_segments() -> Log {
     let log = Log::new();
     log.append(1).unwrap();

@@ -3,5 +3,5 @@
 pub(super) use loom::sync::atomic::{AtomicBool, Ordering};
 pub(super) use loom::sync::{Condvar, Mutex, MutexGuard};
 pub(super) use loom::thread::yield_now;
-// Not loom's: how often a value is shared is no part of what is checked, and each step would multiply the orders.
+// This one is not loom's: the models do not check reference counts, and each step would multiply the orders.
 pub(super) use std::sync::Arc;

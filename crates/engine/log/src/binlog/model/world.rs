@@ -1,4 +1,4 @@
-//! The log of the models: its segments are in memory, and its calls act as those of the real one.
+//! The log of the models: its segments are in memory, and its calls act like those of the real one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem;
@@ -11,17 +11,17 @@ use super::writer::Writer;
 use crate::Error;
 use crate::position::Position;
 
-/// Bytes of a group of the models: one record of one byte.
+/// Bytes of a group in the models: one record of one byte.
 pub(super) const GROUP: u64 = 32;
 
-/// What is known of the disk. No step of a model: nothing is ordered by it.
+/// The state of the disk. Access is not a step of a model: it orders nothing.
 pub(super) struct Disk {
-    /// What was written to the segments that are there, but for their headers.
+    /// The bytes written to the existing segments, without headers.
     pub(super) segments: BTreeMap<u64, Vec<u8>>,
     pub(super) durable: Position,
     /// Followers were notified of a failure.
     pub(super) failed: bool,
-    /// Why nothing more may be written.
+    /// The error after which nothing more may be written.
     pub(super) over: Option<Error>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Log {
     pub(super) disk: Mutex<Disk>,
     /// Each batch is synced.
     pub(super) sync_every: bool,
-    /// A sync of more than this fails, in bytes.
+    /// A sync fails if the log ends past this offset, in bytes.
     pub(super) max_synced: u64,
 }
 
@@ -54,7 +54,7 @@ impl Log {
         access(&mut self.disk.lock().unwrap())
     }
 
-    /// As `Shared::stop`.
+    /// Acts like `Shared::stop`.
     pub(super) fn stop(&self) -> Error {
         let cause = Box::new(Error::EmptyGroup);
         let error = self.queue.fail(Error::Poisoned { cause });
@@ -64,7 +64,7 @@ impl Log {
         error
     }
 
-    /// As `BinLog::submit`.
+    /// Acts like `BinLog::submit`.
     fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(Arc<[PlacedPart]>, usize), Error> {
         let (submitted, end) = self.queue.submit(records, sync)?;
         let placed = match submitted {
@@ -80,7 +80,7 @@ impl Log {
         Ok((placed, end))
     }
 
-    /// As `BinLog::append_group`, of one record of one byte.
+    /// Acts like `BinLog::append_group` for one record of one byte.
     pub(super) fn append(&self, byte: u8) -> Result<Position, Error> {
         let (placed, end) = self.submit(&[&[byte]], false)?;
         match placed.iter().find(|part| end <= part.upto) {
@@ -94,7 +94,8 @@ impl Log {
         }
     }
 
-    /// Before this position stands a group of this byte, which is durable if each batch is synced.
+    /// Asserts that a group of this byte stands before this position, and that it is durable if each batch is
+    /// synced.
     fn assert_is_at(&self, position: Position, byte: u8) {
         self.disk(|disk| {
             let end = usize::try_from(position.offset - HEADER).unwrap();
@@ -104,7 +105,7 @@ impl Log {
         });
     }
 
-    /// As `BinLog::sync`.
+    /// Acts like `BinLog::sync`.
     pub(super) fn sync(&self) -> Result<Position, Error> {
         let (placed, _) = self.submit(&[], true)?;
         match placed.last() {
@@ -113,7 +114,7 @@ impl Log {
         }
     }
 
-    /// As `BinLog::rotate`.
+    /// Acts like `BinLog::rotate`.
     pub(super) fn rotate(&self) -> Result<(), Error> {
         let mut leader = self.queue.exclusive()?;
         let writer = leader.writer();
@@ -122,7 +123,7 @@ impl Log {
         rotated
     }
 
-    /// As `BinLog::purge_to`.
+    /// Acts like `BinLog::purge_to`.
     pub(super) fn purge_to(&self, number: u64, forced: bool) -> Result<u64, Error> {
         let leader = self.queue.exclusive()?;
         let purged = self.progress.purge(number, forced);
@@ -134,8 +135,8 @@ impl Log {
         Ok(purged.len() as u64)
     }
 
-    /// Submits a group, and panics where this caller would lead: unwinding drops the batch, then the leader. Whether it
-    /// did.
+    /// Submits a group, and panics if this caller would lead: unwinding drops the batch, then the leader. Returns
+    /// whether it panicked.
     pub(super) fn panic(&self, byte: u8) -> bool {
         match self.queue.submit(&[&[byte]], false) {
             Ok((Submitted::Leader(leader, batch), _)) => {
@@ -148,7 +149,7 @@ impl Log {
         }
     }
 
-    /// The bytes of the groups, in the order of the log.
+    /// Returns the bytes of the groups, in the order of the log.
     pub(super) fn groups(&self) -> Vec<u8> {
         let of = |bytes: &Vec<u8>| bytes.iter().skip(24).step_by(32).copied().collect::<Vec<_>>();
         self.disk(|disk| disk.segments.values().flat_map(of).collect())

@@ -23,7 +23,7 @@ impl Writer {
         Position { segment: self.segment, offset: self.end }
     }
 
-    /// As the real one, but that a batch is never split.
+    /// Writes a batch like the real writer, but never splits it.
     pub(super) fn write_batch(&mut self, log: &Log, batch: &Batch) -> Vec<PlacedPart> {
         let at = self.write(log, batch);
         vec![PlacedPart { from: 0, upto: usize::MAX, at }]

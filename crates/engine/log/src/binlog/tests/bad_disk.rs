@@ -1,5 +1,5 @@
-//! A disk that loses one write, makes it at another place, or fails a sync and drops what it was for: what is found is right, or an error
-//! says what is wrong.
+//! A disk that loses one write, misdirects it, or fails a sync and drops its data. The log is then read correctly,
+//! or an error reports the loss.
 
 use std::ops::Range;
 
@@ -11,10 +11,10 @@ use crate::binlog::injected_fault::InjectedFault;
 use crate::testing::{lives, require_found};
 use crate::{Error, Position};
 
-/// What is written in.
+/// The unit of writes, in bytes.
 const BLOCK: u64 = 4096;
 
-/// A life in which one write or sync goes wrong.
+/// Runs a life in which one write or sync goes wrong.
 fn bad_write(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), String> {
     let options = |disk: &SimDisk| {
         let mut options = options(disk);
@@ -57,7 +57,8 @@ fn bad_write(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), 
     let crashed = if rng.one_in(2) { disk.after_kill() } else { disk.after_power_cut(Persistence::None, 0) };
     let closed = rng.one_in(2) && log.close().is_ok();
     let disk = if closed { disk.after_kill() } else { crashed };
-    // All that was acknowledged, or an error; and of a sync that failed no error comes after the one that it was.
+    // Opening finds everything that was acknowledged, or fails. After a failed sync, which was reported, it must
+    // not fail.
     let found = match options(&disk).open(DIR).and_then(|log| read_groups(&log, log.first())) {
         Ok(found) => found,
         Err(error) if is_reported => return Err(format!("{fault:?}: {error}")),

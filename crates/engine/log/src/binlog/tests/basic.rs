@@ -1,4 +1,4 @@
-//! Appending, reading, rotating, purging, opening again; and what is refused.
+//! Appending, reading, rotating, purging and reopening; refused directories and settings.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -129,7 +129,7 @@ fn a_group_is_never_split_and_one_too_large_changes_nothing() {
     append(&log, &[vec![1; room - 24]]).unwrap();
     assert_eq!(log.end(), Position { segment: 1, offset: 16 << 10 });
     let before = contents(&disk);
-    // The second would leave 8 bytes, which no padding fills.
+    // The second group would leave 8 bytes, which no padding fills.
     let groups = [vec![1; room - 23], vec![1; room - 32], vec![1; room - 40]].map(|record| vec![record]);
     for group in groups.into_iter().chain([vec![vec![1; room / 2]; 2], vec![vec![]; room / 24 + 1]]) {
         let error = append(&log, &group).unwrap_err();
@@ -148,10 +148,10 @@ fn a_log_that_was_closed_empty_goes_on_in_its_segment() {
         options(&disk).open(DIR).unwrap().close().unwrap();
         assert_eq!(names(&disk), ["binlog.000001", "binlog.index", "lock"]);
     }
-    // Nothing was appended: it is as it was closed.
+    // Nothing was appended: the log is as it was closed.
     drop(options(&disk).open(DIR).unwrap());
     assert_eq!(options(&disk).open(DIR).unwrap().end(), Position { segment: 1, offset: 4096 });
-    // Dropped without a close, it has records.
+    // The log was dropped without a close, and has records.
     let log = options(&disk).open(DIR).unwrap();
     let end = append(&log, &group(1, 1, 10)).unwrap();
     assert_eq!(end.segment, 1);
@@ -193,7 +193,7 @@ fn refused(disk: &SimDisk) -> Error {
     error
 }
 
-/// A log of three segments.
+/// Returns a log of three segments.
 fn three_segments() -> SimDisk {
     let disk = SimDisk::new();
     let log = options(&disk).open(DIR).unwrap();
@@ -219,7 +219,7 @@ fn directories_of_others_are_refused() {
     disk.create(path("table"), *b"x").unwrap();
     assert_eq!(refused(&disk), Error::NotEmpty { path: DIR.into(), found: "table".into() });
     assert_eq!(names(&disk), ["table"], "not even a lock");
-    // But for what a file system has at its root.
+    // The names at the root of a file system are accepted.
     let disk = SimDisk::new();
     disk.create_dir(DIR.as_ref()).unwrap();
     disk.create(path("lost+found"), *b"").unwrap();
@@ -230,7 +230,7 @@ fn directories_of_others_are_refused() {
     disk.remove(path("binlog.index")).unwrap();
     assert_eq!(refused(&disk), Error::MissingFile { path: path("binlog.index") });
 
-    // A segment that came from another log.
+    // A segment from another log.
     let (disk, other) = (three_segments(), three_segments());
     let name = segment_name(2);
     let (_, bytes) = contents(&other).into_iter().find(|(found, _)| *found == name).unwrap();
@@ -265,7 +265,7 @@ fn segments_missing_cut_renamed_or_too_many_are_refused() {
         disk.create(path(&segment_name(number)), vec![1; len]).unwrap();
         assert_eq!(refused(&disk), Error::Unlisted { path: path(&segment_name(number)) });
     }
-    // What a rotation or a purge leaves in a crash.
+    // The remains of a rotation or a purge after a crash.
     let disk = three_segments();
     disk.create(path("binlog.000004"), vec![0; 4096]).unwrap();
     disk.create(path("binlog.index.new"), *b"half an ind").unwrap();
@@ -291,7 +291,7 @@ fn damage_before_what_was_durable_is_refused_in_the_last_segment_and_reported_in
     let spoil = |disk: &SimDisk, number, offset| {
         writable(disk, &segment_name(number)).write_at(offset, &[0xa5; 16], WriteMode::Plain).unwrap();
     };
-    // Two groups stand in the last segment, each in a block: the second says that the first was durable.
+    // The last segment has two groups, each in its own block. The second proves that the first was durable.
     let disk = SimDisk::new();
     let log = options(&disk).open(DIR).unwrap();
     append(&log, &group(1, 1, 3000)).unwrap();

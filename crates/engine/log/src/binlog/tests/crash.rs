@@ -1,12 +1,12 @@
-//! Crash safety on a simulated disk: the power goes, the process is killed, the disk fails or is full, at any operation and
-//! several times in a row, also while a log is being opened.
+//! Crash safety on a simulated disk: power cuts, kills, and failing or full disks, at any operation and several
+//! times in a row, also while a log is being opened.
 //!
-//! What must hold after each opening, whatever happened before:
+//! Each opening must show, whatever happened before:
 //!
-//! 1. What is there is a contiguous part of what was appended: whole groups, in order, without a gap, nothing else.
-//! 2. It begins where purges let it begin, and has all that was known to be durable.
-//! 3. A position means what it meant: behind it stands what was appended behind it, or it is past the end.
-//! 4. A group whose append failed for want of space is not there.
+//! 1. The log holds a contiguous part of what was appended: whole groups, in order, without a gap, nothing else.
+//! 2. It begins within the limits of the purges, and has everything that was known to be durable.
+//! 3. A position keeps its meaning: the same groups follow it, or it is past the end.
+//! 4. A group whose append failed for lack of space is not there.
 
 use std::path::Path;
 
@@ -20,13 +20,13 @@ use pagekeeper_testing::{Rng, Seed};
 /// A step of a script.
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    /// So many records, the first of so many bytes.
+    /// Appends this many records, the first of this many bytes.
     Append(usize, usize),
     Sync,
     Rotate,
-    /// All but so many segments.
+    /// Purges all but this many segments.
     Purge(u64),
-    /// Opened again after a close, or without one.
+    /// Opens the log again, with or without a close.
     Reopen {
         close: bool,
     },
@@ -37,7 +37,7 @@ enum Step {
 struct Group {
     which: u64,
     shape: (usize, usize),
-    /// Behind it; known once the append returned.
+    /// The position past it; known once the append returned.
     position: Option<Position>,
 }
 
@@ -47,17 +47,17 @@ impl Group {
     }
 }
 
-/// What was done to a log, and so what may and must be found.
+/// The history of a log, which determines what may and must be found.
 #[derive(Debug, Default)]
 struct World {
     next: u64,
     groups: Vec<Group>,
-    /// So many groups, from the first on, are known to be durable or purged.
+    /// The number of groups, from the first on, that are known to be durable or purged.
     durable: usize,
-    /// The log may begin at this group, or any before it down to `begins`.
+    /// The log may begin at this group, or at an earlier one down to `begins`.
     may_begin: usize,
     begins: usize,
-    /// The sync of a directory failed.
+    /// A sync of a directory failed.
     names_unsure: bool,
 }
 
@@ -68,7 +68,7 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Checked<()> {
 }
 
 impl World {
-    /// Goes through a script until the disk or the log fails. `Err`: what must hold does not.
+    /// Runs a script until the disk or the log fails. Returns an error if a condition is violated.
     fn run(&mut self, open: &dyn Fn() -> Result<BinLog, Error>, script: &[Step]) -> Checked<()> {
         let Some(log) = self.opened(open()) else { return Ok(()) };
         let mut log = self.check(log)?;
@@ -93,7 +93,7 @@ impl World {
             };
             self.note_durable(&log);
             match result {
-                // Nothing more is taken.
+                // Nothing more is accepted.
                 Err(Error::Poisoned { cause }) => {
                     self.note_names(&cause);
                     return Ok(());
@@ -120,7 +120,7 @@ impl World {
         let group = Group { which: self.next, shape: (number, len), position: None };
         self.next += 1;
         let appended = append(log, &group.records());
-        // One that failed alone must never be seen.
+        // A group that failed alone must never be seen.
         if !matches!(appended, Err(Error::Io(_))) {
             self.groups.push(Group { position: appended.as_ref().ok().copied(), ..group });
         }
@@ -143,7 +143,7 @@ impl World {
         self.durable = self.durable.max(self.groups.iter().take_while(durable).count());
     }
 
-    /// Checks a log that was just opened; from now on what was found is what there is.
+    /// Checks a log that was just opened. The groups it finds are the expected state from now on.
     fn check(&mut self, log: BinLog) -> Checked<BinLog> {
         let (found, ends) = read(&log, log.first()).map_err(|error| error.to_string())?;
         let begin = match found.first() {
@@ -174,7 +174,7 @@ impl World {
     }
 
     fn check_positions(&self, log: &BinLog, begin: usize, end: usize) -> Checked<()> {
-        // The last of those that are there, and those that are not.
+        // Checks the last groups that are there, and all that are not.
         for at in end.saturating_sub(2).max(begin)..self.groups.len() {
             let Some(position) = self.groups[at].position else { continue };
             match read(log, position) {
@@ -193,7 +193,7 @@ impl World {
 
 type Records = Vec<Vec<u8>>;
 
-/// Groups from a position on, and where they end.
+/// Reads the groups from a position on, and their ends.
 fn read(log: &BinLog, from: Position) -> Result<(Vec<Records>, Vec<Position>), Error> {
     let (mut groups, mut ends, mut group) = (Vec::new(), Vec::new(), Vec::new());
     let mut follower = log.follow(from)?;
@@ -207,7 +207,7 @@ fn read(log: &BinLog, from: Position) -> Result<(Vec<Records>, Vec<Position>), E
     Ok((groups, ends))
 }
 
-/// Short, and with all there is in it.
+/// A short script with every kind of step.
 const SCRIPT: [Step; 16] = [
     Step::Append(1, 100),
     Step::Append(3, 2000),
@@ -261,7 +261,7 @@ fn power_cuts_at_every_operation() {
                 disk.cut_power_at(at);
                 let mut run = || -> Checked<()> {
                     world.run(&opener(&options, &disk), &SCRIPT)?;
-                    // Once more while it is opened, or soon after.
+                    // Cuts the power again during the next opening, or soon after.
                     let disk = disk.after_power_cut(persistence, rng.number());
                     disk.cut_power_at(rng.of(0..24));
                     world.run(&opener(&options, &disk), &SCRIPT[..4])?;
@@ -279,7 +279,7 @@ fn power_cuts_at_every_operation() {
     println!("{crashes} crashes");
 }
 
-/// What may happen to the log at random.
+/// The random events in the life of a log.
 struct RandomRun {
     rng: Rng,
     options: BinLogOptions,
@@ -328,7 +328,7 @@ impl RandomRun {
         disk.set_random_faults(RandomFaults::default(), faults);
     }
 
-    /// A life of a log: up to four scripts, each ended by something. How many crashes there were.
+    /// Runs a life of a log: up to four scripts, each ended by a crash. Returns the number of crashes.
     fn live(&mut self) -> Checked<u64> {
         let mut disk = SimDisk::builder().seed(self.rng.number()).build();
         let mut world = World::default();
@@ -341,8 +341,8 @@ impl RandomRun {
             }
             world.run(&opener(&self.options, &disk), &script)?;
             disk = match self.rng.of(0..4) {
-                // A file system that can't sync a directory has to be mounted again: until then names are seen that the
-                // device never got.
+                // After a failed sync of a directory the file system has to be mounted again: until then it shows
+                // names that the device never got.
                 0 if !world.names_unsure => disk.after_kill(),
                 _ => {
                     let persistence = Persistence::ALL[self.rng.index(Persistence::ALL.len())];
@@ -375,7 +375,7 @@ fn random_crashes() {
     println!("{crashes} crashes");
 }
 
-/// How many lives it takes to find an injected fault; each must be found within so many.
+/// Each injected fault must be found within this many lives.
 const MAX_LIVES: u64 = 20_000;
 
 #[test]

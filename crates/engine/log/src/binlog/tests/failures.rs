@@ -1,4 +1,4 @@
-//! Failed writes and syncs, full disks, panics: who gets the error, and what goes on.
+//! Failed writes and syncs, full disks, panics: who gets the error, and what continues.
 
 use std::sync::Barrier;
 
@@ -35,7 +35,7 @@ fn a_failed_write_or_sync_is_final_for_everyone() {
         is_poisoned(log.rotate(), errno);
         is_poisoned(log.purge_to(log.end(), Purge::Forced), errno);
         assert_eq!(log.durable_end(), durable);
-        // What was durable can still be read.
+        // Durable records can still be read.
         assert!(follower.try_next().unwrap().is_some() && follower.try_next().unwrap().is_some());
         is_poisoned(follower.try_next(), errno);
         assert!(follower.next().is_none());
@@ -73,7 +73,7 @@ fn all_who_wait_get_the_error_of_a_failure() {
         for waiter in waiters {
             is_poisoned(waiter.join().unwrap(), libc::EIO);
         }
-        // It saw the record before the sync, or got the error.
+        // The reader saw the record before the sync, or got the error.
         if let Err(error) = reader.join().unwrap() {
             is_poisoned::<()>(Err(error), libc::EIO);
         }
@@ -121,7 +121,7 @@ fn at_a_full_disk_that_append_fails_and_the_others_stay() {
     }
 }
 
-/// What works is found out when something is appended, and not before: it takes room.
+/// The test of the mode runs at the first append and not before: it takes room.
 #[test]
 fn a_full_file_system_opens_a_log_in_each_mode_and_the_mode_is_found_out_when_there_is_room() {
     let Some(mounted) = Mounted::new("ext4") else { return };

@@ -1,4 +1,4 @@
-//! Followers: in order, without a gap, at once, across rotations, and woken when there is more.
+//! Followers read in order, without a gap, immediately and across rotations, and are woken when there is more.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::support::{DIR, append, group, options, read_groups};
 use crate::{BinLogOptions, Error, Event, Follower, LogMode, Position, Purge};
 use pagekeeper_testing::disk_dir;
 
-/// Counts how often it is woken.
+/// Counts its wakeups.
 #[derive(Default)]
 struct Woken(AtomicUsize);
 
@@ -23,7 +23,7 @@ impl Wake for Woken {
     }
 }
 
-/// Runs a future on this thread, which sleeps while there is nothing to do: no runtime.
+/// Runs a future on this thread without a runtime. The thread sleeps while there is nothing to do.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(thread::Thread);
     impl Wake for Unpark {
@@ -53,7 +53,7 @@ async fn to_the_end_async(mut follower: Follower) -> Vec<Event> {
     events
 }
 
-/// Threads that append, and followers of each kind, from the start and from wherever the log is, under rotations.
+/// Runs appending threads with followers of each kind, from the start and from the current end, during rotations.
 fn together(io: Arc<dyn Io>, options: BinLogOptions, dir: &std::path::Path, writers: u64, groups: u64) {
     let log = options.io(io).open(dir).unwrap();
     let start = log.first();
@@ -82,7 +82,7 @@ fn together(io: Arc<dyn Io>, options: BinLogOptions, dir: &std::path::Path, writ
                 })
             })
             .collect();
-        // They come and go.
+        // These followers come and go.
         for _ in 0..20 {
             let mut follower = log.follow(log.end()).unwrap();
             let from = follower.position();
@@ -164,7 +164,7 @@ fn a_waker_is_called_once_for_news_and_the_last_one_counts() {
         assert_eq!(poll(&late), Poll::Ready(Some(record)));
     }
     assert!(poll(&late).is_pending());
-    // A new segment is no news by itself; what is in it is.
+    // A new segment alone is no news; a record in it is.
     log.rotate().unwrap();
     while poll(&late).is_ready() {}
     let before = count(&late);
@@ -188,7 +188,7 @@ fn one_that_wants_it_durable_waits_for_the_sync() {
     assert_eq!(early.try_next().unwrap().unwrap().bytes, group(1, 1, 10)[0]);
     log.sync().unwrap();
     assert_eq!(follower.try_next().unwrap().unwrap().bytes, group(1, 1, 10)[0]);
-    // It may begin behind what is durable, and waits for that.
+    // A follower may begin past the durable end, and waits for it.
     append(&log, &group(2, 1, 10)).unwrap();
     let mut follower = log.follow_durable(log.end()).unwrap();
     append(&log, &group(3, 1, 10)).unwrap();
@@ -211,7 +211,7 @@ fn a_follower_keeps_its_segments_until_it_is_dropped() {
     for group in &groups {
         assert_eq!(follower.try_next().unwrap().unwrap().bytes, group[0]);
     }
-    // It has gone on to the last segment.
+    // The follower has moved on to the last segment.
     assert_eq!(log.purge_to(last, Purge::UnlessFollowed), Ok(3));
     log.rotate().unwrap();
     let next = log.end();
@@ -237,7 +237,7 @@ fn records_larger_than_what_is_read_at_once_come_whole() {
     }
 }
 
-/// A segment is removed after its followers were cut off, and perhaps before one of them has opened it.
+/// A segment is removed after its followers were cut off, perhaps before one of them has opened it.
 #[test]
 fn a_follower_that_comes_during_a_forced_purge_gets_an_error() {
     let disk = SimDisk::new();

@@ -1,5 +1,6 @@
-//! A disk that is full for a while, and one that can't be read for a while, at any operation: what was acknowledged is there, each
-//! failure says what it was, and with room, or when it can be read, the log goes on, or has said that it does not.
+//! A disk that is full, or can't be read, for a while, at any operation. Acknowledged groups are there, and each
+//! failure names its cause. With room, or when the disk can be read, the log continues, unless it has reported that
+//! it ended.
 
 use pagekeeper_io::{Fault, Persistence, RandomFaults, RandomWriteFaults, SimDisk, Times, WriteFault};
 use pagekeeper_testing::{Rng, Seed};
@@ -9,16 +10,17 @@ use crate::binlog::injected_fault::InjectedFault;
 use crate::testing::{lives, require_found};
 use crate::{BinLog, BinLogOptions, Error, LogMode, Position, Purge};
 
-/// What was appended, and where each group ends.
+/// The appended groups, each with its end.
 type Groups = Vec<(Vec<Vec<u8>>, Position)>;
 
-/// A log, and what is known of it.
+/// A log and its expected state.
 struct Life {
     disk: SimDisk,
     mode: LogMode,
     injected_fault: Option<InjectedFault>,
     kept: Groups,
-    /// What a failure that ended the log left in doubt: a last group, and segments that were to be purged.
+    /// The doubtful state after a failure that ended the log: a last group, and the segment before which segments
+    /// were to be purged.
     doubtful: (Option<Vec<Vec<u8>>>, u64),
     is_full: bool,
 }
@@ -30,7 +32,7 @@ impl Life {
         options
     }
 
-    /// Fills the disk: at once, or so that some writes are taken before.
+    /// Fills the disk: at once, or after a few more writes.
     fn fill(&mut self, rng: &mut Rng) {
         self.is_full = true;
         let short = RandomWriteFaults { short_per_mille: 400, ..RandomWriteFaults::default() };
@@ -49,7 +51,7 @@ impl Life {
         self.disk.heal_all();
     }
 
-    /// Whether the log has ended; fails if a failure is no want of space, or there was room.
+    /// Returns whether the log has ended. Fails if the cause is not a lack of space, or if there was room.
     fn ended(&self, error: &Error) -> Result<bool, String> {
         let (cause, ended) = match error {
             Error::Poisoned { cause } => (&**cause, true),
@@ -59,7 +61,7 @@ impl Life {
         if self.is_full && is_honest { Ok(ended) } else { Err(format!("full: {}: {error}", self.is_full)) }
     }
 
-    /// One thing; false if the log has ended.
+    /// Does one random action. Returns false if the log has ended.
     fn act(&mut self, log: &BinLog, which: u64, rng: &mut Rng) -> Result<bool, String> {
         let group = group(which, 1 + rng.index(3), rng.index(6000));
         let (failed, doubtful) = match rng.of(0..8) {
@@ -91,7 +93,7 @@ impl Life {
         Ok(!ended)
     }
 
-    /// Opens what a kill, a power cut or a close left; on a full disk, too.
+    /// Opens the log after a kill, a power cut or a close, also on a full disk.
     fn open(&mut self, rng: &mut Rng) -> Result<BinLog, String> {
         let mut opened = self.options().open(DIR);
         if rng.one_in(4) {
@@ -172,14 +174,14 @@ fn life(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), Strin
             life.disk = crashed;
             drop(log);
         }
-        // The disk is as full as before, of which a crash knows nothing.
+        // The disk is as full as before the crash; the simulated disk forgets that.
         if life.is_full {
             life.fill(&mut rng);
         }
         log = life.open(&mut rng)?;
     }
     life.make_room();
-    // With room it goes on.
+    // With room the log continues.
     let last = group(99, 2, 3000);
     let end = append(&log, &last).map_err(|error| format!("with room: {error}"))?;
     life.kept.push((last, end));

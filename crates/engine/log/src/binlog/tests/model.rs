@@ -1,4 +1,4 @@
-//! The log against a vector: any order of what one thread can do to it.
+//! Compares the log with a vector, under random sequences of operations by one thread.
 
 use pagekeeper_io::SimDisk;
 use proptest::prelude::*;
@@ -15,7 +15,7 @@ enum Op {
     },
     Sync,
     Rotate,
-    /// All but so many segments.
+    /// Purges all but this many segments.
     Purge {
         keep: u64,
         forced: bool,
@@ -23,12 +23,12 @@ enum Op {
     Reopen {
         close: bool,
     },
-    /// From behind this one of the groups that are there.
+    /// Follows from past this one of the existing groups.
     Follow {
         from: usize,
         durable_only: bool,
     },
-    /// A follower reads so many records.
+    /// A follower reads this many records.
     Read {
         which: usize,
         records: usize,
@@ -51,7 +51,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A record, and where it ends.
+/// A record and its end.
 #[derive(Debug, Clone)]
 struct Record {
     bytes: Vec<u8>,
@@ -61,7 +61,7 @@ struct Record {
 
 struct Reader {
     follower: Follower,
-    /// The next record that it is to get.
+    /// The index of the next record for this reader.
     at: usize,
     durable_only: bool,
     cut_off: bool,
@@ -71,9 +71,9 @@ struct Model {
     disk: SimDisk,
     options: BinLogOptions,
     log: Option<BinLog>,
-    /// All records ever appended; those that were purged, too.
+    /// All records ever appended, including purged ones.
     records: Vec<Record>,
-    /// The first that was not.
+    /// The index of the first record that was not purged.
     first: usize,
     readers: Vec<Reader>,
     appended: u64,

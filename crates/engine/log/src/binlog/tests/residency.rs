@@ -1,6 +1,7 @@
-//! On the real kernel: how much of the log is resident, by cachestat(2).
+//! Residency of the log on the real kernel, by cachestat(2).
 //!
-//! 1 GiB in segments of 64 MiB; `PAGEKEEPER_LOG_MIB` says another volume, where no follower needs all of it on the disk.
+//! The volume is 1 GiB in segments of 64 MiB. `PAGEKEEPER_LOG_MIB` sets another volume in the tests whose followers
+//! do not need all of it on the disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ const MIB: u64 = 1 << 20;
 const SEGMENT: u64 = 64 * MIB;
 const GROUP: u64 = 64 << 10;
 
-/// What a log may keep resident without followers, in bytes.
+/// The limit of resident bytes of a log without followers.
 const MAX: u64 = 16 * MIB;
 
-/// Bytes that this thread had the disk read.
+/// Returns the bytes that this thread read from the disk.
 fn read_from_disk() -> u64 {
     let counters = std::fs::read_to_string("/proc/thread-self/io").unwrap_or_default();
     let line = counters.lines().find_map(|line| line.strip_prefix("read_bytes: "));
@@ -35,7 +36,7 @@ fn options(every: u64) -> BinLogOptions {
     BinLogOptions::new().max_segment_bytes(SEGMENT).sync_every(every).mode(LogMode::Buffered)
 }
 
-/// Runs on ext4 or whatever the build directory is on, and on an XFS.
+/// Runs a test on the file system of the build directory and on an XFS.
 fn on_each(test: impl Fn(&Path)) {
     let dir = disk_dir();
     test(&dir.path().join("binlog"));
@@ -78,7 +79,7 @@ fn what_a_near_follower_has_yet_to_read_stays_and_goes_as_it_reads() {
         let unread = 3 * SEGMENT - 10 * MIB;
         fill(&log, unread);
         let Some(found) = resident(dir) else { return };
-        // Some kernels reclaim a few pages also while there is memory enough, now or as it reads.
+        // Some kernels reclaim a few pages even with enough free memory, now or during the reads.
         assert!(found >= unread - unread / 10, "{found} resident, {unread} to read");
         assert!(found <= unread + MAX, "{found} resident, {unread} to read");
         let before = read_from_disk();
@@ -94,7 +95,7 @@ fn what_a_near_follower_has_yet_to_read_stays_and_goes_as_it_reads() {
 #[test]
 fn unsynced_pages_do_not_pile_up_with_a_follower_or_without() {
     for follows in [false, true] {
-        // On this disk nothing is written back that nobody asks for.
+        // This disk writes nothing back until it is asked to.
         let disk = SimDisk::new();
         let log = options(0).io(Arc::new(disk.clone())).open("/binlog").unwrap();
         let _follower = follows.then(|| log.follow(log.first()));
@@ -114,7 +115,7 @@ fn a_follower_that_falls_far_behind_holds_nothing() {
         fill(&log, 4 * SEGMENT);
         let Some(found) = resident(dir) else { return };
         assert!(log.end().segment > 2 && found <= MAX, "{found} resident");
-        // It reads on, and lets go of what it has read.
+        // The follower reads on, and releases the pages it has read.
         let mut peak = 0;
         let mut read = 0_u64;
         while let Some(event) = follower.try_next().unwrap() {
@@ -124,7 +125,7 @@ fn a_follower_that_falls_far_behind_holds_nothing() {
             }
         }
         assert_eq!(read, 4 * SEGMENT);
-        // The last segments are near: they stay as it reads them only until it has.
+        // The last segments are near: their pages stay until the follower has read them.
         assert!(peak <= 2 * MAX, "{peak} resident while it read");
         let found = resident(dir).unwrap();
         assert!(found <= MAX, "{found} resident when all was read");

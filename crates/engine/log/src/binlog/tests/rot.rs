@@ -1,4 +1,5 @@
-//! A medium that rots, a full disk, and what a newer version wrote: what is found is right, or an error, and nothing is changed in vain.
+//! A decaying medium, a full disk, and files of a newer version. The log is read correctly or fails, and nothing is
+//! changed without need.
 
 use pagekeeper_io::{Access, Create, Damage, Io, SimDisk, WriteMode};
 use pagekeeper_testing::{Rng, Seed};
@@ -9,7 +10,7 @@ use crate::record::{Kind, encode};
 use crate::testing::lives;
 use crate::{BinLog, Error, Position, Purge};
 
-/// Three groups in each of two segments.
+/// Returns a log with three groups in each of two segments.
 fn made(close: bool) -> SimDisk {
     let disk = SimDisk::new();
     let log = options(&disk).open(DIR).unwrap();
@@ -127,7 +128,7 @@ fn what_a_newer_pagekeeper_wrote_is_left_as_it_is() {
     assert!(matches!(options(&disk).open(DIR), Err(Error::UnknownVersion { version: 2, .. })));
 
     let disk = made(false);
-    // The salt of a segment is another in each log.
+    // The salt of a segment differs in each log.
     let path = std::path::Path::new(DIR).join("binlog.000002");
     disk.open(&path, Access::Buffered).unwrap().read_at(0, &mut header).unwrap();
     let salt = u32::from_le_bytes(header[12..16].try_into().unwrap());
@@ -137,7 +138,8 @@ fn what_a_newer_pagekeeper_wrote_is_left_as_it_is() {
     assert_eq!(disk.stats().written, written);
 }
 
-/// A log, damaged at random: what is found is what was appended, or an error; or it ends early, and all that is missing was hit.
+/// Damages a log at random. Either every group is intact, or opening fails, or the log ends early and all missing
+/// groups were hit.
 fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), String> {
     let disk = SimDisk::new();
     let options = |disk: &SimDisk| {
@@ -189,7 +191,7 @@ fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), St
             && hit.start < end.offset.next_multiple_of(4096)
             && (from.segment < last || from.offset < hit.end)
     };
-    // What can't be read is never taken for what was never there.
+    // Unreadable bytes never count as bytes that were never written.
     let readable = !matches!(damage, Damage::Unreadable(_));
     let excused = !closed && readable && ends[found.len()..].iter().all(is_hit);
     if found.len() == expected.len() || excused { Ok(()) } else { context("lost in silence") }

@@ -6,15 +6,15 @@ use pagekeeper_io::{Io, SimDisk};
 
 use crate::{BinLog, BinLogOptions, Error, Event, Position};
 
-/// Where the log is on a simulated disk.
+/// The directory of the log on a simulated disk.
 pub(super) const DIR: &str = "/binlog";
 
-/// Small segments, each group synced.
+/// Settings with small segments and a sync for each group.
 pub(super) fn options(disk: &SimDisk) -> BinLogOptions {
     BinLogOptions::new().max_segment_bytes(16 << 10).zero_ahead(8 << 10).io(Arc::new(disk.clone()))
 }
 
-/// A group that shows which it is: `number` records of it, the first of `len` bytes.
+/// Returns a group that identifies itself: `number` records, the first of `len` bytes.
 pub(super) fn group(which: u64, number: usize, len: usize) -> Vec<Vec<u8>> {
     (0..number)
         .map(|at| {
@@ -32,7 +32,7 @@ pub(super) fn append(log: &BinLog, group: &[Vec<u8>]) -> Result<Position, Error>
     log.append_group(&group.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
-/// All that can be read at once from a position on, by groups; each position is checked.
+/// Returns all groups that can be read without waiting from a position on. Checks each position.
 pub(super) fn read_groups(log: &BinLog, from: Position) -> Result<Vec<Vec<Vec<u8>>>, Error> {
     let mut follower = log.follow(from)?;
     let mut groups = Vec::new();
@@ -51,12 +51,12 @@ pub(super) fn read_groups(log: &BinLog, from: Position) -> Result<Vec<Vec<Vec<u8
     Ok(groups)
 }
 
-/// The names in the log's directory.
+/// Returns the names in the log's directory.
 pub(super) fn names(io: &dyn Io) -> Vec<String> {
     io.list(DIR.as_ref()).unwrap().into_iter().map(|name| name.into_string().unwrap()).collect()
 }
 
-/// Everything that stands in the log's directory.
+/// Returns the contents of all files in the log's directory.
 pub(super) fn contents(io: &dyn Io) -> Vec<(String, Vec<u8>)> {
     let read = |name: String| {
         let file = io.open(&std::path::Path::new(DIR).join(&name), pagekeeper_io::Access::Buffered).unwrap();

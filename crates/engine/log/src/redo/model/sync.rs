@@ -6,22 +6,23 @@ use loom::cell::UnsafeCell;
 
 pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(super) use loom::sync::{Condvar, Mutex, MutexGuard};
-// Not loom's: how often a value is shared is no part of what is checked, and each step would multiply the orders.
+// This one is not loom's: the models do not check reference counts, and each step would multiply the orders.
 pub(super) use std::sync::Arc;
 
 use super::super::memory;
 
-/// Bytes that are watched as one: the models touch no less.
+/// Bytes that are watched as one unit. The models access no less.
 const CELL: usize = 1024;
 
-/// The real memory, and for each chunk of it what loom sees of who touches it.
+/// The real memory, with a cell for each chunk by which loom watches accesses.
 #[derive(Debug)]
 pub(super) struct Memory {
     memory: memory::Memory,
     cells: Vec<UnsafeCell<()>>,
 }
 
-// SAFETY: as the real one; loom's cells are not, so that it is them who find out.
+// SAFETY: as for the real memory. Loom's cells are shared on purpose: loom detects conflicting accesses through
+// them.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -41,7 +42,7 @@ impl Memory {
 
     /// # Safety
     ///
-    /// As the real one's; loom fails the model where it does not hold.
+    /// As for the real memory; loom fails the model if a condition is violated.
     pub(super) unsafe fn write(&self, at: usize, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -49,23 +50,23 @@ impl Memory {
         for cell in self.cells(at, bytes.len()) {
             cell.with_mut(|_| ());
         }
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller promises.
         unsafe { self.memory.write(at, bytes) };
     }
 
     /// # Safety
     ///
-    /// As the real one's; loom fails the model where it does not hold.
+    /// As for the real memory; loom fails the model if a condition is violated.
     pub(super) unsafe fn read(&self, at: usize, len: usize) -> &[u8] {
         for cell in self.cells(at, len) {
             cell.with(|_| ());
         }
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller promises.
         unsafe { self.memory.read(at, len) }
     }
 }
 
-/// An event count by a lock and a condition.
+/// An event count made of a lock and a condition variable.
 #[derive(Debug, Default)]
 pub(super) struct EventCount {
     notified: Mutex<u32>,

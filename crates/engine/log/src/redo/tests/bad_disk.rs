@@ -1,5 +1,5 @@
-//! A disk that loses one write, makes it at another place, or fails a sync and drops what it was for: what is found is right, or an error
-//! says what is wrong.
+//! A disk that loses one write, misdirects it, or fails a sync and drops its data. The log is then read correctly,
+//! or an error reports the loss.
 
 use std::ops::Range;
 
@@ -16,19 +16,19 @@ use crate::testing::{lives, require_found};
 
 const FILE: u64 = 16 << 10;
 
-/// What was committed, and where it stands.
+/// A committed record and its position.
 struct Committed {
     lsns: Range<u64>,
     body: Vec<u8>,
 }
 
-/// A log on such a disk, and what was done to it.
+/// A log on the faulty disk, with its history.
 struct Life {
     disk: SimDisk,
     committed: Vec<Committed>,
-    /// What was committed when the fault struck: it is gone, if that was a write of the ring.
+    /// The record that was committed when the fault struck. It is gone if that was a write of the ring.
     struck: Option<Range<u64>>,
-    /// All of it was to be given up, which failed.
+    /// A checkpoint that would have released everything failed.
     given_up: bool,
 }
 
@@ -57,7 +57,7 @@ impl Life {
     }
 }
 
-/// A life in which one write or sync goes wrong.
+/// Runs a life in which one write or sync goes wrong.
 fn bad_write(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), String> {
     let options = |disk: &SimDisk| -> RedoOptions {
         let mut options = small(disk).without_threads().flush_policy(FlushPolicy::EachCommit);
@@ -105,7 +105,7 @@ fn bad_write(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), 
         Err(Error::Corrupt { .. }) if name != "control" && !is_reported => return Ok(()),
         Err(error) => return context(error.to_string()),
     };
-    // What failed may be there, or may have been given up before that.
+    // A failed record may be there, or may have been released before.
     let kept: Vec<_> = life.committed.iter().map(|committed| &committed.body[..]).collect();
     let same = found.iter().zip(&kept).all(|(found, kept)| found.body[..] == **kept);
     if !failed && (!same || found.len() > kept.len()) {

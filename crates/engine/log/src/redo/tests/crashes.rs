@@ -1,5 +1,5 @@
-//! Crashes: at every operation of short scripts with every pattern of what persists, and at random. And faults that are injected
-//! into the log, to see that such crashes would find them.
+//! Crashes at every operation of short scripts, with every pattern of persistence, and at random. Faults injected
+//! into the log prove that the tests would detect them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -12,10 +12,10 @@ use crate::injected_fault::InjectedFault;
 use crate::testing::lives;
 use pagekeeper_testing::Seed;
 
-/// How often a random pattern is tried for each operation.
+/// Number of random patterns for each operation.
 const SEEDS: u64 = 20;
 
-/// Cuts the power at each operation of a script, and again at each operation of opening what is found.
+/// Cuts the power at each operation of a script, and again at each operation of the next opening.
 fn exhaust(script: &[Op], mode: LogMode) {
     let start = || World::new(FlushPolicy::EachCommit, mode, None, false);
     let mut whole = start();
@@ -45,12 +45,12 @@ fn exhaust(script: &[Op], mode: LogMode) {
                 world
                     .open()
                     .or_else(|error| {
-                        // The second cut was for later.
+                        // The second cut was too late to strike.
                         world.crash(Crash::PowerCut(persistence, seed));
                         world.open().map_err(|_| error)
                     })
                     .unwrap_or_else(|error| panic!("{context}: {error}"));
-                // It goes on from there, and keeps that, too.
+                // The log continues from there, and keeps the new records, too.
                 world
                     .run(Op::Append(100))
                     .and_then(|()| world.run(Op::Commit))
@@ -103,7 +103,7 @@ fn wraparounds_survive_a_cut_at_any_operation() {
     exhaust(&script, LogMode::Buffered);
 }
 
-/// Whoever opens what a kill left finds writes that nobody synced, and must not add to them before they are.
+/// The opener of a log after a kill finds unsynced writes, and must not append before they are synced.
 #[test]
 fn a_kill_at_any_operation_and_a_power_cut_at_any_after_it_lose_nothing() {
     use Op::{Append, Checkpoint, Commit, Reopen};

@@ -28,7 +28,7 @@ fn a_failed_sync_ends_the_log_for_everyone_and_for_good() {
         }
     });
     assert!(expected.to_string().contains("/redo/redo.000"), "{expected}");
-    // The disk is well again, the log is not: nobody knows what it has.
+    // The disk works again, but the log does not: nobody knows what it holds.
     disk.heal_all();
     assert_eq!(log.append(b"more").as_ref(), Err(&expected));
     assert_eq!(log.sync_upto(kept), Ok(()), "that was durable before");
@@ -56,7 +56,7 @@ fn a_failed_write_ends_the_log_also_for_those_who_wait_for_room() {
     assert_eq!(log.append(b"x"), Err(error));
 }
 
-/// The kernel reports it once: a later sync would not see it.
+/// The kernel reports the failure once: a later sync would not see it.
 #[test]
 fn a_failed_writeback_that_only_the_release_sees_ends_the_log() {
     let disk = SimDisk::new();
@@ -101,7 +101,7 @@ fn a_disk_that_is_full_leaves_nothing_behind() {
             small(&disk).create(dir()).unwrap();
         }
     }
-    // Where there is no fallocate the zeros alone do.
+    // Without fallocate, writing the zeros is enough.
     let disk = SimDisk::new();
     disk.inject_all(WriteFault::Allocate(libc::EOPNOTSUPP), Times::Always);
     small(&disk).create(dir()).unwrap();
@@ -129,7 +129,7 @@ fn short_and_interrupted_calls_are_gone_on_with() {
     assert_eq!(all(&log).iter().map(|record| record.body[0]).collect::<Vec<_>>(), [48, 49]);
 }
 
-/// A file system that may ignore the flag of a durable write.
+/// This file system may ignore the flag of a durable write.
 #[test]
 fn where_durable_writes_are_not_known_to_be_durable_a_sync_follows_each_commit() {
     for honours_durable in [false, true] {

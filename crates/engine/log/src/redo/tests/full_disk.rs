@@ -1,7 +1,8 @@
-//! A disk that is full for a while, and one that can't be read for a while, at any operation: what was acknowledged is there, each
-//! failure says what it was, and with room, or when it can be read, the log goes on, or has said that it does not.
+//! A disk that is full, or can't be read, for a while, at any operation. Acknowledged records are there, and each
+//! failure names its cause. With room, or when the disk can be read, the log continues, unless it has reported that
+//! it ended.
 //!
-//! A ring takes its room when it is made. Where blocks are shared or compressed, writing over them can need room all the same.
+//! A ring takes its room at its creation. If blocks are shared or compressed, overwriting them can still need room.
 
 use pagekeeper_io::{Fault, Persistence, SimDisk, Times, WriteFault};
 use pagekeeper_testing::{Rng, Seed};
@@ -13,15 +14,15 @@ use crate::injected_fault::InjectedFault;
 use crate::testing::{lives, require_found};
 use crate::{Error, LogMode};
 
-/// A log, and what is known of it.
+/// A log and its expected state.
 struct Life {
     disk: SimDisk,
     mode: LogMode,
     injected_fault: Option<InjectedFault>,
-    /// What was committed since the checkpoint, and where each record ends.
+    /// The records committed since the checkpoint, each with its end.
     kept: Vec<(u64, Vec<u8>)>,
     checkpoint: u64,
-    /// What a failure that ended the log left in doubt: a last record, and a checkpoint.
+    /// The doubtful state after a failure that ended the log: a last record, and a checkpoint.
     doubtful: (Option<Vec<u8>>, u64),
     is_full: bool,
 }
@@ -33,7 +34,7 @@ impl Life {
         options.mode(self.mode)
     }
 
-    /// Fills the disk: writes say so, or only the sync.
+    /// Fills the disk: writes fail, or only the sync.
     fn fill(&mut self, rng: &mut Rng) {
         self.is_full = true;
         let (fault, times) = match rng.of(0..4) {
@@ -50,7 +51,7 @@ impl Life {
         self.disk.heal_all();
     }
 
-    /// Whether the log has ended; fails if a failure is no want of space, or there was room.
+    /// Returns whether the log has ended. Fails if the cause is not a lack of space, or if there was room.
     fn ended(&self, error: &Error) -> Result<bool, String> {
         let (cause, ended) = match error {
             Error::Poisoned { cause } => (&**cause, true),
@@ -84,7 +85,7 @@ impl Life {
         Ok(())
     }
 
-    /// One thing; false if the log has ended.
+    /// Does one random action. Returns false if the log has ended.
     fn act(&mut self, log: &RedoLog, rng: &mut Rng) -> Result<bool, String> {
         let done = if rng.one_in(5) && !self.kept.is_empty() {
             let to = self.kept[rng.index(self.kept.len())].0;
@@ -101,7 +102,7 @@ impl Life {
         Ok(!ended)
     }
 
-    /// Opens what a kill, a power cut or a close left; on a full disk, too.
+    /// Opens the log after a kill, a power cut or a close, also on a full disk.
     fn open(&mut self, rng: &mut Rng) -> Result<RedoLog, String> {
         if rng.one_in(4) {
             self.make_room();
@@ -178,14 +179,14 @@ fn life(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), Strin
             life.disk = crashed;
             drop(log);
         }
-        // The disk is as full as before, of which a crash knows nothing.
+        // The disk is as full as before the crash; the simulated disk forgets that.
         if life.is_full {
             life.fill(&mut rng);
         }
         log = life.open(&mut rng)?;
     }
     life.make_room();
-    // With room it goes on.
+    // With room the log continues.
     life.commit(&log, vec![7; 3000]).map_err(|error| format!("with room: {error}"))?;
     life.disk = life.disk.after_power_cut(Persistence::None, 0);
     drop(log);
@@ -209,7 +210,8 @@ fn injected_faults_that_a_full_disk_shows_are_found() {
     }
 }
 
-/// What a failed creation removes may be there again after a power cut, in part: never so that no log can be made any more.
+/// Files that a failed creation removed may partly reappear after a power cut. They must never prevent the creation
+/// of a log.
 #[test]
 fn a_log_that_had_no_room_is_made_later_whatever_power_cuts_left_of_it() {
     let seed = Seed::new();
@@ -222,7 +224,7 @@ fn a_log_that_had_no_room_is_made_later_whatever_power_cuts_left_of_it() {
                 disk.fail_operation_at(op, libc::ENOSPC);
                 made += usize::from(small(&disk).create(dir()).is_ok());
                 let disk = disk.after_power_cut(persistence, cut);
-                // And again, by a cut in the midst of the next attempt.
+                // The power is cut again, during the next attempt.
                 disk.cut_power_at(disk.ops() + seed.rng(op * 100 + cut).of(0..24));
                 let second = small(&disk).create(dir());
                 let disk = disk.after_power_cut(persistence, cut);

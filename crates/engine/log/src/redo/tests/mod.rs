@@ -1,4 +1,4 @@
-//! What a redo log promises: in plain use, with wrong input, when the disk fails, and after crashes.
+//! The promises of a redo log: in plain use, with wrong input, when the disk fails, and after crashes.
 
 mod bad_disk;
 mod crashes;
@@ -18,7 +18,7 @@ use pagekeeper_io::SimDisk;
 use super::{RedoLog, RedoOptions, RedoRecord};
 use crate::record::BLOCK;
 
-/// The smallest ring, of four files, with the smallest buffer.
+/// Returns the settings of the smallest ring, of four files, with the smallest buffer.
 pub(super) fn small(disk: &SimDisk) -> RedoOptions {
     RedoLog::options().files(4).file_bytes(16 << 10).buffer_bytes(32 << 10).io(Arc::new(disk.clone()))
 }
@@ -27,7 +27,7 @@ pub(super) fn dir() -> &'static Path {
     "/redo".as_ref()
 }
 
-/// All that the log has.
+/// Returns all records of the log.
 fn all(log: &RedoLog) -> Vec<RedoRecord> {
     log.read_from(log.checkpoint_lsn()).unwrap().map(Result::unwrap).collect()
 }

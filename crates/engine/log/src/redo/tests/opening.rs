@@ -1,4 +1,4 @@
-//! What opening a log reads and finds: how wide, how much, from where on, and what is refused as damaged.
+//! Opening a log: the width, amount and start of its reads, and the damage that it refuses.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ const MIB: u64 = 1 << 20;
 const PIECE: u64 = 512 * KIB;
 const LATENCY: Duration = Duration::from_millis(2);
 
-/// A slow disk that is as wide as can be wanted, and a log of 160 MiB on it with a record of 1 MiB and so many more; closed, and as it
-/// was when it was killed.
+/// Returns a slow disk of practically unlimited width, once closed and once killed. On it is a log of 160 MiB with
+/// a record of 1 MiB and `more` like it.
 fn wide(more: u64) -> ([SimDisk; 2], RedoOptions) {
     let disk = SimDisk::builder().latency(LATENCY).width(1024).build();
     let options = RedoLog::options()
@@ -38,7 +38,7 @@ fn wide(more: u64) -> ([SimDisk; 2], RedoOptions) {
     ([disk.after_kill(), killed], options)
 }
 
-/// Opens what is there; gives how many reads, of how many bytes, how wide, and how many latencies it took in all.
+/// Opens the log. Returns the number of reads, their bytes, their width, and the number of latencies it took.
 fn opened(disk: &SimDisk, options: &RedoOptions, records: usize) -> (u64, u64, usize, u32) {
     let (log, found) = options.clone().io(Arc::new(disk.clone())).recover(dir(), None).unwrap();
     assert!(found.len() == records && found.iter().all(|record| record.body.len() as u64 == MIB));
@@ -50,8 +50,8 @@ fn opened(disk: &SimDisk, options: &RedoOptions, records: usize) -> (u64, u64, u
     (stats.reads, stats.bytes, stats.peak_width, u32::try_from(took).unwrap())
 }
 
-/// One read of the control file, one as wide as what there is, and one sync: of the control file, which a close that was killed may
-/// have left unsynced.
+/// Opening takes one read of the control file, one wide read of the records, and one sync of the control file,
+/// which a close that was killed may have left unsynced.
 #[test]
 fn a_log_that_was_closed_is_opened_by_one_wide_step_of_what_it_has() {
     let ([closed, _], options) = wide(0);
@@ -63,11 +63,12 @@ fn a_log_that_was_closed_is_opened_by_one_wide_step_of_what_it_has() {
     assert!(latencies <= 4, "{latencies}");
 }
 
-/// Besides what it has, as much as a record was long, or twice that, is searched; then one file and the control file are synced.
+/// Opening also searches as many bytes as the longest record has, or twice that. Then it syncs one file and the
+/// control file.
 #[test]
 fn a_log_that_was_killed_is_opened_by_what_it_has_and_little_more_whatever_the_ring() {
     let ([_, killed], options) = wide(0);
-    // Twice the longest record there can be.
+    // This is twice the longest possible record.
     assert_eq!(opened(&killed, &options, 1), (1 + 4 * MIB / PIECE, 8192 + 4 * MIB, 8, 4));
     let ([_, killed], options) = wide(35);
     let (_, bytes, width, latencies) = opened(&killed, &options, 36);
@@ -75,7 +76,7 @@ fn a_log_that_was_killed_is_opened_by_what_it_has_and_little_more_whatever_the_r
     assert!(width >= 32 && latencies <= 8, "{width} {latencies}");
 }
 
-/// What was read ahead and is not needed may be unreadable; a block in which a record may have been may not.
+/// Blocks that were read ahead in vain may be unreadable; a block that may have held a record may not.
 #[test]
 fn only_what_is_needed_must_be_readable() {
     let ([closed, killed], options) = wide(0);
@@ -109,7 +110,7 @@ fn records_are_given_from_where_they_are_wanted_with_threads_and_without() {
     let log = options().create(dir()).unwrap();
     let mut ends = vec![0];
     for number in 0..3000_usize {
-        // Some longer than a chunk of memory would be to their end, some empty.
+        // Some records span chunks of memory, some are empty.
         let len = if number % 500 == 7 { 3_000_000 } else { number * 37 % 20_000 };
         ends.push(log.append(&vec![number.to_le_bytes()[0]; len]).unwrap());
     }
@@ -155,7 +156,7 @@ fn records_are_given_before_later_ones_are_read() {
     let before = disk.stats().reads;
     let log = options().without_threads().recover_into(dir(), None, take).unwrap();
     assert_eq!((count, log.checkpoint_lsn()), (600, 0));
-    // The first step is about a half.
+    // The first step is about half of the log.
     assert!((reads[0] - before) * 3 < (reads[599] - before) * 2, "{before}, {reads:?}");
 }
 
@@ -173,11 +174,12 @@ fn memory_of_bodies_that_nobody_keeps_is_read_into_again() {
         let mut memory = std::collections::HashSet::new();
         let take = |record: crate::Recovered| memory.extend([of(&record.body)]);
         let log = options.recover_into(dir(), None, take).unwrap();
-        // 143 MiB by steps of 32 and 16 MiB, of which three are there at once: chunks of 4 MiB, and what joins two of them.
+        // The log has 143 MiB, in steps of 32 and 16 MiB. Three are in memory at once: chunks of 4 MiB, and the
+        // copies that join two of them.
         assert!(memory.len() < 32, "{} pieces of memory", memory.len());
         drop(log);
     }
-    // One that is kept stays as it is.
+    // A kept body stays as it is.
     let mut kept = Vec::new();
     let take =
         |record: crate::Recovered| kept.extend(Some(record.body).filter(|_| record.lsn.is_multiple_of(80)));
@@ -221,7 +223,7 @@ fn places_are_read_again_as_long_as_they_are_in_the_log() {
         assert_eq!(log.read_again(&places, at_once).unwrap(), bodies);
     }
     assert_eq!(log.read_again(&[], 1).unwrap(), Vec::<bytes::Bytes>::new());
-    // Small parts of what was read do not keep it.
+    // Small parts do not keep all the memory that was read.
     let parts: Vec<_> = places[1..].iter().rev().map(|place| place.start..place.start + 1).collect();
     let read = log.read_again(&parts, 1 << 20).unwrap();
     assert!(read.iter().rev().zip(&bodies[1..]).all(|(read, body)| read[..] == body[..1]));
@@ -230,7 +232,7 @@ fn places_are_read_again_as_long_as_they_are_in_the_log() {
     let before = disk.stats();
     log.read_again(&places[1..2], 1 << 20).unwrap();
     assert!(disk.stats().bytes - before.bytes <= 8192, "no more than its blocks");
-    // Behind the end, and before the checkpoint.
+    // Places behind the end, and before the checkpoint.
     let behind = log.durable_lsn()..log.durable_lsn() + 1;
     assert!(matches!(log.read_again(&[behind], 1 << 20), Err(Error::NotInLog { .. })));
     let first = places.pop().unwrap();
@@ -239,7 +241,7 @@ fn places_are_read_again_as_long_as_they_are_in_the_log() {
     let error = log.read_again(std::slice::from_ref(&first), 1 << 20).unwrap_err();
     assert!(matches!(error, Error::NotInLog { lsn, .. } if lsn == first.start), "{error}");
     log.read_again(&places, 1 << 20).unwrap();
-    // What the device can't read is an error, and of nothing else.
+    // An unreadable place is an error, but does not affect others.
     let (file, offset) = (found[1].body_lsn() / (64 * KIB) % 4, found[1].body_lsn() % (64 * KIB));
     let path = format!("/redo/redo.{file:03}");
     disk.damage(&path, &Damage::Unreadable(offset..offset + 1)).unwrap();
@@ -255,7 +257,7 @@ fn flip(disk: &SimDisk, lsn: u64, file_bytes: u64) {
     file.write_at(lsn % file_bytes, &[byte[0] ^ 1], WriteMode::Plain).unwrap();
 }
 
-/// A byte that changed in any record but the last is no torn tail, whether commits or the bound had it synced.
+/// A changed byte in any record but the last is not a torn tail, whether it was synced by commits or by the bound.
 #[test]
 fn a_damaged_record_is_refused_within_the_bound() {
     let file_bytes = 256 * KIB;
@@ -276,7 +278,7 @@ fn a_damaged_record_is_refused_within_the_bound() {
             }
             assert!(log.end() - log.durable_lsn() <= 32 * KIB);
         }
-        // What is durable is known by a record that comes after the next sync.
+        // A record behind the next sync proves that earlier ones are durable.
         let known = places[120].end;
         assert!(known + 64 * KIB < log.durable_lsn() && known > 400 * KIB);
         if commits {
@@ -284,7 +286,7 @@ fn a_damaged_record_is_refused_within_the_bound() {
         }
         let disk = disk.after_kill();
         for place in places.iter().filter(|place| place.end <= known) {
-            // In the header, and in the body or what fills it up.
+            // In the header's LSN, then in its distance to the durable end.
             let rotten = disk.after_kill();
             flip(&rotten, place.start + 9, file_bytes);
             let error = options(&rotten).open(dir()).unwrap_err();
@@ -293,7 +295,7 @@ fn a_damaged_record_is_refused_within_the_bound() {
             flip(&rotten, place.start + 20, file_bytes);
             assert!(matches!(options(&rotten).open(dir()), Err(Error::Corrupt { .. })), "{place:?}");
         }
-        // Behind the end it is a torn tail.
+        // Behind that it is a torn tail.
         let (log, found) = options(&disk).recover(dir(), None).unwrap();
         assert!(found.len() >= 121);
         drop(log);
@@ -313,7 +315,7 @@ fn a_bound_is_kept_by_whoever_opens_the_log() {
             scope.spawn(|| {
                 for _ in 0..100 {
                     log.append(&[1; 3000]).unwrap();
-                    // Read in this order, the difference is no larger than it was at some time.
+                    // Read in this order, the difference is at most one that existed at some time.
                     let end = log.end();
                     assert!(end.saturating_sub(log.durable_lsn()) <= 32 * KIB);
                 }
@@ -326,13 +328,13 @@ fn a_bound_is_kept_by_whoever_opens_the_log() {
     }
 }
 
-/// An injected fault is one of this very log, and there is none if none is asked for.
+/// An injected fault affects only this log, and there is none by default.
 #[test]
 fn faults_can_be_injected_by_tests_of_crates_built_on_the_log() {
     let disk = SimDisk::new();
     let log = small(&disk).injected_fault(InjectedFault::NoSync).create(dir()).unwrap();
     let end = log.append(b"x").unwrap();
-    // Both slots of the control file were.
+    // Both slots of the control file were synced already.
     let syncs = disk.stats().syncs;
     log.wait_flushed(end).unwrap();
     assert_eq!((disk.stats().syncs, log.durable_lsn()), (syncs, 4096));

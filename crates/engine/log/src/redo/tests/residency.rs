@@ -1,6 +1,6 @@
-//! On the real kernel: how much of the ring is resident after 1 GiB went through it, by cachestat(2).
+//! Residency of the ring on the real kernel after 1 GiB went through it, by cachestat(2).
 //!
-//! `PAGEKEEPER_LOG_MIB` says another volume.
+//! `PAGEKEEPER_LOG_MIB` sets another volume.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,13 +13,13 @@ use pagekeeper_testing::{Mounted, disk_dir};
 const MIB: u64 = 1 << 20;
 const RECORD: usize = 256 << 10;
 
-/// What a log may keep resident while it is open, in bytes.
+/// The limit of resident bytes of an open log.
 const MAX_RESIDENT: u64 = 16 * MIB;
 
-/// What the kernel may hold references to just as it is advised to drop pages, in bytes.
+/// Bytes that the kernel may hold references to while it is advised to drop pages.
 const HELD: u64 = 256 << 10;
 
-/// Bytes that are resident, once the log's own thread has had time to catch up.
+/// Returns the resident bytes, once the log's own thread had time to catch up.
 fn settled(dir: &Path) -> Option<u64> {
     let begun = Instant::now();
     loop {
@@ -54,7 +54,7 @@ fn rounds_of_the_ring(dir: &Path) {
         assert!(found <= MAX_RESIDENT, "{}, {mode}, {policy:?}: {found} bytes are resident", dir.display());
         log.close().unwrap();
         let left = resident(dir).unwrap();
-        // The control file's two slots are written through the page cache where there is no other way.
+        // Without direct I/O the control file's two slots are written through the page cache.
         assert!(
             left <= 2 * BLOCK + HELD,
             "{}, {mode}, {policy:?}: {left} bytes are left resident",

@@ -1,4 +1,5 @@
-//! A medium that rots: whatever is damaged, what is found is right, or an error says what is wrong; and openings that use nothing up.
+//! A decaying medium: after any damage the log is read correctly, or an error reports it. Opening a log uses
+//! nothing up.
 
 use std::ops::Range;
 use std::path::Path;
@@ -25,7 +26,7 @@ fn flip(disk: &SimDisk, lsn: u64) {
     disk.damage(path, &Damage::Bit { at, bit: 0 }).unwrap();
 }
 
-/// Flips all these bits of a byte.
+/// Flips all of these bits of a byte.
 fn flip_all(disk: &SimDisk, lsn: u64, bits: u8) {
     let (path, at) = place(lsn);
     for bit in (0..8).filter(|bit| bits & 1 << bit != 0) {
@@ -43,7 +44,7 @@ fn opened(disk: &SimDisk) -> Result<RedoLog, Error> {
     small(disk).without_threads().open(dir())
 }
 
-/// Whoever opens the log after a crash notes where it goes on: no one record holds that.
+/// The first append after a crash records its start in the control file, so no single record holds that fact.
 #[test]
 fn a_bit_in_the_first_record_after_a_crash_loses_nothing_in_silence() {
     let disk = SimDisk::new();
@@ -65,7 +66,7 @@ fn a_bit_in_the_first_record_after_a_crash_loses_nothing_in_silence() {
             match opened(&rotten) {
                 Err(Error::Corrupt { .. }) => assert!(!closed || !is_padding, "{lsn}"),
                 Ok(log) if is_padding && closed => assert_eq!(all(&log).len(), 11, "{lsn}"),
-                // What nobody appended after says nothing of itself, while the log is in use.
+                // While the log is in use, nothing proves the last record: no later append confirms it.
                 Ok(log) => {
                     assert!(!closed && lsn >= last.0 && all(&log).len() >= 10, "{lsn}: {:?}", all(&log));
                 }
@@ -75,12 +76,13 @@ fn a_bit_in_the_first_record_after_a_crash_loses_nothing_in_silence() {
     }
 }
 
-/// Each byte that is read of a closed log.
+/// Damages each byte that opening a closed log reads.
 #[test]
 fn every_byte_of_a_closed_log_counts_but_for_those_of_padding() {
     let disk = SimDisk::new();
     let log = small(&disk).without_threads().create(dir()).unwrap();
-    // Behind the third one is room for the header of a padding alone, behind the fourth not even for that.
+    // Behind the third record there is only room for the header of a padding, and behind the fourth not even for
+    // that.
     let ends: Vec<_> = [900, 2000, 4048, 4056, 1000].map(|len| commit(&log, &vec![7; len])).into();
     assert_eq!((ends[2] % BLOCK, ends[3] % BLOCK), (BLOCK - 24, BLOCK - 16));
     log.checkpoint(ends[0]).unwrap();
@@ -91,7 +93,7 @@ fn every_byte_of_a_closed_log_counts_but_for_those_of_padding() {
     for lsn in ends[0]..end {
         let is_record = records.iter().any(|record| record.contains(&lsn));
         let rotten = disk.after_kill();
-        // So that data says of itself that it is padding.
+        // These bits turn the kind of data into that of padding.
         flip_all(&rotten, lsn, 0x30);
         let written = rotten.stats().written;
         match opened(&rotten) {
@@ -104,7 +106,7 @@ fn every_byte_of_a_closed_log_counts_but_for_those_of_padding() {
         }
         assert_eq!(rotten.stats().written, written, "{lsn}");
     }
-    // What is before the checkpoint is no one's, nor what is behind the end.
+    // Bytes before the checkpoint and behind the end do not count.
     for lsn in [0, end + 100] {
         let rotten = disk.after_kill();
         flip(&rotten, lsn);
@@ -113,7 +115,8 @@ fn every_byte_of_a_closed_log_counts_but_for_those_of_padding() {
     }
 }
 
-/// Whoever goes on behind a damaged padding has all that the log had, also when it is the checkpoint that stands there, and after a crash.
+/// A log that continues behind a damaged padding keeps all its records, also if the checkpoint is there, and after
+/// a crash.
 #[test]
 fn a_log_goes_on_behind_a_damaged_padding() {
     for (at, flips) in [(0, 1), (7, 0x30), (12, 0xff), (18, 1), (22, 1), (100, 0xff)] {
@@ -170,7 +173,7 @@ fn openings_that_append_nothing_use_nothing_up() {
     }
 }
 
-/// A process that appends and dies, again and again, without a checkpoint: epochs are many, the room for them is not.
+/// A process appends and crashes repeatedly, without a checkpoint: the room for epochs is limited.
 #[test]
 fn crashes_without_a_checkpoint_fill_the_log_and_break_nothing() {
     let options = |disk: &SimDisk| small(disk).file_bytes(4 << 20).without_threads();
@@ -191,7 +194,7 @@ fn crashes_without_a_checkpoint_fill_the_log_and_break_nothing() {
         disk = disk.after_kill();
     }
     assert!(kept >= 256, "{kept}");
-    // Those in which nothing is do not count.
+    // Epochs without records do not count.
     let log = options(&disk).open(dir()).unwrap();
     log.checkpoint(all(&log)[kept - 1].end).unwrap();
     commit(&log, b"goes on");
@@ -229,7 +232,7 @@ fn a_read_only_log_is_read_beside_others_and_on_a_full_disk_and_nothing_is_writt
     assert!(matches!(small(&disk).open(dir()), Err(Error::Io(pagekeeper_io::Error::Locked { .. }))));
     drop(logs);
     assert_eq!(disk.ops(), operations);
-    // A ring that was made once needs no room at all.
+    // An existing ring needs no room.
     let log = small(&disk).open(dir()).unwrap();
     commit(&log, b"two");
     log.close().unwrap();
@@ -258,7 +261,7 @@ fn what_a_newer_or_older_pagekeeper_wrote_is_left_as_it_is() {
         let path = Path::new("/redo/control");
         let file = other.open_writable(path, Access::Buffered, Create::Never).unwrap();
         for slot in [0, BLOCK] {
-            // The part that all versions share: its checksum is behind it.
+            // The part that all versions share, followed by its checksum.
             let mut head = [0; 56];
             file.read_at(slot, &mut head).unwrap();
             head[6] = version;
@@ -276,13 +279,14 @@ fn what_a_newer_or_older_pagekeeper_wrote_is_left_as_it_is() {
     }
 }
 
-/// What was committed, and where it stands.
+/// A committed record and its position.
 struct Committed {
     lsns: Range<u64>,
     body: Vec<u8>,
 }
 
-/// A life that ends in damage: what is found then must be right, or an error. How the medium was damaged is in the error.
+/// Runs a life that ends in damage. The log must then be read correctly, or fail. The returned error names the
+/// damage.
 fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), String> {
     let options = |disk: &SimDisk| -> RedoOptions {
         let mut options = small(disk).without_threads().flush_policy(FlushPolicy::EachCommit);
@@ -323,7 +327,7 @@ fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), St
             log.close().unwrap();
             closed = true;
         } else {
-            // Its close must change nothing of what the crash left.
+            // Its close must not change what the crash left.
             drop(log);
             disk = crashed;
         }
@@ -341,7 +345,7 @@ fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), St
         Ok((_, found)) => found,
         Err(Error::Corrupt { .. } | Error::Io(_)) if name != "control" => return Ok(()),
         Err(error) => {
-            // One damage may be longer than a slot, but for that there are two.
+            // One damage may cover both slots.
             let both = matches!(&damage, Damage::Shifted { range, .. } | Damage::Zeros(range) | Damage::Garbage { range, .. } | Damage::Unreadable(range) if range.start < BLOCK && range.end > BLOCK);
             return if name == "control" && both { Ok(()) } else { Err(context(error.to_string())) };
         }
@@ -352,7 +356,7 @@ fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), St
     {
         return Err(context("not what was committed".to_owned()));
     }
-    // What is missing must have been damaged, each record or the padding behind it: all that could have known.
+    // Each missing record must have been hit, or the padding behind it: nothing else could have proven it.
     let is_hit = |lsns: &Range<u64>| {
         let damaged = match &damage {
             Damage::Bit { at, .. } => *at..*at + 1,
@@ -368,7 +372,7 @@ fn damaged(mut rng: Rng, injected_fault: Option<InjectedFault>) -> Result<(), St
         })
     };
     let lost = &committed[found.len()..];
-    // What can't be read is never taken for what was never there.
+    // Unreadable bytes never count as bytes that were never written.
     let readable = !matches!(damage, Damage::Unreadable(_));
     let excused = !closed && readable && lost.iter().all(|lost| is_hit(&lost.lsns));
     if lost.is_empty() || excused {

@@ -13,7 +13,7 @@ use super::{all, dir, small};
 use crate::{Error, LogMode};
 use pagekeeper_testing::disk_dir;
 
-/// The names in the log's directory, and what is in the files.
+/// Returns the names and contents of the files in the log's directory.
 fn everything(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
     let names = disk.list(dir()).unwrap();
     let read = |name: std::ffi::OsString| {
@@ -28,7 +28,7 @@ fn everything(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
 #[test]
 fn what_was_appended_is_read_again_in_order() {
     let disk = SimDisk::new();
-    // Without threads: after a second they sync of their own accord.
+    // Without threads: they would sync on their own after a second.
     let log = small(&disk).without_threads().create(dir()).unwrap();
     let bodies = [&b"first"[..], b"", b"third, of an odd length"];
     let ends: Vec<_> = bodies.iter().map(|body| log.append(body).unwrap()).collect();
@@ -77,7 +77,7 @@ fn threads_append_and_commit_while_the_ring_goes_round() {
                 })
                 .collect();
             let checkpointer = scope.spawn(|| {
-                // Each thread's records ascend, and none is missing.
+                // The numbers of each thread's records ascend, and none is missing.
                 let mut next = [0_u32; 4];
                 loop {
                     let stopping = stop.load(Ordering::SeqCst);
@@ -254,7 +254,7 @@ fn pages_are_given_back() {
         for name in ["redo.000", "redo.001"] {
             let file = io.open(&dir.join(name), Access::Buffered).unwrap();
             if let Some(found) = file.residency(0..32 << 20).unwrap() {
-                // But for what the kernel holds references to just as it is advised.
+                // The kernel may hold references to a few pages while it is advised.
                 assert!(found.resident <= 256 << 10, "{policy:?}, {name}: {found:?}");
             }
         }
@@ -297,14 +297,14 @@ fn a_directory_of_something_else_is_left_alone() {
     assert_eq!(everything(&disk), before);
     assert!(matches!(small(&disk).open("/nowhere".as_ref()), Err(Error::NoLog { .. })));
 
-    // What a file system has at its root is nobody's.
+    // The names at the root of a file system are ignored.
     let disk = SimDisk::new();
     disk.create_dir(dir()).unwrap();
     disk.create("/redo/lost+found", *b"").unwrap();
     small(&disk).create(dir()).unwrap().close().unwrap();
     small(&disk).open(dir()).unwrap();
 
-    // A log is no empty directory either, and neither is one that lost its control file.
+    // An existing log is not an empty directory, even without its control file.
     let disk = SimDisk::new();
     small(&disk).create(dir()).unwrap().close().unwrap();
     assert!(matches!(small(&disk).create(dir()), Err(Error::NotEmpty { .. })));

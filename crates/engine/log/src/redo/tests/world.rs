@@ -1,4 +1,4 @@
-//! A log on a simulated disk, what was appended to it, and what must therefore be found after a crash.
+//! A log on a simulated disk, its appended records, and the records that must therefore be found after a crash.
 
 use pagekeeper_io::{Persistence, SimDisk, Times, WriteFault};
 
@@ -9,31 +9,31 @@ use crate::injected_fault::InjectedFault;
 use crate::{Error, LogMode};
 use pagekeeper_testing::Rng;
 
-/// One thing that is done to the log.
+/// One operation on the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Op {
-    /// Append so many bytes.
+    /// Append this many bytes.
     Append(u64),
     /// Wait for the last record.
     Commit,
-    /// Write what is whole, as the log writer does.
+    /// Write whole blocks, as the log writer does.
     Write,
-    /// Give up the oldest so many percent of what is there.
+    /// Release the oldest records, this many percent of the log.
     Checkpoint(u64),
     /// Close and open.
     Reopen,
-    /// The next sync fails.
+    /// Make the next sync fail.
     FailSync,
 }
 
-/// What was appended.
+/// An appended record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Appended {
     end: u64,
     body: Vec<u8>,
 }
 
-/// How a crash comes.
+/// The kind of a crash.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Crash {
     Kill,
@@ -45,16 +45,16 @@ pub(super) struct World {
     injected_fault: Option<InjectedFault>,
     policy: FlushPolicy,
     mode: LogMode,
-    /// Whether there is a bound on what is not synced.
+    /// Whether unsynced bytes are bounded.
     bounded: bool,
     log: Option<RedoLog>,
-    /// All records that may be found, since the last checkpoint at least.
+    /// All records that may be found, at least since the last checkpoint.
     appended: Vec<Appended>,
-    /// All before it survives a power cut.
+    /// Everything before this survives a power cut.
     durable: u64,
-    /// All before it survives a kill.
+    /// Everything before this survives a kill.
     written: u64,
-    /// The checkpoint, and the one that was tried last.
+    /// The checkpoint, and the one that was last attempted.
     checkpoint: [u64; 2],
     number: u64,
 }
@@ -87,15 +87,15 @@ impl World {
     fn options(&self) -> RedoOptions {
         let mut options = small(&self.disk).without_threads().flush_policy(self.policy).mode(self.mode);
         options.injected_fault = self.injected_fault;
-        // A ring much larger than what is read past an end.
+        // A ring much larger than the search past an end.
         if self.bounded { options.file_bytes(64 << 10).max_unsynced(32 << 10) } else { options }
     }
 
-    /// Does it, and learns from it what must be found. Fails where the log did.
+    /// Runs an operation, and derives from it what must be found. Fails if the log did.
     pub(super) fn run(&mut self, op: Op) -> Result<(), Error> {
         let done = self.do_it(op);
         if done.is_err() {
-            // After a sync that failed what was only written is nowhere but in the page cache, which reading does not trust.
+            // After a failed sync, written records may exist only in the page cache, which recovery does not trust.
             self.written = self.durable;
         }
         done
@@ -168,7 +168,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes the disk as it is found after a crash.
+    /// Replaces the disk by its state after a crash.
     pub(super) fn crash(&mut self, crash: Crash) {
         let found = match crash {
             Crash::Kill => self.disk.after_kill(),
@@ -177,12 +177,12 @@ impl World {
                 self.disk.after_power_cut(persistence, seed)
             }
         };
-        // Only now: closing it must not do what the crash prevented.
+        // The log is dropped last: closing it must not do what the crash prevented.
         self.disk = found;
         self.log = None;
     }
 
-    /// Opens the log that is there, and compares.
+    /// Opens the existing log, and compares.
     pub(super) fn open(&mut self) -> Result<(), Error> {
         let (log, recovered) = self.options().recover(dir(), None)?;
         let from = log.checkpoint_lsn();
@@ -215,7 +215,7 @@ impl World {
             );
         }
         assert!(found.is_sorted_by(|a, b| a.end <= b.lsn));
-        // From any of them on the same are read.
+        // Reading from any record on gives the same records.
         if let Some(middle) = found.get(found.len() / 2) {
             let again: Vec<_> = log.read_from(middle.lsn)?.collect::<Result<_, _>>()?;
             assert_eq!(again, found[found.len() / 2..]);
@@ -229,7 +229,7 @@ impl World {
     }
 }
 
-/// What happens between two crashes, at random.
+/// Returns a random operation between two crashes.
 pub(super) fn random_op(rng: &mut Rng) -> Op {
     match rng.of(0..20) {
         0..8 => Op::Append(match rng.of(0..10) {
@@ -245,7 +245,7 @@ pub(super) fn random_op(rng: &mut Rng) -> Op {
     }
 }
 
-/// A whole life: a few crashes, each after some work, some of them while the log is opened again.
+/// Runs a whole life: a few crashes, each after some work, some of them while the log is opened again.
 pub(super) fn live(mut rng: Rng, injected_fault: Option<InjectedFault>, crashes: u64) {
     let policy = match rng.of(0..4) {
         0 => FlushPolicy::Os,
@@ -265,7 +265,7 @@ pub(super) fn live(mut rng: Rng, injected_fault: Option<InjectedFault>, crashes:
             }
         }
         loop {
-            // A kill, too, comes while an operation is under way: what was written then is seen, and not synced.
+            // A kill, too, may interrupt an operation: its writes are then visible, but not synced.
             let crash = if rng.of(0..3) == 0 {
                 Crash::Kill
             } else {
