@@ -1,19 +1,20 @@
-//! Builds the library that `pagekeeper run` preloads, for the target that the program is built for, and leaves it in `OUT_DIR` for
-//! the program to carry.
+//! Builds the library that `pagekeeper run` preloads, for the program's own target, and leaves it in `OUT_DIR`. The
+//! program contains a copy of it.
 //!
-//! It is another crate type, without unwinding and with a feature that only it has, so that cargo builds it by itself, in a target
-//! directory of its own. Its source is where the dependency's build says: in the workspace, or where cargo has unpacked a published
-//! package. What is set for the outer build alone (flags, wrappers) is not passed on: instrumented code must not run inside other
-//! programs.
+//! The library has its own crate type, without unwinding, and its own feature. Therefore a separate cargo builds it,
+//! in its own target directory. The dependency's build script names the library's source: in the workspace, or where
+//! cargo has unpacked a published package. Settings for the outer build alone (flags, wrappers) are not passed on:
+//! instrumented code must not run inside other programs.
 //!
-//! `PAGEKEEPER_PRELOAD_LIBRARY` names one that was built before, to be carried instead: by a program that is linked statically, with
-//! musl, which carries none otherwise, and by one that is linked for an older glibc by a linker that can't link the library.
+//! `PAGEKEEPER_PRELOAD_LIBRARY` names a library that was built before, to be used instead. There are two uses: a
+//! program linked statically with musl, which otherwise contains no library; and a program for an older glibc, whose
+//! linker can't link the library.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Settings of the outer build that are none of the library's, beside flags and profiles.
+/// Settings of the outer build that do not apply to the library, besides flags and profiles.
 const NOT_PASSED_ON: [&str; 8] = [
     "RUSTFLAGS",
     "RUSTDOCFLAGS",
@@ -25,14 +26,14 @@ const NOT_PASSED_ON: [&str; 8] = [
     "CARGO_PRIMARY_PACKAGE",
 ];
 
-/// Names a library that was built before.
+/// The variable that names a library built before.
 const GIVEN: &str = "PAGEKEEPER_PRELOAD_LIBRARY";
 
 fn main() {
     let variable = |name: &str| std::env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name}"));
     let source = PathBuf::from(variable("DEP_PAGEKEEPER_PRELOAD_SOURCE"));
     let out = PathBuf::from(variable("OUT_DIR"));
-    // The last four are there in the workspace alone.
+    // The last four exist only in the workspace.
     for path in [
         "Cargo.toml",
         "build.rs",

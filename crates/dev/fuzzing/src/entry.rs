@@ -1,15 +1,16 @@
-//! Entries of a store's journal: any bodies of records are read or refused; what is read fits into its pages, and is written and
-//! read again as the same, in one record and in parts.
+//! Entries of a store's journal. Any record bodies are parsed or rejected. A parsed entry fits into its pages,
+//! and is the same after it was written and read again, in one record and in parts.
 //!
-//! The input: what each record is (1 byte: low 2 bits its seq, the next two its part, then whether the entry goes on, and
-//! whether the header is the input's own), its length (1), and its body. At last two halves of the input are two versions of
-//! a page, and their difference must make the one of the other.
+//! The input is a list of records. Each has a byte of flags (low 2 bits: its seq; next 2: its part; then
+//! whether the entry continues, and whether the header comes from the input), its length (1 byte), and its
+//! body. Finally, two halves of the input are two versions of a page, and applying their difference to the one
+//! must give the other.
 
 use crate::format::entry::{Change, Entry, EntryReader, EntryWriter, diff_ranges};
 
 const PAYLOAD: usize = 4096 - 32;
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let mut reader = EntryReader::new(PAYLOAD);
     let mut rest = data;
@@ -66,7 +67,7 @@ fn try_writing(entry: &Entry) {
     }
 }
 
-/// What it makes of a payload that is not zeros.
+/// Returns a payload of non-zero bytes with the change applied.
 fn put_together(change: &Change) -> Vec<u8> {
     let mut payload = vec![0xa5; PAYLOAD];
     match change {

@@ -1,7 +1,7 @@
-//! What clients of the metrics write into their heads, as far as it is read here: any text is a host or none, and a form of the
-//! exposition. The heads themselves are read by hyper.
+//! Headers that clients of the metrics send, as far as this project parses them. Any text names this host or
+//! not, and selects a format of the exposition. Hyper parses the headers themselves.
 //!
-//! The first line is a `Host`, each other an `Accept`.
+//! The first line is a `Host`, each other line an `Accept`.
 
 #[path = "../../../operate/cli/src/metrics/accept.rs"]
 mod accept;
@@ -11,7 +11,7 @@ mod format;
 #[path = "../../../operate/cli/src/metrics/this_host.rs"]
 mod this_host;
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let mut lines = crate::text(data).split('\n');
     let host = lines.next().unwrap_or_default();
@@ -22,7 +22,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
     accept::wanted(lines);
 }
 
-/// What Prometheus 2.42 writes.
+/// The headers that Prometheus 2.42 sends.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let accept = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                   text/plain;version=0.0.4;q=0.5,*/*;q=0.1";

@@ -1,17 +1,18 @@
-//! The headers of redo logs of InnoDB: any bytes are read or refused, and a checkpoint that is read is in the file.
+//! Headers of InnoDB redo logs: any bytes are parsed or rejected, and a parsed checkpoint lies within the file.
 //!
-//! The bytes are tried as they are, and spread over the blocks of each layout, with checksums that hold, which mutations never meet.
+//! The bytes are tried as they are. They are also spread over the blocks of each layout, with valid checksums,
+//! which mutations never hit.
 
 use pagekeeper_catalog::checkpoint::innodb::{LEN, Layout, RedoHeader};
 
-/// One of each layout, and encrypted ones.
+/// The number of each layout, and numbers of encrypted logs.
 const FORMATS: [u32; 7] = [1, 5, 6, 104, 0x5048_5953, 0x5068_7973, 0x5068_7973 | 1 << 31];
-/// Where the blocks are, and how long each is without its checksum.
+/// Each block's offset, and its length without its checksum.
 const BLOCKS: [(usize, usize); 5] = [(0, 508), (512, 508), (1536, 508), (4096, 60), (8192, 60)];
-/// Bytes of a block that say something.
+/// Meaningful bytes of a block.
 const SPOKEN: usize = 32;
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     try_reading(data);
     let mut bytes = vec![0; LEN];
@@ -38,7 +39,7 @@ fn try_reading(bytes: &[u8]) {
     }
 }
 
-/// The blocks one after the other: of a log that starts at an LSN, with two checkpoints in either place.
+/// The blocks, one after the other, of a log that starts at an LSN, with two checkpoints at either place.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let words = |words: [u64; 4]| words.map(u64::to_be_bytes).concat();
     let start = words([0, 0x3000, 0, 0]);

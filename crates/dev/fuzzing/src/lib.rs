@@ -1,10 +1,10 @@
-//! All parsers that read what others can write, each as a function of any bytes ([`Target`]): it panics where the parser does, and where
-//! what was read can't be right.
+//! All parsers of data that others can write, each as a function of any bytes ([`Target`]). It panics if the
+//! parser does, or if the result can't be right.
 //!
-//! The same functions run in `tests/random_input` with any compiler, and in `fuzz/` under libFuzzer. Parsers that their crates do not
-//! show are taken in by their path.
+//! The same functions run in `tests/random_input` with any compiler, and in `fuzz/` under libFuzzer. Private
+//! parsers are included by the paths of their sources.
 
-// What is taken in brings tests of its own, which are run where they belong.
+// Included sources contain their own tests, which run in their own crates.
 #![cfg(not(test))]
 
 #[path = "../../../engine/store/src/format/mod.rs"]
@@ -42,22 +42,22 @@ mod trace;
 mod tree_page;
 mod warm;
 
-/// A parser, and what it is meant to read.
+/// A parser, and examples of its input.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// What it is called on the command line.
+    /// The name on the command line.
     pub name: &'static str,
-    /// Reads an input.
+    /// Runs one input.
     ///
     /// # Panics
     ///
-    /// If the parser does, or what it has read can't be right.
+    /// If the parser does, or if its result can't be right.
     pub fuzz_one: fn(&[u8]),
-    /// Inputs to begin with, most of them right.
+    /// Initial inputs, most of them valid.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 20] = [
     Target { name: "entry", fuzz_one: entry::fuzz_one, seeds: seeds::entry },
     Target { name: "http", fuzz_one: http::fuzz_one, seeds: http::seeds },
@@ -81,16 +81,16 @@ pub const TARGETS: [Target; 20] = [
     Target { name: "warm", fuzz_one: warm::fuzz_one, seeds: seeds::warm },
 ];
 
-/// The target of this name.
+/// Returns the target of this name.
 ///
 /// # Panics
 ///
-/// If there is none.
+/// If there is no such target.
 pub fn target(name: &str) -> Target {
     *TARGETS.iter().find(|target| target.name == name).expect("a target")
 }
 
-/// Input as text, up to where it is none.
+/// Returns the longest prefix of the input that is text.
 fn text(data: &[u8]) -> &str {
     let valid = match std::str::from_utf8(data) {
         Ok(_) => data.len(),
@@ -99,7 +99,7 @@ fn text(data: &[u8]) -> &str {
     std::str::from_utf8(&data[..valid]).unwrap_or_default()
 }
 
-/// A directory for a fake machine, whose files are written over and over: in memory where it can be.
+/// Creates a directory for a fake machine whose files are rewritten continually: in memory if possible.
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory")
 }

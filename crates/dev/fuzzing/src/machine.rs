@@ -1,13 +1,14 @@
-//! All that is read of `/proc` and `/sys`: a part of one file of a fake machine is replaced, and everything is read.
+//! All parsers of `/proc` and `/sys`: a part of one file of a fake machine is replaced, and everything is read.
 //!
-//! The input: which file (1 byte), from where (2), how many bytes are replaced (1; 255 for the rest), and by what.
+//! The input: the number of the file (1 byte), the offset (2), how many bytes are replaced (1; 255 for the
+//! rest), and the replacement.
 
 use std::path::Path;
 
 use crate::machine_tree;
 
 thread_local! {
-    // Of a thread, since what is static is never removed.
+    // Per thread, since a static value is never dropped.
     static TREE: tempfile::TempDir = {
         let tree = crate::scratch();
         machine_tree::make(tree.path());
@@ -15,7 +16,7 @@ thread_local! {
     };
 }
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     TREE.with(|tree| replace(tree.path(), data));
 }
@@ -39,7 +40,7 @@ fn replace(tree: &Path, data: &[u8]) {
     std::fs::write(&path, right).unwrap();
 }
 
-/// Each file as it is.
+/// Each file unchanged.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let files = (0_u8..).zip(machine_tree::FILES);
     files.map(|(file, (_, content))| [&[file, 0, 0, u8::MAX], content.as_bytes()].concat()).collect()

@@ -1,12 +1,13 @@
-//! The pages of a store: any bytes are read or refused, what is sealed is read, and a trunk of the free list is a stack whatever is
-//! in it.
+//! Pages of a store: any bytes are parsed or rejected, a sealed page is parsed, and a trunk of the free list
+//! works as a stack whatever it contains.
 //!
-//! The input: number of the page (8 bytes), id of the store (8), how many entries are popped and pushed (1), and the page.
+//! The input: the page's number (8 bytes), the store's id (8), how many entries are popped and pushed (1), and
+//! the page.
 
 use crate::format::page::{self, HEADER, PageFault, PageKind};
 use crate::format::trunk;
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let Some((head, bytes)) = data.split_first_chunk::<17>() else { return };
     let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| head[at + byte]));
@@ -15,7 +16,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
     if bytes.len() < HEADER {
         return;
     }
-    // As it is, with a checksum that holds.
+    // The same page with a valid checksum.
     let mut sealed = bytes.to_vec();
     let crc = crc32c::crc32c(&sealed[4..]);
     sealed[..4].copy_from_slice(&crc.to_le_bytes());

@@ -1,13 +1,15 @@
-//! The page map of a store: any bytes are read or refused, and what is read is written and read again as the same.
+//! The page map of a store: any bytes are parsed or rejected, and a parsed map is the same after it was written
+//! and read again.
 //!
-//! The bytes are tried as they are, and as what a block holds, with a checksum that holds, which mutations never meet.
+//! The bytes are tried as they are, and as the content of a block with a valid checksum, which mutations never
+//! hit.
 
 use crate::format::page_map::{BLOCK, MapBlock};
 
 const STORE: u64 = 7;
 const NUMBER: u64 = 3;
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     try_reading(data);
     let mut sealed = vec![0; BLOCK];

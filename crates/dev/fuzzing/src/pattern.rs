@@ -1,4 +1,4 @@
-//! File patterns of profiles: any text is read or refused, and matching any name ends soon.
+//! File patterns of profiles: any text is parsed or rejected, and matching any name ends soon.
 //!
 //! The first line is the pattern, the rest a path.
 
@@ -8,10 +8,10 @@ use std::path::Path;
 
 use pagekeeper_policy::names::{Pattern, by_last_number};
 
-/// The longest name of a file on Linux.
+/// The maximum length of a file's name on Linux.
 const NAME_MAX: usize = 255;
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let mut parts = data.splitn(2, |byte| *byte == b'\n');
     let (pattern, path) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());

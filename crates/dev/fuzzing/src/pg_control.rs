@@ -1,13 +1,14 @@
-//! `PostgreSQL`'s control file: any bytes are read or refused, and figures of one that is read can be reckoned with.
+//! `PostgreSQL`'s control file: any bytes are parsed or rejected, and arithmetic on the parsed numbers does not
+//! fail.
 //!
-//! The bytes are tried as they are, and with a checksum that holds in each format, which mutations never meet.
+//! The bytes are tried as they are, and in each format with a valid checksum, which mutations never hit.
 
 use pagekeeper_catalog::checkpoint::postgresql::{ControlFile, LEN};
 
-/// The formats, and where the checksum of each is.
+/// The formats, with the offset of the checksum in each.
 const FORMATS: [(u32, usize); 3] = [(1300, 288), (1700, 288), (1800, 292)];
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     try_reading(data);
     for format in 0..FORMATS.len() {
@@ -15,7 +16,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
     }
 }
 
-/// With the number of a format, and a checksum that holds.
+/// Returns the bytes with the number of a format, and a valid checksum.
 pub(crate) fn sealed(data: &[u8], format: usize) -> Vec<u8> {
     let (number, end) = FORMATS[format];
     let mut sealed = data.to_vec();
@@ -37,7 +38,7 @@ fn try_reading(bytes: &[u8]) {
     }
 }
 
-/// One with all that is read.
+/// A control file with all fields that are read.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut bytes = vec![0; 292];
     let figures = [

@@ -1,11 +1,12 @@
-//! `PostgreSQL`'s replication slots: any bytes are read or refused, and a place that is read can be reckoned with.
+//! `PostgreSQL`'s replication slots: any bytes are parsed or rejected, and arithmetic on a parsed position does
+//! not fail.
 //!
-//! The bytes are tried as they are, and with a checksum that holds in each version, which mutations never meet.
+//! The bytes are tried as they are, and in each version with a valid checksum, which mutations never hit.
 
 use pagekeeper_catalog::postgresql::slot::{LEN, ReplicationSlot};
 use pagekeeper_policy::names::SegmentSize;
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     try_reading(data);
     for version in [2, 3, 5] {
@@ -13,7 +14,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
     }
 }
 
-/// With the magic, a version, the length that there is, and a checksum that holds.
+/// Returns the bytes with the magic, a version, the actual length, and a valid checksum.
 fn sealed(data: &[u8], version: u32) -> Vec<u8> {
     let mut sealed = data.to_vec();
     sealed.resize(data.len().clamp(104, LEN), 0);
@@ -34,7 +35,7 @@ fn try_reading(bytes: &[u8]) {
     }
 }
 
-/// A logical one.
+/// A logical slot.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut bytes = vec![0; 200];
     bytes[16..22].copy_from_slice(b"polled");

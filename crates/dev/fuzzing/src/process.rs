@@ -1,7 +1,7 @@
-//! What a process says of itself in `/proc`: its name, title, state and users, and its groups, mounts, mappings and descriptors, whose
-//! names it chose. One file of a fake process is replaced and read.
+//! A process's own data in `/proc`: its name, title, state and users, and its groups, mounts, mappings and
+//! descriptors, whose names it can choose. One file of a fake process is replaced and read.
 //!
-//! The input: which file (1 byte), and what stands in it.
+//! The input: the number of the file (1 byte), and its content.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -14,7 +14,7 @@ use pagekeeper_policy::names::SegmentSize;
 
 const PID: u32 = 7;
 
-/// Each file, and something that stands in it.
+/// Each file, with an example of its content.
 const FILES: [(&str, &str); 8] = [
     ("stat", "7 (a) S (1) R) S 1 42 42 0 -1 2129984 98 0 0 0 0 0 0 0 20 0 13 0 92206 3133440 388\n"),
     ("comm", "a) S (1) R\n"),
@@ -38,7 +38,7 @@ struct Fake {
 }
 
 thread_local! {
-    // Of a thread, since what is static is never removed.
+    // Per thread, since a static value is never dropped.
     static FAKE: Fake = make();
 }
 
@@ -54,7 +54,7 @@ fn make() -> Fake {
     Fake { tree, profiles: Profile::built_in().into_iter().map(Arc::new).collect() }
 }
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let Some((file, content)) = data.split_first() else { return };
     FAKE.with(|fake| replace(fake, *file, content));
@@ -108,7 +108,7 @@ fn try_title(title: &str) {
     }
 }
 
-/// Each file as it is, and more titles.
+/// Each file unchanged, and more titles.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let seed = |file: u8, content: &str| [&[file], content.as_bytes()].concat();
     let mut seeds: Vec<_> = (0..).zip(FILES).map(|(file, (_, content))| seed(file, content)).collect();

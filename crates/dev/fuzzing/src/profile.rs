@@ -1,10 +1,10 @@
-//! Profiles: any text is read or refused, and one that is read can be used.
+//! Profiles: any text is parsed or rejected, and a parsed profile can be used.
 
 use std::path::Path;
 
 use pagekeeper_catalog::Profile;
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let text = crate::text(data);
     if let Ok(profile) = Profile::parse(text, Path::new("profile.toml")) {

@@ -1,8 +1,8 @@
-//! The record reader, through a redo log: any bytes in its files are read or refused, what is read stays the same when the log is
-//! opened again, and what is appended then comes behind it.
+//! The record reader, through a redo log. Any bytes in its files are parsed or rejected. The records read stay
+//! the same when the log is opened again, and an appended record follows them.
 //!
-//! The input is a list of places and what to put there: records with a checksum that holds, which mutations never meet, and bytes
-//! as they are.
+//! The input is a list of places and what to write there: records with valid checksums, which mutations never
+//! hit, and raw bytes.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -13,13 +13,13 @@ use pagekeeper_log::{Error, RedoLog, RedoOptions, RedoRecord};
 const FILE: u64 = 32 << 10;
 const RING: u64 = 2 * FILE;
 
-/// A log that is empty, and the salt in force in it.
+/// An empty log, and its current salt.
 static EMPTY: LazyLock<(SimDisk, u32)> = LazyLock::new(|| {
     let disk = SimDisk::new();
     options(&disk).create(dir()).unwrap().close().unwrap();
     let mut slots = [0; 8192];
     disk.open(&dir().join("control"), Access::Buffered).unwrap().read_at(0, &mut slots).unwrap();
-    // The slot in use is the one of the second write.
+    // The slot of the second write is in use.
     let salt = slots[48..52].try_into().unwrap();
     (disk, u32::from_le_bytes(salt))
 });
@@ -55,7 +55,7 @@ fn all(log: &RedoLog) -> Vec<RedoRecord> {
     log.read_from(log.checkpoint_lsn()).unwrap().map(|record| record.unwrap()).collect()
 }
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let (empty, salt) = &*EMPTY;
     let disk = empty.after_kill();
@@ -75,7 +75,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
         match what >> 2 & 7 {
             0 => put(&files, at, body),
             1 => {
-                // An epoch that may be the one that is due.
+                // An epoch that may be the expected one.
                 let new = salt.wrapping_add(1 + u32::from(*behind));
                 let mut body = next.to_le_bytes().to_vec();
                 body.extend(new.to_le_bytes());

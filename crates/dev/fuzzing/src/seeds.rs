@@ -1,4 +1,4 @@
-//! What parsers of formats of our own, of names and of settings are meant to read: where mutations begin.
+//! Valid inputs for parsers of this project's own formats, of names and of settings: mutations begin here.
 
 use pagekeeper_catalog::BUILT_IN;
 
@@ -8,12 +8,12 @@ pub(crate) fn snapshot() -> Vec<Vec<u8>> {
     vec![golden.to_vec(), golden[10..golden.len() - 4].to_vec()]
 }
 
-/// Those that are built in.
+/// The built-in profiles.
 pub(crate) fn profile() -> Vec<Vec<u8>> {
     BUILT_IN.iter().map(|(_, text)| text.as_bytes().to_vec()).collect()
 }
 
-/// Each with a name that fits.
+/// Patterns, each with a name that matches.
 pub(crate) fn pattern() -> Vec<Vec<u8>> {
     owned(&[
         b"*.{n}\n/d/binlog.000012",
@@ -32,7 +32,8 @@ pub(crate) fn superblock() -> Vec<Vec<u8>> {
     vec![[slot.as_slice(), slot].concat()]
 }
 
-/// One record (what the store is, then an image, a diff and a page that is free), and the same in two parts, of the next commit.
+/// One record (the store's state, then an image, a diff and a free page), and the same in two parts, of the
+/// next commit.
 pub(crate) fn entry() -> Vec<Vec<u8>> {
     owned(&[
         b"\x00\x2c\x09\x01\x01\xac\x02\x00user\x0a\x11\x07\x01\x02\x03\x04\xc8\x01ab\x0f\x32\xab\x02\x01\
@@ -42,7 +43,7 @@ pub(crate) fn entry() -> Vec<Vec<u8>> {
     ])
 }
 
-/// Which page of which store it should be, then the page, a trunk of the free list.
+/// The expected page number and store id, then the page, a trunk of the free list.
 pub(crate) fn page() -> Vec<Vec<u8>> {
     owned(&[
         b"\x07\x00\x00\x00\x00\x00\x00\x00\x08\x07\x06\x05\x04\x03\x02\x01\x03\x00\x00\x00\x00\x03\x00\x00\
@@ -52,12 +53,12 @@ pub(crate) fn page() -> Vec<Vec<u8>> {
     ])
 }
 
-/// Two records behind each other, an epoch, bytes as they are, and a record at the next block.
+/// Two consecutive records, an epoch, raw bytes, and a record at the next block.
 pub(crate) fn redo() -> Vec<Vec<u8>> {
     owned(&[b"\x05\0\0\x02recordxx\x05\0\0\x01more\x05\0\x01\0\x01\x09\0\x01rest\x06\0\0\x01last"])
 }
 
-/// One of each syntax.
+/// One example of each syntax.
 pub(crate) fn settings() -> Vec<Vec<u8>> {
     owned(&[
         b"[mysqld]\nsync-binlog = \"1\" # each\n!includedir /etc/mysql/conf.d\nskip-x\n",
@@ -67,13 +68,13 @@ pub(crate) fn settings() -> Vec<Vec<u8>> {
     ])
 }
 
-/// The second write of a block, as of commit 300, with a doubt, and three entries.
+/// The second write of a block, as of commit 300, with one page in doubt, and three entries.
 pub(crate) fn page_map() -> Vec<Vec<u8>> {
     owned(&[b"\x02\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
         \x01\0\0\0\x04\x03\x02\x01\0\0\0\0"])
 }
 
-/// Changes, and a leaf, an inner page and an extent's head, each as small as it can be.
+/// Changes, and a leaf, an inner page and an extent's head, each as small as possible.
 pub(crate) fn tree_page() -> Vec<Vec<u8>> {
     owned(&[
         b"\x03\x10\x01\x09x\x11\x00\x00\x00\x12\x00\x20ytl\0\0\x02\0\x20\0\x02\0\0\0ab\x20\0\x27\0\0\0\

@@ -1,7 +1,7 @@
-//! What the doctor reads of a server: its program, its settings files, and what its WAL says. One file of a fake server is replaced,
-//! or a segment of WAL has another name, and all is read.
+//! The doctor's facts about a server: its program, its settings files, and the state of its WAL. One file of a
+//! fake server is replaced, or a segment of the WAL gets another name, and everything is read.
 //!
-//! The input: which file (1 byte), and what stands in it, or the name.
+//! The input: the number of the file (1 byte), and its content, or the name.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use pagekeeper_policy::FileClass;
 use crate::pg_control;
 
 const PID: u32 = 7;
-/// The size of segments that the control file of the seeds names, and where one is.
+/// The size of segments according to the seeds' control file, and the path of one.
 const SEGMENT: u64 = 16 << 20;
 const WAL: &str = "pg_wal/000000010000000000000001";
-/// The head of its first page: its position at 8, the size of pages at 36.
+/// The head of the segment's first page: its position at byte 8, the page size at byte 36.
 const PAGE: &str = "\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x20\0\0";
 
-/// The process that has each file, and something that stands in it.
+/// Each file, with its process and an example of its content.
 const FILES: [(&str, &str, &str); 9] = [
     ("mysqld", "mysqld", "\0mysqld-8.0\0enforce-gtid-consistency\x008.0.29\0client\0mysqld\0"),
     ("mysqld", "my.cnf", "[mysqld]\nsync-binlog = 1\n!includedir .\n[mysqld-8.0]\nplugin-load=ha_rocksdb\n"),
@@ -48,7 +48,7 @@ struct Fake {
 }
 
 thread_local! {
-    // Of a thread, since what is static is never removed.
+    // Per thread, since a static value is never dropped.
     static FAKE: Fake = make();
 }
 
@@ -77,7 +77,7 @@ fn make() -> Fake {
     Fake { tree, host, profiles: Profile::built_in().into_iter().map(Arc::new).collect() }
 }
 
-/// What a file is replaced by.
+/// Returns a valid replacement for a file.
 fn right(file: usize, content: &str) -> Vec<u8> {
     match FILES[file].1 {
         "global/pg_control" => pg_control::seeds().remove(0),
@@ -85,7 +85,7 @@ fn right(file: usize, content: &str) -> Vec<u8> {
     }
 }
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let Some((file, content)) = data.split_first() else { return };
     FAKE.with(|fake| {
@@ -139,7 +139,7 @@ fn read(fake: &Fake, process: &str, wal: &Path) {
     let _ = journal(0, &snapshot, &settings, &roots);
 }
 
-/// A file that the process holds.
+/// A file that the process has open.
 fn held(path: PathBuf) -> File {
     let inode = Inode { dev: 1, ino: 1 };
     let kind = OpenerKind::Mapped { writable: true };
@@ -156,7 +156,7 @@ fn held(path: PathBuf) -> File {
     }
 }
 
-/// Each file as it is, and a name.
+/// Each file unchanged, and a name.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let seed = |file: usize, content: &[u8]| [&[u8::try_from(file).unwrap()], content].concat();
     let mut seeds: Vec<_> =

@@ -1,8 +1,8 @@
-//! The settings files of databases: any text is read, and what is read is of lines that are there.
+//! Settings files of databases: any text is parsed, and each result comes from an existing line.
 
 use pagekeeper_catalog::settings::{guc, option_file, options, toml_keys};
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let text = crate::text(data);
     let lines = u32::try_from(text.lines().count()).unwrap_or(u32::MAX);

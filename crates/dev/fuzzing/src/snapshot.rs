@@ -1,10 +1,12 @@
-//! The snapshot file: any bytes are read or refused, and what is read is written and read again as the same.
+//! The snapshot file: any bytes are parsed or rejected, and a parsed file is the same after it was written and
+//! read again.
 //!
-//! The bytes are tried as they are, and as content of version 1 whose checksum holds, which mutations never meet.
+//! The bytes are tried as they are, and as content of version 1 with a valid checksum, which mutations never
+//! hit.
 
 use crate::snapshot_format as format;
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     try_reading(data);
     let mut sealed = [&format::MAGIC[..], &1_u16.to_le_bytes(), data].concat();
@@ -17,7 +19,7 @@ fn try_reading(bytes: &[u8]) {
     if let Ok(snapshot) = format::decode(bytes) {
         let page = snapshot.page_size;
         for file in &snapshot.files {
-            // As `warm --from` reckons.
+            // The arithmetic of `warm --from`.
             let pages: u64 = file.extents.iter().map(|extent| extent.end - extent.start).sum();
             assert!(pages.checked_mul(page).is_some());
             assert!(file.extents.is_sorted_by(|a, b| a.end < b.start));

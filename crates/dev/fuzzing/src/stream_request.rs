@@ -1,8 +1,9 @@
-//! What users write to the guard's socket for streams, and what a client reads there: any bytes are a request or none, an answer or none.
+//! Requests that users write to the guard's socket for streams, and the answers that a client reads there: any
+//! bytes are parsed or rejected.
 
 use pagekeeper_guard::stream_request::{StreamAnswer, StreamSums, check_request, request_line};
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     if check_request(data).is_ok() {
         assert!(data.ends_with(b"\n") && data.windows(4).any(|word| word == b"self"), "{data:?}");

@@ -1,10 +1,12 @@
-//! The superblock of a store: any bytes are read or refused, and what is read is written and read again as the same.
+//! The superblock of a store: any bytes are parsed or rejected, and a parsed superblock is the same after it
+//! was written and read again.
 //!
-//! The bytes are tried as they are, and as the content of two slots whose checksums hold, which mutations never meet.
+//! The bytes are tried as they are, and as the content of two slots with valid checksums, which mutations never
+//! hit.
 
 use crate::format::superblock::{Found, MAX_USER_BYTES, SLOT, Superblock, newest};
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     try_reading(data);
     let (first, second) = data.split_at(data.len() / 2);

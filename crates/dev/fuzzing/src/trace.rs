@@ -1,4 +1,4 @@
-//! Lines of the kernel's tracing, in which tasks stand under the names that they chose: any bytes are a line or none.
+//! Lines of the kernel's tracing, which contain the names that tasks chose: any bytes are parsed or rejected.
 
 use pagekeeper_trace::{Durations, MachineCounts};
 
@@ -14,7 +14,7 @@ mod event;
 #[allow(dead_code)]
 mod lines;
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     for line in data.split(|byte| *byte == b'\n') {
         if let Some(lines::Line::Event(record)) = lines::parse(line) {

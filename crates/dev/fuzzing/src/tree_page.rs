@@ -1,7 +1,8 @@
-//! The pages of a tree: any bytes are read or refused, and any changes made to them; where the entries of a page are whole and apart, a
-//! change changes what it says and nothing else.
+//! The pages of a tree. Any bytes are parsed or rejected, as are any changes made to them. If the entries of a
+//! page are complete and do not overlap, a change has its specified effect and no other.
 //!
-//! The input: how many changes (1 byte), these (4 bytes each: what, which entry, how long, a byte of it), and the page.
+//! The input: the number of changes (1 byte), the changes (4 bytes each: kind, entry, length, a byte of
+//! content), and the page.
 
 use crate::tree_format::edit::{self, Entry};
 use crate::tree_format::extent::Extent;
@@ -10,7 +11,7 @@ use crate::tree_format::node::{Body, LargeRef, Node, common};
 /// Bytes of a page that has room for changes.
 const PAYLOAD: usize = 4064;
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let Some((count, rest)) = data.split_first() else { return };
     let at = rest.len().min(4 * usize::from(count % 32));
@@ -20,7 +21,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
     }
     try_reading(page);
     try_changing(page.to_vec(), changes);
-    // With room between the directory and the entries, which are where the page ends.
+    // With room between the directory and the entries, which are at the end of the page.
     let mut roomy = vec![0; PAYLOAD];
     if let Ok(node) = Node::parse(page)
         && let Ok(cells) = node.cells().collect::<Result<Vec<_>, _>>()
@@ -60,7 +61,7 @@ fn try_reading(page: &[u8]) {
 
 type Contents = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// What a page's entries are, if all of them are whole.
+/// Returns a page's entries, if all of them are complete.
 fn contents(page: &[u8]) -> Option<Contents> {
     let node = Node::parse(page).ok()?;
     let cells =
@@ -68,7 +69,7 @@ fn contents(page: &[u8]) -> Option<Contents> {
     cells.collect::<Result<_, _>>().ok()
 }
 
-/// The same, if none lies in another.
+/// Returns a page's entries, if all of them are complete and none overlaps another.
 fn apart(page: &[u8]) -> Option<Contents> {
     let node = Node::parse(page).ok()?;
     let mut places: Vec<_> = node
@@ -124,7 +125,8 @@ fn try_changing(mut page: Vec<u8>, changes: &[u8]) {
         };
         let Some(before) = before else { continue };
         match done {
-            // An inner page without entries is none; and who inserts a key knows how long one may be.
+            // An inner page without entries is invalid. The caller of an insertion checks the length of the
+            // key.
             Ok(true) if !is_leaf && after.as_ref().is_some_and(Vec::is_empty) => {}
             Ok(true) if apart(&page).is_none() => {
                 assert!(prefix + suffix.len() > 512, "a change left no page");

@@ -1,13 +1,14 @@
-//! The warm set of a store: any bytes are read or refused, and what is read is written and read again as the same.
+//! The warm set of a store: any bytes are parsed or rejected, and a parsed set is the same after it was written
+//! and read again.
 //!
-//! The bytes are tried as they are, and as ranges behind a header that is right, with a checksum that holds, which mutations never
-//! meet.
+//! The bytes are tried as they are, and as ranges after a valid header, with a valid checksum, which mutations
+//! never hit.
 
 use crate::format::warm;
 
 const STORE: u64 = 7;
 
-/// Reads an input.
+/// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     try_reading(data);
     let mut sealed = warm::encode(STORE, &[]);

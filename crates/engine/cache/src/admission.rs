@@ -1,23 +1,24 @@
-//! Which misses of a buffered file are answered from the kernel's page cache alone.
+//! Decides which misses of a buffered file are answered from the kernel's page cache alone.
 //!
-//! A page that the kernel has resident costs a copy when it is missed, and no device read. Where every page of this cache is
-//! in use, taking it in as well drives out another that will be missed just as soon: two copies and an eviction for
-//! nothing. So only one in [`ADMITTED_ONE_IN`] is taken in, which is enough to follow when others come into use; and one that is
-//! missed again at once by the same thread, as by small reads in order.
+//! A missed page that the kernel has resident costs a copy, and no device read. If all pages of this cache are
+//! in use, admitting the page evicts another that will be missed just as soon: two copies and an eviction for
+//! nothing. Therefore only one such miss in [`ADMITTED_ONE_IN`] is admitted, which suffices to follow a working
+//! set that changes. A page that the same thread misses again at once is also admitted, as with small
+//! sequential reads.
 //!
-//! Invariants: nothing here keeps a page from being read; no lock, no shared memory.
+//! Invariants: nothing here stops a page from being read; no lock, no shared memory.
 
 use std::cell::Cell;
 
-/// One miss in so many is taken in all the same.
+/// One miss in this many is admitted anyway.
 const ADMITTED_ONE_IN: u32 = 16;
 
 thread_local! {
-    /// The last miss of this thread that was answered by the kernel's cache, by file and page, and how many there were.
+    /// The last such miss of this thread, as file and page, and the number of such misses.
     static LAST: Cell<(u64, u32, u32)> = const { Cell::new((0, 0, 0)) };
 }
 
-/// Whether this miss is to be answered by the kernel's cache, and the page not admitted to this one.
+/// Whether the kernel's cache should answer this miss, without admitting the page to this cache.
 pub(crate) fn is_refused(file: u64, page: u32) -> bool {
     LAST.with(|last| {
         let (last_file, last_page, count) = last.get();

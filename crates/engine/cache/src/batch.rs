@@ -1,7 +1,7 @@
-//! Reads of many pages at once: what is absent goes to the device together, neighbours as one read.
+//! Reads of many pages at once: absent pages go to the device together, neighbours as one read.
 //!
-//! Invariants: a thread begins all loads that it will do itself, finishes them, and only then waits for those of others, so
-//! that two batches never wait for each other. Each request has an outcome of its own.
+//! Invariants: a thread begins all loads that it does itself, finishes them, and only then waits for those of
+//! other threads. So two batches never wait for each other. Each request has its own outcome.
 
 use pagekeeper_io::{IoFile, ReadStream, StreamRead};
 
@@ -11,13 +11,14 @@ use crate::lookup::Attempt;
 use crate::pool::{Begin, LoadReason, OnBusy};
 use crate::{CachedFile, Error};
 
-/// Neighbouring pages in one read of the device, at most.
+/// Maximum number of neighbouring pages in one read of the device.
 pub(crate) const RUN: usize = 16;
 
-/// Pages that one call has under way at once, at most.
+/// Maximum number of pages that one call has in flight.
 const AT_ONCE: usize = 256;
 
-/// Absent pieces after which the rest of a list is probed while the reads of these are under way, so that the device is not kept idle.
+/// After this many absent pieces, the rest of a list is probed while the reads of these are in flight, so that
+/// the device does not idle.
 const MAX_PROBED: usize = 64;
 
 /// One of many reads of a file.
@@ -29,23 +30,23 @@ pub struct ReadRequest<'a> {
 }
 
 impl<'a> ReadRequest<'a> {
-    /// Reads from `offset` on into `buf`.
+    /// Creates a request that reads from `offset` on into `buf`.
     pub fn new(offset: u64, buf: &'a mut [u8]) -> Self {
         Self { offset, buf, outcome: Ok(0) }
     }
 
-    /// How many bytes were read, fewer than the buffer holds only at the end of the file; or why they could not be. `Ok(0)`
-    /// before the request was made.
+    /// Returns the number of bytes read, fewer than the buffer holds only at the end of the file, or the error.
+    /// `Ok(0)` before the request was made.
     pub fn outcome(&self) -> &Result<usize, Error> {
         &self.outcome
     }
 
-    /// Where it reads from, in bytes.
+    /// Returns the offset of the read, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The buffer.
+    /// Returns the buffer.
     pub fn bytes(&self) -> &[u8] {
         self.buf
     }
@@ -76,7 +77,7 @@ fn cut<'a>(handle: &Handle, offset: u64, mut buf: &'a mut [u8], request: usize, 
     }
 }
 
-/// Splits pages that follow each other into groups that are neighbours in the file: the length of the first.
+/// Returns the length of the first run: of pages that are neighbours in the file, at most [`RUN`].
 pub(crate) fn run_len(pages: impl IntoIterator<Item = u32>) -> usize {
     let mut pages = pages.into_iter();
     let Some(mut last) = pages.next() else { return 0 };
@@ -91,13 +92,14 @@ pub(crate) fn run_len(pages: impl IntoIterator<Item = u32>) -> usize {
 }
 
 impl CachedFile {
-    /// Makes many reads at once. All pages that are absent go to the device together, as wide as the back-end can.
+    /// Makes many reads at once. All absent pages go to the device together, with as much concurrency as the
+    /// back-end has.
     ///
-    /// Each request has an [outcome](ReadRequest::outcome) of its own; one that fails does not keep others from being read.
+    /// Each request has its own [outcome](ReadRequest::outcome); a request that fails does not stop the others.
     ///
     /// # Errors
     ///
-    /// The first error among the requests' outcomes, as of [`read_at`](Self::read_at).
+    /// The first error among the requests' outcomes, like that of [`read_at`](Self::read_at).
     pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<(), Error> {
         let handle = &**self.handle();
         if let Err(error) = handle.shared.require_own_process() {
@@ -123,10 +125,10 @@ impl CachedFile {
         outcomes.into_iter().try_for_each(|outcome| outcome.clone().map(drop))
     }
 
-    /// A read within the file across pages.
+    /// Reads within the file, across pages.
     pub(crate) fn read_pieces(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let handle = &**self.handle();
-        // What is there needs no list of pieces.
+        // Pages in the cache need no list of pieces.
         let found = handle.read_found(offset, buf);
         let (offset, buf) = (offset + found as u64, &mut buf[found..]);
         if buf.is_empty() {
@@ -145,7 +147,7 @@ impl CachedFile {
 }
 
 impl Handle {
-    /// Copies from `offset` on up to the first page that is absent; how many bytes.
+    /// Copies from `offset` on up to the first absent page. Returns the number of bytes.
     fn read_found(&self, offset: u64, buf: &mut [u8]) -> usize {
         let shift = self.shared.settings.page_shift;
         let mut done = 0;
@@ -163,7 +165,7 @@ impl Handle {
         done
     }
 
-    /// Reads all pieces; `failed` is called for each that can't be.
+    /// Reads all pieces; `failed` is called for each piece that can't be read.
     fn read_all(&self, mut pieces: Vec<Piece<'_>>, failed: &mut dyn FnMut(usize, Error)) {
         let mut absent = 0;
         pieces.retain_mut(|piece| {
@@ -180,7 +182,7 @@ impl Handle {
                 self.shared.settings.io.read_stream(&mut loads);
                 loads.others
             }
-            // One page is loaded alone, and a closed file says so to each.
+            // A single page is loaded alone; a closed file fails each piece.
             Ok(_) | Err(_) => vec![&mut pieces[..]],
         };
         for piece in others.into_iter().flatten() {
@@ -195,7 +197,8 @@ impl Handle {
         frames::copy(self, piece.page, piece.from, piece.buf, Attempt::First)
     }
 
-    /// Takes a frame for an absent page; `None` if that is to be done alone: another loads it, or no frame is free.
+    /// Takes a frame for an absent page. `None` if the page must be read alone: another caller loads it, or no
+    /// frame is free.
     fn begin_load(&self, page: u32) -> Option<Filling<&Self>> {
         let attempt = || self.shared.pool.begin(&self.page_table, page, OnBusy::Leave);
         let mut begun = attempt();
@@ -219,26 +222,26 @@ impl Handle {
     }
 }
 
-/// Neighbouring pages that one read loads, each with the pieces that want it.
+/// Neighbouring pages that one read loads, each with the pieces that need it.
 type Run<'a, 'b> = Vec<(Filling<&'a Handle>, &'a mut [Piece<'b>])>;
 
-/// The loads that one call makes: each begins when there is room on the device, and is settled soon after its read has ended,
-/// while others are under way.
+/// The loads of one call. Each begins when the device has room, and is settled soon after its read has ended,
+/// while others are in flight.
 struct Loads<'a, 'b, 'f> {
     handle: &'a Handle,
     io: &'a dyn IoFile,
-    /// The pieces that are yet to be begun, by page.
+    /// The pieces whose loads have not begun, by page.
     rest: &'a mut [Piece<'b>],
-    /// None of these was there as the call began.
+    /// Whether all of these were found absent when the call began.
     is_probed: bool,
-    /// Under way, by token.
+    /// Runs in flight, by token.
     runs: Vec<Option<Run<'a, 'b>>>,
     free: Vec<usize>,
-    /// Pages under way.
+    /// Pages in flight.
     pages: usize,
     /// Reads that have ended since the last turn.
     ended: Vec<(usize, Result<usize, Error>)>,
-    /// Pieces of pages that are to be read alone.
+    /// Pieces of pages that must be read alone.
     others: Vec<&'a mut [Piece<'b>]>,
     failed: &'f mut dyn FnMut(usize, Error),
 }
@@ -265,8 +268,8 @@ impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
         }
     }
 
-    /// Begins the load of the next page that has not been, and that this thread can load: in a run only if it is
-    /// the neighbour `after` which it comes.
+    /// Begins the load of the next page that this thread can load. With `after`, only if the page is that
+    /// page's next neighbour.
     fn begin(&mut self, after: Option<u32>) -> Option<(Filling<&'a Handle>, &'a mut [Piece<'b>])> {
         loop {
             let page = self.rest.first()?.page;
@@ -277,7 +280,7 @@ impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
             let (group, rest) = std::mem::take(&mut self.rest).split_at_mut(len);
             self.rest = rest;
             if !self.is_probed && group.iter_mut().all(|piece| self.handle.find_piece(piece)) {
-                // The page behind it is no neighbour of the last any more, and begins a run of its own.
+                // The next page no longer follows the last one, so it begins its own run.
                 continue;
             }
             if let Some(filling) = self.handle.begin_load(page) {
@@ -287,7 +290,7 @@ impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
         }
     }
 
-    /// Settles the pages of a read that has ended, and whose file was found `unchanged` after that.
+    /// Settles the pages of a read that has ended. `unchanged` is the state of the file after the read.
     fn settle(&mut self, run: Run<'a, 'b>, read: &Result<usize, Error>, unchanged: Result<(), &Error>) {
         let page_size = 1 << self.handle.shared.settings.page_shift;
         let alone = run.len() == 1;
@@ -298,7 +301,7 @@ impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
                 .map_err(Error::clone)
                 .map(|read| read.saturating_sub(place * page_size).min(page_size));
             if read.is_err() && !alone && unchanged.is_ok() {
-                // One page of a run may be bad, and the others not.
+                // One page of a run may be bad, and the others good.
                 read = self.handle.read_alone(&mut filling);
             }
             let bytes = filling.bytes(self.handle.page_len(filling.page()));
@@ -320,7 +323,7 @@ impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
                             (self.failed)(piece.request, error.clone());
                         }
                     } else {
-                        // It was written meanwhile, and is to be loaded again.
+                        // The page was written meanwhile, and must be loaded again.
                         self.others.push(pieces);
                     }
                 }
@@ -331,7 +334,7 @@ impl<'a, 'b, 'f> Loads<'a, 'b, 'f> {
 
 impl<'a> ReadStream<'a> for Loads<'a, '_, '_> {
     fn next(&mut self) -> Option<StreamRead<'a>> {
-        // So few that frames are left for others.
+        // A bound that leaves frames for others.
         let at_once = AT_ONCE.min(self.handle.shared.pool.limit() as usize / 8).max(1);
         if self.pages >= at_once {
             return None;

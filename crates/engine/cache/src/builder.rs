@@ -14,28 +14,28 @@ use crate::sys::memory;
 use crate::verifier::{LoadedPage, Verifier};
 use crate::{BuildError, PageCache};
 
-/// The fewest frames a cache works with.
+/// The smallest number of frames that a cache works with.
 const FRAMES_MIN: u64 = 64;
 
 /// Bookkeeping beside the frames, in bytes: threads' slots, files' records, waiters.
 const BASE: u64 = 64 << 10;
 
-/// How pages that are missed are read.
+/// The way to read missed pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Backend {
-    /// Direct I/O by `io_uring`, or by threads where `io_uring` can't be had.
+    /// Direct I/O by `io_uring`, or by threads if `io_uring` is unavailable.
     #[default]
     Auto,
-    /// Direct I/O by `io_uring`; the build fails where it can't be had.
+    /// Direct I/O by `io_uring`; the build fails if it is unavailable.
     Uring,
     /// Direct I/O by threads of pread(2).
     Threads,
-    /// Through the kernel's page cache, by threads of pread(2): everything may be cached twice. Where all pages here are in
-    /// use, most of what the kernel has resident is read from there alone.
+    /// Through the kernel's page cache, by threads of pread(2): a page may be cached twice. While all pages of
+    /// this cache are in use, most pages that the kernel has resident are read from the kernel's cache alone.
     Buffered,
 }
 
-/// The settings of a cache to be.
+/// The settings of a cache that is not built yet.
 #[derive(Clone)]
 pub struct Builder {
     memory: u64,
@@ -65,7 +65,7 @@ impl Default for Builder {
 }
 
 impl PageCache {
-    /// A cache to be set up.
+    /// Returns the settings of a new cache.
     ///
     /// ```
     /// use pagekeeper_cache::PageCache;
@@ -79,62 +79,67 @@ impl PageCache {
 }
 
 impl Builder {
-    /// The budget in bytes [default: 64 MiB]. Frames, their records and the tables of open files all count.
+    /// Sets the budget in bytes [default: 64 MiB]. Frames, their records and the tables of open files all
+    /// count.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = bytes;
         self
     }
 
-    /// Bytes of a page: a power of two from 4096 to 65536 [default: 4096].
+    /// Sets the size of a page in bytes: a power of two from 4096 to 65536 [default: 4096].
     #[must_use]
     pub fn page_size(mut self, bytes: usize) -> Self {
         self.page_size = bytes;
         self
     }
 
-    /// Where the frames' memory comes from [default: transparent huge pages].
+    /// Sets the source of the frames' memory [default: transparent huge pages].
     #[must_use]
     pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
         self.huge_pages = huge_pages;
         self
     }
 
-    /// How pages that are missed are read [default: direct I/O, `io_uring` or threads].
+    /// Sets the way to read missed pages [default: direct I/O, `io_uring` or threads].
     #[must_use]
     pub fn backend(mut self, backend: Backend) -> Self {
         self.backend = backend;
         self
     }
 
-    /// A back-end of one's own in place of [`backend`](Self::backend), for direct access: the simulated disk, or one that
-    /// is shared.
+    /// Sets a back-end in place of [`backend`](Self::backend), for direct access: the simulated disk, or a
+    /// back-end that is shared.
     #[must_use]
     pub fn io(mut self, io: Arc<dyn Io>) -> Self {
         self.io = Some(io);
         self
     }
 
-    /// Starts no threads but those of the back-end: reads are verified where they end, in the order of their ends, and memory is cleared as it is
-    /// used. For tests whose order is to repeat, on a back-end of their own.
+    /// Starts no threads except those of the back-end. Reads are then verified on the thread where they end, in
+    /// that order, and memory is cleared when it is used. For tests that repeat an order, on a back-end of
+    /// their own.
     #[must_use]
     pub fn without_threads(mut self) -> Self {
         self.threads = false;
         self
     }
 
-    /// Takes the whole table of a file out of the budget when it is opened, in place of what of it is touched [default: no].
-    /// Then the capacity changes when files are opened and closed, and not as they are read.
+    /// Takes the whole table of a file out of the budget when the file is opened, instead of only the parts
+    /// that are touched [default: no]. The capacity then changes when files are opened and closed, and not as
+    /// they are read.
     #[must_use]
     pub fn reserve_tables(mut self, reserve: bool) -> Self {
         self.reserve_tables = reserve;
         self
     }
 
-    /// Checks every page once, when it is loaded, outside all locks. A page that it says no to is not cached, and all who
-    /// asked for it get [`Error::Rejected`](crate::Error::Rejected) with the reason. It must not read through the cache: a page
-    /// that it waits for may be one that waits for it. Its panic goes on in the thread that reads; others who wait for the
-    /// page, and neighbours that were read together with it, get [`Error::LoaderPanicked`](crate::Error::LoaderPanicked).
+    /// Checks every page once, when it is loaded, outside all locks. A page that the verifier rejects is not
+    /// cached, and all callers that wait for it get [`Error::Rejected`](crate::Error::Rejected) with the
+    /// reason. The verifier must not read through the cache: it could wait for a page whose load waits for the
+    /// verifier. If it panics, the panic continues in the thread that reads. Other callers that wait for the
+    /// page, and for neighbours read together with it, get
+    /// [`Error::LoaderPanicked`](crate::Error::LoaderPanicked).
     ///
     /// ```
     /// use pagekeeper_cache::{LoadedPage, PageCache};
@@ -156,22 +161,23 @@ impl Builder {
         self
     }
 
-    /// The budget that has room for this many pages, while no file is open: open files take four bytes a page of their own
-    /// length in addition, where they are read (a page of the kernel's at the least), up to half of the budget in all, and some 1,150 bytes each.
+    /// Returns the budget that has room for this many pages while no file is open. Open files take about 1,150
+    /// bytes each, and four bytes for each page of their own length where they are read (at least one kernel
+    /// page), up to half of the budget in all.
     pub fn memory_for(pages: u32, page_size: usize) -> u64 {
         BASE.saturating_add(u64::from(pages).saturating_mul((page_size as u64).saturating_add(per_frame())))
     }
 
-    /// Makes the cache. Its memory is taken up as it fills.
+    /// Builds the cache. Its memory is taken up as it fills.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] says which setting is impossible and what is possible.
+    /// [`BuildError`] names the setting that is impossible and the values that are possible.
     pub fn build(self) -> Result<PageCache, BuildError> {
         self.build_on(memory::page())
     }
 
-    /// The same on a kernel whose pages have so many bytes.
+    /// Like `build`, for a kernel whose pages have `kernel_page` bytes.
     pub(crate) fn build_on(self, kernel_page: usize) -> Result<PageCache, BuildError> {
         let Self { memory, page_size, huge_pages, backend, io, verifier, reserve_tables, threads } = self;
         if !page_size.is_power_of_two() || !(4096..=65536).contains(&page_size) {
@@ -214,7 +220,8 @@ impl Builder {
     }
 }
 
-/// How many frames a budget has room for whose cache was built with `built` of them: the records of all of these are within it.
+/// Returns the number of frames for a budget, in a cache that was built with `built` frames: the records of all
+/// of those are within the budget.
 pub(crate) fn frames_of_built(memory: u64, page_size: usize, built: u32) -> Result<u32, BuildError> {
     let records = BASE + u64::from(built) * per_frame();
     let least = records + FRAMES_MIN * page_size as u64;
@@ -225,7 +232,8 @@ pub(crate) fn frames_of_built(memory: u64, page_size: usize, built: u32) -> Resu
     Ok(u32::try_from(frames).map_or(built, |frames| frames.min(built)))
 }
 
-/// Records of a frame in bytes: its place in the queues, its pins, its number in the list of free ones.
+/// Returns the bytes of one frame's records: its place in the queues, its pins, its number in the list of free
+/// frames.
 fn per_frame() -> u64 {
     (size_of::<Frame>() + 2 * size_of::<u32>()) as u64
 }

@@ -1,7 +1,7 @@
-//! Memory beside the cache, for a page that no frame could be had for. Aligned for direct I/O.
+//! Memory beside the cache, for a page that got no frame. Aligned for direct I/O.
 //!
-//! Invariant: it is owned by address, not by a `Box`: a box that is moved must be the only way to its memory, and this is moved
-//! about while a read in flight fills it.
+//! Invariant: the memory is owned by address, not by a `Box`. A box that is moved must be the only way to its
+//! memory, but this value is moved while a read in flight fills its memory.
 
 #![allow(unsafe_code)]
 
@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 
 use pagekeeper_io::Target;
 
-/// What every file system's direct I/O is content with.
+/// An alignment that satisfies the direct I/O of every file system.
 const ALIGN: usize = 4096;
 
 /// Room for one page.
@@ -20,14 +20,14 @@ pub(crate) struct BypassBuffer {
     layout: Layout,
 }
 
-// SAFETY: plain memory that this value owns; it is written through `&mut self` only, or by the read that the contract of
-// `target` names.
+// SAFETY: plain memory that this value owns; it is written through `&mut self` only, or by the read that the
+// contract of `target` names.
 unsafe impl Send for BypassBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for BypassBuffer {}
 
 impl BypassBuffer {
-    /// Room for `len` bytes, zeros.
+    /// Allocates `len` zero bytes.
     ///
     /// # Panics
     ///
@@ -46,16 +46,16 @@ impl BypassBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.layout.size()) }
     }
 
-    /// The first `len` bytes.
+    /// Returns the first `len` bytes.
     pub(crate) fn bytes(&self, len: usize) -> &[u8] {
         // SAFETY: allocated with at least this length, initialised, and borrowed as `self` is.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), len.min(self.layout.size())) }
     }
 
-    /// The memory, for a read that fills it while `self` waits in the read's `done`.
+    /// Returns the memory, for a read that fills it while `self` waits in the read's `done`.
     pub(crate) fn target(&mut self) -> Target {
-        // SAFETY: the memory lives as long as `self`, wherever that is moved; the caller moves `self` into the `done` of the
-        // read that the target is for, and nobody accesses it before `done` is called.
+        // SAFETY: the memory lives as long as `self`, also when `self` is moved; the caller moves `self` into
+        // the `done` of the read that the target is for, and nobody accesses it before `done` is called.
         unsafe { Target::new(self.memory, self.layout.size()) }
     }
 }

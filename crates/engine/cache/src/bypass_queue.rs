@@ -1,8 +1,9 @@
-//! Which reads past the cache futures have under way, and which are next: each takes a page of memory beside the budget, and a server
-//! may begin hundreds of thousands at once.
+//! The queue of reads past the cache that futures make. Each takes a page of memory beside the budget, and a
+//! server may begin hundreds of thousands at once.
 //!
-//! Invariants: no more are under way than the queue was made for; what is queued begins in the order it came, without anybody
-//! polling for it; a read that ended lets the next begin. No lock is held while reads begin. It fails never.
+//! Invariants: at most as many reads are in flight as the queue was made for. Queued reads begin in the order
+//! in which they came, without anybody polling for them; each read that ends lets the next begin. No lock is
+//! held while reads begin. Nothing fails.
 
 use std::collections::VecDeque;
 
@@ -14,11 +15,11 @@ use super::sync::{Mutex, MutexGuard};
 struct State<T> {
     queued: VecDeque<T>,
     under_way: usize,
-    /// A thread begins reads, and goes on until none may begin.
+    /// Whether a thread is beginning reads; it goes on until none may begin.
     beginning: bool,
 }
 
-/// Reads under way and queued.
+/// The reads in flight and the queued reads.
 #[derive(Debug)]
 pub(crate) struct BypassQueue<T> {
     max: usize,
@@ -26,7 +27,7 @@ pub(crate) struct BypassQueue<T> {
 }
 
 impl<T> BypassQueue<T> {
-    /// With at most `max` reads under way, and at least one.
+    /// Creates a queue for at most `max` reads in flight, and at least one.
     pub(crate) fn new(max: usize) -> Self {
         let state = State { queued: VecDeque::new(), under_way: 0, beginning: false };
         Self { max: max.max(1), state: Mutex::new(state) }
@@ -36,20 +37,21 @@ impl<T> BypassQueue<T> {
         ignore_poison(self.state.lock())
     }
 
-    /// Queues a read, and begins what may begin: `begin` is given reads that may be under way from now on. For each of them
-    /// [`ended`](Self::ended) is to be called once, within `begin` or later, by any thread.
+    /// Queues a read, and begins the reads that may begin: `begin` gets reads that may be in flight from now
+    /// on. [`ended`](Self::ended) must be called once for each of them, within `begin` or later, by any thread.
     pub(crate) fn push(&self, read: T, begin: impl FnMut(Vec<T>)) {
         self.state().queued.push_back(read);
         self.begin(begin);
     }
 
-    /// A read has ended: the next may begin.
+    /// Notes that a read has ended, and begins the next.
     pub(crate) fn ended(&self, begin: impl FnMut(Vec<T>)) {
         self.state().under_way -= 1;
         self.begin(begin);
     }
 
-    /// Reads that end while they begin are counted by the thread that begins them, so that none waits in a deeper call.
+    /// Begins the reads that may begin. The beginning thread counts reads that end meanwhile, so calls do not
+    /// nest.
     fn begin(&self, mut begin: impl FnMut(Vec<T>)) {
         let mut state = self.state();
         if std::mem::replace(&mut state.beginning, true) {
@@ -68,7 +70,7 @@ impl<T> BypassQueue<T> {
         }
         state.beginning = false;
         if state.queued.is_empty() {
-            // A burst leaves nothing behind.
+            // A burst leaves no memory behind.
             state.queued = VecDeque::new();
         }
     }

@@ -1,6 +1,6 @@
-//! The cache as its users hold it, and opening.
+//! The cache as its users hold it, and the opening of files.
 //!
-//! Fails at the build where the settings are impossible, at an open where the file is.
+//! `build` fails on impossible settings, an open on an unsuitable file.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -27,22 +27,25 @@ impl PageCache {
         Self { shared: Arc::new(Shared::new(settings, pool)) }
     }
 
-    /// Bytes of a page.
+    /// Returns the bytes of a page.
     pub fn page_size(&self) -> usize {
         1 << self.shared.settings.page_shift
     }
 
-    /// How many pages the cache has room for now: the budget less what bookkeeping and the tables of open files come to.
+    /// Returns the number of pages that the cache has room for now: the budget less bookkeeping and the tables
+    /// of open files.
     pub fn capacity_pages(&self) -> u64 {
         u64::from(self.shared.pool.limit())
     }
 
-    /// Gives the cache another budget while it is in use, in bytes: from the least that a cache can have to what it was built with. Where it
-    /// becomes smaller, pages are evicted and their memory goes back to the kernel before this returns. Pages that guards hold go with the next
-    /// load after the guards were dropped, and pages that are being loaded as it is called when they are evicted. Other threads read on meanwhile.
+    /// Sets the budget in bytes while the cache is in use: from the least that a cache can have up to the
+    /// budget it was built with. If the budget shrinks, pages are evicted and their memory returns to the
+    /// kernel before this call returns. Pages that guards hold go with the next load after the guards were
+    /// dropped; pages that are being loaded meanwhile go when they are evicted. Other threads continue to read.
     ///
-    /// Build the cache with the most that it may ever have: memory is taken up as it fills. The records of all its pages, 32 bytes each, stay
-    /// and are within the new budget; with [`HugePages::Hugetlb`](crate::HugePages::Hugetlb) all memory stays.
+    /// Build the cache with the largest budget that it may ever have: memory is taken up only as the cache
+    /// fills. The records of all its pages, 32 bytes each, stay and are within the new budget. With
+    /// [`HugePages::Hugetlb`](crate::HugePages::Hugetlb) all memory stays.
     ///
     /// ```
     /// use pagekeeper_cache::PageCache;
@@ -55,8 +58,8 @@ impl PageCache {
     ///
     /// # Errors
     ///
-    /// [`BuildError::TooLittleMemory`], and [`BuildError::BeyondBuilt`] for more than it was built with; [`BuildError::Backend`] in a forked
-    /// child. Nothing changes then.
+    /// [`BuildError::TooLittleMemory`]; [`BuildError::BeyondBuilt`] for more than the cache was built with;
+    /// [`BuildError::Backend`] in a forked child. On an error nothing changes.
     pub fn set_memory(&self, bytes: u64) -> Result<(), BuildError> {
         self.shared.process.require().map_err(BuildError::Backend)?;
         let Settings { memory: built, page_shift, .. } = self.shared.settings;
@@ -69,44 +72,50 @@ impl PageCache {
         Ok(())
     }
 
-    /// The back-end that reads: it opens files to write that [`open_owned`](Self::open_owned) takes.
+    /// Returns the back-end that reads. It opens files for writing that [`open_owned`](Self::open_owned)
+    /// accepts.
     pub fn io(&self) -> &Arc<dyn Io> {
         &self.shared.settings.io
     }
 
-    /// The back-end that reads, for messages: "`io_uring`", "threads".
+    /// Returns the name of the back-end, for messages: "`io_uring`", "threads".
     pub fn backend(&self) -> &'static str {
         self.shared.settings.io.name()
     }
 
-    /// What was counted up to now, and how full it is; zeros in a forked child.
+    /// Returns the counts up to now and how full the cache is; zeros in a forked child.
     pub fn stats(&self) -> Stats {
         self.shared.stats()
     }
 
     /// Opens a file that will not change while it is open.
     ///
-    /// It is opened for direct I/O, and pages of it that others left in the kernel's page cache are dropped. Where the file
-    /// has no direct I/O it is read through the kernel's cache ([`CachedFile::is_direct`]): on tmpfs, where ext4 journals its data
-    /// (`data=journal`), compressed on btrfs, or where the device's blocks are larger than the cache's pages.
+    /// The file is opened for direct I/O, and its pages that others left in the kernel's page cache are
+    /// dropped. If direct I/O is unavailable, it is read through the kernel's cache
+    /// ([`CachedFile::is_direct`]):
     ///
-    /// Many threads that open one path at once open it once. A path that is open already, and names the same unchanged
-    /// file (device, inode, length, time of change), gives that file again, with its cached pages; a file that was
-    /// replaced or changed is opened again, and shares nothing with the old one.
+    /// - on tmpfs;
+    /// - if ext4 journals its data (`data=journal`), or btrfs compresses it;
+    /// - if the device's blocks are larger than the cache's pages.
+    ///
+    /// Many threads that open one path at once open it once. If the path is open already and names the same
+    /// unchanged file (device, inode, length, time of change), this returns that file again, with its cached
+    /// pages. A file that was replaced or changed is opened again, and shares nothing with the old one.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] where the file can't be opened or is none (a directory, FIFO, device), [`Error::TooLarge`],
-    /// [`Error::NoMemory`].
+    /// [`Error::Io`] if the file can't be opened or is not a regular file (a directory, FIFO, device);
+    /// [`Error::TooLarge`]; [`Error::NoMemory`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<CachedFile, Error> {
         self.open_with(path, OpenOptions::default())
     }
 
-    /// Opens a file with options of its own. With options it is opened again each time, and shares nothing with another
-    /// open of the same path.
+    /// Opens a file with options of its own. It is opened again each time, and shares nothing with another open
+    /// of the same path.
     #[expect(clippy::needless_pass_by_value, reason = "options are made for one open")]
     pub fn open_with(&self, path: impl AsRef<Path>, options: OpenOptions) -> Result<CachedFile, Error> {
-        // Before the table of open files, in which another thread may have been as this process was forked.
+        // Before the table of open files is locked: another thread may have held its lock at a fork of this
+        // process.
         self.shared.require_own_process()?;
         let path = path.as_ref();
         let io = &self.shared.settings.io;
@@ -117,7 +126,7 @@ impl PageCache {
         if options.verifier.is_some() {
             return open();
         }
-        // Opened by this very call: kept alive until it is returned.
+        // The file that this call opened, kept alive until it is returned.
         let mut own = None;
         loop {
             let found = self.shared.opened.get_or_open_if(
@@ -187,7 +196,7 @@ mod tests {
         assert_eq!(read, again);
         assert_eq!((first.resident_pages(), other.resident_pages(), cache.stats().misses), (3, 3, 6));
     }
-    /// `BerkeleyDB`: each read writes to the counter of the page's pins, which all threads share.
+    /// `BerkeleyDB`: each read writes to the page's pin count, which all threads share.
     #[test]
     fn reads_and_short_guards_count_no_pins() {
         let disk = pagekeeper_io::SimDisk::new();
@@ -206,7 +215,8 @@ mod tests {
         assert_eq!(pins(), 0);
     }
 
-    /// On a kernel with larger pages than the cache's, several frames are in one of them: its memory goes once none is used.
+    /// On a kernel whose pages are larger than the cache's, several frames share one kernel page. Its memory
+    /// returns to the kernel once none of them is used.
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel what memory is taken up")]
     fn a_budget_that_comes_and_goes_changes_no_page_and_gives_memory_back() {
@@ -244,7 +254,7 @@ mod tests {
             }
             drop(kept);
             read_all();
-            // What frames that are in use share a page with stays.
+            // Frames that share a kernel page with a used frame stay.
             let most = (pool.limit() as usize * 4096).next_multiple_of(kernel_page);
             assert!(pool.arena.taken_up() <= most, "{} of {most}", pool.arena.taken_up());
         }

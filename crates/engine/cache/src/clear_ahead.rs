@@ -1,10 +1,12 @@
-//! Has the kernel clear the memory of frames before they are used: a thread that runs a little ahead of the frame that was used last. In
-//! huge pages it would be a reader's miss that clears 2 MiB, or waits while the kernel moves memory about to make room for them.
+//! Has the kernel clear the memory of frames before they are used. A thread runs a little ahead of the frame
+//! that was used last. Otherwise, in huge pages, a reader's miss would clear 2 MiB, or wait while the kernel
+//! moves memory to make room for a huge page.
 //!
-//! Invariants: no more than [`MAX_AHEAD`], and no more than a sixteenth of the budget, is taken up before it is used, and none before the first
-//! file is opened; never a frame past the pool's limit, below which what was cleared goes back where that is lowered. Frames are used from the lowest on
-//! (`free_frames`), so that one mark tells them apart. The thread keeps no cache alive, and leaves with it, or when all is cleared. Nothing
-//! fails: what it does not clear is cleared as it is used.
+//! Invariants: at most [`MAX_AHEAD`], and at most a sixteenth of the budget, is taken up before it is used;
+//! nothing is before the first file is opened. No frame past the pool's limit is cleared, and when the limit
+//! falls, cleared memory above it returns to the kernel. Frames are used from the lowest on (`free_frames`), so
+//! one mark separates used from unused. The thread does not keep the cache alive; it ends with the cache, or
+//! when all is cleared. Nothing fails: a frame that was not cleared ahead is cleared when it is used.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -16,12 +18,12 @@ use crate::handle::Shared;
 
 /// Bytes that are cleared at once: a huge page.
 const STEP: usize = 2 << 20;
-/// How far ahead, at most, in bytes.
+/// The maximum lead of the thread, in bytes.
 const MAX_AHEAD: usize = 16 << 20;
-/// This part of the budget may be ahead.
+/// The lead is at most one part in `SHARE` of the budget.
 const SHARE: u32 = 16;
 
-/// It.
+/// The thread and how far it is ahead.
 #[derive(Debug)]
 pub(crate) struct ClearAhead {
     state: Arc<State>,
@@ -32,14 +34,14 @@ pub(crate) struct ClearAhead {
 
 #[derive(Debug)]
 struct State {
-    /// The use of a frame from this one on moves the thread on.
+    /// The use of this frame, or a higher one, wakes the thread.
     mark: AtomicU32,
     is_closed: AtomicBool,
-    /// Up to where it has cleared.
+    /// The thread has cleared the frames below this one.
     cleared: AtomicU32,
 }
 
-/// Frames that the thread clears at once, and how many it may be ahead.
+/// The frames that the thread clears at once, and its maximum lead in frames.
 #[derive(Debug, Clone, Copy)]
 struct Reach {
     step: u32,
@@ -47,8 +49,8 @@ struct Reach {
 }
 
 impl ClearAhead {
-    /// For so many frames of `1 << page_shift` bytes. Does nothing where it is not wanted, and for a cache of which a sixteenth is no
-    /// huge page.
+    /// Creates it for `frames` frames of `1 << page_shift` bytes. It does nothing if it is not wanted, or if a
+    /// sixteenth of the cache is less than a huge page.
     pub(crate) fn new(page_shift: u32, frames: u32, is_wanted: bool) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "a huge page has few pages")]
         let (step, most) = ((STEP >> page_shift) as u32, (MAX_AHEAD >> page_shift) as u32);
@@ -58,7 +60,7 @@ impl ClearAhead {
         Self { state: Arc::new(state), thread: OnceLock::new(), reach, process: Process::current() }
     }
 
-    /// A frame is about to be used, or the first one soon.
+    /// Notes that a frame is about to be used, or the first one soon.
     #[inline]
     pub(crate) fn note_use(&self, shared: &Arc<Shared>, frame: u32) {
         if frame >= self.state.mark.load(Ordering::Relaxed) {
@@ -68,7 +70,7 @@ impl ClearAhead {
 
     #[cold]
     fn move_on(&self, shared: &Arc<Shared>, frame: u32) {
-        // In a child of fork(2) there is no thread to wake.
+        // A child of fork(2) has no thread to wake.
         if !self.process.is_current() {
             return;
         }
@@ -80,7 +82,7 @@ impl ClearAhead {
         thread.unpark();
     }
 
-    /// Starts the thread; where that fails nothing is cleared ahead.
+    /// Starts the thread; if that fails, nothing is cleared ahead.
     fn start(&self, shared: &Arc<Shared>) -> Thread {
         let (state, weak, reach) = (Arc::clone(&self.state), Arc::downgrade(shared), self.reach);
         let named = std::thread::Builder::new().name("cache_clearer".to_owned());
@@ -89,7 +91,7 @@ impl ClearAhead {
                 let Some(shared) = weak.upgrade() else { break };
                 match state.clear_step(&shared, reach) {
                     Progress::Step => {}
-                    // The last one who has the cache may be this thread.
+                    // This thread may own the last reference to the cache.
                     Progress::Wait => {
                         drop(shared);
                         std::thread::park();
@@ -116,10 +118,10 @@ enum Progress {
 }
 
 impl State {
-    /// Clears one step, if it is wanted.
+    /// Clears one step, if it is needed.
     fn clear_step(&self, shared: &Shared, reach: Reach) -> Progress {
         let cleared = self.cleared.load(Ordering::Relaxed);
-        // What was used before the thread got there was cleared by who used it.
+        // Frames that were used before the thread reached them were cleared by their users.
         let used = self.mark.load(Ordering::Relaxed).saturating_sub(reach.step);
         let from = cleared.max(used - used % reach.step);
         let limit = shared.pool.limit();
@@ -142,7 +144,7 @@ impl State {
 impl Drop for ClearAhead {
     fn drop(&mut self) {
         self.state.is_closed.store(true, Ordering::Release);
-        // Not joined: this may be that thread.
+        // Not joined: the current thread may be that thread.
         if let Some(thread) = self.thread.get().filter(|_| self.process.is_current()) {
             thread.unpark();
         }
@@ -154,14 +156,14 @@ mod tests {
     use super::*;
     use crate::{HugePages, PageCache};
 
-    /// Waits until it has cleared so far.
+    /// Waits until the thread has cleared up to `wanted`.
     fn await_cleared(state: &State, wanted: u32) {
         while state.cleared.load(Ordering::Relaxed) < wanted {
             std::thread::yield_now();
         }
     }
 
-    /// Whether this kernel can be asked to, `MADV_POPULATE_WRITE`, by its release.
+    /// Whether this kernel supports `MADV_POPULATE_WRITE`, judged by its release.
     fn kernel_clears_ahead() -> bool {
         let system = rustix::system::uname();
         let release = system.release().to_string_lossy();
@@ -196,12 +198,12 @@ mod tests {
         assert_eq!(state.cleared.load(Ordering::Relaxed), 0);
         cache.shared.clear_ahead.note_use(&cache.shared, 0);
         await_cleared(&state, ahead);
-        // Within the step that it is in nothing more.
+        // Uses within the current step wake nothing more.
         cache.shared.clear_ahead.note_use(&cache.shared, 1);
         cache.shared.clear_ahead.note_use(&cache.shared, step);
         await_cleared(&state, step + ahead);
         assert_eq!(state.cleared.load(Ordering::Relaxed), step + ahead);
-        // Uses that it did not come to are left behind.
+        // The thread skips frames that were used before it reached them.
         cache.shared.clear_ahead.note_use(&cache.shared, 10 * step + 7);
         await_cleared(&state, 10 * step + ahead);
         drop(cache);

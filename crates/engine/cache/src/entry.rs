@@ -8,8 +8,9 @@
 //! unread   frame             0            3   resident by prefetch, not read yet
 //! ```
 //!
-//! Invariants: all changes but the frequency's are made under the pool's lock; the frequency is raised by
-//! compare-and-swap, so an entry that was changed meanwhile is never spoilt. Frame numbers are below [`FRAMES_MAX`].
+//! Invariants: entries change under the pool's lock only, except for the frequency. The frequency is raised by
+//! compare-and-swap, so it never spoils an entry that changed meanwhile. Frame numbers are below
+//! [`FRAMES_MAX`].
 
 /// Frame numbers have 28 bits: caches of up to 1 TiB of 4 KiB pages.
 pub(crate) const FRAMES_MAX: u32 = 1 << 28;
@@ -25,40 +26,40 @@ const RESIDENT: u32 = 1;
 const LOADING: u32 = 2;
 const UNREAD: u32 = 3;
 
-/// Which queue a page was evicted from.
+/// The queue that a page is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Queue {
     /// For pages that were seen once.
     Small,
-    /// For pages that proved themselves.
+    /// For pages that were read again.
     Main,
 }
 
-/// Where a page was evicted from.
+/// The place that a page was evicted from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// The small queue.
     Small,
-    /// The small queue, after it was read again once.
+    /// The small queue, after one further read.
     SmallReadOnce,
     /// The main queue.
     Main,
 }
 
-/// What an entry says.
+/// The decoded state of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EntryState {
-    /// Not in a frame; if it was evicted not too long ago, from where and when.
+    /// Not in a frame. If the page was evicted recently: from where and when.
     Absent(Option<(Origin, u32)>),
     /// In a frame.
     Resident { frame: u32, frequency: u32 },
     /// In a frame by prefetch, and not read since.
     Unread { frame: u32 },
-    /// On its way into a frame, which is the loader's alone.
+    /// On its way into a frame, which only the loader may access.
     Loading { frame: u32 },
 }
 
-/// An entry as it stands in the table.
+/// An entry as it is stored in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageEntry(pub(crate) u32);
 
@@ -80,9 +81,9 @@ impl PageEntry {
         Self(frame << 4 | LOADING)
     }
 
-    /// Evicted from `origin` as the one that its queue's clock counts as `stamp`.
+    /// Returns the entry of a page evicted from `origin`, with `stamp` the count of its queue's clock.
     pub(crate) fn evicted(origin: Origin, stamp: u32) -> Self {
-        // Stamp 0 of the small queue would read as "never seen": it passes for the next one.
+        // Stamp 0 of the small queue would read as "never seen": the next stamp takes its place.
         let stamp = if stamp == 0 { 1 } else { stamp % STAMPS };
         Self(stamp << 4 | (origin as u32) << 2)
     }
@@ -105,20 +106,21 @@ impl PageEntry {
         }
     }
 
-    /// The frame, if the page can be read: resident or unread.
+    /// Returns the frame if the page can be read: resident or unread.
     #[inline]
     pub(crate) fn readable(self) -> Option<u32> {
         (self.0 & RESIDENT != 0).then_some(self.0 >> 4)
     }
 
-    /// The frame, if the page is resident and a read need not raise its frequency any more: the shortest way of a hit.
+    /// Returns the frame if the page is resident and its frequency is at its maximum: the shortest way of a
+    /// hit.
     #[inline]
     pub(crate) fn settled(self) -> Option<u32> {
         const SETTLED: u32 = FREQUENCY_MAX << 2 | RESIDENT;
         (self.0 & (FREQUENCY_MAX << 2 | STATE) == SETTLED).then_some(self.0 >> 4)
     }
 
-    /// What a readable entry becomes when it is read; the same if there is nothing more to remember.
+    /// Returns a readable entry as it is after a read; the same if there is nothing more to remember.
     #[inline]
     pub(crate) fn touched(self) -> Self {
         match self.0 & STATE {

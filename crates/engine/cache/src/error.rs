@@ -1,4 +1,5 @@
-//! What can go wrong, in types. An error is `Clone`, so that one failed load can be reported to all who waited for it.
+//! Errors of the cache. An error is `Clone`, so that one failed load can be reported to all callers that waited
+//! for it.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -6,7 +7,7 @@ use std::sync::Arc;
 
 use pagekeeper_kernel::text::escaped;
 
-/// What went wrong while opening or reading a file.
+/// A failure to open or to read a file.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -18,7 +19,8 @@ use pagekeeper_kernel::text::escaped;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file can't be opened, or the device failed; the message names the call, the path and the system's error.
+    /// The file can't be opened, or the device failed. The message names the call, the path and the system's
+    /// error.
     #[error(transparent)]
     Io(#[from] pagekeeper_io::Error),
     /// The file was closed by [`close`](crate::CachedFile::close).
@@ -39,10 +41,10 @@ pub enum Error {
         opened: u64,
         /// Its length now, in bytes.
         now: u64,
-        /// What was to be read.
+        /// The range that was to be read.
         range: Range<u64>,
     },
-    /// The file is longer now than it was at the open, and bytes past the old end were asked for.
+    /// The file is longer now than it was at the open, and bytes past the old end were requested.
     #[error("{}: grew to {now} bytes since it was opened with {opened}: open it again", escaped(path))]
     Grew {
         /// The file.
@@ -52,7 +54,8 @@ pub enum Error {
         /// Its length now, in bytes.
         now: u64,
     },
-    /// The file was written to since the open: a page that is loaded now may not go with those that were loaded then.
+    /// The file was written to since the open: a page that is loaded now may not match those that were loaded
+    /// before.
     #[error("{}: written to since it was opened: open it again", escaped(path))]
     Changed {
         /// The file.
@@ -65,7 +68,7 @@ pub enum Error {
         path: PathBuf,
         /// The page's number.
         page: u64,
-        /// What the verifier said.
+        /// The verifier's reason.
         reason: Arc<str>,
     },
     /// The page is not in the file.
@@ -73,12 +76,12 @@ pub enum Error {
     NoSuchPage {
         /// The file.
         path: PathBuf,
-        /// What was asked for.
+        /// The requested page.
         page: u64,
-        /// How many pages it has.
+        /// The number of the file's pages.
         pages: u64,
     },
-    /// The page of a file that its owner writes lies behind the file's end, wholly or in part.
+    /// The page of an owned file lies past the file's end, wholly or in part.
     #[error("{}: ends before the end of page {page}", escaped(path))]
     PastEnd {
         /// The file.
@@ -118,7 +121,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The same, of a read of this range.
+    /// Returns the same error for a read of this range.
     pub(crate) fn of_range(mut self, read: &Range<u64>) -> Self {
         if let Self::Cut { range, .. } = &mut self {
             range.clone_from(read);
@@ -126,7 +129,7 @@ impl Error {
         self
     }
 
-    /// The file that it is about, if it is about one.
+    /// Returns the path of the file that the error is about, if there is one.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Io(error) => error.path(),
@@ -161,14 +164,14 @@ impl From<Error> for std::io::Error {
     }
 }
 
-/// What is wrong with the settings of a cache.
+/// A setting of a cache that is impossible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// The page size is no power of two from 4 KiB to 64 KiB.
+    /// The page size is not a power of two from 4 KiB to 64 KiB.
     #[error("a page of {given} bytes: give a power of two from 4096 to 65536")]
     PageSize {
-        /// Bytes.
+        /// The requested page size, in bytes.
         given: usize,
     },
     /// Less memory than a cache can work with.
@@ -189,12 +192,12 @@ pub enum BuildError {
         /// Bytes of a page.
         page_size: usize,
     },
-    /// More memory than the cache was built with, asked for while it is in use.
+    /// More memory than the cache was built with was requested while it is in use.
     #[error("{given} bytes of memory: this cache was built with {built}, and can't have more")]
     BeyondBuilt {
         /// Bytes given.
         given: u64,
-        /// Bytes that it was built with.
+        /// The budget that it was built with, in bytes.
         built: u64,
     },
     /// The kernel gave no memory.
@@ -203,18 +206,18 @@ pub enum BuildError {
         /// The system's error number.
         errno: i32,
     },
-    /// There are not enough huge pages set aside.
+    /// Too few huge pages are set aside.
     #[error(
         "{needed} huge pages of 2 MiB can't be had ({}): set vm.nr_hugepages to {needed} or more, or use transparent ones",
         std::io::Error::from_raw_os_error(*errno)
     )]
     NoHugePages {
-        /// How many the memory comes to.
+        /// The number of huge pages that the memory takes.
         needed: u64,
         /// The system's error number.
         errno: i32,
     },
-    /// The back-end that was asked for can't be had here.
+    /// The requested back-end is unavailable on this machine.
     #[error("{0}")]
     Backend(pagekeeper_io::Error),
 }

@@ -1,8 +1,8 @@
-//! Making room: taking pages out of their entries, and their frames back when nobody reads them any more.
+//! Making room: taking pages out of their entries, and freeing their frames once nobody reads them.
 //!
-//! Invariants: one thread at a time evicts; work under the lock is bounded by the batch; nobody is waited for. Pages of
-//! closed files go first. Fails to free anything where all frames are held, pinned, loading, or waiting for a reader that
-//! was stopped; it says so, and its caller does without a frame.
+//! Invariants: one thread at a time evicts; work under the lock is bounded by the batch; nobody is waited for.
+//! Pages of closed files go first. Nothing can be freed if all frames are held, pinned, loading, or waiting for
+//! a stopped reader. The caller learns that, and does without a frame.
 
 use super::entry::{EntryState, PageEntry, Queue};
 use super::page_table::PageTable;
@@ -11,25 +11,25 @@ use super::queues::FramePlace;
 use super::readers::Readers;
 use super::sync::{Arc, Ordering};
 
-/// Steps through the queues for each frame that is wanted: after these the next page goes whatever its frequency. Each
-/// touches memory that is cold, with the lock held; more than these were not seen to bring more hits, but for caches
-/// that want one frame at a time.
+/// Steps through the queues for each wanted frame; after these the next page goes whatever its frequency. Each
+/// step touches cold memory with the lock held. More steps did not bring more hits, except for caches that want
+/// one frame at a time.
 const STEPS: usize = 8;
 
-/// Steps at the least: a page with full frequency is passed four times before it goes.
+/// The minimum number of steps: a page with full frequency is passed four times before it goes.
 const STEPS_MIN: usize = 32;
 
-/// Pages passed over for each victim from which on all pages count as in use. Where some are idle, a victim takes one or two
-/// checks; where all are read again before their turn comes, as many as [`STEPS`] allows.
+/// All pages count as in use once this many pages were passed over for each victim. If some pages are idle, a
+/// victim takes one or two checks; if all are read again before their turn comes, it takes up to [`STEPS`].
 const IN_USE: u64 = 4;
 
 impl Pool {
-    /// Frees frames; true if some are free now.
+    /// Frees frames. Returns whether some are free now.
     pub(crate) fn make_room(&self, readers: &Readers) -> bool {
         self.make_room_beyond(readers, 8)
     }
 
-    /// Frees frames, but takes no more out of use while a batch of them waits for readers to move on.
+    /// Frees frames, but takes no more out of use while a batch of them waits for readers.
     pub(crate) fn make_room_patiently(&self, readers: &Readers) -> bool {
         self.make_room_beyond(readers, u32::MAX)
     }
@@ -58,7 +58,7 @@ impl Pool {
             state.evicting = true;
             state.closed.extend(self.just_closed().drain(..).map(|file| (file, 0)));
             state.sweep_closed(batch);
-            // Nothing that is in use goes while there is something that is not.
+            // No page in use is evicted while unused frames remain.
             if state.removed.is_empty() {
                 self.select(state, batch);
             }
@@ -70,8 +70,8 @@ impl Pool {
         !state.free.is_empty(state.limit)
     }
 
-    /// Takes some pages of closed files out, so that files that come and go without anyone in need of room leave nothing
-    /// behind.
+    /// Removes some pages of closed files. Without this, files that come and go while nobody needs room would
+    /// leave memory behind.
     pub(crate) fn tidy(&self, readers: &Readers) {
         {
             let mut state = self.lock();
@@ -93,7 +93,7 @@ impl Pool {
             let mut state = self.lock();
             (std::mem::take(&mut state.removed), std::mem::take(&mut state.swept))
         };
-        // A handle that somebody keeps keeps the table, but not what it takes up.
+        // A handle that somebody keeps also keeps the table, but not the table's memory.
         for file in swept {
             file.table.forget_all();
         }
@@ -105,7 +105,7 @@ impl Pool {
         let mut state = self.lock();
         match grace_period {
             Some(grace_period) => state.retired.push_back(RetiredBatch { frames, grace_period }),
-            // Nobody knows who reads them: they stay out of use, and reads go past the cache.
+            // The readers of these frames are unknown: the frames stay out of use, and reads go past the cache.
             None => state.removed.extend(frames),
         }
     }
@@ -124,7 +124,7 @@ impl Pool {
             return;
         }
         due.append(&mut state.held);
-        // Holds first, pins second: a pin is made under a hold, so one that replaces a hold is seen.
+        // Holds first, pins second: a pin is made under a hold, so a pin that replaces a hold is seen.
         let holds = readers.held();
         for frame in due {
             let pinned = self.pins[frame as usize].load(Ordering::Acquire) > 0;
@@ -146,7 +146,7 @@ impl Pool {
         }
     }
 
-    /// The same; how many pages were passed over since they are in use.
+    /// Takes the next victims. Returns the number of pages that were passed over because they are in use.
     fn take_victims(&self, state: &mut PoolState, want: usize) -> u64 {
         let mut passed = 0;
         let mut file: Option<Arc<PageTable>> = None;
@@ -167,7 +167,7 @@ impl Pool {
                 EntryState::Unread { .. } => 0,
                 other => unreachable!("frame {frame} is queued and its entry says {other:?}"),
             };
-            // Relaxed: what a reader that still finds the old word does is the grace period's matter.
+            // Relaxed: the grace period covers readers that still find the old word.
             let replace = |with: PageEntry| {
                 entry.compare_exchange(seen, with.0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
             };
@@ -181,8 +181,8 @@ impl Pool {
                 continue;
             }
             if self.pins[frame as usize].load(Ordering::Relaxed) > 0 {
-                // Not worth taking out while it is pinned, and out of the way of those on probation. If all are, the
-                // steps run out.
+                // Not worth evicting while pinned, and moved out of the way of pages on probation. If all pages
+                // are pinned, the steps run out.
                 state.queues.move_to(Queue::Main, frame);
                 if steps == 0 {
                     break;
@@ -201,7 +201,7 @@ impl Pool {
         passed
     }
 
-    /// A frame that nobody has any more.
+    /// Frees a frame that nobody references any more.
     pub(super) fn free(&self, state: &mut PoolState, frame: u32) {
         debug_assert!(
             matches!(
@@ -224,12 +224,12 @@ impl Pool {
 impl PoolState {
     /// Takes pages of closed files out of their entries, part by part.
     fn sweep_closed(&mut self, want: usize) {
-        // Empty parts cost a check each; no more of them under one lock than this.
+        // Empty parts cost a check each; this bounds the checks under one lock.
         let mut probes = 1024;
         while self.removed.len() < want && probes > 0 {
             let Some((file, part)) = self.closed.front_mut() else { return };
             if *part == file.parts() || file.live_pages() == 0 {
-                // Loads under way are settled by their own tickets, which need no number.
+                // The tickets of loads in flight settle those loads, and need no number.
                 if self.files.remove(&file.number).is_some() {
                     self.parts -= file.populated();
                 }
@@ -247,7 +247,7 @@ impl PoolState {
         }
     }
 
-    /// Takes all pages of a part out of their entries, but for those that are loading.
+    /// Takes all pages of a part out of their entries, except those that are loading.
     pub(super) fn take_out(&mut self, file: &PageTable, part: u32) {
         for page in file.pages_of(part) {
             self.take_out_page(file, page);
@@ -258,7 +258,7 @@ impl PoolState {
     pub(super) fn take_out_page(&mut self, file: &PageTable, page: u32) {
         let entry = file.table.any_entry(page);
         let Some(frame) = PageEntry(entry.load(Ordering::Relaxed)).readable() else { return };
-        // A hit that raises the frequency at the same time fails to: it compares with the value that was there.
+        // A hit that raises the frequency at the same time fails to: it compares with the value from before.
         entry.store(PageEntry::NEVER_SEEN.0, Ordering::Relaxed);
         self.queues.remove(frame);
         file.leaves(page);

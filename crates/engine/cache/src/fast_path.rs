@@ -1,14 +1,17 @@
-//! The shortest way of a hit: what [`read_at`](crate::CachedFile::read_at) does before anything else, and mostly all; and the same for a
-//! page in place.
+//! The shortest way of a hit, for [`read_at`](crate::CachedFile::read_at) and for a page in place. It runs
+//! first, and mostly nothing else runs.
 //!
-//! Reads of more memory than the processor's caches hold are as fast as the processor can have their memory accesses under way
-//! side by side, and that is a matter of instructions: it executes ahead over a few hundred of them. So this path has one
-//! branch for each thing that must be so, and whatever is not so is left to the long way in `read`: another
-//! thread's first read, a page that is absent or that has not been read four times, a file that was closed, a read across
-//! pages, a kernel without membarrier(2), a process that was forked.
+//! Reads of more memory than the processor's caches hold are as fast as the processor can overlap memory
+//! accesses. The processor executes ahead over a few hundred instructions only, so few instructions mean more
+//! overlap. This path has one branch for each condition, and leaves everything else to the long way in `read`:
 //!
-//! Invariants: the addresses are those of the file's table and of the cache's arena, which the handle that owns this value
-//! keeps; `open_bytes` is the file's length until it is closed, and 0 after that.
+//! - another thread's first read;
+//! - a page that is absent or was not read four times;
+//! - a closed file, or a read across pages;
+//! - a kernel without membarrier(2), or a forked process.
+//!
+//! Invariants: the addresses are those of the file's table and of the cache's arena, which the handle that owns
+//! this value keeps alive; `open_bytes` is the file's length until the file is closed, and 0 after that.
 
 #![allow(unsafe_code)]
 
@@ -24,14 +27,14 @@ use crate::readers::{Hold, Section, Slot};
 use crate::sys::table::Table;
 use crate::thread;
 
-/// What a hit needs of its file and its cache, in one cache line.
+/// The data of the file and the cache that a hit needs, in one cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct FastPath {
     entries: NonNull<AtomicU32>,
     frames: NonNull<u8>,
     open_bytes: AtomicU64,
-    /// By which a thread knows its slot; of no thread where light barriers are instructions.
+    /// The number by which a thread finds its slot; a number of no thread if light barriers are instructions.
     slots: u64,
     page_size: usize,
     page_shift: u32,
@@ -44,7 +47,7 @@ unsafe impl Send for FastPath {}
 unsafe impl Sync for FastPath {}
 
 impl FastPath {
-    /// Of a file of `bytes` bytes whose table this is.
+    /// Creates it for a file of `bytes` bytes with this table.
     pub(crate) fn new(shared: &Shared, table: &Table, bytes: u64) -> Self {
         let page_shift = shared.settings.page_shift;
         Self {
@@ -58,31 +61,32 @@ impl FastPath {
         }
     }
 
-    /// From now on nothing is found.
+    /// Closes the file: nothing is found from now on.
     pub(crate) fn close(&self) {
         self.open_bytes.store(0, Ordering::Relaxed);
     }
 
-    /// Bytes of a page.
+    /// Returns the bytes of a page.
     #[inline]
     pub(crate) fn page_size(&self) -> usize {
         self.page_size
     }
 
-    /// Copies a part of one page that is resident and has been read often, for a thread that has read before. False if any
-    /// of this is not so: then nothing was done.
+    /// Copies a part of one page that is resident and has been read often, for a thread that has read before.
+    /// Returns false, and does nothing, if any of these conditions fails.
     #[inline]
     pub(crate) fn copy(&self, offset: u64, buf: &mut [u8]) -> bool {
-        // SAFETY: the buffer has as many bytes, and is borrowed mutably, so it is no part of the arena.
+        // SAFETY: the buffer has `buf.len()` bytes, and is borrowed mutably, so it is no part of the arena.
         unsafe { self.copy_to(offset, buf.as_mut_ptr(), buf.len(), || ()) }
     }
 
-    /// The same to where `to` leads; `found` is called as soon as it is sure that `len` bytes will be copied, and before they are, so that
-    /// nothing of it has to be kept over the copy.
+    /// Like `read_at`, with the destination `to`. Calls `found` as soon as it is certain that `len` bytes will
+    /// be copied, and before the copy, so that nothing it needs must be kept across the copy.
     ///
     /// # Safety
     ///
-    /// `to` is not NULL, and if `len` is at most a page it leads to as many bytes that nobody else uses, and that are no part of the arena.
+    /// `to` is not NULL. If `len` is at most a page, `to` points to `len` bytes that nobody else uses and that
+    /// are no part of the arena.
     #[inline]
     unsafe fn copy_to(&self, offset: u64, to: *mut u8, len: usize, found: impl FnOnce()) -> bool {
         #[expect(clippy::cast_possible_truncation, reason = "below the page size")]
@@ -96,9 +100,9 @@ impl FastPath {
         let place = unsafe { self.find((offset >> self.page_shift) as usize) };
         let Some((slot, section, frame)) = place else { return false };
         found();
-        // SAFETY: `from + len` is at most a page. The frame was found in a section by an acquired load of the entry, so it holds
-        // the page, and is not loaded into before the section is left (invariants of `pool` and `readers`). What it is copied to is the
-        // caller's promise.
+        // SAFETY: `from + len` is at most a page. The frame was found in a section by an acquired load of the
+        // entry. So it holds the page, and is not loaded into before the section is left (invariants of `pool`
+        // and `readers`). The caller promises the destination.
         unsafe {
             let source = self.frames.add((frame as usize) << self.page_shift).add(from);
             std::ptr::copy_nonoverlapping(source.as_ptr(), to, len);
@@ -107,8 +111,9 @@ impl FastPath {
         true
     }
 
-    /// Keeps a whole page that is resident and has been read often, for a thread that has read before and holds few pages: its bytes, and
-    /// what keeps them. `None` if any of this is not so: then nothing was done.
+    /// Keeps a whole page that is resident and has been read often, for a thread that has read before and holds
+    /// few pages. Returns the page's bytes and the slot and hold that keep them. Returns `None`, and does
+    /// nothing, if any of these conditions fails.
     #[inline]
     pub(crate) fn keep(&self, page: u64) -> Option<(NonNull<u8>, &Slot, Hold)> {
         if page >= self.open_bytes.load(Ordering::Relaxed) >> self.page_shift {
@@ -122,16 +127,16 @@ impl FastPath {
             return None;
         };
         slot.leave(section);
-        // SAFETY: entries have numbers of frames that the arena has.
+        // SAFETY: entries hold numbers of frames that the arena has.
         Some((unsafe { self.frames.add((frame as usize) << self.page_shift) }, slot, hold))
     }
 
-    /// Begins a section in which the frame of a page is found, if it is resident and has been read often; else no section is under
-    /// way.
+    /// Begins a section in which the frame of a page is found, if the page is resident and has been read often.
+    /// Otherwise no section is in progress.
     ///
     /// # Safety
     ///
-    /// The file has this page, or just as many.
+    /// The file has this page, or exactly `page` pages.
     #[inline]
     unsafe fn find(&self, page: usize) -> Option<(&Slot, Section, u32)> {
         if !self.process.is_current() {
@@ -154,16 +159,19 @@ impl FastPath {
 }
 
 impl CachedFile {
-    /// As [`read_at`](Self::read_at) where the shortest way of a hit does: else false, and nothing was done. It can't panic, and calls
-    /// `found` before it copies: for the C interface, which catches panics of all others, and whose calls keep as little as they can.
+    /// Like [`read_at`](Self::read_at) for hits that the shortest way serves; otherwise returns false and does
+    /// nothing. It can't panic, and calls `found` before it copies. For the C interface, which catches panics
+    /// of all other calls, and whose calls keep as little state as they can.
     ///
     /// # Safety
     ///
-    /// `to` is not NULL, and if `len` is at most a page it leads to as many bytes that nobody else uses. `found` does not panic.
+    /// `to` is not NULL. If `len` is at most a page, `to` points to `len` bytes that nobody else uses. `found`
+    /// does not panic.
     #[doc(hidden)]
     #[inline]
     pub unsafe fn read_shortest(&self, offset: u64, to: *mut u8, len: usize, found: impl FnOnce()) -> bool {
-        // SAFETY: the caller's promise; what it may use is no part of the arena, which the cache gives to read only.
+        // SAFETY: the caller's promise. The bytes it may use are no part of the arena, which the cache lends
+        // for reading only.
         unsafe { self.handle().fast_path.copy_to(offset, to, len, found) }
     }
 }

@@ -1,4 +1,4 @@
-//! A file in the cache that does not change; one that its owner writes is in `owned`.
+//! A file in the cache that does not change. A file that its owner writes is in `owned`.
 
 use std::fmt;
 use std::path::Path;
@@ -10,9 +10,11 @@ use crate::handle::Handle;
 
 /// A file whose pages are cached. Cheap to clone; all clones are one open file, which is closed with the last of them.
 ///
-/// The file must not change while it is open. Where it does all the same: a page that is loaded after the change is an
-/// error ([`Error::Cut`](crate::Error::Cut), [`Error::Grew`](crate::Error::Grew), [`Error::Changed`](crate::Error::Changed), detected by length and times); a page that was loaded
-/// before is given as it was then. A link, a rename and the like are no such change. [`PageCache::open`](crate::PageCache::open) never gives such a file again.
+/// The file must not change while it is open. If it does, loading a page after the change fails
+/// ([`Error::Cut`](crate::Error::Cut), [`Error::Grew`](crate::Error::Grew),
+/// [`Error::Changed`](crate::Error::Changed), detected by length and times); a page that was loaded before is
+/// returned as it was then. A link, a rename and the like are no such changes.
+/// [`PageCache::open`](crate::PageCache::open) never returns such a file again.
 #[derive(Clone)]
 pub struct CachedFile {
     handle: Arc<Handle>,
@@ -28,32 +30,33 @@ impl CachedFile {
         &self.handle
     }
 
-    /// Its length at the open, in bytes.
+    /// Returns the file's length at the open, in bytes.
     pub fn len(&self) -> u64 {
         self.handle.stat.size
     }
 
-    /// Whether it had no byte at the open.
+    /// Whether the file was empty at the open.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many pages it has; the last may be shorter than the others.
+    /// Returns the number of pages; the last may be shorter than the others.
     pub fn pages(&self) -> u64 {
         self.handle.page_table.table.pages().into()
     }
 
-    /// Bytes of a page of the cache.
+    /// Returns the bytes of a page of the cache.
     pub fn page_size(&self) -> usize {
         1 << self.handle.shared.settings.page_shift
     }
 
-    /// The path that it was opened by.
+    /// Returns the path that the file was opened by.
     pub fn path(&self) -> &Path {
         &self.handle.path
     }
 
-    /// A number that no other open of this cache has, ever: two opens of one path that was replaced in between differ.
+    /// Returns a number that no other open of this cache ever has. Two opens of one path that was replaced in
+    /// between differ.
     pub fn id(&self) -> u64 {
         self.handle.page_table.number
     }
@@ -64,19 +67,20 @@ impl CachedFile {
         self.handle.access == Access::Direct
     }
 
-    /// Bytes that others had left in the kernel's page cache when it was opened, and that were dropped.
+    /// Returns the bytes that others had left in the kernel's page cache at the open, and that were dropped.
     pub fn found_resident(&self) -> u64 {
         self.handle.found_resident
     }
 
-    /// Pages of it that are in the cache, or on their way; none once it is closed.
+    /// Returns the number of its pages that are in the cache or being loaded; 0 once the file is closed.
     pub fn resident_pages(&self) -> u64 {
         if self.handle.io().is_ok() { self.handle.page_table.live_pages() } else { 0 }
     }
 
-    /// Closes the file for all its clones, in O(1) however many pages are cached. Reads that are under way end well, guards
-    /// keep their bytes; every later read is [`Error::Closed`](crate::Error::Closed). The frames are the first to be used again. The descriptor
-    /// goes with the last clone and the last [`PageRef`](crate::PageRef).
+    /// Closes the file for all its clones, in O(1) however many pages are cached. Reads in progress complete,
+    /// and guards keep their bytes; every later read fails with [`Error::Closed`](crate::Error::Closed). The
+    /// file's frames are reused first. The descriptor is closed with the last clone and the last
+    /// [`PageRef`](crate::PageRef).
     pub fn close(&self) {
         self.handle.close();
     }

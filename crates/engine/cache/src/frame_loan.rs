@@ -1,15 +1,17 @@
-//! Frames loaned to tables: what the tables of open files take up is taken from the frames, so that both together stay
-//! within the budget. So is what a file takes up beside its table, which counts where there are thousands.
+//! Frames loaned to tables: the memory that the tables of open files take up is taken from the frames, so that
+//! both together stay within the budget. The memory that a file takes up beside its table is loaned too; it
+//! matters with thousands of files.
 //!
-//! The parts of tables that are taken up are counted, from the first page of a part that is loaded until the part is
-//! forgotten, or its file closed and swept. A budget that is made smaller while the cache is in use leaves frames out in the same way:
-//! they are loaned to nobody. When they come to more than tables may have, parts are forgotten as others are
-//! taken up ([`Pool::populate`]), those in which nothing is live first, then the oldest.
+//! The parts of tables that are taken up are counted: from the first load of a page of the part until the part
+//! is forgotten, or its file closed and swept. If these exceed the tables' share, parts are forgotten as others
+//! are taken up ([`Pool::populate`]): first parts without live pages, then the oldest. A budget that shrinks
+//! while the cache is in use leaves out frames in the same way: they count as loaned, but to nobody.
 //!
-//! Where several frames are in one page of the kernel's, its memory goes back once none of them is used any more ([`Pool::give_back`]).
+//! If several frames share a kernel page, its memory returns to the kernel once none of them is used
+//! ([`Pool::give_back`]).
 //!
-//! Invariants: frames from `PoolState::limit` on are on loan, or will be once they are free; the lowest frame is never
-//! loaned. Nothing fails.
+//! Invariants: frames from `PoolState::limit` on are on loan, or will be once they are free; the lowest frame
+//! is never loaned. Nothing fails.
 
 #![allow(unsafe_code)]
 
@@ -19,42 +21,45 @@ use super::queues::FramePlace;
 use super::readers::Readers;
 use super::sync::Ordering;
 
-/// Frames checked under one lock when many are loaned.
+/// Frames that are checked under one lock while many are loaned.
 const AT_ONCE: u32 = 1024;
 
-/// What an open file takes up beside its table, about: its handle, its path, its places in maps.
+/// The approximate memory of an open file beside its table: its handle, its path, its places in maps.
 const FILE_BYTES: u64 = 1152;
 
-/// Open files may take up one part in this many of the frames beside their tables; what more they take is beside the budget.
+/// Beside their tables, open files take up at most one part in `FILES_SHARE` of the frames. Any excess is
+/// outside the budget.
 const FILES_SHARE: u32 = 4;
 
-/// Parts forgotten under one lock.
+/// Parts that are forgotten under one lock.
 const PARTS_AT_ONCE: usize = 64;
 
-/// Parts checked for one in which nothing is live.
+/// Parts that are checked in search of one without live pages.
 const MAX_PROBES: usize = 16;
 
 impl Pool {
-    /// From now on as many frames are loaned as parts of tables take up, of which each takes up `part_bytes`, and a frame `frame_bytes`.
+    /// Makes the pool loan as many frames as tables take up: `part_bytes` for each part, `frame_bytes` for each
+    /// frame.
     pub(crate) fn loan_frames_to_tables(mut self, part_bytes: u64, frame_bytes: u64) -> Self {
         (self.part_bytes, self.frame_bytes) = (part_bytes, frame_bytes);
         self
     }
 
-    /// From now on at least so many frames are on loan.
+    /// Keeps at least `frames` frames on loan from now on.
     pub(crate) fn reserve(&self, frames: u32, readers: &Readers) {
         self.reserved.store(frames, Ordering::Relaxed);
         self.settle_loans(readers);
     }
 
-    /// From now on so many of the frames are in the budget, if there are as many; the memory of the others goes back to the kernel.
+    /// Sets the number of frames in the budget, up to the existing ones. The memory of the others returns to
+    /// the kernel.
     pub(crate) fn resize(&self, frames: u32, readers: &Readers) {
         self.withheld.store(self.frames.saturating_sub(frames), Ordering::Relaxed);
         self.forget_parts(readers);
         self.settle_loans(readers);
     }
 
-    /// Has tables give up the parts that are more than their share of the budget, the oldest first.
+    /// Makes tables give up the parts beyond their share of the budget, the oldest first.
     fn forget_parts(&self, readers: &Readers) {
         let mut left = self.lock().populated.len();
         while left > 0 {
@@ -80,23 +85,23 @@ impl Pool {
         self.retire(readers);
     }
 
-    /// All frames, in the budget or not.
+    /// Returns the number of all frames, in the budget or not.
     pub(crate) fn frames(&self) -> u32 {
         self.frames
     }
 
-    /// Frames that the budget has now.
+    /// Returns the number of frames in the budget.
     fn budgeted(&self) -> u32 {
         self.frames - self.withheld.load(Ordering::Relaxed)
     }
 
-    /// How many parts of tables may be taken up: their share of the budget.
+    /// Returns the number of table parts that may be taken up: the tables' share of the budget.
     fn most_parts(&self) -> usize {
         let share = self.parts_max as u128 * u128::from(self.budgeted()) / u128::from(self.frames);
         usize::try_from(share).unwrap_or(usize::MAX).max(1)
     }
 
-    /// How many frames are to be used, by what tables take up.
+    /// Returns the number of frames to use, given the memory that tables take up.
     pub(super) fn usable_frames(&self, state: &PoolState) -> u32 {
         if self.part_bytes == 0 {
             return self.frames;
@@ -106,7 +111,7 @@ impl Pool {
             let bytes = (parts as u64).saturating_mul(self.part_bytes);
             u32::try_from(bytes.div_ceil(self.frame_bytes)).unwrap_or(u32::MAX)
         };
-        // As much as tables can come to, so that none of it changes as they are taken up.
+        // The maximum size of the tables, so that the number does not change as they are taken up.
         let reserved = self.reserved.load(Ordering::Relaxed).min(as_frames(self.most_parts()));
         let tables = as_frames(state.parts).max(reserved);
         let files = state.files.len() as u64 * FILE_BYTES / self.frame_bytes;
@@ -114,7 +119,7 @@ impl Pool {
         budgeted.saturating_sub(tables).saturating_sub(files).max(1)
     }
 
-    /// Loans frames to tables, or takes them back, by what they take up now.
+    /// Loans frames to tables, or takes them back, according to the memory that tables take up now.
     pub(super) fn settle_loans(&self, readers: &Readers) {
         if self.part_bytes == 0 {
             return;
@@ -128,19 +133,20 @@ impl Pool {
                 }
                 usable
             };
-            // Counted again after each step, since tables grow, and the budget changes, meanwhile.
+            // Counted again after each step, since tables grow and the budget changes meanwhile.
             self.approach_limit(usable, readers);
         }
     }
 
-    /// From now on `frames` frames are to be used; the rest is on loan.
+    /// Sets the number of frames to use; the rest is on loan.
     #[cfg(test)]
     #[allow(dead_code, reason = "for the models, which compile this source a second time")]
     pub(crate) fn set_limit(&self, frames: u32, readers: &Readers) {
         while !self.approach_limit(frames, readers) {}
     }
 
-    /// One step to a limit, with what it takes out of use on its way; true when there is nothing left to do.
+    /// Takes one step towards a limit, and retires the frames that the step takes out of use. Returns whether
+    /// the limit is reached.
     fn approach_limit(&self, frames: u32, readers: &Readers) -> bool {
         let is_there = self.step_to_limit(frames);
         if !is_there {
@@ -150,12 +156,12 @@ impl Pool {
         is_there
     }
 
-    /// The frames that are to be used.
+    /// Returns the number of frames to use.
     pub(crate) fn limit(&self) -> u32 {
         self.lock().limit
     }
 
-    /// Moves the limit by one step; true when there is nothing left to do.
+    /// Moves the limit by one step. Returns whether nothing is left to do.
     fn step_to_limit(&self, frames: u32) -> bool {
         let mut state = self.lock();
         let state = &mut *state;
@@ -164,7 +170,7 @@ impl Pool {
         self.arena.move_end_of_huge_pages(before, end);
         state.limit = end;
         if frames > before {
-            // Those that were never used are there by the limit alone.
+            // The limit alone makes frames available that were never used.
             for frame in (before..end.min(state.free.first_unused())).rev() {
                 if state.queues.frame(frame).place == FramePlace::OnLoan {
                     state.queues.set(frame, FramePlace::Free, None);
@@ -187,7 +193,8 @@ impl Pool {
         frames == before
     }
 
-    /// The frames below `end` were cleared before anybody used them. Those that are not to be used any more go back to the kernel.
+    /// Notes that the frames below `end` were cleared before their first use. The memory of those past the
+    /// limit returns to the kernel.
     pub(crate) fn note_cleared(&self, end: u32) {
         let mut state = self.lock();
         let kept = state.limit.max(state.free.first_unused()).min(end);
@@ -197,7 +204,7 @@ impl Pool {
         state.cleared = state.cleared.max(kept);
     }
 
-    /// Loans a frame, now or when it is free.
+    /// Loans a frame, now or when it becomes free.
     fn loan(&self, state: &mut PoolState, frame: u32) {
         let record = *state.queues.frame(frame);
         match record.place {
@@ -215,7 +222,7 @@ impl Pool {
         }
     }
 
-    /// A part of a table is taken up: if tables are at their limit, another is forgotten.
+    /// Takes up a part of a table. If tables are at their limit, another part is forgotten.
     pub(super) fn populate(&self, state: &mut PoolState, file: &PageTable, page: u32) {
         state.parts += 1;
         state.populated.push_back((file.number, file.part_of(page)));
@@ -241,8 +248,8 @@ impl Pool {
         }
     }
 
-    /// Gives a frame's memory back to the kernel, or leaves that to the last of those that go together with it. The frame is in no
-    /// entry, nobody accesses it, and it is not to be used.
+    /// Gives a frame's memory back to the kernel, or leaves that to the last frame of its kernel page. The
+    /// frame is in no entry, nobody accesses it, and it is past the limit.
     pub(super) fn give_back(&self, state: &PoolState, frame: u32) {
         let together = self.arena.together(frame);
         let is_unused = |other: u32| {
@@ -250,8 +257,8 @@ impl Pool {
             other == frame || other >= state.limit && matches!(place, FramePlace::Free | FramePlace::OnLoan)
         };
         if together.clone().all(is_unused) {
-            // SAFETY: all are free, or the one that is becoming free (invariant 3 of the pool), were never used or are on loan,
-            // under the lock: nobody reads them, and nobody can begin to load into them.
+            // SAFETY: each frame is free or becoming free (invariant 3 of the pool), was never used, or is on
+            // loan. The lock is held: nobody reads them, and nobody can begin to load into them.
             unsafe { self.arena.drop_memory(together) };
         }
     }

@@ -1,25 +1,26 @@
-//! Frames that are ready for use: those that were used before, and those that never were, of which nothing is recorded yet.
+//! Free frames: frames that were used before, and frames that never were, for which nothing is recorded yet.
 //!
-//! Invariants: a frame that was never used is in no list, holds no page and has no record; they are used from the lowest on, so that those to be
-//! loaned, the highest, are the last to be touched. A cache takes up memory for its records as it fills. Kept under the pool's lock; nothing fails.
+//! Invariants: a frame that was never used is in no list, holds no page and has no record. Frames are used from
+//! the lowest on, so the highest frames, which are loaned first, are touched last. A cache takes up memory for
+//! its records as it fills. Kept under the pool's lock; nothing fails.
 
-/// Ready frames.
+/// The free frames.
 #[derive(Debug)]
 pub(crate) struct FreeFrames {
-    /// Were used; the last one goes first.
+    /// Frames that were used; the last one is taken first.
     used: Vec<u32>,
-    /// From this one on none was ever used.
+    /// No frame from this one on was ever used.
     unused: u32,
 }
 
 impl FreeFrames {
-    /// So many, none of them used.
+    /// Creates `frames` free frames that were never used.
     pub(crate) fn new(frames: u32) -> Self {
-        // Room that is not touched: no copy of a long list later, under the lock.
+        // Reserved but not touched: no later copy of a long list under the lock.
         Self { used: Vec::with_capacity(frames as usize), unused: 0 }
     }
 
-    /// Takes one, of those below the limit.
+    /// Takes a free frame below the limit.
     pub(crate) fn take(&mut self, limit: u32) -> Option<u32> {
         self.used.pop().or_else(|| {
             let first = self.unused;
@@ -29,7 +30,7 @@ impl FreeFrames {
         })
     }
 
-    /// How many there are below the limit.
+    /// Returns the number of free frames below the limit.
     pub(crate) fn len(&self, limit: u32) -> usize {
         self.used.len() + limit.saturating_sub(self.unused) as usize
     }
@@ -38,22 +39,22 @@ impl FreeFrames {
         self.len(limit) == 0
     }
 
-    /// Gives one back that was taken.
+    /// Returns a frame that was taken.
     pub(crate) fn put(&mut self, frame: u32) {
         self.used.push(frame);
     }
 
-    /// From this one on no frame was ever used: it has nothing to give back.
+    /// Returns the first frame that was never used. It and those above it have no memory to give back.
     pub(crate) fn first_unused(&self) -> u32 {
         self.unused
     }
 
-    /// Takes those out that are from `end` on and were used.
+    /// Removes the used frames from `end` on.
     pub(crate) fn keep_below(&mut self, end: u32) {
         self.used.retain(|&frame| frame < end);
     }
 
-    /// All that were used, for checks.
+    /// Returns all used frames, for checks.
     #[cfg(test)]
     pub(crate) fn used(&self) -> &[u32] {
         &self.used

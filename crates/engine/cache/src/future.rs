@@ -1,8 +1,9 @@
 //! Reading without blocking: futures that any runtime can poll.
 //!
-//! Invariants: a poll never waits for the device, nor for another load; a future that is dropped loses nothing, since its
-//! loads go on and settle by themselves. Where no frame can be had, pages are read past the cache, some at a time (`bypass_queue`): those
-//! who wait for their turn take no page of memory, and their reads begin without a poll. Fails as [`CachedFile::read_at`] does.
+//! Invariants: a poll never waits for the device, nor for another load. Dropping a future loses nothing, since
+//! its loads go on and settle by themselves. Pages that get no frame are read past the cache, a bounded number
+//! at a time (`bypass_queue`): futures that wait for their turn take no page of memory, and their reads begin
+//! without a poll. Fails as [`CachedFile::read_at`] does.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -22,30 +23,30 @@ use crate::sync::{Mutex, Ordering};
 use crate::waiter::Waiter;
 use crate::{CachedFile, Error};
 
-/// Pages of one read that are begun before the first of them is awaited: no more than a `u64` has bits.
+/// Pages of one read whose loads begin before the first is awaited: at most the number of bits in a `u64`.
 const AHEAD: u32 = 64;
 
-/// What a read is waiting for.
+/// The event that a read waits for.
 enum Awaited {
-    /// Nothing: look the page up.
+    /// None: look the page up.
     Nothing,
-    /// Nothing, after a load that counts as this read's lookup of the page: look it up again.
+    /// None, after a load that counts as this read's lookup of the page: look the page up again.
     Counted,
-    /// The load of the page, by whomever.
+    /// The load of the page, by this read or another.
     Load(Arc<Waiter>),
-    /// The page, read past the cache.
+    /// The read of the page past the cache.
     Bypass(Arc<Bypass>),
 }
 
-/// A page that is read past the cache: how it went, and its bytes until the future takes them. Settled without bytes, the page is to be
-/// looked up again.
+/// A page that is read past the cache: its outcome, and its bytes until the future takes them. If it was
+/// settled without bytes, the page must be looked up again.
 #[derive(Debug)]
 struct Bypass {
     waiter: Waiter,
     buffer: Mutex<Option<BypassBuffer>>,
 }
 
-/// One who waits for such a page.
+/// A future that waits for such a page.
 #[derive(Debug)]
 pub(crate) struct BypassRead {
     handle: Arc<Handle>,
@@ -54,7 +55,7 @@ pub(crate) struct BypassRead {
 }
 
 impl BypassRead {
-    /// The read, if it is still to be made.
+    /// Returns the read, if it is still to be made.
     fn begin(self, shared: &Arc<Shared>) -> Option<OwnedRead> {
         let Self { handle, page, bypass } = self;
         if Arc::strong_count(&bypass) == 1 {
@@ -62,7 +63,7 @@ impl BypassRead {
             return None;
         }
         if handle.is_readable(page) {
-            // Another has brought it into the cache meanwhile.
+            // Another load has brought the page into the cache meanwhile.
             bypass.waiter.settle(Ok(()));
             return None;
         }
@@ -76,7 +77,7 @@ impl BypassRead {
         let mut buffer = BypassBuffer::new(1 << shared.settings.page_shift);
         let target = buffer.target();
         let offset = handle.range(page).start;
-        // If the verifier panics, the one who waits gets an error.
+        // If the verifier panics, the waiting future gets an error.
         let outcome = Err(Error::LoaderPanicked { path: handle.path.clone(), page: page.into() });
         let mut unsettled = Unsettled { shared: Arc::clone(shared), bypass, outcome };
         handle.note_begun(1);
@@ -93,12 +94,12 @@ impl BypassRead {
     }
 }
 
-/// Pages of a read that were begun before they are awaited.
+/// Pages of a read whose loads began before they are awaited.
 #[derive(Debug, Default)]
 struct Ahead {
     first: u32,
     end: u32,
-    /// A bit for each page from `first` on whose load this read began.
+    /// A bit for each page from `first` on, set if this read began its load.
     begun: u64,
 }
 
@@ -108,7 +109,7 @@ impl Ahead {
     }
 }
 
-/// A read past the cache under way. When it is dropped, who waits is woken and the next begins.
+/// A read past the cache in flight. Dropping it wakes the waiting future and lets the next read begin.
 struct Unsettled {
     shared: Arc<Shared>,
     bypass: Arc<Bypass>,
@@ -123,7 +124,8 @@ impl Drop for Unsettled {
 }
 
 impl CachedFile {
-    /// As [`read_at`](Self::read_at), without blocking the thread: runtime-neutral, and done at once if all pages are there.
+    /// Like [`read_at`](Self::read_at), without blocking the thread. Works with any runtime; ready at once if
+    /// all pages are in the cache.
     ///
     /// ```
     /// # use std::future::Future;
@@ -159,7 +161,7 @@ impl CachedFile {
         }
         handle.shared.require_own_process()?;
         let shift = handle.shared.settings.page_shift;
-        // Asks for the file's length at most, which does not go to the device.
+        // At most queries the file's length, which does not reach the device.
         let len = handle.len_within(offset, buf.len())?;
         let mut done = 0;
         let mut ahead = Ahead::default();
@@ -190,7 +192,7 @@ impl Handle {
             .is_some_and(|entry| PageEntry(entry.load(Ordering::Relaxed)).readable().is_some())
     }
 
-    /// Begins the loads of absent pages from `first` to `last`, but not too many.
+    /// Begins the loads of absent pages from `first` to `last`, up to a bound.
     fn begin_ahead(self: &Arc<Self>, first: u32, last: u32) -> Ahead {
         let end = last.saturating_add(1).min(first.saturating_add(AHEAD));
         let mut begun = 0;
@@ -220,7 +222,7 @@ impl Handle {
         buf: &mut [u8],
         awaited: &mut Awaited,
     ) -> Poll<Result<(), Error>> {
-        // Begun before a fork, maybe.
+        // Maybe begun before a fork.
         if let Err(error) = self.shared.require_own_process() {
             return Poll::Ready(Err(error));
         }
@@ -247,7 +249,7 @@ impl Handle {
         }
     }
 
-    /// A page is absent: has it loaded.
+    /// Begins the load of an absent page.
     fn begin_awaited(self: &Arc<Self>, page: u32, on_busy: OnBusy) -> Result<Awaited, Error> {
         let attempt = || self.shared.pool.begin(&self.page_table, page, on_busy);
         let mut begun = attempt();
@@ -269,7 +271,7 @@ impl Handle {
         })
     }
 
-    /// Has a page read past the cache, in the background, when it is its turn.
+    /// Queues a read of a page past the cache, in the background.
     fn begin_bypass(self: &Arc<Self>, page: u32) -> Arc<Bypass> {
         let bypass = Arc::new(Bypass { waiter: Waiter::new(), buffer: Mutex::new(None) });
         let read = BypassRead { handle: Arc::clone(self), page, bypass: Arc::clone(&bypass) };

@@ -1,7 +1,8 @@
-//! Guards: a page's bytes in place, without a copy.
+//! Guards: access to a page's bytes in place, without a copy.
 //!
-//! Invariants: while a guard lives its frame is not loaded into, whatever is evicted, closed or dropped meanwhile; a guard
-//! gives exactly the bytes of its page, less than a page at the end of the file. Reading through a guard can't fail.
+//! Invariants: while a guard lives its frame is not loaded into, whatever is evicted, closed or dropped
+//! meanwhile. A guard shows exactly the bytes of its page, less than a page at the end of the file. Reading
+//! through a guard can't fail.
 
 #![allow(unsafe_code)]
 
@@ -18,12 +19,12 @@ use crate::lookup::{Attempt, KeptFrame};
 use crate::readers::{Hold, Slot};
 use crate::{CachedFile, Error, OwnedFile};
 
-/// Where a guard's bytes are.
+/// The place of a guard's bytes.
 #[derive(Debug)]
 enum PageBytes {
-    /// In a frame that is kept; taken out when the guard is dropped.
+    /// In a kept frame; taken out when the guard is dropped.
     Frame(Option<KeptFrame>),
-    /// Beside the cache, since no frame could be had.
+    /// Beside the cache, since no frame was available.
     Bypass(BypassBuffer),
 }
 
@@ -31,8 +32,9 @@ impl PageBytes {
     fn bytes(&self, shared: &Shared, len: usize) -> &[u8] {
         match self {
             Self::Frame(Some(kept)) => {
-                // SAFETY: kept since it held the page of `len` bytes (the guards are made so), and released only when
-                // `self` is dropped; the guards keep the cache. The borrow of `self` bounds the lifetime.
+                // SAFETY: kept since it held the page of `len` bytes (the guards are made that way), and
+                // released only when `self` is dropped; the guards keep the cache. The borrow of `self` bounds
+                // the lifetime.
                 unsafe { frames::bytes(shared, kept.frame, len) }
             }
             Self::Frame(None) => &[],
@@ -51,8 +53,8 @@ impl PageBytes {
 
 /// A page in place, for a short read: on one thread, and no longer than the file's handle is borrowed.
 ///
-/// It costs two plain stores. A thread can have 16 of them at once by that means; more cost a pin each. Dereferences to the
-/// page's bytes.
+/// It costs two plain stores. A thread can have 16 such guards at once; further ones cost a pin each.
+/// Dereferences to the page's bytes.
 ///
 /// ```compile_fail
 /// fn must_be_send<T: Send>() {}
@@ -62,7 +64,7 @@ pub struct PageGuard<'a> {
     handle: &'a Handle,
     place: PageBytes,
     len: usize,
-    /// Of the thread that made the guard.
+    /// The slot of the thread that made the guard.
     slot: &'a Slot,
     /// Only the thread whose slot holds the frame may release it.
     not_send: PhantomData<*const ()>,
@@ -93,10 +95,11 @@ impl fmt::Debug for PageGuard<'_> {
     }
 }
 
-/// A page in place, owned: it can be kept for long, sent to other threads, and outlives handles, closes and evictions.
+/// An owned page in place: it can be kept for long, sent to other threads, and outlives handles, closes and
+/// evictions.
 ///
-/// It pins its frame, which costs an atomic addition; the page's memory stays in use while it lives. Dereferences to the
-/// page's bytes.
+/// It pins its frame, which costs an atomic addition; the page's memory stays in use while it lives.
+/// Dereferences to the page's bytes.
 pub struct PageRef {
     handle: Arc<Handle>,
     place: PageBytes,
@@ -133,13 +136,13 @@ impl fmt::Debug for PageRef {
     }
 }
 
-/// As [`PageGuard`], of a page that the shortest way of a hit has found.
+/// Like [`PageGuard`], for a page that the shortest way of a hit has found.
 pub struct HeldPage<'a> {
-    /// No reference: in the middle of the drop they may be another page's.
+    /// Not a reference: during the drop these may already be another page's bytes.
     bytes: NonNull<[u8]>,
-    /// Of the thread that made it.
+    /// The slot of the thread that made the guard.
     slot: &'a Slot,
-    /// Taken out when it is dropped.
+    /// Taken out when the guard is dropped.
     hold: Option<Hold>,
     /// Only the thread whose slot holds the frame may release it.
     not_send: PhantomData<*const ()>,
@@ -150,8 +153,9 @@ impl Deref for HeldPage<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: a page's bytes, initialised, that `hold` keeps from being loaded into until `self` is dropped; the file's handle, from
-        // which `slot` is borrowed, keeps the memory for longer. The borrow of `self` bounds the lifetime.
+        // SAFETY: a page's initialised bytes, which `hold` protects from being loaded into until `self` is
+        // dropped. The file's handle, from which `slot` is borrowed, keeps the memory for longer. The borrow of
+        // `self` bounds the lifetime.
         unsafe { self.bytes.as_ref() }
     }
 }
@@ -184,7 +188,7 @@ fn keep(handle: &Handle, page: u32, by_slot: bool) -> Result<PageBytes, Error> {
 }
 
 impl CachedFile {
-    /// A page in place, for a short read. It is loaded if it is absent.
+    /// Returns a page in place, for a short read. Loads it if it is absent.
     ///
     /// # Errors
     ///
@@ -198,7 +202,7 @@ impl CachedFile {
         Ok(PageGuard { handle, place, len: handle.page_len(page), slot, not_send: PhantomData })
     }
 
-    /// A page in place, owned. It is loaded if it is absent.
+    /// Returns an owned page in place. Loads it if it is absent.
     ///
     /// # Errors
     ///
@@ -212,8 +216,8 @@ impl CachedFile {
 }
 
 impl OwnedFile {
-    /// As [`page`](Self::page) where the shortest way of a hit finds it: a page that is resident and has been read some times. `None` says
-    /// nothing of the page. For an engine's own shortest way.
+    /// Like [`page`](Self::page), if the shortest way of a hit finds the page: resident and read several times.
+    /// `None` tells nothing about the page. For an engine's own shortest way.
     #[doc(hidden)]
     #[inline]
     pub fn page_shortest(&self, page: u64) -> Option<HeldPage<'_>> {

@@ -1,8 +1,8 @@
-//! An open file by its handle, and what all files of a cache share.
+//! The handle of an open file, and the state that all files of a cache share.
 //!
-//! Invariants: what the frames, their records and the tables of open files take up is never more than the budget; what is
-//! shared outlives every file and every guard. Length and identity of a file are those of the open; it is closed once, by
-//! [`Handle::close`] or with its last handle, and finds no page after that.
+//! Invariants: the frames, their records and the tables of open files never exceed the budget together; the
+//! shared state outlives every file and every guard. Length and identity of a file are those of the open. A
+//! file is closed once, by [`Handle::close`] or with its last handle, and finds no page after that.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -30,25 +30,26 @@ use crate::thread::Slots;
 use crate::verifier::Verifier;
 use crate::{Error, OpenOptions};
 
-/// The pages that futures read past the cache at once, beside the budget: this part of its frames, but no more than keep a device busy.
+/// Futures read at most one part in `BYPASS_SHARE` of the frames past the cache at once, beside the budget, and
+/// at most `MAX_BYPASSES` pages: enough to keep a device busy.
 const BYPASS_SHARE: u32 = 16;
 const MAX_BYPASSES: u32 = 256;
 
-/// What all files of a cache share.
+/// The state that all files of a cache share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) slots: Slots,
     pub(crate) pool: Pool,
-    /// What the tables come to if all of them are touched, in bytes.
+    /// The size of all tables if they were touched in full, in bytes.
     tables: Arc<AtomicU64>,
     pub(crate) device: DeviceCounts,
     pub(crate) next_number: AtomicU64,
     pub(crate) process: Process,
     pub(crate) opened: FileTable<PathBuf, Weak<Handle>, Error>,
-    /// What futures read past the cache.
+    /// The reads past the cache that futures make.
     pub(crate) bypasses: BypassQueue<BypassRead>,
-    /// Who settles background reads of pages that are verified.
+    /// The threads that settle background reads of files with a verifier.
     pub(crate) settlers: Settlers,
     pub(crate) clear_ahead: ClearAhead,
 }
@@ -73,13 +74,14 @@ impl Shared {
         }
     }
 
-    /// Before any lock is taken: a forked child has none of the threads that loads under way wait for, and may have locks that nobody
-    /// will release.
+    /// Fails in a forked child; called before any lock is taken. A forked child has none of the threads that
+    /// loads in flight wait for, and may have locks that nobody will release.
     pub(crate) fn require_own_process(&self) -> Result<(), Error> {
         Ok(self.process.require()?)
     }
 
-    /// Opens directly, or through the kernel's cache where direct reads are refused or would go through it all the same.
+    /// Opens for direct I/O, or through the kernel's cache if direct reads are refused or would go through it
+    /// anyway.
     pub(crate) fn open(
         &self,
         open: impl Fn(Access) -> Result<Arc<dyn IoFile>, pagekeeper_io::Error>,
@@ -95,7 +97,7 @@ impl Shared {
         }
     }
 
-    /// The handle of a file that is open by now.
+    /// Returns a handle of a file that is already open.
     pub(crate) fn adopt(
         self: &Arc<Self>,
         file: Arc<dyn IoFile>,
@@ -129,7 +131,7 @@ impl Shared {
         Ok(Arc::new(handle))
     }
 
-    /// Loans frames for the whole tables of all open files, if the cache was built so.
+    /// Loans frames for the whole tables of all open files, if the cache was built that way.
     pub(crate) fn settle_budget(&self) {
         if self.settings.reserve_tables {
             let tables = self.tables.load(Ordering::Relaxed).min(self.settings.memory / TABLES_SHARE);
@@ -141,12 +143,12 @@ impl Shared {
         }
     }
 
-    /// Frees frames, retiring no more while a batch waits for readers; true if some are free now.
+    /// Frees frames, but retires no more while a batch waits for readers. Returns whether some are free now.
     pub(crate) fn make_room_patiently(&self) -> bool {
         self.pool.make_room_patiently(self.slots.readers())
     }
 
-    /// Frees frames; true if some are free now.
+    /// Frees frames. Returns whether some are free now.
     pub(crate) fn make_room(&self) -> bool {
         self.pool.make_room(self.slots.readers())
     }
@@ -167,7 +169,7 @@ impl Shared {
     }
 }
 
-/// What the clones of a [`CachedFile`](crate::CachedFile) share.
+/// The state that the clones of a [`CachedFile`](crate::CachedFile) share.
 pub(crate) struct Handle {
     pub(crate) fast_path: FastPath,
     pub(crate) shared: Arc<Shared>,
@@ -183,12 +185,13 @@ pub(crate) struct Handle {
     pub(crate) found_resident: u64,
 }
 
-/// What may become of a file while it is open.
+/// The changes that a file may undergo while it is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Nothing: what is loaded later goes with what was loaded before.
+    /// None: pages that are loaded later match those that were loaded before.
     Immutable,
-    /// Its owner writes it, and says so. Its length is taken to be the maximum that it may grow to, in bytes.
+    /// Its owner writes it, and notifies the cache. Its length counts as the maximum that it may grow to, in
+    /// bytes.
     Owned { max_bytes: u64 },
 }
 
@@ -222,7 +225,7 @@ impl Handle {
         }
     }
 
-    /// The file, if it was not closed.
+    /// Returns the file, unless it was closed.
     pub(crate) fn io(&self) -> Result<&Arc<dyn IoFile>, Error> {
         if self.closed.load(Ordering::Acquire) { Err(self.closed()) } else { Ok(&self.io) }
     }
@@ -251,7 +254,7 @@ impl Handle {
         named == self.stat && io.stat().is_ok_and(|now| now == self.stat)
     }
 
-    /// Bytes of the file that page `page` holds.
+    /// Returns the number of the file's bytes in page `page`.
     pub(crate) fn page_len(&self, page: u32) -> usize {
         let shift = self.shared.settings.page_shift;
         let left = self.stat.size.saturating_sub(u64::from(page) << shift);
@@ -260,7 +263,7 @@ impl Handle {
         len
     }
 
-    /// Where in its page a byte of the file is.
+    /// Returns the position of a byte of the file within its page.
     #[inline]
     pub(crate) fn offset_in_page(&self, offset: u64) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "below the page size")]
@@ -268,7 +271,7 @@ impl Handle {
         within
     }
 
-    /// The page by its number as users give it.
+    /// Returns the page for a number given by a user.
     pub(crate) fn page_number(&self, page: u64) -> Result<u32, Error> {
         let pages = self.page_table.table.pages();
         u32::try_from(page).ok().filter(|&page| page < pages).ok_or_else(|| Error::NoSuchPage {
@@ -278,7 +281,8 @@ impl Handle {
         })
     }
 
-    /// Whether its pages may be read past the cache in parts: misses are buffered reads, and nobody verifies whole pages.
+    /// Whether parts of its pages may be read past the cache: misses are buffered reads, and nobody verifies
+    /// whole pages.
     pub(crate) fn may_read_from_kernel_cache(&self) -> bool {
         self.access == Access::Buffered && self.verifier.is_none() && !self.is_owned()
     }
@@ -287,8 +291,8 @@ impl Handle {
         matches!(self.kind, Kind::Owned { .. })
     }
 
-    /// How many of `wanted` bytes from `offset` on the file has. An error where that is fewer and there are more by now: silence
-    /// would be wrong.
+    /// Returns how many of `wanted` bytes from `offset` on the file has. Fails if these are fewer and the file
+    /// has grown since: a silent short read would be wrong.
     pub(crate) fn len_within(&self, offset: u64, wanted: usize) -> Result<usize, Error> {
         let size = self.stat.size;
         let left = usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX);
@@ -302,8 +306,8 @@ impl Handle {
         Ok(left)
     }
 
-    /// Whether the file is still as it was opened; if not, how it differs. `range` is what was to be read. One that its owner
-    /// writes is not asked.
+    /// Fails if the file differs from the file at the open, and reports how. `range` is the range to be read. A
+    /// file that its owner writes is not checked.
     pub(crate) fn check_unchanged(&self, io: &dyn IoFile, range: std::ops::Range<u64>) -> Result<(), Error> {
         if self.is_owned() {
             return Ok(());

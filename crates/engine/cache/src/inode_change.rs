@@ -1,14 +1,18 @@
-//! A time of change (ctime) that moved while the length and the time of the last write stayed as they were.
+//! Handles a time of change (ctime) that moved while the length and the time of the last write stayed as they
+//! were.
 //!
-//! A link, a rename, chmod(2) and the like do that, and leave the content as it was. A write does it too if the time of the write is put
-//! back, as `rsync --inplace --times` does. No call of the kernel tells them apart: statx(2) gives its change counter
-//! (`STATX_CHANGE_COOKIE`) to no program (Linux 6.18), and the counter counts changes of the inode as well. So:
+//! A link, a rename, chmod(2) and the like have this effect and leave the content as it was. So does a write
+//! whose time is set back, as by `rsync --inplace --times`. No system call tells them apart: statx(2) gives its
+//! change counter (`STATX_CHANGE_COOKIE`) to no program (Linux 6.18), and that counter also counts changes of
+//! the inode. Therefore:
 //!
-//! - A changed number of links accounts for the change: engines link and remove whole sets of files for each checkpoint.
+//! - A changed number of links accounts for the change: engines link and remove whole sets of files for each
+//!   checkpoint.
 //! - Otherwise the pages that the cache has are compared with the file. If one differs, the file was written to.
 //!
-//! Invariants: a file that was found written to stays so for as long as it is open. No lock is held over I/O, so several loads
-//! may compare at a time. Nothing fails: pages that can't be read again are not compared.
+//! Invariants: a file that was found written to stays so for as long as it is open. No lock is held over I/O,
+//! so several loads may compare at the same time. Nothing fails: pages that can't be read again are not
+//! compared.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -21,7 +25,7 @@ use crate::frames;
 use crate::handle::Handle;
 use crate::lookup::Attempt;
 
-/// Bytes that are read at once to compare them.
+/// Bytes that are read at once for the comparison.
 const COMPARED_BYTES: u64 = 1 << 20;
 
 /// The state of the inode at the last change that left the content as it was.
@@ -32,17 +36,17 @@ struct KnownInode {
     is_rewritten: bool,
 }
 
-/// What is known of the changes of a file's inode.
+/// The known changes of a file's inode.
 #[derive(Debug)]
 pub(crate) struct InodeChange(Mutex<KnownInode>);
 
 impl InodeChange {
-    /// Begins with the file as it is opened.
+    /// Records the file's state at the open.
     pub(crate) fn new(io: &dyn IoFile, stat: &FileStat) -> Self {
         Self(Mutex::new(KnownInode { changed: stat.changed, links: links(io), is_rewritten: false }))
     }
 
-    /// Whether the content is as it was, if that is known without a look at it.
+    /// Whether the content is unchanged, if that is known without reading the file.
     fn is_known(&self, now: &FileStat, links: Option<u32>) -> Option<bool> {
         let mut known = lock(&self.0);
         if known.is_rewritten || known.changed == now.changed {
@@ -62,14 +66,15 @@ impl InodeChange {
     }
 }
 
-/// The number of links; `None` on a simulated disk.
+/// Returns the number of links; `None` on a simulated disk.
 fn links(io: &dyn IoFile) -> Option<u32> {
     let stat = rustix::fs::statx(io.fd()?, "", AtFlags::EMPTY_PATH, StatxFlags::NLINK);
     Some(stat.ok()?.stx_nlink)
 }
 
 impl Handle {
-    /// Whether the content is that of the open as far as the cache can know, where length and time of the last write are.
+    /// Whether the content is that of the open, as far as the cache can know. Length and time of the last write
+    /// are unchanged.
     pub(crate) fn is_content_unchanged(&self, io: &dyn IoFile, now: &FileStat) -> bool {
         if now.changed == self.stat.changed {
             return true;
@@ -83,7 +88,7 @@ impl Handle {
         is_same
     }
 
-    /// Whether the file still has the content of all pages of it that are in the cache.
+    /// Whether the file still has the content of all its cached pages.
     fn has_file_cached_pages(&self, io: &dyn IoFile) -> bool {
         let pages_at_once = COMPARED_BYTES >> self.shared.settings.page_shift;
         let mut read = AlignedBuf::new(to_len(COMPARED_BYTES));
@@ -100,7 +105,7 @@ impl Handle {
         true
     }
 
-    /// The same of a few pages. One that is not in the cache any more is as good as one that is equal.
+    /// Like `has_file_cached_pages`, for a few pages. A page that is no longer in the cache counts as equal.
     fn has_file_pages(&self, io: &dyn IoFile, pages: Range<u64>, read: &mut [u8]) -> bool {
         let shift = self.shared.settings.page_shift;
         let bytes = to_len((pages.end - pages.start) << shift);
@@ -118,7 +123,7 @@ impl Handle {
     }
 }
 
-/// A length that is at most [`COMPARED_BYTES`].
+/// Converts a length that is at most [`COMPARED_BYTES`].
 fn to_len(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

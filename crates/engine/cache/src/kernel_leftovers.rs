@@ -1,8 +1,8 @@
-//! Pages that others left in the kernel's page cache: dropped before the first direct read.
+//! Drops pages that others left in the kernel's page cache, before the first direct read.
 //!
-//! Direct reads of a file with resident pages make XFS take the inode's lock and flush and invalidate on every read, for as
-//! long as a page stays. Dropping them changes no byte of the file. What can't be dropped (pages that are mapped, or
-//! dirty with a disk that is busy) stays, and costs what it costs; an inspection that fails counts as nothing found.
+//! While a page of a file is resident, XFS takes the inode's lock and flushes and invalidates on every direct
+//! read. Dropping the pages changes no byte of the file. Pages that can't be dropped (mapped, or dirty on a
+//! busy disk) stay, and so does their cost. An inspection that fails counts as nothing found.
 
 use std::fs::File;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use std::time::Duration;
 use pagekeeper_io::{IoFile, Support};
 use pagekeeper_kernel::{FileSystem, Flush, InspectedFile, ReleaseOptions, release, residency};
 
-/// Waiting for dirty pages at an open has an end.
+/// The maximum wait for dirty pages at an open.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Drops what is resident of a file; bytes that were.
+/// Drops the resident pages of a file. Returns their bytes.
 pub(crate) fn drop_leftovers(file: &dyn IoFile) -> u64 {
     let Some(fd) = file.fd() else { return 0 };
     let Ok(fd) = fd.try_clone_to_owned() else { return 0 };
@@ -28,14 +28,15 @@ pub(crate) fn drop_leftovers(file: &dyn IoFile) -> u64 {
         retry_pause: Duration::from_millis(1),
         explain: false,
     };
-    // The next inspection shows what is left; nothing depends on it.
+    // The next inspection shows the rest; nothing depends on the result.
     let _ = release(&inspected, 0..u64::MAX, &options);
     found.resident
 }
 
-/// Whether direct reads of pages of so many bytes get what they are for from a file that was opened for them. They are allowed, and go through
-/// the kernel's page cache, on tmpfs (Linux 6.6), of files whose data ext4 journals, and of compressed ones on btrfs; and need
-/// larger pages on devices with large blocks. As the kernel reports it; tried where it reports nothing.
+/// Whether direct reads of pages of `page_size` bytes bypass the kernel's page cache, for a file that was
+/// opened for them. Direct reads are allowed, but go through the kernel's page cache, on tmpfs (Linux 6.6), for
+/// files whose data ext4 journals, and for compressed files on btrfs. Devices with large blocks need larger
+/// pages. Uses the kernel's report, and a trial read if there is none.
 pub(crate) fn is_direct(file: &dyn IoFile, page_size: usize) -> bool {
     let Some(fd) = file.fd() else { return true };
     if FileSystem::of(fd, file.path()).is_ok_and(|on| matches!(on, FileSystem::Tmpfs | FileSystem::Ramfs)) {

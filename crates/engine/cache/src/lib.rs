@@ -1,21 +1,23 @@
-//! A page cache in user space, for the files of storage engines: immutable ones (SST files, segments, blobs), and those that
-//! their owner alone writes.
+//! A page cache in user space, for the files of storage engines: immutable ones (SST files, segments, blobs),
+//! and those that only their owner writes.
 //!
-//! It stands where an engine would use mmap, pread or an LRU of its own. Files are read by direct I/O, so the kernel's page
-//! cache holds nothing of them; what is cached, and how much, is the engine's own decision, and memory pressure
-//! elsewhere on the host neither takes it away nor is caused by it.
+//! It takes the place of mmap, pread or an engine's own LRU. It reads files by direct I/O, so the kernel's page
+//! cache holds none of their pages. The engine alone decides what is cached and how much; memory pressure
+//! elsewhere on the host neither takes the cache away nor is caused by it.
 //!
-//! - A **hit** takes no lock: one load from a table, one copy, two plain stores. Until a page has been read four times, and
-//!   again after eviction has passed it by, a compare-and-swap on its entry comes with it.
-//! - A **miss** is read once, however many threads want the page; the others wait parked. An error reaches all who wait,
-//!   and the next caller tries again.
-//! - **Eviction** is S3-FIFO with a small queue that adapts: scans don't wash the cache out.
+//! - A **hit** takes no lock: one load from a table, one copy, two plain stores. It adds a compare-and-swap on
+//!   the page's entry until the page has been read four times, and again after eviction has passed the page
+//!   over.
+//! - A **miss** is read once, however many threads want the page; the others wait parked. An error reaches all
+//!   waiting threads, and the next caller tries again.
+//! - **Eviction** is S3-FIFO with a small queue that adapts: a scan does not wash the cache out.
 //! - **Closing** a file is O(1) however many of its pages are cached, and guards keep their bytes.
 //! - **Everything counts**: frames, their records and the tables of files stay within one budget.
 //!
 //! # An SST reader
 //!
-//! A table of blocks, each with its length and checksum before it, the offset of the index in the last eight bytes:
+//! A table of blocks, each preceded by its length and checksum. The last eight bytes are the offset of the
+//! index:
 //!
 //! ```
 //! use pagekeeper_cache::{CachedFile, Error, PageCache};
@@ -67,53 +69,65 @@
 //! | [`read_many`](CachedFile::read_many) | yes | parks the thread, once for all | batches: point lookups of one request, index scans |
 //! | [`read_at_async`](CachedFile::read_at_async) | yes | as a future | any runtime |
 //!
-//! All of them are there for an [`OwnedFile`], too.
+//! All of these methods exist on [`OwnedFile`], too.
 //!
-//! [`prefetch`](CachedFile::prefetch) begins loads that somebody will want soon. `FileTable` of the crate `pagekeeper-file-table` keeps
-//! opened readers by path or number, each opened once.
+//! [`prefetch`](CachedFile::prefetch) begins loads that will be wanted soon. `FileTable` of the crate
+//! `pagekeeper-file-table` keeps opened readers by path or number, each opened once.
 //!
-//! # What is promised when a file changes
+//! # Guarantees when a file changes
 //!
-//! A [`CachedFile`] is to be immutable while it is open. If it was cut, grew or was written to all the same, the next load of a page is
-//! an error; pages that were loaded before are given as they were. After each read of the device the cache compares the file's length
-//! and its times of the last write (mtime) and of the last change (ctime) with those at the open. Opening its path again gives the new
-//! content, under a new [`id`](CachedFile::id), and shares nothing with the old.
+//! A [`CachedFile`] must not change while it is open. If it was truncated, grew or was written to, the next
+//! load of a page fails; pages that were loaded before are returned as they were. After each read of the device
+//! the cache compares the file's length, its time of the last write (mtime) and its time of the last change
+//! (ctime) with those at the open. Opening its path again gives the new content, under a new
+//! [`id`](CachedFile::id), and shares nothing with the old.
 //!
-//! If only the ctime changed, the file may have been linked, renamed or given another owner; or it was written to and its mtime was put
-//! back, as by `rsync --inplace --times`. A changed number of links is taken for the reason. Otherwise the cache reads the pages of the
-//! file that it has once more: if one differs, that load and all later ones are errors. Not seen:
+//! If only the ctime changed, the file may have been linked, renamed or given another owner. Or it was written
+//! to and its mtime was set back, as by `rsync --inplace --times`. A changed number of links counts as the
+//! explanation. Otherwise the cache reads the file's cached pages once more: if one differs, that load and all
+//! later ones fail. The cache does not notice these writes:
 //!
-//! - a write whose mtime was put back, if the number of links changed as well between two loads, or if no page that was written to is in
-//!   the cache;
-//! - in a file that is read through the kernel's page cache, a second store through a mapping.
+//! - a write whose mtime was set back, if the number of links changed as well between two loads, or if none of
+//!   the written pages is in the cache;
+//! - a second store through a mapping, in a file that is read through the kernel's page cache.
 //!
-//! A file that the engine writes itself is opened by [`PageCache::open_owned`]. It may grow, and no load asks for its length and
-//! times; after each write of a page the engine notifies the cache:
+//! A file that the engine writes itself is opened by [`PageCache::open_owned`]. It may grow, and loads do not
+//! check its length and times. After each write of a page the engine notifies the cache:
 //!
 //! | | the page is then | for |
 //! |---|---|---|
 //! | [`install`](OwnedFile::install) | in the cache, with the new content | pages that somebody reads |
 //! | [`discard`](OwnedFile::discard), [`discard_many`](OwnedFile::discard_many) | absent | all others |
 //!
-//! From then on no read gives what was there before.
+//! Reads that begin after the notification never return the previous content.
 //!
 //! # Forks
 //!
 //! A cache belongs to the process that made it. In a forked child each read and each open fails with
-//! [`Forked`](pagekeeper_io::Error::Forked), whether the page is resident or not; a close or a drop does nothing, counts are zero, and no
-//! call waits. Pages that were held as the process forked keep their bytes. Make caches after the fork. vfork(2), `posix_spawn(3)` and all
-//! that executes another program are fine.
+//! [`Forked`](pagekeeper_io::Error::Forked), whether the page is resident or not. A close or a drop does
+//! nothing, counts are zero, and no call waits. Pages that guards held at the fork keep their bytes. Make
+//! caches after the fork. vfork(2), `posix_spawn(3)` and any child that executes another program are fine.
 //!
 //! # Memory
 //!
-//! `memory(bytes)` bounds frames, records (32 bytes a frame), open files (some 1,150 bytes each, at most a quarter of the budget) and
-//! their tables (4 bytes for each page *of the open files*, in parts of a page of the kernel's, such as 4 KiB for 1,024 pages, at most half of
-//! the budget, and only where a file is read): a file of few pages costs about 5 KiB beside them. It is taken up as the cache fills. Beside it: some 450 bytes for each
-//! thread, four for each 1,024 pages of open files, the kernel's page tables (up to 4 KiB for each 2 GiB of a file that is read here and
-//! there), what the back-end needs (rings, threads' stacks), and, while all frames are held by guards or being loaded, a page for each
-//! blocking read past the cache. Of futures no more are read past it at once than a sixteenth of the pages, or 256; the others
-//! wait for their turn. A future that waits takes some 400 bytes beside its own, so that 200,000 at once stay within 90 MB, and one
-//! that was read past the cache keeps the page until it is polled.
+//! The budget of `memory(bytes)` bounds:
+//!
+//! - the frames and their records (32 bytes a frame);
+//! - open files: about 1,150 bytes each, at most a quarter of the budget;
+//! - the files' tables: 4 bytes for each page *of the open files*, at most half of the budget. Tables take up
+//!   whole kernel pages (such as 4 KiB for 1,024 pages), and only where a file is read. A file of few pages
+//!   costs about 5 KiB beside its frames.
+//!
+//! The memory is taken up as the cache fills. Not within the budget:
+//!
+//! - about 450 bytes for each thread, and four more for each 1,024 pages of open files;
+//! - the kernel's page tables: up to 4 KiB for each 2 GiB of a file that is read at scattered offsets;
+//! - the back-end's own memory (rings, threads' stacks);
+//! - a page for each blocking read past the cache, while all frames are held by guards or being loaded.
+//!
+//! Futures read at most a sixteenth of the pages, and at most 256, past the cache at once; the others wait for
+//! their turn. A waiting future takes about 400 bytes beside its own, so 200,000 at once stay within 90 MB. A
+//! future whose page was read past the cache keeps that page until it is polled.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -156,7 +170,7 @@ mod settlers;
 mod stats;
 mod sync;
 mod sys;
-/// Of the sources that `model` compiles a second time.
+/// Tests of the sources that `model` compiles a second time.
 #[cfg(test)]
 mod tests {
     mod bypass_queue;

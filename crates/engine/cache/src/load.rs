@@ -1,13 +1,14 @@
-//! Misses: one page, by the thread that wants it. Batches are in `batch`, futures in `future`.
+//! Misses of one page, loaded by the thread that wants it. Batches are in `batch`, futures in `future`.
 //!
-//! A page that is absent is loaded by one caller ([`Handle::miss`]); others wait for that one, parked, and retry when
-//! it is there, or get its error. Where no frame can be had at once (all held by guards, or waiting for a reader
-//! that was stopped) the page is read past the cache, into memory of the caller's own: slower, never wrong, and
-//! waiting for nobody. Where misses are buffered reads, and all pages here are in use, most of them are answered from the
-//! kernel's page cache alone (`admission`).
+//! An absent page is loaded by one caller ([`Handle::miss`]). Others wait for it, parked, and retry when the
+//! page is there, or get its error. A page that gets no frame at once is read past the cache, into the caller's
+//! own memory: slower, never wrong, and without waiting for anybody. This happens if all frames are held by
+//! guards or wait for a stopped reader. If misses are buffered reads and all pages of the cache are in use,
+//! most misses are answered from the kernel's page cache alone (`admission`).
 //!
-//! Invariants: no lock is held over I/O or the verifier; a page is published only after it was read whole, the file was found
-//! unchanged after the read (unless its owner writes it, and says so), and the verifier accepted it.
+//! Invariants: no lock is held over I/O or the verifier. A page is published only after it was read whole, the
+//! file was found unchanged after the read (unless its owner writes it, and notifies the cache), and the
+//! verifier accepted the page.
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::Ordering;
@@ -23,14 +24,14 @@ use crate::lookup::{Attempt, KeptFrame};
 use crate::pool::{Begin, LoadReason, OnBusy};
 use crate::verifier::LoadedPage;
 
-/// How often room is made before a page is read past the cache. Each but the first goes with an offer of the processor to
-/// whoever was preempted while reading.
+/// Attempts to make room before a page is read past the cache. Each attempt after the first yields the
+/// processor, for readers that were preempted.
 const TRIES: usize = 16;
 
-/// So many of them wait for frames that were taken out before, and take no others out.
+/// The first attempts wait for frames that were taken out before, and take no others out.
 const PATIENT: usize = 8;
 
-/// What a caller that missed is to do.
+/// The next step of a caller that missed.
 #[derive(Debug)]
 pub(crate) enum Miss<H: Deref<Target = Handle>> {
     /// Look the page up again.
@@ -42,13 +43,13 @@ pub(crate) enum Miss<H: Deref<Target = Handle>> {
 }
 
 impl Handle {
-    /// Where a page lies in the file.
+    /// Returns the byte range of a page in the file.
     pub(crate) fn range(&self, page: u32) -> Range<u64> {
         let start = u64::from(page) << self.shared.settings.page_shift;
         start..start + self.page_len(page) as u64
     }
 
-    /// A page was not found: waits for whoever loads it, or is to load it.
+    /// Handles a page that was not found: waits for its loader, or makes the caller load it.
     pub(crate) fn miss(&self, page: u32) -> Result<Miss<&Self>, Error> {
         let pool = &self.shared.pool;
         for attempt in 0..TRIES {
@@ -84,13 +85,14 @@ impl Handle {
         Ok(Miss::Bypass)
     }
 
-    /// Whether what was read of a page is the page: whole, and accepted. That the file is unchanged was found after the read.
+    /// Checks that the bytes read are the whole page, and that the verifier accepts it. The caller has checked
+    /// after the read that the file is unchanged.
     pub(crate) fn check_page(&self, page: u32, read: usize, bytes: &[u8]) -> Result<(), Error> {
         if read < bytes.len() {
             if self.is_owned() {
                 return Err(Error::PastEnd { path: self.path.clone(), page: page.into() });
             }
-            // Short, and the length is what it was: the file was cut and has grown again in between.
+            // Short, but the length is as before: the file was truncated and has grown again in between.
             return Err(Error::Changed { path: self.path.clone() });
         }
         let Some(verifier) = &self.verifier else { return Ok(()) };
@@ -108,14 +110,14 @@ impl Handle {
         })
     }
 
-    /// Whether the file is unchanged, and what was read of a page is the page.
+    /// Checks that the file is unchanged, and that the bytes read are the page.
     fn check(&self, io: &dyn IoFile, page: u32, read: usize, bytes: &[u8]) -> Result<(), Error> {
         self.check_unchanged(io, self.range(page))?;
         self.check_page(page, read, bytes)
     }
 
-    /// Reads one page into its frame and checks it. On failure the load is settled; `None` if it is to be done again, since the
-    /// page was written meanwhile.
+    /// Reads one page into its frame and checks it. On failure the load is settled. Returns `None` if the page
+    /// was written meanwhile and must be loaded again.
     fn fill<'a>(&'a self, mut filling: Filling<&'a Self>) -> Result<Option<Filling<&'a Self>>, Error> {
         let page = filling.page();
         let result = self.io().and_then(|io| {
@@ -144,7 +146,7 @@ impl Handle {
         Ok(buffer)
     }
 
-    /// Counts a read past the cache, and checks whether what was read is the page.
+    /// Counts a read past the cache, and checks that the bytes read are the page.
     pub(crate) fn settle_bypass(
         &self,
         page: u32,
@@ -163,8 +165,9 @@ impl Handle {
         checked
     }
 
-    /// Reads a part of a page from the kernel's cache without taking it into this one, if that is as well: the kernel has it,
-    /// and here it would drive out a page that is as much in use. Single flight is the kernel's matter then.
+    /// Reads a part of a page from the kernel's cache without admitting it to this one. It does so if the
+    /// kernel has the page, and if the page would evict another that is as much in use. Single flight is then
+    /// the kernel's task.
     fn read_from_kernel_cache(&self, page: u32, from: usize, buf: &mut [u8]) -> Result<bool, Error> {
         let may = self.may_read_from_kernel_cache() && self.shared.pool.is_in_use();
         if !may || !admission::is_refused(self.page_table.number, page) {

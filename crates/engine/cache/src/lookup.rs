@@ -1,6 +1,7 @@
-//! Finding a page's frame through its entry, and keeping it: the steps of a hit, in the order that `readers` asks for.
+//! Finds a page's frame through its entry, and keeps it: the steps of a hit, in the order that `readers`
+//! requires.
 //!
-//! Invariants: a frame that is found stays the page's for as long as the section lasts, and one that is kept until it is
+//! Invariants: a found frame stays the page's for as long as the section lasts, a kept frame until it is
 //! released. Takes no lock, waits for nobody; a page that can't be read is not found.
 
 use super::entry::PageEntry;
@@ -9,11 +10,11 @@ use super::readers::{Hold, Slot};
 use super::sync::{AtomicU32, Barrier, Ordering};
 use super::table::Table;
 
-/// Raises the frequency of a page that is being read; its frame, if it can be read.
+/// Raises the frequency of a page that is being read. Returns its frame, if the page can be read.
 #[inline]
 fn touch(entry: &AtomicU32, value: PageEntry) -> Option<u32> {
     let frame = value.readable()?;
-    // Fails where the value was changed meanwhile: then one read is forgotten.
+    // Fails if the value changed meanwhile: then this read is not counted in the frequency.
     let _ = entry.compare_exchange(value.0, value.touched().0, Ordering::Relaxed, Ordering::Relaxed);
     Some(frame)
 }
@@ -21,13 +22,14 @@ fn touch(entry: &AtomicU32, value: PageEntry) -> Option<u32> {
 /// Whether a lookup counts as a hit if it finds the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Attempt {
-    /// The first of a read.
+    /// The first lookup of a read.
     First,
-    /// After a load that was counted in its own right.
+    /// A lookup after a load that was counted itself.
     Again,
 }
 
-/// Does `found` with the frame of a page, if it can be read, within a section of the calling thread's `slot`.
+/// Calls `found` with the frame of a page, if the page can be read, within a section of the calling thread's
+/// `slot`.
 #[inline]
 pub(crate) fn lookup<T>(
     slot: &Slot,
@@ -54,12 +56,12 @@ pub(crate) fn lookup<T>(
     None
 }
 
-/// What keeps a frame for a guard.
+/// The way in which a frame is kept for a guard.
 #[derive(Debug)]
 enum KeptBy {
-    /// The thread's slot names it.
+    /// The thread's slot names the frame.
     Held(Hold),
-    /// It has a pin.
+    /// The frame has a pin.
     Pinned,
 }
 
@@ -71,8 +73,8 @@ pub(crate) struct KeptFrame {
     by: KeptBy,
 }
 
-/// Keeps a frame that was found in the section under way, or that the caller loads: by the calling thread's slot if it
-/// may and can, else by a pin.
+/// Keeps a frame that was found in the current section, or that the caller loads: by the calling thread's slot
+/// if possible, otherwise by a pin.
 pub(crate) fn keep(slot: &Slot, pool: &Pool, frame: u32, by_slot: bool) -> KeptFrame {
     let hold = if by_slot { slot.hold(frame) } else { None };
     let by = hold.map_or_else(
@@ -85,12 +87,13 @@ pub(crate) fn keep(slot: &Slot, pool: &Pool, frame: u32, by_slot: bool) -> KeptF
     KeptFrame { frame, by }
 }
 
-/// Lets a frame go. `slot` is that of the thread that kept it, which is needed if it was kept by the slot.
+/// Releases a frame. `slot` is that of the thread that kept it; it is required if the frame was kept by the
+/// slot.
 #[inline]
 pub(crate) fn release(slot: Option<&Slot>, pool: &Pool, kept: KeptFrame) {
     match (kept.by, slot) {
         (KeptBy::Held(hold), Some(slot)) => slot.release(hold),
-        // What is held and never released is lost, but never wrong.
+        // A hold that is never released loses its frame, but breaks nothing.
         (KeptBy::Held(_), None) => debug_assert!(false, "a hold without its slot"),
         (KeptBy::Pinned, _) => pool.unpin(kept.frame),
     }

@@ -1,15 +1,17 @@
-//! Models of the frames' protocol: loom runs the very sources of the pool, of eviction, loans of frames, readers and waiters in every
-//! order of a few threads, and with every value that the memory model lets a load see. One to three frames, one to five
-//! pages, two or three threads that can be stopped at most [`PREEMPTIONS`] times where they could go on.
+//! Models of the frames' protocol. Loom runs the unchanged sources of the pool, of eviction, loans of frames,
+//! readers and waiters. It runs a few threads in every order, and with every value that the memory model lets a
+//! load see. A model has one to three frames, one to five pages, and two or three threads, which can be
+//! preempted at most [`PREEMPTIONS`] times.
 //!
-//! A model fails by an assertion, by loom's "Causality violation" where a frame is written while another may read it, or by its
-//! "deadlock" where a waiter is never woken. Nothing is random, so that a failure repeats without a seed.
+//! A model fails by an assertion, by loom's "Causality violation" if a frame is written while another thread
+//! may read it, or by its "deadlock" if a waiter is never woken. Nothing is random, so a failure repeats
+//! without a seed.
 //!
-//! What is not modelled: bytes (a frame is one number), the device, the shortest ways of a hit (`fast_path`, whose steps are
-//! those of `lookup`), and membarrier(2), which is a fence on both sides here. That is more than the light half gives: that
-//! [`Slot::hold`] must release can't be shown.
+//! The models do not cover bytes (a frame is one number), the device, or the shortest ways of a hit
+//! (`fast_path`, whose steps are those of `lookup`). Membarrier(2) is a fence on both sides here, which is more
+//! than the light half gives: the models can't show that [`Slot::hold`] must release.
 //!
-//! Each model was seen to fail. What was broken in turn, and which models found it:
+//! Each model fails if the code is broken in one of these ways, which were tried in turn:
 //!
 //! | broken | found by |
 //! |---|---|
@@ -90,16 +92,16 @@ modelled! {
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-// There is nothing for loom in these.
+// Loom has nothing to check in these.
 use crate::{entry, error, free_frames, queues, s3fifo};
 
 use readers::Slot;
 use world::World;
 
-/// Of two threads, and of three: all orders are too many to try.
+/// Preemptions for two threads, and for three: all orders are too many.
 const PREEMPTIONS: [usize; 2] = [5, 2];
 
-/// What one thread of a model does.
+/// The operations of one thread of a model.
 type Caller<T> = fn(&World, &Slot) -> T;
 
 /// Runs the callers side by side, each on a thread of its own, and then `end`, in every order.

@@ -5,20 +5,20 @@ use std::sync::Arc;
 
 use crate::verifier::{LoadedPage, Verifier};
 
-/// How to open one file.
+/// Options for opening one file.
 #[derive(Clone, Default)]
 pub struct OpenOptions {
     pub(crate) verifier: Option<Verifier>,
 }
 
 impl OpenOptions {
-    /// As [`PageCache::open`](crate::PageCache::open) does.
+    /// Creates the options that [`PageCache::open`](crate::PageCache::open) uses.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Checks each page of this file when it is loaded, in place of the cache's own
-    /// [`verifier`](crate::Builder::verifier): for a file with checksums of its own.
+    /// Sets a verifier that checks each page of this file when it is loaded, in place of the cache's own
+    /// [`verifier`](crate::Builder::verifier). For a file with checksums of its own.
     #[must_use]
     pub fn verifier(
         mut self,

@@ -1,11 +1,12 @@
 //! A file that its owner writes while it is open: the second kind of file in the cache.
 //!
-//! Its owner alone writes it, past the cache, and notifies the cache of each page after it was written: by
-//! [`OwnedFile::discard`], or with the new content by [`OwnedFile::install`]. So no load asks the file for its length and
-//! time of change. All else is as of a [`CachedFile`]: the same table, frames, guards and loads.
+//! Only its owner writes the file, past the cache, and notifies the cache of each page after the write: by
+//! [`OwnedFile::discard`], or with the new content by [`OwnedFile::install`]. Therefore no load checks the
+//! file's length and time of change. Everything else is as for a [`CachedFile`]: the same table, frames, guards
+//! and loads.
 //!
-//! Invariant: a read that begins after the cache was notified gives no content of the device from before (see `rewrite`).
-//! Fails as reads do; notifying the cache never fails.
+//! Invariant: a read that begins after the notification returns no content of the device from before it (see
+//! `rewrite`). Fails as reads do; the notification never fails.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,23 +20,25 @@ use crate::handle::{Handle, Kind};
 use crate::pool::LoadReason;
 use crate::{CachedFile, Error, OpenOptions, PageCache, PageGuard, PageRef, ReadRequest};
 
-/// How hot a page is that [`OwnedFile::install`] brings into the cache. One that is resident already stays as hot as it was.
+/// The initial frequency of a page that [`OwnedFile::install`] brings into the cache. A page in the cache that
+/// somebody has read keeps its frequency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InstallAs {
-    /// As one that was loaded because somebody read it.
+    /// As for a page that was loaded because somebody read it.
     Read,
-    /// As one that was prefetched: if nobody reads it, it is among the first to be evicted.
+    /// As for a prefetched page: if nobody reads it, it is among the first to be evicted.
     Prefetched,
 }
 
-/// A file whose pages are cached while its owner writes it. Cheap to clone; all clones are one open file, which is closed with
-/// the last of them. Made by [`PageCache::open_owned`].
+/// A file whose pages are cached while its owner writes it. Cheap to clone; all clones are one open file, which
+/// is closed with the last of them. Created by [`PageCache::open_owned`].
 ///
-/// The owner writes whole pages past the cache, one writer of a page at a time, and calls [`discard`](Self::discard) or
-/// [`install`](Self::install) when the write has returned. Reads that begin after that give the new content. Reads that
-/// began before give the old or the new; one that goes to the device while the page is being written may find some
-/// of both, which only a [verifier](OpenOptions::verifier) can detect: [`Error::Rejected`], unless the cache was notified of the
-/// write meanwhile and the page is loaded again. An owner that lets pages be read while it writes them reads such a page again.
+/// The owner writes whole pages past the cache, one writer of a page at a time, and calls
+/// [`discard`](Self::discard) or [`install`](Self::install) when the write has returned. Reads that begin after
+/// that call return the new content. Reads that began before it return the old or the new content. A read of
+/// the device during the write may return parts of both, which only a [verifier](OpenOptions::verifier) can
+/// detect. Such a read fails with [`Error::Rejected`], unless the cache was notified of the write meanwhile and
+/// the page is loaded again. An owner that allows reads of a page during its writes must repeat such a read.
 ///
 /// ```
 /// use pagekeeper_cache::{InstallAs, PageCache};
@@ -64,13 +67,13 @@ pub struct OwnedFile {
 }
 
 impl PageCache {
-    /// Caches a file that the caller writes, and that nobody else does. It may have up to `max_pages` pages, whatever its length
-    /// is now: its table takes up address space for so many (four bytes each), and memory only where it is read, so that a
-    /// terabyte costs no more to open than a megabyte.
+    /// Caches a file that only the caller writes. It may have up to `max_pages` pages, whatever its length is
+    /// now. Its table takes up address space for that number (four bytes each), and memory only where the file
+    /// is read. So opening a terabyte costs no more than opening a megabyte.
     ///
-    /// It is read as `file` was opened: directly or through the kernel's cache, by the cache's back-end, so it must be of
-    /// a kind that this can read (a file of a simulated disk needs that disk). Pages that others left in the
-    /// kernel's cache are dropped if it is read directly.
+    /// The cache's back-end reads it in the way that `file` was opened: directly or through the kernel's cache.
+    /// The back-end must support this kind of file: a file of a simulated disk needs that disk. If the file is
+    /// read directly, its pages that others left in the kernel's cache are dropped.
     ///
     /// # Errors
     ///
@@ -79,7 +82,7 @@ impl PageCache {
         self.open_owned_with(file, max_pages, OpenOptions::default())
     }
 
-    /// As [`open_owned`](Self::open_owned), with options: a verifier of its own.
+    /// Like [`open_owned`](Self::open_owned), with options: a verifier of its own.
     #[expect(clippy::needless_pass_by_value, reason = "options are made for one open")]
     pub fn open_owned_with(
         &self,
@@ -99,57 +102,59 @@ impl OwnedFile {
         self.cached.handle()
     }
 
-    /// The same open file, for code that reads a [`CachedFile`]: its length is the most that it may have.
+    /// Returns the same open file, for code that reads a [`CachedFile`]. Its length is the maximum length.
     pub fn as_cached_file(&self) -> &CachedFile {
         &self.cached
     }
 
-    /// As [`CachedFile::read_at`]: all of `buf`, less only at the end of what the file may come to.
+    /// Like [`CachedFile::read_at`]. Fills all of `buf`, or less at the end of the maximum length.
     ///
     /// # Errors
     ///
-    /// [`Error::PastEnd`] where the file as it is now ends before a page that is to be loaded, [`Error::Io`],
+    /// [`Error::PastEnd`] if the current file ends before the end of a page that must be loaded, [`Error::Io`],
     /// [`Error::Rejected`], [`Error::Closed`]. The next call tries again.
     #[inline]
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         self.cached.read_at(offset, buf)
     }
 
-    /// As [`CachedFile::read_at_async`], with the errors of [`read_at`](Self::read_at).
+    /// Like [`CachedFile::read_at_async`], with the errors of [`read_at`](Self::read_at).
     pub async fn read_at_async(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         self.cached.read_at_async(offset, buf).await
     }
 
-    /// As [`CachedFile::read_many`], with the errors of [`read_at`](Self::read_at).
+    /// Like [`CachedFile::read_many`], with the errors of [`read_at`](Self::read_at).
     pub fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> Result<(), Error> {
         self.cached.read_many(requests)
     }
 
-    /// As [`CachedFile::page`], with the errors of [`read_at`](Self::read_at) and [`Error::NoSuchPage`].
+    /// Like [`CachedFile::page`], with the errors of [`read_at`](Self::read_at) and [`Error::NoSuchPage`].
     #[inline]
     pub fn page(&self, page: u64) -> Result<PageGuard<'_>, Error> {
         self.cached.page(page)
     }
 
-    /// As [`CachedFile::page_ref`], with the errors of [`page`](Self::page).
+    /// Like [`CachedFile::page_ref`], with the errors of [`page`](Self::page).
     pub fn page_ref(&self, page: u64) -> Result<PageRef, Error> {
         self.cached.page_ref(page)
     }
 
-    /// As [`CachedFile::prefetch`]; the range is of bytes. Pages behind the file's end count as begun, and fail.
+    /// Like [`CachedFile::prefetch`]; the range is in bytes. Pages past the file's end count as begun, and
+    /// fail.
     pub fn prefetch(&self, range: Range<u64>) -> u64 {
         self.cached.prefetch(range)
     }
 
-    /// The page's content on the device is new: no read that begins after this call gives what was loaded before it.
+    /// Notes that the page's content on the device is new: no read that begins after this call returns older
+    /// content.
     ///
-    /// A resident page is taken out; guards keep their bytes. A load that is under way goes to those who began it,
-    /// and is not kept; others who wait for it load again. Waits for nothing.
+    /// A resident page is taken out; guards keep their bytes. The result of a load in flight goes to the caller
+    /// that began it and is not kept; other callers that wait for it load again. This call waits for nothing.
     pub fn discard(&self, page: u64) {
         self.discard_many(&[page]);
     }
 
-    /// As [`discard`](Self::discard), for many pages in any order.
+    /// Like [`discard`](Self::discard), for many pages in any order.
     pub fn discard_many(&self, pages: &[u64]) {
         let handle = self.handle();
         if !handle.shared.process.is_current() {
@@ -159,9 +164,9 @@ impl OwnedFile {
         handle.shared.pool.discard(&handle.page_table, &pages);
     }
 
-    /// As [`discard`](Self::discard), and puts the new content in place of the old at once: the page can be read, as if loaded. True
-    /// if so; false if no frame could be had without waiting, or the file is closed: then it is discarded only. The
-    /// verifier is not asked.
+    /// Like [`discard`](Self::discard), and puts the new content in place of the old at once: the page can be
+    /// read as if it were loaded. Returns false if no frame was available without waiting, or if the file is
+    /// closed; the page is then only discarded. The verifier is not called.
     ///
     /// # Errors
     ///
@@ -169,7 +174,7 @@ impl OwnedFile {
     ///
     /// # Panics
     ///
-    /// If `bytes` are not exactly a page.
+    /// If `bytes` is not exactly one page.
     pub fn install(&self, page: u64, bytes: &[u8], how: InstallAs) -> Result<bool, Error> {
         let handle = &**self.handle();
         assert_eq!(bytes.len(), self.page_size(), "bytes to install as a page");
@@ -194,34 +199,34 @@ impl OwnedFile {
         Ok(installed)
     }
 
-    /// The pages that are in the cache, as ranges of page numbers in ascending order: what to prefetch another time. Takes no
-    /// lock; pages that come or go meanwhile may be in it or not. Its time goes by `max_pages` / 1024 and by what
-    /// is resident.
+    /// Returns the cached pages, as ranges of page numbers in ascending order, for example to prefetch them
+    /// later. Takes no lock; the result may or may not contain pages that come or go meanwhile. Takes time
+    /// proportional to `max_pages` / 1024 and to the number of resident pages.
     pub fn resident(&self) -> Vec<Range<u64>> {
         self.handle().page_table.readable()
     }
 
-    /// Pages of it that are in the cache, or on their way; none once it is closed.
+    /// Returns the number of its pages that are in the cache or being loaded; 0 once the file is closed.
     pub fn resident_pages(&self) -> u64 {
         self.cached.resident_pages()
     }
 
-    /// How many pages it may come to.
+    /// Returns the maximum number of pages.
     pub fn max_pages(&self) -> u64 {
         self.cached.pages()
     }
 
-    /// Bytes of a page.
+    /// Returns the bytes of a page.
     pub fn page_size(&self) -> usize {
         self.cached.page_size()
     }
 
-    /// The path that it was opened by.
+    /// Returns the path that the file was opened by.
     pub fn path(&self) -> &Path {
         self.cached.path()
     }
 
-    /// As [`CachedFile::id`].
+    /// Like [`CachedFile::id`].
     pub fn id(&self) -> u64 {
         self.cached.id()
     }
@@ -231,7 +236,7 @@ impl OwnedFile {
         self.cached.is_direct()
     }
 
-    /// As [`CachedFile::close`].
+    /// Like [`CachedFile::close`].
     pub fn close(&self) {
         self.cached.close();
     }

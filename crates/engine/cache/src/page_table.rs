@@ -1,6 +1,7 @@
-//! What the pool knows of a file: its number, its table, and how many pages of each part of the table are in frames.
+//! The pool's record of a file: its number, its table, and how many pages of each part of the table are in
+//! frames.
 //!
-//! Invariants: numbers are never given twice; `live` and `populated` change under the pool's lock only.
+//! Invariants: numbers are never reused; `live` and `populated` change under the pool's lock only.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,13 +13,13 @@ use crate::sys::memory::zeros;
 /// The other bits of a part's counter count its live pages.
 const POPULATED: u32 = 1 << 31;
 
-/// The pages of one file.
+/// The page table of one file.
 #[derive(Debug)]
 pub(crate) struct PageTable {
     pub(crate) number: u64,
     pub(crate) table: Table,
     parts: Box<[AtomicU32]>,
-    /// All parts' live pages.
+    /// Live pages of all parts.
     live: AtomicU32,
     /// Parts whose memory is taken up.
     populated: AtomicU32,
@@ -34,18 +35,19 @@ impl PageTable {
         self.table.pages().div_ceil(self.table.part())
     }
 
-    /// The part in which the entry of a page is.
+    /// Returns the part that contains the entry of a page.
     pub(crate) fn part_of(&self, page: u32) -> u32 {
         page / self.table.part()
     }
 
-    /// The pages whose entries are in a part.
+    /// Returns the pages whose entries are in a part.
     pub(crate) fn pages_of(&self, part: u32) -> Range<u32> {
         let first = part * self.table.part();
         first..first.saturating_add(self.table.part()).min(self.table.pages())
     }
 
-    /// A page of the part is in a frame, or on its way into one. True if the part's memory was not taken up before.
+    /// Notes that a page is in a frame, or being loaded into one. Returns whether its part's memory was not
+    /// taken up before.
     pub(crate) fn enters(&self, page: u32) -> bool {
         let part = &self.parts[self.part_of(page) as usize];
         let before = part.load(Ordering::Relaxed);
@@ -58,7 +60,7 @@ impl PageTable {
         first
     }
 
-    /// The page is in no frame any more.
+    /// Notes that a page is in no frame any more.
     pub(crate) fn leaves(&self, page: u32) {
         let part = &self.parts[self.part_of(page) as usize];
         let before = part.load(Ordering::Relaxed);
@@ -67,22 +69,23 @@ impl PageTable {
         self.live.store(self.live.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
     }
 
-    /// How many pages of a part are in frames, or on their way.
+    /// Returns the number of a part's pages that are in frames or being loaded.
     pub(crate) fn live(&self, part: u32) -> u32 {
         self.parts[part as usize].load(Ordering::Relaxed) & !POPULATED
     }
 
-    /// How many pages of the file are in frames, or on their way.
+    /// Returns the number of the file's pages that are in frames or being loaded.
     pub(crate) fn live_pages(&self) -> u64 {
         self.live.load(Ordering::Relaxed).into()
     }
 
-    /// How many parts' memory is taken up.
+    /// Returns the number of parts whose memory is taken up.
     pub(crate) fn populated(&self) -> usize {
         self.populated.load(Ordering::Relaxed) as usize
     }
 
-    /// Pages that can be read now, as ranges in ascending order; at each moment some other may come or go. No lock is taken.
+    /// Returns the pages that can be read now, as ranges in ascending order. Pages may come or go meanwhile.
+    /// Takes no lock.
     pub(crate) fn readable(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for part in (0..self.parts()).filter(|&part| self.live(part) > 0) {
@@ -101,7 +104,7 @@ impl PageTable {
         ranges
     }
 
-    /// Gives the memory of a part back, in which nothing is live.
+    /// Gives the memory of a part without live pages back to the kernel.
     pub(crate) fn forget(&self, part: u32) {
         debug_assert_eq!(self.live(part), 0, "live pages in part {part}");
         self.table.forget(part);

@@ -1,4 +1,4 @@
-//! The frames, and all that is decided about them, under one lock that no hit takes and that is never held over I/O.
+//! The frames and all decisions about them, under one lock that no hit takes and that is never held over I/O.
 //!
 //! ```text
 //!               begin              publish                     evict
@@ -15,17 +15,18 @@
 //! ```
 //!
 //! Invariants:
-//! 1. An entry that is readable or loading names a frame that no other entry names, and that frame's record names the
-//!    entry's file and page.
-//! 2. A frame that is loading is its loader's alone: no entry that can be read names it, and nobody holds it.
-//! 3. A frame becomes free only after its entry was made absent, a grace period that began after that is over, and no hold
-//!    and no pin names it. Pins are made under a hold or of a pin, so once there are none, none can come.
-//! 4. An entry that is loading has one ticket, and is settled by it once: published or abandoned; or its page is rewritten,
-//!    and the ticket is superseded (see `rewrite`): the entry no longer names its frame, and what it loads is seen by
-//!    its loader alone. All who wait are woken.
-//! 5. Entries change under the lock only, but for the frequency (see `entry`).
+//! 1. An entry that is readable or loading names a frame that no other entry names, and that frame's record
+//!    names the entry's file and page.
+//! 2. A loading frame belongs to its loader alone: no readable entry names it, and nobody holds it.
+//! 3. A frame becomes free only after its entry was made absent, a grace period that began after that is over,
+//!    and no hold and no pin names it. Pins are made under a hold or another pin, so once there are none, none
+//!    can appear.
+//! 4. A loading entry has one ticket, which settles it once: it publishes or abandons the load. If the page is
+//!    rewritten, the ticket is superseded (see `rewrite`): the entry no longer names its frame, and only its
+//!    loader sees the loaded content. All waiters are woken.
+//! 5. Entries change under the lock only, except for the frequency (see `entry`).
 //!
-//! A load can fail, which its waiters learn; the pool itself can only be full.
+//! A load can fail, and its waiters learn of it; the pool itself can only be full.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -42,25 +43,25 @@ use super::s3fifo::S3Fifo;
 use super::sync::{Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, counters};
 use super::waiter::Waiter;
 
-/// How a caller that finds a page on its way wants to go on.
+/// The behaviour of a caller that finds a page being loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnBusy {
     /// Wait for it.
     Wait,
-    /// Wait for it, as one who has been counted already: it was the caller who began it, or it went again.
+    /// Wait for it, without counting the caller again: it began this load, or it retries.
     Join,
-    /// Leave it to the one who loads it.
+    /// Leave it to its loader.
     Leave,
 }
 
-/// What [`Pool::begin`] found.
+/// The result of [`Pool::begin`].
 #[derive(Debug)]
 pub(crate) enum Begin {
-    /// It can be read by now.
+    /// The page can be read by now.
     Readable,
-    /// Another loads it.
+    /// Another caller loads the page.
     Busy(Option<Arc<Waiter>>),
-    /// The caller is to load it.
+    /// The caller must load the page.
     Load(Ticket),
     /// No frame is free.
     Full,
@@ -68,7 +69,8 @@ pub(crate) enum Begin {
     Closed,
 }
 
-/// A page on its way into a frame: to be settled by [`Pool::publish`], [`Pool::abandon`] or `Pool::install`.
+/// A page that is being loaded into a frame. It must be settled by [`Pool::publish`], [`Pool::abandon`] or
+/// `Pool::install`.
 #[derive(Debug)]
 #[must_use = "a load that is not settled is waited for forever"]
 pub(crate) struct Ticket {
@@ -77,11 +79,11 @@ pub(crate) struct Ticket {
     pub(super) queue: Queue,
     /// The entry as it was before.
     pub(super) before: PageEntry,
-    /// Few frames are free: somebody should make room.
+    /// Whether few frames are free, so that somebody should make room.
     pub(crate) short: bool,
 }
 
-/// How a page was brought in.
+/// The reason for loading a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LoadReason {
     /// Somebody reads it.
@@ -90,12 +92,12 @@ pub(crate) enum LoadReason {
     Prefetch,
 }
 
-/// What the pool counts.
+/// The pool's counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Pages published.
     pub(crate) loads: u64,
-    /// Those of them that nobody had asked for yet.
+    /// Published pages that nobody had asked for yet.
     pub(crate) prefetched: u64,
     /// Pages that somebody waited for while another loaded them.
     pub(crate) coalesced: u64,
@@ -103,7 +105,7 @@ pub(crate) struct Counts {
     pub(crate) evictions: u64,
     /// Loads that failed.
     pub(crate) failures: u64,
-    /// Pages that their owner rewrote, and whose new content was put in place of the old.
+    /// Pages that their owner rewrote, and whose new content replaced the old.
     pub(crate) installed: u64,
 }
 
@@ -121,65 +123,66 @@ pub(super) struct RetiredBatch {
     pub(super) grace_period: GracePeriod,
 }
 
-/// What the lock guards.
+/// The state that the lock guards.
 #[derive(Debug)]
 pub(super) struct PoolState {
     pub(super) queues: Queues,
     pub(super) s3fifo: S3Fifo,
     /// Ready for use.
     pub(super) free: FreeFrames,
-    /// Frames that were never used have memory below this one.
+    /// Frames below this one have memory, even if they were never used.
     pub(super) cleared: u32,
-    /// Frames from this one on are on loan, or will be when they are free.
+    /// Frames from this one on are on loan, or will be once they are free.
     pub(super) limit: u32,
-    /// Taken out of their entries, with no grace period begun yet.
+    /// Frames that were taken out of their entries, with no grace period begun yet.
     pub(super) removed: Vec<u32>,
     /// Frames that wait for their grace period, oldest first.
     pub(super) retired: VecDeque<RetiredBatch>,
-    /// Retired frames whose grace period is over: guards keep them.
+    /// Retired frames whose grace period is over, and that guards keep.
     pub(super) held: Vec<u32>,
     waiters: HashMap<(u64, u32), Vec<Arc<Waiter>>>,
-    /// Open files, and closed ones with pages left, by number.
+    /// Open files, and closed files with pages left, by number.
     pub(super) files: HashMap<u64, Arc<PageTable>>,
     /// Closed files with the next part to sweep.
     pub(super) closed: VecDeque<(Arc<PageTable>, u32)>,
-    /// Closed files that were swept, whose tables' memory is to be given back.
+    /// Closed files that were swept, whose tables' memory must be given back.
     pub(super) swept: Vec<Arc<PageTable>>,
-    /// Parts of tables whose memory is taken up, oldest first; also some of files that are gone.
+    /// Parts of tables whose memory is taken up, oldest first; may contain parts of files that are gone.
     pub(super) populated: VecDeque<(u64, u32)>,
-    /// How many parts of tables are taken up.
+    /// Number of parts of tables that are taken up.
     pub(super) parts: usize,
     /// Whether a thread is making room.
     pub(super) evicting: bool,
     pub(super) counts: Counts,
 }
 
-/// The frames.
+/// The pool of frames.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) arena: Arena,
     pub(super) pins: Box<[AtomicU32]>,
     state: Mutex<PoolState>,
-    /// Files that were closed, until somebody makes room: not under the same lock, so that closing waits for nobody.
+    /// Files that were closed and not yet passed to eviction. Under a lock of their own, so that closing waits
+    /// for nobody.
     pub(super) just_closed: Mutex<Vec<Arc<PageTable>>>,
-    /// Parts of tables that may be taken up at once.
+    /// Maximum number of table parts that may be taken up at once.
     pub(super) parts_max: usize,
-    /// All frames, on loan or not.
+    /// Number of all frames, on loan or not.
     pub(super) frames: u32,
-    /// Bytes of a part of a table; 0 if no frames are loaned for them.
+    /// Bytes of a part of a table; 0 if no frames are loaned to tables.
     pub(super) part_bytes: u64,
-    /// Bytes of a frame, where frames are loaned.
+    /// Bytes of a frame, if frames are loaned.
     pub(super) frame_bytes: u64,
-    /// Frames on loan at the least, whatever the tables take up.
+    /// Minimum number of frames on loan, whatever the tables take up.
     pub(super) reserved: AtomicU32,
-    /// Frames that a budget which was made smaller leaves out; they are on loan, to nobody.
+    /// Frames outside a budget that was made smaller; they count as loaned, but to nobody.
     pub(super) withheld: AtomicU32,
-    /// The last victims could be had only by passing over many pages that are in use.
+    /// Whether the last victims could be found only by passing over many pages that are in use.
     pub(super) in_use: AtomicBool,
 }
 
 impl Pool {
-    /// All of the arena's frames, free. Tables may take up `parts_max` parts.
+    /// Creates a pool of all the arena's frames, all free. Tables may take up `parts_max` parts.
     pub(crate) fn new(arena: Arena, frames: u32, parts_max: usize) -> Self {
         let state = PoolState {
             queues: Queues::new(frames),
@@ -219,22 +222,22 @@ impl Pool {
         ignore_poison(self.state.lock())
     }
 
-    /// Whether a page that is loaded evicts one that is as much in use, judged by the last victims.
+    /// Whether loading a page evicts one that is as much in use, judged by the last victims.
     pub(crate) fn is_in_use(&self) -> bool {
         self.in_use.load(Ordering::Relaxed)
     }
 
-    /// Makes a file known.
+    /// Adds a file.
     pub(crate) fn add(&self, file: Arc<PageTable>) {
         self.lock().files.insert(file.number, file);
     }
 
-    /// Closes a file, in O(1): its pages can't be found any more, and their frames are the first to be used again. False
-    /// if it was closed before.
+    /// Closes a file, in O(1): its pages can't be found any more, and their frames are reused first. Returns
+    /// false if the file was closed before.
     pub(crate) fn close(&self, file: &Arc<PageTable>) -> bool {
         let first = file.table.close();
         if first {
-            // Its frames are there for the asking.
+            // The file's frames are available at once.
             self.in_use.store(false, Ordering::Relaxed);
             self.just_closed().push(Arc::clone(file));
         }
@@ -281,7 +284,7 @@ impl Pool {
                 || state.limit as usize > self.usable_frames(state) as usize + low)
     }
 
-    /// Adds one who waits for a page that the caller itself has begun to load.
+    /// Adds a waiter for a page whose load the caller itself has begun.
     pub(crate) fn join(&self, file: &PageTable, ticket: &Ticket) -> Arc<Waiter> {
         let waiter = Arc::new(Waiter::new());
         let mut state = self.lock();
@@ -294,7 +297,8 @@ impl Pool {
         waiter
     }
 
-    /// The page is loaded: from now on it can be read, unless the file was closed meanwhile, or the page rewritten.
+    /// Publishes a loaded page: it can be read from now on, unless the file was closed or the page rewritten
+    /// meanwhile.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
     pub(crate) fn publish(
         &self,
@@ -327,12 +331,12 @@ impl Pool {
             LoadReason::Read => PageEntry::resident(frame, 0),
             LoadReason::Prefetch => PageEntry::unread(frame),
         };
-        // Released: who finds the frame by this value sees the page in it.
+        // Released: a reader that finds the frame by this value sees the page in it.
         entry.store(value.0, Ordering::Release);
         Self::settle_waiters(state, file, page, &Ok(()));
     }
 
-    /// Settles all who wait for a page, without the lock.
+    /// Settles all waiters for a page, without the lock.
     fn settle_waiters(
         mut state: MutexGuard<'_, PoolState>,
         file: &PageTable,
@@ -346,8 +350,9 @@ impl Pool {
         }
     }
 
-    /// The load failed: the page is absent as before, and all who wait get the error. False if the page was rewritten
-    /// meanwhile, so that the failure says nothing of it: then nobody waits for this load any more.
+    /// Fails a load: the page is absent as before, and all waiters get the error. Returns false if the page was
+    /// rewritten meanwhile: then the failure says nothing about the page, and nobody waits for this load any
+    /// more.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
     pub(crate) fn abandon(&self, file: &PageTable, ticket: Ticket, error: &Error) -> bool {
         let mut state = self.lock();
@@ -363,26 +368,26 @@ impl Pool {
         );
         file.table.any_entry(page).store(before.0, Ordering::Release);
         file.leaves(page);
-        // A reader may have seen the frame number in the entry, but only in one that can't be read.
+        // A reader may have seen the frame number in the entry, but only while the entry was not readable.
         self.free(&mut state, frame);
         state.counts.failures += 1;
         Self::settle_waiters(state, file, page, &Err(error.clone()));
         true
     }
 
-    /// One more pin. By one who holds the frame, has it pinned, or loads it.
+    /// Adds a pin. The caller holds the frame, has it pinned, or loads it.
     pub(crate) fn pin(&self, frame: u32) {
         let before = self.pins[frame as usize].fetch_add(1, Ordering::Relaxed);
-        // 2^31 live guards of one page are a leak, and one more step towards a count that wraps.
+        // 2^31 live guards of one page are a leak; the check stops well before the count wraps.
         assert!(before < u32::MAX / 2, "frame {frame} is pinned {before} times");
     }
 
-    /// One pin less.
+    /// Removes a pin.
     pub(crate) fn unpin(&self, frame: u32) {
         self.pins[frame as usize].fetch_sub(1, Ordering::Release);
     }
 
-    /// Pages in frames, and what was counted.
+    /// Returns the number of pages in frames, and the counters.
     pub(crate) fn totals(&self) -> (u64, Counts) {
         let state = self.lock();
         let pages = state.queues.len(Queue::Small) + state.queues.len(Queue::Main);
@@ -396,8 +401,8 @@ impl PoolState {
         self.queues.frame(frame).place == FramePlace::Detached
     }
 
-    /// A frame that was loaded for nobody but its loader, who may keep it already, for a guard. No entry that can be read
-    /// ever named it, so it needs no grace period.
+    /// Retires a frame that was loaded for its loader alone, which may keep it already, for a guard. No
+    /// readable entry ever named it, so it needs no grace period.
     fn keep_out(&mut self, frame: u32) {
         self.queues.set(frame, FramePlace::Retired, None);
         self.held.push(frame);

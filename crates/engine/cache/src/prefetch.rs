@@ -1,7 +1,8 @@
 //! Loads in the background: ahead of any reader, and for futures.
 //!
-//! Invariants: nothing here waits for the device; a load in flight owns what it needs, and settles its pages when it ends,
-//! also when whoever asked for it is gone. Files with a verifier are settled by several threads (`settlers`), the others by the back-end's.
+//! Invariants: nothing here waits for the device. A load in flight owns all that it needs, and settles its
+//! pages when it ends, even if its caller is gone. Several threads (`settlers`) settle reads of files with a
+//! verifier, the back-end's threads the others.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,14 +15,15 @@ use crate::handle::Handle;
 use crate::pool::{Begin, LoadReason, OnBusy};
 use crate::{CachedFile, Error};
 
-/// Pages that are begun before they go to the device.
+/// Pages that are begun before they are sent to the device.
 const AT_ONCE: usize = 64;
 
 impl CachedFile {
-    /// Begins to load the pages of a byte range that are absent, and returns at once: how many pages were begun.
+    /// Begins to load the absent pages of a byte range, and returns at once with the number of pages begun.
     ///
-    /// No more than a quarter of the cache is begun by one call. A prefetched page that is not read is among the first to
-    /// be evicted. Failures reach those who read the page meanwhile; else the page is just not there.
+    /// One call begins at most a quarter of the cache. A prefetched page that is not read is among the first to
+    /// be evicted. A failure reaches callers that read the page meanwhile; otherwise the page just stays
+    /// absent.
     pub fn prefetch(&self, range: Range<u64>) -> u64 {
         let handle = self.handle();
         let shift = handle.shared.settings.page_shift;
@@ -55,11 +57,11 @@ impl CachedFile {
     }
 }
 
-/// What became of the attempt to load a page.
+/// The result of an attempt to begin the load of a page.
 #[derive(Debug)]
 pub(crate) enum Begun {
     Load(Filling<Arc<Handle>>),
-    /// It is there, or on its way.
+    /// The page is in the cache, or being loaded.
     There,
     /// No frame is free, or the file is closed.
     Not,
@@ -80,7 +82,7 @@ impl Handle {
         }
     }
 
-    /// Sends pages in ascending order to the device, neighbours as one read.
+    /// Sends pages in ascending order to the device; neighbours become one read.
     pub(crate) fn submit(self: &Arc<Self>, fillings: Vec<Filling<Arc<Self>>>, reason: LoadReason) {
         if fillings.is_empty() {
             return;
@@ -107,14 +109,14 @@ impl Handle {
         self.shared.settings.io.submit(reads);
     }
 
-    /// So many background reads are begun, each of which comes to [`settle_read`](Self::settle_read).
+    /// Notes that `reads` background reads begin. [`settle_read`](Self::settle_read) must be called for each.
     pub(crate) fn note_begun(&self, reads: usize) {
         if self.verifier.is_some() {
             self.shared.settlers.begin(reads);
         }
     }
 
-    /// Settles a background read: by this thread where nobody verifies.
+    /// Settles a background read: on this thread if nobody verifies.
     pub(crate) fn settle_read(&self, settle: impl FnOnce() + Send + 'static) {
         if self.verifier.is_some() { self.shared.settlers.settle(settle) } else { settle() }
     }
@@ -127,7 +129,7 @@ impl Handle {
         reason: LoadReason,
     ) {
         if read.is_err() && run.len() > 1 {
-            // One page of a run may be bad, and the others not.
+            // One page of a run may be bad, and the others good.
             return run.into_iter().for_each(|filling| self.submit(vec![filling], reason));
         }
         let page_size = 1 << self.shared.settings.page_shift;
@@ -144,7 +146,7 @@ impl Handle {
             });
             match checked {
                 Ok(()) => filling.publish(reason),
-                // Those who wait get the error; if the page was rewritten meanwhile, they were woken already.
+                // Waiters get the error; if the page was rewritten meanwhile, they were woken already.
                 Err(error) => {
                     let error = error.of_range(&self.range(filling.page()));
                     filling.abandon(&error);

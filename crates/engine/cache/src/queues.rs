@@ -1,5 +1,5 @@
-//! The frames that hold pages, in the order of the two queues: lists of frame numbers threaded through one array, so that
-//! a frame can leave from anywhere in O(1).
+//! The frames that hold pages, in the order of the two queues: lists of frame numbers threaded through one
+//! array, so that a frame can leave from any position in O(1).
 //!
 //! Invariants: a frame is in at most one list, the one that its `place` names; the lists' lengths are those of their
 //! chains. Kept under the pool's lock.
@@ -8,24 +8,24 @@ use crate::entry::Queue;
 
 const NONE: u32 = u32::MAX;
 
-/// Where a frame is. See the diagram in `pool`.
+/// The place of a frame. See the diagram in `pool`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FramePlace {
-    /// Holds nothing, ready for use.
+    /// Holds no page, ready for use.
     Free,
     /// Being loaded into.
     Loading,
-    /// Being loaded into, and named by no entry: its page was rewritten meanwhile.
+    /// Being loaded into, but named by no entry: its page was rewritten meanwhile.
     Detached,
     /// Holds a page, in this queue.
     Queued(Queue),
-    /// Taken out of its entry; readers may still read it.
+    /// Taken out of its entry; readers may still use it.
     Retired,
     /// Its memory is given back, since tables take up as much.
     OnLoan,
 }
 
-/// What is known of a frame.
+/// The record of a frame.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Frame {
     /// The file whose page it holds or loads.
@@ -50,7 +50,7 @@ struct List {
 /// All frames, and the two queues.
 #[derive(Debug)]
 pub(crate) struct Queues {
-    /// Of the frames that were ever used, which are the lowest: memory is touched as they are.
+    /// The records of the frames that were ever used, which are the lowest: memory is touched as frames are.
     frames: Vec<Frame>,
     small: List,
     main: List,
@@ -74,7 +74,7 @@ impl Queues {
         &mut self.frames[index]
     }
 
-    /// Says where a frame is that is in no queue, and of which page it is.
+    /// Sets the place of a frame that is in no queue, and its page.
     pub(crate) fn set(&mut self, frame: u32, place: FramePlace, of: Option<(u64, u32)>) {
         let this = self.frame_mut(frame);
         debug_assert!(!matches!(this.place, FramePlace::Queued(_)), "frame {frame} is in a queue");
@@ -114,7 +114,7 @@ impl Queues {
         (this.prev, this.next, this.place) = (before, NONE, FramePlace::Queued(queue));
     }
 
-    /// The frame that has been in a queue longest.
+    /// Returns the frame that has been in a queue longest.
     pub(crate) fn front(&self, queue: Queue) -> Option<u32> {
         let front = match queue {
             Queue::Small => self.small.front,
@@ -123,11 +123,11 @@ impl Queues {
         (front != NONE).then_some(front)
     }
 
-    /// Takes a frame out of its queue; it counts as retired then.
+    /// Takes a frame out of its queue and marks it as retired.
     ///
     /// # Panics
     ///
-    /// If it is in none.
+    /// If it is in no queue.
     pub(crate) fn remove(&mut self, frame: u32) -> Queue {
         let Frame { prev, next, place, .. } = *self.frame(frame);
         let FramePlace::Queued(queue) = place else { panic!("frame {frame} is in no queue: {place:?}") };

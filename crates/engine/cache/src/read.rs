@@ -1,27 +1,28 @@
 //! Reading at any offset.
 //!
-//! Invariants: a read gives exactly the bytes of the file as it was opened, fewer than asked for only at its end; a hit takes no
-//! lock and makes no system call. Fails where a page that it needs can't be loaded; what the buffer holds then is
-//! unspecified.
+//! Invariants: a read returns exactly the bytes of the file as it was opened, fewer than requested only at its
+//! end. A hit takes no lock and makes no system call. A read fails if a page that it needs can't be loaded; the
+//! buffer's content is then unspecified.
 
 use crate::frames;
 use crate::lookup::Attempt;
 use crate::{CachedFile, Error};
 
 impl CachedFile {
-    /// Reads from `offset` on, across pages; returns how many bytes, fewer than `buf` holds only at the end of the file.
-    /// Pages that are absent are loaded, neighbours and all that one call needs together.
+    /// Reads from `offset` on, across pages. Returns the number of bytes, fewer than `buf` holds only at the
+    /// end of the file. Absent pages are loaded, neighbours and all pages of one call together.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] where the device fails, [`Error::Cut`], [`Error::Grew`] or [`Error::Changed`] where the file is no longer
-    /// what was opened, [`Error::Rejected`] by the verifier, [`Error::Closed`]. The next call tries again.
+    /// [`Error::Io`] if the device fails, [`Error::Cut`], [`Error::Grew`] or [`Error::Changed`] if the file
+    /// changed since it was opened, [`Error::Rejected`] by the verifier, [`Error::Closed`]. The next call tries
+    /// again.
     #[inline]
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         if self.handle().fast_path.copy(offset, buf) { Ok(buf.len()) } else { self.read_slowly(offset, buf) }
     }
 
-    /// All that the shortest way leaves.
+    /// Reads what the shortest way does not serve.
     #[cold]
     fn read_slowly(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let handle = &**self.handle();
@@ -41,7 +42,7 @@ impl CachedFile {
         Ok(buf.len())
     }
 
-    /// Across pages, or to the end of the file.
+    /// Reads across pages, or to the end of the file.
     fn read_across(&self, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
         let handle = &**self.handle();
         let len = handle.len_within(offset, buf.len())?;

@@ -1,13 +1,13 @@
-//! Pages that their owner has rewritten: taken out, or put in place of what was there.
+//! Pages that their owner has rewritten: they are discarded, or new content replaces the old.
 //!
-//! An owner writes a page to the device, and then has its old content go, by [`Pool::discard`] or [`Pool::install`]. A load that
-//! is under way then may have read either content, or some of both. It is *superseded*: the entry is taken from
-//! it, those who wait for it retry, and whoever looks the page up from then on loads again, into another frame. What the
-//! load brings is its loader's alone, who began to read before.
+//! An owner writes a page to the device, and then removes its old content by [`Pool::discard`] or
+//! [`Pool::install`]. A load in flight at that time may have read either content, or parts of both. It becomes
+//! *superseded*: the entry is taken from it, its waiters retry, and later lookups load the page again into
+//! another frame. Only its loader, which began to read before, gets what it loaded.
 //!
-//! Invariants: when one of these has returned, the entry names no frame that was filled from the device before the call
-//! began, so that no lookup after that finds such a frame; readers who found one before go on with it, as
-//! with one that is evicted. Nothing fails; where no frame is free there is nothing to install into.
+//! Invariants: when one of these calls has returned, the entry names no frame that was filled from the device
+//! before the call began, so no later lookup finds such a frame. Readers that found one before continue with
+//! it, as with an evicted frame. Nothing fails; if no frame is free, nothing is installed.
 
 use super::entry::{EntryState, PageEntry, Queue};
 use super::page_table::PageTable;
@@ -20,7 +20,7 @@ use super::waiter::Waiter;
 const AT_ONCE: usize = 256;
 
 impl Pool {
-    /// Has pages of a file found no more with the content that they have had up to now.
+    /// Discards pages of a file: their present content is not found any more.
     pub(crate) fn discard(&self, file: &PageTable, pages: &[u32]) {
         for pages in pages.chunks(AT_ONCE) {
             let mut superseded = Vec::new();
@@ -40,8 +40,8 @@ impl Pool {
         }
     }
 
-    /// Takes a frame for new content of a page, which [`install`](Self::install) puts in place of the old; the entry knows
-    /// nothing of it until then. `None` if no frame is free, or the file is closed.
+    /// Takes a frame for new content of a page, which [`install`](Self::install) puts in place of the old. The
+    /// entry does not change until then. `None` if no frame is free, or the file is closed.
     pub(crate) fn begin_install(&self, file: &PageTable, page: u32) -> Option<Ticket> {
         let mut state = self.lock();
         let state = &mut *state;
@@ -49,12 +49,13 @@ impl Pool {
         let frame = state.free.take(state.limit)?;
         state.queues.set(frame, FramePlace::Detached, Some((file.number, page)));
         let short = self.is_short(state);
-        // Which queue it goes to and what the entry was are known when it is installed.
+        // The queue and the old entry are determined when the page is installed.
         Some(Ticket { page, frame, queue: Queue::Small, before: PageEntry::NEVER_SEEN, short })
     }
 
-    /// Puts the content that was written to a ticket's frame in place of what the page had. A page that was resident stays as
-    /// hot as it was; any other comes as if loaded. False if the file was closed meanwhile.
+    /// Puts the content in a ticket's frame in place of the page's old content. A resident page that somebody
+    /// has read keeps its queue and frequency; any other page is treated as if loaded. Returns false if the
+    /// file was closed meanwhile.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket is settled once")]
     pub(crate) fn install(&self, file: &PageTable, ticket: Ticket, reason: LoadReason) -> bool {
         let Ticket { page, frame, .. } = ticket;
@@ -90,7 +91,7 @@ impl Pool {
         };
         state.queues.push(queue, frame);
         state.counts.installed += 1;
-        // Released, as what is published. A hit that raises the old frequency at the same time fails to.
+        // Released, like a published page. A hit that raises the old frequency at the same time fails to.
         entry.store(value.0, Ordering::Release);
         drop(guard);
         Self::settle_for_retry(superseded);
@@ -105,7 +106,7 @@ impl Pool {
 }
 
 impl PoolState {
-    /// Takes the entry from the load into `frame` that is under way. Those who waited for it are to retry.
+    /// Takes the entry from the load into `frame` that is in flight. Returns its waiters, which must retry.
     fn supersede(&mut self, file: &PageTable, page: u32, frame: u32) -> Vec<Arc<Waiter>> {
         self.queues.set(frame, FramePlace::Detached, None);
         file.table.any_entry(page).store(PageEntry::NEVER_SEEN.0, Ordering::Relaxed);
@@ -113,7 +114,7 @@ impl PoolState {
         self.take_waiters(file.number, page)
     }
 
-    /// Takes a frame out of its queue for one that takes its place in the entry; which queue that was.
+    /// Takes a frame out of its queue, in favour of the frame that replaces it in the entry. Returns the queue.
     fn replace(&mut self, old: u32) -> Queue {
         let queue = self.queues.remove(old);
         self.removed.push(old);

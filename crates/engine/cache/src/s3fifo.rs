@@ -1,40 +1,45 @@
-//! What to keep and what to evict: S3-FIFO (Yang et al., SOSP 2023) without a ghost queue, and with a small queue whose
-//! size follows the hits that a little more of either queue would have brought, and which keeps pages that were read again once or
-//! twice, by what becomes of them. Plain numbers: no frames, no locks.
+//! The replacement policy: S3-FIFO (Yang et al., SOSP 2023) without a ghost queue. Its small queue adapts in
+//! two ways. Its size follows the hits that a slightly longer small or main queue would have had. It keeps
+//! pages that were read again once, if such pages proved useful. Plain numbers: no frames, no locks.
 //!
-//! A page that is loaded goes to the back of the small queue. At its front, one that was read again often enough moves on to the
-//! main queue, any other is evicted, and its entry keeps a stamp: the small queue's clock, which counts these evictions. A page
-//! that is missed while its stamp is young is loaded into the main queue. In the main queue each pass costs a page one
-//! of its frequency; without any left it is evicted, stamped by the main queue's own clock. Until the first eviction what
-//! the small queue has no room for goes to the main queue at once.
+//! A loaded page goes to the back of the small queue. At the front, a page that was read again often enough
+//! moves on to the main queue. Any other page is evicted, and its entry keeps a stamp: the small queue's clock,
+//! which counts these evictions. A page that is missed while its stamp is young is loaded into the main queue.
+//! In the main queue each pass reduces a page's frequency by one. A page with frequency 0 is evicted, stamped
+//! by the main queue's own clock. Until the first eviction, pages that exceed the small queue's target go to
+//! the main queue at once.
 //!
-//! A miss on a stamp that is younger than [`S3Fifo::edge`] would have been a hit had that queue been that much longer: the
-//! target size of the small queue ([`S3Fifo::target`]) moves a step towards it, up for the small, down for the main queue.
+//! A miss on a stamp that is younger than [`S3Fifo::edge`] would have been a hit with a queue longer by that
+//! much. The target size of the small queue ([`S3Fifo::target`]) moves a step up if the page left the small
+//! queue, and down if it left the main queue.
 //!
-//! A page that was read again once is evicted at first, and of those that are missed soon after there is an account. Where they are more than
-//! one in three ([`RETURN_WEIGHT`]) such pages move on, too, but for every eighth, which keeps the account.
+//! Pages that were read again once are evicted at first, and an account is kept of those that are missed soon
+//! after. While at least half of them are ([`RETURN_WEIGHT`]), such pages move on too, except every eighth one,
+//! which keeps the account current.
 //!
-//! Invariants: all is O(1); the target stays within 1 % and 50 % of the frames; a hit changes nothing here. Which
-//! parameters, and how well they do, was found on published traces: `bench/README.md` shows how it is measured again.
+//! Invariants: all operations are O(1); the target stays within 1 % and 50 % of the frames; a hit changes
+//! nothing here. The parameters were chosen on published traces; `bench/README.md` shows how to measure them
+//! again.
 
 use crate::entry::{Origin, PageEntry, Queue, STAMPS};
 
-/// A page that was read again so often moves on from the small queue in any case.
+/// A page that was read again this many times always moves on from the small queue.
 const MOVES_ON_AT: u32 = 2;
 
-/// A page that was read again once, was evicted and is missed soon weighs as many as so many that are not.
+/// Pages that were read again once move on while at least one in this many of those evicted is missed soon: a
+/// miss subtracts this from the account, to which each eviction adds 1.
 const RETURN_WEIGHT: i64 = 2;
 
-/// Where pages that were read again once move on, every so manieth does not.
+/// While pages that were read again once move on, one in this many does not, as a sample.
 const SAMPLED: u32 = 8;
 
-/// The target is kept in parts of a page, so that a step down can be 5/4 of a step up.
+/// Units of the target per page, so that a step down can be 5/4 of a step up.
 const PARTS: u64 = 4;
 
 /// The state of the algorithm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct S3Fifo {
-    /// Frames to share out.
+    /// Number of frames in use.
     frames: u64,
     /// Evictions from the small queue, modulo [`STAMPS`].
     small_clock: u32,
@@ -42,15 +47,15 @@ pub(crate) struct S3Fifo {
     main_clock: u32,
     /// Target size of the small queue, in parts of a page.
     target: u64,
-    /// Nothing was evicted yet: all that is loaded has room.
+    /// Whether nothing was evicted yet: all loaded pages have room.
     filling: bool,
-    /// The account of pages that were evicted after they were read again once; above zero too few of them are missed.
+    /// The account of evicted pages that were read again once. Above 0, too few of them are missed.
     unmissed: i64,
-    /// Such pages that moved on, modulo [`SAMPLED`].
+    /// Number of such pages that moved on, modulo [`SAMPLED`].
     moved_on: u32,
 }
 
-/// How many evictions from `clock`'s queue came after the one stamped `stamp`.
+/// Returns the number of evictions from `clock`'s queue after the one stamped `stamp`.
 fn age(clock: u32, stamp: u32) -> u64 {
     u64::from(clock.wrapping_sub(stamp) % STAMPS)
 }
@@ -73,7 +78,7 @@ impl S3Fifo {
         s3fifo
     }
 
-    /// There are `frames` frames to share out from now on.
+    /// Sets the number of frames.
     pub(crate) fn set_frames(&mut self, frames: u32) {
         self.frames = u64::from(frames);
         self.set_target(self.target);
@@ -85,12 +90,12 @@ impl S3Fifo {
         self.target = parts.clamp(min, max.max(min));
     }
 
-    /// How many evictions long a stamp of the small queue speaks for its page.
+    /// Returns the number of evictions for which a stamp of the small queue stays valid.
     fn memory(&self) -> u64 {
         (self.frames * 5 / 4).min(u64::from(STAMPS / 4 * 3))
     }
 
-    /// The account of pages that were read again once goes so far either way, that it can turn.
+    /// Returns the bound of the account in both directions, so that it can change sign again.
     fn most_unmissed(&self) -> i64 {
         (self.frames / 16).max(16).cast_signed() * RETURN_WEIGHT
     }
@@ -100,7 +105,7 @@ impl S3Fifo {
         self.unmissed = (self.unmissed + more).clamp(-most, most);
     }
 
-    /// How much longer a queue is imagined to be, in evictions, when the target is moved.
+    /// Returns by how much a queue is imagined to be longer, in evictions, when the target is adapted.
     fn edge(&self) -> u64 {
         (self.frames / 64).max(32)
     }
@@ -109,12 +114,14 @@ impl S3Fifo {
         (self.frames / 4096).max(1)
     }
 
-    /// How many frames to free at once: a heavy barrier for each batch, and few frames that lie idle.
+    /// Returns the number of frames to free at once. It balances a heavy barrier for each batch against idle
+    /// frames.
     pub(crate) fn batch(&self) -> usize {
         (self.frames / 128).clamp(1, 256) as usize
     }
 
-    /// Which queue a page that is missed goes to, by what its entry remembers, while the small queue has `small` pages.
+    /// Returns the queue for a missed page, given what its entry remembers and `small`, the length of the small
+    /// queue.
     pub(crate) fn admit(&mut self, evicted: Option<(Origin, u32)>, small: usize) -> Queue {
         match evicted {
             Some((origin @ (Origin::Small | Origin::SmallReadOnce), stamp)) => {
@@ -136,13 +143,13 @@ impl S3Fifo {
                 }
                 Queue::Small
             }
-            // While the cache fills, nobody is on probation for want of room.
+            // While the cache fills, pages beyond the target go to the main queue.
             None if self.filling && small as u64 * PARTS >= self.target => Queue::Main,
             None => Queue::Small,
         }
     }
 
-    /// The frequency that a page is left with which is not evicted yet, though its turn has come; `None` if it is.
+    /// Returns the frequency of a page that stays although its turn has come; `None` if the page is evicted.
     pub(crate) fn spare(&mut self, queue: Queue, frequency: u32) -> Option<u32> {
         if queue == Queue::Main {
             return frequency.checked_sub(1);
@@ -159,7 +166,7 @@ impl S3Fifo {
         moves_on.then_some(0)
     }
 
-    /// Which queue to take from, by the lengths of both.
+    /// Returns the queue to evict from, by the lengths of both.
     pub(crate) fn victim(&self, small: usize, main: usize) -> Queue {
         if small > 0 && (main == 0 || small as u64 * PARTS >= self.target) {
             Queue::Small
@@ -168,7 +175,7 @@ impl S3Fifo {
         }
     }
 
-    /// The entry of a page that is evicted from `queue` now, with the frequency that it has.
+    /// Returns the entry of a page that is evicted from `queue` now, given its frequency.
     pub(crate) fn evict(&mut self, queue: Queue, frequency: u32) -> PageEntry {
         self.filling = false;
         let origin = match queue {
@@ -247,7 +254,7 @@ mod tests {
         let evicted = stamp(&mut s3fifo, Queue::Main);
         s3fifo.admit(evicted, 0);
         assert_eq!(s3fifo.target, start - 1);
-        // What is far past the edge moves nothing.
+        // A stamp far past the edge does not move the target.
         let evicted = stamp(&mut s3fifo, Queue::Small);
         for _ in 0..40 {
             s3fifo.evict(Queue::Small, 0);
@@ -286,7 +293,7 @@ mod tests {
             |s3fifo: &mut S3Fifo| (0..SAMPLED).filter(|_| s3fifo.spare(Queue::Small, 1).is_some()).count();
         for _ in 0..2 {
             assert_eq!(moves_on(&mut s3fifo), 0);
-            // Each is missed at once, and goes to the main queue as others that are.
+            // Each page is missed at once, and goes to the main queue like other such pages.
             for _ in 0..200 {
                 let evicted = evicted(s3fifo.evict(Queue::Small, 1));
                 assert_eq!(s3fifo.admit(evicted, 0), Queue::Main);
@@ -300,7 +307,7 @@ mod tests {
                 }
             }
         }
-        // What was never read again is no matter of the account.
+        // Pages that were never read again do not change the account.
         let before = s3fifo.unmissed;
         let evicted = evicted(s3fifo.evict(Queue::Small, 0));
         s3fifo.admit(evicted, 0);

@@ -1,4 +1,4 @@
-//! What a cache was built with.
+//! The settings that a cache was built with.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,23 +7,24 @@ use pagekeeper_io::{Access, Io};
 
 use crate::verifier::Verifier;
 
-/// Tables may take up one part in this many of the budget.
+/// Tables may take up at most one part in this many of the budget.
 pub(crate) const TABLES_SHARE: u64 = 2;
 
-/// Where the frames' memory comes from.
+/// The source of the frames' memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HugePages {
-    /// Transparent huge pages (`MADV_HUGEPAGE`), where the kernel has any at hand.
+    /// Transparent huge pages (`MADV_HUGEPAGE`), if the kernel has some available.
     #[default]
     Transparent,
-    /// Huge pages of 2 MiB that were set aside (`vm.nr_hugepages`); the build fails if there are too few. They are taken as a whole,
-    /// and can't be given back in parts: what the tables of files take up comes on top of them, and is not within the budget.
+    /// Huge pages of 2 MiB that were set aside (`vm.nr_hugepages`); the build fails if there are too few. They
+    /// are taken as a whole and can't be given back in parts. The tables of files are therefore outside the
+    /// budget.
     Hugetlb,
-    /// None.
+    /// No huge pages.
     Off,
 }
 
-/// What a cache was built with.
+/// The settings of a cache.
 pub(crate) struct Settings {
     pub(crate) memory: u64,
     pub(crate) page_shift: u32,
@@ -31,9 +32,9 @@ pub(crate) struct Settings {
     pub(crate) access: Access,
     pub(crate) verifier: Option<Verifier>,
     pub(crate) reserve_tables: bool,
-    /// It may have threads of its own.
+    /// Whether the cache may start its own threads.
     pub(crate) threads: bool,
-    /// Bytes of a page of the kernel's.
+    /// Bytes of a kernel page.
     pub(crate) kernel_page: usize,
 }
 

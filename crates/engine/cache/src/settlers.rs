@@ -1,8 +1,10 @@
-//! Threads that settle background reads of files with a verifier: the back-end's one thread would else be the only one that verifies.
+//! Threads that settle background reads of files with a verifier. Without them the back-end's one thread would
+//! do all verification.
 //!
-//! Invariants: what is handed over is run once, by a thread of the pool or, where none can be had, by who hands it over. A read that
-//! is alone under way is settled by the back-end's thread: handing it over would only cost time. Threads are started as they are needed,
-//! and leave when the pool goes. Nothing fails: what panics does so alone, and settles as it is dropped.
+//! Invariants: a job that is handed over runs once, on a thread of the pool or, if there is none, on the
+//! calling thread. If only one read is in flight, the back-end's thread settles it: handing it over would only
+//! cost time. Threads start on demand, and end with the pool. Nothing fails: a job that panics affects no
+//! other, and settles when it is dropped.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,16 +14,16 @@ use std::sync::{Arc, Condvar, Mutex};
 use pagekeeper_io::Process;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
-/// More of them than this gain nothing: a device is the limit by then.
+/// More threads gain nothing: the device is then the limit.
 const MAX_THREADS: usize = 8;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The pool.
+/// The pool of threads.
 #[derive(Debug)]
 pub(crate) struct Settlers {
     shared: Arc<Shared>,
-    /// Reads that were begun and are not settled.
+    /// Reads that have begun and are not settled.
     under_way: AtomicUsize,
     max_threads: usize,
     process: Process,
@@ -48,7 +50,7 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Settlers {
-    /// One that has threads as they are needed, or none ever.
+    /// Creates a pool that starts threads on demand, or never.
     pub(crate) fn new(threads: bool) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
@@ -59,12 +61,12 @@ impl Settlers {
         }
     }
 
-    /// So many reads are begun, each of which comes to [`settle`](Self::settle).
+    /// Notes that `reads` reads begin. [`settle`](Self::settle) must be called for each.
     pub(crate) fn begin(&self, reads: usize) {
         self.under_way.fetch_add(reads, Ordering::Relaxed);
     }
 
-    /// A read has ended: has it settled, before this returns or later.
+    /// Settles a read that has ended, before this call returns or later.
     pub(crate) fn settle(&self, job: impl FnOnce() + Send + 'static) {
         let is_alone = self.under_way.fetch_sub(1, Ordering::Relaxed) == 1;
         if is_alone {
@@ -75,10 +77,10 @@ impl Settlers {
         }
     }
 
-    /// Hands a job over; gives it back where no thread can be had.
+    /// Hands a job over. Returns it if no thread is available.
     fn hand_over(&self, job: Job) -> Option<Job> {
         let mut queue = lock(&self.shared.queue);
-        // Those that are idle have been woken for the jobs before.
+        // Idle threads have been woken for the jobs before this one.
         if queue.idle <= queue.jobs.len() && queue.threads < self.max_threads {
             let shared = Arc::clone(&self.shared);
             let thread = std::thread::Builder::new().name("cache_settler".to_owned());
@@ -101,8 +103,8 @@ impl Settlers {
 
 impl Drop for Settlers {
     fn drop(&mut self) {
-        // Not joined: this may be one of them, with the last handle of the cache. Jobs keep the cache, so there are none. In a child of
-        // fork(2) there are no threads, and the lock may be held for ever.
+        // Not joined: the current thread may be one of them, with the last handle of the cache. Jobs keep the
+        // cache, so there are none. A child of fork(2) has no threads, and the lock may be held for ever.
         if self.process.is_current() {
             lock(&self.shared.queue).is_closed = true;
             self.shared.changed.notify_all();
@@ -115,7 +117,7 @@ fn serve(shared: &Shared) {
     loop {
         if let Some(job) = queue.jobs.pop_front() {
             drop(queue);
-            // What it holds settles as it is dropped, with an error for those who wait.
+            // The job's contents settle when they are dropped, with an error for the waiters.
             let _ = catch_unwind(AssertUnwindSafe(job));
             queue = lock(&shared.queue);
         } else if queue.is_closed {

@@ -1,47 +1,49 @@
-//! What a cache counts. Hits are derived from the readers' section counters (see `readers`), so a hit pays nothing.
+//! The cache's counters. Hits are derived from the readers' section counters (see `readers`), so a hit costs
+//! nothing extra.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::pool::Counts;
 
-/// What a cache counted up to now, and how full it is. The figures are read one after the other while others go on, so
-/// they may differ by what happened in between.
+/// The counters of a cache up to now, and how full it is. The figures are read one after the other while other
+/// threads continue, so they may be slightly inconsistent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Lookups that found their page: a read across three pages counts three.
+    /// Lookups that found their page. A read across three pages counts as three.
     pub hits: u64,
-    /// Pages loaded because a reader found them absent; pages read past the cache included.
+    /// Pages loaded because a reader found them absent, including pages read past the cache.
     pub misses: u64,
-    /// Lookups of a page that another caller was loading already, and that were waited for.
+    /// Lookups that waited for a page that another caller was already loading.
     pub coalesced: u64,
     /// Pages loaded ahead of any reader.
     pub prefetched: u64,
-    /// Pages read past the cache: into memory of their own, since all frames were held or waiting; or, of files that are read
-    /// through the kernel's page cache, in part and from there alone, since all pages of this one are in use as well.
+    /// Pages read past the cache. They were read into their own memory, since all frames were held or waiting.
+    /// Or a part of the page was read from the kernel's page cache alone, since all pages of this cache are in
+    /// use as well.
     pub bypassed: u64,
-    /// Loads and reads past the cache that failed: device errors, files that changed, pages that the verifier rejected; and
-    /// prefetched pages whose file was closed before they came.
+    /// Loads and reads past the cache that failed: device errors, changed files, pages that the verifier
+    /// rejected. Also prefetched pages whose file was closed before they arrived.
     pub failures: u64,
     /// Pages evicted to make room.
     pub evictions: u64,
-    /// Pages that their owner rewrote, and whose new content replaced the old: no loads.
+    /// Pages that their owner rewrote, and whose new content replaced the old. Not loads.
     pub installed: u64,
-    /// Reads that went to the device; neighbours that are missed together are one.
+    /// Reads that went to the device; neighbours that are missed together count as one.
     pub device_reads: u64,
-    /// Bytes that came from the device.
+    /// Bytes read from the device.
     pub device_bytes: u64,
-    /// Pages in frames.
+    /// Number of pages in frames.
     pub resident_pages: u64,
-    /// Pages that there is room for.
+    /// Number of pages that the cache has room for.
     pub capacity_pages: u64,
     /// Bytes of a page.
     pub page_size: u64,
 }
 
 impl Stats {
-    /// What was counted; how full the cache is comes from the pool.
+    /// Collects the counters; the pool tells how full the cache is.
     pub(crate) fn counted(hits: u64, counts: Counts, device: &DeviceCounts) -> Self {
         let prefetched = counts.prefetched;
         let bypassed = device.bypassed.load(Ordering::Relaxed);
@@ -60,7 +62,7 @@ impl Stats {
         }
     }
 
-    /// Hits among all lookups: 0 to 1; 0 if nothing was read.
+    /// Returns the share of hits among all lookups: 0 to 1; 0 if nothing was read.
     pub fn hit_ratio(&self) -> f64 {
         let lookups = self.hits + self.misses + self.coalesced;
         if lookups == 0 { 0.0 } else { self.hits as f64 / lookups as f64 }
@@ -91,7 +93,7 @@ impl fmt::Display for Stats {
     }
 }
 
-/// What is counted outside the pool's lock, on the way to the device.
+/// Counters outside the pool's lock, for reads of the device.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceCounts {
     pub(crate) reads: AtomicU64,
@@ -101,7 +103,7 @@ pub(crate) struct DeviceCounts {
 }
 
 impl DeviceCounts {
-    /// One read of so many bytes.
+    /// Counts one read of `bytes` bytes.
     pub(crate) fn add(&self, bytes: usize) {
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);

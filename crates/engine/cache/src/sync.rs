@@ -1,10 +1,10 @@
-//! What the cache takes of the standard library to coordinate threads.
+//! The synchronization types that the cache uses from the standard library.
 //!
-//! It is named here alone, so that the models can compile the same sources with loom's in its place.
+//! Imported only here, so that the models can compile the same sources with loom's types instead.
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 pub(crate) use crate::sys::barrier::Barrier;
-/// So many counts of 0, which take up memory as they are first used.
+/// Returns counters that are 0; their memory is taken up on first use.
 pub(crate) use crate::sys::memory::zeros as counters;

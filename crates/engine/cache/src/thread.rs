@@ -1,8 +1,9 @@
-//! The calling thread's [`Slot`] in a cache, found by two loads and a comparison.
+//! Finds the calling thread's [`Slot`] in a cache by two loads and a comparison.
 //!
-//! Invariants: the address kept in `CURRENT` belongs to the cache whose number stands beside it, and is NULL only beside 0, which is no
-//! cache's number; numbers are never given twice, and the slots of a cache live as long as the cache: so while the number is that of a living cache, the
-//! address is good. A thread gives its slots back when it ends.
+//! Invariants: the address in `CURRENT` belongs to the cache whose number is stored with it. It is NULL only
+//! with number 0, which no cache has. Numbers are never reused, and the slots of a cache live as long as the
+//! cache. So the address is valid while the number is that of a living cache. A thread gives its slots back
+//! when it ends.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +22,7 @@ pub(crate) struct Slots {
     readers: Readers,
 }
 
-/// Gives the slots of a thread back when it ends.
+/// Gives a thread's slots back when it ends.
 #[derive(Default)]
 struct Mine(Vec<(u64, Arc<Slot>)>);
 
@@ -40,13 +41,13 @@ thread_local! {
     static MINE: RefCell<Mine> = RefCell::default();
 }
 
-/// The calling thread's slot in the cache of that number, which is not 0, if it used that cache last. It is good as long as the cache
-/// lives.
+/// Returns the calling thread's slot in the cache of that number, which is not 0, if the thread used that cache
+/// last. The slot is valid as long as the cache lives.
 #[inline]
 pub(crate) fn current(number: u64) -> Option<NonNull<Slot>> {
     let (current, slot) = CURRENT.with(Cell::get);
     debug_assert_ne!(number, 0, "no cache has this number");
-    // SAFETY: beside a number that is not 0 there is an address.
+    // SAFETY: an address accompanies every number that is not 0.
     (current == number).then(|| unsafe { NonNull::new_unchecked(slot.cast_mut()) })
 }
 
@@ -56,7 +57,7 @@ impl Slots {
         Self { number: NEXT.fetch_add(1, Ordering::Relaxed), readers }
     }
 
-    /// What [`current`] is asked with; a number that no thread has where a light barrier is an instruction.
+    /// Returns the number to pass to [`current`]; a number of no thread if a light barrier is an instruction.
     pub(crate) fn number_if_asymmetric(&self) -> u64 {
         if self.readers.barrier() == Barrier::Asymmetric { self.number } else { u64::MAX }
     }
@@ -65,13 +66,13 @@ impl Slots {
         &self.readers
     }
 
-    /// The calling thread's slot.
+    /// Returns the calling thread's slot.
     #[inline]
     pub(crate) fn mine(&self) -> &Slot {
         let (number, slot) = CURRENT.with(Cell::get);
         if number == self.number {
-            // SAFETY: the address was taken of a slot of this very cache (numbers are never given twice), and the slots
-            // of a cache are kept alive by its `Readers`, which is borrowed here.
+            // SAFETY: the address is that of a slot of this very cache (numbers are never reused), and the
+            // slots of a cache are kept alive by its `Readers`, which is borrowed here.
             unsafe { &*slot }
         } else {
             self.find()
@@ -82,7 +83,7 @@ impl Slots {
     fn find(&self) -> &Slot {
         let found = MINE.try_with(|mine| {
             let mine = &mut mine.borrow_mut().0;
-            // Those whose cache is gone have no other owner.
+            // Slots of a cache that is gone have no other owner.
             mine.retain(|(_, slot)| Arc::strong_count(slot) > 1);
             if let Some((_, slot)) = mine.iter().find(|(number, _)| *number == self.number) {
                 return Arc::as_ptr(slot);
@@ -92,10 +93,12 @@ impl Slots {
             mine.push((self.number, slot));
             address
         });
-        // The thread is ending, and its slots are given back: one that no other thread gets, since it is not returned.
+        // The thread is ending, and its slots are given back. It gets a slot that is never returned, so no
+        // other thread gets it.
         let slot = found.unwrap_or_else(|_| Arc::as_ptr(&self.readers.register()));
         CURRENT.set((self.number, slot));
-        // SAFETY: a slot that `readers` has registered; it keeps all of them alive, and is borrowed for as long.
+        // SAFETY: a slot that `readers` has registered; it keeps all of them alive, and is borrowed for as
+        // long.
         unsafe { &*slot }
     }
 }
@@ -146,7 +149,7 @@ mod tests {
         let slots = Arc::new(slots());
         let shared = Arc::clone(&slots);
         std::thread::spawn(move || {
-            // Set before the slot is taken, so dropped after it was given back.
+            // Set before the slot is taken, so dropped after the slot was given back.
             LATE.set(Some(Late(Arc::clone(&shared))));
             shared.leave_one();
         })

@@ -1,7 +1,7 @@
-//! Waiting for a load that another has under way: a thread is parked, a future leaves its waker.
+//! Waiting for a load of another caller: a thread is parked, a future leaves its waker.
 //!
-//! Invariants: a waiter is settled once, and whoever reads it after that sees the outcome, whether or not it was
-//! waiting already. It fails never.
+//! Invariants: a waiter is settled once. Whoever reads it after that sees the outcome, even without having
+//! waited before. Nothing fails.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
@@ -17,12 +17,13 @@ enum WaiterState {
     Settled(Result<(), Error>),
 }
 
-/// Wakes a task. A waker that panics (an executor's own fault, which its panic hook reports) must not keep the next from being woken.
+/// Wakes a task. A waker that panics (a bug of an executor, which its panic hook reports) must not stop the
+/// next wake.
 fn wake(waker: Waker) {
     let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }
 
-/// One who waits.
+/// One waiter for a load.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     state: Mutex<WaiterState>,
@@ -38,7 +39,7 @@ impl Waiter {
         ignore_poison(self.state.lock())
     }
 
-    /// Sets the outcome and wakes who waits.
+    /// Sets the outcome and wakes all waiters.
     pub(crate) fn settle(&self, outcome: Result<(), Error>) {
         let before = std::mem::replace(&mut *self.state(), WaiterState::Settled(outcome));
         self.settled.notify_all();
@@ -58,7 +59,7 @@ impl Waiter {
         }
     }
 
-    /// The outcome if it is known; else the task is woken when it is.
+    /// Returns the outcome if it is known; otherwise the task is woken when it is.
     pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Result<(), Error>> {
         match &mut *self.state() {
             WaiterState::Settled(outcome) => Poll::Ready(outcome.clone()),

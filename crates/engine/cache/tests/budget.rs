@@ -1,5 +1,5 @@
-//! The memory that a cache really takes, measured by the kernel (`/proc/self/smaps_rollup`), each
-//! case in a process of its own.
+//! The memory that a cache really takes, measured by the kernel (`/proc/self/smaps_rollup`), each case in its
+//! own process.
 //!
 //! The growth of a process during a case must be within 2 % of the budget and [`BESIDE`] bytes
 //! more. It includes frames, records, tables of files, threads of the back-end, and memory that the
@@ -15,10 +15,11 @@ use support::{PAGE, alone, bytes, check};
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes that may be in use beside the budget, however large that is: stacks, the simulated disk, the allocator.
+/// Bytes that may be in use beside the budget, whatever its size: stacks, the simulated disk, the allocator.
 const BESIDE: u64 = 2 * MIB;
 
-/// Bytes of frames that are cleared before they are used, in a large cache; in a small one it is a sixteenth of it.
+/// Bytes of frames that are cleared before they are used, in a large cache; in a small one, a sixteenth of the
+/// cache.
 const AHEAD: u64 = 16 * MIB;
 
 /// Bytes of memory that this process has taken, without pages of files. The kernel maps a few pages
@@ -41,7 +42,7 @@ impl Memory {
         Self::now().0.saturating_sub(self.0)
     }
 
-    /// Checks what was taken up since, by a cache of this budget.
+    /// Checks the memory taken up since, by a cache of this budget.
     #[track_caller]
     fn check_since(self, budget: u64, what: &str) {
         let (more, max) = (self.since(), budget + budget / 50 + BESIDE);
@@ -49,7 +50,7 @@ impl Memory {
         assert!(more <= max, "{what}: {more} bytes more, {} above the most allowed, {max}", more - max);
     }
 
-    /// Checks that the budget is made use of.
+    /// Checks that the budget is used.
     #[track_caller]
     fn check_used(self, budget: u64, what: &str) {
         let more = self.since();
@@ -57,8 +58,8 @@ impl Memory {
     }
 }
 
-/// Fills a cache with four times as much data as it holds: of one file, of several, by several threads, and of files that
-/// come and go.
+/// Fills a cache with four times as much data as it holds: from one file, several files, several threads, and
+/// files that come and go.
 fn fill(budget: u64, page_size: usize, huge_pages: HugePages) {
     let what = format!("{} MiB in pages of {page_size}, {huge_pages:?}", budget / MIB);
     let disk = SimDisk::new();
@@ -134,7 +135,7 @@ fn a_cache_of_256_mib() {
     alone("a_cache_of_256_mib", || fill(256 * MIB, 4096, HugePages::Transparent));
 }
 
-/// A table of 1 GiB, were it there as a whole. Each read is in a part of the table that was not touched before.
+/// The whole table would take 1 GiB. Each read is in a part of the table that was not touched before.
 #[test]
 fn random_reads_of_a_file_of_a_tebibyte() {
     alone("random_reads_of_a_file_of_a_tebibyte", || {
@@ -145,7 +146,7 @@ fn random_reads_of_a_file_of_a_tebibyte() {
         let path = dir.path().join("sparse");
         let sparse = std::fs::File::create(&path).unwrap();
         sparse.set_len(1 << 40).unwrap();
-        // Here and there, something that is not zero.
+        // Some content that is not zero.
         for tenth in 0..10 {
             std::os::unix::fs::FileExt::write_all_at(&sparse, &bytes(7, 0, PAGE), tenth << 36).unwrap();
         }
@@ -171,7 +172,7 @@ fn random_reads_of_a_file_of_a_tebibyte() {
         drop((file, cache));
         before.check_since(0, "gone");
 
-        // The same at the speed of memory, and with far more reads.
+        // The same at the speed of memory, and with many more reads.
         let before = Memory::now();
         let cache = PageCache::builder().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
         let file = cache.open("/sparse").unwrap();
@@ -187,7 +188,7 @@ fn random_reads_of_a_file_of_a_tebibyte() {
     });
 }
 
-/// Opens ten thousands of files of different names, as a storage engine does in its life.
+/// Opens tens of thousands of files of different names, as a storage engine does over time.
 #[test]
 fn files_that_come_and_go_leave_nothing() {
     alone("files_that_come_and_go_leave_nothing", || {
@@ -202,7 +203,7 @@ fn files_that_come_and_go_leave_nothing() {
         let cache = PageCache::builder().memory(budget).io(std::sync::Arc::new(disk)).build().unwrap();
         let capacity = cache.capacity_pages();
         for n in 0..FILES {
-            // Not read at all.
+            // A file that is not read at all.
             drop(cache.open(format!("/{n:06}.empty")).unwrap());
             drop(cache.open(format!("/{n:06}.sst")).unwrap());
         }
@@ -218,7 +219,7 @@ fn files_that_come_and_go_leave_nothing() {
         before.check_since(budget, "opened, read and closed");
         let last = cache.open("/000000.sst").unwrap();
         last.page(0).unwrap();
-        // All that its table may be is one part.
+        // The table takes one part at most.
         assert!(cache.capacity_pages() + 1 >= capacity, "{capacity} before: {}", cache.stats());
     });
 }
@@ -285,7 +286,7 @@ fn a_budget_that_is_made_smaller_and_larger_in_use() {
         cache.set_memory(LARGE).unwrap();
         read_all("large again", LARGE);
 
-        // While others read.
+        // While other threads read.
         std::thread::scope(|scope| {
             for thread in 0..3 {
                 let one = &one;
@@ -379,7 +380,7 @@ fn tables_give_up_their_share_of_a_budget_that_is_made_smaller() {
     });
 }
 
-/// Futures that are woken, by number.
+/// Woken futures, by number.
 #[derive(Default)]
 struct Woken(std::sync::Mutex<std::collections::VecDeque<usize>>, std::sync::Condvar);
 
@@ -389,7 +390,8 @@ impl Woken {
         self.1.notify_one();
     }
 
-    /// The one that was woken last, so that those that have a page come before those that were not polled yet.
+    /// Returns the future that was woken last, so that futures that have a page come before those that were not
+    /// polled yet.
     fn next(&self) -> usize {
         let mut numbers = self.0.lock().unwrap();
         loop {
@@ -409,17 +411,17 @@ impl std::task::Wake for WakeOne {
     }
 }
 
-/// The most that this process had in use since `reset_peak`, in bytes.
+/// Returns the peak memory of this process since `reset_peak`, in bytes.
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// A server that begins a read for each of very many requests before the first has ended.
+/// Simulates a server that begins a read for each of very many requests before the first has ended.
 fn many_futures(page_size: usize) {
     const FUTURES: usize = 200_000;
-    /// Bytes of each read that waits, beside its future: its waker, and its place in a queue.
+    /// Bytes of each waiting read, beside its future: its waker, and its place in a queue.
     const EACH: u64 = 512;
 
     let dir = disk_dir();
@@ -462,8 +464,8 @@ fn many_futures(page_size: usize) {
         }
     }
     let more = peak() - before;
-    // A read past the cache keeps its page until it is polled, and this thread may have to wait for
-    // a processor.
+    // A read past the cache keeps its page until it is polled, and this thread may have to wait for a
+    // processor.
     let unpolled = 8192 * page_size as u64;
     let max = budget + budget / 16 + FUTURES as u64 * EACH + 2 * BESIDE + unpolled;
     println!("{FUTURES} futures on pages of {page_size}: {more} of at most {max} bytes");

@@ -30,7 +30,8 @@ fn resident() -> u64 {
 /// Tables in the order in which they were made, each with its number.
 type Tables = RwLock<VecDeque<Arc<(u64, CachedFile)>>>;
 
-/// Reads here and there until all tables were made: blocking, and by futures that are dropped after one poll.
+/// Reads at random offsets until all tables were made: blocking reads, and futures that are dropped after one
+/// poll.
 fn read(tables: &Tables, ended: &AtomicBool, reads: &AtomicU64, mut below: impl FnMut(u64) -> u64) {
     let mut buf = [0; 3 * PAGE];
     while !ended.load(Ordering::Relaxed) {
@@ -55,7 +56,7 @@ fn read(tables: &Tables, ended: &AtomicBool, reads: &AtomicU64, mut below: impl 
 
 fn churn() {
     const TABLES: u64 = 5_000;
-    /// Open at a time.
+    /// Tables open at a time.
     const LIVE: usize = 180;
     setrlimit(Resource::Nofile, Rlimit { current: Some(256), maximum: Some(256) }).unwrap();
     let seed = Seed::new();
@@ -73,7 +74,7 @@ fn churn() {
         }
         let mut rng = seed.rng(0);
         for number in 0..TABLES {
-            // Numbers are used again, as engines do after a restart.
+            // Numbers are reused, as by engines after a restart.
             let path = dir.path().join(format!("{:06}.sst", number % 1000));
             let len = usize::try_from(rng.of(1..16 * PAGE as u64)).unwrap();
             std::fs::write(&path, bytes(number, 0, len)).unwrap();

@@ -1,6 +1,5 @@
-//! A little of everything, on a simulated disk, small enough for an interpreter. Miri
-//! (`scripts/sanitize.sh`) checks each access to memory for races and for violations of Rust's
-//! rules that no test can see.
+//! A small mix of all operations, on a simulated disk, for an interpreter. Miri (`scripts/sanitize.sh`) checks
+//! each access to memory for races and for violations of Rust's rules that no other test can see.
 
 mod support;
 
@@ -14,8 +13,7 @@ use support::{PAGE, SEED, bytes, sim};
 
 const LEN: u64 = PAGE as u64;
 
-/// Checks the first bytes of a page. It checks no more, since the pattern takes an interpreter
-/// long.
+/// Checks the first bytes of a page. Checking all would take an interpreter long.
 fn check(seed: u64, page: u64, got: &[u8]) {
     let got = &got[..got.len().min(16)];
     assert_eq!(got, bytes(seed, page * LEN, got.len()), "page {page}");

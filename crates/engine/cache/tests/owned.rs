@@ -1,5 +1,6 @@
-//! Files that their owner writes while they are open: what a read gives after the owner has notified the cache, in each order of
-//! load and write that matters. Orders of single steps are in `src/model/rewrites.rs`, random ones in `owned_stress.rs`.
+//! Files that their owner writes while they are open: the content that a read returns after the owner has
+//! notified the cache, in each relevant order of load and write. Orders of single steps are in
+//! `src/model/rewrites.rs`, random ones in `owned_stress.rs`.
 
 mod support;
 
@@ -22,7 +23,7 @@ struct Owner {
 }
 
 impl Owner {
-    /// A file of `pages` pages, the first filled with 0, the next with 1 ….
+    /// Creates a file of `pages` pages, the first filled with 0, the next with 1 ….
     fn new(pages: u64, max_pages: u64, options: OpenOptions) -> Self {
         let disk = SimDisk::new();
         let data = disk.open_writable("/data".as_ref(), Access::Direct, Create::New).unwrap();
@@ -35,12 +36,12 @@ impl Owner {
         owner
     }
 
-    /// To the device, past the cache.
+    /// Writes to the device, past the cache.
     fn write(&self, page: u64, byte: u8) {
         self.data.write_at(page * PAGE as u64, &content(byte), WriteMode::Plain).unwrap();
     }
 
-    /// The first byte of a page, which is that of all others.
+    /// Returns the first byte of a page, which equals all its others.
     fn read(&self, page: u64) -> u8 {
         let guard = self.file.page(page).unwrap();
         assert!(guard.iter().all(|byte| *byte == guard[0]), "page {page} is torn");
@@ -58,13 +59,13 @@ fn content(byte: u8) -> AlignedBuf {
     page
 }
 
-/// A verifier that stops the first load after its read, and says of it what it is set to.
+/// Creates a verifier that stops the first load after its read, and then returns the verdict that it is sent.
 fn stopping() -> (OpenOptions, Receiver<()>, Sender<Result<(), String>>) {
     let (read, has_read) = channel();
     let (answer, answered) = channel();
     let first = Mutex::new(Some((read, answered)));
     let options = OpenOptions::new().verifier(move |_| {
-        // A statement of its own, so that the lock is not held by the one that is stopped.
+        // In a separate statement, so that the stopped load does not hold the lock.
         let first = first.lock().unwrap().take();
         let Some((read, answered)) = first else { return Ok(()) };
         read.send(()).unwrap();
@@ -140,7 +141,7 @@ fn guards_keep_what_they_had() {
     }
 }
 
-/// Only where light barriers cost nothing is there a shortest way.
+/// Whether the shortest way exists: only if light barriers cost nothing.
 fn has_shortest_way() -> bool {
     !cfg!(any(miri, pagekeeper_sanitize))
 }
@@ -162,7 +163,7 @@ fn the_shortest_way_finds_what_was_read_often_and_keeps_it() {
         return;
     }
     let hits = owner.cache.stats().hits;
-    // A thread holds as many as it can; then one that is given back makes room for another.
+    // A thread holds as many pages as it can; then releasing one makes room for another.
     let mut held: Vec<_> = (0..16).map(|page| file.page_shortest(page).unwrap()).collect();
     assert_eq!(owner.cache.stats().hits, hits + 16);
     assert!(file.page_shortest(16).is_none());
@@ -176,7 +177,7 @@ fn the_shortest_way_finds_what_was_read_often_and_keeps_it() {
             file.install(page, &content(200), InstallAs::Read).unwrap();
         }
     }
-    // The pages that they hold are evicted, and all other frames are reused.
+    // The held pages are evicted, and all other frames are reused.
     let other = owner.cache.open_owned(Arc::clone(&owner.data), 40).unwrap();
     for page in (0..40).cycle().take(400) {
         assert_eq!(other.page(page).unwrap()[0], 200);
@@ -226,7 +227,7 @@ fn a_load_under_way_is_not_kept_and_those_who_wait_load_anew() {
     }
 }
 
-/// A load that met the write in the middle is none of the page's failures.
+/// The failure of a load that met a write in the middle does not concern the page.
 #[test]
 fn a_load_that_is_rejected_after_a_discard_is_done_anew() {
     type Read = fn(&Owner) -> u8;
@@ -295,7 +296,7 @@ fn the_file_grows() {
         assert_eq!(owner.read(page), 7);
         past_the_end(page + 1);
     }
-    // Behind what it may come to.
+    // Past the maximum length.
     assert!(matches!(owner.file.page(1 << 20), Err(Error::NoSuchPage { pages: 0x10_0000, .. })));
     assert_eq!(owner.file.read_at((1 << 20) * PAGE as u64, &mut pages).unwrap(), 0);
     assert_eq!(owner.disk.stats().in_flight, 0);
@@ -324,7 +325,7 @@ fn installed_pages_stay_as_hot_as_they_were() {
         assert!((0..8).all(|page| u64::from(owner.read(page)) == page));
     }
     for page in 100..400 {
-        // One is rewritten all the time, and so are pages that nobody reads.
+        // One page is rewritten all the time, and so are pages that nobody reads.
         assert!(owner.file.install(page % 8, &content(5), InstallAs::Prefetched).unwrap());
         assert!(owner.file.install(page, &content(5), InstallAs::Prefetched).unwrap());
     }
@@ -371,13 +372,13 @@ fn a_tebibyte_is_opened_within_64_mib() {
     let resident = file.resident();
     let pages: u64 = resident.iter().map(|range| range.end - range.start).sum();
     assert_eq!(pages, file.resident_pages());
-    // Half of the memory may go to tables, which take up a page of their own for each page that is read here.
+    // Half of the memory may go to tables, which take up a kernel page for each page that is read here.
     assert!(pages > 7_000 && pages <= cache.capacity_pages(), "{pages}");
     assert!(resident.is_sorted_by(|one, next| one.end < next.start));
     for range in resident {
         support::check(3, range.start * PAGE as u64, &file.page(range.start).unwrap());
     }
-    // A thousand of them, as fast as one by one.
+    // A thousand opens in a row: their cost does not depend on the maximum length.
     for _ in 0..1000 {
         assert_eq!(open().max_pages(), 1 << 28);
     }

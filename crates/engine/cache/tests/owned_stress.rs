@@ -44,9 +44,9 @@ fn duration() -> Duration {
 /// The known versions of one page.
 #[derive(Default)]
 struct Versions {
-    /// The last whose write was begun.
+    /// The last version whose write has begun.
     begun: AtomicU64,
-    /// The last that the cache was notified of.
+    /// The last version that the cache was notified of.
     notified: AtomicU64,
 }
 
@@ -55,23 +55,23 @@ struct Arena {
     cache: PageCache,
     file: OwnedFile,
     versions: Vec<Versions>,
-    /// Pages that were written at least once: below this.
+    /// Pages below this number were written at least once.
     end: AtomicU64,
     /// Whether reads may fail.
     faults: bool,
     done: AtomicBool,
     reads: AtomicU64,
-    /// Those of them by the shortest way to a page in place.
+    /// Number of reads by the shortest way to a page in place.
     held: AtomicU64,
     writes: AtomicU64,
 }
 
-/// The word that a page holds all over.
+/// Returns the word that a page repeats.
 fn word(page: u64, version: u64) -> u64 {
     page << 40 | version
 }
 
-/// The version that a part of a page has, if it is of one.
+/// Returns the version of a part of a page, if the part is of a single version.
 fn version(page: u64, bytes: &[u8]) -> Result<u64, String> {
     let (words, []) = bytes.as_chunks::<8>() else { return Err("no whole words".to_owned()) };
     let first = u64::from_le_bytes(words[0]);
@@ -112,7 +112,7 @@ impl Arena {
         arena
     }
 
-    /// Writes the page behind the last.
+    /// Writes the page after the last.
     fn grow(&self, rng: &mut Rng) {
         let end = self.end.load(Ordering::Relaxed);
         if end < PAGES {
@@ -138,12 +138,12 @@ impl Arena {
         of.notified.store(next, Ordering::SeqCst);
         self.writes.fetch_add(1, Ordering::Relaxed);
         if rng.one_in(8) {
-            // The writer itself reads.
+            // The writer reads too.
             self.read(page, rng);
         }
     }
 
-    /// Reads a page in one way or another until it is read, and checks it.
+    /// Reads a page in a random way until a read succeeds, and checks it.
     fn read(&self, page: u64, rng: &mut Rng) {
         let of = &self.versions[usize::try_from(page).unwrap()];
         loop {
@@ -170,7 +170,7 @@ impl Arena {
         let mut part = [0; 512];
         Ok(match rng.of(0..9) {
             8 => {
-                // Most pages are not read often enough before they are evicted.
+                // Most pages are evicted before they are read often enough.
                 let Some(held) = file.page_shortest(page) else { return self.attempt(page, rng) };
                 self.held.fetch_add(1, Ordering::Relaxed);
                 let first = whole(&held);
@@ -248,7 +248,7 @@ impl Arena {
         self.end(&mut seed.rng(99));
     }
 
-    /// All pages have their last version, in the cache and out of it, and no frame is lost.
+    /// Checks that all pages have their last version, in the cache and out of it, and that no frame is lost.
     fn end(&self, rng: &mut Rng) {
         let end = self.end.load(Ordering::Relaxed);
         for _ in 0..3 {

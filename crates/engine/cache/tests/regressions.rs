@@ -1,6 +1,6 @@
-//! Faults that were seen in other caches, and in this one before it was published: each is a test here.
+//! Bugs of other caches, and of this one before it was published: each has a test here.
 //!
-//! If several threads have to meet, the simulated disk holds a read back until they have.
+//! If several threads have to meet, the simulated disk holds a read back until they do.
 
 mod support;
 
@@ -20,7 +20,7 @@ use support::{PAGE, SEED, await_coalesced, bytes, check, sim, sim_builder, sim_c
 /// Bytes of a page.
 const LEN: u64 = PAGE as u64;
 
-/// Reads all of a file, page by page, and checks it.
+/// Reads a whole file, page by page, and checks it.
 fn read_all(file: &CachedFile, seed: u64) {
     let mut page = [0; PAGE];
     for offset in (0..file.len()).step_by(PAGE) {
@@ -29,13 +29,13 @@ fn read_all(file: &CachedFile, seed: u64) {
     }
 }
 
-/// A file that is larger than the cache of so many frames: reading it evicts all else.
+/// Creates a file larger than a cache of `frames` frames: reading it evicts everything else.
 fn large(disk: &SimDisk, cache: &PageCache, frames: u64) -> CachedFile {
     disk.create_patterned("/large", 4 * frames * LEN, 5).unwrap();
     cache.open("/large").unwrap()
 }
 
-/// TerarkDB, with one shard: a read across pages that are all there gave 0 bytes.
+/// TerarkDB, with one shard: a read across several resident pages returned 0 bytes.
 #[test]
 fn a_read_across_pages_that_all_hit_gives_all_bytes() {
     let (disk, cache) = sim(20, 100);
@@ -71,7 +71,7 @@ fn read_every_way(file: &CachedFile, page: u64) -> Vec<Result<(), Error>> {
     results
 }
 
-/// TerarkDB: a device's error, or a read that brings less than a page, ends the process.
+/// TerarkDB: a device's error, or a read that returns less than a page, ends the process.
 #[test]
 fn a_device_that_fails_is_an_error_until_it_works_again() {
     let (disk, cache) = sim(20, 100);
@@ -108,7 +108,7 @@ fn a_file_that_was_cut_is_an_error_that_says_so() {
     read_all(&anew, SEED);
 }
 
-/// Short counts and signals are no errors, and no short pages.
+/// Short counts and signals are not errors, and do not shorten pages.
 #[test]
 fn a_short_count_or_a_signal_is_gone_on_with() {
     let (disk, cache) = sim(20, 100);
@@ -128,7 +128,7 @@ fn a_short_count_or_a_signal_is_gone_on_with() {
     assert_eq!(disk.stats().faults, 20);
 }
 
-/// One bad page is nobody's error but of those who read it, however large the read of the device was.
+/// A bad page fails only its own reads, however large the read of the device was.
 #[test]
 fn a_bad_page_fails_alone() {
     let (disk, cache) = sim(20, 200);
@@ -144,7 +144,7 @@ fn a_bad_page_fails_alone() {
         }
     }
 
-    // The same for those who wait for a read that they did not begin.
+    // The same for callers that wait for a read of another caller.
     file.close();
     let file = cache.open("/file").unwrap();
     let hold = disk.hold("/file", 0..20 * LEN).unwrap();
@@ -196,14 +196,15 @@ fn a_file_is_closed_while_guards_of_it_live() {
             check(SEED, page * LEN, page_ref);
         }
     }
-    // No frame was lost, and none is in use twice: all of them can be filled.
+    // No frame was lost, and none is used twice: all of them can be filled.
     read_all(&other, 5);
     assert_eq!(other.resident_pages(), cache.stats().resident_pages);
     let (resident, capacity) = (cache.stats().resident_pages, cache.stats().capacity_pages);
     assert!(resident + 2 >= capacity, "{resident} of {capacity} frames can be used");
 }
 
-/// This cache, before: a page that was loaded for a guard while its file was closed had its frame freed under the guard.
+/// This cache, earlier: if a file was closed while a page was loaded for a guard, the page's frame was freed
+/// under the guard.
 #[test]
 fn a_file_is_closed_while_a_page_is_loaded_for_a_guard() {
     let (disk, cache) = sim(10, 64);
@@ -242,7 +243,7 @@ fn a_page_can_be_pinned_more_than_65536_times() {
     let file = cache.open("/file").unwrap();
     let mut refs: Vec<_> = (0..70_000).map(|_| file.page_ref(3).unwrap()).collect();
     read_all(&other, 5);
-    // At 65,536 fewer a count of 16 bits would be where it is without a pin.
+    // At 65,536 fewer, a count of 16 bits would be back at zero pins.
     refs.truncate(70_000 - 65_536);
     read_all(&other, 5);
     check(SEED, 3 * LEN, &refs[0]);
@@ -253,12 +254,12 @@ fn a_page_can_be_pinned_more_than_65536_times() {
     file.close();
     refs.clear();
     read_all(&other, 5);
-    // If a count had wrapped, its frame would be lost, or the count would be.
+    // If a count had wrapped, its frame or the total would be lost.
     assert_eq!(other.resident_pages(), cache.stats().resident_pages);
     assert!(cache.stats().resident_pages + 2 >= cache.stats().capacity_pages, "{}", cache.stats());
 }
 
-/// A vector database's cache: what it hands out isn't pinned, so a hit can be overwritten while it is read.
+/// A vector database's cache: a returned page isn't pinned, so a hit can be overwritten while it is read.
 #[test]
 fn a_page_is_not_overwritten_while_it_is_read() {
     let (disk, cache) = sim(200, 64);
@@ -342,7 +343,7 @@ fn the_frames_of_a_closed_file_are_used_first() {
     let kept = cache.open("/kept").unwrap();
     read_all(&kept, 1);
     let closed = cache.open("/closed").unwrap();
-    // Read more often than all else.
+    // Read more often than anything else.
     for _ in 0..5 {
         read_all(&closed, 2);
     }
@@ -356,7 +357,7 @@ fn the_frames_of_a_closed_file_are_used_first() {
     assert_eq!(cache.stats().evictions, 0, "{}", cache.stats());
 }
 
-/// A deleted file's blocks stay in use as long as something has it open: cached pages must not.
+/// A deleted file's blocks stay in use as long as somebody has it open: cached pages must not keep it open.
 #[test]
 fn a_closed_files_descriptor_goes_with_its_last_handle() {
     let dir = disk_dir();
@@ -385,8 +386,8 @@ fn a_closed_files_descriptor_goes_with_its_last_handle() {
     assert_eq!(descriptors(), 0, "closed, with pages of it in the cache");
 }
 
-/// moka: all reads go through one channel, and 256 readers do a ninth of what one does. That it isn't slow is measured in
-/// `bench`; here, that all get on, and that none is lost.
+/// moka: all reads go through one channel, and 256 readers have a ninth of the throughput of one. The speed is
+/// measured in `bench`. This test checks that all readers make progress, and that none is lost.
 #[test]
 fn many_readers_of_one_page_all_get_on() {
     const READERS: u64 = 256;
@@ -419,7 +420,7 @@ fn many_readers_of_one_page_all_get_on() {
     assert_eq!(cache.stats().device_reads, 1);
 }
 
-/// This cache, before: where no frame was left, a future whose verifier panicked waited forever.
+/// This cache, earlier: if no frame was left, a future whose verifier panicked waited forever.
 #[test]
 fn a_verifier_that_panics_beside_a_full_cache_ends_the_future() {
     let disk = SimDisk::new();
@@ -442,11 +443,11 @@ fn a_verifier_that_panics_beside_a_full_cache_ends_the_future() {
     }
 }
 
-/// This cache, before: a guard that outlived its thread's record released what another guard held.
+/// This cache, earlier: a guard that outlived its thread's record released the hold of another guard.
 #[test]
 fn guards_live_to_the_end_of_their_thread() {
     static FILE: OnceLock<CachedFile> = OnceLock::new();
-    /// Dropped after the cache's own record of the thread, since it was there before.
+    /// Dropped after the cache's own record of the thread, since it was created before that.
     struct Last {
         guard: Option<PageGuard<'static>>,
         large: CachedFile,
@@ -488,7 +489,7 @@ fn guards_live_to_the_end_of_their_thread() {
     assert_eq!(ended.recv().unwrap(), [true; 3]);
 }
 
-/// Databases delete files that others still read.
+/// Databases delete files that other threads still read.
 #[test]
 fn a_deleted_file_can_be_read_as_long_as_it_is_open() {
     let dir = disk_dir();
@@ -508,7 +509,7 @@ fn a_deleted_file_can_be_read_as_long_as_it_is_open() {
     read_all(&file, 1);
 }
 
-/// A thread that ended while it had guards of its own leaves its frames to others, and its slot.
+/// A thread that ended while it had guards leaves its frames and its slot to other threads.
 #[test]
 fn threads_come_and_go() {
     let (disk, cache) = sim(10, 64);
@@ -521,7 +522,7 @@ fn threads_come_and_go() {
             let guard = file.page(page).unwrap();
             assert_eq!(guard[..50], bytes(SEED, page * LEN, 50));
             if round % 100 == 0 {
-                // Its frame is lost, and nothing else.
+                // Only the guard's frame is lost.
                 std::mem::forget(file.page((round / 100) % 10).unwrap());
             }
         })
@@ -533,14 +534,15 @@ fn threads_come_and_go() {
     assert!(cache.stats().resident_pages + 12 >= cache.stats().capacity_pages, "{}", cache.stats());
 }
 
-/// Futures that wait for a read past the cache take turns. Those that were dropped, or that nobody polls any more, keep nobody waiting.
+/// Futures that wait for a read past the cache take turns. Futures that were dropped, or that nobody polls any
+/// more, do not make others wait.
 #[test]
 fn futures_that_are_dropped_or_left_alone_hold_no_other_up() {
     const FRAMES: u32 = 64;
     const FUTURES: u64 = 300;
     let (_disk, cache) = sim(u64::from(FRAMES) + FUTURES, FRAMES);
     let file = cache.open("/file").unwrap();
-    // No frame can be had.
+    // All frames are held.
     let frames = cache.capacity_pages();
     let _guards: Vec<_> = (0..frames).map(|page| file.page_ref(page).unwrap()).collect();
     let waker = std::task::Waker::noop();
@@ -555,7 +557,7 @@ fn futures_that_are_dropped_or_left_alone_hold_no_other_up() {
             })
         })
         .collect();
-    // One that finds a turn free may end at once.
+    // A future that finds a free turn may end at once.
     futures
         .retain_mut(|future| future.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
     let last = futures.pop().unwrap();

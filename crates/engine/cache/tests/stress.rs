@@ -1,5 +1,6 @@
-//! All at once: threads that read in every way, prefetch, keep pages, open, close, delete and replace, on caches so small that
-//! nearly every read evicts. Each byte that is read is checked; at the end nothing is lost.
+//! Everything at once: threads that read in every way, prefetch, keep pages, open, close, delete and replace.
+//! The caches are so small that nearly every read evicts. Each byte that is read is checked; at the end nothing
+//! is lost.
 //!
 //! Each thread's operations follow from a seed that is printed on failure: `PAGEKEEPER_SEED`
 //! repeats it, as far as threads can be repeated. `PAGEKEEPER_STRESS_SECONDS` sets the duration of
@@ -28,7 +29,7 @@ fn duration() -> Duration {
     Duration::from_secs_f64(seconds / 4.0)
 }
 
-/// An open file and what it holds.
+/// An open file and its content.
 struct Opened {
     cached: CachedFile,
     seed: u64,
@@ -44,7 +45,7 @@ struct Arena<'a> {
     passed: Mutex<Vec<(PageRef, u64, u64)>>,
     /// Whether reads may fail.
     faults: bool,
-    /// Opens another file in place of the one at this place.
+    /// Opens another file in place of one.
     reopen: &'a (dyn Fn(&PageCache, usize, &mut Rng) -> Opened + Sync),
     steps: AtomicU64,
     done: AtomicBool,
@@ -81,7 +82,7 @@ impl Arena<'_> {
         self.end();
     }
 
-    /// Once all is released, no frame is missing.
+    /// Checks that no frame is missing once all is released.
     fn end(&self) {
         for (page, seed, offset) in self.passed.lock().unwrap().drain(..) {
             check(seed, offset, &page);
@@ -113,7 +114,7 @@ impl Arena<'_> {
         assert!(stats.evictions > 0 && stats.hits > 0, "{stats}");
     }
 
-    /// Nothing where the file was closed meanwhile, or reads may fail.
+    /// Returns nothing if the file was closed meanwhile, or reads may fail.
     #[track_caller]
     fn allow<T>(&self, result: Result<T, Error>) -> Option<T> {
         match result {
@@ -146,7 +147,7 @@ impl Arena<'_> {
                 let Some(guard) = self.allow(cached.page(page)) else { return };
                 check(*seed, start, &guard);
                 if rng.one_in(4) {
-                    // A second one, and something that evicts, while the first is read.
+                    // A second page, and something that evicts, while the first is read.
                     let other = rng.of(0..len.div_ceil(self.page_size));
                     let more = self.allow(cached.page(other));
                     self.allow(cached.read_at(0, &mut vec![0; 8 * usize::try_from(self.page_size).unwrap()]));
@@ -203,7 +204,7 @@ impl Arena<'_> {
                 }
             }
             10 => {
-                // Some futures at once, and one that is given up.
+                // Several futures at once, and one that is dropped.
                 let places: Vec<_> = (0..4).map(|_| rng.skewed(*len)).collect();
                 let mut bufs = vec![[0; 500]; places.len()];
                 let mut given_up = [0; 500];
@@ -228,10 +229,10 @@ impl Arena<'_> {
         }
     }
 
-    /// Puts another open file in the place of one, which is closed at once, or when its last page goes.
+    /// Replaces an open file with another. The old one is closed at once, or when its last page goes.
     fn change(&self, place: usize, rng: &mut Rng) {
         if rng.one_in(2) {
-            // Under the readers' hands.
+            // While others read it.
             self.opened[place].read().unwrap().cached.close();
         }
         let new = (self.reopen)(&self.cache, place, rng);
@@ -260,7 +261,7 @@ fn arena(
     }
 }
 
-/// On a simulated disk whose reads come short and fail.
+/// Runs on a simulated disk whose reads are short or fail.
 fn on_a_simulated_disk(frames: u32, page_size: usize, failing: u16) {
     let seed = Seed::new();
     let random = RandomFaults { short_per_mille: 20, interrupted_per_mille: 20, failing_per_mille: failing };
@@ -272,7 +273,7 @@ fn on_a_simulated_disk(frames: u32, page_size: usize, failing: u16) {
         let len = sizes[place] * page_size as u64 + rng.of(0..3) * 1000;
         loop {
             let seed = numbers.fetch_add(1, Ordering::Relaxed);
-            // As a compaction does: the name goes to another file.
+            // Like a compaction: the name goes to another file.
             let _ = disk.remove(&path);
             if disk.create_patterned(&path, len, seed).is_err() {
                 continue;
@@ -285,7 +286,7 @@ fn on_a_simulated_disk(frames: u32, page_size: usize, failing: u16) {
             while let Err(error) = cached.read_at(0, &mut first) {
                 assert!(matches!(error, Error::Io(_)) && failing > 0, "{error}");
             }
-            // Another thread may have put yet another file there.
+            // Another thread may have put a third file there.
             if first[..] == support::bytes(seed, 0, 8) {
                 return Opened { len: cached.len(), cached, seed };
             }
@@ -307,7 +308,7 @@ fn large_pages_on_a_simulated_disk_that_fails() {
     on_a_simulated_disk(64, 16384, 20);
 }
 
-/// On real files, in turn through each back-end.
+/// Runs on real files, through each back-end in turn.
 fn on_a_real_disk(backend: Backend, frames: u32) {
     let seed = Seed::new();
     let dir = disk_dir();

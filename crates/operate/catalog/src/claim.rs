@@ -1,9 +1,14 @@
 //! Decides which of the databases that claim a directory gets it. Tools that act on files there and tools that
 //! only look share this rule.
 //!
-//! Any process can have a database's name, and open what it may read. So a claim counts only in one of three
-//! cases: the directory belongs to the process's one user, it belongs to anybody and that user is root, or the
-//! process has a file there open for writing. Of two claims the stronger one wins, whichever came first.
+//! Any process can have a database's name, and open any file that it may read. Therefore a claim only counts in
+//! one of these cases:
+//!
+//! - the directory belongs to the process's one user;
+//! - the directory belongs to anybody and that user is root;
+//! - the process has a file there open for writing.
+//!
+//! The stronger of two claims wins, whichever came first.
 
 use std::sync::OnceLock;
 

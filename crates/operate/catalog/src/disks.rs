@@ -48,7 +48,7 @@ pub enum Error {
     Text {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error in it.
         message: String,
     },
     /// A profile was written by a newer pagekeeper.

@@ -69,7 +69,7 @@ pub struct FileSpec {
     /// Their names.
     #[serde(deserialize_with = "spelled")]
     pub files: Pattern,
-    /// What to do with their pages, for files that are written once, in order and in bulk.
+    /// The treatment of their pages, for files that are written once, in order and in bulk.
     pub bulk: Option<BulkPages>,
     /// Whether a database that opens them with `O_DIRECT` reads them only that way: resident pages are then
     /// leftovers.
@@ -92,20 +92,20 @@ pub struct LogSpec {
     /// (`binlog.index`).
     #[serde(default)]
     pub indexed: bool,
-    /// What to do with their pages.
+    /// The treatment of their pages.
     #[serde(skip, default = "keep")]
     pub rule: Rule,
-    /// How their writer overwrites old bytes.
+    /// The way in which their writer overwrites old bytes.
     #[serde(default)]
     pub rewrite: RewriteSource,
     /// The size in bytes of the aligned blocks that the writer overwrites, for profiles that state whole pages.
     /// The kernel's page size decides whether these blocks are whole pages.
     #[serde(default, deserialize_with = "size")]
     pub block: Option<u64>,
-    /// Where the writer's position is visible.
+    /// The source of the writer's position.
     #[serde(default)]
     pub position: PositionSpec,
-    /// Which of the files is the writer's.
+    /// The rule that determines the writer's file.
     #[serde(default)]
     pub newest: NewestSpec,
     /// A server setting that enlarges the blocks of [`RewriteSource::DeviceBlocks`], or replaces `block`.
@@ -113,9 +113,9 @@ pub struct LogSpec {
     /// Server settings that cause old bytes to be overwritten: with all of them off, the server only appends.
     #[serde(default)]
     pub overwritten_if: Vec<String>,
-    /// Where the database states that it recycles the files of a log that is [`RewriteSource::Detect`].
+    /// The file and key that state that the files of a log are recycled, with [`RewriteSource::Detect`].
     pub recycled_if: Option<RecycledIf>,
-    /// Where the database states from which position crash recovery reads the log.
+    /// The source of the position from which crash recovery reads the log.
     #[serde(default)]
     pub checkpoint: CheckpointSpec,
     /// Advice on a log that is kept because parts of pages are overwritten.
@@ -144,7 +144,7 @@ pub struct RecycledIf {
     pub key: String,
 }
 
-/// Where the position of a log's writer is visible from outside.
+/// The source of a log writer's position, as seen from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PositionSpec {
@@ -157,7 +157,7 @@ pub enum PositionSpec {
     Hidden,
 }
 
-/// Where a database states from which position crash recovery reads a log.
+/// The source of the position from which crash recovery reads a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CheckpointSpec {
@@ -176,7 +176,7 @@ pub enum CheckpointSpec {
     NoFile,
 }
 
-/// Which file of a log is the writer's.
+/// The rule that determines which file of a log is the writer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NewestSpec {

@@ -1,9 +1,9 @@
 //! Shell completions, which clap makes from the same definitions as `--help`. Three kinds of words are added:
 //! profiles, processes, and files, which a shell completes better itself.
 //!
-//! Invariant: a file name that the shell puts on the command line is quoted by that shell. Where clap's script for
-//! bash knows nothing better, it lists files as unquoted words: a file named `$(command)` would be run. All such
-//! lists are removed.
+//! Invariant: a file name that the shell puts on the command line is quoted by that shell. Clap's script for
+//! bash falls back to listing files as unquoted words: a file named `$(command)` would be run. All such lists
+//! are removed.
 
 use std::process::ExitCode;
 

@@ -88,7 +88,7 @@ fn in_words(error: &anyhow::Error) -> String {
     words
 }
 
-/// How to show text on this process's standard output.
+/// The settings for text on this process's standard output.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Screen {
     /// Standard output is a terminal.

@@ -1,9 +1,9 @@
 //! Attributes dirty pages: how much each process dirtied on each device, as far as page-cache additions show it.
 //!
 //! The kernel does not report which process dirtied a page, but which one brought it into the page cache. Pages
-//! added through a write-only descriptor were written. A process with a readable descriptor may have read them (a
-//! server opens its tables so). Of such a file, at most its growth plus its dirty and writeback pages count.
-//! Rewritten resident pages are not included. Neither are direct writes, which dirty nothing.
+//! added through a write-only descriptor were written. A process with a readable descriptor may have read them
+//! (servers open their tables in this way). For such a file, at most its growth plus its dirty and writeback
+//! pages count. Rewritten resident pages are not included. Neither are direct writes, which dirty nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;

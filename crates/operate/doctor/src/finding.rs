@@ -73,7 +73,7 @@ pub struct Finding {
     pub fixes: Vec<Fix>,
     /// Problems that no setting fixes, and reasons why expected advice is not given.
     pub remarks: Vec<String>,
-    /// What pagekeeper can do about it now: a command with its effects and limits. `None` if nothing.
+    /// The help that pagekeeper offers now: a command with its effects and limits. `None` if there is none.
     pub pagekeeper: Option<String>,
 }
 
@@ -100,7 +100,7 @@ pub struct Subject {
 pub struct Cost {
     /// The sentence.
     pub text: String,
-    /// How it is known.
+    /// The source of this knowledge.
     pub confidence: Confidence,
 }
 
@@ -121,7 +121,7 @@ impl Cost {
 pub struct Evidence {
     /// The sentence for people.
     pub text: String,
-    /// How it is known.
+    /// The source of this knowledge.
     pub confidence: Confidence,
     /// Its figures for programs, by name with the unit last (`resident_bytes`).
     #[serde(skip_serializing_if = "serde_json::Map::is_empty")]

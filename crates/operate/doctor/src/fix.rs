@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-/// How something is known.
+/// The source of some knowledge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Confidence {
@@ -41,7 +41,7 @@ pub struct Fix {
     pub setting: Option<String>,
     /// The command or setting, ready to copy: `innodb_log_file_buffering=OFF`, `sysctl vm.dirty_bytes=…`.
     pub act: String,
-    /// Where it goes, when it takes effect, and its effect.
+    /// The place for it, the time when it takes effect, and its effect.
     pub does: String,
     /// The terms to know before applying it.
     #[serde(flatten)]
@@ -55,14 +55,14 @@ pub struct Terms {
     pub holds_for: HoldsFor,
     /// Its cost and side effects.
     pub risk: Risk,
-    /// How to revert it.
+    /// The way to revert it.
     pub undo: String,
     /// Whether `undo` is a command, to be run as it is.
     #[serde(skip)]
     pub undo_is_command: bool,
     /// Why it applies here.
     pub evidence: String,
-    /// How that is known.
+    /// The source of this knowledge.
     pub confidence: Confidence,
     /// The vendor's documentation; `None` if it is not a database setting.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -30,13 +30,13 @@ const ELSEWHERE_PART: u64 = 10;
 pub struct Report {
     /// The findings, most severe first.
     pub findings: Vec<Finding>,
-    /// What was inspected.
+    /// The inspected databases and files, and the duration.
     pub inspected: Inspected,
-    /// What could not be seen.
+    /// The facts that could not be observed.
     pub visibility_gaps: Vec<VisibilityGap>,
 }
 
-/// What was inspected, and for how long.
+/// The inspected databases and files, and the duration.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Inspected {
     /// The databases.
@@ -55,7 +55,7 @@ pub struct Inspected {
     pub memory: InspectedMemory,
     /// The duration of the watch in seconds.
     pub seconds: f64,
-    /// How events were observed during the watch, in one sentence.
+    /// The means by which events were observed during the watch, in one sentence.
     pub traced: String,
 }
 
@@ -72,9 +72,9 @@ pub struct InspectedMemory {
     pub watermark_min_bytes: u64,
     /// Page cache of files.
     pub page_cache_bytes: u64,
-    /// How often a task had to reclaim for itself; `None` if unknown.
+    /// Number of times that a task had to reclaim for itself; `None` if unknown.
     pub allocation_stalls: Option<u64>,
-    /// How long at least one task waited for memory; `None` if unknown.
+    /// Time for which at least one task waited for memory; `None` if unknown.
     pub stalled_seconds: Option<f64>,
 }
 

@@ -27,7 +27,7 @@ pub struct Streamer {
     pub title: String,
     /// Its memory cgroup; `None` if none is visible, or if it has ended.
     pub cgroup: Option<MemoryCgroup>,
-    /// Where a group of its own could be created, beside its present one; `None` if that is `None`.
+    /// The path for a new group of its own beside its present one; `None` if `cgroup` is `None`.
     pub group_beside: Option<PathBuf>,
     /// Its open files.
     pub files: Vec<StreamerFile>,
@@ -49,7 +49,7 @@ pub struct StreamerFile {
     pub inode: Inode,
     /// Its path as the process sees it.
     pub path: PathBuf,
-    /// Whether it is open for reading or writing.
+    /// The access: reading or writing.
     pub access: Access,
 }
 

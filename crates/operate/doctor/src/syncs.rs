@@ -87,7 +87,7 @@ impl Syncs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SyncTimes {
     pub(crate) count: usize,
-    /// How long at least one of them was running.
+    /// Time during which at least one of them was running.
     pub(crate) waited: Duration,
     /// The 99th percentile of the durations.
     pub(crate) p99: Duration,

@@ -1,6 +1,6 @@
-//! Each parser on random input, with any compiler: its seeds, then mutations of them, for
-//! `PAGEKEEPER_FUZZ_SECONDS` (3 without). Parsers of this project's own formats, which other tests
-//! damage bit by bit and at random, get a twelfth of that time.
+//! Runs each parser on random input, with any compiler: its seeds, then mutations of them, for
+//! `PAGEKEEPER_FUZZ_SECONDS` (default: 3). Parsers of this project's own formats, which other tests damage bit
+//! by bit and at random, get a twelfth of that time.
 //!
 //! The inputs follow from `PAGEKEEPER_SEED`. Their number depends on the time and on the machine's
 //! other work, and is printed. An input that makes a parser panic is printed in hexadecimal, with
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use pagekeeper_fuzzing::target;
 use pagekeeper_testing::{Rng, Seed};
 
-/// The most inputs that are mutated further.
+/// Maximum number of inputs that are mutated further.
 const POOL: usize = 512;
-/// Mutations that are tried at the least, however little of the processor is left.
+/// Minimum number of mutations, however little processor time is available.
 const LEAST: u64 = 1000;
 
 /// An input that made the parser panic.
@@ -33,7 +33,8 @@ fn time() -> Duration {
     )
 }
 
-/// Tries the seeds, then mutations of them, until one panics or the time is over, but so many at the least; how many were tried.
+/// Tries the seeds, then mutations of them, until one panics or the time is over, but at least [`LEAST`]
+/// mutations. Returns the number of inputs tried.
 fn run(parse: impl Fn(&[u8]), seeds: Vec<Vec<u8>>, rng: &mut Rng, time: Duration) -> Result<u64, Found> {
     let ends = Instant::now() + time;
     let mut number = 0;
@@ -55,7 +56,7 @@ fn run(parse: impl Fn(&[u8]), seeds: Vec<Vec<u8>>, rng: &mut Rng, time: Duration
         let other = rng.index(pool.len());
         mutate::mutate(&mut input, &pool[other], rng);
         attempt(&input)?;
-        // Some go on to change, so that inputs get far from the seeds.
+        // Some mutated inputs are mutated again, so that inputs get far from the seeds.
         if rng.one_in(16) {
             if pool.len() < first + POOL {
                 pool.push(input);
@@ -67,12 +68,12 @@ fn run(parse: impl Fn(&[u8]), seeds: Vec<Vec<u8>>, rng: &mut Rng, time: Duration
     Ok(number)
 }
 
-/// A parser of what others write.
+/// Tests a parser of data that others write.
 fn random_input_for(name: &str) {
     try_out(name, time());
 }
 
-/// A parser of what this project writes.
+/// Tests a parser of data that this project writes.
 fn random_input_for_our(name: &str) {
     try_out(name, time() / 12);
 }
@@ -201,7 +202,7 @@ fn each_target_is_tested() {
     }
 }
 
-/// A header with a length, and what is wrong of it: the sum overflows for the largest lengths.
+/// A parser of a header with a length, with a bug: the sum overflows for the largest lengths.
 fn broken_parser(bytes: &[u8]) {
     let [b'T', b'O', b'Y', high, low, rest @ ..] = bytes else { return };
     let length = u16::from_be_bytes([*high, *low]);

@@ -1,4 +1,4 @@
-//! Mutations of inputs, by a seed: what fuzzers do to bytes, without the coverage.
+//! Mutations of inputs, from a seed: the same kinds that fuzzers use, without coverage feedback.
 
 use pagekeeper_testing::Rng;
 
@@ -19,7 +19,7 @@ const NUMBERS: [u64; 12] = [
     1 << 63,
     u64::MAX,
 ];
-/// The same, and other words, where input is text.
+/// The same numbers, and other words, for text.
 const WORDS: [&[u8]; 12] = [
     b"0",
     b"-1",
@@ -35,7 +35,7 @@ const WORDS: [&[u8]; 12] = [
     b"\\",
 ];
 
-/// Changes an input in one to four ways; `other` is one to take parts of.
+/// Mutates an input one to four times; `other` is an input to take parts from.
 pub(crate) fn mutate(input: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
     for _ in 0..=rng.index(4) {
         mutate_once(input, other, rng);
@@ -53,7 +53,7 @@ fn mutate_once(input: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
         3 => drop(input.drain(at..end)),
         4 if rng.one_in(4) => input.truncate(at),
         5 => {
-            // Once more, here or elsewhere.
+            // Repeats a slice, here or elsewhere.
             let slice = input[at..end].to_vec();
             let to = rng.index(input.len() + 1);
             drop(input.splice(to..to, slice));
@@ -68,12 +68,12 @@ fn mutate_once(input: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
         }
         7 => drop(input.splice(at..end, WORDS[rng.index(WORDS.len())].iter().copied())),
         8 => {
-            // Its start, and another's end.
+            // The start of this input, and the end of the other.
             let from = rng.index(other.len() + 1);
             input.truncate(at);
             input.extend_from_slice(&other[from..]);
         }
-        // Mutations that no byte selects, or that are rare.
+        // Mutations that do not apply here, or that are rare.
         _ => {}
     }
 }

@@ -1,4 +1,5 @@
-//! In place of `arena`: a frame is a number that loom watches, so that a write that races with another access is reported.
+//! Replaces `arena`: a frame is a number that loom watches, so that it reports a write that races with another
+//! access.
 
 #![allow(unsafe_code)]
 
@@ -10,8 +11,8 @@ use loom::cell::UnsafeCell;
 #[derive(Debug)]
 pub(crate) struct Arena(Vec<UnsafeCell<u64>>);
 
-// SAFETY: loom runs one thread at a time, and ends the model at the first access that is not ordered after the accesses that
-// it must not overlap with.
+// SAFETY: loom runs one thread at a time, and ends the model at the first access that is not ordered after the
+// accesses that it must not overlap with.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
@@ -21,9 +22,10 @@ impl Arena {
         Self((0..frames).map(|_| UnsafeCell::new(0)).collect())
     }
 
-    /// What a frame holds.
+    /// Returns the content of a frame.
     pub(crate) fn read(&self, frame: u32) -> u64 {
-        // SAFETY: the address is that of a number in this value, and good within the call; for races see above.
+        // SAFETY: the address is that of a number in this value, and valid within the call; for races see
+        // above.
         self.0[frame as usize].with(|number| unsafe { *number })
     }
 
@@ -33,21 +35,21 @@ impl Arena {
         self.0[frame as usize].with_mut(|number| unsafe { *number = content });
     }
 
-    /// A frame is a page of the kernel's.
+    /// Each frame has a kernel page of its own.
     #[expect(clippy::unused_self, reason = "as of the real one")]
     pub(crate) fn together(&self, frame: u32) -> Range<u32> {
         frame..frame + 1
     }
 
-    /// There are none.
+    /// The model has no huge pages.
     #[expect(clippy::unused_self, reason = "as of the real one")]
     pub(crate) fn move_end_of_huge_pages(&self, _before: u32, _now: u32) {}
 
-    /// As the real one: reads as zeros from then on.
+    /// Like the real one: the frames read as zeros from then on.
     ///
     /// # Safety
     ///
-    /// As of the real one; here, loom reports where it is not kept.
+    /// As for the real one; loom reports violations here.
     pub(crate) unsafe fn drop_memory(&self, frames: Range<u32>) {
         frames.for_each(|frame| self.write(frame, 0));
     }

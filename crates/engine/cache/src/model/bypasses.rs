@@ -1,4 +1,4 @@
-//! Reads past the cache that several begin, and whose ends let others begin.
+//! Several threads begin reads past the cache, and their ends let others begin.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ struct Bypasses {
 }
 
 impl Bypasses {
-    /// Reads that begin and end, on the thread that begins them.
+    /// Makes reads that begin and end on the thread that begins them.
     fn read(&self, reads: Vec<u32>) {
         let under_way = self.under_way.fetch_add(u32::try_from(reads.len()).unwrap(), Ordering::AcqRel);
         assert!(under_way as usize + reads.len() <= 2, "more than two are under way");
@@ -33,7 +33,7 @@ fn check(threads: usize) {
             under_way: AtomicU32::new(0),
             done: AtomicU32::new(0),
         });
-        // Two that nobody has ended yet hold the next up.
+        // Two reads that nobody has ended yet hold the next one up.
         for _ in 0..2 {
             all.queue.push(0, |reads| assert_eq!(reads.len(), 1));
         }

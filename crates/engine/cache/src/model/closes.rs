@@ -8,7 +8,7 @@ use super::world::{World, content};
 
 type Read = Result<u64, Error>;
 
-/// One frame for two files of a page each.
+/// Creates one frame for two files of a page each.
 fn absent() -> World {
     World::new(1, &[1, 1], 9)
 }
@@ -31,7 +31,7 @@ fn makes_room(world: &World, slot: &Slot) -> Read {
     Err(World::closed())
 }
 
-/// And has its frame used for the other file.
+/// Closes the file, and reuses its frame for the other file.
 fn closes(world: &World, slot: &Slot) -> Read {
     world.close(0);
     assert!(matches!(world.read(slot, 0, 0), Err(Error::Closed { .. })), "read after the close");
@@ -39,7 +39,7 @@ fn closes(world: &World, slot: &Slot) -> Read {
     world.read(slot, 0, 0)
 }
 
-/// The first closed the file.
+/// Checks the results: the first caller closed the file, the others got the page or an error.
 fn page_or_closed(world: &World, results: Vec<Read>) {
     for (number, read) in results.into_iter().enumerate() {
         match read {
@@ -77,7 +77,7 @@ fn a_close_that_is_tidied_up_against_a_hit() {
 fn a_close_against_a_load() {
     check(absent, &[closes, reads], page_or_closed);
     check(absent, &[closes, reads, reads], page_or_closed);
-    // Another makes room in the middle of the close.
+    // Another thread makes room in the middle of the close.
     check(absent, &[closes_only, reads, makes_room], page_or_closed);
 }
 

@@ -5,7 +5,7 @@ use super::entry::EntryState;
 use super::readers::{Section, Slot};
 use super::world::{World, content};
 
-/// A read of page 0 that finds it or not.
+/// Reads page 0, whether it is there or not.
 fn hits(world: &World, slot: &Slot) {
     let hit = world.copy(slot, 0, 0);
     assert!(hit.is_none_or(|read| read == content(0, 0)), "{hit:?}");
@@ -42,7 +42,7 @@ fn an_eviction_against_a_frequency_that_is_raised() {
         world.make_room();
     }
     fn end(world: &World, _: Vec<()>) {
-        // It goes however often it is read, and no read brings its frame back into the entry.
+        // The page goes however often it is read, and no read brings its frame back into the entry.
         match world.state(0, 0) {
             EntryState::Absent(stamp) => assert!(stamp.is_some()),
             other => panic!("{other:?}"),
@@ -60,12 +60,12 @@ fn the_first_read_of_a_thread_against_an_eviction() {
         slot.give_back();
     }
     check(|| World::new(1, &[2], 9).with(&[0]), &[reads::<1>, comes_and_goes], |_, _| {});
-    // The second may get the slot of the first.
+    // The second thread may get the slot of the first.
     check(|| World::new(1, &[2], 9).with(&[0]), &[reads::<1>, comes_and_goes, comes_and_goes], |_, _| {});
 }
 
-/// Others go on while a reader is stopped; its frame is not used again; when the rest is used up, pages are read past the
-/// cache.
+/// Other threads continue while a reader is stopped. Its frame is not reused; when the other frames are used
+/// up, pages are read past the cache.
 #[test]
 fn retired_frames_against_a_reader_that_is_stopped() {
     type Stopped = (Option<u32>, Option<Section>);

@@ -1,4 +1,4 @@
-//! Guards: what they keep stays, whatever is evicted or closed meanwhile.
+//! Guards keep their frames, whatever is evicted or closed meanwhile.
 
 use super::check;
 use super::lookup::KeptFrame;
@@ -6,12 +6,12 @@ use super::pool::LoadReason;
 use super::readers::Slot;
 use super::world::{World, content};
 
-/// One frame, with page 0 of the first of two files in it.
+/// Creates one frame, with page 0 of the first of two files in it.
 fn one_frame() -> World {
     World::new(1, &[2, 2], 9).with(&[0])
 }
 
-/// Reads twice, so that a frame which is used again in between is noticed.
+/// Reads twice, so that a frame that is reused in between is noticed.
 fn reads_twice(world: &World, kept: &KeptFrame) {
     for _ in 0..2 {
         assert_eq!(world.read_kept(kept), content(0, 0));
@@ -26,7 +26,7 @@ fn holds(world: &World, slot: &Slot) -> Option<KeptFrame> {
     None
 }
 
-/// The second guard is named in the place of the first.
+/// The second guard's hold takes the place of the first.
 fn holds_twice(world: &World, slot: &Slot) -> Option<KeptFrame> {
     holds(world, slot);
     holds(world, slot)
@@ -39,7 +39,7 @@ fn pins(world: &World, slot: &Slot) -> Option<KeptFrame> {
     Some(kept)
 }
 
-/// And uses the frame again, if it is free.
+/// Evicts, and reuses the frame if it is free.
 fn evicts(world: &World, _: &Slot) -> Option<KeptFrame> {
     if world.make_room() {
         world.load(0, 1, LoadReason::Read);
@@ -55,7 +55,7 @@ fn closes(world: &World, slot: &Slot) -> Option<KeptFrame> {
     None
 }
 
-/// When all callers are done the pins are still there, and so is what they keep.
+/// Checks that the kept frames are unchanged when all callers are done, and releases them.
 fn lets_pins_go(world: &World, results: Vec<Option<KeptFrame>>) {
     for kept in results.into_iter().flatten() {
         world.make_room();
@@ -130,7 +130,7 @@ fn a_load_that_is_kept_against_an_eviction_and_a_close() {
     }
     check(absent, &[evicts, loads_held], lets_pins_go);
     check(absent, &[evicts, loads_pinned], lets_pins_go);
-    // The file may be closed when the page is published: its loader has it all the same.
+    // The file may be closed when the page is published: its loader gets the page anyway.
     check(absent, &[closes, loads_held], lets_pins_go);
     check(absent, &[closes, loads_pinned], lets_pins_go);
 }

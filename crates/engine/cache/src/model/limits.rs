@@ -16,7 +16,7 @@ fn reads<const PAGE: u32>(world: &World, slot: &Slot) {
 
 #[test]
 fn a_part_of_a_table_that_is_forgotten_against_a_hit() {
-    // The page is evicted, then its part is forgotten for that of the page which is loaded.
+    // The page is evicted, then its part is forgotten in favour of the part of the page that is loaded.
     check(
         || World::new(1, &[2], 1).with(&[0]),
         &[reads::<1>, hits::<0>],
@@ -25,7 +25,7 @@ fn a_part_of_a_table_that_is_forgotten_against_a_hit() {
             other => panic!("{other:?}"),
         },
     );
-    // The page is taken out so that its part can be forgotten, and the frame is used again.
+    // The page is taken out so that its part can be forgotten, and the frame is reused.
     check(
         || World::new(3, &[4], 2).with(&[0, 1]),
         &[
@@ -39,7 +39,7 @@ fn a_part_of_a_table_that_is_forgotten_against_a_hit() {
     );
 }
 
-/// Two frames, with a page in each; the second is loaned out, and comes back.
+/// Loans out the second of two frames, each with a page; `loaned_and_returned` takes it back.
 fn loans_out(world: &World, _: &Slot) {
     world.pool.set_limit(1, &world.readers);
 }

@@ -1,4 +1,4 @@
-//! Loads: one for all who want the page at the same time, and its outcome for each of them.
+//! Loads: one for all callers that want the page at the same time, and its outcome for each of them.
 
 use super::check;
 use super::entry::EntryState;
@@ -42,7 +42,7 @@ fn misses_that_block_and_that_await_wait_for_one_another() {
     check(one_frame, &[awaits, reads, awaits], all_have_the_page);
 }
 
-/// The load that the error came from.
+/// Returns the number of the load that the error came from.
 fn load_of(error: &Error) -> usize {
     let Error::Rejected { reason, .. } = error else { panic!("{error}") };
     reason.parse().unwrap()
@@ -62,10 +62,10 @@ fn an_error_reaches_all_who_wait_and_the_next_caller_loads_again() {
     fn one_failed(world: &World, mut results: Vec<Read>) {
         let second = results.pop();
         match (results.pop().unwrap(), second.unwrap()) {
-            // The second waited for the failure, or loaded after it.
+            // The second caller waited for the failure, or loaded after it.
             (Err(one), Err(other)) => assert_eq!((load_of(&one), load_of(&other), world.loads()), (1, 1, 1)),
             (Err(one), Ok(_)) => assert_eq!((load_of(&one), world.loads()), (1, 2)),
-            // The first found what the second had loaded, or waited for it.
+            // The first caller found the page that the second had loaded, or waited for it.
             (Ok(_), Ok(_)) => assert_eq!(world.loads(), 1),
             (Ok(_), Err(error)) => panic!("the second can't fail by itself: {error}"),
         }

@@ -1,5 +1,5 @@
-//! Pages that their owner writes anew, against hits, loads and evictions. That nothing old is left, the world checks at
-//! the end of each order.
+//! Pages that their owner rewrites, against hits, loads and evictions. The world checks at the end of each
+//! order that no old content is left.
 
 #![expect(clippy::unnecessary_wraps, reason = "the callers of a model are of one type")]
 
@@ -12,7 +12,7 @@ use super::world::{VERSION, World, content};
 
 type Read = Result<u64, Error>;
 
-/// One frame more than pages: for a load that is superseded, and the one after it.
+/// Creates one more frame than pages: for a superseded load, and the load after it.
 fn absent() -> World {
     World::new(2, &[1], 9).written()
 }
@@ -33,7 +33,7 @@ fn old() -> u64 {
     content(0, 0)
 }
 
-/// What the device has after one write.
+/// Returns the device's content after one write.
 fn new() -> u64 {
     content(0, 0) + VERSION
 }
@@ -50,7 +50,7 @@ fn fails(world: &World, slot: &Slot) -> Read {
     world.read_failing(slot, 0, 0)
 }
 
-/// A second read never gives less than the first.
+/// Checks that a second read never returns older content than the first.
 fn reads_twice(world: &World, slot: &Slot) -> Read {
     let first = world.read(slot, 0, 0)?;
     let second = world.read(slot, 0, 0)?;
@@ -80,13 +80,14 @@ fn installs_or_discards(world: &World, slot: &Slot) -> Read {
     Ok(new())
 }
 
-/// And uses frames again.
+/// Evicts, and reuses frames.
 fn evicts(world: &World, _: &Slot) -> Read {
     world.make_room();
     Ok(new())
 }
 
-/// What is read beside a write is old or new, and nobody waits forever, or for a failure that is none of the page's.
+/// Checks that a read beside a write returns old or new content. Nobody waits forever, or for a failure that
+/// does not concern the page.
 fn old_or_new(world: &World, results: Vec<Read>) {
     for read in results {
         let read = read.unwrap();
@@ -122,7 +123,7 @@ fn a_discard_against_a_load_for_which_there_is_one_frame() {
 #[test]
 fn a_discard_against_a_load_that_fails() {
     fn old_or_new_or_failed(world: &World, results: Vec<Read>) {
-        // A failure of a load that is not superseded is reported, as any.
+        // A failure of a load that is not superseded is reported like any other.
         old_or_new(world, results.into_iter().flatten().map(Ok).collect());
     }
     fn discards_only(world: &World, _: &Slot) -> Read {
@@ -158,7 +159,7 @@ fn an_install_against_a_hit() {
     check(resident, &[installs, reads, reads], old_or_new);
 }
 
-/// The frame that the first left is written to by the second.
+/// The second install writes to the frame that the first left.
 #[test]
 fn installs_one_after_another_against_a_hit() {
     fn installs_twice(world: &World, slot: &Slot) -> Read {

@@ -1,13 +1,13 @@
-//! In place of `sync`: loom's atomics and locks.
+//! Replaces `sync`: loom's atomics and locks.
 
 use loom::sync::atomic;
 
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
-// Not loom's: how often a value is shared is no part of what is checked, and each step would multiply the orders.
+// Not loom's: the reference count of a value is not checked, and each step would multiply the orders.
 pub(crate) use std::sync::Arc;
 
-/// Both halves as fences, which is what membarrier(2) makes of them.
+/// Both halves as fences, which is the effect of membarrier(2).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Barrier;
 
@@ -24,16 +24,16 @@ impl Barrier {
     }
 }
 
-/// So many counts of 0.
+/// Returns `len` counters that are 0.
 pub(crate) fn counters(len: usize) -> Box<[AtomicU32]> {
     (0..len).map(|_| AtomicU32::new(0)).collect()
 }
 
-/// Loom's, but for one thing.
+/// Loom's atomic, with one difference.
 ///
-/// Loom does not know that no store comes between what a compare-and-swap found and what it stored: it would let the
-/// frequency that a hit raises overwrite a plain store that the hit had not seen. Where such stores meet, in the entries of
-/// tables, they are swaps here, which loom does put in one order.
+/// Loom does not know that no store comes between the value that a compare-and-swap found and the value it
+/// stored. It would let the frequency that a hit raises overwrite a plain store that the hit had not seen. Such
+/// stores meet in the entries of tables, so they are swaps here, which loom puts in one order.
 #[derive(Debug)]
 pub(crate) struct AtomicU32 {
     atomic: atomic::AtomicU32,
@@ -45,7 +45,7 @@ impl AtomicU32 {
         Self { atomic: atomic::AtomicU32::new(value), swaps: false }
     }
 
-    /// The entry of a table.
+    /// Creates the entry of a table.
     pub(crate) fn entry() -> Self {
         Self { atomic: atomic::AtomicU32::new(0), swaps: true }
     }

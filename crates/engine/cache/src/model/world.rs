@@ -1,4 +1,5 @@
-//! What the threads of a model share, and what they do: the steps of `frames` and `load`, with numbers in place of bytes.
+//! The state that the threads of a model share, and their operations: the steps of `frames` and `load`, with
+//! numbers in place of bytes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use super::sync::{AtomicU64, Barrier};
 use super::table::Table;
 use super::waiter::Waiter;
 
-/// How often room is made before a page is read past the cache.
+/// Attempts to make room before a page is read past the cache.
 const TRIES: usize = 2;
 
 /// A cache of few frames and few pages.
@@ -27,31 +28,31 @@ pub(super) struct World {
     pub(super) pool: Pool,
     pub(super) readers: Readers,
     pub(super) files: Vec<Arc<PageTable>>,
-    /// Of the callers, in their order.
+    /// The callers' slots, in the callers' order.
     pub(super) slots: Vec<Arc<Slot>>,
     frames: u32,
-    /// Not loom's, as the next: they are no part of what is checked, and each step would multiply the orders.
+    /// Not loom's, like the next field: they are not checked, and each step would multiply the orders.
     loads: AtomicUsize,
-    /// How often each page of the first file was rewritten, if it ever is. Loom's: a load comes before or after a write.
+    /// Number of writes of each page of the first file. Loom's: a load comes before or after a write.
     versions: Vec<AtomicU64>,
     bypasses: AtomicUsize,
 }
 
-/// What each new version of a page adds to its content.
+/// Difference between the contents of two versions of a page.
 pub(super) const VERSION: u64 = 1000;
 
-/// What a page holds that was never rewritten.
+/// Returns the content of a page that was never rewritten.
 pub(super) fn content(file: usize, page: u32) -> u64 {
     file as u64 * 100 + u64::from(page) + 1
 }
 
-/// The failure of a load, which its number distinguishes from others.
+/// Returns a load's failure, identified by its number.
 fn failure(number: usize) -> Error {
     Error::Rejected { path: PathBuf::new(), page: 0, reason: number.to_string().into() }
 }
 
 impl World {
-    /// Files of so many pages each, and tables of `parts_max` parts at most.
+    /// Creates files of the given numbers of pages, whose tables take up at most `parts_max` parts.
     pub(super) fn new(frames: u32, pages: &[u32], parts_max: usize) -> Self {
         let pool = Pool::new(Arena::new(frames), frames, parts_max);
         let files: Vec<_> = (0..)
@@ -67,13 +68,13 @@ impl World {
         Self { pool, readers, files, slots: Vec::new(), frames, loads, versions, bypasses }
     }
 
-    /// With an owner who writes the pages of the first file.
+    /// Adds an owner who writes the pages of the first file.
     pub(super) fn written(mut self) -> Self {
         self.versions = (0..self.files[0].table.pages()).map(|_| AtomicU64::new(0)).collect();
         self
     }
 
-    /// With these pages of the first file resident.
+    /// Makes these pages of the first file resident.
     pub(super) fn with(self, pages: &[u32]) -> Self {
         for &page in pages {
             assert!(self.load(0, page, LoadReason::Read));
@@ -82,7 +83,7 @@ impl World {
         self
     }
 
-    /// With a page of the first file resident, and read so often that a read need not note it any more.
+    /// Makes a page of the first file resident, and reads it until its frequency is at the maximum.
     pub(super) fn with_settled(self, page: u32) -> Self {
         let world = self.with(&[page]);
         let slot = world.readers.register();
@@ -93,7 +94,7 @@ impl World {
         world
     }
 
-    /// With a page of the first file prefetched.
+    /// Prefetches a page of the first file.
     pub(super) fn with_unread(self, page: u32) -> Self {
         assert!(self.load(0, page, LoadReason::Prefetch));
         self.loads.store(0, Ordering::Relaxed);
@@ -134,20 +135,20 @@ impl World {
         self.versions[page as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What a page holds on the device.
+    /// Returns the content of a page on the device.
     fn on_device(&self, file: usize, page: u32) -> u64 {
-        // By a swap, which sees the last write whatever the order, as a read of the device does.
+        // By a swap, which sees the last write whatever the order, like a read of the device.
         let version = |version: &AtomicU64| version.fetch_add(0, Ordering::Relaxed);
         let version = if file == 0 { self.versions.get(page as usize).map_or(0, version) } else { 0 };
         content(file, page) + VERSION * version
     }
 
-    /// `OwnedFile::discard` of a page of the first file.
+    /// Does `OwnedFile::discard` for a page of the first file.
     pub(super) fn discard(&self, page: u32) {
         self.pool.discard(&self.files[0], &[page]);
     }
 
-    /// `OwnedFile::install` of what the device has of a page of the first file.
+    /// Does `OwnedFile::install` for a page of the first file, with its content on the device.
     pub(super) fn install(&self, page: u32, reason: LoadReason) -> bool {
         let file = &self.files[0];
         let attempt = || self.pool.begin_install(file, page);
@@ -159,19 +160,19 @@ impl World {
         self.pool.install(file, ticket, reason)
     }
 
-    /// The device: writes the page into the frame.
+    /// Acts as the device: writes the page into the frame.
     pub(super) fn fill(&self, file: usize, ticket: &Ticket) -> usize {
         self.pool.arena.write(ticket.frame, self.on_device(file, ticket.page));
         self.loads.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// `frames::copy`: what the page holds, if it can be read.
+    /// Does `frames::copy`: returns the content of the page, if it can be read.
     pub(super) fn copy(&self, slot: &Slot, file: usize, page: u32) -> Option<u64> {
         let (barrier, table) = (self.readers.barrier(), &self.files[file].table);
         lookup::lookup(slot, barrier, table, page, Attempt::First, |frame| self.pool.arena.read(frame))
     }
 
-    /// `frames::keep`.
+    /// Does `frames::keep`.
     pub(super) fn keep(&self, slot: &Slot, file: usize, page: u32, by_slot: bool) -> Option<KeptFrame> {
         let (barrier, table) = (self.readers.barrier(), &self.files[file].table);
         lookup::lookup(slot, barrier, table, page, Attempt::First, |frame| {
@@ -179,17 +180,18 @@ impl World {
         })
     }
 
-    /// Pins a frame that is kept.
+    /// Pins a kept frame.
     pub(super) fn pin(&self, slot: &Slot, kept: &KeptFrame) -> KeptFrame {
         lookup::keep(slot, &self.pool, kept.frame, false)
     }
 
-    /// `frames::release`.
+    /// Does `frames::release`.
     pub(super) fn release(&self, slot: &Slot, kept: KeptFrame) {
         lookup::release(Some(slot), &self.pool, kept);
     }
 
-    /// `Handle::keep_missed` of a page that is absent, up to `Filling::publish_kept`: `None` where there is no frame.
+    /// Does `Handle::keep_missed` for an absent page, up to `Filling::publish_kept`. `None` if there is no
+    /// frame.
     pub(super) fn load_kept(&self, slot: &Slot, file: usize, page: u32, by_slot: bool) -> Option<KeptFrame> {
         let of = &self.files[file];
         let Begin::Load(ticket) = self.pool.begin(of, page, OnBusy::Leave) else { return None };
@@ -199,40 +201,41 @@ impl World {
         Some(kept)
     }
 
-    /// As a read that is stopped in the middle: the frame that it found, and the section that it does not leave.
+    /// Starts a read that is stopped in the middle. Returns the frame that it found, and the section that it
+    /// does not leave.
     pub(super) fn stop_within(&self, slot: &Slot, file: usize, page: u32) -> (Option<u32>, Section) {
         let section = slot.enter(self.readers.barrier());
         let entry = self.files[file].table.entry(page);
         (entry.and_then(|entry| PageEntry(entry.load(Ordering::Acquire)).readable()), section)
     }
 
-    /// What the entry of a page says.
+    /// Returns the decoded entry of a page.
     pub(super) fn state(&self, file: usize, page: u32) -> EntryState {
         PageEntry(self.files[file].table.any_entry(page).load(Ordering::Relaxed)).state()
     }
 
-    /// A read through a guard.
+    /// Reads through a guard.
     pub(super) fn read_kept(&self, kept: &KeptFrame) -> u64 {
         self.pool.arena.read(kept.frame)
     }
 
-    /// `read_at`: a hit, or a load.
+    /// Does `read_at`: a hit, or a load.
     pub(super) fn read(&self, slot: &Slot, file: usize, page: u32) -> Result<u64, Error> {
         self.read_by(slot, file, page, |_| Ok(()), Waiter::wait)
     }
 
-    /// A read whose load fails, if it comes to one; the failure has the load's number.
+    /// Reads a page; if it must be loaded, the load fails, with its number.
     pub(super) fn read_failing(&self, slot: &Slot, file: usize, page: u32) -> Result<u64, Error> {
         self.read_by(slot, file, page, |load| Err(failure(load)), Waiter::wait)
     }
 
-    /// A read that awaits another's load, and is polled again when it is woken.
+    /// Reads like a future that awaits another's load, and is polled again when it is woken.
     pub(super) fn read_async(&self, slot: &Slot, file: usize, page: u32) -> Result<u64, Error> {
         self.read_by(slot, file, page, |_| Ok(()), |waiter| block_on(|context| waiter.poll(context)))
     }
 
-    /// `Handle::begin_awaited`: begins the load, then waits for it as one of its waiters, while it ends on another thread; here it
-    /// ends before it is waited for.
+    /// Does `Handle::begin_awaited`: begins the load, then waits for it as one of its waiters, while it ends on
+    /// another thread. Here it ends before the wait.
     pub(super) fn read_joined(&self, slot: &Slot, file: usize, page: u32) -> Result<u64, Error> {
         let of = &self.files[file];
         if let Begin::Load(ticket) = self.pool.begin(of, page, OnBusy::Leave) {
@@ -244,7 +247,7 @@ impl World {
         self.read(slot, file, page)
     }
 
-    /// `Handle::miss` and `Handle::read_missed`.
+    /// Does `Handle::miss` and `Handle::read_missed`.
     fn read_by(
         &self,
         slot: &Slot,
@@ -288,8 +291,8 @@ impl World {
         }
     }
 
-    /// When nobody reads or loads any more: each page that can be read has its frame and its content; each frame is in one
-    /// place, and none is left over.
+    /// Checks the state when nobody reads or loads any more. Each page that can be read has its frame and its
+    /// content; each frame is in one place, and none is lost.
     pub(super) fn assert_sound(&self) {
         // Retired frames come back, now that all readers have left.
         self.make_room();

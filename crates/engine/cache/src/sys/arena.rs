@@ -1,9 +1,9 @@
 //! The memory of all frames: one anonymous mapping, in huge pages where the kernel gives them.
 //!
-//! Invariants: the mapping lives as long as the value; a frame is accessed only by those who have it by the rules of the
-//! pool (its loader alone, or readers that hold it in place). Making the mapping touches none of it, so memory is taken
-//! up as frames are first used. Memory goes back to the kernel in pages of the kernel's, which hold several frames where they are larger
-//! (16 and 64 KiB on aarch64). Fails where the kernel has no address space or no huge pages left.
+//! Invariants: the mapping lives as long as the value. The pool's rules say who may access a frame: its loader
+//! alone, or readers that hold it in place. Creating the mapping touches none of it, so memory is taken up as
+//! frames are first used. Memory returns to the kernel in whole kernel pages, which contain several frames if
+//! they are larger (16 and 64 KiB on aarch64). Fails if the kernel has no address space or no huge pages left.
 
 #![allow(unsafe_code)]
 
@@ -15,34 +15,35 @@ use rustix::mm::{Advice, MapFlags};
 use super::memory;
 use crate::settings::HugePages;
 
-/// The size of a huge page, in bytes. On aarch64 with pages of 16 or 64 KiB transparent ones are larger, and these the smaller of hugetlb.
+/// The size of a huge page, in bytes. On aarch64 with pages of 16 or 64 KiB, transparent huge pages are larger;
+/// this is then a smaller size of hugetlb.
 const HUGE: usize = 2 << 20;
 
 /// The memory of all frames.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    /// The mapping as it was made.
+    /// The mapping as it was created.
     mapping: NonNull<libc::c_void>,
     mapped: usize,
-    /// Frame 0: the first multiple of a huge page in it.
+    /// Frame 0, at the first multiple of the huge page size in the mapping.
     frames: NonNull<u8>,
     page_shift: u32,
     count: u32,
-    /// Frames in a page of the kernel's, at least one.
+    /// Number of frames in a kernel page, at least one.
     together: u32,
-    /// Whether it is hugetlb memory, which is taken and given back in huge pages only.
+    /// Whether the memory is hugetlb memory, which is taken and given back in huge pages only.
     hugetlb: bool,
     in_huge_pages: bool,
 }
 
-// SAFETY: the mapping is plain memory owned by this value; who may access which frame is stated by each method.
+// SAFETY: the mapping is plain memory owned by this value; each method states who may access which frame.
 unsafe impl Send for Arena {}
 // SAFETY: as above: shared references give access only through the unsafe methods below.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Room for `count` frames of `1 << page_shift` bytes. `kernel_page`: bytes of a page of the kernel's, [`memory::page`] or a multiple of
-    /// it.
+    /// Maps `count` frames of `1 << page_shift` bytes. `kernel_page` is the size of a kernel page in bytes:
+    /// [`memory::page`] or a multiple of it.
     pub(crate) fn new(
         kernel_page: usize,
         count: u32,
@@ -52,7 +53,7 @@ impl Arena {
         let len = (count as usize) << page_shift;
         let (mapped, flags) = match huge {
             HugePages::Hugetlb => (len.next_multiple_of(HUGE), MapFlags::HUGETLB | MapFlags::HUGE_2MB),
-            // Room to begin at a multiple of a huge page.
+            // Room to begin at a multiple of the huge page size.
             HugePages::Transparent => (len + HUGE, MapFlags::NORESERVE),
             HugePages::Off => (len, MapFlags::NORESERVE),
         };
@@ -70,7 +71,7 @@ impl Arena {
             HugePages::Hugetlb => None,
         };
         if let Some(advice) = advice {
-            // A kernel built without huge pages says EINVAL: then there are none, as asked or as the next best thing.
+            // A kernel built without huge pages returns EINVAL: then there are none.
             // SAFETY: the range is this value's own mapping; the advice changes no content.
             let _ = unsafe { memory::advise(frames.as_ptr().cast(), len, advice) };
         }
@@ -79,8 +80,8 @@ impl Arena {
         Ok(Self { mapping, mapped, frames, page_shift, count, together, hugetlb, in_huge_pages })
     }
 
-    /// Has the kernel give memory to these frames now, in place of when they are first used. What is in them stays.
-    /// `MADV_POPULATE_WRITE`, Linux 5.14; fails on older ones, and where there is no memory.
+    /// Makes the kernel allocate memory for these frames now, rather than on first use. Their content stays.
+    /// `MADV_POPULATE_WRITE`, Linux 5.14; fails on older kernels, and if there is no memory.
     pub(crate) fn take_up(&self, frames: Range<u32>) -> rustix::io::Result<()> {
         debug_assert!(frames.end <= self.count);
         let len = frames.len() << self.page_shift;
@@ -88,9 +89,9 @@ impl Arena {
         unsafe { memory::advise(self.at(frames.start).as_ptr().cast(), len, Advice::LinuxPopulateWrite) }
     }
 
-    /// Leaves the kernel the frames below `now` to have in huge pages, where it had those below `before`: as a whole huge page it would
-    /// take up (khugepaged, `max_ptes_none`) even one of which a few frames are in use, and what was given back came again. Frames in
-    /// huge pages stay so.
+    /// Allows huge pages for the frames below `now`, where they were allowed for those below `before`.
+    /// Otherwise khugepaged would fill a huge page of which only a few frames are used (`max_ptes_none`), and
+    /// memory that was given back would return. Existing huge pages stay.
     pub(crate) fn move_end_of_huge_pages(&self, before: u32, now: u32) {
         if self.hugetlb || !self.in_huge_pages {
             return;
@@ -102,8 +103,10 @@ impl Arena {
         }
         let (first, advice) =
             if now < before { (now, Advice::LinuxNoHugepage) } else { (before, Advice::LinuxHugepage) };
-        // Refused by a kernel that has no huge pages, or no memory to describe the mapping as two; then it is as it was.
-        // SAFETY: whole huge pages below the frames' end, of this value's own mapping; the advice changes no content, whoever uses it.
+        // Fails on a kernel that has no huge pages, or no memory to describe the mapping as two; then nothing
+        // changes.
+        // SAFETY: whole huge pages below the frames' end, of this value's own mapping; the advice changes no
+        // content, whoever uses it.
         let _ =
             unsafe { memory::advise(self.frames.as_ptr().add(first).cast(), before.abs_diff(now), advice) };
     }
@@ -113,12 +116,12 @@ impl Arena {
         self.in_huge_pages
     }
 
-    /// Where frame 0 begins; the others follow.
+    /// Returns the address of frame 0; the others follow.
     pub(crate) fn first(&self) -> NonNull<u8> {
         self.frames
     }
 
-    /// Bytes of the frames that have memory now, in whole pages of the kernel's.
+    /// Returns the bytes of the frames that have memory now, in whole kernel pages.
     #[cfg(test)]
     pub(crate) fn taken_up(&self) -> usize {
         let len = (self.count as usize) << self.page_shift;
@@ -129,7 +132,7 @@ impl Arena {
         pages.iter().filter(|&page| page & 1 == 1).count() * memory::page()
     }
 
-    /// Where a frame begins.
+    /// Returns the address of a frame.
     #[inline]
     fn at(&self, frame: u32) -> NonNull<u8> {
         debug_assert!(frame < self.count);
@@ -138,11 +141,11 @@ impl Arena {
         unsafe { self.frames.add((frame as usize) << self.page_shift) }
     }
 
-    /// Copies `buf.len()` bytes from byte `from` of a frame on.
+    /// Copies `buf.len()` bytes of a frame, starting at byte `from`.
     ///
     /// # Safety
     ///
-    /// `from + buf.len()` is at most a page; the frame holds a page, and stays that page's until this returns.
+    /// `from + buf.len()` is at most a page; the frame holds a page, and keeps holding it until this returns.
     #[inline]
     pub(crate) unsafe fn copy(&self, frame: u32, from: usize, buf: &mut [u8]) {
         debug_assert!(from + buf.len() <= 1 << self.page_shift);
@@ -153,11 +156,11 @@ impl Arena {
         };
     }
 
-    /// The first `len` bytes of a frame.
+    /// Returns the first `len` bytes of a frame.
     ///
     /// # Safety
     ///
-    /// `len` is at most a page; the frame holds a page, and stays that page's for all of `'a`.
+    /// `len` is at most a page; the frame holds a page, and keeps holding it for all of `'a`.
     #[inline]
     pub(crate) unsafe fn page<'a>(&self, frame: u32, len: usize) -> &'a [u8] {
         debug_assert!(len <= 1 << self.page_shift);
@@ -166,50 +169,53 @@ impl Arena {
         unsafe { std::slice::from_raw_parts(self.at(frame).as_ptr(), len) }
     }
 
-    /// A whole frame, to load into.
+    /// Returns a whole frame, to load into.
     ///
     /// # Safety
     ///
-    /// The frame is the caller's alone for all of `'a`: nobody reads it, nobody else loads into it.
+    /// Only the caller uses the frame for all of `'a`: nobody reads it, nobody else loads into it.
     pub(crate) unsafe fn page_mut<'a>(&self, frame: u32) -> &'a mut [u8] {
         // SAFETY: mapped, within the arena, and exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.at(frame).as_ptr(), 1 << self.page_shift) }
     }
 
-    /// The address of a frame, for a read in flight.
+    /// Returns the address of a frame, for a read in flight.
     pub(crate) fn address(&self, frame: u32) -> NonNull<u8> {
         self.at(frame)
     }
 
-    /// The frames whose memory goes back to the kernel together with that of this one: all that are in one page of the kernel's.
+    /// Returns the frames that share a kernel page with this one: their memory can only be given back together.
     pub(crate) fn together(&self, frame: u32) -> Range<u32> {
         let first = frame - frame % self.together;
         first..first.saturating_add(self.together).min(self.count)
     }
 
-    /// Gives the memory of frames back to the kernel; they read as zeros until they are used again. Hugetlb memory stays.
+    /// Gives the memory of frames back to the kernel; they read as zeros until they are used again. Hugetlb
+    /// memory stays.
     ///
     /// # Safety
     ///
-    /// They are all that go [`together`](Self::together), and for each the same holds as for [`page_mut`](Self::page_mut).
+    /// The frames are exactly those of [`together`](Self::together), and for each the conditions of
+    /// [`page_mut`](Self::page_mut) hold.
     pub(crate) unsafe fn drop_memory(&self, frames: Range<u32>) {
         debug_assert_eq!(frames, self.together(frames.start));
         if self.hugetlb {
-            // Refused by most kernels; some (5.18 to 6.0) drop the whole huge page that begins with the frame, and with it
-            // the frames behind it.
+            // Most kernels refuse this. Some (5.18 to 6.0) drop the whole huge page that begins with the frame,
+            // including the frames after it.
             return;
         }
         let len = frames.len() << self.page_shift;
-        // SAFETY: the range is of frames of this value's mapping, which nobody reads or writes by the caller's promise, and of whole
-        // pages of the kernel's: it begins with one, and only behind the last frame of all it may end within one, which holds no more.
+        // SAFETY: the range consists of frames of this value's mapping, which nobody reads or writes by the
+        // caller's promise. It consists of whole kernel pages: it begins with one, and can end within one only
+        // after the last frame of all, where that page contains nothing else.
         let _ = unsafe { memory::advise(self.at(frames.start).as_ptr().cast(), len, Advice::LinuxDontNeed) };
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own; nobody has a reference into it any more, since all who do keep the
-        // cache alive.
+        // SAFETY: the mapping is this value's own. Nobody has a reference into it any more, since all
+        // references keep the cache alive.
         let unmapped = unsafe { rustix::mm::munmap(self.mapping.as_ptr(), self.mapped) };
         debug_assert_eq!(unmapped, Ok(()));
     }
@@ -228,7 +234,7 @@ mod tests {
         }
     }
 
-    /// Whether each frame has what it was filled with, or zeros if it is among `dropped`.
+    /// Checks that each frame has its content, or zeros if it is among `dropped`.
     fn assert_filled(arena: &Arena, dropped: &Range<u32>) {
         for frame in 0..FRAMES {
             let expected = if dropped.contains(&frame) { 0 } else { frame % 251 + 1 };
@@ -238,7 +244,7 @@ mod tests {
         }
     }
 
-    /// On a kernel with pages of more than 4 KiB, the frames beside one that is given back would be zeros.
+    /// On a kernel with pages of more than 4 KiB, the frames beside one that is given back would become zeros.
     #[test]
     fn frames_lie_side_by_side_and_keep_their_bytes() {
         let pages = [4096, 16_384, 65_536].into_iter().filter(|&page| page >= memory::page());
@@ -276,7 +282,7 @@ mod tests {
         assert_eq!([0, 1, 3].map(|frame| arena.together(frame)), [0..1, 1..2, 3..4]);
     }
 
-    /// `MADV_COLLAPSE` (Linux 6.1) makes a huge page out of small ones now, as khugepaged does in its time.
+    /// `MADV_COLLAPSE` (Linux 6.1) turns small pages into a huge page now, as khugepaged does later.
     fn collapse(arena: &Arena, from: usize) -> rustix::io::Result<()> {
         // SAFETY: a huge page's bytes of this arena's own mapping; no content changes.
         let refused = unsafe { libc::madvise(arena.frames.as_ptr().add(from).cast(), HUGE, 25) } != 0;
@@ -287,7 +293,7 @@ mod tests {
         }
     }
 
-    /// Of the last huge page a few frames are in the budget: as a whole it would be more than that.
+    /// Only a few frames of the last huge page are in the budget: the whole huge page would exceed it.
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel for huge pages")]
     fn what_was_given_back_is_not_made_a_huge_page_of() {
@@ -312,7 +318,7 @@ mod tests {
         }
         assert_eq!(collapse(&arena, 2 * HUGE), Err(rustix::io::Errno::INVAL));
         assert_eq!(arena.taken_up(), before);
-        // Taken back into the budget, it may be one again, if there is a huge page at hand.
+        // If the frames are back in the budget, a huge page is possible again, if one is available.
         arena.move_end_of_huge_pages(in_use, frames);
         assert_ne!(collapse(&arena, 2 * HUGE), Err(rustix::io::Errno::INVAL));
     }

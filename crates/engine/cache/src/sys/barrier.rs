@@ -1,28 +1,30 @@
-//! The two halves of an asymmetric memory barrier: a light one on every hit, a heavy one once for each batch of
-//! evictions.
+//! The two halves of an asymmetric memory barrier: a light half on every hit, a heavy half once for each batch
+//! of evictions.
 //!
-//! A light barrier between a thread's announcement (a store) and its load of the entry, and a heavy one
-//! between the evictor's change of the entry and its load of the announcements, make sure that at least one of the two
-//! sees the other. With membarrier(2) the light half is nothing but an order to the compiler: the heavy half makes
-//! every running thread of the process execute a full barrier (`MEMBARRIER_CMD_PRIVATE_EXPEDITED`, Linux 4.14). Where
-//! the call is missing or forbidden both halves are `SeqCst` fences; where a filter allows to ask for it and nothing else, nothing is
-//! evicted, and what finds no frame is read past the cache.
+//! The light half stands between a thread's announcement (a store) and its load of the entry. The heavy half
+//! stands between the evictor's change of the entry and its load of the announcements. Together they ensure
+//! that at least one of the two threads sees the other's store. With membarrier(2) the light half only stops
+//! the compiler from reordering: the heavy half makes every running thread of the process execute a full
+//! barrier (`MEMBARRIER_CMD_PRIVATE_EXPEDITED`, Linux 4.14). If the call is missing or forbidden, both halves
+//! are `SeqCst` fences. If a filter permits only the query, nothing is evicted, and pages that get no frame are
+//! read past the cache.
 //!
-//! A process registers for it first. Where it has other threads that takes a grace period of the kernel's RCU, 10 ms and more, and
-//! an `io_uring` with a worker is such a process. Only the heavy half needs it: so a thread does it meanwhile, and a heavy half that
-//! comes before, or in a child of fork(2), does it itself.
+//! A process must register first. If it has other threads, such as an `io_uring` worker, registration takes a
+//! grace period of the kernel's RCU, 10 ms and more. Only the heavy half needs the registration, so a thread
+//! does it in the background. A heavy half that comes earlier, or in a child of fork(2), registers itself.
 
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
 use std::thread::Builder;
 
-/// `MEMBARRIER_CMD_QUERY`, `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration: linux/membarrier.h.
+/// `MEMBARRIER_CMD_QUERY`, `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration command, from
+/// linux/membarrier.h.
 const QUERY: libc::c_int = 0;
 const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
 const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 
-/// Which kind both halves are of; the same for all threads that share a cache.
+/// The kind of both halves; the same for all threads that share a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Barrier {
     /// membarrier(2).
@@ -32,10 +34,11 @@ pub(crate) enum Barrier {
 }
 
 impl Barrier {
-    /// Asks the kernel, and has the process registered. Miri knows nothing of membarrier(2), so there it is `Symmetric`, as in a
-    /// build with `--cfg pagekeeper_sanitize`, which shows the other kind to a sanitizer.
+    /// Queries the kernel, and starts the registration. Miri does not support membarrier(2), so the result is
+    /// `Symmetric` there. So it is in a build with `--cfg pagekeeper_sanitize`, where a sanitizer can then see
+    /// the barrier.
     pub(crate) fn probe() -> Self {
-        // No lock: a fork in the midst of this must not leave one to the child.
+        // No lock: a fork during this must not leave a held lock to the child.
         static ASKED: AtomicBool = AtomicBool::new(false);
         if cfg!(any(miri, pagekeeper_sanitize)) {
             return Self::Symmetric;
@@ -44,14 +47,14 @@ impl Barrier {
         if membarrier(QUERY).is_none_or(|offered| offered & needed != needed) {
             return Self::Symmetric;
         }
-        // Without a thread, or where it fails, the first heavy half does it.
+        // If there is no thread, or the registration fails, the first heavy half registers.
         if !ASKED.swap(true, Ordering::Relaxed) {
             let _ = Builder::new().name("cache_barrier".to_owned()).spawn(register);
         }
         Self::Asymmetric
     }
 
-    /// A reader's half.
+    /// Makes the reader's half.
     #[inline]
     pub(crate) fn light(self) {
         match self {
@@ -60,7 +63,8 @@ impl Barrier {
         }
     }
 
-    /// The evictor's half. False if it was not done: the call was there at the start, and was forbidden since (seccomp).
+    /// Makes the evictor's half. Returns false if it failed: the call was available at the start, and forbidden
+    /// since (seccomp).
     #[must_use]
     pub(crate) fn heavy(self) -> bool {
         fence(Ordering::SeqCst);
@@ -79,7 +83,7 @@ fn register() -> bool {
     membarrier(REGISTER_PRIVATE_EXPEDITED).is_some()
 }
 
-/// What it returns; `None` if it fails.
+/// Returns the call's result; `None` if it fails.
 fn membarrier(command: libc::c_int) -> Option<libc::c_int> {
     let (flags, cpu): (libc::c_uint, libc::c_int) = (0, 0);
     // SAFETY: membarrier(2) reads and writes no memory of the caller; its arguments are plain numbers.
@@ -101,7 +105,7 @@ mod tests {
         }
     }
 
-    /// Run again as a child, which is not registered: no other test of this process may have made a barrier.
+    /// Runs again as a child, which is not registered: no other test of this process may have made a barrier.
     #[test]
     #[cfg_attr(any(miri, pagekeeper_sanitize), ignore = "no membarrier(2)")]
     fn a_heavy_half_that_comes_first_registers_the_process() {

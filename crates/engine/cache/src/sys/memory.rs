@@ -1,10 +1,10 @@
-//! Memory from the kernel: mmap(2) and madvise(2), with a stand-in for Miri, which knows no flags of the one and nothing of
-//! the other.
+//! Memory from the kernel: mmap(2) and madvise(2), with a stand-in for Miri, which supports neither the flags
+//! of mmap nor madvise.
 //!
-//! Invariant: [`advise`] with `LinuxDontNeed` leaves zeros, however it does that.
+//! Invariant: [`advise`] with `LinuxDontNeed` always leaves zeros.
 //!
-//! The kernel's pages have 4 KiB on x86-64, and 4, 16 or 64 KiB on aarch64. Advice for part of one is refused, or taken for all of it:
-//! whoever advises knows their size ([`page`]).
+//! A kernel page has 4 KiB on x86-64, and 4, 16 or 64 KiB on aarch64. Advice for part of a page is refused, or
+//! applied to the whole page. Callers therefore align to the page size ([`page`]).
 
 #![allow(unsafe_code)]
 
@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use libc::c_void;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// The bytes of a page of the kernel's.
+/// Returns the size of a kernel page in bytes.
 pub(crate) fn page() -> usize {
     if cfg!(miri) { 4096 } else { usize::try_from(pagekeeper_kernel::page_size()).unwrap_or(4096) }
 }
 
-/// Private memory that no file is behind: zeros, taken up on first use.
+/// Maps private anonymous memory: zeros, taken up on first use.
 pub(super) fn map(len: usize, flags: MapFlags) -> rustix::io::Result<*mut c_void> {
     let flags = if cfg!(miri) { MapFlags::PRIVATE } else { MapFlags::PRIVATE | flags };
     let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -26,10 +26,10 @@ pub(super) fn map(len: usize, flags: MapFlags) -> rustix::io::Result<*mut c_void
     unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }
 }
 
-/// So many zeros, which are taken up on first use where they are many.
+/// Returns `len` zeros; long arrays are taken up on first use.
 pub(crate) fn zeros(len: usize) -> Box<[AtomicU32]> {
     let zeros = Box::into_raw(vec![0_u32; len].into_boxed_slice());
-    // SAFETY: given up by its box just now; an atomic has the size, the alignment and all values of its integer.
+    // SAFETY: just released by its box; an atomic has the size, the alignment and all values of its integer.
     unsafe { Box::from_raw(zeros as *mut [AtomicU32]) }
 }
 
@@ -37,8 +37,8 @@ pub(crate) fn zeros(len: usize) -> Box<[AtomicU32]> {
 ///
 /// # Safety
 ///
-/// The range is of whole pages that [`map`] gave. With `LinuxDontNeed` nobody relies on its content, or accesses it at the
-/// same time but by atomics of 32 bits.
+/// The range consists of whole pages from [`map`]. With `LinuxDontNeed` nobody relies on its content, and
+/// concurrent accesses are 32-bit atomic ones only.
 pub(super) unsafe fn advise(start: *mut c_void, len: usize, advice: Advice) -> rustix::io::Result<()> {
     if cfg!(miri) {
         if advice == Advice::LinuxDontNeed {

@@ -1,6 +1,7 @@
-//! What needs `unsafe`: memory from the kernel and the barrier that reaches all threads of the process.
+//! The modules that need `unsafe`: memory from the kernel, and the barrier that reaches all threads of the
+//! process.
 //!
-//! Each module states what it rests on; nothing in here decides anything.
+//! Each module states what it relies on; no policy is decided here.
 
 pub(crate) mod arena;
 pub(crate) mod barrier;

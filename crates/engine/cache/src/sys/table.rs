@@ -1,12 +1,12 @@
 //! The page table of a file: one 32-bit entry for each of its pages, in memory that is taken up on first use.
 //!
-//! The mapping is demand-zero, and a zero entry is an absent page, so a file of a terabyte costs address space until its
-//! pages are touched: the kernel's own page table is the upper level of the two. Parts in which no page is resident can
-//! be forgotten ([`Table::forget`]), which turns their entries back into zeros while others read them. A part is what one page of the
-//! kernel's holds: less can't be given back.
+//! The mapping is demand-zero, and a zero entry is an absent page. So a file of a terabyte costs only address
+//! space until its pages are touched: the kernel's own page table is the upper level of the two. Parts without
+//! resident pages can be forgotten ([`Table::forget`]), which turns their entries back into zeros while other
+//! threads read them. A part is the content of one kernel page, the least that can be given back.
 //!
-//! Invariants: entries are only ever accessed as atomics; the mapping lives as long as the value; only `open_pages`
-//! pages are found by [`Table::entry`], which drops to 0 when the file is closed and never rises again.
+//! Invariants: entries are only accessed as atomics; the mapping lives as long as the value. [`Table::entry`]
+//! finds only pages below `open_pages`, which drops to 0 when the file is closed and never rises again.
 
 #![allow(unsafe_code)]
 
@@ -24,9 +24,9 @@ pub(crate) struct Table {
     entries: NonNull<AtomicU32>,
     open_pages: AtomicU32,
     pages: u32,
-    /// The entries of a part are two to the power of this.
+    /// Binary logarithm of the number of entries in a part.
     part_shift: u32,
-    /// What all tables of the cache come to, in bytes.
+    /// The size of all tables of the cache, in bytes.
     total: Arc<AtomicU64>,
 }
 
@@ -36,14 +36,14 @@ unsafe impl Send for Table {}
 unsafe impl Sync for Table {}
 
 impl Table {
-    /// A table of absent pages. As long as it lives its [`bytes`](Self::bytes) are part of `total`.
-    /// `kernel_page`: bytes of a page of the kernel's, [`memory::page`] or a multiple of it.
+    /// Creates a table of absent pages. Its [`bytes`](Self::bytes) are part of `total` as long as it lives.
+    /// `kernel_page` is the size of a kernel page in bytes: [`memory::page`] or a multiple of it.
     pub(crate) fn new(kernel_page: usize, pages: u32, total: &Arc<AtomicU64>) -> rustix::io::Result<Self> {
         let total = Arc::clone(total);
         let part_shift = (kernel_page / size_of::<AtomicU32>()).trailing_zeros();
         let mapped = Self::mapped(pages, part_shift);
         let start = memory::map(mapped, MapFlags::NORESERVE)?;
-        // Huge pages would take up more than is counted.
+        // Huge pages would take up more memory than is counted.
         // SAFETY: the range is this value's own mapping; the advice changes no content.
         let _ = unsafe { memory::advise(start, mapped, Advice::LinuxNoHugepage) };
         let entries = NonNull::new(start.cast::<AtomicU32>()).ok_or(rustix::io::Errno::NOMEM)?;
@@ -57,27 +57,27 @@ impl Table {
         (pages as usize + 1).next_multiple_of(1 << part_shift) * size_of::<AtomicU32>()
     }
 
-    /// Entries of a part.
+    /// Returns the number of entries in a part.
     pub(crate) fn part(&self) -> u32 {
         1 << self.part_shift
     }
 
-    /// Bytes that the table takes up once all of it has been touched.
+    /// Returns the memory of the table once all of it has been touched, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         (u64::from(self.pages.div_ceil(self.part())) << self.part_shift) * size_of::<AtomicU32>() as u64
     }
 
-    /// Pages of the file, closed or not.
+    /// Returns the number of the file's pages, closed or not.
     pub(crate) fn pages(&self) -> u32 {
         self.pages
     }
 
-    /// Where the entries begin: one for each page, and one that is always absent.
+    /// Returns the address of the entries: one for each page, and one that is always absent.
     pub(crate) fn first(&self) -> NonNull<AtomicU32> {
         self.entries
     }
 
-    /// The entry of a page of an open file.
+    /// Returns the entry of a page of an open file.
     #[inline]
     pub(crate) fn entry(&self, page: u32) -> Option<&AtomicU32> {
         if page >= self.open_pages.load(Ordering::Relaxed) {
@@ -88,7 +88,7 @@ impl Table {
         Some(unsafe { self.entries.add(page as usize).as_ref() })
     }
 
-    /// The entry of a page, also when the file is closed.
+    /// Returns the entry of a page, even if the file is closed.
     ///
     /// # Panics
     ///
@@ -99,23 +99,23 @@ impl Table {
         unsafe { self.entries.add(page as usize).as_ref() }
     }
 
-    /// From now on [`entry`](Self::entry) finds nothing. True for the first caller.
+    /// Closes the table: [`entry`](Self::entry) finds nothing from now on. Returns true for the first caller.
     pub(crate) fn close(&self) -> bool {
         self.open_pages.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Whether [`entry`](Self::entry) still finds pages. A file of no pages counts as closed here.
+    /// Whether [`entry`](Self::entry) still finds pages. False for a file without pages.
     pub(crate) fn is_open(&self) -> bool {
         self.open_pages.load(Ordering::SeqCst) != 0
     }
 
-    /// Turns the entries of a part into zeros and gives their memory back. The caller makes sure that none of them is
-    /// resident or loading, and that nobody changes them meanwhile; reading them is fine.
+    /// Turns the entries of a part into zeros and gives their memory back. The caller ensures that none of them
+    /// is resident or loading, and that nobody changes them meanwhile; concurrent reads are allowed.
     pub(crate) fn forget(&self, part: u32) {
         assert!(part << self.part_shift < self.pages, "part {part} of a table of {} pages", self.pages);
-        // SAFETY: the range is one kernel page of this value's mapping. The kernel replaces it by zeros at once for all
-        // readers; every value an atomic load can see, old or zero, is an absent page by the caller's promise, and no
-        // outcome of a race is more than a wrong guess at how hot a page is.
+        // SAFETY: the range is one kernel page of this value's mapping. The kernel replaces it by zeros at once
+        // for all readers. Every value that an atomic load can see, old or zero, is an absent page by the
+        // caller's promise. A race can at most give a wrong guess at how hot a page is.
         let forgotten = unsafe {
             let start = self.entries.as_ptr().add((part as usize) << self.part_shift);
             memory::advise(start.cast(), size_of::<AtomicU32>() << self.part_shift, Advice::LinuxDontNeed)
@@ -123,7 +123,7 @@ impl Table {
         debug_assert_eq!(forgotten, Ok(()));
     }
 
-    /// As [`forget`](Self::forget) does, for all parts.
+    /// Like [`forget`](Self::forget), for all parts.
     pub(crate) fn forget_all(&self) {
         // SAFETY: the range is this value's mapping; as in `forget`.
         let forgotten = unsafe {
@@ -152,7 +152,8 @@ mod tests {
         Table::new(memory::page(), pages, &Arc::default()).unwrap()
     }
 
-    /// Fails where a part is less than a page of the kernel's that runs it, too: its neighbours would go with it, or it would stay.
+    /// Also fails if a part is smaller than a page of the running kernel: its neighbours would be dropped with
+    /// it, or it would stay.
     #[test]
     fn entries_start_absent_and_can_be_forgotten_by_parts() {
         for kernel_page in [4096, 16_384, 65_536].into_iter().filter(|&page| page >= memory::page()) {

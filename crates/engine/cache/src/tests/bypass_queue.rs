@@ -1,4 +1,4 @@
-//! Who begins, and how deep calls go; in every order of threads it is checked by `model`.
+//! The order in which reads begin, and the depth of calls. `model` checks it in every order of threads.
 
 use crate::bypass_queue::BypassQueue;
 
@@ -17,7 +17,7 @@ fn no_more_are_under_way_than_may_be_and_all_begin_in_order() {
     assert_eq!(begun, (0..10).collect::<Vec<_>>());
 }
 
-/// As on a device that is done at once: a hundred thousand calls within each other would be too deep.
+/// Simulates a device that is done at once: a hundred thousand nested calls would be too deep.
 #[test]
 fn reads_that_end_while_they_begin_go_no_deeper() {
     fn begin(queue: &BypassQueue<u32>, reads: Vec<u32>, depth: u32, deepest: &mut u32, done: &mut u32) {
@@ -29,7 +29,7 @@ fn reads_that_end_while_they_begin_go_no_deeper() {
     }
     let queue = BypassQueue::new(2);
     let (mut deepest, mut done) = (0, 0);
-    // Two that do not end hold the others up.
+    // Two reads that do not end hold the others up.
     for read in 0..100_002 {
         queue.push(read, |_| {});
     }

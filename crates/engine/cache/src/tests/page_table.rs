@@ -1,4 +1,4 @@
-//! What a file has live and taken up, part by part.
+//! Live pages and taken-up memory of a file, part by part.
 
 use crate::page_table::PageTable;
 use crate::sys::memory;

@@ -1,4 +1,4 @@
-//! Slots, holds and graces, one step at a time; in every order of threads they are checked by `model`.
+//! Slots, holds and grace periods, one step at a time. `model` checks them in every order of threads.
 
 use crate::readers::{HOLDS, Readers};
 use crate::sync::{Arc, Barrier};

@@ -1,4 +1,4 @@
-//! Waiting, before and after the outcome is known; in every order of threads it is checked by `model`.
+//! Waiting, before and after the outcome is known. `model` checks it in every order of threads.
 
 use std::task::{Context, Poll, Waker};
 

@@ -1,4 +1,4 @@
-//! The disks that the model runs on: one interface for a simulated one and a directory.
+//! The disks that the model runs on: one interface for a simulated disk and a directory.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,32 +12,32 @@ use pagekeeper_testing::disk_dir;
 
 /// A disk whose files can be changed under the cache.
 pub(crate) trait Disk: Sync {
-    /// Sets a cache up to read from here.
+    /// Makes a cache read from this disk.
     fn set_up(&self, builder: Builder) -> Builder;
 
     fn path(&self, file: usize) -> PathBuf;
 
-    /// Puts a new file in the place of one, or of none.
+    /// Puts a new file in the place of an existing one, or of none.
     fn replace(&self, path: &Path, seed: u64, len: u64);
 
     fn remove(&self, path: &Path);
 
-    /// Grows or cuts a file of this seed from one length to another.
+    /// Grows or truncates a file of this seed from one length to another.
     fn resize(&self, path: &Path, seed: u64, lengths: (u64, u64));
 
-    /// False where faults can't be had.
+    /// Injects a fault; false if this disk has no faults.
     fn inject(&self, path: &Path, range: Range<u64>, fault: Fault, times: Times) -> bool;
 
     fn heal(&self, path: &Path);
 
-    /// Does one of the reads in the background; false if there is none to be done by this means.
+    /// Does one background read; false if there is none to do on this disk.
     fn step(&self) -> bool;
 }
 
 pub(crate) struct Simulated(SimDisk);
 
 impl Simulated {
-    /// Reads come short and are interrupted at random, which nobody may notice.
+    /// Creates a disk whose reads are randomly short and interrupted, which nobody may notice.
     pub(crate) fn new(seed: u64) -> Self {
         let random = RandomFaults { short_per_mille: 30, interrupted_per_mille: 30, failing_per_mille: 0 };
         Self(SimDisk::builder().seed(seed).by_steps().random_faults(random).build())
@@ -54,7 +54,7 @@ impl Disk for Simulated {
     }
 
     fn replace(&self, path: &Path, seed: u64, len: u64) {
-        // In two steps where one would be rename(2): nobody reads in between.
+        // Two steps in place of rename(2): nobody reads in between.
         let _ = self.0.remove(path);
         self.0.create_patterned(path, len, seed).unwrap();
     }

@@ -1,9 +1,9 @@
-//! Random sequences of all the cache's operations, beside a model that only knows seeds and
-//! lengths. Each answer is the right bytes or the right error, kept pages never change, and once a
-//! fault is lifted all works again.
+//! Random sequences of all the cache's operations, compared with a model that only knows seeds and lengths.
+//! Each result is the right bytes or the right error, kept pages never change, and everything works again once
+//! a fault is lifted.
 //!
-//! On the simulated disk reads in the background are done step by step, so that a failing case repeats:
-//! `PROPTEST_RNG_SEED` repeats a run, `PROPTEST_CASES` says how many cases it has (256).
+//! On the simulated disk, background reads are done step by step, so that a failing case repeats:
+//! `PROPTEST_RNG_SEED` repeats a run, `PROPTEST_CASES` sets the number of its cases (256).
 
 mod disk;
 mod op;
@@ -19,7 +19,8 @@ use disk::{OnDisk, Simulated};
 use op::{Op, op};
 use world::World;
 
-/// One in `share` of `PROPTEST_CASES`. The seed of a failure is printed, not written into the tree.
+/// Returns a configuration for one part in `share` of `PROPTEST_CASES`. A failure's seed is printed, not
+/// written into the tree.
 fn config(share: u32) -> ProptestConfig {
     let default = ProptestConfig::default();
     ProptestConfig { cases: (default.cases / share).max(1), failure_persistence: None, ..default }

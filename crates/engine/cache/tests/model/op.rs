@@ -6,13 +6,13 @@ use proptest::prelude::*;
 /// A position in a file, known only when its length is.
 #[derive(Debug, Clone)]
 pub(crate) enum FilePosition {
-    /// Anywhere in the file, in parts of 2^32 of its length.
+    /// Any position, as a fraction of the file's length in units of 2^-32.
     Part(u32),
     /// A number of bytes before or behind the start of a page.
     Edge(u16, i8),
     /// A number of bytes before or behind the end.
     End(i32),
-    /// The last byte that there could be.
+    /// The maximum offset.
     Max,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Size {
     pub(crate) bytes: i32,
 }
 
-/// A step. Files, open handles and kept pages are named by numbers that are taken modulo how many there are.
+/// An operation. Files, open handles and kept pages are given by numbers, taken modulo how many there are.
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     Open(u8),
@@ -61,12 +61,12 @@ pub(crate) enum Op {
         pages: Vec<u16>,
         meanwhile: u8,
     },
-    /// A page that is no page of the file.
+    /// A page past the end of the file.
     PageBeyond {
         handle: u8,
         by: u64,
     },
-    /// Keeps a page for long.
+    /// Keeps a page for a long time.
     Keep {
         handle: u8,
         page: u16,

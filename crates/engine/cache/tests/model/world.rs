@@ -15,10 +15,10 @@ use crate::disk::Disk;
 use crate::op::{FilePosition, Length, Op, Size};
 use crate::support::{check, tasks};
 
-/// Files; more than one name each have had in the end.
+/// Number of files; over time, several inodes have each name.
 const FILES: usize = 4;
 
-/// No read asks for more.
+/// Maximum length of a read.
 const READ_MAX: u64 = 4 << 20;
 
 /// A file that has, or had, a name.
@@ -26,15 +26,15 @@ const READ_MAX: u64 = 4 << 20;
 struct Inode {
     seed: u64,
     len: u64,
-    /// Counts what happened to it.
+    /// Number of changes.
     version: u64,
     /// Error numbers that reads of these bytes may return.
     failing: Vec<(Range<u64>, i32)>,
-    /// A fault may cut it to this length, or to the least of several.
+    /// The length to which a fault may truncate it; the least if there are several.
     cut: Option<u64>,
 }
 
-/// An open file and what it was when it was opened.
+/// An open file, and its state at the open.
 struct Opened {
     cached: CachedFile,
     inode: usize,
@@ -44,7 +44,7 @@ struct Opened {
     closed: bool,
 }
 
-/// A page that is kept.
+/// A kept page.
 struct Kept {
     page: PageRef,
     seed: u64,
@@ -80,7 +80,7 @@ impl<D: Disk> World<D> {
             last: [None; FILES],
             kept: Vec::new(),
         };
-        // One that fits, one that does not, an empty one, and a name for none.
+        // A file that fits, one that does not, an empty one, and a name without a file.
         let pages = |pages: u64| pages * page_size as u64 + 77;
         for (file, len) in [(0, pages(30)), (1, pages(u64::from(frames) + 100)), (2, 0)] {
             world.replace(file, len);
@@ -106,7 +106,7 @@ impl<D: Disk> World<D> {
                 world.read_async(opened, &world.range(opened, at, len), *dropped);
             }),
             Op::Prefetch { handle, at, len } => {
-                // Left on its way: whatever comes next meets it.
+                // Not awaited: later operations overlap with it.
                 self.with(*handle, |world, opened| {
                     let begun = opened.cached.prefetch(world.range(opened, at, len));
                     assert!(!opened.closed || begun == 0, "a closed file is prefetched");
@@ -138,7 +138,7 @@ impl<D: Disk> World<D> {
             Op::Close(handle) => self.with(*handle, |world, opened| {
                 opened.cached.close();
                 opened.closed = true;
-                // For all who have it open.
+                // For all handles of the file.
                 for other in &mut world.opened {
                     other.closed |= other.cached.id() == opened.cached.id();
                 }
@@ -169,7 +169,7 @@ impl<D: Disk> World<D> {
         while self.disk.step() {}
     }
 
-    /// All faults are lifted, and all files are read as they are.
+    /// Lifts all faults, and reads all files as they are.
     pub(crate) fn finish(mut self) {
         while self.disk.step() {}
         self.check_kept();
@@ -238,7 +238,7 @@ impl<D: Disk> World<D> {
         start..start.saturating_add(self.length(len))
     }
 
-    /// Does what may wait for reads in the background, while another thread does those.
+    /// Runs an action that may wait for background reads, while another thread does those.
     fn while_stepping<T>(&self, act: impl FnOnce() -> T) -> T {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -328,7 +328,7 @@ impl<D: Disk> World<D> {
             }
             Error::Changed { .. } => changed || cut,
             Error::Io(error) => {
-                // Whole pages are read, and to the end of the last even if the file has less of it.
+                // Whole pages are read, up to the end of the last page even if the file is shorter.
                 let pages = range.start / self.page_size * self.page_size
                     ..range.end.min(opened.len).next_multiple_of(self.page_size);
                 let meets = |failing: &Range<u64>| failing.start < pages.end && pages.start < failing.end;
@@ -356,13 +356,13 @@ impl<D: Disk> World<D> {
         let mut buf = vec![0xee; len_of(range)];
         let reading = opened.cached.read_at_async(range.start, &mut buf);
         if dropped {
-            // The read that it has begun goes on without it.
+            // The read that the future has begun continues without it.
             let _ = pin!(reading).poll(&mut Context::from_waker(&tasks::waker()));
             return;
         }
         let mut idle = 0;
         let result = tasks::block_on_with(reading, || {
-            // Other threads have a part only on a real disk.
+            // Other threads take part only on a real disk.
             idle = if self.disk.step() { 0 } else { idle + 1 };
             assert!(idle < 10_000, "a future of {range:?} waits for nothing");
             if idle > 0 {
@@ -372,7 +372,7 @@ impl<D: Disk> World<D> {
         self.judge(opened, range, &result, &buf);
     }
 
-    /// Guards of some pages at once, and reads of all of another file meanwhile.
+    /// Holds guards of several pages at once, and meanwhile reads all of another file.
     fn guards(&self, opened: &Opened, pages: &[u16], meanwhile: u8) {
         let count = opened.len.div_ceil(self.page_size);
         if count == 0 {
@@ -394,7 +394,7 @@ impl<D: Disk> World<D> {
             let result = self.while_stepping(|| other.cached.read_at(0, &mut buf));
             self.judge(other, &range, &result, &buf);
         }
-        // Let go in another order than they were taken.
+        // Released in another order than taken.
         let middle = guards.len() / 2;
         guards.rotate_left(middle);
         for (range, guard) in guards {
@@ -437,7 +437,7 @@ impl<D: Disk> World<D> {
     fn resize(&mut self, file: usize, to: impl FnOnce(u64, u64) -> u64, size: &Size) {
         let wanted = self.len_of(size);
         let Some((path, number)) = self.path_of(file) else { return };
-        // A fault may have cut it.
+        // A fault may have truncated it.
         while self.disk.step() {}
         if self.inodes[number].cut.is_some() {
             return;
@@ -462,7 +462,7 @@ impl<D: Disk> World<D> {
         match fault {
             Fault::Error(libc::EINTR) if times == Times::Once => {}
             Fault::Error(errno) => inode.failing.push((range, errno)),
-            // Too short forever: it is gone on with for so long, and not longer.
+            // If reads are always short, the cache retries a bounded number of times.
             Fault::Short(_) if times == Times::Always => inode.failing.push((range, libc::EAGAIN)),
             Fault::Cut(len) => inode.cut = Some(inode.cut.map_or(len, |cut| cut.min(len))),
             _ => {}
@@ -471,14 +471,14 @@ impl<D: Disk> World<D> {
 
     fn heal(&mut self, file: usize) {
         let Some((path, number)) = self.path_of(file) else { return };
-        // Reads that were begun before may still meet the fault.
+        // Reads that began earlier may still meet the fault.
         while self.disk.step() {}
         self.disk.heal(&path);
         self.inodes[number].failing.clear();
     }
 }
 
-/// Says that something is done, also when it panics.
+/// Signals the end of an action, even if it panics.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {

@@ -19,7 +19,7 @@ fn cache_of(path: &Path, backend: Backend) -> (PageCache, CachedFile) {
     (cache, file)
 }
 
-/// Reads anywhere, as often everywhere, and checks what came.
+/// Reads at random, uniformly distributed offsets, and checks the results.
 fn read_anywhere(file: &CachedFile, rng: &mut Rng, times: u64) {
     let mut buf = [0; 500];
     for _ in 0..times {
@@ -45,7 +45,7 @@ fn where_all_pages_are_in_use_the_kernel_answers() {
     assert!(refused * 10 >= missed * 8 && refused < missed, "{refused} of {missed}: {stats}");
     assert!(stats.hit_ratio() > 0.8, "{stats}");
 
-    // A page that is read in small parts is taken in with its second.
+    // A page that is read in small parts is admitted on its second miss.
     let mut buf = [0; 256];
     let before = cache.stats();
     for offset in (0..PAGES * LEN).step_by(256) {
@@ -55,7 +55,7 @@ fn where_all_pages_are_in_use_the_kernel_answers() {
     let stats = cache.stats();
     assert!(stats.misses - before.misses <= 2 * PAGES, "{stats}");
 
-    // Room that a closed file leaves is used.
+    // Pages are admitted to the room that a closed file leaves.
     let other = dir.path().join("other");
     write_patterned(&other, 1, 0..LEN * 1000);
     file.close();
@@ -67,7 +67,7 @@ fn where_all_pages_are_in_use_the_kernel_answers() {
         }
     }
     assert_eq!(cache.stats().bypassed, before.bypassed);
-    // But for a few that are driven out while the closed file's pages are still being given back.
+    // Except for a few that are evicted while the closed file's pages are still being freed.
     let missed = cache.stats().misses - before.misses;
     assert!((1000..=1010).contains(&missed), "{missed}: {}", cache.stats());
 }
@@ -129,7 +129,7 @@ fn what_changed_is_reported_there_too_and_nothing_is_read_past_a_verifier() {
             Err(error) => panic!("{error}"),
         }
     }
-    // Each miss, wherever it was answered.
+    // Each miss counts, wherever it was answered.
     assert_eq!(failed + cache.stats().hits - before.hits, PAGES);
     assert!(failed > 0);
 }

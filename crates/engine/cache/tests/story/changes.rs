@@ -1,4 +1,4 @@
-//! Changes of a file that is open, and whose length and time of the last write are as they were.
+//! Changes of an open file whose length and time of the last write stay as they were.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -17,7 +17,7 @@ use crate::support::{PAGE, SEED, bytes, check, sim, write_patterned};
 const LEN: u64 = PAGE as u64;
 const PAGES: u64 = 600;
 
-/// The times of a file are as fine as the kernel's tick (before Linux 6.13).
+/// Waits for a tick: the times of a file are as coarse as the kernel's tick (before Linux 6.13).
 fn await_tick() {
     thread::sleep(Duration::from_millis(20));
 }
@@ -33,7 +33,7 @@ fn set_modified(path: &Path, modified: Timespec) {
     rustix::fs::utimensat(CWD, path, &times, AtFlags::empty()).unwrap();
 }
 
-/// Writes some pages, and puts the time of the write back.
+/// Writes some pages, and sets the time of the write back.
 fn rewrite(path: &Path, seed: u64, pages: std::ops::Range<u64>) {
     let before = modified(path);
     await_tick();
@@ -54,7 +54,7 @@ fn assert_changed<T: std::fmt::Debug>(result: &Result<T, Error>) {
     assert!(matches!(result, Err(Error::Changed { .. })), "{result:?}");
 }
 
-/// No way of reading loads a page, and the pages that were there stay.
+/// Checks that no way of reading loads a page, and that cached pages stay.
 fn assert_all_loads_fail(file: &CachedFile) {
     let mut buf = [0; 10];
     assert_changed(&file.page(500).map(drop));
@@ -69,7 +69,7 @@ fn assert_all_loads_fail(file: &CachedFile) {
 fn a_write_whose_time_was_put_back_is_seen() {
     let dir = disk_dir();
     for backend in [Backend::Auto, Backend::Threads, Backend::Buffered] {
-        // All of it, and only a page far behind the first.
+        // The whole file, and only a page far behind the first.
         for rewritten in [0..PAGES, 400..401] {
             let path = dir.path().join(format!("{backend:?} {rewritten:?}"));
             write_patterned(&path, 1, 0..PAGES * LEN + 5);
@@ -81,7 +81,7 @@ fn a_write_whose_time_was_put_back_is_seen() {
             check(1, 0, &buf);
             rewrite(&path, 2, rewritten.clone());
             assert_all_loads_fail(&file);
-            // A link later is no excuse.
+            // A later link does not hide the write.
             std::fs::hard_link(&path, path.with_extension("link")).unwrap();
             assert_all_loads_fail(&file);
             let anew = cache.open(&path).unwrap();
@@ -111,7 +111,7 @@ fn rsync_in_place_is_seen() {
     assert_all_loads_fail(&file);
 }
 
-/// Each of these changes the time of change, and none the content.
+/// Each of these changes the time of change, and none changes the content.
 #[test]
 fn changes_of_the_inode_alone_are_no_changes_of_the_file() {
     let dir = disk_dir();

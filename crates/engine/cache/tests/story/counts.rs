@@ -1,4 +1,4 @@
-//! The counters add up.
+//! The counters are consistent.
 
 use std::sync::Arc;
 
@@ -49,7 +49,8 @@ fn each_request_of_a_page_is_counted_once() {
         expected += 1;
         let stats = cache.stats();
         let together = u64::from(offset < LEN);
-        // Now and then a page is driven out before the one who had it loaded comes to copy it, and is looked up once more.
+        // Occasionally a page is evicted before the caller that loaded it copies it, and is looked up once
+        // more.
         let again = lookups(&stats).saturating_sub(expected);
         repeated += again;
         assert!(
@@ -87,7 +88,7 @@ fn of_a_long_list_what_is_there_is_found_while_the_rest_is_loaded() {
     check(SEED, 0, &buf);
     let stats = cache.stats();
     assert_eq!((stats.hits, stats.misses), (50, 50 + 250), "{stats}");
-    // Sixteen neighbours at most are one read, and one page is alone between two that are there.
+    // At most sixteen neighbours are one read; a page between two resident pages is a read of its own.
     assert_eq!(disk.stats().reads - before, 200_u64.div_ceil(16) + 50);
 }
 
@@ -103,12 +104,12 @@ fn pages_that_are_prefetched_are_no_misses() {
     assert_eq!((stats.prefetched, stats.misses), (11, 9), "{stats}");
     assert_eq!(lookups(&stats), 20, "{stats}");
     assert_eq!(stats.device_bytes, 20 * LEN);
-    // Sixteen neighbours at most are one read: 11 ahead, 5 before them and 4 behind.
+    // At most sixteen neighbours are one read: 11 ahead, 5 before them and 4 behind.
     assert_eq!(disk.stats().reads, 3);
-    // Never more than a quarter of the cache by one call, and what is there is not begun.
+    // One call begins at most a quarter of the cache, and no resident pages.
     assert_eq!(file.prefetch(0..u64::MAX), 80);
     assert_eq!(file.prefetch(u64::MAX - 1..u64::MAX), 0);
-    // Empty, and backwards.
+    // Empty and reversed ranges.
     assert_eq!(file.prefetch(7..7) + file.prefetch(std::ops::Range { start: 9, end: 7 }), 0);
 }
 
@@ -122,7 +123,7 @@ fn how_full_it_is_is_reported_in_pages_and_in_words() {
     file.read_at(0, &mut vec![0; 10 * PAGE]).unwrap();
     file.page(3).unwrap();
     assert_eq!((file.resident_pages(), cache.stats().resident_pages), (10, 10));
-    // A frame is loaned to the file's table, once a miss has touched that.
+    // The first miss of the file loans a frame to its table.
     file.page(20).unwrap();
     assert_eq!(cache.capacity_pages(), 99);
     assert_eq!(
@@ -142,7 +143,7 @@ fn where_tables_are_reserved_the_capacity_stays_as_files_are_read() {
         let cache = builder.io(Arc::new(disk)).build().unwrap();
         let file = cache.open("/file").unwrap();
         let opened = cache.stats().capacity_pages;
-        // Each part of the table has a thousand pages; all of them are taken up, twice.
+        // Each part of the table has a thousand pages; all parts are taken up, twice.
         for page in (0..pages).step_by(500).chain((0..pages).step_by(700)) {
             check(SEED, page * PAGE as u64, &file.page(page).unwrap()[..8]);
             assert_eq!(cache.stats().capacity_pages, opened, "{memory} bytes, at page {page} of {pages}");

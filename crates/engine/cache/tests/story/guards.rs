@@ -1,4 +1,4 @@
-//! Kept pages: many, for long, in any order, on any thread, after everything else is gone.
+//! Kept pages: many, for a long time, in any order, on any thread, after everything else is gone.
 
 use std::sync::mpsc;
 use std::thread;
@@ -12,7 +12,7 @@ use pagekeeper_testing::Seed;
 
 const LEN: u64 = PAGE as u64;
 
-/// Evicts whatever can be evicted from a cache of so many frames.
+/// Evicts all evictable pages from a cache of `frames` frames.
 fn evict(disk: &SimDisk, cache: &PageCache, frames: u64) {
     let _ = disk.create_patterned("/large", 4 * frames * LEN, 5);
     let large = cache.open("/large").unwrap();
@@ -70,21 +70,21 @@ fn reads_go_past_a_cache_all_of_which_is_kept() {
     check(SEED, page * LEN, &file.page(page).unwrap());
     assert_eq!(file.prefetch(page * LEN..(page + 9) * LEN), 0);
     assert_eq!(cache.stats().bypassed, bypassed + 4 + 4 + 1);
-    // A read that fails is counted, and repeated for the next.
+    // A failed read is counted, and the next caller tries again.
     disk.inject("/file", page * LEN..page * LEN + 1, Fault::EIO, Times::Always).unwrap();
     assert!(file.page(page).is_err());
     assert!(block_on(file.read_at_async(page * LEN, &mut [0; 9])).is_err());
     assert_eq!(cache.stats().failures, 2);
     disk.heal("/file").unwrap();
     check(SEED, page * LEN, &file.page(page).unwrap());
-    // Kept pages are found.
+    // Kept pages are hits.
     let reads = disk.stats().reads;
     check(SEED, 5 * LEN, &file.page(5).unwrap());
     assert_eq!(disk.stats().reads, reads);
     for (page, page_ref) in (0..).zip(&refs) {
         check(SEED, page * LEN, page_ref);
     }
-    // The end of the file is shorter than a page, also past the cache.
+    // The last page of a file is shorter than a page, also past the cache.
     disk.create_patterned("/odd", 100, 9).unwrap();
     check(9, 0, &cache.open("/odd").unwrap().page(0).unwrap());
     assert_eq!(cache.open("/odd").unwrap().page_ref(0).unwrap().len(), 100);
@@ -146,7 +146,7 @@ fn guards_of_several_caches_do_not_get_in_each_others_way() {
         }
         guards = guards.into_iter().skip(1).step_by(2).collect();
     }
-    // A cache that is gone takes nothing of the others with it.
+    // Dropping a cache leaves the others intact.
     let guard = files[2].page(3).unwrap();
     for _ in 0..100 {
         let (disk, cache) = sim(5, 64);

@@ -8,7 +8,7 @@ use pagekeeper_testing::{disk_dir, skip};
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
 const MIB: usize = 1 << 20;
 
-/// More huge pages in the pool, as long as the value lives.
+/// Additional huge pages in the pool, as long as the value lives.
 struct Reserved {
     before: u64,
 }
@@ -37,7 +37,7 @@ impl Drop for Reserved {
     }
 }
 
-/// Huge pages that nobody uses.
+/// Returns the number of unused huge pages.
 fn free() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:")).unwrap();
@@ -46,7 +46,7 @@ fn free() -> u64 {
 
 #[test]
 fn a_cache_of_huge_pages_reads_evicts_and_gives_them_back() {
-    // 8 MiB of frames are 4 pages of 2 MiB, and some for what comes beside.
+    // 8 MiB of frames are 4 pages of 2 MiB; the rest are for what comes beside.
     let Some(_reserved) = Reserved::more(8) else {
         return skip("huge pages can't be reserved: not root, or memory is too scattered");
     };
@@ -60,7 +60,7 @@ fn a_cache_of_huge_pages_reads_evicts_and_gives_them_back() {
     let file = cache.open(&path).unwrap();
     let mut page = vec![0; PAGE];
     let kept = file.page_ref(7).unwrap();
-    // Three times as much as there is room for, twice: tables grow, frames are loaned, pages go.
+    // Three times as much as fits, twice: tables grow, frames are loaned, pages are evicted.
     for _ in 0..2 {
         for offset in (0..len as u64).step_by(PAGE) {
             assert_eq!(file.read_at(offset, &mut page).unwrap(), PAGE);

@@ -1,4 +1,5 @@
-//! Opening: once for all who ask, the file that the name stands for now, regular files only, nothing of it left behind.
+//! Opening: one open for all callers, always the file that the name currently refers to, regular files only,
+//! and no kernel pages left behind.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -15,8 +16,8 @@ use pagekeeper_testing::{disk_dir, skip};
 
 const LEN: u64 = PAGE as u64;
 
-/// A back-end that counts what is opened for reading (a check of what a path names now is for its metadata, buffered), and can
-/// have it wait.
+/// A back-end that counts opens for reading, and can make them wait. A check of the file that a path names does
+/// not count: it opens for metadata only, buffered.
 struct Counting {
     inner: Arc<dyn Io>,
     opens: AtomicU64,
@@ -99,7 +100,7 @@ fn eighty_threads_that_open_a_file_open_it_once() {
     assert!(files.iter().all(|file| file.id() == files[0].id()));
     files[3].page(7).unwrap();
     assert_eq!(files[77].resident_pages(), 1);
-    // As long as one of them is open, it is that one.
+    // As long as one handle is open, opens return that file.
     let last = files.into_iter().next_back().unwrap();
     assert_eq!((cache.open("/file").unwrap().id(), io.opens()), (last.id(), 1));
     let id = last.id();
@@ -136,7 +137,7 @@ fn all_who_wait_for_an_open_that_fails_are_reported_and_the_next_tries_again() {
     check(SEED, 0, &cache.open("/file").unwrap().page(0).unwrap());
 }
 
-/// An open by name, and one by descriptor, of what a real path names now.
+/// An open by name, and one by descriptor, of the file that a real path names now.
 #[test]
 fn a_path_that_was_replaced_gives_the_new_file() {
     let dir = disk_dir();
@@ -159,7 +160,8 @@ fn a_path_that_was_replaced_gives_the_new_file() {
         }
     }
     assert_eq!(io.opens(), 5);
-    // Written to in place: whoever has it open gets an error, or what was there before, and who opens it gets what is there.
+    // Written in place: open handles get an error or the previous content, and a new open gets the present
+    // content.
     let file = cache.open(&path).unwrap();
     let before = file.page_ref(2).unwrap();
     let written = std::fs::File::options().write(true).open(&path).unwrap();
@@ -178,7 +180,7 @@ fn a_path_that_was_replaced_gives_the_new_file() {
     check(7, 5 * LEN, &adopted.page(5).unwrap());
 }
 
-/// A change under an open file, on each file system that there is here.
+/// Changes an open file, on each file system that this machine has.
 #[test]
 fn a_file_that_was_written_to_is_not_read_as_if_it_were_the_old_one() {
     let dir = disk_dir();
@@ -186,7 +188,7 @@ fn a_file_that_was_written_to_is_not_read_as_if_it_were_the_old_one() {
     for change in ["cut", "grown", "written"] {
         let path = dir.path().join(change);
         write_patterned(&path, 1, 0..10 * LEN + 5);
-        // The time of change is as fine as the kernel's tick (before Linux 6.13).
+        // The time of change is as coarse as the kernel's tick (before Linux 6.13).
         thread::sleep(std::time::Duration::from_millis(20));
         let file = cache.open(&path).unwrap();
         check(1, 0, &file.page(0).unwrap());
@@ -243,7 +245,7 @@ fn what_is_no_regular_file_is_named_at_once() {
     assert_eq!(error.to_string(), "/dev/null: a character device, not a regular file");
     // A link is followed.
     check(1, 0, &cache.open(at("link")).unwrap().page(0).unwrap());
-    // Nothing of what failed is left behind.
+    // A failed open leaves nothing behind.
     std::fs::remove_file(at("fifo")).unwrap();
     write_patterned(&at("fifo"), 2, 0..10);
     check(2, 0, &cache.open(at("fifo")).unwrap().page(0).unwrap());
@@ -291,7 +293,7 @@ fn what_others_left_in_the_kernels_page_cache_is_dropped() {
         return;
     }
     assert_eq!((file.found_resident(), resident()), (before, 0));
-    // Nor does reading leave anything there, or looking at the file again.
+    // Reading, and inspecting the file again, leave nothing there either.
     let mut whole = vec![0; 300 * PAGE + 77];
     assert_eq!(file.read_at(0, &mut whole).unwrap(), whole.len());
     check(1, 0, &whole);
@@ -300,7 +302,7 @@ fn what_others_left_in_the_kernels_page_cache_is_dropped() {
     assert_eq!(cache.open(&path).unwrap().found_resident(), 0);
     assert_eq!(resident(), 0);
 
-    // Buffered, the kernel's cache is how it is read.
+    // A buffered cache reads through the kernel's cache.
     let cache = PageCache::builder().memory(4 << 20).backend(Backend::Buffered).build().unwrap();
     let file = cache.open(&path).unwrap();
     assert_eq!(file.read_at(0, &mut whole).unwrap(), whole.len());
@@ -318,7 +320,7 @@ fn a_file_system_without_direct_reads_is_read_through_the_kernel() {
     check(SEED, LEN, &file.page(1).unwrap());
     assert_eq!(cache.open("/file").unwrap().id(), file.id());
 
-    // A real one: memory is no device to read directly from.
+    // A real tmpfs: it has no device for direct reads.
     let Ok(dir) = tempfile::tempdir_in("/dev/shm") else {
         skip("there is no tmpfs at /dev/shm");
         return;
@@ -373,7 +375,7 @@ fn a_file_of_too_many_pages_is_an_error_that_tells_the_way_out() {
     check(SEED, (1 << 46) - 65536, &file.page((1 << 30) - 1).unwrap());
 }
 
-/// The budget holds however many open and close at once.
+/// The budget holds however many threads open and close at once.
 #[test]
 fn opens_and_closes_of_many_threads_leave_the_capacity_as_it_was() {
     let (disk, cache) = sim(2000, 400);

@@ -68,7 +68,7 @@ fn what_was_prefetched_for_a_closed_file_hides_no_misses() {
     assert_eq!((stats.misses, stats.prefetched), (20, 0), "{stats:?}");
 }
 
-/// Run again as a child: a filter of system calls can't be taken off.
+/// Runs again as a child: a filter of system calls can't be removed.
 #[test]
 fn where_barriers_are_forbidden_later_reads_go_past_the_cache() {
     const FORBIDDEN: &str = "PAGEKEEPER_BARRIERS_FORBIDDEN";
@@ -95,20 +95,20 @@ fn where_barriers_are_forbidden_later_reads_go_past_the_cache() {
     assert!(cache.stats().bypassed > 500, "{}", cache.stats());
 }
 
-/// membarrier(2) fails in this thread from now on (seccomp(2)).
+/// Makes membarrier(2) fail in this thread from now on (seccomp(2)).
 #[expect(unsafe_code, reason = "a filter of system calls")]
 fn forbid_barriers() {
     let step = |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
     let errno = u32::try_from(libc::EPERM).unwrap();
     let mut steps = [
-        // The call's number is the first field of seccomp_data.
+        // The system call's number is the first field of `seccomp_data`.
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, u32::try_from(libc::SYS_membarrier).unwrap()),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno),
         step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: 4, filter: steps.as_mut_ptr() };
-    // SAFETY: both calls read plain numbers, and the second a program that lives over the call.
+    // SAFETY: both calls read plain numbers, and the second a program that outlives the call.
     let done = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
@@ -116,7 +116,7 @@ fn forbid_barriers() {
     assert!(done, "{}", std::io::Error::last_os_error());
 }
 
-/// Its parent's ring and threads are not the child's: using them hung both, and gave wrong bytes.
+/// A child must not use its parent's ring and threads: that hung both, and returned wrong bytes.
 #[test]
 fn a_child_is_refused_all_and_its_parent_notices_nothing() {
     let dir = disk_dir();
@@ -127,7 +127,7 @@ fn a_child_is_refused_all_and_its_parent_notices_nothing() {
         let cache = PageCache::builder().memory(4 << 20).backend(backend).build().unwrap();
         let file = cache.open(&path).unwrap();
         let mut buf = vec![0; 50 * PAGE];
-        // Rings and threads are there, and threads at work.
+        // Rings and threads exist, and the threads are busy.
         file.read_at(0, &mut buf).unwrap();
         block_on(file.read_at_async(100 * LEN, &mut buf[..PAGE])).unwrap();
         file.prefetch(1000 * LEN..1100 * LEN);
@@ -144,7 +144,8 @@ fn a_child_is_refused_all_and_its_parent_notices_nothing() {
     }
 }
 
-/// Whether each call with what the parent made fails, for pages that are resident and others, and a cache of one's own works.
+/// Whether each call on the parent's cache fails, for resident pages and others, and a cache of the child's own
+/// works.
 fn is_refused_all(cache: &PageCache, file: &CachedFile, other: &Path) -> bool {
     let is_forked =
         |result: Result<usize, Error>| matches!(result, Err(Error::Io(pagekeeper_io::Error::Forked)));
@@ -168,7 +169,8 @@ fn is_refused_all(cache: &PageCache, file: &CachedFile, other: &Path) -> bool {
     is_refused && is_nothing_changed && is_not_opened && read == PAGE
 }
 
-/// Locks that other threads hold as the process forks stay held in the child for ever: of a thread's first read, of counts, closes, opens.
+/// Locks that other threads hold at a fork stay locked in the child for ever: those of a thread's first read,
+/// of counts, closes and opens.
 #[test]
 fn children_forked_beside_readers_end() {
     let forks = std::env::var("PAGEKEEPER_FORKS").map_or(200, |forks| forks.parse().unwrap());

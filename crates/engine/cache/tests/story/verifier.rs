@@ -1,4 +1,4 @@
-//! Checksums: each page is checked once, when it is loaded; one that is rejected is nobody's and is not kept.
+//! Checksums: each page is checked once, when it is loaded. Nobody gets a rejected page, and it is not kept.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -115,7 +115,7 @@ fn a_page_that_is_rejected_is_an_error_for_all_who_wait_and_is_not_kept() {
     let failed: Vec<_> = requests.iter().map(|request| request.outcome().is_err()).collect();
     assert_eq!(failed.iter().position(|failed| *failed), Some(7));
     assert_eq!(failed.iter().filter(|failed| **failed).count(), 1);
-    // Once it is good, so is the next read.
+    // Once the page is good, the next read succeeds.
     verifier.rejects.store(false, Ordering::SeqCst);
     check(SEED, 7 * LEN, &file.page(7).unwrap());
     read_all(&file);
@@ -132,14 +132,14 @@ fn a_verifier_that_panics_panics_its_reader_and_is_an_error_for_the_others() {
         let outcome = outcome.as_ref().unwrap();
         assert!(matches!(outcome, Err(Error::LoaderPanicked { page: 7, .. })), "{outcome:?}");
     }
-    // A future is never the one to panic, and a batch gives back all that it took.
+    // A panic does not reach a future, and a batch returns all that it took.
     let result = block_on(file.read_at_async(0, &mut vec![0; 20 * PAGE]));
     assert!(matches!(result, Err(Error::LoaderPanicked { .. })), "{result:?}");
     catch_unwind(AssertUnwindSafe(|| file.read_at(6 * LEN, &mut [0; 3 * PAGE]))).unwrap_err();
     catch_unwind(AssertUnwindSafe(|| file.page(7).map(drop))).unwrap_err();
     file.prefetch(0..20 * LEN);
     verifier.panics.store(false, Ordering::SeqCst);
-    // Each page of the prefetch may be on its way to the panic still.
+    // Pages of the prefetch may not have reached the panic yet.
     for page in 0..20 {
         while let Err(error) = file.page(page).map(drop) {
             assert!(matches!(error, Error::LoaderPanicked { .. }), "{error}");
@@ -169,7 +169,7 @@ fn pages_that_futures_read_are_verified_by_several_threads_at_once() {
     let dir = disk_dir();
     let path = dir.path().join("file");
     write_patterned(&path, SEED, 0..64 * LEN);
-    // Each waits for another one that verifies at the same time.
+    // Each call waits for another one that verifies at the same time.
     let (here, changed) = (Mutex::new((0_u32, 0_u32)), Condvar::new());
     let verifier = move |page: &LoadedPage<'_>| {
         let mut counts = here.lock().unwrap();
@@ -185,7 +185,7 @@ fn pages_that_futures_read_are_verified_by_several_threads_at_once() {
     };
     let cache = PageCache::builder().memory(16 << 20).verifier(verifier).build().unwrap();
     let file = cache.open(&path).unwrap();
-    // Not neighbours: each is a read of its own.
+    // Not neighbours: each is a separate read.
     let reads: Vec<_> = (0..32_u64).map(|nth| (nth * 2 + 1) * LEN).collect();
     let mut futures: Vec<_> = reads
         .iter()

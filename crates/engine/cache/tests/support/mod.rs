@@ -1,7 +1,7 @@
 //! The parts that the cache's tests share: files whose bytes can be computed, futures without a
 //! runtime.
 //!
-//! Invariant: nothing here asks the cache for the truth; what a file must hold is computed.
+//! Invariant: nothing here relies on the cache for the expected content of a file; it is computed.
 
 // Every test binary compiles all of this and uses its own part.
 #![allow(dead_code)]
@@ -15,10 +15,10 @@ use std::path::Path;
 use pagekeeper_cache::{Builder, PageCache};
 use pagekeeper_io::{SimDisk, pattern};
 
-/// Bytes of a page, where a test says nothing else.
+/// Bytes of a page, unless a test sets another size.
 pub(crate) const PAGE: usize = 4096;
 
-/// The bytes from `offset` on of the file that `seed` stands for.
+/// Returns the bytes from `offset` on of the file that `seed` stands for.
 pub(crate) fn bytes(seed: u64, offset: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     pattern(seed, offset, &mut bytes);
@@ -54,7 +54,7 @@ pub(crate) fn write_patterned(path: &Path, seed: u64, range: std::ops::Range<u64
     file.sync_all().unwrap();
 }
 
-/// A cache with room for `frames` pages, less what the tables of open files take, on a simulated disk.
+/// Creates a cache on a simulated disk, with room for `frames` pages, less what the tables of open files take.
 pub(crate) fn sim_cache(disk: &SimDisk, frames: u32, page_size: usize) -> PageCache {
     sim_builder(disk, frames, page_size).build().unwrap()
 }
@@ -66,7 +66,8 @@ pub(crate) fn sim_builder(disk: &SimDisk, frames: u32, page_size: usize) -> Buil
         .io(std::sync::Arc::new(disk.clone()))
 }
 
-/// A disk with one patterned file, `/file`, of so many pages of [`PAGE`], and a cache of `frames` frames on it.
+/// Creates a disk with one patterned file, `/file`, of `pages` pages of [`PAGE`], and a cache of `frames`
+/// frames on it.
 pub(crate) fn sim(pages: u64, frames: u32) -> (SimDisk, PageCache) {
     let disk = SimDisk::new();
     disk.create_patterned("/file", pages * PAGE as u64, SEED).unwrap();
@@ -91,7 +92,7 @@ pub(crate) fn alone(name: &str, test: impl FnOnce()) {
     print!("{said}");
 }
 
-/// Waits until so many are waiting for loads of others.
+/// Waits until `count` callers wait for loads of others.
 pub(crate) fn await_coalesced(cache: &PageCache, count: u64) {
     let before = std::time::Instant::now();
     while cache.stats().coalesced < count {

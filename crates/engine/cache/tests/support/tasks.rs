@@ -13,7 +13,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Wakes the calling thread.
+/// Returns a waker that wakes the calling thread.
 pub(crate) fn waker() -> Waker {
     Arc::new(Unpark(std::thread::current())).into()
 }
@@ -23,7 +23,7 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     block_on_with(future, std::thread::park)
 }
 
-/// Polls a future to its end on this thread; `idle` is called where it has nothing to do.
+/// Polls a future to its end on this thread; calls `idle` while the future is pending.
 pub(crate) fn block_on_with<T>(future: impl Future<Output = T>, mut idle: impl FnMut()) -> T {
     let mut future = pin!(future);
     let waker = waker();

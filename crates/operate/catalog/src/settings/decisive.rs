@@ -8,10 +8,10 @@ use super::limits::beginning;
 use super::{Setting, Settings};
 use crate::profile::LogSpec;
 
-/// How a log is written, before anything of its writer was observed.
+/// The known facts about the writing of a log, before its writer was observed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decided {
-    /// How its writer overwrites old bytes; `None` if that has to be observed.
+    /// The way in which its writer overwrites old bytes; `None` if that must be observed.
     pub rewrite: Option<Rewrite>,
     /// The settings that decide it, each with its location and any doubt: "`innodb_log_write_ahead_size` is 4096
     /// (/etc/my.cnf, line 3)". `None` if there are none, or if the result would be the same without them.

@@ -102,7 +102,7 @@ pub struct Settings {
     pub redo_directory: bool,
     /// The files that were read, as the database sees them, in reading order.
     pub read_from: Vec<PathBuf>,
-    /// What could not be read, and why; a long list is cut.
+    /// The files that could not be read, with the reasons; a long list is cut.
     pub unread: Vec<(PathBuf, String)>,
     /// The settings found; a later one takes precedence.
     found: Vec<Setting>,
@@ -134,9 +134,10 @@ pub struct Setting {
     pub name: String,
     /// The value as written, without quotes.
     pub value: String,
-    /// Where it was found.
+    /// The place where it was found.
     pub from: Origin,
-    /// Why it may not be in force: "changed after the server started". `None` if there is no known doubt.
+    /// The reason why it may not be in force: "changed after the server started". `None` if there is no known
+    /// doubt.
     pub doubt: Option<String>,
 }
 

@@ -277,7 +277,7 @@ impl Reader<'_> {
     }
 }
 
-/// Whether a group's settings apply to a server.
+/// The answer whether a group's settings apply to a server.
 enum Counts {
     Yes,
     No,

@@ -36,7 +36,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Creates a server from a process in `/proc`, for a brief reading. Of its files, only those are listed that
+    /// Creates a server from a process in `/proc`, for a brief reading. It lists only those of its files that
     /// show where a `RocksDB` database is.
     pub fn of_process(pid: u32, engine: Engine, is_certain: bool, proc: &ProcRoot) -> Self {
         let mut files = Vec::new();
@@ -78,7 +78,7 @@ pub fn uptime(proc: &ProcRoot, pid: u32) -> Option<Duration> {
 pub struct ServerFile {
     /// Its path, as the server sees it.
     pub path: PathBuf,
-    /// How its process has it open: one entry per way; empty if it is not open.
+    /// The ways in which its process has it open, one entry for each; empty if it is not open.
     pub opened: Vec<Opened>,
 }
 
@@ -89,7 +89,7 @@ impl ServerFile {
     }
 }
 
-/// How a process has a file open.
+/// A way in which a process has a file open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opened {
     /// Past the page cache.

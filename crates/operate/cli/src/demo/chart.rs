@@ -10,7 +10,7 @@ const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇',
 const LABEL_WIDTH: usize = 10;
 const ROWS: u32 = 10;
 
-/// What to draw.
+/// The content of a chart.
 pub(super) struct Chart<'a> {
     /// Bytes over time, and the label of each part.
     pub(super) parts: [(&'a [u64], &'a str); 3],

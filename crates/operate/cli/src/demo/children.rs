@@ -27,7 +27,7 @@ use super::{engine, store};
 /// This program, even if its file was replaced or removed.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// What a child is.
+/// The role of a child process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Role {
     /// Writes, and leaves its pages to the kernel.

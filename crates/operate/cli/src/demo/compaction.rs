@@ -26,7 +26,7 @@ pub(super) struct Compaction {
     mode: BulkMode,
     /// Bytes written to all outputs.
     written: AtomicU64,
-    /// How they are written; unknown before the first.
+    /// The way in which they are written; unknown before the first.
     how: OnceLock<BulkMode>,
 }
 

@@ -40,7 +40,7 @@ pub(super) const STORE_CHANGE_BYTES: usize = 96;
 pub(super) const STORE_JOURNAL_BYTES: u64 = 128 << 20;
 /// Its memory budget, part of which holds committed changes that are not yet in the data file.
 pub(super) const STORE_MEMORY_BYTES: u64 = 512 << 20;
-/// How long it commits before it is killed.
+/// Time for which it commits before it is killed.
 pub(super) const STORE_COMMITS_FOR: Duration = Duration::from_secs(2);
 /// Most bytes that the log files take, with room for files that are purged or removed only when the next one
 /// exists. The store is created after they are removed, and takes less.

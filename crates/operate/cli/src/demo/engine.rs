@@ -26,7 +26,7 @@ use super::{REPORT_EACH, config, monotonic_ns, send_line};
 /// Interval at which the checkpoint and the binlog's files are checked.
 const TEND_EACH: Duration = Duration::from_millis(10);
 
-/// How files are written.
+/// The ways in which files are written.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Modes {
     pub(super) redo: String,

@@ -17,7 +17,7 @@ use super::config::{
 use super::monotonic_ns;
 use super::transaction::Transaction;
 
-/// Who manages the pages of the engine's files.
+/// The manager of the pages of the engine's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pages {
     /// The kernel: everything is written through the page cache and left there, as databases do today.

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use super::config::DISK_BYTES_MAX;
 use crate::size::Size;
 
-/// Where systems keep temporary files on a disk (file-hierarchy(7)).
+/// The directory for temporary files on a disk (file-hierarchy(7)).
 const ON_DISK: &str = "/var/tmp";
 
 /// Chooses its parent: `wanted`, or else the system's temporary directory, or `/var/tmp` if that is tmpfs.

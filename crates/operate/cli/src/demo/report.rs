@@ -50,7 +50,7 @@ struct Figures {
     follower_lag_median_ms: f64,
     follower_lag_max_ms: f64,
     follower_events_checked: u64,
-    /// How the files were written.
+    /// The ways in which the files were written.
     modes: Modes,
 }
 

@@ -18,7 +18,7 @@ struct Data {
     every: u64,
     began: f64,
     dry_run: bool,
-    /// How long the guard's loop has been stuck.
+    /// Seconds for which the guard's loop has been stuck.
     stuck: Option<u64>,
     files: Option<usize>,
     cpu_seconds: f64,

@@ -1,4 +1,5 @@
-//! Whether each database is watched, how soon it was, and what was refused: for operators of many hosts.
+//! Metrics for operators of many hosts: whether each database is watched, how soon it was, and what was
+//! refused.
 //!
 //! Invariants: nothing is kept for a process that neither runs as a database nor is seen as one. Sums by reason
 //! and budget exist from the start, so that the first event shows as an increase.
@@ -31,8 +32,8 @@ pub(super) struct Fleet {
     /// Bytes reclaimed in memory cgroups, and how often that was stopped.
     pub(super) reclaimed: u64,
     pub(super) stopped: u64,
-    /// How often limits of these groups took effect: `memory.high`, `memory.max`, failing allocations, killed
-    /// processes.
+    /// Number of times that limits of these groups took effect: `memory.high`, `memory.max`, failing
+    /// allocations, killed processes.
     pub(super) limits_hit: [u64; 4],
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Host {
     pub(super) refaulted: Option<u64>,
 }
 
-/// How long tasks have waited for a resource since boot.
+/// Time that tasks have waited for a resource since boot.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Waits {
     /// At least one task waited.

@@ -34,7 +34,7 @@ const MAX_OF_USER: usize = 250;
 pub(super) const MAX_POINTS: usize = 180;
 /// Time between two points.
 pub(super) const POINT_EVERY: Duration = Duration::from_secs(5);
-/// How long the counters of a database that has ended are kept.
+/// Time for which the counters of a database that has ended are kept.
 const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
 /// Maximum number of releases that wait for a sample to show their owner.
 const MAX_PENDING: usize = 256;
@@ -408,7 +408,7 @@ fn named_by(done: &Done) -> Name {
     Name { database: done.profile.clone(), directory: label(&done.directory), cgroup: String::new() }
 }
 
-/// How long a process has run.
+/// Returns the time since a process started.
 fn age(pid: u32) -> Option<Duration> {
     let started = ProcRoot::default().start_time(pid).ok()?;
     let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

@@ -22,7 +22,7 @@ const MORE_STREAMS: [&str; 8] = ["cat", "mv", "split", "openssl", "gpg", "b3sum"
 /// Bytes of a process name that the kernel keeps.
 const COMM_MAX: usize = 15;
 
-/// What `--as` says that all processes are.
+/// The kind that `--as` gives to all processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum As {
     /// They read or write much data once: what they bring into the page cache is released

@@ -43,7 +43,7 @@ pub(super) const MANY_IN_ONE: [&str; 2] = ["busybox", "toybox"];
 /// Bytes of a process name that the kernel keeps.
 const COMM_MAX: usize = 15;
 
-/// What keeps the library out.
+/// A reason why the library does not reach the program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Hindrance {
     /// The program itself.

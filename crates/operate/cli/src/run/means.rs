@@ -16,7 +16,7 @@ pub(crate) enum ProgramKind {
     Elsewhere,
 }
 
-/// Which processes of a command are followed by events.
+/// The processes of a command that are followed by events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Followed {
     /// All.

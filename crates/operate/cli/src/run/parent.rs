@@ -23,7 +23,7 @@ use crate::output;
 const PASSED_ON: [libc::c_int; 9] =
     [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP];
 
-/// How the command ended.
+/// The end of the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// With this exit code.

@@ -44,7 +44,7 @@ pub(crate) struct Pending {
     json: bool,
 }
 
-/// What the rules did, in one process or in all.
+/// The effects of the rules, in one process or in all.
 #[derive(Debug, Default, Serialize)]
 struct Sums {
     stream_read_bytes: u64,

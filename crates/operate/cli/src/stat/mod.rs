@@ -107,7 +107,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Which sample this is.
+/// The position of a sample in the series.
 enum Sample {
     Only,
     First,

@@ -15,7 +15,7 @@ pub(super) struct Row {
     pub(super) picture: Option<Box<Picture>>,
 }
 
-/// Which parts of a file are resident.
+/// The resident parts of a file.
 #[derive(Debug, Clone)]
 pub(super) struct Picture {
     /// Bytes of each cell.

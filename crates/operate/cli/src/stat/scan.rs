@@ -19,7 +19,7 @@ use crate::devices::MountedDevices;
 use crate::paths::Tree;
 use crate::problems::{Problem, Problems};
 
-/// What to find out beyond the figures.
+/// The facts to find out beyond the figures.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted {
     /// Cells of each file's picture; `None` for no pictures.

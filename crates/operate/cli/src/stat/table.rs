@@ -14,7 +14,7 @@ use super::totals::Totals;
 use crate::output::{self, Screen, percent};
 use crate::size::Size;
 
-/// How to draw the table.
+/// The style of the table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Style {
     pub(super) screen: Screen,

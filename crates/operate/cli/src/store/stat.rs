@@ -51,7 +51,7 @@ struct Superblock {
     checkpoint_lsn: u64,
 }
 
-/// What this opening read and found, and so what any other would now.
+/// The recovery by this opening. Any other opening now would read and find the same.
 #[derive(Debug, Serialize)]
 struct Recovery {
     seconds: f64,

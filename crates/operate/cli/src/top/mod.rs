@@ -85,7 +85,7 @@ pub(crate) struct Args {
     network: bool,
 }
 
-/// What `--sort` takes.
+/// The values of `--sort`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum SortBy {
     /// What is in memory
@@ -109,7 +109,7 @@ impl From<SortBy> for Sort {
     }
 }
 
-/// What `--group` takes.
+/// The values of `--group`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum GroupBy {
     /// Each file

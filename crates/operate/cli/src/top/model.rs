@@ -63,7 +63,7 @@ pub(super) struct Target {
     pub(super) size: u64,
 }
 
-/// What the caller is to do.
+/// The next action of the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Action {
     Quit,
@@ -75,7 +75,7 @@ pub(super) enum Action {
     Map(Target),
 }
 
-/// What covers the table.
+/// The overlay on the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Over {
     Nothing,

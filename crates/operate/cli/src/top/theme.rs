@@ -2,7 +2,7 @@
 
 use ratatui::style::{Color, Style};
 
-/// What the terminal can show.
+/// The capabilities of the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Theme {
     /// Colours may be used.

@@ -1,4 +1,4 @@
-//! Which part of each file is wanted: as sizes, or in percent of the file, since several files differ in size.
+//! The requested part of each file: as sizes, or in percent of the file, since several files differ in size.
 
 use std::ops::Range;
 

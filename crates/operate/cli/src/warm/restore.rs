@@ -21,7 +21,7 @@ pub(super) struct Remembered {
     changed: Time,
 }
 
-/// How a file has changed since its snapshot was taken.
+/// The change of a file since its snapshot was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum SinceSnapshot {

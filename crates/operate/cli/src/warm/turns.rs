@@ -1,7 +1,7 @@
 //! The turns in which the threads of `warm` read, so that others get the disk when they wait for it.
 //!
-//! Whether they wait shows in parts that take longer than usual. As root, the requests of others are counted as well, once
-//! the reading takes [`COUNT_AFTER`].
+//! Parts that take longer than usual show that others wait. As root, the requests of others are counted as
+//! well, once the reading takes [`COUNT_AFTER`].
 //!
 //! Invariants: at most a piece is in flight at once ([`TaskPacer`]), or a single longer part. Nothing begins during a
 //! pause. A wait ends at most [`NAP`] after a stop was requested. The lock is not held while a part is read.

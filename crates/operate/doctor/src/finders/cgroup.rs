@@ -59,8 +59,8 @@ fn working_set(group: &MemoryCgroup) -> u64 {
     group.usage.saturating_sub(group.inactive_file)
 }
 
-/// The known composition of a group's page cache, in bytes. Whether a page is charged to this very group is
-/// unknown, so no sum exceeds what the group has.
+/// The known composition of a group's page cache, in bytes. A page may be charged to another group, so no sum
+/// exceeds the group's own total.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Held {
     databases: u64,

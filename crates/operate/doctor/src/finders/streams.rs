@@ -255,7 +255,7 @@ fn is_short(observation: &Observation<'_>) -> bool {
     stalls.is_some_and(|stalls| stalls > 0)
 }
 
-/// What a database lost meanwhile, in bytes.
+/// The pages that a database lost meanwhile, in bytes.
 struct Loss {
     /// Data that left the page cache, excluding pages reclaimed as idle.
     pushed: u64,

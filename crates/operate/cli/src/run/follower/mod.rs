@@ -41,7 +41,7 @@ use crate::run::sys;
 /// Time limit for an answer of the process beside the command: loading its programs into the kernel takes some 10
 /// ms, and a second on an emulated processor.
 const ANSWERED_AFTER: Duration = Duration::from_secs(10);
-/// How long a report waits for data that is still being written.
+/// Time for which a report waits for data that is still being written.
 const REPORTED_AFTER: Duration = Duration::from_secs(2);
 /// The answer that it can follow.
 const READY: &str = "ready";

@@ -12,7 +12,7 @@ use pagekeeper_streams::{StreamOptions, StreamPace, Streams, Unavailable, Verdic
 use crate::run::cover::MANY_IN_ONE;
 use crate::run::means::Followed;
 
-/// Which processes are followed, and how.
+/// The processes to follow, and the way to follow them.
 #[derive(Debug)]
 pub(crate) struct FollowPlan {
     /// The names of streams, if only those are followed; `None` for all processes.

@@ -1,4 +1,4 @@
-//! What pagekeeper can do for throttled writers, by the owner of the dirty pages on the device.
+//! Advice on pagekeeper's help for throttled writers, by the owner of the dirty pages on the device.
 
 use std::collections::BTreeMap;
 
