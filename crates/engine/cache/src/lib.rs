@@ -138,6 +138,7 @@ mod bypass_buffer;
 mod bypass_queue;
 mod cache;
 mod clear_ahead;
+mod content_check;
 mod entry;
 mod error;
 mod evict;

@@ -39,10 +39,8 @@ use pagekeeper_policy::stream_pace::StreamPace;
 use rustix::net::Shutdown;
 
 use crate::core::Core;
+use crate::names::BACKUP_SOCKET;
 use crate::{Backup, Error, confirm, threads};
-
-/// In the store's directory.
-pub(crate) const NAME: &str = "backup.sock";
 
 const MAGIC: &[u8; 8] = b"pkbackup";
 const BACKUP: u8 = 0;
@@ -65,7 +63,7 @@ pub(crate) struct BackupServer {
 
 /// Makes the socket, and starts the thread.
 pub(crate) fn start(core: &Arc<Core>) -> Result<BackupServer, Error> {
-    let path = core.config.directory.join(NAME);
+    let path = core.config.directory.join(BACKUP_SOCKET);
     // The store is locked, so no other process can be serving here.
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed("unlink", &path, &error)),
@@ -227,7 +225,7 @@ pub(crate) fn request_backup(directory: &Path, to: &Path, pace: StreamPace) -> R
 }
 
 fn connect(directory: &Path) -> Result<UnixStream, Error> {
-    let socket = directory.join(NAME);
+    let socket = directory.join(BACKUP_SOCKET);
     at_address(&socket, |address| UnixStream::connect(address)).map_err(|error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
             Error::NoBackupsServed { path: directory.to_path_buf() }
@@ -254,7 +252,7 @@ fn at_address<T>(path: &Path, call: impl Fn(&Path) -> std::io::Result<T>) -> std
         return call(path);
     }
     let directory = std::fs::File::open(path.parent().unwrap_or(Path::new("/")))?;
-    call(&Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(NAME))
+    call(&Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(BACKUP_SOCKET))
 }
 
 fn failed(call: &'static str, path: &Path, error: &std::io::Error) -> Error {
@@ -301,7 +299,7 @@ mod tests {
         let refused = Store::request_backup(&directory, &at("whole")).unwrap_err();
         assert!(refused.to_string().contains("there already"), "{refused}");
         store.close().unwrap();
-        assert!(!directory.join(NAME).exists());
+        assert!(!directory.join(BACKUP_SOCKET).exists());
         let none = Store::request_backup(&directory, &at("more")).unwrap_err();
         assert!(matches!(none, Error::NoBackupsServed { .. }), "{none}");
         let restored = Store::options().restore(&at("later"), &at("restored")).unwrap();
@@ -314,8 +312,8 @@ mod tests {
 
     /// Answers one request at the store's socket with the backup that `make` returns.
     fn answer_once(directory: &Path, make: impl FnOnce(&Path) -> Backup + Send + 'static) -> JoinHandle<()> {
-        let _ = std::fs::remove_file(directory.join(NAME));
-        let listener = UnixListener::bind(directory.join(NAME)).unwrap();
+        let _ = std::fs::remove_file(directory.join(BACKUP_SOCKET));
+        let listener = UnixListener::bind(directory.join(BACKUP_SOCKET)).unwrap();
         std::thread::spawn(move || {
             let (mut client, _) = listener.accept().unwrap();
             let (to, _) = read_request(&mut client).unwrap();
@@ -387,10 +385,10 @@ mod tests {
         let directory = dir.path().join("store");
         // A killed process left its socket.
         std::fs::create_dir(&directory).unwrap();
-        drop(UnixListener::bind(directory.join(NAME)).unwrap());
+        drop(UnixListener::bind(directory.join(BACKUP_SOCKET)).unwrap());
         let store = store(&directory);
         commit(&store);
-        let address = directory.join(NAME);
+        let address = directory.join(BACKUP_SOCKET);
         let silent = UnixStream::connect(&address).unwrap();
         // A request that an older version served: the pages that changed since a commit.
         let since = [&MAGIC[..], &[1], &[7; 16], &5_u16.to_le_bytes(), b"/copy"].concat();
@@ -449,7 +447,7 @@ mod tests {
         let store = store(&directory);
         commit(&store);
         let open_to_all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
-        for path in [dir.path(), &directory, &directory.join(NAME)] {
+        for path in [dir.path(), &directory, &directory.join(BACKUP_SOCKET)] {
             let mode: std::fs::Permissions = std::clone::Clone::clone(&open_to_all);
             std::fs::set_permissions(path, mode).unwrap();
         }

@@ -16,7 +16,7 @@ use crate::Error;
 use crate::commit::{max_entry_bytes, max_page_entry};
 use crate::data::{self, DataFile, Use};
 use crate::format::superblock::{Meta, Superblock};
-use crate::names::{JOURNAL, LOCK, OTHER_JOURNAL};
+use crate::names::{BACKUP_SOCKET, JOURNAL, LOCK, OTHER_JOURNAL};
 use crate::options::{Create, FullPageImages, MIN_PAGE_BYTES, StoreOptions};
 use crate::page_map::{self, PageMap};
 use crate::replay::{journal_options, longest_record};
@@ -35,7 +35,7 @@ const OURS: [&str; 13] = [
     LOCK,
     crate::warm::NAME,
     crate::warm::NEW,
-    crate::backup_socket::NAME,
+    BACKUP_SOCKET,
     // In the root of a file system.
     "lost+found",
 ];

@@ -6,3 +6,5 @@ pub(crate) const LOCK: &str = "lock";
 pub(crate) const JOURNAL: &str = "journal";
 /// The directory of a journal that replaced it. The next replacement uses the first name again.
 pub(crate) const OTHER_JOURNAL: &str = "journal.2";
+/// The socket at which the process that has the store open takes requests for backups.
+pub(crate) const BACKUP_SOCKET: &str = "backup.sock";
