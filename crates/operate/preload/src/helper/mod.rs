@@ -222,6 +222,11 @@ pub fn prepare() -> bool {
     }
 }
 
+/// Whether a signal handler may be running on this thread. Takes up to some hundred system calls.
+pub fn may_be_in_handler() -> bool {
+    handler::may_be_under_way()
+}
+
 /// Sends the helper a request on the file that `fd` names. `false`: it was not taken and won't be done, because there is no helper or its
 /// queue is full. Neither blocks nor allocates.
 pub fn send(fd: c_int, request: &HelperRequest) -> bool {

@@ -648,7 +648,10 @@ impl Reader {
             if stays == 0 || self.is_sent || self.is_mapped {
                 return false;
             }
-            if READ_AHEAD_TIMEOUTS.load(Ordering::Relaxed) >= READ_AHEAD_TIMEOUTS_MAX {
+            // A handler that waits may be interrupted by another one, which waits, too, until the stack is full.
+            if READ_AHEAD_TIMEOUTS.load(Ordering::Relaxed) >= READ_AHEAD_TIMEOUTS_MAX
+                || helper::may_be_in_handler()
+            {
                 return true;
             }
             sys::sleep(pause);
