@@ -6,11 +6,11 @@ use super::{finish, root};
 
 /// Each count, and the most percent that the tree may have. Lower a bar once the tree is below it; never raise one.
 const BARS: [(&str, usize); 5] = [
-    ("sentences in Rust comments are headless", 7),
+    ("sentences in Rust comments are headless", 1),
     ("sentences in documents are headless", 1),
     ("sentences have more than 35 words", 1),
     ("comment lines have more than 100 columns", 21),
-    ("types share their name with another type of their crate", 19),
+    ("types share their name with another type of their crate", 17),
 ];
 
 /// Returns paragraphs without code, tables and headings, each with the number of its last line.

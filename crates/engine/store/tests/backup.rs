@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_store::{Create, Durability, Error, Store, StoreOptions};
 use pagekeeper_testing::{Mounted, Rng, Seed, disk_dir};
 
@@ -75,7 +76,8 @@ fn child_that_is_backed_up() {
         for copy in 0.. {
             let say = |what| std::io::stdout().lock().write_all(format!("\n{what} {copy}\n").as_bytes());
             let _ = say("begun");
-            let made = store.backup(&directory.join(format!("copy-{copy}"))).unwrap();
+            // At full speed, so that some backups are whole by the time of the kill.
+            let made = store.backup_paced(&directory.join(format!("copy-{copy}")), StreamPace::Off).unwrap();
             assert!(made.pages == PAGES && made.bytes >= PAGES * 4096);
             let _ = say("made");
         }
