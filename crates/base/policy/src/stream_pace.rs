@@ -6,6 +6,8 @@
 //! Invariants: no pause is longer than [`PAUSE_MAX_NS`](crate::pacer::PAUSE_MAX_NS), except to keep to a rate.
 //! With [`StreamPace::Off`] there are no pauses.
 
+use core::time::Duration;
+
 use crate::disk_contention::{QUIET_NS, YieldShare};
 use crate::pacer::{PIECE_MIN, Pacer, WIDE_PIECE_MAX, WrittenPart};
 
@@ -87,6 +89,15 @@ impl TaskPacer {
             StreamPace::Idle => self.done_idle(part, now),
             StreamPace::BytesPerSecond(rate) => self.pacer.written(part).max(self.unpaid(rate, part, now)),
         }
+    }
+
+    /// Takes in that a part was read or written with nothing else in flight. Its start and end are since the same
+    /// moment. Returns for how long to begin nothing.
+    pub fn done_alone(&mut self, bytes: u64, start: Duration, end: Duration) -> Duration {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let took = nanoseconds(end.saturating_sub(start));
+        let part = WrittenPart { bytes, in_flight: bytes, took_min: took, took_max: took, busy: Some(took) };
+        Duration::from_nanos(self.done(part, nanoseconds(end)))
     }
 
     /// Leaves others their share for as long as they count as present after a late part.

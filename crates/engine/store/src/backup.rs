@@ -22,7 +22,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_io::{AlignedBuf, BatchRead, IoFile};
-use pagekeeper_policy::pacer::WrittenPart;
 use pagekeeper_policy::stream_pace::{StreamPace, TaskPacer};
 
 use crate::changes::Noting;
@@ -185,13 +184,9 @@ impl CopyPace {
 
 /// Runs work that waits for the disk. Returns its result and how long to leave the disk to others.
 fn timed<T>(pacer: &mut TaskPacer, start: Instant, bytes: usize, work: impl FnOnce() -> T) -> (T, Duration) {
-    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let begun = start.elapsed();
     let done = work();
-    let now = start.elapsed();
-    let (bytes, took) = (bytes as u64, nanoseconds(now.saturating_sub(begun)));
-    let part = WrittenPart { bytes, in_flight: bytes, took_min: took, took_max: took, busy: Some(took) };
-    (done, Duration::from_nanos(pacer.done(part, nanoseconds(now))))
+    (done, pacer.done_alone(bytes as u64, begun, start.elapsed()))
 }
 
 struct Copy<'a, 'to> {

@@ -15,7 +15,6 @@ use pagekeeper_io::{
     Access, AlignedBuf, BatchRead, Create, Error as IoError, Io, IoFile, Lock, OwnedRead, OwnedWrite,
     WriteMode,
 };
-use pagekeeper_policy::pacer::WrittenPart;
 use pagekeeper_policy::stream_pace::TaskPacer;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -87,7 +86,7 @@ impl TestFile {
             if self.direct.is_err() {
                 self.buffered.wait_writeback(self.len..end)?;
             }
-            std::thread::sleep(pause_after(&mut pacer, end - self.len, write_start, began.elapsed()));
+            std::thread::sleep(pacer.done_alone(end - self.len, write_start, began.elapsed()));
             self.len = end;
         }
         self.buffered.set_len(self.len)?;
@@ -104,14 +103,6 @@ impl TestFile {
     pub(crate) fn resident(&self, range: std::ops::Range<u64>) -> Result<Option<u64>> {
         Ok(self.buffered.residency(range)?.map(|found| found.resident))
     }
-}
-
-/// Returns how long to leave the disk to others after a write, whose start and end are since the same moment.
-fn pause_after(pacer: &mut TaskPacer, bytes: u64, begun: Duration, ended: Duration) -> Duration {
-    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    let took = nanoseconds(ended.saturating_sub(begun));
-    let part = WrittenPart { bytes, in_flight: bytes, took_min: took, took_max: took, busy: Some(took) };
-    Duration::from_nanos(pacer.done(part, nanoseconds(ended)))
 }
 
 /// Writes dirty pages back and drops all pages.
