@@ -14,7 +14,7 @@ BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard 
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo check test test-all test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-helm test-kernels test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api semver lint fmt sanitize fuzz cross deny docs bench bench-setup bench-speedtest1
+.PHONY: help demo check test test-all test-stories test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-helm test-kernels test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api semver lint fmt sanitize fuzz cross deny docs bench bench-setup bench-speedtest1
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,9 @@ test: ## all checks and the tests, real databases included; as root it installs 
 
 test-all: ## every test that `make test` leaves out, in parts, as root (ARGS="kernels faults"); hours
 	@scripts/test-all.sh $(ARGS)
+
+test-stories: ## the stories of users that take long, beside real servers and programs, as root (ARGS="databases host")
+	@scripts/keep-idle-pages.sh scripts/test-stories.sh $(ARGS)
 
 test-kills: ## kills of processes that commit to a page store, on XFS over a slow disk, as root
 	@scripts/keep-idle-pages.sh scripts/test-kills.sh

@@ -22,7 +22,7 @@ awk -v status="$2" '
         return match($0, "[0-9]+ " word) ? substr($0, RSTART, RLENGTH) + 0 : 0
     }
     END {
-        if (ignored) print ignored " more are ignored: they run only when asked for (make test-mysql, make test-advice, make test-databases, make test-hostile, make test-preload, make test-cgroup-v2)"
+        if (ignored) print ignored " more are ignored: they run only when asked for (make test-stories, make test-mysql, make test-advice, make test-databases, make test-hostile, make test-preload, make test-cgroup-v2)"
         if (status != 0 && !failed) {
             print "cargo test failed without naming a test: one did not compile, or its binary died"
             failed = 1

@@ -54,43 +54,14 @@ shown() {
 
 scripts/require-rust.sh
 scripts/lint.sh text
+# shellcheck source=scripts/story-runs.sh
+source scripts/story-runs.sh
 # Nothing of it is needed to build.
-start packages scripts/packages.sh \
-    "the tests against MariaDB (they skip without): mariadb-server mariadb-client mariadb-backup mariadb-plugin-rocksdb sysbench" \
-    "the tests against vmtouch, fincore and fio (they skip without): vmtouch util-linux-extra fio" \
-    "the tests on XFS and btrfs images (they skip without): xfsprogs btrfs-progs e2fsprogs" \
-    "the tests against PostgreSQL (they skip without): postgresql" \
-    "the tests against RocksDB (they skip without): rocksdb-tools librocksdb-dev" \
-    "the tests of programs under run (they skip without): tar rsync git sqlite3 libsqlite3-dev zstd musl-tools busybox-static restic sudo opendoas xz-utils nginx-light b3sum nodejs borgbackup bup rclone mydumper pgbackrest barman squashfs-tools rdiff-backup p7zip-full" \
-    "the tests of the C library (they skip without): gcc g++ pkg-config cmake make python3 binutils" \
-    "the tests against ClickHouse (they skip without): clickhouse-server" \
-    "the tests against etcd, NATS and RabbitMQ (they skip without): etcd-server nats-server rabbitmq-server" \
-    "the tests of metrics (they skip without): prometheus chromium" \
-    "the test of a file system that hangs (it skips without): bindfs" \
-    "the tests of the screen (they skip without): tmux" \
-    "the test of SQLite's drivers (it skips without): python3-apsw" \
-    "the comparison of the doctor's reports with their schema (it skips without): python3-jsonschema" \
-    "the tests of completions (they skip without): bash zsh fish" \
-    "the tests of the man pages (they skip without): man-db"
-if [ "$(id -u)" -eq 0 ]; then
-    export PAGEKEEPER_REQUIRE_ALL=${PAGEKEEPER_REQUIRE_ALL:-1}
-    # A PID namespace with its own /proc; the shell takes in what their parents leave behind.
-    own_processes=(unshare --pid --fork --kill-child --mount-proc -- sh -c '"$@"; exit $?' sh)
-    if ! "${own_processes[@]}" true; then
-        echo "No PID namespace can be made here: guards find databases of other stories, which may fail of it." >&2
-        own_processes=()
-    fi
-else
-    echo "Not root: tests that start a database under another user or mount an image will be skipped." >&2
-    own_processes=()
-fi
-
-# The same random cases each time, so that a change is judged by itself; PROPTEST_RNG_SEED=N and PAGEKEEPER_SEED=N give others.
-export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20260101}
-export PAGEKEEPER_SEED=${PAGEKEEPER_SEED:-20260101}
-
-# Half a minute of random input for each parser of what others write, two or so at a time.
-export PAGEKEEPER_FUZZ_SECONDS=${PAGEKEEPER_FUZZ_SECONDS:-30}
+start packages scripts/story-packages.sh
+# Some seconds of random input for each parser of what others write, two or so at a time.
+export PAGEKEEPER_FUZZ_SECONDS=${PAGEKEEPER_FUZZ_SECONDS:-5}
+# Lives of a store or log on a simulated disk, in each test of random ones; `make test-faults` has many more.
+export PAGEKEEPER_CRASHES=${PAGEKEEPER_CRASHES:-3000}
 
 # A line for each test program: kind, directory of its package, path.
 scripts/test-programs.sh --with-packages --workspace >"$logs/programs"
@@ -98,32 +69,6 @@ timed "all was built"
 finish
 [ "$status" -eq 0 ] || exit "$status"
 
-# programs NAME...: prints their lines; others NAME...: prints all lines but theirs.
-programs() { grep --extended-regexp "/($(IFS='|' && echo "$*"))-[0-9a-f]+$" "$logs/programs"; }
-others() { grep --invert-match --extended-regexp "/($(IFS='|' && echo "$*"))-[0-9a-f]+$" "$logs/programs"; }
-# all_but MODULE...: prints the arguments that leave these modules out.
-all_but() { printf -- '--skip %s ' "$@"; }
-
-# Runs the test programs of these lines with the given arguments, started by the command in "starter". RUSTC_BOOTSTRAP lets a stable
-# compiler's test programs show the time of each test.
-starter=()
-run() {
-    local kind directory program failed=0
-    while IFS=$'\t' read -r kind directory program; do
-        echo "     Running $kind $program"
-        (cd "$directory" && RUSTC_BOOTSTRAP=1 exec "${starter[@]}" "$program" -Z unstable-options --report-time --show-output "$@" </dev/null) || failed=$?
-    done
-    return "$failed"
-}
-story() { programs "$1" | run "${@:2}"; }
-# Runs a test program among processes of its own: a guard that it starts sees no other program's databases.
-secluded() {
-    local starter=("${own_processes[@]}")
-    story "$@"
-}
-
-# Modules of tests/databases with guards for all databases, which have to see no others'.
-all_databases=(containers:: discovery:: hint:: mariadb:: metrics:: mysql:: postgresql:: recycled::)
 # Stories of the host that need neither its dirty limits nor its whole page cache.
 part_of_host=(probe:: hung:: guard_cgroups:: doctor_settings::)
 

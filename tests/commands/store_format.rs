@@ -180,6 +180,7 @@ fn assert_same(directory: &Path) -> bool {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn an_independent_reader_finds_the_same_after_kills_and_damages() {
     if !support::can_start("the independent reader of the format", &["python3"]) {
         return;

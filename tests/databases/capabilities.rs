@@ -121,6 +121,7 @@ fn the_units_capabilities_are_enough_for_the_guard_and_each_is_needed() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn the_units_capabilities_are_enough_for_metrics_and_the_doctor() {
     let _alone = support::alone();
     let Some(servers) = Servers::start("metrics and the doctor with the unit's capabilities") else { return };

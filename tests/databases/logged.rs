@@ -195,6 +195,7 @@ fn the_binlog_of_mariadb_stays_out_of_the_page_cache() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn the_log_of_myrocks_stays_out_of_the_page_cache() {
     if !support::can_run("the guard beside MyRocks", MariaDb::programs()) {
         return;
@@ -249,6 +250,7 @@ fn the_wal_of_postgresql_stays_out_of_the_page_cache() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn the_wal_of_etcd_stays_out_of_the_page_cache() {
     if !support::can_run("the guard beside etcd", &Etcd::PROGRAMS) {
         return;
@@ -301,6 +303,7 @@ fn a_stranger_called_etcd_gets_nothing_of_the_real_one() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn the_wal_of_prometheus_stays_out_of_the_page_cache() {
     if !support::can_run("the guard beside Prometheus", &Prometheus::PROGRAMS) {
         return;
@@ -321,6 +324,7 @@ fn the_wal_of_prometheus_stays_out_of_the_page_cache() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn old_blocks_of_jetstream_leave_the_page_cache() {
     if !support::can_run("the guard beside NATS", &Nats::PROGRAMS) {
         return;
@@ -435,6 +439,7 @@ fn of_hundreds_of_partitions_no_more_stays_than_the_total() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn the_log_of_rabbitmqs_quorum_queues_stays_out_of_the_page_cache() {
     if !support::can_run("the guard beside RabbitMQ", RabbitMq::programs()) {
         return;

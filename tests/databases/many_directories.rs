@@ -65,6 +65,7 @@ fn assert_ended_on_the_way(ended: &Ended) {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn others_are_served_while_very_many_directories_are_taken_up() {
     if !support::can_run("a server beside very many directories", &PROGRAMS) {
         return;
@@ -118,6 +119,7 @@ fn sigterm_ends_it_while_very_many_directories_are_taken_up() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn a_duration_ends_it_while_very_many_directories_are_taken_up() {
     if !support::can_run("a duration at very many directories", &PROGRAMS) {
         return;

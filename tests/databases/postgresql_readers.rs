@@ -62,6 +62,7 @@ fn stop(guard: Guard) {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn segments_stay_until_postgresql_has_archived_them() {
     if !can_run("PostgreSQL with an archiver") {
         return;
@@ -205,6 +206,7 @@ fn standby_limit(scratch: &Path, limit: &str) -> PathBuf {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn what_a_standby_has_yet_to_replay_stays() {
     if !can_run("PostgreSQL with a standby that lags") {
         return;
@@ -246,6 +248,7 @@ fn what_a_standby_has_yet_to_replay_stays() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn what_a_paused_standby_has_yet_to_replay_stays_up_to_the_limit() {
     /// Ends in the fourth segment behind the one where replay pauses, the last that 64 MiB reach: one more than `near_files`.
     const WITHIN_MIB: u32 = 66;

@@ -30,6 +30,7 @@ fn a_log_that_its_own_process_reads_back_is_kept() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn a_log_that_a_secondary_instance_reads_back_is_kept() {
     if !can_run("the guard beside a secondary instance of RocksDB") {
         return;

@@ -39,6 +39,7 @@ fn assert_untroubled(ended: &Ended, home: &Path) {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn the_wal_from_the_checkpoint_on_stays() {
     let programs = postgresql::programs();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();

@@ -249,6 +249,7 @@ impl PartialWriter {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn a_log_named_like_raft_engines_is_kept() {
     const ROUNDS: u64 = 9;
     if !support::can_run("a log like raft-engine's", &["fincore", "setpriv"]) {

@@ -34,6 +34,7 @@ fn hot_tables(database: &mut Driver, scratch: &Path) -> (Vec<PathBuf>, u64) {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn direct_compactions_under_run_leave_the_hot_tables_of_rocksdb_resident() {
     if !can_run("RocksDB with direct compactions under run") {
         return;
@@ -55,6 +56,7 @@ fn direct_compactions_under_run_leave_the_hot_tables_of_rocksdb_resident() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn the_doctor_leaves_the_hot_tables_of_rocksdb_to_it() {
     if !can_run("the doctor beside RocksDB with direct compactions") {
         return;

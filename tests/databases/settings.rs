@@ -65,6 +65,7 @@ fn lsn(server: &Server) -> u64 {
 
 /// On a device with blocks of 512 bytes the setting decides: 4 KiB are whole pages, which nobody reads back.
 #[test]
+#[ignore = "long: make test-stories"]
 fn the_size_of_the_redo_logs_blocks_counts_wherever_it_is_set() {
     let programs = [PROGRAMS.map(str::to_owned).to_vec(), LoopImage::programs("ext4").to_vec()].concat();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();

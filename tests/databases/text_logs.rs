@@ -63,6 +63,7 @@ fn wait_until_unnamed(guard: &Guard, directory: &Path) -> Value {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn csvlog_and_jsonlog_of_postgresql_stay_out_of_the_page_cache() {
     let programs = postgresql::programs();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
@@ -140,6 +141,7 @@ fn csvlog_and_jsonlog_of_postgresql_stay_out_of_the_page_cache() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn a_log_of_postgresql_that_no_pattern_names_is_reported_once() {
     let programs = postgresql::programs();
     let programs: Vec<&str> = programs.iter().map(String::as_str).collect();

@@ -35,6 +35,7 @@ fn holder<'a>(report: &'a Value, path: &Path) -> Option<&'a Value> {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn who_holds_page_cache_beside_the_databases_is_named() {
     let programs = LoopImage::programs("ext4");
     let programs: Vec<&str> = programs.iter().map(String::as_str).chain(["fincore"]).collect();

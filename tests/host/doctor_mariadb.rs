@@ -136,6 +136,7 @@ fn logs_are_reported_with_their_share_and_gone_after_the_fix() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn logs_that_another_group_pays_for_are_no_share_of_this_ones_limit() {
     let test = "logs_that_another_group_pays_for_are_no_share_of_this_ones_limit";
     if !can_run(test, &PROGRAMS) {
@@ -304,6 +305,7 @@ fn profile_of(directory: &Path) -> PathBuf {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn a_buffered_writer_beside_direct_io_is_the_costly_case() {
     if !can_run("a_buffered_writer_beside_direct_io_is_the_costly_case", &["setpriv", "dd", "findmnt"]) {
         return;

@@ -135,6 +135,7 @@ fn a_database_whose_data_does_not_fit_its_memory_cgroup() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn a_neighbour_in_the_memory_cgroup_of_a_database_is_named_and_no_other_limit() {
     let test = "PostgreSQL and tar in one memory cgroup";
     let programs = programs();

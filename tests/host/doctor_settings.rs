@@ -164,6 +164,7 @@ fn rocksdbs_options_are_reported_and_fixed() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn rocksdbs_recovery_is_shortened_for_a_target_alone() {
     let _alone = alone();
     if !can_run("doctor on RocksDB's recovery", &["db_bench", "setpriv"]) {

@@ -105,6 +105,7 @@ fn assert_fixed(group: &MemoryGroup, beside: u64) {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn a_stream_in_the_memory_of_a_hot_set() {
     let test = "PostgreSQL beside a stream";
     let programs = programs();

@@ -80,6 +80,7 @@ fn is_harmful(act: &str) -> bool {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn commits_that_wait_for_a_copy_and_the_fixes_that_are_printed_in_each_state() {
     let needed = programs();
     let needed: Vec<&str> =

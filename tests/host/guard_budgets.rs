@@ -151,6 +151,7 @@ fn many_names(unit: &str, names: u64, more: &[&str]) {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn pages_scattered_over_large_files_cost_the_others_nothing() {
     const FILES: u64 = 20;
     const WINDOWS: u64 = 1000;
@@ -256,6 +257,7 @@ fn a_server_that_comes_when_all_places_are_taken_gets_its_own() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn a_file_system_that_does_not_answer_stops_nobody_else() {
     if !support::can_run("a file system that hangs", &["fincore", "setpriv", "bindfs"]) {
         return;
@@ -339,6 +341,7 @@ fn configured(directory: &Path, database: &Database, more: &[&str], text: &str) 
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn a_stream_on_a_file_system_that_does_not_answer_stops_no_database_and_no_other_stream() {
     if !support::can_run("two streams, of which one hangs", &["fincore", "setpriv", "bindfs", "cat"]) {
         return;

@@ -141,6 +141,7 @@ fn released(ended: &Ended, program: &str) -> u64 {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn a_reader_s_file_goes_behind_it_and_others_files_stay() {
     if !support::can_run("a stream that reads", &PROGRAMS) {
         return;

@@ -93,6 +93,7 @@ fn check_direct(report: &serde_json::Value) {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn file_systems_are_distinguished() {
     for kind in ["xfs", "btrfs"] {
         let programs = LoopImage::programs(kind);
@@ -198,6 +199,7 @@ fn a_signal_ends_it_and_nothing_stays() {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn progress_is_for_terminals() {
     if !can_start("progress_is_for_terminals", &["script"]) {
         return;

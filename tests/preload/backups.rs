@@ -100,6 +100,7 @@ pub(crate) fn bytes(count: usize, seed: u64) -> Vec<u8> {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn backups_come_back_whole_and_leave_little_in_memory() {
     if !support::can_run("backups of borg, bup and rclone", &["borg", "bup", "rclone", "fincore"]) {
         return;
@@ -133,6 +134,7 @@ const TABLE: &str = "CREATE DATABASE a; USE a; CREATE TABLE t (id INT PRIMARY KE
                      SELECT seq AS id, REPEAT(MD5(seq), 8) AS b FROM seq_1_to_120000";
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn a_dump_of_a_server_is_the_same_and_leaves_little_in_memory() {
     let needed = ["mydumper", "myloader", "fincore", "mariadbd", "mariadb-install-db", "mariadb"];
     if !support::can_run("mydumper and myloader", &needed) {

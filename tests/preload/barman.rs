@@ -134,6 +134,7 @@ fn evict_below(directory: &Path) {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn barman_backs_up_the_same_and_leaves_little_in_memory() {
     let mut programs = vec!["barman".to_owned(), "rsync".to_owned(), "setpriv".to_owned()];
     programs.extend(postgresql::programs());

@@ -52,6 +52,7 @@ fn with_doas(line: &str, directory: &Path) -> String {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn what_a_script_starts_is_covered() {
     let needed = [
         "cc", "fincore", "busybox", "sudo", "su", "doas", "unshare", "setpriv", "python3", "env", "xargs",

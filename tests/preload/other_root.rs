@@ -90,6 +90,7 @@ fn goes(what: &str, directory: &Path, size: u64) {
 /// rsync changes its root in a child of the daemon, and forks the process that writes behind that: none of these sees /proc, so none has a
 /// helper that could open a file.
 #[test]
+#[ignore = "long: make test-stories"]
 fn what_a_daemon_below_another_root_serves_and_takes_goes() {
     if !support::can_run("a daemon below another root", &["rsync", "python3", "diff"]) {
         return;
@@ -147,6 +148,7 @@ fn ran(words: &[&str], here: &Path) -> Outcome {
 
 /// The library is not in that root: its loader has nothing to complain of, and what would stay goes by events.
 #[test]
+#[ignore = "long: make test-stories"]
 fn what_chroot_starts_below_a_root_with_little_in_it_goes() {
     let programs = ["chroot", "cp", "dd", "ls", "ldd", "sh", "python3", "cmp"];
     if !support::can_follow("a root with little in it", &programs) {

@@ -601,6 +601,7 @@ fn fio(parent: &Path, size: &str) {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn fio_finds_what_it_wrote() {
     if support::can_start("fio", &["fio"]) {
         let scratch = support::scratch();

@@ -372,6 +372,7 @@ fn pasted(count: usize, here: &Path) -> (u64, u64) {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn many_streams_of_the_c_library_leave_nothing() {
     if !support::can_start("many streams of the C library", &["paste", "fincore"]) {
         return;
@@ -384,6 +385,7 @@ fn many_streams_of_the_c_library_leave_nothing() {
 
 /// Sixteen are followed at a time, as the book says; of more, the others stay.
 #[test]
+#[ignore = "long: make test-stories"]
 fn of_very_many_streams_of_the_c_library_sixteen_leave_nothing() {
     if !support::can_start("very many streams of the C library", &["paste", "fincore"]) {
         return;

@@ -245,6 +245,7 @@ impl Drop for Busy {
 /// A short program that has signal handlers and reads by calls that are not seen. It has its helper
 /// wherever its stack is, and the pages it read go although it may end before the helper has begun.
 #[test]
+#[ignore = "long: make test-stories"]
 fn what_a_short_program_reads_by_unseen_calls_goes_every_time() {
     short_programs(10);
 }

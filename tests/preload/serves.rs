@@ -170,6 +170,7 @@ with open(sys.argv[1], 'rb', buffering=0) as file:
 ";
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn a_file_that_one_call_sends_goes_once_it_is_sent() {
     const WHOLE: u64 = 400 * MIB;
     if !support::can_start("one large sendfile", &["python3", "fincore"]) {

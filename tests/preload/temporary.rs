@@ -84,6 +84,7 @@ fn sort_does_not_read_its_temporary_files_from_the_disk() {
 
 /// Files that are made as temporary ones are (mkstemp(3)), and stay: results with another name, or with the same.
 #[test]
+#[ignore = "long: make test-stories"]
 fn what_only_looks_temporary_leaves_nothing() {
     let needed = ["rsync", "git", "xz", "python3", "fincore"];
     if !support::can_start("results that look temporary", &needed) {

@@ -177,6 +177,7 @@ impl Drop for Running {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn every_kind_of_stream_is_covered() {
     let needed = [
         "cc", "fincore", "busybox", "musl-gcc", "sudo", "fio", "setpriv", "restic", "unshare", "nsenter",

@@ -197,6 +197,7 @@ fn waiting(line: &str, here: &Path) -> Child {
 }
 
 #[test]
+#[ignore = "long: make test-stories"]
 fn what_runs_already_is_followed_by_its_number() {
     if !support::can_follow("what runs already", &["cp", "fincore"]) {
         return;
