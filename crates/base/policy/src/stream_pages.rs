@@ -32,7 +32,7 @@ pub use unwritten::UnwrittenPages;
 
 use crate::WINDOW;
 use positions::Positions;
-use window_pages::{PAGES, WindowPages, mask};
+use window_pages::{PAGES, WindowPages, count, mask, without};
 
 /// The smallest page of all kernels, in bytes.
 const PAGE: u64 = 4096;
@@ -137,6 +137,25 @@ impl StreamPages {
                 self.give_up_oldest();
             }
         }
+    }
+
+    /// Records resident pages that a stream must have brought in, though no event said so. Returns how many bytes
+    /// of them were not listed.
+    pub fn found(&mut self, bytes: Range<u64>, now: Duration) -> u64 {
+        let mut found = 0;
+        for (index, part) in parts(&pages_of(&bytes)) {
+            let listed = self.windows.get(&index).map(|window| window.pages()).unwrap_or_default();
+            let new = without(&mask(part), &listed);
+            if count(&new) > 0 {
+                found += u64::from(count(&new)) * PAGE;
+                self.windows.entry(index).or_default().add(&new, now);
+            }
+            if self.windows.len() > WINDOWS_MAX {
+                self.give_up_oldest();
+            }
+        }
+        self.added = self.added.saturating_add(found);
+        found
     }
 
     /// Records pages that a stream read or mapped at `now`.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Advice, Error, InspectedFile, advise, residency};
+use pagekeeper_kernel::{Advice, Error, InspectedFile, advise, residency, resident_extents};
 use pagekeeper_policy::pacer::Pacer;
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_policy::stream_pages::{DueRange, ReleaseOutcome};
@@ -25,6 +25,8 @@ use crate::{Decide, StayReason, Verdict};
 
 /// The most workers; further devices share them.
 const WORKERS_MAX: usize = 8;
+/// The most ranges that one search for resident pages returns.
+const SEARCHED_MAX: usize = 4096;
 /// Attempts after which pages that stay are paged out of the memory of the processes that brought them in.
 const ATTEMPTS_BEFORE_PAGE_OUT: u32 = 2;
 
@@ -43,6 +45,8 @@ pub(crate) struct Job {
     /// The users on whose behalf its pages are released.
     pub(crate) beneficiaries: Beneficiaries,
     pub(crate) path: Option<PathBuf>,
+    /// Whether its resident pages are to be looked for.
+    pub(crate) searches: bool,
     /// Whether pages of it stayed before because one of its users maps them.
     pub(crate) is_mapped: bool,
     /// Whether others used pages of the file since the job was created.
@@ -69,6 +73,8 @@ pub(crate) struct JobResult {
     pub(crate) ranges: Vec<RangeResult>,
     /// Ranges that were only to be written, and now are.
     pub(crate) written: Vec<Range<u64>>,
+    /// All resident pages, if they were looked for.
+    pub(crate) resident: Vec<Range<u64>>,
     /// Whether the file is gone or could not be opened.
     pub(crate) is_lost: bool,
     /// The error with which the file could not be opened or examined.
@@ -254,8 +260,9 @@ fn do_job(
     if verdict != Verdict::Release {
         job.writes.clear();
     }
+    let resident = if job.searches && verdict == Verdict::Release { search(&file) } else { Vec::new() };
     let is_last = dirty.is_empty() && job.writes.is_empty();
-    say(JobResult { ranges: done, is_last, ..JobResult::of(&job) });
+    say(JobResult { ranges: done, resident, is_last, ..JobResult::of(&job) });
     if !is_last {
         writing.push(Job { ranges: dirty, ..job });
     }
@@ -270,6 +277,7 @@ impl JobResult {
             path: job.path.clone(),
             ranges: Vec::new(),
             written: Vec::new(),
+            resident: Vec::new(),
             is_lost: false,
             problem: None,
             is_last: false,
@@ -334,6 +342,12 @@ pub(crate) fn drop_clean(
         (false, false) => StayReason::Other,
     };
     Ok(RangeResult { was_mapped, ..result(range, resident, after.resident, why) })
+}
+
+/// Returns the ranges of a file that are resident, at most [`SEARCHED_MAX`]. A file that can't be examined has none.
+fn search(file: &InspectedFile) -> Vec<Range<u64>> {
+    let ranges = resident_extents(file, 0..u64::MAX).into_iter().flatten();
+    ranges.map_while(Result::ok).take(SEARCHED_MAX).collect()
 }
 
 fn result(range: &DueRange, resident: u64, stays: u64, why: StayReason) -> RangeResult {

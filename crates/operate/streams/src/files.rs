@@ -41,6 +41,10 @@ pub(crate) struct File {
     pub(crate) why: Option<StayReason>,
     /// Whether a user maps pages of it, which only paging out releases.
     pub(crate) is_mapped: bool,
+    /// Whether nobody but streams has had pages of it in the page cache since the first of them.
+    pub(crate) is_streams_alone: bool,
+    /// Whether its resident pages are to be looked for, since additions to it may be among lost events.
+    pub(crate) searches: bool,
     /// Whether others used pages of it since its job began.
     pub(crate) used_by_others: Arc<AtomicBool>,
     pub(crate) last_event: Duration,
@@ -100,6 +104,8 @@ impl File {
             verdict: None,
             why: None,
             is_mapped: false,
+            is_streams_alone: false,
+            searches: false,
             used_by_others: Arc::default(),
             last_event: now,
             released_at: now,
@@ -188,6 +194,15 @@ impl File {
 
     /// Returns the next step. `is_pressed` says that its device's output is to be written at once.
     fn next_step(&self, now: Duration, sees_use: bool, is_pressed: bool) -> FileStep {
+        match self.next_release(now, sees_use, is_pressed) {
+            FileStep::Wait | FileStep::Done if self.searches && self.job_since.is_none() => {
+                FileStep::Work { ranges: Vec::new(), is_written: false }
+            }
+            step => step,
+        }
+    }
+
+    fn next_release(&self, now: Duration, sees_use: bool, is_pressed: bool) -> FileStep {
         let is_idle = now.saturating_sub(self.last_event) >= IDLE;
         let is_over = self.ended.is_some() || self.is_hurried || (is_pressed && is_idle);
         let is_old = |since: Duration| is_pressed || is_over || now.saturating_sub(since) >= WRITE_AFTER;
@@ -332,6 +347,21 @@ impl Files {
             file.pages.give_up();
             file.used_by_others.store(true, Ordering::Relaxed);
             file.why = Some(StayReason::Other);
+        }
+    }
+
+    /// Has the resident pages of each file looked for that nobody but streams has had in the page cache.
+    pub(crate) fn search(&mut self, now: Duration) {
+        let is_streams = |file: &File| {
+            file.is_streams_alone && matches!(file.verdict, None | Some(Verdict::Release))
+        };
+        let names: Vec<EventFile> =
+            self.all.iter().filter(|(_, file)| is_streams(file)).map(|(name, _)| *name).collect();
+        for name in names {
+            if let Some(file) = self.all.get_mut(&name) {
+                file.searches = true;
+            }
+            self.look_by(&name, now);
         }
     }
 

@@ -58,8 +58,11 @@ pub(crate) struct Follower {
     events: Vec<StreamEvent>,
     last_event: Option<Duration>,
     last_step: Duration,
-    /// Lost uses by others, as of the last look.
+    /// Lost additions and uses by others, as of the last look.
+    lost_pages: u64,
     lost_uses: u64,
+    /// Bytes of lost additions that were found.
+    found: u64,
     /// Lost events of processes as of the last check for processes whose end may be among them, and the time
     /// of that check.
     lost_others: u64,
@@ -97,7 +100,9 @@ impl Follower {
             events: Vec::new(),
             last_event: None,
             last_step: Duration::ZERO,
+            lost_pages: 0,
             lost_uses: 0,
+            found: 0,
             lost_others: 0,
             looked_for_ends: None,
             mappings: HashMap::new(),
@@ -209,7 +214,9 @@ impl Follower {
     pub(crate) fn step(&mut self) -> Vec<StreamEvent> {
         let now = self.started.elapsed();
         self.last_step = now;
-        for result in self.devices.results() {
+        let mut resident = Vec::new();
+        for mut result in self.devices.results() {
+            resident.push((result.file, std::mem::take(&mut result.resident)));
             self.take_in(result, now);
         }
         let mut came = Vec::new();
@@ -220,6 +227,10 @@ impl Follower {
         self.unfollowed.retain(|_, since| now.saturating_sub(*since) < UNFOLLOWED_FOR);
         for event in came {
             self.event(event, now);
+        }
+        // After the events of the same time: what these name is not found.
+        for (name, ranges) in resident {
+            self.take_found(&name, ranges, now);
         }
         self.heed_losses(now);
         self.hold(now);
@@ -315,7 +326,7 @@ impl Follower {
     pub(crate) fn report(&self) -> StreamReport {
         let now = self.started.elapsed();
         let kept = self.files.iter().map(|(name, file)| file.report(name, now));
-        let report = self.sums.report(kept, self.source.lost().pages * page_size());
+        let report = self.sums.report(kept, (self.source.lost().pages * page_size()).saturating_sub(self.found));
         StreamReport { running: self.running(), held: self.holds.held(), ..report }
     }
 
@@ -361,6 +372,7 @@ impl Follower {
     fn used_by_others(&mut self, file: &EventFile, bytes: Range<u64>) {
         let Some(kept) = self.files.get_mut(file) else { return };
         kept.pages.used_by_others(bytes);
+        kept.is_streams_alone = false;
         // A job may be about to drop these very pages.
         kept.used_by_others.store(true, Ordering::Relaxed);
     }
@@ -368,7 +380,7 @@ impl Follower {
     /// Records the disks that processes read from.
     fn note_reads(&mut self, event: &PageEvent) {
         let Some(turns) = &mut self.turns else { return };
-        if let PageEvent::Added { process, file, bytes } = event {
+        if let PageEvent::Added { process, file, bytes, .. } = event {
             turns.added(*process, file.dev, bytes.end.saturating_sub(bytes.start));
         } else if let PageEvent::Dirtied { process, file, bytes } = event {
             turns.dirtied(*process, file.dev, bytes.end.saturating_sub(bytes.start));
@@ -378,7 +390,7 @@ impl Follower {
     fn event(&mut self, event: PageEvent, now: Duration) {
         self.note_reads(&event);
         match event {
-            PageEvent::Added { process, file, bytes } => {
+            PageEvent::Added { process, file, bytes, is_alone } => {
                 let Some(id) = self.followed(process, 0, None, now) else {
                     if self.files.get_mut(&file).is_none() {
                         self.source.forget(&file);
@@ -392,6 +404,7 @@ impl Follower {
                 self.keep(file, id, now);
                 self.events.extend(self.processes.brought_in(id, bytes.end.saturating_sub(bytes.start)));
                 if let Some(kept) = self.files.get_mut(&file) {
+                    kept.is_streams_alone |= is_alone && !file.is_block_device;
                     kept.pages.added(bytes, now);
                 }
                 self.files.look_by(&file, now);
@@ -515,10 +528,14 @@ impl Follower {
         }
     }
 
-    /// Ends processes whose end may be among lost events. Gives up all pages if uses by others may be among
+    /// Has lost additions looked for. Ends processes whose end may be among lost events. Gives up all pages if uses by others may be among
     /// them, since the files concerned are not known.
     fn heed_losses(&mut self, now: Duration) {
         let lost = self.source.lost();
+        let more = std::mem::replace(&mut self.lost_pages, lost.pages) != lost.pages;
+        if more && self.source.sees_use() {
+            self.files.search(now);
+        }
         if std::mem::replace(&mut self.lost_uses, lost.uses) != lost.uses {
             self.files.give_up_pages();
         }
@@ -549,6 +566,7 @@ impl Follower {
             beneficiaries: file.beneficiaries.clone(),
             path: file.path.clone(),
             is_used: Arc::clone(&file.used_by_others),
+            searches: std::mem::take(&mut file.searches),
             is_mapped: file.is_mapped,
         };
         file.used_by_others.store(false, Ordering::Relaxed);
@@ -607,6 +625,17 @@ impl Follower {
         }
         self.wait_to_be_written(result.file);
         self.files.look_by(&result.file, now);
+    }
+
+    /// Records resident pages of a file that nobody but streams has used: events of those that are not listed
+    /// were lost.
+    fn take_found(&mut self, name: &EventFile, ranges: Vec<Range<u64>>, now: Duration) {
+        let Some(file) = self.files.get_mut(name).filter(|file| file.is_streams_alone) else { return };
+        let found: u64 = ranges.into_iter().map(|range| file.pages.found(range, now)).sum();
+        self.found += found;
+        if found > 0 {
+            self.files.look_by(name, now);
+        }
     }
 
     /// Stops keeping a file; its remaining pages stay.

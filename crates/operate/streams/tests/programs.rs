@@ -211,6 +211,30 @@ fn an_archive_of_many_files() {
     }
 }
 
+/// The program ends before anybody takes its events, of which the kernel's buffer holds a part.
+#[test]
+fn additions_without_room_in_the_kernels_buffer_go_all_the_same() {
+    const PAGES: u64 = 120_000;
+    let each_page = "import os, sys\n\
+                     fd = os.open(sys.argv[1], os.O_RDONLY)\n\
+                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)\n\
+                     for page in range(int(sys.argv[2])): os.pread(fd, 1, page * 4096)\n";
+    for place in places() {
+        let path = place.at("sparse");
+        File::create_new(&path).unwrap().set_len(PAGES * 4096).unwrap();
+        let Some(mut streams) = streams(&[]) else { return };
+        let mut child = waiting(&["python3", "-c", each_page, text(&path), &PAGES.to_string()]);
+        streams.follow(child.id()).unwrap();
+        child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        assert!(child.wait().unwrap().success(), "{}", place.kind);
+        assert_eq!(resident(&[path.clone()]), PAGES * 4096, "{}", place.kind);
+        until_over(&mut streams);
+        assert_eq!(resident(&[path]), 0, "{}: {:?}", place.kind, streams.report());
+        let report = streams.report();
+        assert!(report.totals.released >= PAGES * 4096, "{}: {report:?}", place.kind);
+    }
+}
+
 #[test]
 fn programs_are_followed_by_their_names() {
     let Some(place) = Mounted::new("ext4").map(|mounted| Place { mounted, kind: "ext4" }) else { return };

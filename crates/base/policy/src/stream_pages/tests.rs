@@ -262,3 +262,14 @@ fn half_a_million_single_pages_take_a_window_for_each_512() {
         assert_eq!((sums.added, sums.released), (500_000 * PAGE, 500_000 * PAGE));
     }
 }
+
+#[test]
+fn found_pages_are_added_unless_they_are_listed() {
+    let mut pages = StreamPages::default();
+    pages.added(0..MIB, at(0));
+    assert_eq!(pages.found(0..3 * MIB, at(1)), 2 * MIB);
+    assert_eq!(pages.found(0..3 * MIB, at(2)), 0);
+    assert_eq!((pages.totals().added, pages.totals().gone), (3 * MIB, 0));
+    release_due(&mut pages, at(3), true, true);
+    assert_eq!((pages.totals().released, pages.is_done()), (3 * MIB, true));
+}

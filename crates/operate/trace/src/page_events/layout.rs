@@ -39,6 +39,7 @@ pub(crate) struct Offsets {
     pub(crate) folio_flags: u32,
     pub(crate) folio_order: Option<FolioOrder>,
     pub(crate) mapping_host: u32,
+    pub(crate) mapping_pages: u32,
     pub(crate) inode_ino: u32,
     pub(crate) inode_generation: u32,
     pub(crate) inode_mode: u32,
@@ -72,6 +73,7 @@ impl Offsets {
             folio_flags: btf.offset(folio, &["flags"])?,
             folio_order: folio_order(btf).ok(),
             mapping_host: btf.offset("address_space", &["host"])?,
+            mapping_pages: btf.offset("address_space", &["nrpages"])?,
             inode_ino: btf.offset("inode", &["i_ino"])?,
             inode_generation: btf.offset("inode", &["i_generation"])?,
             inode_mode: btf.offset("inode", &["i_mode"])?,
@@ -138,7 +140,8 @@ pub(crate) mod record {
     pub(crate) const MAPPING: i16 = 48;
     /// The inode's type and permissions.
     pub(crate) const MODE: i16 = 56;
-    /// For a use, whether its process is followed; for a beginning, the parent.
+    /// For an addition, whether the file had no other pages; for a use, whether its process is followed; for a
+    /// beginning, the parent.
     pub(crate) const OTHER: i16 = 60;
     pub(crate) const SIZE: i16 = 64;
     /// For a process's event its name, at the place of the file in other records.

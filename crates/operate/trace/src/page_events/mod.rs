@@ -86,6 +86,8 @@ pub enum PageEvent {
         file: EventFile,
         /// Bytes, in whole pages.
         bytes: Range<u64>,
+        /// Whether the file had no other pages in the page cache.
+        is_alone: bool,
     },
     /// A followed process wrote to clean pages, by a call or by a mapping (Linux 5.16).
     Dirtied {
@@ -450,7 +452,10 @@ fn parsed(bytes: &[u8], readers: &mut Readers) -> Option<PageEvent> {
             let bytes = in_bytes(&(first..first.checked_add(record.long(record::PAGES))?))?;
             let file = record.file();
             match number {
-                kind::ADDED => PageEvent::Added { process, file, bytes },
+                kind::ADDED => {
+                    let is_alone = record.word(record::OTHER) != 0;
+                    PageEvent::Added { process, file, bytes, is_alone }
+                }
                 _ => PageEvent::Dirtied { process, file, bytes },
             }
         }

@@ -227,6 +227,7 @@ impl<'a> Writer<'a> {
 
         self.asm.bind(is_followed);
         self.folio();
+        self.only_pages();
         // Whether this addition began the watch.
         self.asm.constant(R8, 0);
         if let Some(watched) = self.tables.watched {
@@ -250,6 +251,15 @@ impl<'a> Writer<'a> {
             self.asm.bind(was_watched);
         }
         self.count_lost(lost::PAGES);
+    }
+
+    /// Stores in the record whether the added pages, `R9`, are all that the mapping at `R7` has.
+    fn only_pages(&mut self) {
+        let has_others = self.asm.label();
+        self.read_pointer(R1, R7, self.at.mapping_pages);
+        self.asm.jump_if(If::NotEqual, R1, R9, has_others);
+        self.asm.store_constant(Width::B4, R10, RECORD + record::OTHER, 1);
+        self.asm.bind(has_others);
     }
 
     /// Records that a process that is not followed uses the folio at `R6`, if its file is watched.
