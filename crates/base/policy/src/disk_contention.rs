@@ -3,11 +3,15 @@
 //! Others are present if their requests took a noticeable part of a window. A stream first yields as much time as
 //! it may. It takes a little back in each window in which their requests are nearly as fast as possible. When they
 //! become slow, it doubles the time it yields (additive increase, multiplicative decrease, seen from the stream).
-//! The fastest possible latency is estimated as a low quantile of the latencies seen. After [`QUIET_NS`] without
+//! A stream's output yields less ([`DiskContention::output_share`]): it goes to the disk in single pieces, and a short
+//! pause after each lets a sync through. It yields more only while requests take longer than a meeting with a piece
+//! explains. The fastest possible latency is estimated as a low quantile of the latencies seen. After [`QUIET_NS`] without
 //! requests, the stream takes all its time back within a few windows.
 //!
 //! Invariants: a share never exceeds [`YieldShare::MAX`], and it is zero if there has been no request since the
 //! start. Nothing here allocates.
+
+use crate::pacer::PIECE_NS;
 
 /// Length in nanoseconds of the window after which the requests of others are judged.
 pub const WINDOW_NS: u64 = 50_000_000;
@@ -18,6 +22,11 @@ pub const QUIET_NS: u64 = 300_000_000;
 const PRESENT_PARTS: u64 = 32;
 /// Requests are slow if they take more than this many times the best latency.
 const SLOW_TIMES: u64 = 3;
+/// Nanoseconds that the requests of others may take in addition beside output: a third of a piece, which on the
+/// average a request waits that meets one now and then.
+const OUTPUT_SLOW_NS: u64 = PIECE_NS / 3;
+/// Sixteenths that output yields in addition after a window of slow requests.
+const OUTPUT_STEP: u64 = 4;
 
 /// The time that a stream leaves to others, as a fraction of the time for which it uses the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -30,6 +39,11 @@ impl YieldShare {
     pub const NONE: Self = Self { sixteenths: 0 };
     /// Half as long as the stream uses the disk: the share beside others that are not slowed down.
     pub const MIN_BESIDE: Self = Self { sixteenths: 8 };
+    /// An eighth as long as the stream uses the disk: the share of its output. A single writer that waits for each of
+    /// its syncs then runs at three quarters of its speed in the simulation, beside output at 84 % of the disk.
+    pub const OUTPUT_MIN: Self = Self { sixteenths: 2 };
+    /// As long as the stream uses the disk: the share of its output at first.
+    const OUTPUT_FIRST: Self = Self { sixteenths: 16 };
     /// Twice as long as the stream uses the disk. A single writer that waits for each of its syncs then runs at
     /// about three quarters of its speed.
     pub const MAX: Self = Self { sixteenths: 32 };
@@ -78,6 +92,8 @@ pub struct DiskContention {
     /// Estimated best latency of a request of others in nanoseconds; 0 if unknown.
     price: u64,
     share: YieldShare,
+    /// The share that the stream's output leaves.
+    output: YieldShare,
     /// Nanoseconds since others were last present.
     quiet_ns: u64,
     window: OthersRequests,
@@ -116,6 +132,11 @@ impl DiskContention {
         self.share
     }
 
+    /// Returns the share that the stream's output leaves to others.
+    pub fn output_share(&self) -> YieldShare {
+        self.output
+    }
+
     fn is_anybody_there(&self) -> bool {
         let OthersRequests { ns, begun, done, waited_ns } = self.window;
         let is_queued = begun > done.saturating_add(1);
@@ -130,6 +151,7 @@ impl DiskContention {
             self.quiet_ns = self.quiet_ns.saturating_add(window.ns);
             if self.quiet_ns >= QUIET_NS {
                 self.share = YieldShare::of_sixteenths(self.share.sixteenths() / 2);
+                self.output = YieldShare::of_sixteenths(self.output.sixteenths() / 2);
             }
             return;
         }
@@ -143,6 +165,19 @@ impl DiskContention {
             () => sixteenths.saturating_sub(1),
         };
         self.share = YieldShare::of_sixteenths(next).max(YieldShare::MIN_BESIDE);
+        self.output = self.next_output(took);
+    }
+
+    /// Returns the share of output after a window in which a request of others took this long.
+    fn next_output(&self, took: Option<u64>) -> YieldShare {
+        let limit = self.price.saturating_mul(SLOW_TIMES).saturating_add(OUTPUT_SLOW_NS);
+        let sixteenths = self.output.sixteenths();
+        let next = match () {
+            () if self.output.is_none() => YieldShare::OUTPUT_FIRST.sixteenths(),
+            () if took.is_some_and(|took| took > limit) => sixteenths + OUTPUT_STEP,
+            () => sixteenths.saturating_sub(1),
+        };
+        YieldShare::of_sixteenths(next).max(YieldShare::OUTPUT_MIN)
     }
 
     /// Follows a low quantile of the latencies between two calls. Some of them are measured while the stream

@@ -52,12 +52,11 @@ const SECOND: u64 = 1_000_000_000;
 
 impl Pace {
     /// Computes the pace of a writer that may have `backlog` bytes unwritten and writes `length` bytes per call,
-    /// on a disk with pieces of `piece` bytes. Two steps make a piece, so the disk has the second one when it is
-    /// done with the first.
-    pub fn of(piece: u64, backlog: u64, length: u64, release: bool) -> Self {
+    /// on a disk with parts of `part` bytes ([`Pacer::part`]).
+    pub fn of(part: u64, backlog: u64, length: u64, release: bool) -> Self {
         // A folio is written as a whole.
         let folio = length.clamp(1, STEP_BY_CALL_MAX).next_power_of_two();
-        let step = (piece / 2).max(folio).min((backlog / 4).max(STEP_MIN));
+        let step = part.max(folio).min((backlog / 4).max(STEP_MIN));
         let step = (step - step % STEP_MIN).max(STEP_MIN);
         Self { step, budget: backlog.saturating_sub(step).max(step), release }
     }
@@ -177,6 +176,13 @@ impl Pacer {
         let by_rate = self.rate / 1000 * (PIECE_NS / 1_000_000);
         let whole = by_rate - by_rate % PIECE_MIN;
         whole.clamp(PIECE_MIN, PIECE_MAX).max(self.wide.min(WIDE_PIECE_MAX))
+    }
+
+    /// Returns the bytes that are to be started at once. Two parts make a piece while nobody else is there, so that
+    /// the disk has the second one when it is done with the first. Beside others a piece is one part, so that the
+    /// pause after it leaves the disk without output.
+    pub fn part(&self) -> u64 {
+        if self.share.is_none() && !self.is_late { self.piece() / 2 } else { self.piece() }
     }
 
     /// Returns the bytes that all writers to the disk may have unwritten.

@@ -145,7 +145,7 @@ impl Share {
         };
         let on_disk = self.disk.map_or(1, |disk| others(&disk.writers));
         let backlog = (pacer.backlog() / on_disk).min(budget / others(&WRITERS));
-        Pace::of(pacer.piece(), backlog, length, release)
+        Pace::of(pacer.part(), backlog, length, release)
     }
 
     /// Counts it as a writer that has written more than one step.

@@ -118,7 +118,8 @@ impl DiskTurns {
         let since = nanoseconds(now.saturating_sub(std::mem::replace(&mut self.last_look, now)));
         for (disk, requests) in &window.others {
             let known = self.disks.entry(*disk).or_default();
-            self.shares.set(*disk, left_by(self.pace, known.contention.others(seen(requests, since))));
+            known.contention.others(seen(requests, since));
+            self.shares.set(*disk, left_by(self.pace, known.contention.output_share()));
         }
         let added = std::mem::take(&mut self.read).into_iter().filter(|(_, bytes)| *bytes > 0);
         let mut readers: Vec<(u32, u64)> = window.reads.keys().copied().collect();

@@ -250,8 +250,7 @@ impl Writing {
             return Ok(false);
         }
         self.pause_until = None;
-        // Two parts are a piece: the disk has the second one when it is done with the first.
-        let step = (self.pacer.piece() / 2).max(PIECE_MIN / 2);
+        let step = self.pacer.part().max(PIECE_MIN / 2);
         let range = open.begun_to..(open.begun_to - open.begun_to % step + step).min(end);
         let others = self.open.iter().flat_map(|open| &open.parts);
         let in_flight: u64 = open.parts.iter().chain(others).map(|part| part.bytes).sum();

@@ -124,7 +124,7 @@ impl Output {
             self.last_done = done;
             self.not_before = self.not_before.max(done + self.pacer.written(part));
         }
-        let pace = Pace::of(self.pacer.piece(), self.pacer.backlog(), 128 << 10, true);
+        let pace = Pace::of(self.pacer.part(), self.pacer.backlog(), 128 << 10, true);
         let in_flight = |parts: &VecDeque<(u64, u64, u64, u64)>| parts.iter().map(|part| part.0).sum::<u64>();
         while now >= self.not_before
             && (self.parts.is_empty() || in_flight(&self.parts) + pace.step <= self.pacer.piece())
@@ -135,12 +135,47 @@ impl Output {
     }
 
     fn hear(&mut self, seen: OthersRequests) {
-        self.pacer.others(self.contention.others(seen));
+        self.contention.others(seen);
+        self.pacer.others(self.contention.output_share());
     }
 }
 
 fn quick_disk() -> Disk {
     Disk { latency: 100_000, rate: 100_000_000, free_at: 0 }
+}
+
+/// Runs one process that commits, pauses for 2 ms, and commits again, beside output or alone, for ten seconds.
+fn one_writer(is_beside: bool) -> (usize, Output) {
+    let (mut disk, mut output, mut counted) = (quick_disk(), Output::default(), Counted::default());
+    let (mut requests_left, mut wake, mut commits) = (2, 0, 0);
+    for now in (0..10 * SECOND).step_by(usize::try_from(TICK).unwrap()) {
+        if now % (10 * MS) == 0 {
+            output.hear(counted.take(now, 10 * MS));
+        }
+        if is_beside {
+            output.go_on(now, &mut disk);
+        }
+        if now < wake {
+            continue;
+        }
+        if requests_left == 0 {
+            (requests_left, wake) = (2, now + 2 * MS);
+            commits += 1;
+        } else {
+            requests_left -= 1;
+            wake = disk.submit(now, 8 << 10);
+            counted.begin(now, wake);
+        }
+    }
+    (commits, output)
+}
+
+#[test]
+fn one_writer_that_waits_for_each_commit_keeps_most_at_most_of_the_disk() {
+    let (alone, beside) = (one_writer(false).0, one_writer(true));
+    let rate = beside.1.written.iter().sum::<u64>() / 10;
+    assert!(beside.0 * 10 >= alone * 7, "{} of {alone} at {rate}", beside.0);
+    assert!(rate >= 80_000_000, "{rate}");
 }
 
 /// Runs commits during `on` beside output, for `seconds`.
@@ -166,7 +201,7 @@ fn commits_in_an_open_loop_are_kept_at_most_of_the_disk() {
     let due = 20 * 1500;
     assert!(commits.late.len() * 100 >= due * 99, "{} of {due}", commits.late.len());
     let rate = output.written[100..].iter().sum::<u64>() / 10;
-    assert!(rate >= 30_000_000, "{rate}");
+    assert!(rate >= 80_000_000, "{rate}");
     assert!(commits.quantile(100) < 30 * MS, "{}", commits.quantile(100));
     // It is also faster for them than a pacer that infers others from its own pieces alone.
     let (mut alone, _) = beside(20, false, 0..u64::MAX);

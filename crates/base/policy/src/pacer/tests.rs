@@ -75,7 +75,7 @@ impl Writer {
             self.longest_pause = self.longest_pause.max(pause);
             self.not_before = self.not_before.max(done + pause);
         }
-        let pace = Pace::of(self.pacer.piece(), self.pacer.backlog(), 128 << 10, true);
+        let pace = Pace::of(self.pacer.part(), self.pacer.backlog(), 128 << 10, true);
         while now >= self.not_before
             && (self.parts.is_empty() || self.in_flight() + pace.step <= self.pacer.piece())
         {
@@ -223,7 +223,7 @@ fn a_disk_that_became_slower_is_not_waited_for_forever() {
 
 #[test]
 fn steps_follow_the_piece_and_the_calls() {
-    let of = |piece, backlog, length| Pace::of(piece, backlog, length, true);
+    let of = |piece: u64, backlog, length| Pace::of(piece / 2, backlog, length, true);
     assert_eq!(
         of(PIECE_MIN, 16 * MIB, 4096),
         Pace { step: 128 << 10, budget: 16 * MIB - (128 << 10), release: true }

@@ -194,13 +194,12 @@ impl Budget {
         1 << self.step().ilog2().min(aligned)
     }
 
-    /// Returns the bytes of a step: half a piece, so that the disk has the next one when it is done with one, but
-    /// at most a quarter of the budget.
+    /// Returns the bytes of a step: a part of a piece, but at most a quarter of the budget.
     fn step(&self) -> u64 {
         let quarter = (self.limit / 4).clamp(GRAIN, LONGEST_STEP as u64);
-        let half = (self.lock().pacer.piece() / 2).clamp(GRAIN, quarter);
+        let part = self.lock().pacer.part().clamp(GRAIN, quarter);
         // A power of two, so that steps and folios begin together.
-        1 << half.ilog2()
+        1 << part.ilog2()
     }
 
     /// Returns the unwritten bytes.
