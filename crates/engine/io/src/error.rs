@@ -27,6 +27,8 @@ pub enum FileKind {
     CharacterDevice,
     /// A block device.
     BlockDevice,
+    /// A file of proc, sysfs or the like, whose size says nothing about its content.
+    Pseudo,
     /// A kind that stat(2) has no type for: an eventfd, an epoll descriptor.
     Other,
 }
@@ -39,6 +41,7 @@ impl fmt::Display for FileKind {
             Self::Socket => "a socket",
             Self::CharacterDevice => "a character device",
             Self::BlockDevice => "a block device",
+            Self::Pseudo => "a file that the kernel makes as it is read",
             Self::Other => "of unknown type",
         })
     }

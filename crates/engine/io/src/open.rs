@@ -18,7 +18,7 @@ use pagekeeper_kernel::InspectedFile;
 use rustix::fs::{CWD, Mode, OFlags, Stat};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::syscall::{call, require_regular};
+use crate::syscall::{call, require_regular, require_stored};
 use crate::{
     Access, Create, Error, FileStat, IoFile, Resident, WriteMode, atomic_limits, directory, pages, pread,
     pwrite,
@@ -88,6 +88,9 @@ impl DiskFile {
         let fd = open_quietly(path, path, access)?;
         let stat = rustix::fs::fstat(&fd).map_err(|errno| call("fstat", path, errno))?;
         require_regular(&stat, path)?;
+        if stat.st_size == 0 {
+            require_stored(&fd, path)?;
+        }
         Ok(Self::shared(fd.into(), path.to_path_buf(), access))
     }
 
@@ -268,7 +271,12 @@ mod tests {
                 (&fifo, FileKind::Fifo),
                 (&socket, FileKind::Socket),
                 (Path::new("/dev/null"), FileKind::CharacterDevice),
+                (Path::new("/proc/self/status"), FileKind::Pseudo),
             ] {
+                // Such a file refuses direct I/O before it can be examined.
+                if kind == FileKind::Pseudo && access == Access::Direct {
+                    continue;
+                }
                 let error = DiskFile::open(path, access).err().unwrap();
                 assert_eq!(error, Error::NotARegularFile { path: path.to_path_buf(), kind });
             }

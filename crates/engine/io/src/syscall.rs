@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use pagekeeper_kernel::FileSystem;
+use rustix::fd::OwnedFd;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
@@ -24,4 +26,14 @@ pub(crate) fn require_regular(stat: &Stat, path: &Path) -> Result<(), Error> {
         FileType::Symlink | FileType::Unknown => FileKind::Other,
     };
     Err(Error::NotARegularFile { path: path.to_path_buf(), kind })
+}
+
+/// Fails with [`Error::NotARegularFile`] for a file of a pseudo file system, which has no size.
+pub(crate) fn require_stored(file: &OwnedFd, path: &Path) -> Result<(), Error> {
+    match FileSystem::of(file, path) {
+        Ok(FileSystem::Pseudo) => {
+            Err(Error::NotARegularFile { path: path.to_path_buf(), kind: FileKind::Pseudo })
+        }
+        _ => Ok(()),
+    }
 }

@@ -153,7 +153,8 @@ impl RedoLog {
     }
 
     /// Releases all records before `lsn`, an LSN from an append or a reader: they may be overwritten. Syncs the log
-    /// up to there first, and returns when the checkpoint is durable.
+    /// up to there first, and returns when the checkpoint is durable. Does nothing if the checkpoint is past `lsn`
+    /// already, as when another thread moved it meanwhile.
     pub fn checkpoint(&self, lsn: Lsn) -> Result<(), Error> {
         self.core.process.require()?;
         self.core.move_checkpoint(lsn)
