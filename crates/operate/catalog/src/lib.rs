@@ -9,13 +9,13 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod checkpoint;
-mod claim;
 mod config_file;
 mod discover;
 pub mod disks;
 mod finder;
 mod markers;
 mod named_directory;
+pub mod ownership;
 mod party;
 pub mod postgresql;
 mod process_table;
@@ -28,12 +28,12 @@ mod streaming;
 mod testing;
 pub mod units;
 
-pub use claim::{Contest, Strength, known_user, one_user};
 pub use config_file::{CONFIG_BYTES_MAX, parse_config, read_config};
 pub use discover::{Budget, Discovery, FoundProcess, KnownProcess, Recognised, recognise};
 pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, workers_of};
 pub use markers::MarkerCheck;
 pub use named_directory::logs_below;
+pub use ownership::{Contest, Strength, known_user, one_user};
 pub use party::Party;
 pub use process_table::{Process, ProcessTable};
 pub use profile::{

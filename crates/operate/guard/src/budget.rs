@@ -1,4 +1,4 @@
-//! Budgets: how many names and windows, and how much processor time, one database may cost the guard.
+//! Budgets: how many names and windows, and how much processor time, databases may cost the guard.
 //!
 //! A database's owner may be hostile: hundreds of thousands of files that look like logs, a page in each
 //! window of large sparse files, endless renames. None of that may cost more than a small share of a core and
@@ -10,16 +10,18 @@
 //!    more is served in part.
 //! 2. In the long run all databases together get no more processor time than [`CPU_SHARE_MAX`], plus what
 //!    they earn by released bytes ([`EARNED_DIVISOR`]).
-//! 3. Each user has a fair share of every budget, and each database a fair share of its user's. Unused shares
-//!    go to the others.
+//! 3. Each user has a [token bucket](CpuBudget) of processor time and a fair share of each [`Quota`]. Unused
+//!    shares go to the others.
 //! 4. This module does no I/O. Work measures itself with a [`Turn`], in the thread that does it.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Party;
-use pagekeeper_policy::shares::shares_by_party;
+use pagekeeper_kernel::process::thread_cpu_time;
+use pagekeeper_policy::shares::shares;
 use serde::Serialize;
 
 /// The most log files watched per database.
@@ -46,12 +48,12 @@ pub(crate) const FOREIGN_DESCRIPTORS_MAX: usize = 16_384;
 const CPU_SHARE_PER_DATABASE: (u32, u32) = (1, 100);
 /// Processor time for all databases together in the long run, as a fraction.
 const CPU_SHARE_MAX: (u32, u32) = (3, 200);
-/// The most processor time that a database saves up.
+/// The most processor time in a user's bucket.
 const SAVED_CPU_MAX: Duration = Duration::from_secs(1);
-/// The most that a new database starts with. It is taken from time that the others did not need.
-const INITIAL_CREDIT_MAX: Duration = Duration::from_millis(500);
+/// The most that a new user's bucket holds. It is taken from time that the others did not need.
+const INITIAL_CPU_MAX: Duration = Duration::from_millis(500);
 /// Processor time earned per GiB released: about what releasing a GiB takes if all of it is resident.
-/// Scattered pages take more, which the database pays itself.
+/// Scattered pages take more, which their user pays.
 const EARNED_PER_GIB: Duration = Duration::from_millis(100);
 /// All databases together earn at most 1/`EARNED_DIVISOR` of the time.
 const EARNED_DIVISOR: u32 = 20;
@@ -116,25 +118,194 @@ impl fmt::Display for Budget {
     }
 }
 
-/// The processor time that one database may spend now.
+/// A token bucket of processor time, in nanoseconds; negative if more was spent than there was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Credit {
-    /// In nanoseconds; negative if more was spent than there was.
-    left: i64,
+struct TokenBucket(i64);
+
+impl TokenBucket {
+    fn of(time: Duration) -> Self {
+        Self(nanoseconds(time))
+    }
+
+    /// Returns the time that it lacks to hold `most`.
+    fn lack(self, most: Duration) -> Duration {
+        Duration::from_nanos(u64::try_from(nanoseconds(most).saturating_sub(self.0)).unwrap_or(0))
+    }
+
+    /// Adds time, up to `most`.
+    fn refill(&mut self, time: Duration, most: Duration) {
+        self.0 = self.0.saturating_add(nanoseconds(time)).min(nanoseconds(most));
+    }
+
+    /// Returns the time in it and `beside` together; `None` if nothing is left.
+    fn available(self, beside: Duration) -> Option<Duration> {
+        let left = u64::try_from(self.0.saturating_add(nanoseconds(beside))).ok();
+        left.filter(|left| *left > 0).map(Duration::from_nanos)
+    }
+
+    fn spend(&mut self, cpu: Duration) {
+        self.0 = self.0.saturating_sub(nanoseconds(cpu));
+    }
 }
 
-impl Credit {
-    /// Returns the limits of one turn, for the credit and `beside` together; `None` if nothing is left.
-    pub(crate) fn slice(self, beside: Duration) -> Option<Slice> {
-        let left = self.left.saturating_add(nanoseconds(beside));
-        let left = u64::try_from(left).ok().filter(|left| *left > 0)?;
-        Some(Slice { cpu: Duration::from_nanos(left).min(TURN_CPU_MAX), wall: TURN_WALL_MAX })
+/// Processor time for the databases: a token bucket per user.
+#[derive(Debug)]
+pub(crate) struct CpuBudget {
+    users: BTreeMap<Party, TokenBucket>,
+    /// Time that nobody needed, for users that come anew.
+    reserve: TokenBucket,
+    /// Time for releases.
+    earnings: TokenBucket,
+    filled: Instant,
+}
+
+impl CpuBudget {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            users: BTreeMap::new(),
+            reserve: TokenBucket::of(2 * INITIAL_CPU_MAX),
+            earnings: TokenBucket::of(TURN_CPU_MAX),
+            filled: now,
+        }
+    }
+
+    /// Fills the buckets of these users, given the number of their databases, and forgets all others. If
+    /// there is too little time for what all lack, each user gets a fair share.
+    pub(crate) fn fill(&mut self, databases: &BTreeMap<Party, u32>, now: Instant) {
+        let passed = now.saturating_duration_since(self.filled);
+        self.filled = now;
+        self.users.retain(|user, _| databases.contains_key(user));
+        let part = |(parts, of): (u32, u32)| passed * parts / of;
+        let (each, mut pool) = (part(CPU_SHARE_PER_DATABASE), part(CPU_SHARE_MAX));
+        let lack = |(user, bucket): (&Party, &TokenBucket)| {
+            let most = each.saturating_mul(databases[user].max(1));
+            as_count(bucket.lack(SAVED_CPU_MAX).min(most))
+        };
+        let lacking: Vec<usize> = self.users.iter().map(lack).collect();
+        for (bucket, share) in self.users.values_mut().zip(shares(as_count(pool), &lacking)) {
+            let share = Duration::from_nanos(share as u64);
+            bucket.refill(share, SAVED_CPU_MAX);
+            pool = pool.saturating_sub(share);
+        }
+        self.reserve.refill(pool, 2 * INITIAL_CPU_MAX);
+        self.earnings.refill(passed / EARNED_DIVISOR, TURN_CPU_MAX);
+    }
+
+    /// Returns the bucket of a user. A new one gets at most half of the reserve, so whoever comes under ever
+    /// new names gets ever less.
+    fn bucket(&mut self, user: Party) -> &mut TokenBucket {
+        let Self { users, reserve, .. } = self;
+        users.entry(user).or_insert_with(|| {
+            let half = reserve.available(Duration::ZERO).unwrap_or_default() / 2;
+            let initial = half.min(INITIAL_CPU_MAX);
+            reserve.spend(initial);
+            TokenBucket::of(initial)
+        })
+    }
+
+    /// Returns the time that a user has, with `beside` on credit; `None` if nothing is left.
+    pub(crate) fn available(&mut self, user: Party, beside: Duration) -> Option<Duration> {
+        self.bucket(user).available(beside)
+    }
+
+    /// Deducts processor time that a user's database took.
+    pub(crate) fn spend(&mut self, user: Party, cpu: Duration) {
+        self.bucket(user).spend(cpu);
+    }
+
+    /// Gives back the part of `cpu`, spent on releasing `bytes`, that these bytes earned.
+    pub(crate) fn earn(&mut self, user: Party, cpu: Duration, bytes: u64) {
+        let earned = self.earned(cpu, bytes);
+        self.bucket(user).refill(earned, SAVED_CPU_MAX);
+    }
+
+    fn earned(&mut self, cpu: Duration, bytes: u64) -> Duration {
+        let earned = (u128::from(bytes) * EARNED_PER_GIB.as_nanos()) >> 30;
+        let earned = Duration::from_nanos(u64::try_from(earned).unwrap_or(u64::MAX));
+        let earned = earned.min(cpu).min(self.earnings.available(Duration::ZERO).unwrap_or_default());
+        self.earnings.spend(earned);
+        earned
+    }
+}
+
+/// A token bucket of processor time for listing descriptors. A process with very many descriptors that keeps
+/// causing listings is listed later, and costs no more.
+#[derive(Debug)]
+pub(crate) struct ListingTime {
+    bucket: TokenBucket,
+    began: Instant,
+    filled: Instant,
+}
+
+impl ListingTime {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { bucket: TokenBucket::of(INITIAL_LISTING.0), began: now, filled: now }
+    }
+
+    /// Returns how much of `wanted` is available at `now`; `None` if all was spent.
+    pub(crate) fn slice(&mut self, wanted: Duration, now: Instant) -> Option<Duration> {
+        let passed = now.saturating_duration_since(self.filled);
+        self.filled = now;
+        if now.saturating_duration_since(self.began) > INITIAL_LISTING.1 {
+            self.bucket.refill(passed / LISTING_DIVISOR, SAVED_LISTING_MAX);
+        }
+        self.bucket.available(Duration::ZERO).map(|left| left.min(wanted))
     }
 
     /// Deducts processor time that was spent.
     pub(crate) fn spend(&mut self, cpu: Duration) {
-        self.left = self.left.saturating_sub(nanoseconds(cpu));
+        self.bucket.spend(cpu);
     }
+
+    /// Fills the bucket, for a caller that waits until everything was listed.
+    pub(crate) fn hurry(&mut self) {
+        let lack = self.bucket.lack(SAVED_LISTING_MAX);
+        self.bucket.refill(lack, Duration::MAX);
+    }
+}
+
+/// A limit that users share, and the databases of each. A database's share is at least one; all shares
+/// together are at most `all`, plus one for each database.
+#[derive(Debug)]
+pub(crate) struct Quota {
+    all: usize,
+    per_database: usize,
+    /// The share of one database of each user; empty when it has to be computed anew.
+    shares: BTreeMap<Party, usize>,
+}
+
+impl Quota {
+    pub(crate) fn new(all: usize, per_database: usize) -> Self {
+        Self { all, per_database, shares: BTreeMap::new() }
+    }
+
+    /// Records that the numbers of databases have changed.
+    pub(crate) fn forget(&mut self) {
+        self.shares.clear();
+    }
+
+    /// Returns the share of one database of a user, given the number of each user's databases.
+    pub(crate) fn share(&mut self, databases: &BTreeMap<Party, u32>, user: Party) -> usize {
+        if self.shares.is_empty() {
+            let count = |count: &u32| usize::try_from(*count).unwrap_or(usize::MAX);
+            let most = self.per_database;
+            let wanted: Vec<usize> =
+                databases.values().map(|databases| count(databases).saturating_mul(most)).collect();
+            let shares = shares(self.all, &wanted).into_iter().zip(databases);
+            let each = shares.map(|(share, (user, own))| (*user, (share / count(own)).clamp(1, most)));
+            self.shares = each.collect();
+        }
+        self.shares.get(&user).copied().unwrap_or(1)
+    }
+}
+
+fn nanoseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// Returns a time in nanoseconds, to be shared.
+fn as_count(time: Duration) -> usize {
+    usize::try_from(time.as_nanos()).unwrap_or(usize::MAX)
 }
 
 /// The limits of one turn.
@@ -146,103 +317,11 @@ pub(crate) struct Slice {
     pub(crate) wall: Duration,
 }
 
-/// Distributes processor time among the databases.
-#[derive(Debug)]
-pub(crate) struct CpuScheduler {
-    /// Time in nanoseconds that nobody needed, for new databases.
-    reserve: i64,
-    earnings: i64,
-    filled: Instant,
-}
-
-impl CpuScheduler {
-    pub(crate) fn new(now: Instant) -> Self {
-        Self {
-            reserve: nanoseconds(2 * INITIAL_CREDIT_MAX),
-            earnings: nanoseconds(TURN_CPU_MAX),
-            filled: now,
-        }
+impl Slice {
+    /// Returns the limits of a turn of at most `cpu`.
+    pub(crate) fn of(cpu: Duration) -> Self {
+        Self { cpu: cpu.min(TURN_CPU_MAX), wall: TURN_WALL_MAX }
     }
-
-    /// Returns the credit of a new database: at most half of the reserve, so whoever starts one after another
-    /// gets ever less.
-    pub(crate) fn open(&mut self) -> Credit {
-        let left = (self.reserve / 2).min(nanoseconds(INITIAL_CREDIT_MAX));
-        self.reserve -= left;
-        Credit { left }
-    }
-
-    /// Distributes the time since the last call. Each database gets what it lacks; if there is too little for
-    /// that, each user gets a fair share, and each database a fair share of its user's.
-    pub(crate) fn fill<'a>(&mut self, credits: impl Iterator<Item = (Party, &'a mut Credit)>, now: Instant) {
-        let passed = now.saturating_duration_since(self.filled);
-        self.filled = now;
-        let part = |(parts, of): (u32, u32)| nanoseconds(passed * parts / of);
-        let (each, mut pool) = (part(CPU_SHARE_PER_DATABASE), part(CPU_SHARE_MAX));
-        let mut credits: Vec<(Party, &mut Credit)> = credits.collect();
-        let lack = |credit: &Credit| (nanoseconds(SAVED_CPU_MAX) - credit.left).clamp(0, each);
-        let lacking: Vec<(Party, usize)> =
-            credits.iter().map(|(party, credit)| (*party, lack(credit).try_into().unwrap_or(0))).collect();
-        let shares = shares_by_party(pool.try_into().unwrap_or(0), &lacking);
-        for ((_, credit), share) in credits.iter_mut().zip(shares) {
-            let given = i64::try_from(share).unwrap_or(0);
-            credit.left += given;
-            pool -= given;
-        }
-        self.reserve = (self.reserve + pool).min(nanoseconds(2 * INITIAL_CREDIT_MAX));
-        let earned = self.earnings + nanoseconds(passed / EARNED_DIVISOR);
-        self.earnings = earned.min(nanoseconds(TURN_CPU_MAX));
-    }
-
-    /// Returns the part of `cpu`, spent on releasing `bytes`, that these bytes did not earn.
-    pub(crate) fn unpaid(&mut self, cpu: Duration, bytes: u64) -> Duration {
-        let earned = (u128::from(bytes) * EARNED_PER_GIB.as_nanos()) >> 30;
-        let earned = i64::try_from(earned).unwrap_or(i64::MAX).min(nanoseconds(cpu)).min(self.earnings);
-        self.earnings -= earned;
-        cpu.saturating_sub(Duration::from_nanos(u64::try_from(earned).unwrap_or(0)))
-    }
-}
-
-/// A token bucket of processor time for listing descriptors. A process with very many descriptors that keeps
-/// causing listings is listed later, and costs no more.
-#[derive(Debug)]
-pub(crate) struct ListingTime {
-    /// In nanoseconds; negative if more was spent than there was.
-    left: i64,
-    began: Instant,
-    filled: Instant,
-}
-
-impl ListingTime {
-    pub(crate) fn new(now: Instant) -> Self {
-        Self { left: nanoseconds(INITIAL_LISTING.0), began: now, filled: now }
-    }
-
-    /// Returns how much of `wanted` is available at `now`; `None` if all was spent.
-    pub(crate) fn slice(&mut self, wanted: Duration, now: Instant) -> Option<Duration> {
-        let passed = now.saturating_duration_since(self.filled);
-        self.filled = now;
-        if now.saturating_duration_since(self.began) > INITIAL_LISTING.1 {
-            self.left =
-                (self.left + nanoseconds(passed / LISTING_DIVISOR)).min(nanoseconds(SAVED_LISTING_MAX));
-        }
-        let left = u64::try_from(self.left).ok().filter(|left| *left > 0)?;
-        Some(wanted.min(Duration::from_nanos(left)))
-    }
-
-    /// Deducts processor time that was spent.
-    pub(crate) fn spend(&mut self, cpu: Duration) {
-        self.left = self.left.saturating_sub(nanoseconds(cpu));
-    }
-
-    /// Fills the bucket, for a caller that waits until everything was listed.
-    pub(crate) fn hurry(&mut self) {
-        self.left = self.left.max(nanoseconds(SAVED_LISTING_MAX));
-    }
-}
-
-fn nanoseconds(time: Duration) -> i64 {
-    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// One database's turn. It measures the time spent by the thread that began it.
@@ -260,7 +339,7 @@ impl Turn {
     pub(crate) fn begin(slice: Slice) -> Self {
         Self {
             slice,
-            cpu: thread_time(),
+            cpu: thread_cpu_time(),
             wall: Instant::now(),
             until_read: Cell::new(STEPS_PER_CLOCK_READ),
             over: Cell::new(false),
@@ -285,88 +364,100 @@ impl Turn {
 
     /// Returns the processor time of this thread since the turn began.
     pub(crate) fn spent(&self) -> Duration {
-        thread_time().saturating_sub(self.cpu)
+        thread_cpu_time().saturating_sub(self.cpu)
     }
-}
-
-/// Returns the processor time of this thread so far: `clock_gettime(2)`.
-fn thread_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    let seconds = u64::try_from(time.tv_sec).expect("CPU time is not negative");
-    Duration::new(seconds, u32::try_from(time.tv_nsec).expect("less than a second"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn filled(scheduler: &mut CpuScheduler, credits: &mut [Credit], seconds: u64) {
-        let until = scheduler.filled + Duration::from_secs(seconds);
-        scheduler.fill(credits.iter_mut().map(|credit| (Party::User(1), credit)), until);
+    const ALICE: Party = Party::User(1);
+    const BOB: Party = Party::User(2);
+
+    /// Fills the buckets of users with so many databases, for so many seconds.
+    fn fill(budget: &mut CpuBudget, users: &[(Party, u32)], seconds: u64) {
+        let until = budget.filled + Duration::from_secs(seconds);
+        budget.fill(&users.iter().copied().collect(), until);
     }
 
     #[test]
     fn what_one_does_not_need_is_the_others() {
-        let mut scheduler = CpuScheduler::new(Instant::now());
-        let idle = Credit { left: nanoseconds(SAVED_CPU_MAX) };
-        let mut credits = [Credit { left: 0 }, idle, Credit { left: 0 }, idle];
-        filled(&mut scheduler, &mut credits, 10);
-        assert_eq!(credits[1], idle, "it has all it can save");
-        // 1.5 % of 10 s, for two databases that may have up to 1 % each.
-        assert_eq!((credits[0].left, credits[2].left), (75_000_000, 75_000_000));
-        let mut alone = [Credit { left: 0 }];
-        filled(&mut scheduler, &mut alone, 10);
-        assert_eq!(alone[0].left, 100_000_000);
+        let mut budget = CpuBudget::new(Instant::now());
+        let users = [(ALICE, 1), (BOB, 1), (Party::User(3), 1)];
+        budget.users = users.map(|(user, _)| (user, TokenBucket(0))).into();
+        budget.users.insert(Party::User(3), TokenBucket::of(SAVED_CPU_MAX));
+        fill(&mut budget, &users, 10);
+        // 1.5 % of 10 s, for two users that may have up to 1 % each.
+        let left: Vec<i64> = budget.users.values().map(|bucket| bucket.0).collect();
+        assert_eq!(left, [75_000_000, 75_000_000, 1_000_000_000]);
+        fill(&mut budget, &users[..1], 10);
+        assert_eq!(budget.users, BTreeMap::from([(ALICE, TokenBucket(175_000_000))]));
     }
 
     #[test]
     fn who_has_very_many_databases_takes_no_time_of_another_user() {
-        let mut scheduler = CpuScheduler::new(Instant::now());
-        let mut credits = [Credit { left: 0 }; 101];
-        let until = scheduler.filled + Duration::from_secs(10);
-        let of = |at| Party::User(if at == 100 { 2 } else { 1 });
-        let owned = credits.iter_mut().enumerate().map(|(at, credit)| (of(at), credit));
-        scheduler.fill(owned, until);
+        let mut budget = CpuBudget::new(Instant::now());
+        budget.users = [(ALICE, TokenBucket(0)), (BOB, TokenBucket(0))].into();
+        fill(&mut budget, &[(ALICE, 1000), (BOB, 1)], 10);
         // Half of 1.5 % of 10 s.
-        assert_eq!(credits[100].left, 75_000_000);
-        assert!(credits[..100].iter().all(|credit| credit.left == 750_000));
+        assert!(budget.users.values().all(|bucket| bucket.0 == 75_000_000), "{budget:?}");
     }
 
     #[test]
     fn all_together_never_get_more_than_their_share() {
-        let mut scheduler = CpuScheduler::new(Instant::now());
-        let reserve = scheduler.reserve;
-        let mut credits = Vec::new();
-        // Databases start one after another, and each spends what it has.
-        for _ in 0..1000 {
-            credits.push(scheduler.open());
-        }
-        let at_first: i64 = credits.iter().map(|credit| credit.left).sum();
+        let mut budget = CpuBudget::new(Instant::now());
+        let reserve = budget.reserve.0;
+        // Users come one after another, and each spends what it has.
+        let users: Vec<(Party, u32)> = (0..1000).map(|user| (Party::User(user), 1)).collect();
+        let at_first: i64 = users.iter().map(|(user, _)| budget.bucket(*user).0).sum();
         assert!(at_first <= reserve, "{at_first}");
-        for credit in &mut credits {
-            credit.left = 0;
-        }
-        filled(&mut scheduler, &mut credits, 100);
-        let all: i64 = credits.iter().map(|credit| credit.left).sum();
+        budget.users.values_mut().for_each(|bucket| bucket.0 = 0);
+        fill(&mut budget, &users, 100);
+        let all: i64 = budget.users.values().map(|bucket| bucket.0).sum();
         assert!(all <= 1_500_000_000, "{all}");
-        assert!(credits.iter().all(|credit| credit.left >= 1_499_000), "each has the same");
+        assert!(budget.users.values().all(|bucket| bucket.0 >= 1_499_000), "each has the same");
     }
 
     #[test]
     fn debts_are_paid_back_and_bytes_earn() {
-        let mut scheduler = CpuScheduler::new(Instant::now());
-        let mut credit = scheduler.open();
-        credit.spend(Duration::from_secs(1));
-        assert_eq!(credit.slice(Duration::ZERO), None);
-        assert!(credit.slice(Duration::from_secs(1)).is_some());
-        let mut credits = [credit];
-        filled(&mut scheduler, &mut credits, 51);
-        assert!(credits[0].slice(Duration::ZERO).is_some());
+        let mut budget = CpuBudget::new(Instant::now());
+        budget.spend(ALICE, Duration::from_secs(1));
+        assert_eq!(budget.available(ALICE, Duration::ZERO), None);
+        assert!(budget.available(ALICE, Duration::from_secs(1)).is_some());
+        fill(&mut budget, &[(ALICE, 1)], 51);
+        assert!(budget.available(ALICE, Duration::ZERO).is_some());
         let spent = Duration::from_millis(50);
-        assert_eq!(scheduler.unpaid(spent, 1 << 30), Duration::ZERO, "a GiB earned it");
-        assert!(scheduler.unpaid(spent, 4096) * 2 > spent, "a page does not");
-        let all: Duration = (0..100).map(|_| scheduler.unpaid(spent, 1 << 30)).sum();
-        assert!(all > 90 * spent, "there is no more to earn than a share of a core");
+        assert_eq!(budget.earned(spent, 1 << 30), spent, "a GiB earned it");
+        assert!(budget.earned(spent, 4096) * 2 < spent, "a page does not");
+        let all: Duration = (0..100).map(|_| budget.earned(spent, 1 << 30)).sum();
+        assert!(all < 10 * spent, "there is no more to earn than a share of a core");
+    }
+
+    #[test]
+    fn databases_have_shares_of_their_users() {
+        let user = |number: usize| Party::User(u32::try_from(number).unwrap());
+        let share = |all, most, counts: &[u32], of: usize| {
+            let counts = counts.iter().enumerate().map(|(at, count)| (user(at + 1), *count)).collect();
+            Quota::new(all, most).share(&counts, user(of))
+        };
+        let names = |counts: &[u32], of| share(NAMES_MAX, NAMES_PER_DATABASE, counts, of);
+        assert_eq!(names(&[8], 1), NAMES_PER_DATABASE);
+        assert_eq!(names(&[64], 1), 512);
+        assert_eq!((names(&[2048, 1], 1), names(&[2048, 1], 2)), (14, NAMES_PER_DATABASE));
+        assert_eq!(names(&[2048, 2048], 1), 8);
+        let windows = |of| share(WINDOWS_MAX, WINDOWS_PER_DATABASE, &[1_000_000, 1], of);
+        assert_eq!((windows(1), windows(2)), (1, WINDOWS_PER_DATABASE));
+        // The stated bound holds for any distribution of databases over users.
+        let each = vec![1; 4000];
+        for counts in [&[1_u32, 2, 2000, 7][..], &[4000, 96], &each] {
+            let all = counts.iter().enumerate().map(|(at, count)| (user(at + 1), *count)).collect();
+            let mut quota = Quota::new(NAMES_MAX, NAMES_PER_DATABASE);
+            let kept = counts.iter().enumerate();
+            let kept = kept.map(|(at, count)| quota.share(&all, user(at + 1)) * *count as usize);
+            let kept: usize = kept.sum();
+            assert!(kept <= NAMES_MAX, "{kept} {counts:?}");
+        }
     }
 
     #[test]
@@ -390,7 +481,7 @@ mod tests {
         assert!(spent <= most && spent * 2 > most, "{spent:?}");
         let later = now + Duration::from_secs(100_000);
         time.slice(wanted, later);
-        assert_eq!(time.left, nanoseconds(SAVED_LISTING_MAX));
+        assert_eq!(time.bucket, TokenBucket::of(SAVED_LISTING_MAX));
         time.spend(Duration::from_secs(1));
         time.hurry();
         assert_eq!(time.slice(wanted, later), Some(wanted));

@@ -11,15 +11,15 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use globset::{GlobBuilder, GlobMatcher};
+use globset::GlobMatcher;
 use pagekeeper_catalog::units::{Period, Size};
 use pagekeeper_catalog::{
     LogSpec, Profile, ProfileError, Rules, Spelled, disks, find_profile, parse_config, read_config,
 };
 use pagekeeper_policy::{DiskProfile, FileClass, Rule};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
-use crate::targets::{Selector, Targets};
+use crate::targets::{Targets, path_glob};
 use streams::StreamsText;
 pub use streams::{StreamSocket, Streams, stream_name};
 
@@ -60,11 +60,14 @@ pub struct Options {
 
 /// Distance in bytes behind the writer up to which the guard waits for PostgreSQL's own readers of WAL, where
 /// it exceeds the `near_files` of their rule. These readers read each byte once, however late.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct WalReaderLimits {
     /// The replay of a standby.
+    #[serde(deserialize_with = "size")]
     pub standby: u64,
     /// The archiver.
+    #[serde(deserialize_with = "size")]
     pub archiver: u64,
 }
 
@@ -74,21 +77,9 @@ impl Default for WalReaderLimits {
     }
 }
 
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WalReaderText {
-    standby: Option<Spelled<Size>>,
-    archiver: Option<Spelled<Size>>,
-}
-
-impl WalReaderText {
-    fn limits(self) -> WalReaderLimits {
-        let defaults = WalReaderLimits::default();
-        WalReaderLimits {
-            standby: self.standby.map_or(defaults.standby, |size| size.0.0),
-            archiver: self.archiver.map_or(defaults.archiver, |size| size.0.0),
-        }
-    }
+/// Reads a size written as text.
+fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    Spelled::<Size>::deserialize(deserializer).map(|size| size.0.0)
 }
 
 /// The handling of the page cache of databases' memory cgroups; none unless some are named.
@@ -123,9 +114,7 @@ impl FromStr for GroupGlob {
                  /kubepods.slice/**"
             ));
         }
-        // Names given by systemd contain backslashes: `system-a\x2db.slice`.
-        let glob = GlobBuilder::new(text).literal_separator(true).backslash_escape(false).build();
-        glob.map(|glob| Self(glob.compile_matcher())).map_err(|error| error.to_string())
+        path_glob(text).map(Self)
     }
 }
 
@@ -191,23 +180,6 @@ impl Default for Options {
     }
 }
 
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TargetsText {
-    #[serde(default)]
-    only: Vec<Spelled<Selector>>,
-    #[serde(default)]
-    never: Vec<Spelled<Selector>>,
-    canary: Option<Spelled<Selector>>,
-}
-
-impl TargetsText {
-    fn targets(self) -> Targets {
-        let list = |selectors: Vec<Spelled<Selector>>| selectors.into_iter().map(|one| one.0).collect();
-        Targets { only: list(self.only), never: list(self.never), canary: self.canary.map(|canary| canary.0) }
-    }
-}
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ConfigText {
@@ -224,11 +196,11 @@ struct ConfigText {
     #[serde(default)]
     disk_profiles: Vec<PathBuf>,
     #[serde(default)]
-    postgresql: WalReaderText,
+    postgresql: WalReaderLimits,
     streams: Option<StreamsText>,
     cgroup: Option<GroupsText>,
     #[serde(default)]
-    guard: TargetsText,
+    guard: Targets,
 }
 
 impl Options {
@@ -286,10 +258,10 @@ impl Options {
             profiles,
             rules: text.rules,
             disk_profiles,
-            wal_readers: text.postgresql.limits(),
+            wal_readers: text.postgresql,
             streams: text.streams.map_or_else(Streams::default, StreamsText::streams),
             cgroup: text.cgroup.map_or_else(Groups::default, GroupsText::groups),
-            targets: text.guard.targets(),
+            targets: text.guard,
         })
     }
 }

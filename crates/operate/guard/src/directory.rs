@@ -26,7 +26,6 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::{LogSpec, Profile};
@@ -35,62 +34,20 @@ use pagekeeper_kernel::{Error, Expected, Handle, Inode, InspectedFile, Links, Re
 use pagekeeper_policy::names::SegmentSize;
 use pagekeeper_policy::{LogId, Rewrite, Rule};
 
-pub(crate) use self::due::SampledFiles;
-use self::due::{NextDue, OfDatabase};
-pub(crate) use self::listed::ListingResult;
-use crate::entry::Entry;
+use crate::entry::{Entry, NextDue, OfDatabase};
 use crate::facts_cache::FactsCache;
-use crate::ids::IdMap;
+pub(crate) use crate::ids::{DatabaseKey, DirectoryId, Ids};
+use crate::ids::{IdMap, new_version};
 use crate::listing::{LogSettings, NameListing};
-use crate::ownership::{FileOwnership, Identity, Pin};
 use crate::sample::KnownFileSystem;
 use crate::server_settings::ServerSettings;
 use crate::warning_dedup::WarningDedup;
+use pagekeeper_catalog::ownership::{FileOwnership, Identity, Pin};
 
 /// Beyond this many changes between two ticks, a directory is listed at intervals instead.
 pub(crate) const INOTIFY_STORM_CHANGES: usize = 1000;
 /// That interval.
 const AFTER_STORM: Duration = Duration::from_secs(10);
-
-/// Gives out ids that are never reused, in any thread.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Ids(Arc<AtomicU64>);
-
-impl Ids {
-    pub(crate) fn next(&self) -> u64 {
-        self.0.fetch_add(1, Ordering::Relaxed) + 1
-    }
-}
-
-/// Returns a number that was never given out before.
-fn new_version() -> u64 {
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    LAST.fetch_add(1, Ordering::Relaxed) + 1
-}
-
-/// The id of a directory while it is watched; never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(test, derive(Default))]
-pub(crate) struct DirectoryId(u64);
-
-/// The database that a directory belongs to: the unit of budgets.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum DatabaseKey {
-    /// A process.
-    Process(u32),
-    /// A directory that was named by the user.
-    Named(PathBuf),
-}
-
-impl DatabaseKey {
-    /// Returns the process, if it is one.
-    pub(crate) fn pid(&self) -> Option<u32> {
-        match self {
-            Self::Process(pid) => Some(*pid),
-            Self::Named(_) => None,
-        }
-    }
-}
 
 /// Watched directories, boxed: ticks move thousands of them from vector to vector.
 #[allow(clippy::vec_box, reason = "moving them themselves was a tenth of what a tick takes")]
@@ -190,7 +147,7 @@ impl Directory {
         right: FileOwnership,
     ) -> Self {
         Self {
-            id: DirectoryId(new_version()),
+            id: DirectoryId::new(),
             path,
             through,
             owner,

@@ -57,6 +57,25 @@ pub(crate) struct Entry {
     pub(crate) from: u64,
 }
 
+/// The time for which no file of a directory is due.
+#[derive(Debug, Default)]
+pub(crate) struct NextDue {
+    /// Ticks that the files have not been counted down by.
+    pub(crate) passed: u32,
+    /// In how many of these ticks no file is due, as things stand.
+    pub(crate) until_due: u32,
+    /// Whether some process used a file of it in the tick before.
+    pub(crate) was_busy: bool,
+}
+
+/// The properties of its database on which the sampling intervals depend.
+pub(crate) struct OfDatabase {
+    /// The number of its files.
+    pub(crate) files: usize,
+    /// Whether the guard sees which of them its process has open.
+    pub(crate) sees_openers: bool,
+}
+
 impl Entry {
     /// Makes the next sample due at once, with its pages counted.
     pub(crate) fn sample_now(&mut self) {

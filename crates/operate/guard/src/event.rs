@@ -247,7 +247,8 @@ pub enum GroupNews {
 }
 
 /// The reason why something of a database is not watched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Refusal {
     /// It belongs to another user and the process has none of its logs open for writing, or it has other
@@ -277,12 +278,6 @@ impl Refusal {
             Self::NotSelected => "not-selected",
             Self::Never => "never",
         }
-    }
-}
-
-impl Serialize for Refusal {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
     }
 }
 

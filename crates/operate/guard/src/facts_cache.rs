@@ -13,9 +13,8 @@ use std::os::fd::RawFd;
 use pagekeeper_kernel::process::Access;
 use pagekeeper_policy::{Facts, FileFacts, FileId, FollowerFacts};
 
-use crate::descriptors::Descriptor;
-use crate::directory::DirectoryId;
-use crate::ids::{IdMap, IdSet};
+use crate::descriptor::Descriptor;
+use crate::ids::{DirectoryId, IdMap, IdSet};
 
 /// The descriptors of watched files, grouped by directory.
 pub(crate) struct ByDirectory<'a> {

@@ -10,7 +10,8 @@ use std::path::Path;
 use pagekeeper_kernel::Inode;
 use pagekeeper_policy::FileId;
 
-use crate::directory::{Directory, DirectoryId};
+use crate::directory::Directory;
+use crate::ids::DirectoryId;
 
 /// An index of watched files by name and inode. See the module.
 #[derive(Debug, Default)]
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
     use crate::budget::{Slice, Turn};
     use crate::directory::{Directories, Ids};
-    use crate::ownership::FileOwnership;
+    use pagekeeper_catalog::ownership::FileOwnership;
     use pagekeeper_catalog::{Profile, find_profile};
     use std::os::fd::AsFd;
     use std::sync::Arc;

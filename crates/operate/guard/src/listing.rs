@@ -4,9 +4,9 @@
 //! next turn. The directory is not held open in between; the kernel's own position of the last name serves to
 //! continue. Names that come or go meanwhile may be missed, and are in the next listing.
 //!
-//! Invariant: at most `limit` names are kept, whatever the directory holds. If there are more, the largest
-//! logs lose the names with the lowest numbers, or without numbers the files that changed first. Files that
-//! are being written and followed are the last of their log.
+//! Invariant: fewer than twice `limit` names are kept, and at most `limit` in the end, whatever the directory
+//! holds. If there are more, the largest logs lose the names with the lowest numbers, or without numbers the
+//! files that changed first. Files that are being written and followed are the last of their log.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -23,12 +23,16 @@ use pagekeeper_kernel::{
     Error, Expected, Inode, InspectedFile, Result, page_size, physical_block_size, residency,
 };
 use pagekeeper_policy::names::Number;
-use pagekeeper_policy::{Rewrite, RewriteSource};
+use pagekeeper_policy::shares::shares;
+use pagekeeper_policy::{FileId, Rewrite, RewriteSource};
 use rustix::fs::{AtFlags, FileType, RawDir, SeekFrom, StatxFlags};
 
 use crate::budget::Turn;
-use crate::ownership;
 use crate::server_settings::ServerSettings;
+use pagekeeper_catalog::ownership;
+
+/// A log of a directory: its index in the profile, and the part of its name that its files have in common.
+pub(crate) type LogKey = (usize, Vec<u8>);
 
 /// A listing in progress.
 #[derive(Debug)]
@@ -38,10 +42,8 @@ pub(crate) struct NameListing {
     position: u64,
     /// The names of each log, each with its number, or with the time of its last change where no number
     /// orders them.
-    logs: Vec<BTreeSet<(i128, OsString)>>,
-    by_stem: HashMap<(usize, Box<[u8]>), usize>,
-    /// The logs by their number of names: (names, index in `logs`).
-    by_len: BTreeSet<(usize, usize)>,
+    logs: BTreeMap<LogKey, Vec<(i128, OsString)>>,
+    /// The number of these names: less than twice the limit.
     kept: usize,
     /// The newest of the files that say whether logs are recycled, for each log of the profile.
     settings: Vec<Option<(u64, OsString)>>,
@@ -64,15 +66,29 @@ pub(crate) struct Names {
     pub(crate) left_out: u64,
 }
 
+/// The result of continuing a listing.
+#[derive(Debug, Default)]
+pub(crate) struct ListingResult {
+    /// The last file of each log in which files were taken up.
+    pub(crate) grown: Vec<FileId>,
+    /// A log file that is not the database's and was not taken up; an empty name if that holds for the
+    /// directory.
+    pub(crate) refused: Option<OsString>,
+    /// Whether there are more log files than may be watched.
+    pub(crate) left_out: bool,
+    /// New logs that are released because of settings of their database: a file, and the settings.
+    pub(crate) decided: Vec<(OsString, String)>,
+    /// Reports about logs of unknown form, each with a file.
+    pub(crate) unknown: Vec<(OsString, String)>,
+}
+
 impl NameListing {
     /// Begins a listing of at most `limit` names.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             limit: limit.max(1),
             position: 0,
-            logs: Vec::new(),
-            by_stem: HashMap::new(),
-            by_len: BTreeSet::new(),
+            logs: BTreeMap::new(),
             kept: 0,
             settings: Vec::new(),
             unknown: BTreeMap::new(),
@@ -128,59 +144,37 @@ impl NameListing {
             return;
         }
         let Some((spec, matched)) = profile.log_of(path) else { return };
-        let key = (spec, matched.log().into_boxed_slice());
         let order = match matched.number {
             Number::None => last_change(fd, name),
             Number::Counted(_) | Number::WalSegment(_) => matched.number.sequence(None).into(),
         };
-        let name = (order, name.to_os_string());
-        let full = self.kept >= self.limit;
-        if full {
-            self.left_out += 1;
-        }
-        let known = self.by_stem.get(&key).copied();
-        if full && !self.make_room(known, &name) {
-            return;
-        }
-        let log = known.unwrap_or_else(|| {
-            self.logs.push(BTreeSet::new());
-            self.by_stem.insert(key, self.logs.len() - 1);
-            self.logs.len() - 1
-        });
-        let before = self.logs[log].len();
-        if self.logs[log].insert(name) {
-            self.kept += 1;
-            self.by_len.remove(&(before, log));
-            self.by_len.insert((before + 1, log));
+        self.logs.entry((spec, matched.log())).or_default().push((order, name.to_os_string()));
+        self.kept += 1;
+        if self.kept >= self.limit.saturating_mul(2) {
+            self.cut();
         }
     }
 
-    /// Drops a name in favour of `other`, a name of the log `of`. Returns false if `other` is the one to be
-    /// left out.
-    fn make_room(&mut self, of: Option<usize>, other: &(i128, OsString)) -> bool {
-        let Some(&(len, largest)) = self.by_len.last() else { return true };
-        let own = of.map_or(0, |log| self.logs[log].len());
-        // A log is not emptied for another one, and within the largest log the order decides.
-        let from = if own + 1 >= len { of } else { Some(largest) };
-        let Some(from) = from else { return false };
-        if Some(from) == of && self.logs[from].first().is_none_or(|lowest| *lowest > *other) {
-            return false;
-        }
-        let before = self.logs[from].len();
-        if self.logs[from].pop_first().is_some() {
-            self.kept -= 1;
-            self.by_len.remove(&(before, from));
-            if before > 1 {
-                self.by_len.insert((before - 1, from));
+    /// Cuts the largest logs, so that at most `limit` names are kept.
+    fn cut(&mut self) {
+        let wanted: Vec<usize> = self.logs.values().map(Vec::len).collect();
+        for (names, share) in self.logs.values_mut().zip(shares(self.limit, &wanted)) {
+            if names.len() > share {
+                names.sort_unstable_by(|one, other| other.cmp(one));
+                names.truncate(share);
             }
         }
-        true
+        self.logs.retain(|_, names| !names.is_empty());
+        let kept = self.logs.values().map(Vec::len).sum();
+        self.left_out += (self.kept - kept) as u64;
+        self.kept = kept;
     }
 
     /// Returns the names that were found, once the end was reached.
-    pub(crate) fn finish(self) -> Names {
+    pub(crate) fn finish(mut self) -> Names {
+        self.cut();
         Names {
-            logs: self.logs.into_iter().flatten().map(|(_, name)| name).collect(),
+            logs: self.logs.into_values().flatten().map(|(_, name)| name).collect(),
             settings: self.settings.into_iter().flatten().map(|(_, name)| name).collect(),
             unknown: self.unknown,
             left_out: self.left_out,
@@ -263,7 +257,7 @@ impl LogFormat {
 
 impl NewFile {
     /// Returns the log of the directory that it belongs to.
-    pub(crate) fn log(&self) -> (usize, Vec<u8>) {
+    pub(crate) fn log(&self) -> LogKey {
         (self.spec, self.stem.clone())
     }
 }

@@ -116,6 +116,15 @@ pub(crate) struct FileSample {
     pub(crate) no_room: bool,
 }
 
+/// The result of sampling files of a directory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct SampledFiles {
+    /// Whether anything has changed.
+    pub(crate) changed: bool,
+    /// Whether there was no room for all windows.
+    pub(crate) no_room: bool,
+}
+
 /// The file system of a device, once a file on that device was asked for it.
 pub(crate) type KnownFileSystem = Option<(u64, FileSystem)>;
 

@@ -38,22 +38,17 @@ impl ServerSettings {
         profile: &Arc<Profile>,
         is_certain: bool,
     ) -> Arc<Self> {
-        Self::of(proc, Some(pid), profile, is_certain, PathBuf::new())
+        let (proc, profile, directory) = (proc.clone(), Arc::clone(profile), PathBuf::new());
+        Self::of(Whose { proc, pid: Some(pid), profile, is_certain, directory })
     }
 
     /// Returns the settings of whatever server works in a directory.
     pub(crate) fn of_directory(proc: &ProcRoot, directory: PathBuf, profile: &Arc<Profile>) -> Arc<Self> {
-        Self::of(proc, None, profile, true, directory)
+        let (proc, profile) = (proc.clone(), Arc::clone(profile));
+        Self::of(Whose { proc, pid: None, profile, is_certain: true, directory })
     }
 
-    fn of(
-        proc: &ProcRoot,
-        pid: Option<u32>,
-        profile: &Arc<Profile>,
-        is_certain: bool,
-        directory: PathBuf,
-    ) -> Arc<Self> {
-        let whose = Whose { proc: proc.clone(), pid, profile: Arc::clone(profile), is_certain, directory };
+    fn of(whose: Whose) -> Arc<Self> {
         Arc::new(Self { whose: Some(Arc::new(whose)), read: OnceLock::new() })
     }
 
@@ -74,18 +69,14 @@ impl ServerSettings {
             let Some(whose) = &self.whose else { return Settings::new(Engine::Other) };
             let mut settings = SettingsReader::default().read(&whose.server(), &whose.proc);
             // Anyone may start a process that looks like a server and has a great many settings.
-            settings.keep_only(&whose.names_asked());
+            let names: Vec<&str> = whose.profile.logs.iter().flat_map(names_asked_by).collect();
+            settings.keep_only(&names);
             settings
         })
     }
 }
 
 impl Whose {
-    /// Returns the names of the settings that the profile's logs need.
-    fn names_asked(&self) -> Vec<&str> {
-        self.profile.logs.iter().flat_map(names_asked_by).collect()
-    }
-
     fn server(&self) -> Server {
         let name = self.pid.and_then(|pid| self.proc.name(pid).ok()).unwrap_or_default();
         let mut engines = self.profile.names().map(|profile| Engine::of(profile, &unescaped(&name)));

@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use globset::{GlobBuilder, GlobMatcher};
-use pagekeeper_catalog::one_user;
+use pagekeeper_catalog::{Spelled, one_user};
 use pagekeeper_kernel::process::ProcRoot;
+use serde::{Deserialize, Deserializer};
 
 use crate::event::Refusal;
 
@@ -88,11 +89,7 @@ impl FromStr for Selector {
         if value.is_empty() {
             return Err(bad("nothing stands after the colon"));
         }
-        let glob = || {
-            // Names given by systemd contain backslashes: `system-a\x2db.slice`.
-            let glob = GlobBuilder::new(value).literal_separator(true).backslash_escape(false).build();
-            glob.map(|glob| glob.compile_matcher()).map_err(|error| bad(&error.to_string()))
-        };
+        let glob = || path_glob(value).map_err(|error| bad(&error));
         let absolute = || if value.starts_with('/') { Ok(()) } else { Err(bad("its path is not absolute")) };
         match kind {
             "user" => {
@@ -106,6 +103,12 @@ impl FromStr for Selector {
             "pid" => value.parse().map(Self::Process).map_err(|_| bad("that is no number of a process")),
             _ => Err(bad("its kind is unknown")),
         }
+    }
+}
+
+impl<'de> Deserialize<'de> for Selector {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Spelled::deserialize(deserializer).map(|selector| selector.0)
     }
 }
 
@@ -151,6 +154,13 @@ impl Selector {
     }
 }
 
+/// Returns a glob of a whole path of a control group, or of the name of a unit.
+pub(crate) fn path_glob(text: &str) -> Result<GlobMatcher, String> {
+    // Names given by systemd contain backslashes: `system-a\x2db.slice`.
+    let glob = GlobBuilder::new(text).literal_separator(true).backslash_escape(false).build();
+    glob.map(|glob| glob.compile_matcher()).map_err(|error| error.to_string())
+}
+
 /// Returns whether a control group is a systemd unit that holds processes: `mariadb.service`,
 /// `docker-1a2b.scope`.
 fn is_unit(name: &std::ffi::OsStr) -> bool {
@@ -172,7 +182,8 @@ pub(crate) fn named_id(table: &str, name: &str) -> Option<u32> {
 }
 
 /// The databases that the guard acts on, among those that it finds; by default all.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Targets {
     /// If not empty, no other database that was found is watched. Databases that were named by process or
     /// directory still are.

@@ -112,7 +112,8 @@ impl WantedNotes {
 }
 
 impl FoundReaders {
-    /// Reads the slots of the database, but no notes yet.
+    /// Reads the slots of the database, but no notes yet: those in `pg_replslot`, in the server's working
+    /// directory, or beside the directory of the WAL.
     pub(crate) fn of_slots(directory: &Directory, proc: &ProcRoot) -> Self {
         let mut found = Self {
             directory: directory.id,
@@ -121,13 +122,6 @@ impl FoundReaders {
             odd_slot: None,
             problems: Vec::new(),
         };
-        found.read_slots(directory, proc);
-        found
-    }
-
-    /// Reads the slots in `pg_replslot`, in the server's working directory, or beside the directory of the
-    /// WAL.
-    fn read_slots(&mut self, directory: &Directory, proc: &ProcRoot) {
         let path = directory.path.parent().unwrap_or(Path::new("/")).join("pg_replslot");
         let opened = match directory.owner {
             // The WAL may be elsewhere, behind a link; the server's working directory is its data directory.
@@ -137,30 +131,34 @@ impl FoundReaders {
         let names =
             opened.and_then(|opened| Ok((first_names(opened.as_fd(), &path, SLOTS_MAX + 1)?, opened)));
         let (mut names, opened) = match names {
-            Ok(found) => found,
-            Err(error) => return note_problem(&mut self.problems, path, &error),
+            Ok(names) => names,
+            Err(error) => {
+                note_problem(&mut found.problems, path, &error);
+                return found;
+            }
         };
         if names.len() > SLOTS_MAX {
             let problem =
                 format!("it has more than {SLOTS_MAX} slots: the readers of others are not waited for");
-            self.problems.push((path.clone(), problem));
+            found.problems.push((path.clone(), problem));
             names.truncate(SLOTS_MAX);
         }
         for name in names {
             let state = path.join(&name).join("state");
             let reason = match read_slot(opened.as_fd(), &name, state.clone()) {
                 Ok(Ok(slot)) => {
-                    self.slots.push((name, slot));
+                    found.slots.push((name, slot));
                     continue;
                 }
                 Ok(Err(reason)) => format!("{}: {reason}", escaped(&state)),
                 Err(error) if error.is_gone() => continue,
                 Err(error) => error.to_string(),
             };
-            self.odd_slot.get_or_insert_with(|| {
+            found.odd_slot.get_or_insert_with(|| {
                 (path.clone(), format!("the readers of some of its slots are not waited for: {reason}"))
             });
         }
+        found
     }
 }
 

@@ -4,13 +4,8 @@
 //! logs, which may lie anywhere, do not count. Its working directory counts where the profile names
 //! directories below it. The root of a file tree never counts.
 //!
-//! Any process can have a database's name, and can name or open whatever it may read. So a directory counts
-//! as a process's own only if
-//! 1. it belongs to the one user that the process runs as, or that user is root, or
-//! 2. the process has a file in it open for writing.
-//!
-//! The better of two claims to one directory wins ([`Strength`], as for the guard). A directory that is left
-//! out for that reason is a visibility gap. The decision is about a directory, not its path: only that very
+//! A claim counts, and the better of two wins, by the rules of [`ownership`](pagekeeper_catalog::ownership), as
+//! for the guard. A directory that is left out for that reason is a visibility gap. The decision is about a directory, not its path: only that very
 //! directory is scanned later.
 
 use std::cell::Cell;
@@ -19,6 +14,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
+use pagekeeper_catalog::ownership::has_rights_of;
 use pagekeeper_catalog::{Contest, Strength, one_user};
 use pagekeeper_kernel::process::{Access, ProcRoot};
 use pagekeeper_kernel::text::escaped;
@@ -132,7 +128,6 @@ pub(crate) fn directories_of(
     let asks = Cell::new(MOST_WRITTEN.1);
     let claim = |path: &Path| {
         let directory = proc.handle_in_namespace(pid, path).ok()?;
-        let owner = user == Some(directory.stat().st_uid);
         // The path may lead elsewhere by now than when the file was seen.
         let is_there = |held: &Held| {
             let Ok(below) = held.path.strip_prefix(path) else { return false };
@@ -145,8 +140,8 @@ pub(crate) fn directories_of(
             asks.set(asks.get() - 1);
             is_there(held)
         });
-        let strength = Strength { writes, certain: subject.certain, owner };
-        (writes || owner || user == Some(0)).then(|| (directory.inode(), strength))
+        let strength = Strength::of_claim(user, directory.stat().st_uid, writes, subject.certain)?;
+        Some((directory.inode(), strength))
     };
     let mut claims: HashMap<PathBuf, (Inode, Strength)> = HashMap::new();
     let mut left_out = Vec::new();
@@ -255,8 +250,7 @@ fn names_of_links(
     path: &Path,
 ) -> Result<Vec<OsString>> {
     let found = Handle::below(here, name, path.to_path_buf())?;
-    let is_own = user == Some(0) || user == Some(found.stat().st_uid);
-    if !(found.kind().is_dir() && is_own) {
+    if !(found.kind().is_dir() && has_rights_of(user, found.stat().st_uid)) {
         return Ok(Vec::new());
     }
     let opened = found.open_directory(Expected::Any)?;

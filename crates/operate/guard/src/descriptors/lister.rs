@@ -10,6 +10,7 @@ use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::{Access, FdVisitor, OpenFile, ProcRoot};
 
 use crate::budget::DESCRIPTORS_PER_PROCESS;
+use crate::descriptor::Descriptor;
 use crate::directory::Directory;
 use crate::known_names::KnownNames;
 
@@ -26,6 +27,23 @@ pub(crate) fn name_of_removed(shown: &Path) -> Option<&Path> {
     Some(Path::new(OsStr::from_bytes(name)))
 }
 
+/// Returns the descriptor of a log file; `None` if it is another file of that name.
+pub(super) fn descriptor(pid: u32, file: &OpenFile, names: &KnownNames) -> Option<Descriptor> {
+    let (id, directory) = names.find(file.path.file_name()?, file.inode)?;
+    Some(Descriptor {
+        pid,
+        fd: file.fd,
+        file: id,
+        directory,
+        shown_inode: file.shown_inode,
+        inode: file.inode,
+        access: file.access,
+        position: file.position,
+        moved: true,
+        lively: true,
+    })
+}
+
 /// The names by which files are relevant.
 pub(crate) struct RelevantNames<'a> {
     /// The directories of the watched files.
@@ -36,21 +54,7 @@ pub(crate) struct RelevantNames<'a> {
     pub(crate) was_log: &'a dyn Fn(u32, &Path) -> bool,
 }
 
-/// The listing of a process that is still being read.
-#[derive(Debug)]
-pub(crate) struct DescriptorListing {
-    pid: u32,
-    began: Instant,
-    count: Option<u64>,
-    open: Vec<OpenFile>,
-    unnamed: Vec<OpenFile>,
-    /// The number of descriptors of unnamed files that were looked at.
-    looked_at: usize,
-    has_more_unnamed: bool,
-    left_out: bool,
-}
-
-/// The finished listing of a process.
+/// The listing of a process, finished or still being read.
 #[derive(Debug)]
 pub(crate) struct ListedProcess {
     pub(crate) pid: u32,
@@ -62,6 +66,8 @@ pub(crate) struct ListedProcess {
     pub(crate) open: Vec<OpenFile>,
     /// Files that no pattern names and that it has open for writing, up to the limits.
     pub(crate) unnamed: Vec<OpenFile>,
+    /// The number of descriptors of unnamed files that were looked at.
+    pub(super) looked_at: usize,
     /// Whether it may have more such files.
     pub(crate) has_more_unnamed: bool,
     /// Whether it has more relevant descriptors than are remembered.
@@ -110,16 +116,24 @@ pub(crate) fn is_written(file: &OpenFile) -> bool {
 }
 
 impl FdVisitor for Lister<'_> {
-    type Process = DescriptorListing;
+    type Process = ListedProcess;
 
-    fn begin(&mut self, pid: u32) -> Option<DescriptorListing> {
-        let (began, count) = (Instant::now(), self.proc.fd_count(pid));
-        let (open, unnamed) = (Vec::new(), Vec::new());
-        let (has_more_unnamed, left_out) = (false, false);
-        Some(DescriptorListing { pid, began, count, open, unnamed, looked_at: 0, has_more_unnamed, left_out })
+    fn begin(&mut self, pid: u32) -> Option<ListedProcess> {
+        Some(ListedProcess {
+            pid,
+            began: Instant::now(),
+            count: self.proc.fd_count(pid),
+            open: Vec::new(),
+            unnamed: Vec::new(),
+            looked_at: 0,
+            has_more_unnamed: false,
+            left_out: false,
+            read: Ok(()),
+            cost: Duration::ZERO,
+        })
     }
 
-    fn descriptor(&mut self, listing: &mut DescriptorListing, fd: RawFd, target: &Path) {
+    fn descriptor(&mut self, listing: &mut ListedProcess, fd: RawFd, target: &Path) {
         if (self.wanted)(listing.pid, target) {
             if listing.open.len() >= DESCRIPTORS_PER_PROCESS {
                 listing.left_out = true;
@@ -136,18 +150,7 @@ impl FdVisitor for Lister<'_> {
         }
     }
 
-    fn end(&mut self, pid: u32, listing: DescriptorListing, read: Result<()>, cost: Duration) {
-        let DescriptorListing { open, unnamed, has_more_unnamed, left_out, began, count, .. } = listing;
-        self.done.push(ListedProcess {
-            pid,
-            began,
-            count,
-            open,
-            unnamed,
-            has_more_unnamed,
-            left_out,
-            read,
-            cost,
-        });
+    fn end(&mut self, _: u32, listing: ListedProcess, read: Result<()>, cost: Duration) {
+        self.done.push(ListedProcess { read, cost, ..listing });
     }
 }

@@ -26,11 +26,13 @@
 use std::os::fd::RawFd;
 use std::path::Path;
 
-use pagekeeper_kernel::process::{Access, ProcRoot, Selection};
+use pagekeeper_kernel::process::{ProcRoot, Selection};
 use pagekeeper_policy::FileId;
 
+use super::lister::descriptor;
 use super::poll::Polled;
-use super::{Descriptor, Extent, descriptor};
+use super::schedule::Extent;
+use crate::descriptor::Descriptor;
 use crate::known_names::KnownNames;
 
 /// The most descriptor numbers that are checked.
@@ -130,7 +132,7 @@ impl LogFdPredictor {
         });
         let writes = |file: &FileId| {
             let mut of_file = known.iter().filter(|known| known.file == *file);
-            of_file.any(|known| matches!(known.access, Access::WriteOnly | Access::ReadWrite))
+            of_file.any(Descriptor::writes)
         };
         // Counted after the check: a descriptor that was opened meanwhile is one more.
         let is_explained = self.expected.iter().all(writes)
@@ -156,7 +158,7 @@ mod tests {
     use super::*;
     use crate::budget::{Slice, Turn};
     use crate::directory::{Directories, Directory, Ids};
-    use crate::ownership::FileOwnership;
+    use pagekeeper_catalog::ownership::FileOwnership;
 
     const PID: u32 = 7;
 

@@ -12,18 +12,18 @@ use pagekeeper_kernel::process::{FdRounds, OpenFile, ProcRoot, thread_cpu_time};
 use pagekeeper_policy::shares::shares_by_party;
 
 use super::changes::Changes;
-use super::lister::{DescriptorListing, ListedProcess, Lister, RelevantNames, name_of_removed};
+use super::lister::{ListedProcess, Lister, RelevantNames, descriptor, name_of_removed};
 use super::poll::poll;
 use super::schedule::{Extent, Schedule};
-use super::{Descriptor, POLLED_PER_TICK, descriptor};
 use crate::budget::{FOREIGN_DESCRIPTORS_MAX, ListingTime};
+use crate::descriptor::{Descriptor, POLLED_PER_TICK};
 
 /// The descriptors of watched files in processes that are not watched databases, kept up to date.
 #[derive(Debug)]
 pub(crate) struct ForeignDescriptors {
     known: BTreeMap<u32, ForeignProcess>,
     pub(crate) schedule: Schedule,
-    rounds: FdRounds<DescriptorListing>,
+    rounds: FdRounds<ListedProcess>,
     time: ListingTime,
     cost: Duration,
     /// Processes with more descriptors of watched files than are remembered, since the last

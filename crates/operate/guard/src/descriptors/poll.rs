@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use pagekeeper_kernel::process::ProcRoot;
 
-use super::{Descriptor, FEW_DESCRIPTORS};
+use crate::descriptor::{Descriptor, FEW_DESCRIPTORS};
 
 /// For a process with more than [`FEW_DESCRIPTORS`] descriptors, the most idle ones that are read in one
 /// tick.
@@ -65,8 +65,8 @@ mod tests {
     use pagekeeper_kernel::process::Access;
     use pagekeeper_policy::FileId;
 
-    use super::super::POLLED_PER_TICK;
     use super::*;
+    use crate::descriptor::POLLED_PER_TICK;
     use crate::directory::DirectoryId;
 
     #[test]

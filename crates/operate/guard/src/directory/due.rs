@@ -23,10 +23,10 @@ use pagekeeper_policy::{LogId, Window};
 
 use super::Directory;
 use crate::budget::Turn;
-use crate::descriptors::FilesInUse;
-use crate::entry::{Entry, IDLE_TICKS_MAX, SAMPLES_PER_COUNT};
+use crate::descriptor::FilesInUse;
+use crate::entry::{Entry, IDLE_TICKS_MAX, OfDatabase, SAMPLES_PER_COUNT};
 use crate::ids::IdMap;
-use crate::sample::{Due, Sample, Sampled, WindowRoom, sample_again, sample_due};
+use crate::sample::{Due, Sample, Sampled, SampledFiles, WindowRoom, sample_again, sample_due};
 
 /// Number of files that are sampled together, which takes opening their directory once.
 const FILES_PER_OPEN: u64 = 16;
@@ -45,34 +45,6 @@ const MANY_FILES: usize = 256;
 /// The most files that are collected at once: all of these are visited before the first one is sampled, and
 /// that must not take much of a turn.
 const DUE_BATCH_MAX: usize = 256;
-
-/// The time for which no file of a directory is due.
-#[derive(Debug, Default)]
-pub(super) struct NextDue {
-    /// Ticks that the files have not been counted down by.
-    pub(super) passed: u32,
-    /// In how many of these ticks no file is due, as things stand.
-    pub(super) until_due: u32,
-    /// Whether some process used a file of it in the tick before.
-    pub(super) was_busy: bool,
-}
-
-/// The properties of its database on which the sampling intervals depend.
-pub(super) struct OfDatabase {
-    /// The number of its files.
-    pub(super) files: usize,
-    /// Whether the guard sees which of them its process has open.
-    pub(super) sees_openers: bool,
-}
-
-/// The result of sampling.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct SampledFiles {
-    /// Whether anything has changed.
-    pub(crate) changed: bool,
-    /// Whether there was no room for all windows.
-    pub(crate) no_room: bool,
-}
 
 impl Directory {
     /// Returns whether it is to be opened at this tick although no file in it is due. A directory without

@@ -15,34 +15,19 @@ use pagekeeper_kernel::Result;
 use pagekeeper_policy::names::{Number, SegmentSize};
 use pagekeeper_policy::{FileClass, FileId, LogId, Rewrite, RewriteSource};
 
-use super::{Directory, Ids, Log, new_version};
+use super::{Directory, Log};
 use crate::budget::Turn;
 use crate::entry::Entry;
-use crate::listing::{Inspection, LogFormat, NameListing, NewFile};
-use crate::ownership::{FileOwnership, Identity};
+use crate::ids::{Ids, new_version};
+use crate::listing::{Inspection, ListingResult, LogFormat, NameListing, NewFile};
 use crate::sample::Sample;
+use pagekeeper_catalog::ownership::{FileOwnership, Identity};
 
 /// A listing that takes a millisecond is not repeated for this many milliseconds, whatever comes and goes.
 const RELIST_COST_FACTOR: u32 = 50;
 
 /// The most files whose format is read in one listing: no ring of redo logs has more.
 const FORMATS_READ_MAX: usize = 32;
-
-/// The result of continuing a listing.
-#[derive(Debug, Default)]
-pub(crate) struct ListingResult {
-    /// The last file of each log in which files were taken up.
-    pub(crate) grown: Vec<FileId>,
-    /// A log file that is not the database's and was not taken up; an empty name if that holds for the
-    /// directory.
-    pub(crate) refused: Option<OsString>,
-    /// Whether there are more log files than may be watched.
-    pub(crate) left_out: bool,
-    /// New logs that are released because of settings of their database: a file, and the settings.
-    pub(crate) decided: Vec<(OsString, String)>,
-    /// Reports about logs of unknown form, each with a file.
-    pub(crate) unknown: Vec<(OsString, String)>,
-}
 
 /// Returns the report about a log of which only the name is known.
 fn of_unknown_name(file: &FileSpec) -> String {
@@ -146,14 +131,9 @@ impl Directory {
             self.new_names.sort_by_cached_key(number);
             self.refused = false;
         }
-        let inspection = Inspection {
-            fd,
-            path: &self.path,
-            profile: &self.profile,
-            server: &self.server,
-            settings: &self.settings,
-        };
-        let found = inspection.run(&mut self.new_names, turn);
+        let mut names = std::mem::take(&mut self.new_names);
+        let found = self.inspection(fd).run(&mut names, turn);
+        self.new_names = names;
         let mut grown = BTreeSet::new();
         let held = self.logs_held(fd, &found);
         for file in found {
@@ -179,6 +159,12 @@ impl Directory {
         }
         listed.grown = self.last_files_of(&grown);
         Ok(listed)
+    }
+
+    /// Returns an inspection of its files, with what its last listing found.
+    fn inspection<'a>(&'a self, fd: BorrowedFd<'a>) -> Inspection<'a> {
+        let Self { path, profile, server, settings, .. } = self;
+        Inspection { fd, path, profile, server, settings }
     }
 
     /// Returns whether a file counts as the database's by itself.
@@ -252,13 +238,7 @@ impl Directory {
         if self.owner.is_some() {
             return;
         }
-        let inspection = Inspection {
-            fd,
-            path: &self.path,
-            profile: &self.profile,
-            server: &self.server,
-            settings: &self.settings,
-        };
+        let inspection = self.inspection(fd);
         let devices: BTreeMap<LogId, u64> =
             self.entries.values().map(|entry| (entry.log, entry.inode.dev)).collect();
         let mut by_spec = BTreeMap::new();

@@ -11,11 +11,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::{Error, Flush, InspectedFile, ReleaseOptions, release, start_writeback};
+use pagekeeper_kernel::{Error, InspectedFile, start_writeback};
 use pagekeeper_policy::{FileId, Window};
 
+use super::hung::{Job, JobPlace};
+use super::release_pieces::release_pieces;
 use super::report::Report;
-use super::serve::{Job, JobPlace};
 use super::watched::Watched;
 use crate::budget::{Slice, Turn};
 use crate::config::Settings;
@@ -24,11 +25,9 @@ use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
 
 /// A tick acts for its own length, but at least this long.
-pub(super) const ACT_TIME_MIN: Duration = Duration::from_millis(250);
+const ACT_TIME_MIN: Duration = Duration::from_millis(250);
 /// The longest time for the acts of a tick: a job that takes longer counts as hung.
 const ACT_TIME_MAX: Duration = Duration::from_secs(1);
-/// Longer ranges are released in pieces of this many bytes; the time is checked between two pieces.
-const PIECE_BYTES: u64 = 1 << 30;
 
 /// Ranges of files.
 type Ranges = Vec<(FileId, Range<u64>)>;
@@ -76,32 +75,30 @@ pub(super) fn carry_out(
         return carried_out;
     }
     let deadline = Instant::now() + settings.options.tick.clamp(ACT_TIME_MIN, ACT_TIME_MAX);
-    let mut by_database: HashMap<DatabaseKey, Vec<FileAct>> = HashMap::new();
+    // Acts are removed once their job has come back.
+    let by_database: RefCell<HashMap<DatabaseKey, Vec<FileAct>>> = RefCell::default();
     for act in done {
-        by_database.entry(watched.directories[act.directory].database()).or_default().push(act);
+        let database = watched.directories[act.directory].database();
+        by_database.borrow_mut().entry(database).or_default().push(act);
     }
-    let ranges =
-        |acts: &[FileAct]| -> Ranges { acts.iter().map(|act| (act.file, act.range.clone())).collect() };
-    // Acts whose job has not come back.
-    let away: RefCell<HashMap<DatabaseKey, Ranges>> = RefCell::default();
+    let mut waiting = u32::try_from(by_database.borrow().len()).unwrap_or(u32::MAX);
     let prepare = |watched: &mut Watched, key: &DatabaseKey, indices: &[usize], _: &mut [Box<Directory>]| {
-        let waiting = u32::try_from(by_database.len()).unwrap_or(u32::MAX);
-        let mut acts = by_database.remove(key)?;
-        away.borrow_mut().insert(key.clone(), ranges(&acts));
+        let mut acts = by_database.borrow().get(key)?.clone();
         for act in &mut acts {
             act.directory = indices.iter().position(|index| *index == act.directory)?;
         }
         // Time that one database does not need goes to the others.
         let left = deadline.saturating_duration_since(Instant::now()) / waiting.max(1);
+        waiting = waiting.saturating_sub(1);
         let slice = watched.turns.slice_on_account(key).map(|slice| Slice { wall: left, ..slice });
         let proc = watched.proc.clone();
         let job: Job<Acts> = Box::new(move |own, place| Acts::carry_out(acts, own, place, &proc, slice));
         Some(job)
     };
     let done = |watched: &mut Watched, key: &DatabaseKey, own: &mut [Box<Directory>], acts: Acts| {
-        away.borrow_mut().remove(key);
+        by_database.borrow_mut().remove(key);
         let released = acts.done.iter().map(|done| done.released).sum();
-        watched.turns.spend_on_release(key, acts.spent, released);
+        watched.turns.earn(key, acts.spent, released);
         carried_out.released += released;
         carried_out.ranges.extend(acts.ranges);
         carried_out.not_done.extend(acts.not_done);
@@ -113,8 +110,8 @@ pub(super) fn carry_out(
         }
     };
     watched.serve(prepare, done);
-    carried_out.not_done.extend(by_database.into_values().flat_map(|acts| ranges(&acts)));
-    carried_out.not_done.extend(away.into_inner().into_values().flatten());
+    let left = by_database.into_inner().into_values().flatten();
+    carried_out.not_done.extend(left.map(|act| (act.file, act.range)));
     carried_out
 }
 
@@ -201,33 +198,4 @@ impl Acts {
             }
         }
     }
-}
-
-/// Releases a range, as far as there is time. Returns the bytes released, the bytes that stayed, and the rest
-/// of the range.
-pub(super) fn release_pieces(
-    file: &InspectedFile,
-    range: &Range<u64>,
-    deadline: Instant,
-) -> Result<(u64, u64, Option<Range<u64>>), Error> {
-    let (mut released, mut kept) = (0, 0);
-    let mut start = range.start;
-    while start < range.end {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() && start > range.start {
-            return Ok((released, kept, Some(start..range.end)));
-        }
-        let options = ReleaseOptions {
-            flush: Flush::Watch,
-            patience: left,
-            retry_pause: Duration::ZERO,
-            explain: false,
-        };
-        let end = (start + PIECE_BYTES).min(range.end);
-        let report = release(file, start..end, &options)?;
-        released += report.released;
-        kept += report.kept();
-        start = end;
-    }
-    Ok((released, kept, None))
 }

@@ -6,27 +6,26 @@ use std::ffi::OsStr;
 use std::ops::{Range, RangeInclusive};
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::process::{Access, thread_cpu_time};
+use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_policy::names::Number;
 use pagekeeper_policy::{Act, Facts, FileId, LogId, StepState, Warning, step};
 
 use super::carry_out::ReleasedRange;
+use super::hung::{Job, JobPlace};
 use super::report::Report;
 use super::sampling::descriptors;
-use super::serve::Job;
 use super::watched::{Watched, title};
-use crate::checkpoints::{self, CheckpointContent, Checkpoints};
+use crate::checkpoints::{self, CheckpointContent, CheckpointRead, Checkpoints};
 use crate::config::Settings;
 use crate::decision::{Action, Decision, FileAct, FileWarning};
-use crate::descriptors::Descriptor;
-use crate::directory::{DatabaseKey, Directory};
+use crate::directory::{DatabaseKey, Directories, Directory};
 use crate::disks::{self, Leftovers};
 use crate::entry::Entry;
 use crate::facts::see;
 use crate::facts_cache::ByDirectory;
 use crate::follower_history::FollowerHistory;
 use crate::ids::IdSet;
-use crate::wal_readers::{FoundReaders, WalReaders};
+use crate::wal_readers::{FoundReaders, WalReaders, WantedNotes};
 
 /// Releases that were not complete are retried this often.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
@@ -104,8 +103,7 @@ impl Decider {
             let files: IdSet<FileId> = entries.map(|entry| entry.id).collect();
             self.policy.retain_files(|file| files.contains(&file));
         }
-        self.read_checkpoints(watched, now);
-        self.read_wal_readers(watched, settings, now);
+        self.read_state_files(watched, settings, now);
         let mut facts = Facts { retry: self.retry, ..Facts::default() };
         let strangers = strangers(watched);
         let Watched { databases, others, directories, .. } = watched;
@@ -131,81 +129,32 @@ impl Decider {
         facts
     }
 
-    /// Reads the files that state checkpoints, as far as they may have changed.
-    fn read_checkpoints(&mut self, watched: &mut Watched, now: Instant) {
-        if !watched.directories.iter().any(|directory| checkpoints::are_asked_for(directory)) {
-            return;
-        }
-        let checkpoints = RefCell::new(&mut self.checkpoints);
-        let prepare = |watched: &mut Watched, _: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
-            let of = |directory: &Directory| checkpoints.borrow().wanted(directory, now);
-            let wanted: Vec<_> = own.iter().map(|directory| of(directory)).collect();
-            if wanted.iter().all(Vec::is_empty) {
-                return None;
-            }
-            let proc = watched.proc.clone();
-            let job: Job<(Vec<CheckpointContent>, Duration)> = Box::new(move |own, place| {
-                let before = thread_cpu_time();
-                let mut found = Vec::new();
-                for (index, (directory, wanted)) in own.iter().zip(wanted).enumerate() {
-                    for wanted in wanted {
-                        if wanted.is_elsewhere() {
-                            place.elsewhere();
-                        } else {
-                            place.at(index);
-                        }
-                        found.push(wanted.read(directory, &proc));
-                    }
-                }
-                (found, thread_cpu_time().saturating_sub(before))
-            });
-            Some(job)
+    /// Reads the databases' own files that state checkpoints and readers of WAL, as far as that is due.
+    fn read_state_files(&mut self, watched: &mut Watched, settings: &Settings, now: Instant) {
+        let is_asked = |directory: &Directory| {
+            checkpoints::are_asked_for(directory) || directory.profile.postgresql_titles
         };
-        let done = |watched: &mut Watched, key: &DatabaseKey, _: &mut [Box<Directory>], (found, spent)| {
-            watched.turns.spend(key, spent);
-            let found: Vec<CheckpointContent> = found;
-            for found in found {
-                checkpoints.borrow_mut().take(found, now);
-            }
-        };
-        watched.serve(prepare, done);
-    }
-
-    /// Reads which segments are archived, and where replication slots are.
-    fn read_wal_readers(&mut self, watched: &mut Watched, settings: &Settings, now: Instant) {
-        if !watched.directories.iter().any(|directory| directory.profile.postgresql_titles) {
+        if !watched.directories.iter().any(|directory| is_asked(directory)) {
             return;
         }
         let limits = &settings.options.wal_readers;
-        let readers = RefCell::new(&mut self.wal_readers);
+        let known = RefCell::new((&mut self.checkpoints, &mut self.wal_readers));
         let prepare = |watched: &mut Watched, _: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
-            let of = |directory: &Directory| readers.borrow().wanted(directory, limits, now);
+            let known = known.borrow();
+            let of = |directory: &Directory| {
+                (known.0.wanted(directory, now), known.1.wanted(directory, limits, now))
+            };
             let wanted: Vec<_> = own.iter().map(|directory| of(directory)).collect();
-            if wanted.iter().all(Option::is_none) {
-                return None;
-            }
+            let is_any = wanted.iter().any(|(reads, notes)| !reads.is_empty() || notes.is_some());
             let proc = watched.proc.clone();
-            let job: Job<(Vec<FoundReaders>, Duration)> = Box::new(move |own, place| {
-                let before = thread_cpu_time();
-                let mut found = Vec::new();
-                for (index, (directory, wanted)) in own.iter().zip(wanted).enumerate() {
-                    let Some(wanted) = wanted else { continue };
-                    place.elsewhere();
-                    let mut of_directory = FoundReaders::of_slots(directory, &proc);
-                    place.at(index);
-                    wanted.read_notes(directory, &proc, &mut of_directory);
-                    found.push(of_directory);
-                }
-                (found, thread_cpu_time().saturating_sub(before))
-            });
-            Some(job)
+            let job =
+                move |own: &mut Directories, place: &JobPlace| StateFiles::read(wanted, own, place, &proc);
+            is_any.then(|| -> Job<StateFiles> { Box::new(job) })
         };
-        let done = |watched: &mut Watched, key: &DatabaseKey, _: &mut [Box<Directory>], (found, spent)| {
-            watched.turns.spend(key, spent);
-            let found: Vec<FoundReaders> = found;
-            for found in found {
-                readers.borrow_mut().take(found, now);
-            }
+        let done = |_: &mut Watched, _: &DatabaseKey, _: &mut [Box<Directory>], found: StateFiles| {
+            let (checkpoints, readers) = &mut *known.borrow_mut();
+            found.checkpoints.into_iter().for_each(|found| checkpoints.take(found, now));
+            found.readers.into_iter().for_each(|found| readers.take(found, now));
         };
         watched.serve(prepare, done);
     }
@@ -273,13 +222,47 @@ impl Decider {
     }
 }
 
+/// What a database's own files state.
+#[derive(Default)]
+struct StateFiles {
+    checkpoints: Vec<CheckpointContent>,
+    readers: Vec<FoundReaders>,
+}
+
+impl StateFiles {
+    /// Reads the files that are wanted of each directory.
+    fn read(
+        wanted: Vec<(Vec<CheckpointRead>, Option<WantedNotes>)>,
+        own: &[Box<Directory>],
+        place: &JobPlace,
+        proc: &ProcRoot,
+    ) -> Self {
+        let mut found = Self::default();
+        for (index, (directory, (reads, notes))) in own.iter().zip(wanted).enumerate() {
+            for read in reads {
+                if read.is_elsewhere() {
+                    place.elsewhere();
+                } else {
+                    place.at(index);
+                }
+                found.checkpoints.push(read.read(directory, proc));
+            }
+            let Some(notes) = notes else { continue };
+            place.elsewhere();
+            let mut of_directory = FoundReaders::of_slots(directory, proc);
+            place.at(index);
+            notes.read_notes(directory, proc, &mut of_directory);
+            found.readers.push(of_directory);
+        }
+        found
+    }
+}
+
 /// Returns the processes that write a watched file and neither are a database nor were started by one.
 fn strangers(watched: &Watched) -> HashSet<u32> {
     let table = watched.discovery.processes();
-    let writes =
-        |descriptor: &&Descriptor| matches!(descriptor.access, Access::WriteOnly | Access::ReadWrite);
     let mut strangers: HashSet<u32> =
-        watched.others.known().filter(writes).map(|descriptor| descriptor.pid).collect();
+        watched.others.known().filter(|known| known.writes()).map(|descriptor| descriptor.pid).collect();
     if !strangers.is_empty() {
         let databases: HashSet<u32> = watched.databases.iter().map(|database| database.pid).collect();
         let parent = |pid| table.get(pid).map(|process| process.parent);

@@ -31,7 +31,7 @@ use pagekeeper_kernel::{Error, page_size};
 use pagekeeper_policy::group::{GroupReason, GroupRule, GroupSample, GroupState, GroupStep};
 
 use super::group_sight::GroupSight;
-use super::hang_timer::are_too_many;
+use super::hung::are_too_many;
 use super::members::{CgroupPlace, GroupAccess, Members, Owner};
 use super::report::Report;
 use super::watched::{Database, Watched};
@@ -379,20 +379,18 @@ fn event(path: &Path, sample: &GroupSample, news: GroupNews) -> Event {
 /// Returns the groups in the order of a pass: first one group of each party, and in each pass another one of
 /// it.
 fn in_turn<T>(met: BTreeMap<u64, (Party, T)>, pass: u64) -> Vec<(u64, (Party, T))> {
-    let mut counts: BTreeMap<Party, u64> = BTreeMap::new();
-    for (party, _) in met.values() {
-        *counts.entry(*party).or_default() += 1;
+    let mut by_party: BTreeMap<Party, Vec<_>> = BTreeMap::new();
+    for (id, (party, group)) in met {
+        by_party.entry(party).or_default().push((id, (party, group)));
     }
-    let mut ranks: BTreeMap<Party, u64> = BTreeMap::new();
-    let ranked = met.into_iter().map(|(id, (party, group))| {
-        let (count, rank) = (counts[&party], ranks.entry(party).or_default());
-        let turn = (*rank + count - pass % count) % count;
-        *rank += 1;
-        (turn, (id, (party, group)))
-    });
-    let mut all: Vec<_> = ranked.collect();
-    all.sort_by_key(|(turn, _)| *turn);
-    all.into_iter().map(|(_, group)| group).collect()
+    let mut ranked = Vec::new();
+    for mut own in by_party.into_values() {
+        let first = usize::try_from(pass % own.len() as u64).unwrap_or(0);
+        own.rotate_left(first);
+        ranked.extend(own.into_iter().enumerate());
+    }
+    ranked.sort_by_key(|(rank, _)| *rank);
+    ranked.into_iter().map(|(_, group)| group).collect()
 }
 
 /// Returns the group that a process's memory is charged to, if the rule names it. Stores the process's own

@@ -8,8 +8,7 @@
 //!    their own turns rare, and nobody else's.
 //! 3. A process that is not to be acted on ([`GroupAccess`]) and was not looked at yet may be in any group.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_catalog::Party;
@@ -59,8 +58,8 @@ struct Member {
 #[derive(Default)]
 pub(super) struct Members {
     known: BTreeMap<u32, Member>,
-    /// The process of each party after which the next pass begins.
-    after: BTreeMap<Party, u32>,
+    /// The processes of each party, in the order of their turns.
+    queues: BTreeMap<Party, VecDeque<u32>>,
     /// Whether a process that is not to be acted on was not looked at yet.
     unseen: bool,
     /// Whether all processes were looked at.
@@ -87,18 +86,23 @@ impl Members {
         for (pid, member) in &mut self.known {
             member.access = owners[pid].access;
         }
-        let mut parties: BTreeMap<Party, BTreeSet<u32>> = BTreeMap::new();
-        for (pid, owner) in owners {
-            parties.entry(owner.party).or_default().insert(*pid);
-        }
-        self.after.retain(|party, _| parties.contains_key(party));
-        let wanted: Vec<usize> = parties.values().map(BTreeSet::len).collect();
+        self.queue(owners);
+        let wanted: Vec<usize> = self.queues.values().map(VecDeque::len).collect();
         let mut passes = 0;
-        for ((party, pids), share) in parties.iter().zip(shares(NAMED_PROCESSES_MAX, &wanted)) {
-            let share = share.max(1);
-            // Half of the turns may go to new processes.
-            passes = passes.max((2 * pids.len()).div_ceil(share));
-            self.take_turn(*party, pids, owners, share, &mut look);
+        for ((party, queue), share) in self.queues.iter_mut().zip(shares(NAMED_PROCESSES_MAX, &wanted)) {
+            let (share, mut named) = (share.max(1), 0);
+            passes = passes.max(queue.len().div_ceil(share));
+            for _ in 0..queue.len().min(share * LOOKS_PER_NAMED) {
+                if named == share {
+                    break;
+                }
+                let Some(pid) = queue.pop_front() else { break };
+                queue.push_back(pid);
+                let place = look(pid, *party);
+                named += usize::from(place.group.is_some());
+                let Owner { started, access, .. } = owners[&pid];
+                self.known.insert(pid, Member { started, access, place });
+            }
         }
         let is_new = |pid: &u32| !self.known.contains_key(pid);
         self.unseen = owners.iter().any(|(pid, owner)| owner.access != GroupAccess::Acts && is_new(pid));
@@ -106,37 +110,15 @@ impl Members {
         passes
     }
 
-    fn take_turn(
-        &mut self,
-        party: Party,
-        pids: &BTreeSet<u32>,
-        owners: &BTreeMap<u32, Owner>,
-        share: usize,
-        look: &mut impl FnMut(u32, Party) -> CgroupPlace,
-    ) {
-        let after = self.after.get(&party).copied().unwrap_or_default();
-        let (new, old): (Vec<u32>, Vec<u32>) = pids
-            .range((Bound::Excluded(after), Bound::Unbounded))
-            .chain(pids.range(..=after))
-            .partition(|pid| !self.known.contains_key(pid));
-        let (mut new, mut old) = (new.into_iter(), old.into_iter());
-        let mut named = 0;
-        for turn in 0..share * LOOKS_PER_NAMED {
-            let from_old = |old: &mut std::vec::IntoIter<u32>| old.next().map(|pid| (pid, true));
-            let from_new = |new: &mut std::vec::IntoIter<u32>| new.next().map(|pid| (pid, false));
-            let next = if turn % 2 == 0 {
-                from_new(&mut new).or_else(|| from_old(&mut old))
-            } else {
-                from_old(&mut old).or_else(|| from_new(&mut new))
-            };
-            let Some((pid, is_old)) = next.filter(|_| named < share) else { break };
-            if is_old {
-                self.after.insert(party, pid);
-            }
-            let place = look(pid, party);
-            named += usize::from(place.group.is_some());
-            let Owner { started, access, .. } = owners[&pid];
-            self.known.insert(pid, Member { started, access, place });
+    /// Queues new processes, and forgets those that have ended.
+    fn queue(&mut self, owners: &BTreeMap<u32, Owner>) {
+        self.queues.retain(|party, queue| {
+            queue.retain(|pid| owners.get(pid).is_some_and(|owner| owner.party == *party));
+            !queue.is_empty()
+        });
+        let queued: HashSet<u32> = self.queues.values().flatten().copied().collect();
+        for (pid, owner) in owners.iter().filter(|(pid, _)| !queued.contains(pid)) {
+            self.queues.entry(owner.party).or_default().push_back(*pid);
         }
     }
 

@@ -5,7 +5,7 @@
 //! 1. It only reads, asks for writeback and gives advice: no byte of a file that it watches can change.
 //! 2. No descriptor of a watched file is held between ticks.
 //! 3. A failure at one file or database is reported once, and does not keep the others from being watched.
-//! 4. Each database has a budget, and they take turns: an excess of one costs the others nothing.
+//! 4. Users share the budgets, and a user's databases take turns: an excess of one costs the others nothing.
 //! 5. A file system that does not answer keeps only its own databases waiting.
 //! 6. Its cost is bounded. Processes and their descriptors are read in slices of processor time, at intervals
 //!    that follow the cost of the last time. A tick ends soon, so that signals are heeded.
@@ -13,6 +13,7 @@
 mod carry_out;
 #[cfg(test)]
 mod claim_tests;
+mod claimant;
 mod claims;
 #[cfg(test)]
 mod crowd_tests;
@@ -20,12 +21,13 @@ mod decide;
 mod directory_eviction;
 mod group_sight;
 mod groups;
-mod hang_timer;
+mod hung;
 #[cfg(test)]
 mod limit_tests;
 mod members;
 #[cfg(test)]
 mod named_tests;
+mod release_pieces;
 mod removed;
 #[cfg(test)]
 mod removed_tests;
@@ -52,17 +54,19 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::ProfileError;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_kernel::text::unescaped;
 use pagekeeper_policy::Facts;
 
 use self::carry_out::carry_out;
 use self::decide::Decider;
 use self::groups::CgroupWatch;
-use self::report::Report;
+use self::report::{Report, TickContext};
 pub use self::streams::StreamFigures;
 use self::streams::StreamWatch;
 use self::watched::Watched;
 use crate::config::{Options, Settings};
 use crate::decision::Decision;
+use crate::directory::Directory;
 use crate::event::{Done, Event, Summary, Tick};
 use crate::visibility;
 
@@ -190,7 +194,10 @@ impl Guard {
     /// listing its directories, and gets some later: its pages are not released yet. Always false after the
     /// first minute, as for [`Self::has_seen_all`].
     pub fn is_behind(&self) -> bool {
-        self.watched.turns.anyone_waits() && self.report.seconds() < SEEN_WITHIN.as_secs_f64()
+        let is_listed = |directory: &Directory| directory.is_listed_now();
+        let waits = self.watched.turns.anyone_waits()
+            || self.watched.directories.iter().any(|directory| is_listed(directory));
+        waits && self.report.seconds() < SEEN_WITHIN.as_secs_f64()
     }
 
     /// Samples everything and returns the decision, which is left to the caller: nothing is released,
@@ -239,8 +246,9 @@ impl Guard {
         self.decider.released(&facts, &done.ranges);
         self.decider.not_done(&done.not_done);
         tick.postponed_acts = done.not_done.len();
-        let (of_removed, acts) =
-            self.watched.release_removed(&self.settings, &mut self.report, Instant::now());
+        let now = Instant::now();
+        let mut context = TickContext { settings: &self.settings, report: &mut self.report, now };
+        let (of_removed, acts) = self.watched.release_removed(&mut context);
         tick.acts += acts;
 
         if !self.settings.options.dry_run {
@@ -262,11 +270,13 @@ impl Guard {
 
     /// Samples everything, and acts on memory cgroups if `acts`. Returns whether anything has moved.
     fn sample(&mut self, acts: bool, now: Instant) -> (Facts, bool) {
-        let (watched, report) = (&mut self.watched, &mut self.report);
+        let watched = &mut self.watched;
+        let mut tick = TickContext { settings: &self.settings, report: &mut self.report, now };
         watched.took.clear();
-        watched.find_databases(&self.settings, report, now);
-        watched.list_directories(&self.settings, report, now);
-        let moved = watched.sample_descriptors(&self.settings, report, now) | watched.sample_files(report);
+        watched.find_databases(&mut tick);
+        watched.list_directories(&mut tick);
+        let moved = watched.sample_descriptors(&mut tick) | watched.sample_files(tick.report);
+        let report = tick.report;
         if self.decider.is_retry_due(now) {
             watched.watch_named_directories(&self.settings, report);
         }
@@ -296,6 +306,15 @@ impl Guard {
 
     /// Returns the summary of the run so far.
     pub fn summary(&self) -> Summary {
-        self.report.summary(&self.streams, &self.groups)
+        let (summary, streams) = (self.report.summary(), self.streams());
+        let reclaimed = self.groups.reclaimed().iter();
+        Summary {
+            released_behind_streams_bytes: streams.released_by_program,
+            reclaimed_in_cgroups_bytes: reclaimed
+                .map(|(path, bytes)| (unescaped(path).into_owned(), *bytes))
+                .collect(),
+            kept_bytes: summary.kept_bytes + streams.totals.resident,
+            ..summary
+        }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //! 1. A file that has a name, or got one again, is left alone, because readers by that name are not seen
-//!    here. A file must also be the database's by [the ownership rules](crate::ownership), be on the file
+//!    here. A file must also be the database's by [the ownership rules](pagekeeper_catalog::ownership), be on the file
 //!    system of the watched directory it was in, and have the name of a log of that directory.
 //! 2. A file that was written or changed in the last [`QUIET_AFTER`] is left alone. Nothing at or behind the
 //!    position of a reader is released.
@@ -22,32 +22,24 @@
 //!
 //! A file is left alone if anything needed about it can't be seen.
 
-use std::cell::OnceCell;
+mod pass;
+mod release;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::os::fd::RawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Party;
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::process::{OpenFile, ProcRoot, thread_cpu_time};
+use pagekeeper_kernel::process::{OpenFile, ProcRoot};
 use pagekeeper_policy::shares::shares_by_party;
-use pagekeeper_policy::{FileId, Rule, WINDOW};
+use pagekeeper_policy::{FileId, WINDOW};
 
-use super::carry_out::ACT_TIME_MIN;
-use super::report::Report;
-use super::watched::Watched;
-use crate::budget::Slice;
-use crate::config::Settings;
+use self::pass::Item;
 use crate::decision::{Action, FileAct};
-use crate::descriptors::ListedProcess;
-use crate::directory::{DatabaseKey, Directory};
-use crate::event::Event;
-
-use pass::{ExaminedFile, Item, PassOutcome, RemovalOutcome, RemovalPass};
-
-mod pass;
+use crate::directory::Directory;
 
 /// Time between two passes.
 const PASS_INTERVAL: Duration = Duration::from_secs(2);
@@ -347,153 +339,6 @@ impl ListedSince {
 
     fn since(&self, party: Party) -> Option<Instant> {
         self.own.get(&party).map_or(self.anybody, |own| self.anybody.min(*own))
-    }
-}
-
-impl Watched {
-    /// Takes in the removed files that a database has open; the list may be incomplete.
-    pub(super) fn note_removed(&mut self, index: usize, open: Vec<OpenFile>, is_cut: bool, now: Instant) {
-        let pid = self.databases[index].pid;
-        self.note_removed_of(pid, Some(index), open, is_cut, now);
-    }
-
-    /// Takes in the same for processes that are not databases.
-    pub(super) fn note_removed_of_others(&mut self, listed: Vec<ListedProcess>, now: Instant) {
-        for one in listed {
-            if one.is_unread() {
-                continue;
-            }
-            let parent = self.discovery.processes().get(one.pid).map(|process| process.parent);
-            let has_any = !one.open.is_empty();
-            let is_of = || self.databases.iter().position(|database| Some(database.pid) == parent);
-            let index = if has_any { is_of() } else { None };
-            self.note_removed_of(one.pid, index, one.open, one.left_out, now);
-        }
-    }
-
-    fn note_removed_of(
-        &mut self,
-        pid: u32,
-        index: Option<usize>,
-        open: Vec<OpenFile>,
-        is_cut: bool,
-        now: Instant,
-    ) {
-        if open.is_empty() && !is_cut {
-            self.removed.forget(pid);
-            return;
-        }
-        let before = thread_cpu_time();
-        let database = index.map(|index| &self.databases[index]);
-        let party = database.map_or_else(|| Party::of(&self.proc, pid), |database| database.right().party());
-        let of = database.map(|database| database.pid);
-        let own = self.directories.iter().filter(|directory| of.is_some() && directory.owner == of);
-        let own: HashMap<&Path, &Directory> =
-            own.map(|directory| (directory.path.as_path(), &**directory)).collect();
-        let view = OnceCell::new();
-        // Most are in the same few directories.
-        let mut parents: HashMap<PathBuf, PathBuf> = HashMap::new();
-        let place = |file: &OpenFile| {
-            let shown = file.path.parent().filter(|_| !own.is_empty())?;
-            if !parents.contains_key(shown) {
-                let view = view.get_or_init(|| self.proc.view_of(pid));
-                parents.insert(shown.to_path_buf(), view.path(shown));
-            }
-            let directory = own.get(parents.get(shown)?.as_path())?;
-            let pin = directory.pin.filter(|pin| pin.inode.dev == file.inode.dev)?;
-            let log = directory.log_like(&directory.path_of(file.path.file_name()?))?;
-            (directory.rule(log) != Rule::Keep).then_some(pin.inode)
-        };
-        self.removed.note(pid, (party, of), (open, is_cut), place, now);
-        self.listing_time.spend(thread_cpu_time().saturating_sub(before));
-    }
-
-    /// Releases the pages that may go, or reports that it would. Returns the bytes released, and the number
-    /// of acts.
-    pub(super) fn release_removed(
-        &mut self,
-        settings: &Settings,
-        report: &mut Report,
-        now: Instant,
-    ) -> (u64, usize) {
-        let mut done = (0, 0);
-        if now < self.removed.due {
-            return done;
-        }
-        self.removed.begin(&self.proc, now);
-        let mut files = self.removed.by_database();
-        if files.is_empty() {
-            return done;
-        }
-        let (mut openers, listed) = (self.removed.openers(), self.all_listed());
-        let deadline = Instant::now() + ACT_TIME_MIN;
-        let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
-            let files = files.remove(&key.pid()?)?;
-            let slice = watched.turns.slice_on_account(key)?;
-            let wall = slice.wall.min(deadline.saturating_duration_since(Instant::now()));
-            if wall.is_zero() {
-                return None;
-            }
-            let before = thread_cpu_time();
-            let all_listed = listed.since(own.first()?.right.party());
-            let ids = &watched.ids;
-            let items = watched.removed.items(files, &mut openers, own, all_listed, || ids.next());
-            watched.turns.spend(key, thread_cpu_time().saturating_sub(before));
-            let pass = RemovalPass {
-                proc: watched.proc.clone(),
-                quiet: watched.removed.quiet,
-                is_dry: settings.options.dry_run,
-                now,
-            };
-            (!items.is_empty()).then(|| pass.job(items, Slice { wall, ..slice }))
-        };
-        let take =
-            |watched: &mut Self, key: &DatabaseKey, own: &mut [Box<Directory>], looked: PassOutcome| {
-                let released = looked.all.iter().map(ExaminedFile::released).sum();
-                watched.turns.spend_on_release(key, looked.spent, released);
-                for ExaminedFile { act, known, outcome } in looked.all {
-                    if let Some(file) = watched.removed.files.get_mut(&act.inode) {
-                        file.known = known;
-                        if matches!(outcome, RemovalOutcome::Anew) {
-                            file.since = now;
-                        }
-                    }
-                    match outcome {
-                        RemovalOutcome::Nothing | RemovalOutcome::Anew => {}
-                        RemovalOutcome::Would(end) => {
-                            let (path, action) = (act.path, act.action);
-                            report.events.push(Event::Would { path, action, start: 0, end });
-                        }
-                        RemovalOutcome::Released(released, kept) => {
-                            done = (done.0 + released, done.1 + 1);
-                            report.act_done(&act, &own[act.directory], released, kept);
-                        }
-                        RemovalOutcome::Failed(error) => report.problem(act.path, &error),
-                    }
-                }
-            };
-        self.serve(prepare, take);
-        done
-    }
-
-    /// Returns since when all processes were listed.
-    fn all_listed(&mut self) -> ListedSince {
-        let before = thread_cpu_time();
-        let mut listed = ListedSince { anybody: self.others.all_read_since(), own: BTreeMap::new() };
-        for database in &self.databases {
-            let since = database.descriptors.schedule.listed.filter(|_| database.sees_descriptors);
-            // The party of a process that was never listed is not known yet.
-            let party = match since {
-                Some(_) => database.right().party(),
-                None => Party::of(&self.proc, database.pid),
-            };
-            listed.note(party, since);
-        }
-        for process in self.removed.held.values().filter(|process| process.is_cut) {
-            listed.note(process.party, None);
-        }
-        self.listing_time.spend(thread_cpu_time().saturating_sub(before));
-        listed
     }
 }
 

@@ -2,23 +2,40 @@
 
 use std::collections::HashSet;
 use std::fmt::Display;
+use std::hash::Hash;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::groups::CgroupWatch;
-use super::streams::StreamWatch;
-use pagekeeper_kernel::text::unescaped;
 use pagekeeper_policy::FileClass;
 
 use crate::budget::Budget;
+use crate::config::Settings;
 use crate::decision::{Action, FileAct};
-use crate::directory::{DatabaseKey, Directory, ListingResult};
+use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Done, Event, Refusal, Summary};
+use crate::listing::ListingResult;
 use crate::usage;
 use crate::warning_dedup::WarningDedup;
 
-/// The most problems that are remembered, so that each is reported once.
-const PROBLEMS_REMEMBERED: usize = 10_000;
+/// The parts of a tick that all its steps share.
+pub(super) struct TickContext<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) report: &'a mut Report,
+    pub(super) now: Instant,
+}
+
+/// The most reports of one kind that are remembered, so that each is made once.
+const REPORTS_REMEMBERED: usize = 10_000;
+
+/// Reports of one kind that were made.
+struct Reported<T>(HashSet<T>);
+
+impl<T: Eq + Hash> Reported<T> {
+    /// Returns whether this is to be reported: it was not yet, and can be remembered.
+    fn is_news(&mut self, report: T) -> bool {
+        self.0.len() < REPORTS_REMEMBERED && self.0.insert(report)
+    }
+}
 
 /// Reports that are collected for the caller.
 pub(super) struct Report {
@@ -31,9 +48,9 @@ pub(super) struct Report {
     summary: Summary,
     /// Whether the summary has the figures of a first sample.
     sampled: bool,
-    problems: HashSet<(PathBuf, String)>,
-    in_part: HashSet<(DatabaseKey, Budget)>,
-    refused: HashSet<(Option<u32>, PathBuf, Refusal)>,
+    problems: Reported<(PathBuf, String)>,
+    in_part: Reported<(DatabaseKey, Budget)>,
+    refused: Reported<(Option<u32>, PathBuf, Refusal)>,
     began: Instant,
     cpu_before: Duration,
 }
@@ -46,9 +63,9 @@ impl Report {
             streamed: 0,
             summary: Summary::default(),
             sampled: false,
-            problems: HashSet::new(),
-            in_part: HashSet::new(),
-            refused: HashSet::new(),
+            problems: Reported(HashSet::new()),
+            in_part: Reported(HashSet::new()),
+            refused: Reported(HashSet::new()),
             began: now,
             cpu_before: usage::cpu_time(),
         }
@@ -57,8 +74,7 @@ impl Report {
     /// Reports something that could not be seen or done, once for each path.
     pub(super) fn problem(&mut self, path: PathBuf, problem: &dyn Display) {
         let problem = problem.to_string();
-        if self.problems.len() < PROBLEMS_REMEMBERED && self.problems.insert((path.clone(), problem.clone()))
-        {
+        if self.problems.is_news((path.clone(), problem.clone())) {
             self.events.push(Event::Problem { path, problem });
         }
     }
@@ -77,7 +93,7 @@ impl Report {
     /// Reports the same for a database, as seen at this path.
     pub(super) fn database_in_part(&mut self, key: DatabaseKey, profile: &str, path: &Path, budget: Budget) {
         let pid = key.pid();
-        if self.in_part.len() < PROBLEMS_REMEMBERED && self.in_part.insert((key, budget)) {
+        if self.in_part.is_news((key, budget)) {
             let (profile, path) = (profile.to_owned(), path.to_path_buf());
             self.events.push(Event::InPart { pid, profile, path, budget });
         }
@@ -85,7 +101,7 @@ impl Report {
 
     /// Reports that something is not watched, once for each reason.
     pub(super) fn refused(&mut self, pid: Option<u32>, profile: &str, path: PathBuf, reason: Refusal) {
-        if self.refused.len() < PROBLEMS_REMEMBERED && self.refused.insert((pid, path.clone(), reason)) {
+        if self.refused.is_news((pid, path.clone(), reason)) {
             self.events.push(Event::Refused { pid, profile: profile.to_owned(), path, reason });
         }
     }
@@ -116,9 +132,9 @@ impl Report {
 
     /// Makes problems be reported once more.
     pub(super) fn forget_problems(&mut self) {
-        self.problems.clear();
-        self.in_part.clear();
-        self.refused.clear();
+        self.problems.0.clear();
+        self.in_part.0.clear();
+        self.refused.0.clear();
     }
 
     /// Passes all events since the last call to the caller.
@@ -202,8 +218,8 @@ impl Report {
         self.summary.ticks
     }
 
-    /// Returns the summary of the run so far.
-    pub(super) fn summary(&self, streams: &StreamWatch, groups: &CgroupWatch) -> Summary {
+    /// Returns the summary of the run so far, without the figures about streams and memory cgroups.
+    pub(super) fn summary(&self) -> Summary {
         let seconds = self.seconds();
         let cpu_seconds = usage::cpu_time().saturating_sub(self.cpu_before).as_secs_f64();
         Summary {
@@ -211,13 +227,6 @@ impl Report {
             cpu_seconds,
             cpu_percent: cpu_seconds / seconds.max(f64::MIN_POSITIVE) * 100.0,
             memory_peak_bytes: usage::memory_peak(),
-            released_behind_streams_bytes: streams.released().clone(),
-            reclaimed_in_cgroups_bytes: groups
-                .reclaimed()
-                .iter()
-                .map(|(path, bytes)| (unescaped(path).into_owned(), *bytes))
-                .collect(),
-            kept_bytes: self.summary.kept_bytes + streams.kept(),
             ..self.summary.clone()
         }
     }

@@ -9,46 +9,40 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::Profile;
 use pagekeeper_catalog::units::Size;
-use pagekeeper_catalog::{Party, Profile};
 use pagekeeper_kernel::process::{ProcRoot, thread_cpu_time};
 use pagekeeper_kernel::{Error, Expected, Result};
 use pagekeeper_policy::FileId;
 use pagekeeper_policy::shares::shares_by_party;
 use pagekeeper_policy::unnamed::APPENDED_MUCH;
 
-use super::claims::Claim;
-use super::report::Report;
-use super::serve::Job;
+use super::claimant::Claim;
+use super::hung::Job;
+use super::report::{Report, TickContext};
 use super::watched::{Database, RELIST_INTERVAL, Watched};
 use crate::budget::{Budget, Slice, Turn};
-use crate::config::Settings;
 use crate::descriptors::{
     Descriptor, Extent, FilesInUse, ForeignDescriptors, ListedProcess, Lister, POLLED_PER_TICK,
     RelevantNames, is_written, name_of_removed,
 };
-use crate::directory::{DatabaseKey, Directory, INOTIFY_STORM_CHANGES, ListingResult, SampledFiles};
+use crate::directory::{DatabaseKey, Directory, INOTIFY_STORM_CHANGES};
 use crate::event::Event;
+use crate::listing::ListingResult;
 use crate::notify::{Change, MadeWatch};
-use crate::sample::WindowRoom;
+use crate::sample::{SampledFiles, WindowRoom};
 
 /// Files that a process has open there are not logs: devices, the kernel's own files, shared memory.
 const NO_LOGS: [&str; 3] = ["/dev", "/proc", "/sys"];
 
 impl Watched {
     /// Lists the directories in which names came or went.
-    pub(super) fn list_directories(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
-        self.take_back(settings, report, now);
-        let of = |database: &Database| (database.pid, database.right().party());
-        let parties: HashMap<u32, Party> = self.databases.iter().map(of).collect();
-        let party = |key: &DatabaseKey| match key {
-            DatabaseKey::Process(pid) => parties.get(pid).copied(),
-            // Only the operator makes these.
-            DatabaseKey::Named(_) => Some(Party::Operator),
-        };
-        self.turns.begin_tick(&self.directories, party, now);
-        if now >= self.list_due {
-            self.list_due = now + RELIST_INTERVAL;
+    pub(super) fn list_directories(&mut self, tick: &mut TickContext<'_>) {
+        self.take_back(tick);
+        let of = |database: &Database| (DatabaseKey::Process(database.pid), database.right().party());
+        self.turns.begin_tick(&self.directories, self.databases.iter().map(of), tick.now);
+        if tick.now >= self.list_due {
+            self.list_due = tick.now + RELIST_INTERVAL;
             self.directories.iter_mut().for_each(|directory| directory.stale = true);
         }
         let directories = &mut self.directories;
@@ -59,17 +53,17 @@ impl Watched {
         let mut anywhere = false;
         self.notifications.changes(INOTIFY_STORM_CHANGES, |change| match change {
             Change::In(key, name) => of(key, &mut |directory| directory.changed(name)),
-            Change::Storm(key) => of(key, &mut |directory| directory.in_storm(now)),
+            Change::Storm(key) => of(key, &mut |directory| directory.in_storm(tick.now)),
             Change::Anywhere => anywhere = true,
         });
         for directory in &mut self.directories {
             directory.stale |= anywhere;
         }
-        self.list_stale(report, now, None);
+        self.list_stale(tick, None);
     }
 
     /// Continues listings, of all databases or of one.
-    pub(super) fn list_stale(&mut self, report: &mut Report, now: Instant, only: Option<&DatabaseKey>) {
+    pub(super) fn list_stale(&mut self, tick: &mut TickContext<'_>, only: Option<&DatabaseKey>) {
         // The limit of names for each directory changes with the number of directories.
         let is_due = |directory: &Directory| directory.stale || directory.is_listed_now();
         let count = self.directories.len();
@@ -88,20 +82,16 @@ impl Watched {
                 return None;
             }
             let limit = watched.turns.names(own);
-            let begun = own.iter_mut().map(|directory| directory.begin_listing(limit, now));
+            let begun = own.iter_mut().map(|directory| directory.begin_listing(limit, tick.now));
             if begun.filter(|begun| *begun).count() == 0 {
                 return None;
             }
             // A directory that was just found is listed at once, and with it everything that its database has
             // in progress.
-            let slice = match only {
-                Some(_) => watched.turns.slice(key),
-                None => watched.turns.slice_to_list(key),
-            }?;
-            Some(watched.listing_job(slice, limit, now))
+            let slice = watched.turns.slice_to_find(key)?;
+            Some(watched.listing_job(slice, limit, tick.now))
         };
-        let done = |watched: &mut Self, key: &DatabaseKey, own: &mut [Box<Directory>], done: ListingDone| {
-            watched.turns.spend(key, done.spent);
+        let done = |watched: &mut Self, _: &DatabaseKey, own: &mut [Box<Directory>], done: ListingDone| {
             moved.extend(done.moved);
             for (watch, directory) in done.watches {
                 watched.notifications.made(watch, own[directory].key());
@@ -110,7 +100,7 @@ impl Watched {
                 let directory = &mut own[index];
                 match listed {
                     Ok(listed) => {
-                        report.listed(directory, &listed);
+                        tick.report.listed(directory, &listed);
                         if !listed.grown.is_empty() {
                             grown.push((directory.owner, listed.grown));
                         }
@@ -120,14 +110,14 @@ impl Watched {
                         if error.is_gone() {
                             directory.stale = true;
                         } else {
-                            report.problem(directory.path.clone(), &error);
+                            tick.report.problem(directory.path.clone(), &error);
                         }
                     }
                 }
             }
         };
         self.serve(prepare, done);
-        self.forget_changed(&moved, report);
+        self.forget_changed(&moved, tick.report);
         if !grown.is_empty() {
             // Their writers and followers are to be seen at once.
             let is_named = grown.iter().any(|(owner, _)| owner.is_none());
@@ -189,57 +179,51 @@ impl Watched {
                 });
                 done.listed.push((index, listed));
             }
-            done.spent = turn.spent();
             done
         })
     }
 
     /// Reads the positions of descriptors. Returns whether any has moved.
-    pub(super) fn sample_descriptors(
-        &mut self,
-        settings: &Settings,
-        report: &mut Report,
-        now: Instant,
-    ) -> bool {
+    pub(super) fn sample_descriptors(&mut self, tick: &mut TickContext<'_>) -> bool {
         let positions = |watched: &Self| -> Vec<u64> {
             let all = descriptors(&watched.databases, &watched.others);
             all.map(|descriptor| descriptor.position).collect()
         };
         let before = positions(self);
-        for listed in self.list_databases(now) {
+        for listed in self.list_databases(tick.now) {
             let Some(index) = self.databases.iter().position(|database| database.pid == listed.pid) else {
-                self.take_logger(listed, report);
+                self.take_logger(listed, tick.report);
                 continue;
             };
-            self.report_unnamed(index, &listed, report);
+            self.report_unnamed(index, &listed, tick.report);
             self.databases[index].descriptors.listed(listed.cost, listed.count);
             if let Err(error) = &listed.read
                 && !error.is_gone()
             {
-                report.problem(self.proc.root(listed.pid), &denied(error, listed.pid));
+                tick.report.problem(self.proc.root(listed.pid), &denied(error, listed.pid));
             }
             if listed.left_out {
                 let (key, root) = (DatabaseKey::Process(listed.pid), self.proc.root(listed.pid));
                 let profile = &self.databases[index].profile.name;
-                report.database_in_part(key, profile, &root, Budget::Descriptors);
+                tick.report.database_in_part(key, profile, &root, Budget::Descriptors);
             }
             let is_read = listed.read.is_ok();
             self.databases[index].sees_descriptors = is_read && !listed.left_out;
             let is_cut = listed.left_out || listed.is_unread();
             let (removed, open) = listed.open.into_iter().partition(|file| file.deleted);
-            self.note_removed(index, removed, is_cut, now);
-            self.note_claims(index, open, settings, report, now);
+            self.note_removed(index, removed, is_cut, tick.now);
+            self.note_claims(index, open, tick);
             let database = &mut self.databases[index];
-            if is_read && database.shows_no_log() && settings.options.pids.contains(&database.pid) {
+            if is_read && database.shows_no_log() && tick.settings.options.pids.contains(&database.pid) {
                 let (pid, profile) = (database.pid, &database.profile.name);
                 let warning = format!(
                     "process {pid} has no file open that is called as a log of the profile \"{profile}\" is, so far: \
                      nothing of it is watched until it does"
                 );
-                report.warning(&mut database.warned, self.proc.root(pid), warning);
+                tick.report.warning(&mut database.warned, self.proc.root(pid), warning);
             }
         }
-        self.examine_claims(settings, report, now);
+        self.examine_claims(tick);
         self.others.poll(&self.proc);
         if !self.directories.is_empty() {
             let own = std::process::id();
@@ -261,12 +245,12 @@ impl Watched {
             };
             let wanted =
                 RelevantNames { directories: &self.directories, names: &mut self.names, was_log: &was_log };
-            let found = self.others.list(&self.proc, others, wanted, now);
-            self.note_removed_of_others(found, now);
+            let found = self.others.list(&self.proc, others, wanted, tick.now);
+            self.note_removed_of_others(found, tick.now);
         }
         for pid in self.others.left_out() {
             let problem = "it has more log files open than the guard keeps in mind: what of them it has yet to read is known in part";
-            report.problem(self.proc.root(pid), &problem);
+            tick.report.problem(self.proc.root(pid), &problem);
         }
         positions(self) != before
     }
@@ -403,8 +387,7 @@ impl Watched {
                 WindowRoom { left: limit.saturating_sub(windows), least: (limit / files.max(1)).max(1) };
             Some(watched.sampling_job(slice, room, Arc::clone(&in_use)))
         };
-        let done = |watched: &mut Self, key: &DatabaseKey, own: &mut [Box<Directory>], done: SamplingDone| {
-            watched.turns.spend(key, done.spent);
+        let done = |_: &mut Self, _: &DatabaseKey, own: &mut [Box<Directory>], done: SamplingDone| {
             changed |= done.changed;
             if let Some(index) = done.no_room {
                 report.borrow_mut().in_part(&own[index], Budget::Windows);
@@ -439,7 +422,6 @@ impl Watched {
                     done.no_room = Some(index);
                 }
             }
-            done.spent = turn.spent();
             done
         })
     }
@@ -502,7 +484,6 @@ struct ListingDone {
     listed: Vec<(usize, Result<ListingResult>)>,
     /// Directories of processes whose path leads elsewhere now.
     moved: Vec<(u32, PathBuf)>,
-    spent: Duration,
 }
 
 /// The result of sampling the files of a database.
@@ -512,7 +493,6 @@ struct SamplingDone {
     /// A directory for which there was no room for all windows.
     no_room: Option<usize>,
     problems: Vec<(PathBuf, String)>,
-    spent: Duration,
 }
 
 fn denied(error: &Error, pid: u32) -> String {

@@ -10,108 +10,30 @@
 //!
 //! Invariants:
 //! 1. A database has at most one job at a time, so there are no more hung threads than databases.
-//! 2. A new directory is not opened while [`HUNG_DATABASES_MAX`] databases of its user are hung. They still
+//! 2. A new directory is not opened while [`HUNG_DATABASES_MAX`](super::hung::HUNG_DATABASES_MAX) databases of its user are hung. They still
 //!    count for that user after their processes have ended.
 //! 3. If no thread can be started, nothing is done.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Party;
+use pagekeeper_kernel::process::thread_cpu_time;
 
-use super::hang_timer::{HangTimer, JOB_WAIT_MAX, are_too_many};
-use super::report::Report;
-use super::watched::{Database, Watched};
-use crate::config::Settings;
+use super::hung::{Hung, JOB_WAIT_MAX, JobPoll, back, hangs_too_much};
+pub(super) use super::hung::{Job, JobPlace};
+use super::report::TickContext;
+use super::watched::Watched;
 use crate::descriptors::Extent;
 use crate::directory::{DatabaseKey, Directories, Directory};
 use crate::event::Event;
-use crate::ownership::FileOwnership;
+use pagekeeper_catalog::ownership::FileOwnership;
 
-/// Limits on hung databases, per user and in all; beyond them no new directory is opened.
-const HUNG_DATABASES_MAX: (usize, usize) = (16, 128);
-
-/// A job on the directories of one database, run in the worker's thread.
-pub(super) type Job<R> = Box<dyn FnOnce(&mut Directories, &JobPlace) -> R + Send>;
-
-/// The index of the directory that a job is working on.
-#[derive(Debug, Clone, Default)]
-pub(super) struct JobPlace(Arc<AtomicUsize>);
-
-impl JobPlace {
-    /// Records that the job continues with the directory of this index.
-    pub(super) fn at(&self, index: usize) {
-        self.0.store(index, Ordering::Relaxed);
-    }
-
-    /// Records that the job continues on a file system that may be none of its directories'.
-    pub(super) fn elsewhere(&self) {
-        self.at(usize::MAX);
-    }
-}
-
-/// A database whose job has not come back.
-pub(super) struct Hung {
-    key: DatabaseKey,
-    /// Its party when the job began.
-    party: Party,
-    path: PathBuf,
-    profile: Option<String>,
-    /// The devices of its directories, as far as they are known. `place` says at which of them it hangs.
-    devices: Vec<Option<u64>>,
-    place: JobPlace,
-    hang_timer: HangTimer,
-    /// Whether it is not to be watched any more.
-    dropped: bool,
-    back: Box<dyn FnMut() -> JobPoll>,
-}
-
-enum JobPoll {
-    NotYet,
-    Now(Directories),
-    Never,
-}
-
-impl Hung {
-    fn new(
-        (key, party): (DatabaseKey, Party),
-        path: PathBuf,
-        profile: Option<String>,
-        (devices, place): (Vec<Option<u64>>, JobPlace),
-        since: Instant,
-        back: Box<dyn FnMut() -> JobPoll>,
-    ) -> Self {
-        let (hang_timer, dropped) = (HangTimer::new(since), false);
-        Self { key, party, path, profile, devices, place, hang_timer, dropped, back }
-    }
-
-    /// Returns whether it is the database of this process.
-    pub(super) fn is_of(&self, pid: u32) -> bool {
-        self.key.pid() == Some(pid)
-    }
-
-    /// Returns the device that does not answer, if it is known.
-    fn device(&self) -> Option<u64> {
-        self.devices.get(self.place.0.load(Ordering::Relaxed)).copied().flatten()
-    }
-}
-
-/// Returns a function that polls a job for its directories.
-fn back<R: 'static>(waiting: Receiver<(Directories, R)>) -> Box<dyn FnMut() -> JobPoll> {
-    Box::new(move || match waiting.try_recv() {
-        Ok((directories, _)) => JobPoll::Now(directories),
-        Err(TryRecvError::Empty) => JobPoll::NotYet,
-        Err(TryRecvError::Disconnected) => JobPoll::Never,
-    })
-}
-
-/// Returns whether so many jobs hang that nothing new of this database is to be opened.
-fn hangs_too_much(hung: &[Hung], key: &DatabaseKey, party: Party) -> bool {
-    let parties = hung.iter().map(|one| one.party);
-    hung.iter().any(|one| one.key == *key) || are_too_many(parties, party, HUNG_DATABASES_MAX)
+/// Runs a job. Returns its result, and the processor time that it took.
+pub(super) fn measured<R>(job: impl FnOnce() -> R) -> (R, Duration) {
+    let before = thread_cpu_time();
+    let result = job();
+    (result, thread_cpu_time().saturating_sub(before))
 }
 
 impl Watched {
@@ -141,7 +63,7 @@ impl Watched {
         self.directories = slots.into_iter().flatten().collect();
     }
 
-    /// Runs one job. Returns `None` if it hangs: then its directories are away.
+    /// Runs one job, which its database pays for. Returns `None` if it hangs: then its directories are away.
     pub(super) fn attempt<R: Send + 'static>(
         &mut self,
         key: &DatabaseKey,
@@ -157,15 +79,24 @@ impl Watched {
         let since = Instant::now();
         let outcome = self.crew.run(JOB_WAIT_MAX, move || {
             let mut own = own;
-            let result = job(&mut own, &of_job);
+            let result = measured(|| job(&mut own, &of_job));
             (own, result)
         });
         *self.took.entry(key.clone()).or_default() += since.elapsed();
-        let hangs = |waiting| Hung::new(whose, path, Some(profile), (devices, place), since, back(waiting));
-        outcome.map_err(|waiting| self.hung.push(hangs(waiting))).ok()
+        match outcome {
+            Ok((own, (result, spent))) => {
+                self.turns.spend(key, spent);
+                Some((own, result))
+            }
+            Err(waiting) => {
+                let back = back(waiting);
+                self.hung.push(Hung::new(whose, path, Some(profile), (devices, place), since, back));
+                None
+            }
+        }
     }
 
-    /// Finds out something about a path for a database; `None` while that hangs.
+    /// Finds out something about a path for a database, which pays for it; `None` while that hangs.
     pub(super) fn find_out<R: Send + 'static>(
         &mut self,
         key: DatabaseKey,
@@ -175,12 +106,19 @@ impl Watched {
         if self.may_not_open(&key) || !self.crew.is_ready() {
             return None;
         }
-        let since = Instant::now();
-        let party = self.party(&key);
-        let outcome = self.crew.run(JOB_WAIT_MAX, move || (Vec::new(), job()));
-        let known = (Vec::new(), JobPlace::default());
-        let hangs = |waiting| Hung::new((key, party), path.to_path_buf(), None, known, since, back(waiting));
-        outcome.map(|(_, result)| result).map_err(|waiting| self.hung.push(hangs(waiting))).ok()
+        let (since, party) = (Instant::now(), self.party(&key));
+        match self.crew.run(JOB_WAIT_MAX, move || (Vec::new(), measured(job))) {
+            Ok((_, (result, spent))) => {
+                self.turns.spend(&key, spent);
+                Some(result)
+            }
+            Err(waiting) => {
+                let known = (Vec::new(), JobPlace::default());
+                let hung = Hung::new((key, party), path.to_path_buf(), None, known, since, back(waiting));
+                self.hung.push(hung);
+                None
+            }
+        }
     }
 
     /// Returns whether any of these directories is on a file system that does not answer.
@@ -206,65 +144,55 @@ impl Watched {
 
     /// Returns the number of databases whose file systems do not answer.
     pub(super) fn hung_databases(&self) -> usize {
-        self.hung.iter().filter(|hung| !hung.dropped).count()
+        self.hung.iter().filter(|hung| !hung.is_dropped).count()
     }
 
     /// Returns how long the first of them has not answered.
     pub(super) fn hung_for(&self) -> Duration {
-        let hung = self.hung.iter().filter(|hung| !hung.dropped);
-        hung.map(|hung| hung.hang_timer.time()).max().unwrap_or_default()
+        let hung = self.hung.iter().filter(|hung| !hung.is_dropped);
+        hung.map(Hung::time).max().unwrap_or_default()
     }
 
     /// Takes back databases that answer again, and reports those that do not.
-    pub(super) fn take_back(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
+    pub(super) fn take_back(&mut self, tick: &mut TickContext<'_>) {
         if !self.crew.is_ready() {
             let problem = "no thread can be started (RLIMIT_NPROC, TasksMax or memory): the files of databases are left alone";
-            report.problem(self.proc.path().to_path_buf(), &problem);
+            tick.report.problem(self.proc.path().to_path_buf(), &problem);
         }
         for mut hung in std::mem::take(&mut self.hung) {
-            let gone = |pid: &u32| self.databases.iter().all(|database| database.pid != *pid);
-            hung.dropped |= matches!(&hung.key, DatabaseKey::Process(pid) if gone(pid));
-            let seconds = hung.hang_timer.time().as_secs_f64();
-            match (hung.back)() {
-                JobPoll::Now(_) | JobPoll::Never if hung.dropped => {}
+            let index = self.databases.iter().position(|database| hung.is_of(database.pid));
+            hung.is_dropped |= index.is_none() && hung.key.pid().is_some();
+            match hung.poll() {
+                JobPoll::NotYet => {
+                    if hung.is_report_due() {
+                        let (pid, seconds) = (hung.key.pid(), hung.time().as_secs_f64());
+                        let (profile, path) = (hung.profile.clone(), hung.path.clone());
+                        tick.report.events.push(Event::Hung { pid, profile, path, seconds });
+                    }
+                    self.hung.push(hung);
+                }
+                JobPoll::Now(_) | JobPoll::Never if hung.is_dropped => {}
                 JobPoll::Now(directories) => {
-                    if hung.hang_timer.was_reported() {
-                        report.events.push(Event::Answers {
-                            pid: hung.key.pid(),
-                            profile: hung.profile,
-                            path: hung.path,
-                            seconds,
-                        });
+                    if hung.was_reported {
+                        let (pid, seconds) = (hung.key.pid(), hung.time().as_secs_f64());
+                        let Hung { profile, path, .. } = hung;
+                        tick.report.events.push(Event::Answers { pid, profile, path, seconds });
                     }
                     for directory in directories {
-                        self.take_up_again(directory, report, now);
+                        self.take_up_again(directory, tick);
                     }
                     // Its process may have changed meanwhile.
-                    let is_of = |database: &Database| Some(database.pid) == hung.key.pid();
-                    if let Some(index) = self.databases.iter().position(is_of) {
-                        self.select_again(index, settings, report, now);
+                    if let Some(index) = index {
+                        self.select_again(index, tick);
                     }
                 }
                 JobPoll::Never => {
                     let problem = "the guard failed at its files: it is examined anew";
-                    report.problem(hung.path, &problem);
-                    if let Some(database) =
-                        self.databases.iter_mut().find(|database| Some(database.pid) == hung.key.pid())
-                    {
-                        database.claims.clear();
-                        database.descriptors.schedule.ask(Extent::All);
+                    tick.report.problem(hung.path, &problem);
+                    if let Some(index) = index {
+                        self.databases[index].claims.clear();
+                        self.databases[index].descriptors.schedule.ask(Extent::All);
                     }
-                }
-                JobPoll::NotYet => {
-                    if !hung.dropped && hung.hang_timer.is_due() {
-                        report.events.push(Event::Hung {
-                            pid: hung.key.pid(),
-                            profile: hung.profile.clone(),
-                            path: hung.path.clone(),
-                            seconds,
-                        });
-                    }
-                    self.hung.push(hung);
                 }
             }
         }
@@ -272,7 +200,7 @@ impl Watched {
 
     /// Watches a directory again that was away, if there is room for it. Uses what its process is and has
     /// open now.
-    fn take_up_again(&mut self, mut directory: Box<Directory>, report: &mut Report, now: Instant) {
+    fn take_up_again(&mut self, mut directory: Box<Directory>, tick: &mut TickContext<'_>) {
         let database = self.databases.iter().find(|database| Some(database.pid) == directory.owner);
         if let Some(database) = database {
             directory.right = FileOwnership::Process(database.right());
@@ -281,7 +209,7 @@ impl Watched {
             let pins = other.pin.zip(directory.pin);
             pins.is_some_and(|(other, own)| other.is(&own))
         });
-        if taken || !self.has_room_again(&directory, report, now) {
+        if taken || !self.has_room_again(&directory, tick) {
             return;
         }
         directory.came_back();
@@ -291,7 +219,7 @@ impl Watched {
     /// Stops watching all databases that do not answer.
     pub(super) fn drop_hung(&mut self) {
         for hung in &mut self.hung {
-            hung.dropped = true;
+            hung.is_dropped = true;
         }
     }
 }
@@ -302,10 +230,12 @@ mod tests {
     use crate::budget::{DIRECTORIES_MAX, DIRECTORIES_PER_DATABASE};
     use crate::config::Options;
     use crate::guard::Guard;
-    use crate::ownership::ProcessRight;
+    use crate::guard::hung::HUNG_DATABASES_MAX;
     use pagekeeper_catalog::Profile;
+    use pagekeeper_catalog::ownership::ProcessRight;
     use pagekeeper_kernel::process::ProcRoot;
     use std::collections::HashSet;
+    use std::sync::Arc;
 
     #[test]
     fn hung_databases_stay_their_users_when_their_processes_have_ended() {
@@ -337,7 +267,8 @@ mod tests {
         let parties = [(1, Party::User(1)), (2, Party::User(1)), (3, Party::User(2)), (4, Party::User(2))];
         let mut guard =
             Guard::new(Options { find: false, ..Options::default() }, ProcRoot::default()).unwrap();
-        let (watched, report, now) = (&mut guard.watched, &mut guard.report, Instant::now());
+        let (watched, now) = (&mut guard.watched, Instant::now());
+        let mut tick = TickContext { settings: &guard.settings, report: &mut guard.report, now };
         for (pid, party) in parties {
             watched.directories.extend((0..DIRECTORIES_PER_DATABASE).map(|number| of(number, pid, party)));
         }
@@ -346,10 +277,10 @@ mod tests {
         };
         assert_eq!(watched.directories.len(), DIRECTORIES_MAX);
         // Directories of a process at its limit, and of one whose user is at the limit.
-        watched.take_up_again(of(DIRECTORIES_PER_DATABASE, 1, Party::User(1)), report, now);
+        watched.take_up_again(of(DIRECTORIES_PER_DATABASE, 1, Party::User(1)), &mut tick);
         assert_eq!(count(watched, 1), DIRECTORIES_PER_DATABASE);
         for number in 0..DIRECTORIES_PER_DATABASE {
-            watched.take_up_again(of(number, 5, Party::User(2)), report, now);
+            watched.take_up_again(of(number, 5, Party::User(2)), &mut tick);
         }
         assert_eq!(
             (watched.directories.len(), count(watched, 1)),
@@ -358,9 +289,9 @@ mod tests {
         assert!((600..DIRECTORIES_PER_DATABASE).contains(&count(watched, 5)), "{}", count(watched, 5));
         // Another user's directories take the places of the user who has most.
         for number in 0..10 {
-            watched.take_up_again(of(number, 6, Party::User(3)), report, now);
+            watched.take_up_again(of(number, 6, Party::User(3)), &mut tick);
         }
         assert_eq!((watched.directories.len(), count(watched, 6)), (DIRECTORIES_MAX, 10));
-        assert!(report.events.iter().any(|event| matches!(event, Event::InPart { .. })));
+        assert!(tick.report.events.iter().any(|event| matches!(event, Event::InPart { .. })));
     }
 }

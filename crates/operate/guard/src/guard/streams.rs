@@ -146,16 +146,15 @@ pub(super) struct StreamWatch {
     last: StreamReport,
     /// Figures of threads that were stopped.
     before: StreamFigures,
-    released: BTreeMap<String, u64>,
 }
 
 impl StreamWatch {
     /// Starts to follow streams, if the settings ask for that.
     pub(super) fn new(proc: ProcRoot, settings: &Settings, report: &mut Report) -> Self {
         let rules = Arc::new(Mutex::new(StreamRules::new(proc.clone(), &settings.options)));
-        let (last, released) = (StreamReport::default(), BTreeMap::new());
-        let (service, link, before) = (None, CurrentLink::default(), StreamFigures::default());
-        let mut watch = Self { proc, rules, thread: None, service, link, last, before, released };
+        let (last, before) = (StreamReport::default(), StreamFigures::default());
+        let (thread, service, link) = (None, None, CurrentLink::default());
+        let mut watch = Self { proc, rules, thread, service, link, last, before };
         watch.apply(settings, report);
         watch
     }
@@ -301,25 +300,9 @@ impl StreamWatch {
                 report.problem(file.path.clone(), &problem);
             }
         }
-        for (program, bytes) in &update.report.released_by_program {
-            let before = self.last.released_by_program.get(program).copied().unwrap_or(0);
-            let released = bytes.saturating_sub(before);
-            if released > 0 {
-                *self.released.entry(program.clone()).or_default() += released;
-                report.behind_streams(released);
-            }
-        }
+        let released = |report: &StreamReport| report.released_by_program.values().sum::<u64>();
+        report.behind_streams(released(&update.report).saturating_sub(released(&self.last)));
         self.last = update.report;
-    }
-
-    /// Returns the bytes released so far, by program.
-    pub(super) fn released(&self) -> &BTreeMap<String, u64> {
-        &self.released
-    }
-
-    /// Returns the bytes that streams brought in and that are still resident.
-    pub(super) fn kept(&self) -> u64 {
-        self.before.totals.resident + self.last.totals.resident
     }
 
     /// Returns the figures about streams so far.

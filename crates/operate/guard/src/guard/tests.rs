@@ -18,7 +18,7 @@ use crate::decision::{Action, Decision, FileWarning};
 use crate::directory::Directory;
 use crate::disks;
 use crate::event::{Done, Event};
-use crate::ownership::FileOwnership;
+use pagekeeper_catalog::ownership::FileOwnership;
 
 #[test]
 fn what_a_tick_did_is_reported_by_directory_and_class() {

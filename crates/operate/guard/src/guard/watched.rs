@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pagekeeper_catalog::ownership::{FileOwnership, ProcessRight};
 use pagekeeper_catalog::postgresql::wal_reader;
 use pagekeeper_catalog::{
     Budget, Discovery, FoundProcess, KnownProcess, Party, Profile, Recognised, logs_below, recognise,
@@ -18,20 +19,18 @@ use pagekeeper_kernel::process::{FdRounds, ProcRoot, thread_cpu_time};
 use pagekeeper_kernel::text::unescaped;
 use pagekeeper_policy::unnamed::AppendedFiles;
 
-use super::claims::{Claim, Claimant};
+use super::claimant::{Claim, Claimant};
+use super::hung::Hung;
 use super::removed::Removed;
-use super::report::Report;
-use super::serve::Hung;
+use super::report::{Report, TickContext};
 use super::turns::Turns;
 use crate::budget::ListingTime;
 use crate::config::Settings;
-use crate::descriptors::{DescriptorListing, Descriptors, Extent, ForeignDescriptors};
+use crate::descriptors::{Descriptors, Extent, ForeignDescriptors, ListedProcess};
 use crate::directory::{DatabaseKey, Directories, Directory, Ids};
 use crate::event::Event;
 use crate::known_names::KnownNames;
 use crate::notify::Notifications;
-use crate::ownership::FileOwnership;
-use crate::ownership::ProcessRight;
 use crate::server_settings::ServerSettings;
 use crate::targets::Targets;
 use crate::warning_dedup::WarningDedup;
@@ -126,7 +125,7 @@ pub(super) struct Watched {
     /// user's own follower.
     pub(super) others: ForeignDescriptors,
     /// Databases' processes whose descriptors are being listed.
-    pub(super) listings: FdRounds<DescriptorListing, Party>,
+    pub(super) listings: FdRounds<ListedProcess, Party>,
     pub(super) listing_time: ListingTime,
     /// The names of the watched files.
     pub(super) names: KnownNames,
@@ -200,9 +199,9 @@ impl Watched {
     }
 
     /// Drops databases that ended, and takes up new ones.
-    pub(super) fn find_databases(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
-        if let Err(error) = self.discovery.list(&self.proc, now) {
-            report.problem(error.path().to_path_buf(), &error);
+    pub(super) fn find_databases(&mut self, tick: &mut TickContext<'_>) {
+        if let Err(error) = self.discovery.list(&self.proc, tick.now) {
+            tick.report.problem(error.path().to_path_buf(), &error);
         }
         let (proc, table, mut lost) = (&self.proc, self.discovery.processes(), Vec::new());
         self.databases.retain(|database| {
@@ -218,36 +217,38 @@ impl Watched {
             }
             if !alive && database.reported {
                 let (pid, profile) = (database.pid, database.profile.name.clone());
-                report.events.push(Event::Lost { pid, profile });
+                tick.report.events.push(Event::Lost { pid, profile });
             }
             alive
         });
         if !lost.is_empty() {
             self.forget_directories_of(&lost);
-            self.scan_due = now;
+            self.scan_due = tick.now;
         }
-        if settings.options.find {
-            self.discover(settings, report, now);
+        if tick.settings.options.find {
+            self.discover(tick);
         }
-        if now < self.scan_due {
+        if tick.now < self.scan_due {
             return;
         }
         let began = thread_cpu_time();
-        if !settings.options.find {
-            self.recognise_again(settings);
+        if !tick.settings.options.find {
+            self.recognise_again(tick.settings);
         }
         self.find_titles();
+        let settings = tick.settings;
         for &pid in &settings.options.pids {
             if self.databases.iter().all(|database| database.pid != pid) {
-                self.take_named_process(settings, report, pid, now);
+                self.take_named_process(pid, tick);
             }
         }
         let cost = thread_cpu_time().saturating_sub(began);
-        self.scan_due = now + (cost * SCAN_SHARE).clamp(Duration::from_millis(900), SCAN_INTERVAL_MAX);
+        self.scan_due = tick.now + (cost * SCAN_SHARE).clamp(Duration::from_millis(900), SCAN_INTERVAL_MAX);
     }
 
     /// Inspects processes, as far as there is time.
-    fn discover(&mut self, settings: &Settings, report: &mut Report, now: Instant) {
+    fn discover(&mut self, tick: &mut TickContext<'_>) {
+        let now = tick.now;
         let of = |database: &Database| KnownProcess {
             profile: Arc::clone(&database.profile),
             certain: database.certain,
@@ -257,7 +258,7 @@ impl Watched {
         let new = if self.unsettled.is_some() { FIRST_INSPECTION.0 } else { since / NEW_SHARE };
         let budget = Budget { new, old: since / OLD_SHARE };
         self.inspected = now;
-        let found = self.discovery.advance(&self.proc, &known, &settings.candidates(), budget, now);
+        let found = self.discovery.advance(&self.proc, &known, &tick.settings.candidates(), budget, now);
         self.unsettled = self.unsettled.filter(|began| {
             !self.discovery.has_seen_all() && now.saturating_duration_since(*began) < FIRST_INSPECTION.1
         });
@@ -267,11 +268,11 @@ impl Watched {
                     if known.contains_key(&pid) {
                         self.make_certain(pid, recognised);
                     } else {
-                        self.take_up(settings, pid, recognised, now);
+                        self.take_up(tick.settings, pid, recognised, tick.now);
                     }
                 }
             }
-            Err(error) => report.problem(error.path().to_path_buf(), &error),
+            Err(error) => tick.report.problem(error.path().to_path_buf(), &error),
         }
     }
 
@@ -355,12 +356,12 @@ impl Watched {
         }
     }
 
-    fn take_named_process(&mut self, settings: &Settings, report: &mut Report, pid: u32, now: Instant) {
-        let by_name = settings.named_profile().map(|profile| Recognised { profile, certain: true });
-        let fitting = by_name.or_else(|| recognise(&self.proc, pid, &settings.profiles));
+    fn take_named_process(&mut self, pid: u32, tick: &mut TickContext<'_>) {
+        let by_name = tick.settings.named_profile().map(|profile| Recognised { profile, certain: true });
+        let fitting = by_name.or_else(|| recognise(&self.proc, pid, &tick.settings.profiles));
         let fits = fitting.is_some();
         let is_there = match fitting {
-            Some(recognised) => self.take_up(settings, pid, recognised, now),
+            Some(recognised) => self.take_up(tick.settings, pid, recognised, tick.now),
             None => self.proc.start_time(pid).is_ok(),
         };
         let problem = match (is_there, fits) {
@@ -372,7 +373,7 @@ impl Watched {
             }
             (false, _) => format!("there is no process {pid}"),
         };
-        report.problem(self.proc.root(pid), &problem);
+        tick.report.problem(self.proc.root(pid), &problem);
     }
 
     /// Takes up a database, so that its files are sampled at the tick that began at `now`. Returns false if

@@ -205,7 +205,7 @@ fn a_refusal_is_said_once_and_nothing_counted() {
 #[test]
 fn what_may_be_done_for_a_database_is_the_least_for_its_directories_and_nothing_if_it_is_never_to_be() {
     use crate::directory::Directory;
-    use crate::ownership::FileOwnership;
+    use pagekeeper_catalog::ownership::FileOwnership;
     let pid = std::process::id();
     let owners = |never: &[String]| {
         let targets = crate::targets::Targets {

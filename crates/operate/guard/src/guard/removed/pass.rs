@@ -13,9 +13,9 @@ use super::{Opener, RemovedFileStat, RemovedFileState};
 use crate::budget::{Slice, Turn};
 use crate::decision::FileAct;
 use crate::directory::Directory;
-use crate::guard::carry_out::release_pieces;
-use crate::guard::serve::Job;
-use crate::ownership::FileOwnership;
+use crate::guard::hung::Job;
+use crate::guard::release_pieces::release_pieces;
+use pagekeeper_catalog::ownership::FileOwnership;
 
 /// A file that is to be examined.
 pub(super) struct Item {
@@ -36,20 +36,6 @@ pub(super) struct RemovalPass {
     pub(super) now: Instant,
 }
 
-/// A file that was examined.
-pub(super) struct ExaminedFile {
-    pub(super) act: FileAct,
-    pub(super) known: Option<RemovedFileState>,
-    pub(super) outcome: RemovalOutcome,
-}
-
-impl ExaminedFile {
-    /// Returns the bytes released.
-    pub(super) fn released(&self) -> u64 {
-        if let RemovalOutcome::Released(released, _) = self.outcome { released } else { 0 }
-    }
-}
-
 /// The outcome for one file.
 pub(super) enum RemovalOutcome {
     Nothing,
@@ -63,9 +49,16 @@ pub(super) enum RemovalOutcome {
     Failed(Error),
 }
 
-/// The outcome for the files of a database.
+impl RemovalOutcome {
+    /// Returns the bytes released.
+    pub(super) fn released(&self) -> u64 {
+        if let Self::Released(released, _) = self { *released } else { 0 }
+    }
+}
+
+/// The outcomes for the files of a database.
 pub(super) struct PassOutcome {
-    pub(super) all: Vec<ExaminedFile>,
+    pub(super) all: Vec<(Item, RemovalOutcome)>,
     pub(super) spent: Duration,
 }
 
@@ -90,7 +83,7 @@ impl RemovalPass {
                 let directory = item.act.directory;
                 place.at(directory);
                 let outcome = self.one(&mut item, &own[directory], deadline);
-                all.push(ExaminedFile { act: item.act, known: item.known, outcome });
+                all.push((item, outcome));
             }
             PassOutcome { all, spent: turn.spent() }
         })

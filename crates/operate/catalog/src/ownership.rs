@@ -1,8 +1,17 @@
-//! Ownership rules: on whose behalf the guard acts on a file. They identify a watched directory, and decide
-//! which files in it are the database's.
+//! Ownership: which directories and files count as a process's own. Tools that act on files and tools that only
+//! look share these rules.
 //!
-//! A process chooses its name, its working directory and the files that it opens for reading. So whoever
-//! starts one could make the guard act on files of others. Therefore a file counts as a database's only if
+//! A process chooses its name, its working directory and the files that it opens for reading. So whoever starts
+//! one could make a tool act on files of others. Therefore a claim to a directory counts only in one of these
+//! cases ([`Strength::of_claim`]):
+//!
+//! - the directory belongs to the process's one user;
+//! - the directory belongs to anybody and that user is root;
+//! - the process has a file there open for writing.
+//!
+//! The stronger of two claims wins, whichever came first. A file in a watched directory counts as a database's
+//! ([`FileOwnership`]) only if
+//!
 //! 1. its owner is the one user that the database's process runs as, or that process runs as root, or
 //! 2. the process has that very file open for writing, or
 //! 3. the process has a file of the same log open for writing, in a directory that is not writable by
@@ -16,25 +25,111 @@
 use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use pagekeeper_catalog::{Party, known_user, one_user};
 use pagekeeper_kernel::process::ProcessUsers;
 use pagekeeper_kernel::{Inode, stat_of_name};
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 
+use crate::party::Party;
+
+/// The ID that stands for users without one in this user namespace (`/proc/sys/kernel/overflowuid`), and for
+/// `nobody`.
+const NOBODY: u32 = 65534;
+
+/// The strength of a claim: the greater, the stronger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Strength {
+    /// The process has a file of its profile there open for writing.
+    pub writes: bool,
+    /// The process is known by more than its name.
+    pub certain: bool,
+    /// The directory belongs to the process's user.
+    pub owner: bool,
+}
+
+/// The outcome of a claim to a directory that another database holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Contest {
+    /// Both hold it.
+    Shared,
+    /// The other one keeps it.
+    Lost,
+    /// The other one loses it.
+    Won,
+}
+
+impl Strength {
+    /// Returns the strength of the claim of a process that runs as `user` to a directory of `owner`; `None` if the
+    /// claim does not count. `writes` and `certain` as in the fields.
+    pub fn of_claim(user: Option<u32>, owner: u32, writes: bool, certain: bool) -> Option<Self> {
+        let strength = Self { writes, certain, owner: user == Some(owner) };
+        (writes || has_rights_of(user, owner)).then_some(strength)
+    }
+
+    /// Decides a claim against a holder with the strength `holder`, or `None` if the holder has ended. Two
+    /// databases of one kind share a directory unless only the newer one writes there.
+    ///
+    /// ```
+    /// use pagekeeper_catalog::{Contest, Strength};
+    ///
+    /// let by_name = Strength { writes: false, certain: false, owner: true };
+    /// let writer = Strength { writes: true, certain: true, owner: true };
+    /// assert_eq!(writer.against(Some(by_name), false), Contest::Won);
+    /// assert_eq!(by_name.against(Some(writer), false), Contest::Lost);
+    /// assert_eq!(by_name.against(Some(writer), true), Contest::Shared);
+    /// ```
+    pub fn against(self, holder: Option<Self>, of_one_kind: bool) -> Contest {
+        let better = holder.is_none_or(|held| self > held);
+        if of_one_kind && (!better || self.writes == holder.is_some_and(|held| held.writes)) {
+            Contest::Shared
+        } else if better {
+            Contest::Won
+        } else {
+            Contest::Lost
+        }
+    }
+}
+
+/// Returns the one user that a process runs as, if there is one and it is known.
+pub fn one_user(users: ProcessUsers) -> Option<u32> {
+    users.one().and_then(known_user)
+}
+
+/// Returns the user, unless the ID may stand for any user.
+pub fn known_user(user: u32) -> Option<u32> {
+    (user != NOBODY || all_users_are_known()).then_some(user)
+}
+
+/// Returns whether files of `owner` count as those of a process that runs as `user`, if that is known.
+pub fn has_rights_of(user: Option<u32>, owner: u32) -> bool {
+    user == Some(0) || user == Some(owner)
+}
+
+/// Whether this process is in the first user namespace, or in one with the same IDs. Otherwise `nobody` may be
+/// anybody.
+#[allow(clippy::disallowed_methods, reason = "of /proc")]
+fn all_users_are_known() -> bool {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    *KNOWN.get_or_init(|| {
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
+    })
+}
+
 /// The identity of a directory, for as long as it exists. Inode numbers are reused; times of birth, where the
 /// file system records them, are not.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pin {
-    pub(crate) inode: Inode,
+pub struct Pin {
+    /// Its device and inode number.
+    pub inode: Inode,
     /// In nanoseconds of the epoch.
     born: Option<i128>,
 }
 
 impl Pin {
     /// Returns whether it is the same directory.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub fn is(&self, other: &Self) -> bool {
         let born = self.born.zip(other.born);
         self.inode == other.inode && born.is_none_or(|(one, other)| one == other)
     }
@@ -42,17 +137,18 @@ impl Pin {
 
 /// The relevant attributes of an opened directory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Identity {
-    pub(crate) pin: Pin,
+pub struct Identity {
+    /// Which directory it is.
+    pub pin: Pin,
     /// Its owner.
-    pub(crate) user: u32,
+    pub user: u32,
     /// Whether everybody may create files in it.
-    pub(crate) open_to_all: bool,
+    pub open_to_all: bool,
 }
 
 impl Identity {
     /// Reads them from an opened directory.
-    pub(crate) fn of(directory: impl AsFd) -> rustix::io::Result<Self> {
+    pub fn of(directory: impl AsFd) -> rustix::io::Result<Self> {
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
         let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, wanted)?;
         let pin = Pin { inode: inode(&stat), born: born(&stat) };
@@ -61,23 +157,23 @@ impl Identity {
 }
 
 /// Returns the inode of a stat.
-pub(crate) fn inode(stat: &Statx) -> Inode {
+pub fn inode(stat: &Statx) -> Inode {
     Inode { dev: rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), ino: stat.stx_ino }
 }
 
 /// Returns the time of birth of a stat in nanoseconds of the epoch, where the file system records it.
-pub(crate) fn born(stat: &Statx) -> Option<i128> {
+pub fn born(stat: &Statx) -> Option<i128> {
     (stat.stx_mask & StatxFlags::BTIME.bits() != 0).then(|| nanoseconds(stat.stx_btime))
 }
 
 /// Returns a time in nanoseconds of the epoch.
-pub(crate) fn nanoseconds(time: StatxTimestamp) -> i128 {
+pub fn nanoseconds(time: StatxTimestamp) -> i128 {
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
 }
 
 /// The rule by which files of a directory count as the database's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum FileOwnership {
+pub enum FileOwnership {
     /// All files: the operator named the directory.
     Operator,
     /// Files of this user, if the directory is that user's as well; it lies below one that the operator
@@ -91,7 +187,7 @@ impl FileOwnership {
     /// Returns the rule for a directory that was found by its name at or below one that the operator named,
     /// by a path that holds no links. The owner of a directory on the way decides where the next name leads,
     /// and a link counts as its maker's.
-    pub(crate) fn below(named: &Path, directory: &Path) -> Self {
+    pub fn below(named: &Path, directory: &Path) -> Self {
         let Ok(rest) = directory.strip_prefix(named) else { return Self::Owner(None) };
         if rest.as_os_str().is_empty() {
             return Self::Operator;
@@ -112,7 +208,7 @@ impl FileOwnership {
     }
 
     /// Returns whether a directory that this user owns may be entered.
-    pub(crate) fn may_enter(&self, user: u32) -> bool {
+    pub fn may_enter(&self, user: u32) -> bool {
         match self {
             // A process's claim to the directory was examined before.
             Self::Operator | Self::Process(_) => true,
@@ -121,7 +217,7 @@ impl FileOwnership {
     }
 
     /// Returns the party whose budget it counts towards.
-    pub(crate) fn party(&self) -> Party {
+    pub fn party(&self) -> Party {
         match self {
             Self::Operator | Self::Owner(_) => Party::Operator,
             Self::Process(right) => right.party(),
@@ -131,12 +227,12 @@ impl FileOwnership {
 
 /// The files that count as a process's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ProcessRight {
+pub struct ProcessRight {
     /// The user that it runs as, if that is exactly one and known.
     user: Option<u32>,
     party: Party,
     /// Log files that it has open for writing.
-    pub(crate) writes: HashSet<Inode>,
+    pub writes: HashSet<Inode>,
 }
 
 impl Default for ProcessRight {
@@ -146,23 +242,29 @@ impl Default for ProcessRight {
 }
 
 impl ProcessRight {
-    pub(crate) fn new(users: Option<ProcessUsers>, party: Party, writes: HashSet<Inode>) -> Self {
+    /// Returns the rights of a process with these users, if they could be seen.
+    pub fn new(users: Option<ProcessUsers>, party: Party, writes: HashSet<Inode>) -> Self {
         Self { user: users.and_then(one_user), party, writes }
     }
 
     /// Returns whether files of this user are the process's as well.
-    pub(crate) fn has_rights_of(&self, user: u32) -> bool {
-        self.user == Some(0) || self.is(user)
+    pub fn has_rights_of(&self, user: u32) -> bool {
+        has_rights_of(self.user, user)
     }
 
     /// Returns the party whose budget the process's directories count towards.
-    pub(crate) fn party(&self) -> Party {
+    pub fn party(&self) -> Party {
         self.party
     }
 
     /// Returns whether it runs as this user.
-    pub(crate) fn is(&self, user: u32) -> bool {
+    pub fn is(&self, user: u32) -> bool {
         self.user == Some(user)
+    }
+
+    /// Returns the strength of its claim to a directory of this owner, as [`Strength::of_claim`] does.
+    pub fn claim(&self, owner: u32, writes: bool, certain: bool) -> Option<Strength> {
+        Strength::of_claim(self.user, owner, writes, certain)
     }
 }
 

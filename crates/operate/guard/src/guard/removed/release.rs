@@ -1,0 +1,170 @@
+//! Notes the removed files that processes have open, and releases those that may go.
+
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pagekeeper_catalog::Party;
+use pagekeeper_kernel::process::{OpenFile, thread_cpu_time};
+use pagekeeper_policy::Rule;
+
+use super::ListedSince;
+use super::pass::{Item, PassOutcome, RemovalOutcome, RemovalPass};
+use crate::budget::Slice;
+use crate::descriptors::ListedProcess;
+use crate::directory::{DatabaseKey, Directory};
+use crate::event::Event;
+use crate::guard::report::TickContext;
+use crate::guard::watched::Watched;
+
+/// The longest time for a pass.
+const PASS_TIME_MAX: Duration = Duration::from_millis(250);
+
+impl Watched {
+    /// Takes in the removed files that a database has open; the list may be incomplete.
+    pub(in crate::guard) fn note_removed(
+        &mut self,
+        index: usize,
+        open: Vec<OpenFile>,
+        is_cut: bool,
+        now: Instant,
+    ) {
+        let pid = self.databases[index].pid;
+        self.note_removed_of(pid, Some(index), open, is_cut, now);
+    }
+
+    /// Takes in the same for processes that are not databases.
+    pub(in crate::guard) fn note_removed_of_others(&mut self, listed: Vec<ListedProcess>, now: Instant) {
+        for one in listed {
+            if one.is_unread() {
+                continue;
+            }
+            let parent = self.discovery.processes().get(one.pid).map(|process| process.parent);
+            let has_any = !one.open.is_empty();
+            let is_of = || self.databases.iter().position(|database| Some(database.pid) == parent);
+            let index = if has_any { is_of() } else { None };
+            self.note_removed_of(one.pid, index, one.open, one.left_out, now);
+        }
+    }
+
+    fn note_removed_of(
+        &mut self,
+        pid: u32,
+        index: Option<usize>,
+        open: Vec<OpenFile>,
+        is_cut: bool,
+        now: Instant,
+    ) {
+        if open.is_empty() && !is_cut {
+            self.removed.forget(pid);
+            return;
+        }
+        let before = thread_cpu_time();
+        let database = index.map(|index| &self.databases[index]);
+        let party = database.map_or_else(|| Party::of(&self.proc, pid), |database| database.right().party());
+        let of = database.map(|database| database.pid);
+        let own = self.directories.iter().filter(|directory| of.is_some() && directory.owner == of);
+        let own: HashMap<&Path, &Directory> =
+            own.map(|directory| (directory.path.as_path(), &**directory)).collect();
+        let view = OnceCell::new();
+        // Most are in the same few directories.
+        let mut parents: HashMap<PathBuf, PathBuf> = HashMap::new();
+        let place = |file: &OpenFile| {
+            let shown = file.path.parent().filter(|_| !own.is_empty())?;
+            if !parents.contains_key(shown) {
+                let view = view.get_or_init(|| self.proc.view_of(pid));
+                parents.insert(shown.to_path_buf(), view.path(shown));
+            }
+            let directory = own.get(parents.get(shown)?.as_path())?;
+            let pin = directory.pin.filter(|pin| pin.inode.dev == file.inode.dev)?;
+            let log = directory.log_like(&directory.path_of(file.path.file_name()?))?;
+            (directory.rule(log) != Rule::Keep).then_some(pin.inode)
+        };
+        self.removed.note(pid, (party, of), (open, is_cut), place, now);
+        self.listing_time.spend(thread_cpu_time().saturating_sub(before));
+    }
+
+    /// Releases the pages that may go, or reports that it would. Returns the bytes released, and the number
+    /// of acts.
+    pub(in crate::guard) fn release_removed(&mut self, tick: &mut TickContext<'_>) -> (u64, usize) {
+        let mut done = (0, 0);
+        if tick.now < self.removed.due {
+            return done;
+        }
+        self.removed.begin(&self.proc, tick.now);
+        let mut files = self.removed.by_database();
+        if files.is_empty() {
+            return done;
+        }
+        let (mut openers, listed) = (self.removed.openers(), self.all_listed());
+        let deadline = Instant::now() + PASS_TIME_MAX;
+        let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
+            let files = files.remove(&key.pid()?)?;
+            let slice = watched.turns.slice_on_account(key)?;
+            let wall = slice.wall.min(deadline.saturating_duration_since(Instant::now()));
+            if wall.is_zero() {
+                return None;
+            }
+            let before = thread_cpu_time();
+            let all_listed = listed.since(own.first()?.right.party());
+            let ids = &watched.ids;
+            let items = watched.removed.items(files, &mut openers, own, all_listed, || ids.next());
+            watched.turns.spend(key, thread_cpu_time().saturating_sub(before));
+            let pass = RemovalPass {
+                proc: watched.proc.clone(),
+                quiet: watched.removed.quiet,
+                is_dry: tick.settings.options.dry_run,
+                now: tick.now,
+            };
+            (!items.is_empty()).then(|| pass.job(items, Slice { wall, ..slice }))
+        };
+        let take =
+            |watched: &mut Self, key: &DatabaseKey, own: &mut [Box<Directory>], looked: PassOutcome| {
+                let released = looked.all.iter().map(|(_, outcome)| outcome.released()).sum();
+                watched.turns.earn(key, looked.spent, released);
+                for (Item { act, known, .. }, outcome) in looked.all {
+                    if let Some(file) = watched.removed.files.get_mut(&act.inode) {
+                        file.known = known;
+                        if matches!(outcome, RemovalOutcome::Anew) {
+                            file.since = tick.now;
+                        }
+                    }
+                    match outcome {
+                        RemovalOutcome::Nothing | RemovalOutcome::Anew => {}
+                        RemovalOutcome::Would(end) => {
+                            let (path, action) = (act.path, act.action);
+                            tick.report.events.push(Event::Would { path, action, start: 0, end });
+                        }
+                        RemovalOutcome::Released(released, kept) => {
+                            done = (done.0 + released, done.1 + 1);
+                            tick.report.act_done(&act, &own[act.directory], released, kept);
+                        }
+                        RemovalOutcome::Failed(error) => tick.report.problem(act.path, &error),
+                    }
+                }
+            };
+        self.serve(prepare, take);
+        done
+    }
+
+    /// Returns since when all processes were listed.
+    fn all_listed(&mut self) -> ListedSince {
+        let before = thread_cpu_time();
+        let mut listed = ListedSince { anybody: self.others.all_read_since(), own: BTreeMap::new() };
+        for database in &self.databases {
+            let since = database.descriptors.schedule.listed.filter(|_| database.sees_descriptors);
+            // The party of a process that was never listed is not known yet.
+            let party = match since {
+                Some(_) => database.right().party(),
+                None => Party::of(&self.proc, database.pid),
+            };
+            listed.note(party, since);
+        }
+        for process in self.removed.held.values().filter(|process| process.is_cut) {
+            listed.note(process.party, None);
+        }
+        self.listing_time.spend(thread_cpu_time().saturating_sub(before));
+        listed
+    }
+}
