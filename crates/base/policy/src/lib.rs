@@ -10,11 +10,12 @@
 //!   their logs.
 //! * *Recovery*: the part of a log that crash recovery would read ([`recovery`]) follows from its checkpoint,
 //!   which only the database knows.
-//! * *Bulk output* ([`write_behind`]) asks a different question: how output goes to its disk so that others hardly
+//! * *Bulk output* ([`write_behind`], at places that [`output_offset`] finds) asks a different question: how output goes to its disk so that others hardly
 //!   wait for it ([`pacer`]). It shares only the form of due work ([`exact::Due`]) with the exact half.
 //! * *Streams* decide which pages a program brought in and may give back. [`stream`] serves the preloaded library:
 //!   it sees each read in advance and samples residency just ahead of the reader, page by page, in fixed memory.
-//!   [`scattered`] does the same for readers that jump. [`stream_pages`] serves observers, to whom the kernel
+//!   [`scattered`] does the same for readers that jump, and [`uncached_reads`] where residency cannot be seen;
+//!   [`reader_state`] says which of them applies. [`stream_pages`] serves observers, to whom the kernel
 //!   reports which pages a stream adds and who used them since; it keeps bits of those pages alone. Both leave
 //!   pages that others use and the pages around the reader, and retry pages that resisted. They keep their state
 //!   differently: per-page bits of whole files would cost an observer of hundreds of files too much, and growing
@@ -53,12 +54,14 @@ mod history;
 pub mod log;
 pub mod names;
 pub mod once_through;
+pub mod output_offset;
 pub mod pacer;
 #[cfg(feature = "std")]
 pub mod ranges;
 #[cfg(feature = "std")]
 mod read_back;
 pub mod read_pace;
+pub mod reader_state;
 pub mod recovery;
 mod rule;
 pub mod scattered;
@@ -76,6 +79,7 @@ pub mod stream_pace;
 pub mod stream_pages;
 #[cfg(feature = "std")]
 mod tail_inference;
+pub mod uncached_reads;
 #[cfg(feature = "std")]
 pub mod unnamed;
 pub mod write_behind;

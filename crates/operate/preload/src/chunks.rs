@@ -45,7 +45,7 @@ impl<T: Sync, const EACH: usize, const CHUNKS: usize> Chunks<T, EACH, CHUNKS> {
     #[allow(unsafe_code, reason = "takes memory by the page")]
     fn take_chunk(pointer: &AtomicPtr<[T; EACH]>) {
         let size = size_of::<[T; EACH]>();
-        let Ok(memory) = sys::take_memory(size) else { return };
+        let Ok(memory) = sys::take_memory(size, libc::MAP_PRIVATE) else { return };
         let set = pointer.compare_exchange(
             core::ptr::null_mut(),
             memory.cast(),

@@ -5,6 +5,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::paths::join;
 use crate::sys;
 use crate::tracked_place::{PLACES, TrackedPlace};
 
@@ -147,42 +148,38 @@ impl Mapped {
 const REPORT_PATH_MAX: usize = 1024;
 
 /// Maps the report at that path.
-#[allow(unsafe_code, reason = "takes a mapping for a report")]
 pub fn open_report(path: &[u8]) -> Option<&'static Mapped> {
+    map_file(path, size_of::<Mapped>()).map(mapped_at)
+}
+
+/// Maps a report's file for the lifetime of the process.
+pub fn map_report(fd: libc::c_int) -> Result<&'static Mapped, sys::Errno> {
+    map(fd, size_of::<Mapped>()).map(mapped_at)
+}
+
+#[allow(unsafe_code, reason = "takes a mapping for a report")]
+fn mapped_at(at: usize) -> &'static Mapped {
     // SAFETY: a mapping that is long enough, and never unmapped; all bits are valid, and all of it is atomic, so that other processes may
     // change it.
-    map_file(path, size_of::<Mapped>())
-        .map(|at| unsafe { &*core::ptr::with_exposed_provenance::<Mapped>(at) })
+    unsafe { &*core::ptr::with_exposed_provenance::<Mapped>(at) }
 }
 
 /// Maps the file at that path for the lifetime of the process and returns the address. Fails if the file is smaller than `size`.
 pub(crate) fn map_file(path: &[u8], size: usize) -> Option<usize> {
     let mut name = [0_u8; REPORT_PATH_MAX];
-    // One byte is left for the terminating null.
-    name.split_last_mut()?.1.get_mut(..path.len())?.copy_from_slice(path);
-    let fd = sys::open(core::ffi::CStr::from_bytes_until_nul(&name).ok()?, libc::O_RDWR).ok()?;
+    let fd = sys::open(join(&mut name, &[path])?, libc::O_RDWR).ok()?;
     let mapped = map(fd, size).ok();
     sys::close(fd);
     mapped
 }
 
-/// Maps a report's file for the lifetime of the process.
-#[allow(unsafe_code, reason = "takes a mapping for a report")]
-pub fn map_report(fd: libc::c_int) -> Result<&'static Mapped, sys::Errno> {
-    // SAFETY: as `open_report` says.
-    map(fd, size_of::<Mapped>()).map(|at| unsafe { &*core::ptr::with_exposed_provenance::<Mapped>(at) })
-}
-
-#[allow(unsafe_code, reason = "a system call, and the memory that it gives")]
 fn map(fd: libc::c_int, size: usize) -> Result<usize, sys::Errno> {
     let stat = sys::fstat(fd)?;
     // Without allocated blocks, touching a page on a full file system would end the process (SIGBUS).
     if stat.st_size < size as i64 || stat.st_blocks * 512 < size as i64 {
         return Err(sys::Errno(libc::EINVAL));
     }
-    let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-    // SAFETY: a new mapping, of a file that is long enough.
-    unsafe { sys::call(libc::SYS_mmap, [0, size, protection, libc::MAP_SHARED as usize, fd as usize, 0]) }
+    sys::map(0, size, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
 }
 
 /// A report's file. The launcher creates it before it starts the first process, and reads it afterwards.

@@ -75,7 +75,7 @@ static SHARED: AtomicPtr<Followers> = AtomicPtr::new((&raw const OWN).cast_mut()
 /// If there is no memory. Then each process knows its own readers alone.
 #[allow(unsafe_code, reason = "a mapping of shared memory")]
 pub fn share() -> Result<(), Errno> {
-    let at = sys::take_shared_memory(size_of::<Followers>())?;
+    let at = sys::take_memory(size_of::<Followers>(), libc::MAP_SHARED)?;
     // Zeroes are the initial state.
     SHARED.store(at.cast(), Ordering::Release);
     Ok(())

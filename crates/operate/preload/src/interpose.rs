@@ -13,7 +13,7 @@ use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int};
 
 use crate::counters::Count;
-use crate::hooks::stdio;
+use crate::hooks::{formatted, stdio};
 use crate::settings::{Part, Plan, TEXT_MAX, VARIABLE};
 use crate::{
     counters, followers, helper, introspection, launcher, open_readers, process, real, rules, sys,
@@ -43,7 +43,9 @@ static END: unsafe extern "C" fn() = end;
 
 /// The constructor. The C library passes it the arguments of `main`.
 unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environment: *const *const c_char) {
-    real::find_all();
+    if real::find_all() {
+        formatted::find_all();
+    }
     // Another C library may pass other arguments.
     if introspection::is_secure() || !real::is_for_this() {
         return;
@@ -99,9 +101,7 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
         process::count_in(record);
     }
     let follow = |fd| {
-        let has_pages =
-            |stat: libc::stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG || sys::is_block_device(&stat);
-        if sys::fstat(fd).is_ok_and(has_pages)
+        if sys::fstat(fd).is_ok_and(|stat| sys::is_regular(&stat) || sys::is_block_device(&stat))
             && let Ok(flags) = sys::flags(fd)
         {
             rules::opened(fd, None, flags);

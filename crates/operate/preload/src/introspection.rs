@@ -7,6 +7,7 @@
 use core::mem::MaybeUninit;
 
 use libc::{c_int, c_long};
+use pagekeeper_policy::number;
 
 use crate::sys::{self, Errno};
 
@@ -46,37 +47,21 @@ pub fn position(fd: c_int, given: *const i64) -> Option<u64> {
     u64::try_from(at).ok()
 }
 
-/// Whether a write may end by a signal at a limit of the file size (`RLIMIT_FSIZE`).
-pub fn has_size_limit() -> bool {
-    let mut limit = [0_u64; 2];
-    let args = [0, libc::RLIMIT_FSIZE as usize, 0, (&raw mut limit) as usize, 0, 0];
-    // SAFETY: `limit` has struct rlimit64's layout.
-    unsafe { sys::call(libc::SYS_prlimit64, args) }.is_err() || limit[0] != libc::RLIM64_INFINITY
-}
-
 /// Returns the name of the calling thread (`comm`), without its null byte. The first thread's name is the process's.
 pub fn comm(to: &mut [u8; 16]) -> &[u8] {
     // SAFETY: `to` has the 16 bytes that are written.
-    let done = unsafe {
-        sys::call(libc::SYS_prctl, [libc::PR_GET_NAME as usize, to.as_mut_ptr() as usize, 0, 0, 0, 0])
-    };
+    let done = unsafe { sys::call(libc::SYS_prctl, [libc::PR_GET_NAME as usize, to.as_mut_ptr() as usize]) };
     let length = to.iter().position(|&byte| byte == 0).unwrap_or(0);
     if done.is_ok() { to.get(..length).unwrap_or_default() } else { &[] }
 }
 
 /// Calls `act` with the process's name, which is its first thread's, from any thread.
 pub fn with_process_name<R>(act: impl FnOnce(&[u8]) -> R) -> R {
-    let mut name = [0; 16];
-    let length = sys::open(c"/proc/self/comm", libc::O_RDONLY).map_or(0, |fd| {
-        let length = sys::read(fd, &mut name).unwrap_or(0);
-        sys::close(fd);
-        length
-    });
-    if length == 0 {
-        return act(comm(&mut name));
+    let mut text = [0; 16];
+    match sys::text_of(c"/proc/self/comm", &mut text) {
+        b"" => act(comm(&mut [0; 16])),
+        name => act(name.strip_suffix(b"\n").unwrap_or(name)),
     }
-    let name = name.get(..length).unwrap_or_default();
-    act(name.strip_suffix(b"\n").unwrap_or(name))
 }
 
 /// Whether the system started the program with privileges that its caller does not have.
@@ -89,40 +74,39 @@ pub fn is_secure() -> bool {
 /// that refuses the calls is handled like a kernel without them.
 pub fn is_deadly() -> bool {
     const FILTERED: usize = 2;
-    let argument = [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0];
     // SAFETY: no pointers.
-    let is_filtered = unsafe { sys::call(libc::SYS_prctl, argument) } == Ok(FILTERED);
+    let is_filtered = unsafe { sys::call(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize]) } == Ok(FILTERED);
     is_filtered && !is_survived(try_calls)
 }
 
 /// Runs `act` in a child with a copy of all memory, which leaves no core dump however it ends. Returns whether the child reached the end.
 /// `act` makes system calls only.
 pub fn is_survived(act: impl FnOnce()) -> bool {
-    let argument = |first: usize| [first, 0, 0, 0, 0, 0];
     // SAFETY: a child with a copy of all memory and no signal at its end. It goes on from here, on a copy of this stack, and makes system
     // calls only. The status is written to a variable that has room for it; a limit is two numbers.
     unsafe {
-        let child = match sys::call(libc::SYS_clone, argument(0)) {
+        let child = match sys::call(libc::SYS_clone, [0]) {
             Ok(0) => {
                 let no_core = [0_u64; 2];
-                let limit = [0, libc::RLIMIT_CORE as usize, no_core.as_ptr() as usize, 0, 0, 0];
+                let limit = [0, libc::RLIMIT_CORE as usize, no_core.as_ptr() as usize];
                 let _ = sys::call(libc::SYS_prlimit64, limit);
                 act();
                 loop {
-                    let _ = sys::call(libc::SYS_exit_group, argument(0));
+                    let _ = sys::call(libc::SYS_exit_group, [0]);
                 }
             }
             Ok(child) => child,
             Err(_) => return false,
         };
         let mut status: c_int = -1;
-        let wait = [child, (&raw mut status) as usize, libc::__WALL as usize, 0, 0, 0];
+        let wait = [child, (&raw mut status) as usize, libc::__WALL as usize];
         while sys::call(libc::SYS_wait4, wait) == Err(Errno(libc::EINTR)) {}
         status == 0
     }
 }
 
 /// Makes each kind of call that the rules, their helper, and the C library for it make, on no file.
+#[rustfmt::skip]
 fn try_calls() {
     const NONE: usize = usize::MAX;
     /// Bytes of the kernel's set of signals.
@@ -133,56 +117,39 @@ fn try_calls() {
     let monotonic = libc::CLOCK_MONOTONIC as usize;
     let wake = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
     let (read_only, shared) = (libc::PROT_READ as usize, libc::MAP_SHARED as usize);
-    let calls = [
-        (libc::SYS_fadvise64, [NONE, 0, 0, 0, 0, 0]),
-        (libc::SYS_sync_file_range, [NONE, 0, 0, 0, 0, 0]),
-        (libc::SYS_lseek, [NONE, 0, 0, 0, 0, 0]),
-        (libc::SYS_mincore, [0; 6]),
-        (libc::SYS_preadv2, [NONE, 0, 0, 0, 0, 0]),
-        (libc::SYS_pread64, [NONE, 0, 0, 0, 0, 0]),
-        (libc::SYS_process_vm_readv, [0; 6]),
-        (libc::SYS_readlinkat, [NONE, 0, 0, 0, 0, 0]),
-        (libc::SYS_openat, [NONE, 0, 0, 0, 0, 0]),
-        (libc::SYS_faccessat2, [NONE, 0, 0, 0, 0, 0]),
-        (libc::SYS_read, [NONE, 0, 0, 0, 0, 0]),
-        (libc::SYS_close, [NONE, 0, 0, 0, 0, 0]),
+    let on_no_file = [
+        libc::SYS_fadvise64, libc::SYS_sync_file_range, libc::SYS_lseek, libc::SYS_preadv2, libc::SYS_pread64,
+        libc::SYS_readlinkat, libc::SYS_openat, libc::SYS_faccessat2, libc::SYS_read, libc::SYS_close, libc::SYS_fstat,
+        libc::SYS_fstatfs, libc::SYS_newfstatat, libc::SYS_getdents64 as c_long, libc::SYS_sendmsg, libc::SYS_recvmsg,
+    ];
+    let on_nothing = [
+        libc::SYS_mincore, libc::SYS_process_vm_readv, libc::SYS_unshare, libc::SYS_socketpair, libc::SYS_gettid,
+        libc::SYS_tgkill, libc::SYS_munmap, libc::SYS_mprotect, libc::SYS_madvise, libc::SYS_clone3,
+        libc::SYS_set_robust_list, libc::SYS_rseq, libc::SYS_sigaltstack,
+    ];
+    let others = [
         (libc::SYS_close_range, [1, 0, 0, 0, 0, 0]),
         (libc::SYS_fcntl, [NONE, libc::F_GETFL as usize, 0, 0, 0, 0]),
         (libc::SYS_fcntl, [NONE, libc::F_DUPFD_CLOEXEC as usize, 0, 0, 0, 0]),
-        (libc::SYS_fstat, [NONE, 0, 0, 0, 0, 0]),
-        (libc::SYS_fstatfs, [NONE, 0, 0, 0, 0, 0]),
-        (libc::SYS_newfstatat, [NONE, 0, 0, 0, 0, 0]),
-        (libc::SYS_getdents64 as c_long, [NONE, 0, 0, 0, 0, 0]),
         (libc::SYS_clock_gettime, [monotonic, 0, 0, 0, 0, 0]),
         (libc::SYS_clock_nanosleep, [monotonic, 0, nothing, 0, 0, 0]),
         (libc::SYS_futex, [nothing, wake, 0, 0, 0, 0]),
-        (libc::SYS_unshare, [0; 6]),
-        (libc::SYS_socketpair, [0; 6]),
-        (libc::SYS_sendmsg, [NONE, 0, 0, 0, 0, 0]),
-        (libc::SYS_recvmsg, [NONE, 0, 0, 0, 0, 0]),
         (libc::SYS_ppoll, [0, 0, nothing, 0, 0, 0]),
         (libc::SYS_prctl, [libc::PR_SET_NAME as usize, name, 0, 0, 0, 0]),
-        (libc::SYS_gettid, [0; 6]),
-        (libc::SYS_tgkill, [0; 6]),
         (libc::SYS_mmap, [0, 4096, read_only, shared, NONE, 0]),
-        (libc::SYS_munmap, [0; 6]),
-        (libc::SYS_mprotect, [0; 6]),
-        (libc::SYS_madvise, [0; 6]),
-        (libc::SYS_clone3, [0; 6]),
-        (libc::SYS_set_robust_list, [0; 6]),
-        (libc::SYS_rseq, [0; 6]),
-        (libc::SYS_sigaltstack, [0; 6]),
         (libc::SYS_rt_sigprocmask, [0, 0, 0, SIGNALS, 0, 0]),
         (libc::SYS_rt_sigaction, [0, 0, 0, SIGNALS, 0, 0]),
     ];
-    for (number, args) in calls {
+    let on_no_file = on_no_file.into_iter().map(|number| (number, [NONE, 0, 0, 0, 0, 0]));
+    let on_nothing = on_nothing.into_iter().map(|number| (number, [0; 6]));
+    for (number, args) in on_no_file.chain(on_nothing).chain(others) {
         // SAFETY: no descriptor, nothing to read, or valid arguments: limits of two numbers, a zero time, a name.
         let _ = unsafe { sys::call(number, args) };
     }
     let _ = sys::cachestat(-1, 0..1);
     // The helper's thread ends by this call; in a process with one thread, it ends the process.
     // SAFETY: no pointers; the process is the child created for this.
-    let _ = unsafe { sys::call(libc::SYS_exit, [0; 6]) };
+    let _ = unsafe { sys::call(libc::SYS_exit, [0]) };
 }
 
 /// Calls `each` for all descriptors of the process, from /proc; for the first few numbers without /proc.
@@ -200,7 +167,7 @@ pub fn named_descriptors(mut each: impl FnMut(c_int)) -> bool {
     };
     let mut names = [0_u64; 256];
     loop {
-        let args = [directory as usize, names.as_mut_ptr() as usize, size_of_val(&names), 0, 0, 0];
+        let args = [directory as usize, names.as_mut_ptr() as usize, size_of_val(&names)];
         // SAFETY: `names` has room for so many bytes.
         let Ok(length @ 1..) = (unsafe { sys::call(libc::SYS_getdents64 as c_long, args) }) else { break };
         // SAFETY: numbers, read as bytes.
@@ -222,7 +189,8 @@ fn entries(mut bytes: &[u8], mut each: impl FnMut(c_int)) {
         let Some((entry, rest)) = bytes.split_at_checked(length) else { return };
         let name = entry.get(19..).unwrap_or_default();
         let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-        if let Some(number) = name.get(..end).and_then(number) {
+        if let Some(number) = name.get(..end).and_then(number).and_then(|number| c_int::try_from(number).ok())
+        {
             each(number);
         }
         if length == 0 {
@@ -230,16 +198,6 @@ fn entries(mut bytes: &[u8], mut each: impl FnMut(c_int)) {
         }
         bytes = rest;
     }
-}
-
-fn number(name: &[u8]) -> Option<c_int> {
-    if name.is_empty() {
-        return None;
-    }
-    name.iter().try_fold(0, |number: c_int, &byte| {
-        let digit = byte.is_ascii_digit().then(|| c_int::from(byte - b'0'))?;
-        number.checked_mul(10)?.checked_add(digit)
-    })
 }
 
 #[cfg(all(test, not(feature = "interpose")))]

@@ -13,6 +13,7 @@ use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use crate::helper::ForkGuard;
+use crate::paths::join;
 use crate::settings::{Plan, TEXT_MAX, VARIABLE};
 use crate::sys;
 
@@ -90,16 +91,14 @@ pub unsafe fn set_up(plan: &Plan<'_>, comm: &[u8], text: &'static [u8; TEXT_MAX 
     }
     // SAFETY: by this function's contract nobody reads it yet.
     let to = unsafe { &mut *LAUNCHER.0.get() };
-    let Some(to) = to.get_mut(..path.len()).filter(|_| path.len() < PATH) else { return };
-    to.copy_from_slice(path);
+    if join(to, &[path]).is_none() {
+        return;
+    }
     SETTINGS.store(text.as_ptr().cast_mut().cast(), Ordering::Relaxed);
     IS_REQUIRED.store(plan.is_required, Ordering::Relaxed);
-    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-    let args =
-        [0, size_of::<[AtomicU32; WARNED_PROGRAMS_MAX]>(), access as usize, kind as usize, usize::MAX, 0];
-    // SAFETY: new memory, which is never freed; zeroes are a valid value.
-    if let Ok(at) = unsafe { sys::call(libc::SYS_mmap, args) } {
-        WARNED_PROGRAMS.store(at as *mut [AtomicU32; WARNED_PROGRAMS_MAX], Ordering::Relaxed);
+    // It is never freed; zeroes are a valid value.
+    if let Ok(memory) = sys::take_memory(size_of::<[AtomicU32; WARNED_PROGRAMS_MAX]>(), libc::MAP_SHARED) {
+        WARNED_PROGRAMS.store(memory.cast(), Ordering::Relaxed);
     }
     IS_ON.store(true, Ordering::Release);
 }
@@ -139,7 +138,7 @@ pub unsafe fn instead(
             && !needs_more(base(file.to_bytes()))
             && takes_library(file, &status);
         // The call for a file that cannot be executed fails by itself.
-        if is_covered || status.st_mode & libc::S_IFMT != libc::S_IFREG || status.st_mode & 0o111 == 0 {
+        if is_covered || !sys::is_regular(&status) || status.st_mode & 0o111 == 0 {
             return Started::Plainly;
         }
         by_launcher(file, words, start)
@@ -180,7 +179,7 @@ unsafe fn by_launcher(
     }
     let mut few = [core::ptr::null(); FEW];
     let size = (count + BEFORE + 1) * size_of::<*const c_char>();
-    let many = if count + BEFORE >= FEW { sys::take_memory(size).ok() } else { None };
+    let many = if count + BEFORE >= FEW { sys::take_memory(size, libc::MAP_PRIVATE).ok() } else { None };
     let to: *mut *const c_char = many.map_or(few.as_mut_ptr(), <*mut u8>::cast);
     let result = if count + BEFORE >= FEW && many.is_none() {
         -1
@@ -202,7 +201,7 @@ unsafe fn by_launcher(
     if first {
         for part in [&b"pagekeeper: "[..], file.to_bytes(), b" is started without the rules\n"] {
             // SAFETY: a descriptor that need not be open, and bytes to be read.
-            let _ = unsafe { sys::call(libc::SYS_write, [2, part.as_ptr() as usize, part.len(), 0, 0, 0]) };
+            let _ = unsafe { sys::call(libc::SYS_write, [2, part.as_ptr() as usize, part.len()]) };
         }
     }
     if is_required { Started::Refused } else { Started::Plainly }
@@ -279,7 +278,7 @@ fn takes_library(file: &CStr, stat: &libc::stat) -> bool {
                 Err(_) => return true,
             }
         }
-        if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        if !sys::is_regular(&stat) {
             return true;
         }
         let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
@@ -297,9 +296,9 @@ fn takes_library(file: &CStr, stat: &libc::stat) -> bool {
             Kind::Other => {}
         }
         let Some(interpreter) = interpreter(bytes) else { return true };
-        path = [0; LINE];
-        let Some(to) = path.get_mut(..interpreter.len()).filter(|to| to.len() < LINE) else { return true };
-        to.copy_from_slice(interpreter);
+        if join(&mut path, &[interpreter]).is_none() {
+            return true;
+        }
     }
     true
 }
@@ -314,10 +313,10 @@ fn interpreter(start: &[u8]) -> Option<&[u8]> {
 fn is_privileged(stat: &libc::stat, fd: Option<c_int>) -> bool {
     const GROUP: u32 = libc::S_ISGID | libc::S_IXGRP;
     // SAFETY: no pointers.
-    let id = |number| unsafe { sys::call(number, [0; 6]) }.unwrap_or(0) as u32;
+    let id = |number| unsafe { sys::call(number, []) }.unwrap_or(0) as u32;
     let user = id(libc::SYS_getuid);
     let has_capabilities = |fd| {
-        let args = [fd as usize, c"security.capability".as_ptr() as usize, 0, 0, 0, 0];
+        let args = [fd as usize, c"security.capability".as_ptr() as usize, 0, 0];
         // SAFETY: a name, and no buffer: only the length is queried.
         unsafe { sys::call(libc::SYS_fgetxattr, args) }.is_ok()
     };

@@ -28,12 +28,15 @@ pub mod followers;
 pub mod helper;
 #[cfg(feature = "interpose")]
 mod hooks;
+pub mod identity;
 #[cfg(feature = "interpose")]
 mod interpose;
 pub mod introspection;
 pub mod launcher;
 pub mod open_readers;
+pub mod page_probe;
 pub mod parts;
+pub mod paths;
 pub mod process;
 #[cfg(feature = "interpose")]
 mod real;

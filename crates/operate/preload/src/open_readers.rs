@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 use pagekeeper_policy::WINDOW;
 
+use crate::identity::{FileIdentity, SharedIdentity};
 use crate::{counters, sys};
 
 /// Readers that have a place at a time.
@@ -24,15 +25,6 @@ const LEASE_OF_SENT: u64 = 5_000_000_000;
 #[cfg(not(feature = "interpose"))]
 const ROOM: u64 = size_of::<OpenReaders>() as u64;
 
-/// Identifies a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FileIdentity {
-    /// Its device, as `st_dev` encodes it.
-    pub device: u64,
-    /// Its inode.
-    pub inode: u64,
-}
-
 /// The entry of one reader. The version is odd while the words after it are changed.
 #[repr(C, align(64))]
 struct Entry {
@@ -41,8 +33,7 @@ struct Entry {
     /// The process that has the place.
     pid: AtomicU32,
     version: AtomicU32,
-    device: AtomicU64,
-    inode: AtomicU64,
+    file: SharedIdentity,
     /// The first window, and a bit for each from it on that was found empty. [`ALL`]: the whole file is the reader's.
     first: AtomicU64,
     low: AtomicU64,
@@ -71,8 +62,7 @@ static OWN: OpenReaders = OpenReaders {
             until: AtomicU64::new(0),
             pid: AtomicU32::new(0),
             version: AtomicU32::new(0),
-            device: AtomicU64::new(0),
-            inode: AtomicU64::new(0),
+            file: SharedIdentity::NONE,
             first: AtomicU64::new(0),
             low: AtomicU64::new(0),
             high: AtomicU64::new(0),
@@ -175,8 +165,7 @@ pub fn say(place: &mut Option<ReaderPlace>, file: FileIdentity, (first, bits): (
     let Some(entry) = place.as_ref().and_then(ReaderPlace::entry) else { return };
     entry.version.fetch_add(1, Ordering::AcqRel);
     fence(Ordering::Release);
-    entry.device.store(file.device, Ordering::Relaxed);
-    entry.inode.store(file.inode, Ordering::Relaxed);
+    entry.file.set(file);
     entry.first.store(first, Ordering::Relaxed);
     entry.low.store(bits as u64, Ordering::Relaxed);
     entry.high.store((bits >> 64) as u64, Ordering::Relaxed);
@@ -203,12 +192,12 @@ impl Entry {
             return None;
         }
         let version = self.version.load(Ordering::Acquire);
-        let (device, inode) = (self.device.load(Ordering::Relaxed), self.inode.load(Ordering::Relaxed));
+        let own_file = self.file.get();
         let first = self.first.load(Ordering::Relaxed);
         let (low, high) = (self.low.load(Ordering::Relaxed), self.high.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
         let is_whole = version.is_multiple_of(2) && version == self.version.load(Ordering::Relaxed);
-        if !is_whole || (device, inode) != (file.device, file.inode) {
+        if !is_whole || own_file != file {
             return None;
         }
         let bits = u128::from(low) | u128::from(high) << 64;

@@ -16,7 +16,6 @@ use core::marker::PhantomData;
 use core::mem::{size_of, transmute_copy};
 use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
-use crate::hooks::formatted::{early_fprintf, early_fprintf_chk, early_printf, early_printf_chk};
 use crate::introspection;
 use crate::launcher::Words;
 use crate::symbols::{Found, Objects};
@@ -116,7 +115,7 @@ pub(crate) struct Next<F> {
 
 impl<F: Copy> Next<F> {
     /// Creates one that calls `first` until it is looked up.
-    const fn new(name: &'static CStr, first: *const ()) -> Self {
+    pub(crate) const fn new(name: &'static CStr, first: *const ()) -> Self {
         assert!(size_of::<F>() == size_of::<*mut ()>());
         Self { at: AtomicPtr::new(first.cast_mut()), name, kind: PhantomData }
     }
@@ -144,7 +143,7 @@ impl<F: Copy> Next<F> {
     /// Looks the function up; returns whether there is one.
     #[cold]
     #[inline(never)]
-    fn find(&self) -> bool {
+    pub(crate) fn find(&self) -> bool {
         self.keep(next(self.name))
     }
 
@@ -252,83 +251,98 @@ fn settle(result: Result<usize, Errno>) -> isize {
     }
 }
 
-/// Defines functions that are system calls: the name, its type, and the call's number and arguments.
-macro_rules! calls {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $number:expr, [$($given:expr),*];)*) => {
-        $(
-            #[allow(non_upper_case_globals, reason = "named as the function that it stands for")]
-            pub(crate) static $name: Next<unsafe extern "C" fn($($type),*) -> $result> = {
-                unsafe extern "C" fn first($($arg: $type),*) -> $result {
-                    if $name.find_here() {
-                        // SAFETY: the caller keeps the contract of the C library's function, which this is.
-                        return unsafe { ($name.get())($($arg),*) };
-                    }
-                    // SAFETY: likewise; the contract is the system call's.
-                    settle(unsafe { sys::call($number, args([$($given as usize),*])) }) as $result
+/// Defines the next definition of a function. Until it is looked up, `first` stands for it: it looks the function up by `$find`, or else is
+/// `$else`.
+macro_rules! next {
+    (@of $kind:ty: $name:ident($($arg:ident: $type:ty),*) -> $result:ty, $find:ident else $else:expr) => {
+        #[allow(non_upper_case_globals, reason = "named as the function that it stands for")]
+        pub(crate) static $name: Next<$kind> = {
+            unsafe extern "C" fn first($($arg: $type),*) -> $result {
+                if $name.$find() {
+                    // SAFETY: the caller keeps the contract of the C library's function, which this is.
+                    unsafe { ($name.get())($($arg),*) }
+                } else {
+                    $else
                 }
-                const NAME: &CStr = name(concat!(stringify!($name), "\0"));
-                Next::new(NAME, first as *const ())
-            };
-        )*
+            }
+            Next::new(name(concat!(stringify!($name), "\0")), first as *const ())
+        };
+    };
+    ($name:ident($($arg:ident: $type:ty),*) -> $result:ty, $find:ident else $else:expr) => {
+        next! {
+            @of unsafe extern "C" fn($($type),*) -> $result:
+            $name($($arg: $type),*) -> $result, $find else $else
+        }
+    };
+    (@call $name:ident $args:tt -> $result:ty = $number:expr, [$($given:expr),*]) => {
+        next! {
+            $name $args -> $result, find_here else
+            // SAFETY: the caller keeps the contract of the C library's function, which is the system call's.
+            settle(unsafe { sys::call($number, [$($given as usize),*]) }) as $result
+        }
+    };
+}
+
+/// Defines functions that are system calls: names of one signature, and the call's number and arguments.
+macro_rules! calls {
+    ($([$($name:ident)+] $args:tt -> $result:ty = $number:expr, $given:tt;)*) => {
+        $($(next! { @call $name $args -> $result = $number, $given })+)*
 
         fn find_calls() {
-            $($name.find();)*
+            $($($name.find();)+)*
         }
     };
 }
 
 /// Defines functions that are more than a system call.
 macro_rules! functions {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, else $failed:expr;)*) => {
-        $(
-            #[allow(non_upper_case_globals, reason = "named as the function that it stands for")]
-            pub(crate) static $name: Next<unsafe extern "C" fn($($type),*) -> $result> = {
-                unsafe extern "C" fn first($($arg: $type),*) -> $result {
-                    if $name.find() {
-                        // SAFETY: the caller keeps the contract of the C library's function, which this is.
-                        return unsafe { ($name.get())($($arg),*) };
-                    }
-                    set_errno(libc::ENOSYS);
-                    $failed
-                }
-                const NAME: &CStr = name(concat!(stringify!($name), "\0"));
-                Next::new(NAME, first as *const ())
-            };
-        )*
+    ($([$($name:ident)+] $args:tt -> $result:ty, else $failed:expr;)*) => {
+        $($(next! {
+            $name $args -> $result, find else {
+                set_errno(libc::ENOSYS);
+                $failed
+            }
+        })+)*
 
         fn find_functions() {
-            $($name.find();)*
+            $($($name.find();)+)*
+        }
+    };
+}
+
+/// Defines functions whose system calls need more than a number, with the types in which their variable arguments are passed.
+macro_rules! others {
+    ($([$($name:ident)+] $args:tt -> $result:ty, $kind:ty = $first:expr;)*) => {
+        $($(next! {
+            @of $kind: $name $args -> $result, find_here else
+            // SAFETY: the caller keeps the contract of the C library's function, which this one replaces.
+            unsafe { $first }
+        })+)*
+
+        fn find_others() {
+            $($($name.find();)+)*
         }
     };
 }
 
 /// Converts a name that ends in a null byte.
-const fn name(text: &'static str) -> &'static CStr {
+pub(crate) const fn name(text: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(text.as_bytes()) {
         Ok(name) => name,
         Err(_) => panic!("a name holds a null byte"),
     }
 }
 
-/// Pads arguments with zeros.
-fn args<const N: usize>(given: [usize; N]) -> [usize; 6] {
-    let mut all = [0; 6];
-    for (to, from) in all.iter_mut().zip(given) {
-        *to = from;
+/// Looks up all functions if that must not be done later; returns whether it did. Called once, before the program's own code runs.
+pub(crate) fn find_all() -> bool {
+    let must_find = !with_objects(Objects::are_all);
+    if must_find {
+        find_calls();
+        find_functions();
+        find_others();
+        __chk_fail.find();
     }
-    all
-}
-
-/// Looks up all functions if that must not be done later. Called once, before the program's own code runs.
-pub(crate) fn find_all() {
-    if with_objects(Objects::are_all) {
-        return;
-    }
-    find_calls();
-    find_functions();
-    find_others();
-    find_formatted();
-    __chk_fail.find();
+    must_find
 }
 
 /// `open`, which takes a mode if the flags require one.
@@ -346,26 +360,21 @@ pub(crate) type Syscall =
 /// Files are opened as 64-bit ones on both architectures, as the C library's 64-bit functions do.
 const LARGE: c_int = if cfg!(target_arch = "x86_64") { 0 } else { libc::O_LARGEFILE };
 
-unsafe extern "C" fn first_open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
-    // SAFETY: the caller keeps open's contract.
-    unsafe { first_openat(libc::AT_FDCWD, path, flags, mode) }
-}
-
 unsafe extern "C" fn first_openat(at: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
     let mode = if flags & (libc::O_CREAT | libc::O_TMPFILE) == 0 { 0 } else { mode };
-    let args = args([at as usize, path as usize, (flags | LARGE) as usize, mode as usize]);
+    let args = [at as usize, path as usize, (flags | LARGE) as usize, mode as usize];
     // SAFETY: the caller keeps openat's contract, which is the system call's.
     settle(unsafe { sys::call(libc::SYS_openat, args) }) as c_int
 }
 
 unsafe extern "C" fn first_fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
-    let args = args([fd as usize, command as usize, argument as usize]);
+    let args = [fd as usize, command as usize, argument as usize];
     // SAFETY: the caller keeps fcntl's contract, which is the system call's.
     settle(unsafe { sys::call(libc::SYS_fcntl, args) }) as c_int
 }
 
 unsafe extern "C" fn first_prctl(option: c_int, a: c_long, b: c_long, c: c_long, d: c_long) -> c_int {
-    let args = args([option as usize, a as usize, b as usize, c as usize, d as usize]);
+    let args = [option as usize, a as usize, b as usize, c as usize, d as usize];
     // SAFETY: the caller keeps prctl's contract, which is the system call's.
     settle(unsafe { sys::call(libc::SYS_prctl, args) }) as c_int
 }
@@ -387,7 +396,7 @@ unsafe extern "C" fn first_syscall(
 
 /// libaio's function: it returns the error and leaves `errno`.
 unsafe extern "C" fn first_submit(context: *mut c_void, count: c_long, list: *mut *mut c_void) -> c_int {
-    let args = args([context as usize, count as usize, list as usize]);
+    let args = [context as usize, count as usize, list as usize];
     // SAFETY: the caller keeps io_submit's contract, which is the system call's.
     match unsafe { sys::call(libc::SYS_io_submit, args) } {
         Ok(submitted) => submitted as c_int,
@@ -398,7 +407,7 @@ unsafe extern "C" fn first_submit(context: *mut c_void, count: c_long, list: *mu
 /// Replaces `closefrom`, which C libraries before 2.34 lack.
 unsafe extern "C" fn first_closefrom(first: c_int) {
     let first = first.max(0);
-    let all = args([first as usize, c_uint::MAX as usize]);
+    let all = [first as usize, c_uint::MAX as usize];
     // SAFETY: the caller wants all descriptors from that one on closed.
     if unsafe { sys::call(libc::SYS_close_range, all) }.is_ok() {
         return;
@@ -417,70 +426,24 @@ unsafe extern "C" fn first_closefrom(first: c_int) {
 unsafe extern "C" fn first_exit(status: c_int) -> ! {
     loop {
         // SAFETY: no pointers; it does not return.
-        let _ = unsafe { sys::call(libc::SYS_exit_group, args([status as usize])) };
+        let _ = unsafe { sys::call(libc::SYS_exit_group, [status as usize]) };
     }
 }
 
-/// Defines functions whose system calls need more than a number, with the types in which their variable arguments are passed.
-macro_rules! others {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, $kind:ty = $first:ident;)*) => {
-        $(
-            #[allow(non_upper_case_globals, reason = "named as the function that it stands for")]
-            pub(crate) static $name: Next<$kind> = {
-                unsafe extern "C" fn first($($arg: $type),*) -> $result {
-                    // SAFETY: the caller keeps the contract of the C library's function, which both are.
-                    if $name.find_here() { unsafe { ($name.get())($($arg),*) } } else { unsafe { $first($($arg),*) } }
-                }
-                const NAME: &CStr = name(concat!(stringify!($name), "\0"));
-                Next::new(NAME, first as *const ())
-            };
-        )*
-
-        fn find_others() {
-            $($name.find();)*
-        }
-    };
-}
-
 others! {
-    open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int, Open = first_open;
-    open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int, Open = first_open;
-    openat(at: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int, OpenAt = first_openat;
-    openat64(at: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int, OpenAt = first_openat;
-    fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int, Fcntl = first_fcntl;
-    fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int, Fcntl = first_fcntl;
-    prctl(option: c_int, a: c_long, b: c_long, c: c_long, d: c_long) -> c_int, Prctl = first_prctl;
-    syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long,
-        Syscall = first_syscall;
-    closefrom(first: c_int) -> (), unsafe extern "C" fn(c_int) = first_closefrom;
-    io_submit(context: *mut c_void, count: c_long, list: *mut *mut c_void) -> c_int,
-        unsafe extern "C" fn(*mut c_void, c_long, *mut *mut c_void) -> c_int = first_submit;
-    _exit(status: c_int) -> !, unsafe extern "C" fn(c_int) -> ! = first_exit;
-    _Exit(status: c_int) -> !, unsafe extern "C" fn(c_int) -> ! = first_exit;
-}
-
-/// Defines formatted output, which jumps to the next definition.
-macro_rules! formatted {
-    ($($name:ident = $first:ident;)*) => {
-        $(
-            #[allow(non_upper_case_globals, reason = "named as the function that it stands for")]
-            pub(crate) static $name: Next<unsafe extern "C" fn()> = {
-                const NAME: &CStr = name(concat!(stringify!($name), "\0"));
-                Next::new(NAME, $first as *const ())
-            };
-        )*
-
-        fn find_formatted() {
-            $($name.find();)*
-        }
-    };
-}
-
-formatted! {
-    printf = early_printf;
-    __printf_chk = early_printf_chk;
-    fprintf = early_fprintf;
-    __fprintf_chk = early_fprintf_chk;
+    [open open64](path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int,
+        Open = first_openat(libc::AT_FDCWD, path, flags, mode);
+    [openat openat64](at: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int,
+        OpenAt = first_openat(at, path, flags, mode);
+    [fcntl fcntl64](fd: c_int, command: c_int, argument: c_long) -> c_int,
+        Fcntl = first_fcntl(fd, command, argument);
+    [prctl](option: c_int, a: c_long, b: c_long, c: c_long, d: c_long) -> c_int, Prctl = first_prctl(option, a, b, c, d);
+    [syscall](number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long,
+        Syscall = first_syscall(number, a, b, c, d, e, f);
+    [closefrom](first: c_int) -> (), unsafe extern "C" fn(c_int) = first_closefrom(first);
+    [io_submit](context: *mut c_void, count: c_long, list: *mut *mut c_void) -> c_int,
+        unsafe extern "C" fn(*mut c_void, c_long, *mut *mut c_void) -> c_int = first_submit(context, count, list);
+    [_exit _Exit](status: c_int) -> !, unsafe extern "C" fn(c_int) -> ! = first_exit(status);
 }
 
 const CREATE: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC | LARGE;
@@ -492,136 +455,121 @@ fn checked(length: usize, room: usize, number: c_long) -> c_long {
 
 // Offsets as preadv(2) takes them: on 64-bit architectures the low half has all 64 bits, and the high half is left out.
 calls! {
-    __open_2(path: *const c_char, flags: c_int) -> c_int = libc::SYS_openat, [libc::AT_FDCWD, path, flags | LARGE];
-    __open64_2(path: *const c_char, flags: c_int) -> c_int = libc::SYS_openat, [libc::AT_FDCWD, path, flags | LARGE];
-    __openat_2(at: c_int, path: *const c_char, flags: c_int) -> c_int = libc::SYS_openat, [at, path, flags | LARGE];
-    __openat64_2(at: c_int, path: *const c_char, flags: c_int) -> c_int = libc::SYS_openat, [at, path, flags | LARGE];
-    creat(path: *const c_char, mode: libc::mode_t) -> c_int = libc::SYS_openat, [libc::AT_FDCWD, path, CREATE, mode];
-    creat64(path: *const c_char, mode: libc::mode_t) -> c_int = libc::SYS_openat, [libc::AT_FDCWD, path, CREATE, mode];
+    [__open_2 __open64_2](path: *const c_char, flags: c_int) -> c_int =
+        libc::SYS_openat, [libc::AT_FDCWD, path, flags | LARGE];
+    [__openat_2 __openat64_2](at: c_int, path: *const c_char, flags: c_int) -> c_int =
+        libc::SYS_openat, [at, path, flags | LARGE];
+    [creat creat64](path: *const c_char, mode: libc::mode_t) -> c_int =
+        libc::SYS_openat, [libc::AT_FDCWD, path, CREATE, mode];
 
-    execveat(at: c_int, path: *const c_char, words: Words, environment: Words, flags: c_int) -> c_int = libc::SYS_execveat, [at, path, words, environment, flags];
+    [execveat](at: c_int, path: *const c_char, words: Words, environment: Words, flags: c_int) -> c_int =
+        libc::SYS_execveat, [at, path, words, environment, flags];
 
-    read(fd: c_int, to: *mut c_void, length: usize) -> isize = libc::SYS_read, [fd, to, length];
-    __read_chk(fd: c_int, to: *mut c_void, length: usize, room: usize) -> isize = checked(length, room, libc::SYS_read), [fd, to, length];
-    pread(fd: c_int, to: *mut c_void, length: usize, at: i64) -> isize = libc::SYS_pread64, [fd, to, length, at];
-    __pread_chk(fd: c_int, to: *mut c_void, length: usize, at: i64, room: usize) -> isize = checked(length, room, libc::SYS_pread64), [fd, to, length, at];
-    __pread64_chk(fd: c_int, to: *mut c_void, length: usize, at: i64, room: usize) -> isize = checked(length, room, libc::SYS_pread64), [fd, to, length, at];
-    pread64(fd: c_int, to: *mut c_void, length: usize, at: i64) -> isize = libc::SYS_pread64, [fd, to, length, at];
-    readv(fd: c_int, parts: *const libc::iovec, count: c_int) -> isize = libc::SYS_readv, [fd, parts, count];
-    preadv(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64) -> isize = libc::SYS_preadv, [fd, parts, count, at];
-    preadv64(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64) -> isize = libc::SYS_preadv, [fd, parts, count, at];
-    preadv2(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64, flags: c_int) -> isize = libc::SYS_preadv2, [fd, parts, count, at, 0, flags];
-    preadv64v2(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64, flags: c_int) -> isize = libc::SYS_preadv2, [fd, parts, count, at, 0, flags];
+    [read](fd: c_int, to: *mut c_void, length: usize) -> isize = libc::SYS_read, [fd, to, length];
+    [__read_chk](fd: c_int, to: *mut c_void, length: usize, room: usize) -> isize =
+        checked(length, room, libc::SYS_read), [fd, to, length];
+    [pread pread64](fd: c_int, to: *mut c_void, length: usize, at: i64) -> isize =
+        libc::SYS_pread64, [fd, to, length, at];
+    [__pread_chk __pread64_chk](fd: c_int, to: *mut c_void, length: usize, at: i64, room: usize) -> isize =
+        checked(length, room, libc::SYS_pread64), [fd, to, length, at];
+    [readv](fd: c_int, parts: *const libc::iovec, count: c_int) -> isize = libc::SYS_readv, [fd, parts, count];
+    [preadv preadv64](fd: c_int, parts: *const libc::iovec, count: c_int, at: i64) -> isize =
+        libc::SYS_preadv, [fd, parts, count, at];
+    [preadv2 preadv64v2](fd: c_int, parts: *const libc::iovec, count: c_int, at: i64, flags: c_int) -> isize =
+        libc::SYS_preadv2, [fd, parts, count, at, 0, flags];
 
-    write(fd: c_int, from: *const c_void, length: usize) -> isize = libc::SYS_write, [fd, from, length];
-    pwrite(fd: c_int, from: *const c_void, length: usize, at: i64) -> isize = libc::SYS_pwrite64, [fd, from, length, at];
-    pwrite64(fd: c_int, from: *const c_void, length: usize, at: i64) -> isize = libc::SYS_pwrite64, [fd, from, length, at];
-    writev(fd: c_int, parts: *const libc::iovec, count: c_int) -> isize = libc::SYS_writev, [fd, parts, count];
-    pwritev(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64) -> isize = libc::SYS_pwritev, [fd, parts, count, at];
-    pwritev64(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64) -> isize = libc::SYS_pwritev, [fd, parts, count, at];
-    pwritev2(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64, flags: c_int) -> isize = libc::SYS_pwritev2, [fd, parts, count, at, 0, flags];
-    pwritev64v2(fd: c_int, parts: *const libc::iovec, count: c_int, at: i64, flags: c_int) -> isize = libc::SYS_pwritev2, [fd, parts, count, at, 0, flags];
+    [write](fd: c_int, from: *const c_void, length: usize) -> isize = libc::SYS_write, [fd, from, length];
+    [pwrite pwrite64](fd: c_int, from: *const c_void, length: usize, at: i64) -> isize =
+        libc::SYS_pwrite64, [fd, from, length, at];
+    [writev](fd: c_int, parts: *const libc::iovec, count: c_int) -> isize = libc::SYS_writev, [fd, parts, count];
+    [pwritev pwritev64](fd: c_int, parts: *const libc::iovec, count: c_int, at: i64) -> isize =
+        libc::SYS_pwritev, [fd, parts, count, at];
+    [pwritev2 pwritev64v2](fd: c_int, parts: *const libc::iovec, count: c_int, at: i64, flags: c_int) -> isize =
+        libc::SYS_pwritev2, [fd, parts, count, at, 0, flags];
 
-    fsync(fd: c_int) -> c_int = libc::SYS_fsync, [fd];
-    fdatasync(fd: c_int) -> c_int = libc::SYS_fdatasync, [fd];
-    readahead(fd: c_int, at: i64, length: usize) -> isize = libc::SYS_readahead, [fd, at, length];
-    fallocate(fd: c_int, mode: c_int, at: i64, length: i64) -> c_int = libc::SYS_fallocate, [fd, mode, at, length];
-    fallocate64(fd: c_int, mode: c_int, at: i64, length: i64) -> c_int = libc::SYS_fallocate, [fd, mode, at, length];
-    ftruncate(fd: c_int, length: i64) -> c_int = libc::SYS_ftruncate, [fd, length];
-    ftruncate64(fd: c_int, length: i64) -> c_int = libc::SYS_ftruncate, [fd, length];
+    [fsync](fd: c_int) -> c_int = libc::SYS_fsync, [fd];
+    [fdatasync](fd: c_int) -> c_int = libc::SYS_fdatasync, [fd];
+    [readahead](fd: c_int, at: i64, length: usize) -> isize = libc::SYS_readahead, [fd, at, length];
+    [fallocate fallocate64](fd: c_int, mode: c_int, at: i64, length: i64) -> c_int =
+        libc::SYS_fallocate, [fd, mode, at, length];
+    [ftruncate ftruncate64](fd: c_int, length: i64) -> c_int = libc::SYS_ftruncate, [fd, length];
 
-    close(fd: c_int) -> c_int = libc::SYS_close, [fd];
-    dup(fd: c_int) -> c_int = libc::SYS_dup, [fd];
-    dup3(from: c_int, to: c_int, flags: c_int) -> c_int = libc::SYS_dup3, [from, to, flags];
-    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = libc::SYS_close_range, [first, last, flags];
+    [close](fd: c_int) -> c_int = libc::SYS_close, [fd];
+    [dup](fd: c_int) -> c_int = libc::SYS_dup, [fd];
+    [dup3](from: c_int, to: c_int, flags: c_int) -> c_int = libc::SYS_dup3, [from, to, flags];
+    [close_range](first: c_uint, last: c_uint, flags: c_int) -> c_int = libc::SYS_close_range, [first, last, flags];
 
-    unlink(path: *const c_char) -> c_int = libc::SYS_unlinkat, [libc::AT_FDCWD, path, 0];
-    unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c_int = libc::SYS_unlinkat, [at, path, flags];
-    rename(from: *const c_char, to: *const c_char) -> c_int = libc::SYS_renameat2, [libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0];
-    renameat(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char) -> c_int = libc::SYS_renameat2, [from_at, from, to_at, to, 0];
-    renameat2(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_uint) -> c_int = libc::SYS_renameat2, [from_at, from, to_at, to, flags];
-    link(from: *const c_char, to: *const c_char) -> c_int = libc::SYS_linkat, [libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0];
-    linkat(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_int) -> c_int = libc::SYS_linkat, [from_at, from, to_at, to, flags];
-    umount(path: *const c_char) -> c_int = libc::SYS_umount2, [path, 0];
-    umount2(path: *const c_char, flags: c_int) -> c_int = libc::SYS_umount2, [path, flags];
+    [unlink](path: *const c_char) -> c_int = libc::SYS_unlinkat, [libc::AT_FDCWD, path, 0];
+    [unlinkat](at: c_int, path: *const c_char, flags: c_int) -> c_int = libc::SYS_unlinkat, [at, path, flags];
+    [rename](from: *const c_char, to: *const c_char) -> c_int =
+        libc::SYS_renameat2, [libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0];
+    [renameat](from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char) -> c_int =
+        libc::SYS_renameat2, [from_at, from, to_at, to, 0];
+    [renameat2](from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_uint) -> c_int =
+        libc::SYS_renameat2, [from_at, from, to_at, to, flags];
+    [link](from: *const c_char, to: *const c_char) -> c_int =
+        libc::SYS_linkat, [libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0];
+    [linkat](from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_int) -> c_int =
+        libc::SYS_linkat, [from_at, from, to_at, to, flags];
+    [umount](path: *const c_char) -> c_int = libc::SYS_umount2, [path, 0];
+    [umount2](path: *const c_char, flags: c_int) -> c_int = libc::SYS_umount2, [path, flags];
 
-    unshare(flags: c_int) -> c_int = libc::SYS_unshare, [flags];
-    setns(fd: c_int, kind: c_int) -> c_int = libc::SYS_setns, [fd, kind];
-    capset(header: *mut c_void, data: *const c_void) -> c_int = libc::SYS_capset, [header, data];
+    [unshare](flags: c_int) -> c_int = libc::SYS_unshare, [flags];
+    [setns](fd: c_int, kind: c_int) -> c_int = libc::SYS_setns, [fd, kind];
+    [capset](header: *mut c_void, data: *const c_void) -> c_int = libc::SYS_capset, [header, data];
 
-    mmap(at: *mut c_void, length: usize, access: c_int, flags: c_int, fd: c_int, from: i64) -> isize = libc::SYS_mmap, [at, length, access, flags, fd, from];
-    mmap64(at: *mut c_void, length: usize, access: c_int, flags: c_int, fd: c_int, from: i64) -> isize = libc::SYS_mmap, [at, length, access, flags, fd, from];
-    sendfile(to: c_int, from: c_int, at: *mut i64, length: usize) -> isize = libc::SYS_sendfile, [to, from, at, length];
-    sendfile64(to: c_int, from: c_int, at: *mut i64, length: usize) -> isize = libc::SYS_sendfile, [to, from, at, length];
-    copy_file_range(from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, length: usize, flags: c_uint) -> isize = libc::SYS_copy_file_range, [from, from_at, to, to_at, length, flags];
-    splice(from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, length: usize, flags: c_uint) -> isize = libc::SYS_splice, [from, from_at, to, to_at, length, flags];
+    [mmap mmap64](at: *mut c_void, length: usize, access: c_int, flags: c_int, fd: c_int, from: i64) -> isize =
+        libc::SYS_mmap, [at, length, access, flags, fd, from];
+    [sendfile sendfile64](to: c_int, from: c_int, at: *mut i64, length: usize) -> isize =
+        libc::SYS_sendfile, [to, from, at, length];
+    [copy_file_range](from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, length: usize, flags: c_uint) -> isize =
+        libc::SYS_copy_file_range, [from, from_at, to, to_at, length, flags];
+    [splice](from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, length: usize, flags: c_uint) -> isize =
+        libc::SYS_splice, [from, from_at, to, to_at, length, flags];
 }
 
 type Stream = *mut c_void;
 
 functions! {
-    fopen(path: *const c_char, mode: *const c_char) -> Stream, else core::ptr::null_mut();
-    fopen64(path: *const c_char, mode: *const c_char) -> Stream, else core::ptr::null_mut();
-    freopen(path: *const c_char, mode: *const c_char, stream: Stream) -> Stream, else core::ptr::null_mut();
-    freopen64(path: *const c_char, mode: *const c_char, stream: Stream) -> Stream, else core::ptr::null_mut();
-    fdopen(fd: c_int, mode: *const c_char) -> Stream, else core::ptr::null_mut();
-    fclose(stream: Stream) -> c_int, else -1;
-    fileno(stream: Stream) -> c_int, else -1;
-    fread(to: *mut c_void, size: usize, count: usize, stream: Stream) -> usize, else 0;
-    fread_unlocked(to: *mut c_void, size: usize, count: usize, stream: Stream) -> usize, else 0;
-    fgets(to: *mut c_char, size: c_int, stream: Stream) -> *mut c_char, else core::ptr::null_mut();
-    getline(line: *mut *mut c_char, room: *mut usize, stream: Stream) -> isize, else -1;
-    getdelim(line: *mut *mut c_char, room: *mut usize, end: c_int, stream: Stream) -> isize, else -1;
-    __getdelim(line: *mut *mut c_char, room: *mut usize, end: c_int, stream: Stream) -> isize, else -1;
-    getc(stream: Stream) -> c_int, else libc::EOF;
-    fgetc(stream: Stream) -> c_int, else libc::EOF;
-    _IO_getc(stream: Stream) -> c_int, else libc::EOF;
-    getchar() -> c_int, else libc::EOF;
-    getchar_unlocked() -> c_int, else libc::EOF;
-    getc_unlocked(stream: Stream) -> c_int, else libc::EOF;
-    fgetc_unlocked(stream: Stream) -> c_int, else libc::EOF;
-    fgets_unlocked(to: *mut c_char, size: c_int, stream: Stream) -> *mut c_char, else core::ptr::null_mut();
-    __fgets_chk(to: *mut c_char, room: usize, size: c_int, stream: Stream) -> *mut c_char, else core::ptr::null_mut();
-    __fgets_unlocked_chk(to: *mut c_char, room: usize, size: c_int, stream: Stream) -> *mut c_char, else core::ptr::null_mut();
-    __fread_chk(to: *mut c_void, room: usize, size: usize, count: usize, stream: Stream) -> usize, else 0;
-    __fread_unlocked_chk(to: *mut c_void, room: usize, size: usize, count: usize, stream: Stream) -> usize, else 0;
-    vprintf(format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
-    __vprintf_chk(flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
-    vfprintf(stream: Stream, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
-    __vfprintf_chk(stream: Stream, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
-    __uflow(stream: Stream) -> c_int, else libc::EOF;
-    putc(byte: c_int, stream: Stream) -> c_int, else libc::EOF;
-    fputc(byte: c_int, stream: Stream) -> c_int, else libc::EOF;
-    _IO_putc(byte: c_int, stream: Stream) -> c_int, else libc::EOF;
-    putchar(byte: c_int) -> c_int, else libc::EOF;
-    putchar_unlocked(byte: c_int) -> c_int, else libc::EOF;
-    putc_unlocked(byte: c_int, stream: Stream) -> c_int, else libc::EOF;
-    fputc_unlocked(byte: c_int, stream: Stream) -> c_int, else libc::EOF;
-    puts(text: *const c_char) -> c_int, else libc::EOF;
-    __overflow(stream: Stream, byte: c_int) -> c_int, else libc::EOF;
-    fwrite(from: *const c_void, size: usize, count: usize, stream: Stream) -> usize, else 0;
-    fwrite_unlocked(from: *const c_void, size: usize, count: usize, stream: Stream) -> usize, else 0;
-    fputs(text: *const c_char, stream: Stream) -> c_int, else libc::EOF;
-    fputs_unlocked(text: *const c_char, stream: Stream) -> c_int, else libc::EOF;
-    mkstemp(template: *mut c_char) -> c_int, else -1;
-    mkstemp64(template: *mut c_char) -> c_int, else -1;
-    mkostemp(template: *mut c_char, flags: c_int) -> c_int, else -1;
-    mkostemp64(template: *mut c_char, flags: c_int) -> c_int, else -1;
-    mkstemps(template: *mut c_char, suffix: c_int) -> c_int, else -1;
-    mkstemps64(template: *mut c_char, suffix: c_int) -> c_int, else -1;
-    mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int, else -1;
-    mkostemps64(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int, else -1;
-    posix_fadvise(fd: c_int, at: i64, length: i64, advice: c_int) -> c_int, else libc::ENOSYS;
-    posix_fadvise64(fd: c_int, at: i64, length: i64, advice: c_int) -> c_int, else libc::ENOSYS;
-    posix_fallocate(fd: c_int, at: i64, length: i64) -> c_int, else libc::ENOSYS;
-    posix_fallocate64(fd: c_int, at: i64, length: i64) -> c_int, else libc::ENOSYS;
-    dup2(from: c_int, to: c_int) -> c_int, else -1;
-    remove(path: *const c_char) -> c_int, else -1;
-    execve(path: *const c_char, words: Words, environment: Words) -> c_int, else -1;
-    execv(path: *const c_char, words: Words) -> c_int, else -1;
-    execvp(name: *const c_char, words: Words) -> c_int, else -1;
-    execvpe(name: *const c_char, words: Words, environment: Words) -> c_int, else -1;
-    fexecve(fd: c_int, words: Words, environment: Words) -> c_int, else -1;
-    posix_spawn(pid: *mut c_int, path: *const c_char, acts: *const c_void, how: *const c_void, words: Words, environment: Words) -> c_int, else libc::ENOSYS;
-    posix_spawnp(pid: *mut c_int, name: *const c_char, acts: *const c_void, how: *const c_void, words: Words, environment: Words) -> c_int, else libc::ENOSYS;
+    [fopen fopen64](path: *const c_char, mode: *const c_char) -> Stream, else core::ptr::null_mut();
+    [freopen freopen64](path: *const c_char, mode: *const c_char, stream: Stream) -> Stream, else core::ptr::null_mut();
+    [fdopen](fd: c_int, mode: *const c_char) -> Stream, else core::ptr::null_mut();
+    [fclose fileno](stream: Stream) -> c_int, else -1;
+    [fread fread_unlocked](to: *mut c_void, size: usize, count: usize, stream: Stream) -> usize, else 0;
+    [fgets fgets_unlocked](to: *mut c_char, size: c_int, stream: Stream) -> *mut c_char, else core::ptr::null_mut();
+    [getline](line: *mut *mut c_char, room: *mut usize, stream: Stream) -> isize, else -1;
+    [getdelim __getdelim](line: *mut *mut c_char, room: *mut usize, end: c_int, stream: Stream) -> isize, else -1;
+    [getc fgetc _IO_getc getc_unlocked fgetc_unlocked __uflow](stream: Stream) -> c_int, else libc::EOF;
+    [getchar getchar_unlocked]() -> c_int, else libc::EOF;
+    [__fgets_chk __fgets_unlocked_chk](to: *mut c_char, room: usize, size: c_int, stream: Stream) -> *mut c_char,
+        else core::ptr::null_mut();
+    [__fread_chk __fread_unlocked_chk](to: *mut c_void, room: usize, size: usize, count: usize, stream: Stream) -> usize,
+        else 0;
+    [vprintf](format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
+    [__vprintf_chk](flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
+    [vfprintf](stream: Stream, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
+    [__vfprintf_chk](stream: Stream, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
+    [putc fputc _IO_putc putc_unlocked fputc_unlocked](byte: c_int, stream: Stream) -> c_int, else libc::EOF;
+    [putchar putchar_unlocked](byte: c_int) -> c_int, else libc::EOF;
+    [puts](text: *const c_char) -> c_int, else libc::EOF;
+    [__overflow](stream: Stream, byte: c_int) -> c_int, else libc::EOF;
+    [fwrite fwrite_unlocked](from: *const c_void, size: usize, count: usize, stream: Stream) -> usize, else 0;
+    [fputs fputs_unlocked](text: *const c_char, stream: Stream) -> c_int, else libc::EOF;
+    [mkstemp mkstemp64](template: *mut c_char) -> c_int, else -1;
+    [mkostemp mkostemp64](template: *mut c_char, flags: c_int) -> c_int, else -1;
+    [mkstemps mkstemps64](template: *mut c_char, suffix: c_int) -> c_int, else -1;
+    [mkostemps mkostemps64](template: *mut c_char, suffix: c_int, flags: c_int) -> c_int, else -1;
+    [posix_fadvise posix_fadvise64](fd: c_int, at: i64, length: i64, advice: c_int) -> c_int, else libc::ENOSYS;
+    [posix_fallocate posix_fallocate64](fd: c_int, at: i64, length: i64) -> c_int, else libc::ENOSYS;
+    [dup2](from: c_int, to: c_int) -> c_int, else -1;
+    [remove](path: *const c_char) -> c_int, else -1;
+    [execve](path: *const c_char, words: Words, environment: Words) -> c_int, else -1;
+    [execv](path: *const c_char, words: Words) -> c_int, else -1;
+    [execvp](name: *const c_char, words: Words) -> c_int, else -1;
+    [execvpe](name: *const c_char, words: Words, environment: Words) -> c_int, else -1;
+    [fexecve](fd: c_int, words: Words, environment: Words) -> c_int, else -1;
+    [posix_spawn](pid: *mut c_int, path: *const c_char, acts: *const c_void, how: *const c_void, words: Words, environment: Words) -> c_int,
+        else libc::ENOSYS;
+    [posix_spawnp](pid: *mut c_int, name: *const c_char, acts: *const c_void, how: *const c_void, words: Words, environment: Words) -> c_int,
+        else libc::ENOSYS;
 }

@@ -69,8 +69,8 @@ impl ResidencyProbe {
 
     /// Finds out how [`resident`](Self::resident) can see the file's pages.
     pub fn learn(&mut self, fd: c_int) {
-        if let (false, Ok(stat)) = (self.has_counts, sys::fstat(fd)) {
-            self.sees_pages(fd, stat.st_size.max(0) as u64);
+        if !self.has_counts {
+            self.sees_pages(fd, sys::size(fd));
         }
     }
 
@@ -207,7 +207,7 @@ mod tests {
             let differs = || {
                 let (mut probed, mut resident) = ([1; PAGES], [0; PAGES]);
                 resident_pages(fd, &window, &mut resident).unwrap();
-                sys::probe(fd, &window, &mut probed).unwrap();
+                crate::page_probe::probe(fd, &window, &mut probed).unwrap();
                 // The first page of each 64 KiB is read. It may already be there when the read returns that it was not.
                 let is_first = |nth: usize| (nth as u64 * page).is_multiple_of(64 << 10);
                 (0..count)

@@ -15,11 +15,12 @@
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicUsize, Ordering};
 
 use libc::c_int;
 
 use crate::chunks::Chunks;
+use crate::identity::{FileIdentity, SharedIdentity};
 use crate::shared::Shared;
 use crate::sys;
 
@@ -121,10 +122,8 @@ pub struct Slot<S> {
     counts: AtomicBool,
     /// The index of the plan's rule that applies to it.
     pub rule: AtomicU16,
-    /// Its device.
-    pub device: AtomicU64,
-    /// Its inode.
-    pub inode: AtomicU64,
+    /// The file's identity.
+    file: SharedIdentity,
     /// The state that is shared with threads that find the slot busy.
     pub shared: Shared,
     state: UnsafeCell<MaybeUninit<S>>,
@@ -141,6 +140,11 @@ impl<S: Fresh> Slot<S> {
         let role = FileRole::of(number);
         debug_assert!(role.is_some(), "a slot of role {number}");
         role
+    }
+
+    /// Returns the identity of its file.
+    pub fn file(&self) -> FileIdentity {
+        self.file.get()
     }
 
     /// Changes its role from `from` to `to`; returns whether it was `from`.
@@ -205,7 +209,7 @@ impl<S: Fresh> Slot<S> {
 
     /// Takes a free slot, with a first reference; returns whether it was free.
     #[allow(unsafe_code, reason = "the data that `busy` guards")]
-    fn begin(&self, role: FileRole, device: u64, inode: u64) -> bool {
+    fn begin(&self, role: FileRole, file: FileIdentity) -> bool {
         // Only a thread that came too late can be busy with a slot without references: it is then left alone.
         let Some(was_left) = self.set_busy() else { return false };
         let is_free = self.refs.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
@@ -224,8 +228,7 @@ impl<S: Fresh> Slot<S> {
             self.role.store(role as u8, Ordering::Release);
             self.counts.store(true, Ordering::Relaxed);
             self.rule.store(0, Ordering::Relaxed);
-            self.device.store(device, Ordering::Relaxed);
-            self.inode.store(inode, Ordering::Relaxed);
+            self.file.set(file);
             self.shared.forget();
         }
         self.busy.store(0, Ordering::Release);
@@ -283,12 +286,12 @@ impl<S: Fresh> Table<S> {
     }
 
     /// Follows a file that was opened as `fd`. `None` if there are too many, the number is too high, or there is no memory.
-    pub fn enter(&self, fd: c_int, role: FileRole, device: u64, inode: u64) -> Option<&Slot<S>> {
+    pub fn enter(&self, fd: c_int, role: FileRole, file: FileIdentity) -> Option<&Slot<S>> {
         let entry = self.entries.take(fd as usize)?;
         let room = self.room_for(role);
         for index in room.indices() {
             let slot = self.slots.take(index)?;
-            if slot.refs.load(Ordering::Relaxed) != 0 || !slot.begin(role, device, inode) {
+            if slot.refs.load(Ordering::Relaxed) != 0 || !slot.begin(role, file) {
                 continue;
             }
             self.taken(index);
@@ -391,6 +394,10 @@ mod tests {
 
     static FILES: Table<Nothing> = Table::new();
 
+    fn file(inode: u64) -> FileIdentity {
+        FileIdentity { device: 1, inode }
+    }
+
     fn in_use() -> usize {
         let used = FILES.rooms[0].used.load(Ordering::Relaxed);
         assert_eq!(
@@ -441,8 +448,8 @@ mod tests {
                 && FILES.slot_of(700).is_none()
                 && FILES.slot_of(c_int::MAX).is_none()
         );
-        let slot = FILES.enter(700, FileRole::Stream, 1, 2).unwrap();
-        assert_eq!((slot.role(), slot.inode.load(Ordering::Relaxed)), (Some(FileRole::Stream), 2));
+        let slot = FILES.enter(700, FileRole::Stream, file(2)).unwrap();
+        assert_eq!((slot.role(), slot.file().inode), (Some(FileRole::Stream), 2));
         assert!(FILES.is_followed(700) && core::ptr::eq(FILES.slot_of(700).unwrap(), slot));
         assert!(slot.is_last());
         FILES.share(700, 701);
@@ -457,18 +464,20 @@ mod tests {
         slot.set_counts(false);
         assert!(!FILES.has_counts(701) && FILES.has_counts(700));
         // Its number is handed out again.
-        let other = FILES.enter(701, FileRole::Log, 1, 3).unwrap();
+        let other = FILES.enter(701, FileRole::Log, file(3)).unwrap();
         assert!(!core::ptr::eq(other, slot));
         assert_eq!(in_use(), 1);
         FILES.share(5000, 701);
         assert_eq!(in_use(), 0);
-        assert!(core::ptr::eq(FILES.enter(700, FileRole::Stream, 1, 2).unwrap(), slot) && slot.has_counts());
+        assert!(
+            core::ptr::eq(FILES.enter(700, FileRole::Stream, file(2)).unwrap(), slot) && slot.has_counts()
+        );
         FILES.forget(700);
-        assert!(FILES.enter(c_int::MAX, FileRole::Log, 1, 3).is_none());
+        assert!(FILES.enter(c_int::MAX, FileRole::Log, file(3)).is_none());
 
         let (one, two) = (
-            FILES.enter(700, FileRole::Stream, 1, 2).unwrap(),
-            FILES.enter(701, FileRole::Stream, 1, 2).unwrap(),
+            FILES.enter(700, FileRole::Stream, file(2)).unwrap(),
+            FILES.enter(701, FileRole::Stream, file(2)).unwrap(),
         );
         assert_eq!(busy_in_a_child(one, two), [false, true]);
         FILES.forget(700);
@@ -476,9 +485,9 @@ mod tests {
 
         let base = 10_000;
         let slots: Vec<_> =
-            (0..SLOTS as c_int).map_while(|n| FILES.enter(base + n, FileRole::Log, 1, 1)).collect();
+            (0..SLOTS as c_int).map_while(|n| FILES.enter(base + n, FileRole::Log, file(1))).collect();
         assert_eq!(slots.len(), SLOTS);
-        assert!(FILES.enter(9000, FileRole::Log, 1, 1).is_none());
+        assert!(FILES.enter(9000, FileRole::Log, file(1)).is_none());
         // A busy one leaves others out, and nobody waits for it.
         slots[0].with(|_| assert!(slots[0].with(|_| ()).is_none())).unwrap();
         for n in 0..SLOTS as c_int {
@@ -487,19 +496,19 @@ mod tests {
         assert_eq!(in_use(), 0);
 
         // Data files leave slots for a log.
-        let taken = (0..5000).filter(|n| FILES.enter(base + n, FileRole::Data, 1, 1).is_some()).count();
+        let taken = (0..5000).filter(|n| FILES.enter(base + n, FileRole::Data, file(1)).is_some()).count();
         assert_eq!((taken, FILES.rooms[1].indices().count()), (SLOTS - RESERVED, 0));
         let logs: Vec<_> =
-            (0..RESERVED as c_int).map_while(|n| FILES.enter(base - 1 - n, FileRole::Log, 1, 1)).collect();
-        assert!(logs.len() == RESERVED && FILES.enter(9, FileRole::Stream, 1, 1).is_none());
+            (0..RESERVED as c_int).map_while(|n| FILES.enter(base - 1 - n, FileRole::Log, file(1))).collect();
+        assert!(logs.len() == RESERVED && FILES.enter(9, FileRole::Stream, file(1)).is_none());
         // The next file takes the slot that became free, and finds it at once.
         FILES.forget(base + 7);
         FILES.forget(base - 2);
         assert_eq!(FILES.rooms.each_ref().map(|room| room.indices().next()), [Some(1), Some(RESERVED + 7)]);
-        assert!(core::ptr::eq(FILES.enter(9, FileRole::Log, 1, 1).unwrap(), logs[1]));
+        assert!(core::ptr::eq(FILES.enter(9, FileRole::Log, file(1)).unwrap(), logs[1]));
         assert!(
-            FILES.enter(base + 7, FileRole::Direct, 1, 1).is_some()
-                && FILES.enter(base + 5000, FileRole::Data, 1, 1).is_none()
+            FILES.enter(base + 7, FileRole::Direct, file(1)).is_some()
+                && FILES.enter(base + 5000, FileRole::Data, file(1)).is_none()
         );
         for fd in (0..base + 5000).filter(|&fd| FILES.is_followed(fd)) {
             FILES.forget(fd);

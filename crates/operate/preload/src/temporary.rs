@@ -17,6 +17,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use libc::c_int;
 
 use crate::counters::Count;
+use crate::identity::{FileIdentity, SharedIdentity};
 use crate::process::count;
 use crate::sys;
 
@@ -40,18 +41,12 @@ const LOST: u32 = 4;
 
 struct File {
     state: AtomicU32,
-    device: AtomicU64,
-    inode: AtomicU64,
+    identity: SharedIdentity,
     bytes: AtomicU64,
 }
 
 static KEPT: [File; FILES] = [const {
-    File {
-        state: AtomicU32::new(FREE),
-        device: AtomicU64::new(0),
-        inode: AtomicU64::new(0),
-        bytes: AtomicU64::new(0),
-    }
+    File { state: AtomicU32::new(FREE), identity: SharedIdentity::NONE, bytes: AtomicU64::new(0) }
 }; FILES];
 /// Entries in use, and the bytes of all.
 static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -88,8 +83,7 @@ impl Temporary {
         };
         let (index, file) = KEPT.iter().enumerate().find(|(_, file)| take(file))?;
         COUNT.fetch_add(1, Ordering::Relaxed);
-        file.device.store(stat.st_dev, Ordering::Relaxed);
-        file.inode.store(stat.st_ino, Ordering::Relaxed);
+        file.identity.set(FileIdentity::of(stat));
         file.bytes.store(0, Ordering::Relaxed);
         file.state.store(OPEN, Ordering::Release);
         Some(Self(index as u32))
@@ -165,11 +159,8 @@ pub fn are_results() -> bool {
 }
 
 fn find(stat: &libc::stat) -> Option<&'static File> {
-    KEPT.iter().find(|file| {
-        file.state.load(Ordering::Acquire) >= OPEN
-            && file.inode.load(Ordering::Relaxed) == stat.st_ino
-            && file.device.load(Ordering::Relaxed) == stat.st_dev
-    })
+    let wanted = FileIdentity::of(stat);
+    KEPT.iter().find(|file| file.state.load(Ordering::Acquire) >= OPEN && file.identity.get() == wanted)
 }
 
 /// Handles a file's new name. Returns whether it was a kept one, which is then a result.

@@ -14,9 +14,11 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use libc::c_int;
 
 use crate::counters::{Count, Mapped};
+use crate::identity::FileIdentity;
+use crate::paths::{join, path_of};
 use crate::process::count;
 use crate::residency::ResidencyProbe;
-use crate::sys::{self, DescriptorPath};
+use crate::sys;
 use crate::tracked_place::{FileEvents, PATH, PLACES, TRACKED, TrackedPlace, UNKNOWN};
 
 /// Places that a file may take, from the one of its hash on.
@@ -36,17 +38,13 @@ fn places() -> Option<&'static [TrackedPlace; PLACES]> {
 }
 
 /// Returns the places that a file may take.
-fn near(
-    places: &[TrackedPlace; PLACES],
-    device: u64,
-    inode: u64,
-) -> impl Iterator<Item = &TrackedPlace> + Clone {
-    let hash = (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
-    (0..NEAR).filter_map(move |nth| places.get((hash as usize + nth) % PLACES))
+fn near(places: &[TrackedPlace; PLACES], file: FileIdentity) -> impl Iterator<Item = &TrackedPlace> + Clone {
+    let first = (file.hash() >> 48) as usize;
+    (0..NEAR).filter_map(move |nth| places.get((first + nth) % PLACES))
 }
 
-fn find(device: u64, inode: u64) -> Option<&'static TrackedPlace> {
-    near(places()?, device, inode).find(|place| place.is_of(device, inode))
+fn find(file: FileIdentity) -> Option<&'static TrackedPlace> {
+    near(places()?, file).find(|place| place.is_of(file))
 }
 
 /// Returns the file's resident bytes; [`UNKNOWN`] if they cannot be seen.
@@ -63,8 +61,9 @@ fn resident(fd: c_int, size: u64, has_counts: bool) -> u64 {
 #[inline(never)]
 pub fn opened(fd: c_int, stat: &libc::stat, path: Option<&CStr>, has_counts: bool) {
     let Some(places) = places() else { return };
-    let near = near(places, stat.st_dev, stat.st_ino);
-    if let Some(place) = near.clone().find(|place| place.is_of(stat.st_dev, stat.st_ino))
+    let file = FileIdentity::of(stat);
+    let near = near(places, file);
+    if let Some(place) = near.clone().find(|place| place.is_of(file))
         // Otherwise the resident bytes of now are those from before.
         && !place.has(FileEvents::Gone)
     {
@@ -72,38 +71,36 @@ pub fn opened(fd: c_int, stat: &libc::stat, path: Option<&CStr>, has_counts: boo
         return;
     }
     // Prefers the file's previous place.
-    let own = near.clone().find(|place| place.is_of(stat.st_dev, stat.st_ino) && place.take());
+    let own = near.clone().find(|place| place.is_of(file) && place.take());
     let Some(place) = own.or_else(|| near.clone().find(|place| place.take())) else {
         return count(Count::NotTracked, 1);
     };
-    place.device.store(stat.st_dev, Ordering::Relaxed);
-    place.inode.store(stat.st_ino, Ordering::Relaxed);
-    place.before.store(resident(fd, stat.st_size.max(0) as u64, has_counts), Ordering::Relaxed);
+    place.file.set(file);
+    place.before.store(resident(fd, sys::size_in(stat), has_counts), Ordering::Relaxed);
     for number in [&place.at_close, &place.unobserved] {
         number.store(0, Ordering::Relaxed);
     }
     place.seen.store(FileEvents::Open as u32, Ordering::Relaxed);
     let mut whole = [0; PATH];
-    let link = DescriptorPath::new(b"/proc/thread-self/fd/", fd);
     // A path that fills the buffer may be cut off.
-    let whole = sys::read_link(link.as_c_str(), &mut whole).ok().filter(|path| path.len() < PATH);
+    let whole = path_of(fd, &mut whole).ok().filter(|path| path.len() < PATH);
     place.name(whole.or(path.map(CStr::to_bytes)).unwrap_or_default());
     place.state.store(TRACKED, Ordering::Release);
 }
 
 /// Records an event of a tracked file.
-pub fn saw(device: u64, inode: u64, what: FileEvents) {
-    if let Some(place) = find(device, inode) {
+pub fn saw(file: FileIdentity, what: FileEvents) {
+    if let Some(place) = find(file) {
         place.seen.fetch_or(what as u32, Ordering::Relaxed);
     }
 }
 
 /// Records that a file is about to be closed. `unobserved`: the bytes read whose residency could not be seen.
-pub fn closing(fd: c_int, device: u64, inode: u64, unobserved: u64, has_counts: bool) {
-    let Some(place) = find(device, inode) else { return };
+pub fn closing(fd: c_int, file: FileIdentity, unobserved: u64, has_counts: bool) {
+    let Some(place) = find(file) else { return };
     place.unobserved.fetch_add(unobserved, Ordering::Relaxed);
     let Ok(stat) = sys::fstat(fd) else { return };
-    let resident = resident(fd, stat.st_size.max(0) as u64, has_counts);
+    let resident = resident(fd, sys::size_in(&stat), has_counts);
     let before = place.before.load(Ordering::Relaxed);
     let is_known = resident != UNKNOWN && before != UNKNOWN;
     place.at_close.store(if is_known { resident.saturating_sub(before) } else { 0 }, Ordering::Relaxed);
@@ -114,7 +111,7 @@ pub fn closing(fd: c_int, device: u64, inode: u64, unobserved: u64, has_counts: 
 
 /// Records that a file is about to lose its last name: its pages go with it.
 pub fn lost(stat: &libc::stat) {
-    if let Some(place) = find(stat.st_dev, stat.st_ino) {
+    if let Some(place) = find(FileIdentity::of(stat)) {
         place.at_close.store(0, Ordering::Relaxed);
     }
 }
@@ -130,33 +127,24 @@ pub fn released(fd: c_int) {
     if places().is_some()
         && let Ok(stat) = sys::fstat(fd)
     {
-        closing(fd, stat.st_dev, stat.st_ino, 0, sys::has_counts(fd));
+        closing(fd, FileIdentity::of(&stat), 0, sys::has_counts(fd));
     }
 }
 
 /// Records the new name of a file, relative to the directory `at`. Neither is read unless files are tracked.
 #[inline(never)]
 pub fn renamed(at: c_int, path: &CStr) {
-    let Some(places) = places() else { return };
-    let Ok(stat) = sys::stat_at(at, path.as_ptr().addr()) else { return };
-    let Some(place) =
-        near(places, stat.st_dev, stat.st_ino).find(|place| place.is_of(stat.st_dev, stat.st_ino))
-    else {
+    if !is_on() {
         return;
-    };
+    }
+    let Ok(stat) = sys::lstat_at(at, path.as_ptr().addr()) else { return };
+    let Some(place) = find(FileIdentity::of(&stat)) else { return };
     let path = path.to_bytes();
     if path.first() == Some(&b'/') {
         return place.name(path);
     }
-    let mut whole = [0; PATH];
-    let link = DescriptorPath::new(b"/proc/thread-self/fd/", at);
-    let link = if at == libc::AT_FDCWD { c"/proc/thread-self/cwd" } else { link.as_c_str() };
-    let length = sys::read_link(link, &mut whole).map_or(0, <[u8]>::len);
-    let rest = whole.get_mut(length..).unwrap_or_default();
-    // The launcher does not find a file whose path is cut off; it then reports its last known state.
-    for (to, &byte) in rest.iter_mut().zip(b"/".iter().chain(path)) {
-        *to = byte;
-    }
-    let end = (length + 1 + path.len()).min(PATH);
-    place.name(whole.get(..end).unwrap_or_default());
+    let (mut directory, mut whole) = ([0; PATH], [0; PATH]);
+    let directory = path_of(at, &mut directory).unwrap_or_default();
+    // The launcher does not find a file by a path that is too long; it then reports its last known state.
+    place.name(join(&mut whole, &[directory, b"/", path]).map_or(path, CStr::to_bytes));
 }

@@ -4,6 +4,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::identity::{FileIdentity, SharedIdentity};
+
 /// Files tracked at a time.
 pub const PLACES: usize = 1024;
 /// Bytes of a path that are kept. A longer path is kept without its beginning.
@@ -41,8 +43,7 @@ pub enum FileEvents {
 pub struct TrackedPlace {
     pub(crate) state: AtomicU32,
     pub(crate) seen: AtomicU32,
-    pub(crate) device: AtomicU64,
-    pub(crate) inode: AtomicU64,
+    pub(crate) file: SharedIdentity,
     pub(crate) before: AtomicU64,
     pub(crate) at_close: AtomicU64,
     pub(crate) unobserved: AtomicU64,
@@ -50,10 +51,8 @@ pub struct TrackedPlace {
 }
 
 impl TrackedPlace {
-    pub(crate) fn is_of(&self, device: u64, inode: u64) -> bool {
-        self.state.load(Ordering::Acquire) == TRACKED
-            && self.inode.load(Ordering::Relaxed) == inode
-            && self.device.load(Ordering::Relaxed) == device
+    pub(crate) fn is_of(&self, file: FileIdentity) -> bool {
+        self.state.load(Ordering::Acquire) == TRACKED && self.file.get() == file
     }
 
     pub(crate) fn has(&self, what: FileEvents) -> bool {
@@ -122,8 +121,8 @@ impl TrackedFile {
         let path = bytes.get(offset_of!(TrackedPlace, path)..)?.get(..PATH)?;
         let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
         Some(Self {
-            device: word(offset_of!(TrackedPlace, device))?,
-            inode: word(offset_of!(TrackedPlace, inode))?,
+            device: word(offset_of!(TrackedPlace, file.device))?,
+            inode: word(offset_of!(TrackedPlace, file.inode))?,
             path: std::ffi::OsString::from_vec(path.to_vec()).into(),
             before: word(offset_of!(TrackedPlace, before)).filter(|&before| before != UNKNOWN),
             at_close: word(offset_of!(TrackedPlace, at_close))?,

@@ -73,7 +73,7 @@ pub(crate) fn wait_by_polling(
         if seen.writeback == 0 {
             // Writeback skips pages that are busy when it starts; or the pages are written anew all the time.
             begun += 1;
-            let again = || sys::sync_file_range(fd, range.clone(), libc::SYNC_FILE_RANGE_WRITE);
+            let again = || sys::begin_writeback(fd, range);
             if begun > AGAIN_MAX || again().is_err() {
                 return Some(false);
             }
@@ -94,7 +94,7 @@ pub(crate) fn write_in_pieces(
     sys::cachestat(fd, range.start..range.start.saturating_add(1)).ok()?;
     let mut rest = range.clone();
     if rest.end == u64::MAX {
-        rest.end = sys::fstat(fd).map_or(0, |stat| stat.st_size.max(0) as u64);
+        rest.end = sys::size(fd);
     }
     let mut outflow = Outflow::NONE;
     outflow.set_step(share.pace(u64::MAX, 0, true).step);
@@ -154,7 +154,7 @@ impl Outflow {
         if self.pending.iter().all(is_left) {
             // A writer that jumps around: its oldest range is started at once.
             let (start, end) = self.pending[0];
-            if sys::sync_file_range(fd, start..end, libc::SYNC_FILE_RANGE_WRITE).is_err() {
+            if sys::begin_writeback(fd, &(start..end)).is_err() {
                 count(Count::Failures, 1);
             }
             self.pending[0] = (0, 0);
@@ -248,7 +248,7 @@ impl Outflow {
             if !share.may_begin(in_flight, bytes, now) {
                 return false;
             }
-            if sys::sync_file_range(fd, range.clone(), libc::SYNC_FILE_RANGE_WRITE).is_err() {
+            if sys::begin_writeback(fd, &range).is_err() {
                 count(Count::Failures, 1);
                 *from = end;
                 return false;
@@ -312,7 +312,7 @@ impl Part {
             if seen.writeback == 0 {
                 // Writeback skips pages that were busy when it started; or the pages are written anew all the time.
                 self.again += 1;
-                let _ = sys::sync_file_range(fd, range, libc::SYNC_FILE_RANGE_WRITE);
+                let _ = sys::begin_writeback(fd, &range);
             }
             self.seen_at = now;
             return None;

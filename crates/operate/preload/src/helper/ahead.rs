@@ -7,7 +7,7 @@
 //! each byte is read from the disk once.
 //!
 //! A call that ends within a page would drop that page, which the next call reads again. For readers that make such calls, reads are plain,
-//! and the helper probes which pages ahead of them are resident ([`sys::probe`]). A probe reads one page of each 64 KiB. The same holds for
+//! and the helper probes which pages ahead of them are resident ([`crate::page_probe`]). A probe reads one page of each 64 KiB. The same holds for
 //! readers whose calls we do not see, since those might get ahead of the helper before it notices.
 //!
 //! Invariants: a place in [`PLACES`] is free once both sides have given it up, the program's ([`ReadAhead`]) and the helper's ([`Reader`]).
@@ -20,12 +20,13 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use libc::c_int;
 use pagekeeper_policy::stream::{AGAIN, IN_ORDER, WatchedStream};
 
+use super::helper_files::HeldFile;
 use super::position::position_of;
-use super::{FileHash, HelperRequest, prepare, send};
+use super::{HelperRequest, prepare, send};
 use crate::counters::Count;
-use crate::process;
 use crate::residency::{PAGES, windows};
 use crate::sys::{self, Errno};
+use crate::{page_probe, process};
 
 /// Readers at a time. For further ones, the program's own reads are uncached, without read-ahead.
 const READERS: usize = 8;
@@ -226,9 +227,7 @@ pub(super) fn after_fork() {
 /// The helper's state of a reader.
 struct Reader {
     index: usize,
-    /// The helper's own descriptor of the file.
-    file: c_int,
-    hash: FileHash,
+    file: HeldFile,
     from: u64,
     begun: u64,
     dropped: u64,
@@ -254,19 +253,15 @@ impl Readers {
         self.0.iter().flatten().map(|reader| if rests(reader) { LATE } else { SOON }).min()
     }
 
-    /// Starts to read ahead for the place `index`; `file` is the helper's own descriptor.
-    pub(super) fn add(&mut self, index: u32, file: c_int, hash: FileHash) {
+    /// Starts to read ahead for the place `index`; `file` is the helper's own.
+    pub(super) fn add(&mut self, index: u32, file: HeldFile) {
         let index = index as usize;
-        let (Some(free), Some(place)) = (self.0.get_mut(index), PLACES.get(index)) else {
-            sys::close(file);
-            return hash.give_back();
-        };
-        sys::read_in_no_order(file);
+        let (Some(free), Some(place)) = (self.0.get_mut(index), PLACES.get(index)) else { return };
+        sys::read_in_no_order(file.fd());
         let from = place.position.load(Ordering::Acquire) / sys::page_size() * sys::page_size();
         *free = Some(Reader {
             index,
             file,
-            hash,
             from,
             begun: from,
             dropped: from,
@@ -290,7 +285,7 @@ impl Readers {
     /// Drops the readers of files that the helper must let go of.
     pub(super) fn let_go(&mut self) {
         for reader in &mut self.0 {
-            if reader.as_ref().is_some_and(|reader| reader.hash.is_unwanted()) {
+            if reader.as_ref().is_some_and(|reader| reader.file.is_unwanted()) {
                 *reader = None;
             }
         }
@@ -312,7 +307,7 @@ impl Reader {
         if place.is_plain.load(Ordering::Relaxed) {
             self.probe(place, was);
             if is_over {
-                self.stream.left().for_each(|range| release(self.file, range));
+                self.stream.left().for_each(|range| release(self.file.fd(), range));
             }
             return !is_over;
         }
@@ -329,11 +324,11 @@ impl Reader {
             return false;
         }
         let ahead = position.saturating_sub(self.from).saturating_mul(2).clamp(NEAR, FAR);
-        let size = sys::fstat(self.file).map_or(0, |stat| stat.st_size.max(0) as u64);
+        let size = sys::size(self.file.fd());
         let end = position.saturating_add(ahead).max(place.wanted.load(Ordering::Acquire)).min(size);
         self.begun = self.begun.max(position / STEP * STEP);
         while self.begun < end && !self.is_refused {
-            match sys::read_nowhere(self.file, self.begun, STEP, true) {
+            match sys::read_nowhere(self.file.fd(), self.begun, STEP, true) {
                 Ok(0) => break,
                 Ok(more) => self.begun = self.begun.saturating_add(more),
                 Err(Errno(libc::EAGAIN)) => self.begun = (self.begun / STEP + 1) * STEP,
@@ -349,14 +344,14 @@ impl Reader {
 
     /// Probes the pages ahead of plain reads, and drops those that the reads brought in.
     fn probe(&mut self, place: &Place, was: u64) {
-        let (file, at) = (self.file, self.position);
+        let (file, at) = (self.file.fd(), self.position);
         process::count(Count::StreamWasResident, self.stream.foreign(&(was..at)));
         self.stream.passed(was, at.saturating_sub(was)).for_each(|range| release(file, range));
-        let size = sys::fstat(file).map_or(0, |stat| stat.st_size.max(0) as u64);
+        let size = sys::size(file);
         if let Some(range) = self.stream.sample_for_read(at, IN_ORDER, size) {
             for window in windows(&range) {
                 let mut pages = [1; PAGES];
-                if !self.is_refused && sys::probe(file, &window, &mut pages).is_err() {
+                if !self.is_refused && page_probe::probe(file, &window, &mut pages).is_err() {
                     self.is_refused = true;
                     pages = [1; PAGES];
                 }
@@ -381,7 +376,7 @@ impl Reader {
     /// Drops the marked pages of a range: those that a read touches.
     fn drop_marked(&self, mut at: u64, end: u64) -> Result<(), Errno> {
         while at < end {
-            match sys::read_nowhere(self.file, at, STEP.min(end - at), false)? {
+            match sys::read_nowhere(self.file.fd(), at, STEP.min(end - at), false)? {
                 0 => break,
                 more => at = at.saturating_add(more),
             }
@@ -400,8 +395,6 @@ fn release(file: c_int, range: Range<u64>) {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        sys::close(self.file);
-        self.hash.give_back();
         if let Some(place) = PLACES.get(self.index) {
             place.leave();
         }

@@ -3,35 +3,51 @@
 //! Invariants: a message that is not understood is ignored; sending never blocks. Sending reaches no socket other than ours, unless the
 //! program reuses our descriptor number by its own system call between the check and the sending.
 
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use libc::{c_int, c_void};
 
 use super::forks::ForkGuard;
-use super::helper_files::FileHash;
+use super::helper_files::{FileHash, HeldFile};
 use super::{
     AWAITED, DONE, DRAIN_MAX, HelperRequest, NO_ACCESS_PRECHECK, NONE, ON, SENDER, SENDER_INODE, SENDING,
     SENT, STATE, STATES,
 };
 use crate::counters::Count;
+use crate::paths::{name_of, reopen};
 use crate::process;
-use crate::sys::{self, Errno};
-use crate::temporary::Temporary;
+use crate::sys::{self, Errno, OwnedDescriptor};
 
 /// The lowest descriptor number for our sockets, if the process's limit allows it.
 const FROM: u64 = 1000;
 
+// The kinds of requests on files.
 const CLOSED: u32 = 1;
 const RELEASE: u32 = 2;
 const WATCH: u32 = 3;
-const DRAIN: u32 = 4;
-const LEAVE: u32 = 5;
 const DROP: u32 = 6;
-const CHECK: u32 = 7;
 const AHEAD: u32 = 9;
-const FINISH: u32 = 10;
 const LATER: u32 = 11;
 const KEEP: u32 = 12;
+
+/// An order, which is about no file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Order {
+    /// Finish all work now.
+    Drain = 4,
+    /// End the helper.
+    Leave = 5,
+    /// Check for files to let go of.
+    Check = 7,
+    /// Finish the work on closed files now.
+    Finish = 10,
+}
+
+impl Order {
+    const ALL: [Self; 4] = [Self::Drain, Self::Leave, Self::Check, Self::Finish];
+}
 
 /// The counts that a message can name.
 const COUNTED: [Count; 8] = [
@@ -60,35 +76,30 @@ struct Message {
     fd: c_int,
     flags: c_int,
     number: u32,
-    place: u32,
+    hash: u32,
     /// The number of a temporary file's entry plus one.
     kept: u32,
     _pad: u32,
 }
 
-/// A request on a file: the helper's descriptor, the number that named the file in the program's table, and, for a watch, the file's size
-/// and position at the time of sending.
+/// A request on a file: the helper's own file, the number that named it in the program's table, and, for a watch, the file's size and
+/// position at the time of sending.
 pub(super) struct FileRequest {
     pub(super) request: HelperRequest,
-    pub(super) file: c_int,
+    pub(super) file: HeldFile,
     pub(super) fd: c_int,
     pub(super) size: u64,
     pub(super) position: u64,
-    pub(super) place: FileHash,
 }
 
 /// A received message.
 pub(super) enum Received {
     /// A request on a file.
     Request(FileRequest),
-    /// Finish all work now.
-    Drain,
-    /// Finish the work on closed files now.
-    Finish,
-    /// Check for files to let go of.
-    Check,
-    /// End the helper.
-    Leave,
+    /// A request on a file that the helper cannot open, and the number that named it in the program's table.
+    Refused(HelperRequest, c_int),
+    /// An order.
+    Order(Order),
     /// The sending end is closed.
     End,
     /// The message is not understood.
@@ -114,8 +125,8 @@ pub(super) fn pair() -> Result<(c_int, c_int), Errno> {
     let kind = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as usize;
     // SAFETY: `ends` has room for two descriptors.
     unsafe {
-        sys::call(libc::SYS_socketpair, [libc::AF_UNIX as usize, kind, 0, ends.as_mut_ptr() as usize, 0, 0])?;
-    }
+        sys::call(libc::SYS_socketpair, [libc::AF_UNIX as usize, kind, 0, ends.as_mut_ptr() as usize])
+    }?;
     Ok((high(ends[0]), high(ends[1])))
 }
 
@@ -188,76 +199,75 @@ pub(super) fn send_request(fd: c_int, request: &HelperRequest) -> bool {
     let _blocked = sys::SignalsBlocked::begin();
     // Held until the descriptor that names the file is closed.
     let Some(_guard) = ForkGuard::begin() else { return false };
-    let file = match sys::name_of(fd) {
-        Ok(file) => file,
+    let file = match name_of(fd) {
+        Ok(file) => OwnedDescriptor(file),
         Err(error) => {
             super::was_refused(error);
             return false;
         }
     };
-    if !may_be_read(file) {
-        sys::close(file);
+    let Ok(stat) = sys::fstat(file.0) else { return false };
+    if !may_be_read(file.0) {
         return false;
     }
-    let Ok(stat) = sys::fstat(file) else {
-        sys::close(file);
-        return false;
-    };
-    let place = FileHash::of(&stat);
-    let mut message = Message { fd, place: place.number(), ..Message::default() };
-    match request {
-        // The pages of a file without a name go when it is closed, and need not be written.
-        HelperRequest::AfterClose { .. } if stat.st_nlink == 0 => {
-            sys::close(file);
-            return true;
-        }
-        HelperRequest::AfterClose { range, release, count } => {
-            (message.kind, message.start, message.end) = (CLOSED, range.start, range.end);
-            (message.release, message.count) = (u32::from(*release), index_of(*count));
-        }
-        HelperRequest::Release { range, count } => {
-            (message.kind, message.start, message.end) = (RELEASE, range.start, range.end);
-            message.count = index_of(*count);
-        }
-        HelperRequest::DropLater { range, count } => {
-            (message.kind, message.start, message.end) = (LATER, range.start, range.end);
-            message.count = index_of(*count);
-        }
-        HelperRequest::Drop { range, count, number } => {
-            (message.kind, message.start, message.end) = (DROP, range.start, range.end);
-            (message.count, message.number) = (index_of(*count), *number);
-        }
-        HelperRequest::Keep { entry } => (message.kind, message.kept) = (KEEP, entry.saturating_add(1)),
-        HelperRequest::Watch { flags, release, count, used, kept } => {
-            (message.kind, message.flags) = (WATCH, *flags);
-            message.kept = kept.map_or(0, |kept| kept.saturating_add(1));
-            // In a file without resident pages, all pages that come are the program's, even within its size: some programs lay files out
-            // first.
-            let is_empty =
-                sys::cachestat(fd, 0..u64::MAX).is_ok_and(|seen| seen.cached + seen.writeback == 0);
-            // A descriptor opened with O_PATH does not show a device's size.
-            let size = sys::fstat(fd).map_or(0, |stat| stat.st_size.max(0) as u64);
-            message.start = if is_empty { 0 } else { size };
-            message.end = sys::position(fd).unwrap_or(0);
-            (message.release, message.count) = (u32::from(*release), index_of(*count));
-            message.number = index_of(*used);
-        }
-        HelperRequest::ReadAhead { index } => (message.kind, message.number) = (AHEAD, *index),
+    // The pages of a file without a name go when it is closed, and need not be written.
+    if stat.st_nlink == 0 && matches!(request, HelperRequest::AfterClose { .. }) {
+        return true;
     }
-    place.take();
-    let sent = send(message, Some(file));
-    if !sent {
-        place.give_back();
+    let hash = FileHash::of(&stat);
+    let message = Message { fd, hash: hash.number(), ..Message::of(fd, request) };
+    hash.take();
+    let is_sent = send_message(message, Some(file.0));
+    if !is_sent {
+        hash.give_back();
     }
-    sys::close(file);
-    sent
+    is_sent
+}
+
+impl Message {
+    /// Returns the message for a request on the file that `fd` names.
+    fn of(fd: c_int, request: &HelperRequest) -> Self {
+        let about = |kind, range: &Range<u64>, count| Self {
+            kind,
+            start: range.start,
+            end: range.end,
+            count: index_of(count),
+            ..Self::default()
+        };
+        match request {
+            HelperRequest::AfterClose { range, release, count } => {
+                Self { release: u32::from(*release), ..about(CLOSED, range, *count) }
+            }
+            HelperRequest::Release { range, count } => about(RELEASE, range, *count),
+            HelperRequest::DropLater { range, count } => about(LATER, range, *count),
+            HelperRequest::Drop { range, count, number } => {
+                Self { number: *number, ..about(DROP, range, *count) }
+            }
+            HelperRequest::Keep { entry } => {
+                Self { kind: KEEP, kept: entry.saturating_add(1), ..Self::default() }
+            }
+            HelperRequest::ReadAhead { index } => Self { kind: AHEAD, number: *index, ..Self::default() },
+            HelperRequest::Watch { flags, release, count, used, kept } => {
+                // In a file without resident pages, all pages that come are the program's, even within its size: some programs lay files
+                // out first.
+                let is_empty =
+                    sys::cachestat(fd, 0..u64::MAX).is_ok_and(|seen| seen.cached + seen.writeback == 0);
+                // A descriptor opened with O_PATH does not show a device's size.
+                let size = if is_empty { 0 } else { sys::size(fd) };
+                let (flags, release, number) = (*flags, u32::from(*release), index_of(*used));
+                let kept = kept.map_or(0, |kept| kept.saturating_add(1));
+                let at = about(WATCH, &(size..sys::position(fd).unwrap_or(0)), *count);
+                Self { release, flags, number, kept, ..at }
+            }
+        }
+    }
 }
 
 /// Whether this process may open the file anew for reading. Also true where the kernel cannot say so: then the helper finds out.
 #[allow(unsafe_code, reason = "a system call")]
 fn may_be_read(file: c_int) -> bool {
     let flags = (libc::AT_EMPTY_PATH | libc::AT_EACCESS) as usize;
-    let args = [file as usize, c"".as_ptr() as usize, libc::R_OK as usize, flags, 0, 0];
+    let args = [file as usize, c"".as_ptr() as usize, libc::R_OK as usize, flags];
     // SAFETY: the path ends in a NUL, and is static.
     match unsafe { sys::call(libc::SYS_faccessat2, args) } {
         Err(Errno(libc::EACCES)) => return false,
@@ -267,8 +277,13 @@ fn may_be_read(file: c_int) -> bool {
     true
 }
 
+/// Sends an order. Fails as a request does.
+pub(super) fn send(order: Order) -> bool {
+    send_message(Message { kind: order as u32, ..Message::default() }, None)
+}
+
 /// Sends a message. Fails if the queue is full or the socket is not ours.
-fn send(message: Message, file: Option<c_int>) -> bool {
+fn send_message(message: Message, file: Option<c_int>) -> bool {
     SENDING.fetch_add(1, Ordering::AcqRel);
     SENT.fetch_add(1, Ordering::AcqRel);
     let fd = SENDER.load(Ordering::Acquire);
@@ -309,7 +324,7 @@ fn send_on(fd: c_int, mut message: Message, file: Option<c_int>) -> Result<(), E
     let header = [0, 0, (&raw mut data) as usize, 1, control_at, control_length, 0];
     let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
     // SAFETY: all that `header` points to lives for the call, and has the lengths that it says.
-    unsafe { sys::call(libc::SYS_sendmsg, [fd as usize, header.as_ptr() as usize, flags, 0, 0, 0]) }.map(drop)
+    unsafe { sys::call(libc::SYS_sendmsg, [fd as usize, header.as_ptr() as usize, flags]) }.map(drop)
 }
 
 /// Receives the next message; blocks until there is one.
@@ -323,35 +338,27 @@ pub(super) fn receive(fd: c_int) -> Received {
         [0, 0, (&raw mut data) as usize, 1, (&raw mut control) as usize, size_of::<Control>(), 0];
     let flags = libc::MSG_CMSG_CLOEXEC as usize;
     // SAFETY: all that `header` points to lives for the call, and has room for the lengths that it says; all bits are valid in it.
-    let got =
-        unsafe { sys::call(libc::SYS_recvmsg, [fd as usize, header.as_mut_ptr() as usize, flags, 0, 0, 0]) };
+    let got = unsafe { sys::call(libc::SYS_recvmsg, [fd as usize, header.as_mut_ptr() as usize, flags]) };
     let named = (control.length >= CONTROL_LENGTH
         && control.level == libc::SOL_SOCKET
         && control.kind == libc::SCM_RIGHTS)
         .then_some(control.fd);
     // Opened here: this descriptor table owns no record lock that closing the file could release.
-    let file = named.and_then(|named| {
-        let file = sys::reopen(named);
-        sys::close(named);
-        file.inspect_err(|&error| super::was_refused(error)).ok()
+    let file = named.map(OwnedDescriptor).and_then(|named| {
+        reopen(named.0).inspect_err(|&error| super::was_refused(error)).map(OwnedDescriptor).ok()
     });
-    let understood = match got {
+    match got {
         Ok(length) if length == size_of::<Message>() && message.magic == MAGIC => understand(&message, file),
         Ok(1..) | Err(Errno(libc::EINTR)) => Received::Nothing,
-        Ok(_) | Err(_) => return Received::End,
-    };
-    if let (Received::Nothing, Some(file)) = (&understood, file) {
-        sys::close(file);
+        Ok(_) | Err(_) => Received::End,
     }
-    understood
 }
 
-fn understand(message: &Message, file: Option<c_int>) -> Received {
+fn understand(message: &Message, file: Option<OwnedDescriptor>) -> Received {
     let range = message.start..message.end;
     let release = message.release != 0;
     let counted = |index: u32| COUNTED.get(index as usize).copied().unwrap_or(Count::StreamReleased);
     let count = counted(message.count);
-    let place = FileHash::from_number(message.place);
     let request = match message.kind {
         CLOSED => HelperRequest::AfterClose { range, release, count },
         RELEASE => HelperRequest::Release { range, count },
@@ -363,61 +370,28 @@ fn understand(message: &Message, file: Option<c_int>) -> Received {
         }
         KEEP => HelperRequest::Keep { entry: message.kept.wrapping_sub(1) },
         AHEAD => HelperRequest::ReadAhead { index: message.number },
-        DRAIN => return Received::Drain,
-        CHECK => return Received::Check,
-        FINISH => return Received::Finish,
-        LEAVE => return Received::Leave,
-        _ => return Received::Nothing,
+        kind => {
+            let order = Order::ALL.into_iter().find(|&order| order as u32 == kind);
+            return order.map_or(Received::Nothing, Received::Order);
+        }
     };
-    if let Some(file) = file {
-        Received::Request(FileRequest {
-            request,
-            file,
-            fd: message.fd,
-            size: message.start,
-            position: message.end,
-            place,
-        })
-    } else {
+    let hash = FileHash::from_number(message.hash);
+    let Some(file) = file else {
         // The helper's table has no room for a descriptor, or the process may not open the file anew.
         process::count(Count::Failures, 1);
-        place.give_back();
-        match request {
-            HelperRequest::Drop { number, .. } => super::saw_to(number, false),
-            HelperRequest::ReadAhead { index } => super::ahead::was_refused(index),
-            HelperRequest::Watch { kept, .. } => {
-                super::closings::was_refused(message.fd);
-                drop(kept.and_then(Temporary::from_number));
-            }
-            HelperRequest::Keep { entry } => drop(Temporary::from_number(entry)),
-            HelperRequest::AfterClose { .. }
-            | HelperRequest::Release { .. }
-            | HelperRequest::DropLater { .. } => {}
-        }
-        Received::Nothing
-    }
-}
-
-/// Tells the helper to end.
-pub(super) fn send_leave() -> bool {
-    send(Message { kind: LEAVE, ..Message::default() }, None)
-}
-
-/// Tells the helper to finish the work on closed files now.
-pub(super) fn send_finish() -> bool {
-    send(Message { kind: FINISH, ..Message::default() }, None)
-}
-
-/// Tells the helper to check for files to let go of.
-pub(super) fn send_check() -> bool {
-    send(Message { kind: CHECK, ..Message::default() }, None)
+        hash.give_back();
+        return Received::Refused(request, message.fd);
+    };
+    let file = HeldFile::of(file.into_number(), hash);
+    let (fd, size, position) = (message.fd, message.start, message.end);
+    Received::Request(FileRequest { request, file, fd, size, position })
 }
 
 /// Tells the helper to finish all work, and waits for that.
 pub(super) fn drain() {
     let end = sys::now().saturating_add(DRAIN_MAX);
     AWAITED.store(true, Ordering::Release);
-    let mut asked = send(Message { kind: DRAIN, ..Message::default() }, None);
+    let mut asked = send(Order::Drain);
     let target = SENT.load(Ordering::Acquire);
     loop {
         let done = DONE.load(Ordering::Acquire);
@@ -431,7 +405,7 @@ pub(super) fn drain() {
         let wait = if asked { end - now } else { 1_000_000 };
         sys::futex_wait(&DONE, done, wait);
         if !asked {
-            asked = send(Message { kind: DRAIN, ..Message::default() }, None);
+            asked = send(Order::Drain);
         }
     }
     AWAITED.store(false, Ordering::Release);

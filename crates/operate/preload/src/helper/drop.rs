@@ -31,7 +31,7 @@ const POLL_MAX: u64 = 1_000_000;
 /// that are to stay are left to the kernel.
 pub(crate) fn begin(file: c_int, range: &Range<u64>, has_counts: bool, release: bool) -> Result<(), Errno> {
     if has_counts {
-        sys::sync_file_range(file, range.clone(), libc::SYNC_FILE_RANGE_WRITE)
+        sys::begin_writeback(file, range)
     } else if release {
         sys::drop_pages(file, range.clone())
     } else {
@@ -115,7 +115,7 @@ pub(super) struct DropResult {
 /// Drops the pages of a range, window by window, until all are gone or no more go. The advice leaves a dirty page, starts to write it, and
 /// drops it the next time: so a window without pages is written, and no counts are needed to see that.
 pub(super) fn drop_as_written(file: c_int, range: &Range<u64>, is_lost: &dyn Fn() -> bool) -> DropResult {
-    let size = sys::fstat(file).map_or(0, |stat| stat.st_size.max(0) as u64);
+    let size = sys::size(file);
     let page = sys::page_size();
     if is_in_memory(file) || !sees_pages(file, size) {
         let _ = sys::drop_pages(file, range.clone());

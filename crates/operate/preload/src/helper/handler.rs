@@ -79,7 +79,7 @@ impl Marks {
             // The kernel's `struct sigaction`: handler, flags, restorer, mask. The restorer remains after a handler was removed, or reset
             // after one signal.
             let mut action = [0_usize; 4];
-            let args = [signal, 0, action.as_mut_ptr() as usize, SET, 0, 0];
+            let args = [signal, 0, action.as_mut_ptr() as usize, SET];
             // SAFETY: nothing is changed; `action` has room for what is written.
             unsafe { sys::call(libc::SYS_rt_sigaction, args) }.ok()?;
             let [_, flags, restorer, _] = action;

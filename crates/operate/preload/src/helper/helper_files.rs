@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use libc::c_int;
 
 use super::{ON, STATE, STATES, channel};
+use crate::identity::FileIdentity;
 use crate::{process, sys, temporary};
 
 /// The longest wait for the helper to let go, in nanoseconds. It may be in a call that a slow disk delays.
@@ -35,13 +36,9 @@ static ALL_UNWANTED: AtomicU32 = AtomicU32::new(0);
 pub struct FileHash(u32);
 
 impl FileHash {
-    /// The value for no file.
-    pub(crate) const NONE: Self = Self(0);
-
     /// Returns the hash of the file that `stat` describes.
     pub fn of(stat: &libc::stat) -> Self {
-        let mixed = (stat.st_ino ^ stat.st_dev.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        Self((mixed >> 56) as u32)
+        Self((FileIdentity::of(stat).hash() >> 56) as u32)
     }
 
     /// Takes the hash from a message.
@@ -53,44 +50,82 @@ impl FileHash {
         self.0
     }
 
-    fn in_all(self, all: &[AtomicU32; FILE_HASHES]) -> Option<&AtomicU32> {
+    fn of_all(self, all: &[AtomicU32; FILE_HASHES]) -> Option<&AtomicU32> {
         all.get(self.0 as usize)
     }
 
     /// Counts one more file that the helper has, or is about to have.
     pub(super) fn take(self) {
         ALL_HELD.fetch_add(1, Ordering::SeqCst);
-        if let Some(held) = self.in_all(&HELD) {
+        if let Some(held) = self.of_all(&HELD) {
             held.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// Counts one file less: it is closed.
-    pub(crate) fn give_back(self) {
-        self.in_all(&HELD).into_iter().for_each(one_less);
+    /// Counts one file less: it is closed, or was not sent.
+    pub(super) fn give_back(self) {
+        self.of_all(&HELD).into_iter().for_each(one_less);
         one_less(&ALL_HELD);
     }
 
-    /// Whether the helper must let go of the file.
-    pub(crate) fn is_unwanted(self) -> bool {
+    fn is_unwanted(self) -> bool {
         SOME_UNWANTED.load(Ordering::SeqCst) > 0
-            && (ALL_UNWANTED.load(Ordering::SeqCst) > 0
-                || self.in_all(&UNWANTED).is_some_and(|unwanted| unwanted.load(Ordering::SeqCst) > 0))
+            && (is_nothing_wanted()
+                || self.of_all(&UNWANTED).is_some_and(|unwanted| unwanted.load(Ordering::SeqCst) > 0))
     }
 }
 
-/// Whether nobody needs the helper's work on a file: it must let go of it, or the file has no name left.
-pub(super) fn is_lost(file: c_int, place: FileHash) -> bool {
-    place.is_unwanted() || has_no_name(file)
+/// A file that the helper has open, and that is counted by its hash. It is closed and given back when dropped.
+#[derive(Debug)]
+pub(super) struct HeldFile {
+    fd: c_int,
+    hash: Option<FileHash>,
+}
+
+impl HeldFile {
+    /// Takes over a file that was counted before it was sent.
+    pub(super) fn of(fd: c_int, hash: FileHash) -> Self {
+        Self { fd, hash: Some(hash) }
+    }
+
+    /// Returns the helper's own descriptor.
+    pub(super) fn fd(&self) -> c_int {
+        self.fd
+    }
+
+    /// No longer counts the file by its hash: the helper keeps it under its own entry ([`crate::temporary`]).
+    pub(super) fn keep(&mut self) {
+        self.hash.take().and_then(|hash| hash.of_all(&HELD)).into_iter().for_each(one_less);
+    }
+
+    /// Whether the helper must let go of the file.
+    pub(super) fn is_unwanted(&self) -> bool {
+        self.hash.map_or_else(is_nothing_wanted, FileHash::is_unwanted)
+    }
+
+    /// Whether nobody needs the helper's work on the file: it must let go of it, or the file has no name left.
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_unwanted() || has_no_name(self.fd)
+    }
+}
+
+impl Drop for HeldFile {
+    fn drop(&mut self) {
+        sys::close(self.fd);
+        match self.hash {
+            Some(hash) => hash.give_back(),
+            None => one_less(&ALL_HELD),
+        }
+    }
 }
 
 /// Whether the helper must let go of all files: a file system is about to be unmounted.
-pub(super) fn is_nothing_wanted() -> bool {
+fn is_nothing_wanted() -> bool {
     ALL_UNWANTED.load(Ordering::SeqCst) > 0
 }
 
 /// Whether the file's last name is gone: its pages go with it.
-pub(crate) fn has_no_name(file: c_int) -> bool {
+pub(super) fn has_no_name(file: c_int) -> bool {
     sys::fstat(file).is_ok_and(|stat| stat.st_nlink == 0)
 }
 
@@ -105,16 +140,6 @@ pub fn holds_some() -> bool {
     ALL_HELD.load(Ordering::Relaxed) > 0
 }
 
-/// Counts one more file, which the helper keeps under its own entry ([`crate::temporary`]).
-pub(super) fn take_one() {
-    ALL_HELD.fetch_add(1, Ordering::SeqCst);
-}
-
-/// Counts one file less that was counted by [`take_one`].
-pub(super) fn give_back_one() {
-    one_less(&ALL_HELD);
-}
-
 fn one_less(held: &AtomicU32) {
     // Not below 0: counts begin anew with a new helper, while the one before may still finish.
     let _ = held.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |held| Some(held.saturating_sub(1)));
@@ -125,22 +150,12 @@ fn one_less(held: &AtomicU32) {
 
 /// Waits until the helper has let go of a kept temporary file, which is about to lose its last name.
 pub fn let_go_of_kept(stat: &libc::stat) {
-    temporary::lose(stat, |state, lost| {
-        let end = sys::now().saturating_add(LET_GO_MAX);
-        let mut is_notified = false;
-        while state.load(Ordering::Acquire) == lost
-            && STATE.load(Ordering::Acquire) & STATES == ON
-            && sys::now() < end
-        {
-            is_notified = is_notified || channel::send_check();
-            sys::futex_wait(state, lost, if is_notified { POLL } else { 1_000_000 });
-        }
-    });
+    temporary::lose(stat, |state, lost| wait_while(state, |now| now == lost));
 }
 
 /// Waits until the helper has let go of a file, which is about to lose its last name, or to be closed without one.
 pub fn let_go(place: FileHash) {
-    if let (Some(unwanted), Some(held)) = (place.in_all(&UNWANTED), place.in_all(&HELD)) {
+    if let (Some(unwanted), Some(held)) = (place.of_all(&UNWANTED), place.of_all(&HELD)) {
         wait_for_none(unwanted, held);
     }
 }
@@ -166,22 +181,27 @@ pub fn let_go_of_all() {
 }
 
 fn wait_for_none(unwanted: &AtomicU32, held: &AtomicU32) {
-    let end = sys::now().saturating_add(LET_GO_MAX);
     unwanted.fetch_add(1, Ordering::SeqCst);
     SOME_UNWANTED.fetch_add(1, Ordering::SeqCst);
-    let mut is_notified = false;
-    loop {
-        let left = held.load(Ordering::SeqCst);
-        let is_on = STATE.load(Ordering::Acquire) & STATES == ON;
-        if left == 0 || !is_on || sys::now() >= end {
-            break;
-        }
-        // If the queue is full, the helper takes the next message soon.
-        is_notified = is_notified || channel::send_check();
-        sys::futex_wait(held, left, if is_notified { POLL } else { 1_000_000 });
-    }
+    wait_while(held, |held| held > 0);
     SOME_UNWANTED.fetch_sub(1, Ordering::SeqCst);
     unwanted.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// Has the helper check for files to let go of, and waits while the word says that it has one.
+fn wait_while(word: &AtomicU32, is_held: impl Fn(u32) -> bool) {
+    let end = sys::now().saturating_add(LET_GO_MAX);
+    let mut is_notified = false;
+    loop {
+        let now = word.load(Ordering::SeqCst);
+        let is_on = STATE.load(Ordering::Acquire) & STATES == ON;
+        if !is_held(now) || !is_on || sys::now() >= end {
+            return;
+        }
+        // If the queue is full, the helper takes the next message soon.
+        is_notified = is_notified || channel::send(channel::Order::Check);
+        sys::futex_wait(word, now, if is_notified { POLL } else { 1_000_000 });
+    }
 }
 
 /// Resets the counts for a new helper, which has no files.

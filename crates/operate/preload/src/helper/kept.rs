@@ -3,10 +3,8 @@
 //! Invariants: without such files there is no timer. A file that is released was written by this process alone. Files are released one at a
 //! time, so that a request does not wait for all of them. Each entry is given up once its file is closed.
 
-use libc::c_int;
-
 use super::drop::{begin, write_and_drop};
-use super::helper_files;
+use super::helper_files::{self, HeldFile};
 use crate::counters::Count;
 use crate::temporary::{self, FILES, KEEP_MAX, Temporary};
 use crate::{process, sys, tracked_files};
@@ -16,40 +14,28 @@ const CHECK: u64 = 1_000_000_000;
 
 /// A kept file.
 struct KeptFile {
-    file: c_int,
+    file: HeldFile,
     entry: Temporary,
     since: u64,
 }
 
 impl KeptFile {
-    fn is_lost(&self) -> bool {
-        self.entry.is_lost() || helper_files::has_no_name(self.file)
-    }
-
     /// Whether to let go of it: it is lost, or the helper must let go of all files.
     fn is_over(&self) -> bool {
-        helper_files::is_nothing_wanted() || self.is_lost()
-    }
-
-    fn close(self, went: bool) {
-        if went {
-            self.entry.went();
-        }
-        sys::close(self.file);
-        helper_files::give_back_one();
-        drop(self.entry);
+        self.entry.is_lost() || self.file.is_lost()
     }
 
     /// Closes it and leaves its pages.
     fn let_go(self) {
-        let went = self.is_lost();
-        self.close(went);
+        if self.entry.is_lost() || helper_files::has_no_name(self.file.fd()) {
+            self.entry.went();
+        }
     }
 
     fn release(self) {
-        let released = write_and_drop(self.file, 0..u64::MAX, &|| self.is_over());
+        let released = write_and_drop(self.file.fd(), 0..u64::MAX, &|| self.is_over());
         process::count(Count::StreamReleased, released);
-        tracked_files::released(self.file);
+        tracked_files::released(self.file.fd());
         self.let_go();
     }
 }
@@ -70,14 +56,14 @@ impl Kept {
         (self.count > 0).then_some(wait)
     }
 
-    /// Adds a file that was closed.
-    pub(super) fn add(&mut self, file: c_int, entry: Temporary) {
+    /// Adds a file that was closed. A thread that removes it waits until it is no longer counted, and from then on for its entry.
+    pub(super) fn add(&mut self, mut file: HeldFile, entry: Temporary) {
         let now = sys::now();
         if self.count == 0 {
             self.check_at = now.saturating_add(CHECK);
         }
-        helper_files::take_one();
         entry.close();
+        file.keep();
         let kept = KeptFile { file, entry, since: now };
         match self.files.iter_mut().find(|place| place.is_none()) {
             Some(place) => {
@@ -96,11 +82,6 @@ impl Kept {
         }
     }
 
-    /// Lets go of one file.
-    pub(super) fn let_go_of(&mut self, file: c_int) {
-        self.taken(|kept| kept.file == file).for_each(KeptFile::let_go);
-    }
-
     /// Does the work that is due.
     pub(super) fn go_on(&mut self) {
         let now = sys::now();
@@ -110,7 +91,7 @@ impl Kept {
             self.check_at = now.saturating_add(CHECK);
             self.let_go();
             // Another process gave it a second name.
-            let result = self.taken(|kept| helper_files::has_names(kept.file)).next();
+            let result = self.taken(|kept| helper_files::has_names(kept.file.fd())).next();
             result.into_iter().for_each(KeptFile::release);
             self.release_one(now.saturating_sub(KEEP_MAX));
         }
@@ -121,7 +102,7 @@ impl Kept {
         self.let_go();
         // Starts to write all of them before it waits for any.
         for kept in self.files.iter().flatten() {
-            let _ = begin(kept.file, &(0..u64::MAX), true, true);
+            let _ = begin(kept.file.fd(), &(0..u64::MAX), true, true);
         }
         while self.release_one(u64::MAX) {}
     }

@@ -23,6 +23,7 @@
 
 mod ahead;
 mod channel;
+mod closed;
 pub mod closings;
 mod drop;
 mod forks;
@@ -44,10 +45,8 @@ use crate::counters::Count;
 use crate::{process, sys};
 
 pub use ahead::{CallKind, ReadAhead, WaitOutcome};
-use drop::first_resident;
-pub(crate) use drop::{begin, drop_written, write_and_drop, write_now_and_drop};
+pub(crate) use drop::{begin, drop_written, write_now_and_drop};
 pub use forks::{ForkGuard, forked};
-pub(crate) use helper_files::has_no_name;
 pub use helper_files::{FileHash, holds_some, let_go, let_go_of, let_go_of_all, let_go_of_kept};
 pub use start::{Find, set_up};
 
@@ -159,7 +158,7 @@ pub enum HelperRequest {
 /// Notifies the helper that the temporary files it keeps are results.
 pub fn keeps_results() {
     if is_there() {
-        channel::send_check();
+        channel::send(channel::Order::Check);
     }
 }
 

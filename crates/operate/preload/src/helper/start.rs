@@ -168,7 +168,7 @@ fn leave() -> bool {
     }
     // A full queue has room again once a request is done. A closed socket ends the helper, too, unless a child kept the socket.
     for _ in 0..LEAVE_RETRY_MAX {
-        if channel::send_leave() {
+        if channel::send(channel::Order::Leave) {
             break;
         }
         sys::sleep(PAUSE);
@@ -211,7 +211,9 @@ pub(super) fn rest() {
     }
     let now = sys::now();
     let end = now.saturating_add(REST_MAX);
-    if helper_files::holds_some() && (now < BUSY_UNTIL.load(Ordering::Relaxed) || !channel::send_finish()) {
+    if helper_files::holds_some()
+        && (now < BUSY_UNTIL.load(Ordering::Relaxed) || !channel::send(channel::Order::Finish))
+    {
         return;
     }
     while helper_files::holds_some() {

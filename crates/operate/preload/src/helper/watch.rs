@@ -17,10 +17,13 @@ use pagekeeper_policy::allowance::align_down;
 use pagekeeper_policy::stream::{AGAIN, IN_ORDER, Ranges, WatchedStream};
 
 use super::closings::{self, CLOSED, Closed, WATCHES};
+use super::drop::{drop_written, first_resident, write_and_drop};
+use super::helper_files::HeldFile;
 use super::kept::Kept;
 use super::position::position_of;
-use super::{FileHash, drop_written, first_resident, write_and_drop};
 use crate::counters::Count;
+use crate::identity::FileIdentity;
+use crate::paths::DescriptorPath;
 use crate::residency::{ResidencyProbe, STALE};
 use crate::temporary::{Keep, Temporary};
 use crate::{process, sys};
@@ -39,269 +42,281 @@ const WAITING: u64 = 192 << 20;
 const SPARE: u64 = 4;
 
 /// A request to watch a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Subject {
-    /// The helper's own descriptor of the file.
-    pub file: c_int,
-    /// The program's descriptor.
-    pub fd: c_int,
-    /// The flags of the program's descriptor.
-    pub flags: c_int,
+pub(super) struct Subject {
+    /// The helper's own file.
+    pub(super) file: HeldFile,
+    /// The program's descriptor, and its flags.
+    pub(super) fd: c_int,
+    pub(super) flags: c_int,
     /// The file's size in bytes when the watch was requested; 0 if it had no resident page then.
-    pub size: u64,
+    pub(super) size: u64,
     /// The file offset at that time.
-    pub position: u64,
+    pub(super) position: u64,
     /// Whether pages are dropped.
-    pub release: bool,
-    /// Counts the bytes dropped.
-    pub count: Count,
-    /// Counts the bytes read or written.
-    pub used: Count,
-    /// The hash by which the file is counted.
-    pub place: FileHash,
+    pub(super) release: bool,
+    /// Counts the bytes dropped, and the bytes read or written.
+    pub(super) count: Count,
+    pub(super) used: Count,
+    /// The entry of a temporary file that is kept.
+    pub(super) kept: Option<Temporary>,
 }
 
 /// A watched file.
 struct WatchedFile {
-    /// The helper's own descriptor; -1 in a free place.
-    file: c_int,
-    /// The program's descriptor.
+    /// The helper's own file, and the program's descriptor.
+    file: HeldFile,
     fd: c_int,
-    device: u64,
-    inode: u64,
-    place: FileHash,
-    writes: bool,
-    release: bool,
-    count: Count,
+    identity: FileIdentity,
     used: Count,
     /// The program's offset, and the file's size.
-    position: u64,
-    size: u64,
+    at: Extent,
     /// The offset up to which bytes read or written are counted.
     counted: u64,
     due: u64,
     interval: u64,
     /// The time of the last move.
     moved_at: u64,
-    /// The offset up to which pages behind a writer are released.
+    user: User,
+    release: Release,
+}
+
+/// The program's offset in a file, and the file's size.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Extent {
+    position: u64,
+    size: u64,
+}
+
+/// The file whose pages are dropped, unless there is no `count` for the bytes that go.
+#[derive(Clone, Copy)]
+struct Release {
+    file: c_int,
+    count: Option<Count>,
+}
+
+impl Release {
+    fn ranges<const PARTLY: usize>(self, ranges: Ranges<'_, PARTLY>) {
+        if let Some(count) = self.count {
+            ranges.for_each(|range| process::count(count, drop_written(self.file, range)));
+        }
+    }
+}
+
+/// The use of a watched file by the program.
+#[allow(clippy::large_enum_variant, reason = "a table has room for either, and nothing is allocated")]
+enum User {
+    Reader(WatchedReader),
+    Writer(WatchedWriter),
+}
+
+/// The pages that a reader brought in, and the time of the last sample.
+struct WatchedReader {
+    stream: WatchedStream,
+    probe: ResidencyProbe,
+    sampled_at: u64,
+}
+
+/// The pages that a writer brought in.
+struct WatchedWriter {
+    /// The entry of a temporary file that is kept.
+    kept: Option<Temporary>,
+    /// The offset up to which pages behind the writer are released.
     released: u64,
     /// The offset from which on all pages are the writer's own.
     from: u64,
     /// Whether the file had no page before that offset, and the range in which pages were dirty since.
     was_empty: bool,
     written: Range<u64>,
-    /// The pages that a reader brought in, and the time of the last sample.
-    stream: WatchedStream,
-    probe: ResidencyProbe,
-    sampled_at: u64,
-    /// The entry of a temporary file that is kept.
-    kept: Option<Temporary>,
 }
 
 /// All watched files.
-pub struct Watches {
-    files: [WatchedFile; WATCHES],
-    count: usize,
-}
+pub(super) struct Watches([Option<WatchedFile>; WATCHES]);
 
 impl Watches {
-    /// Creates an empty set: 140 KiB, made in place, since a constant would be part of the library's file.
-    pub fn none() -> Self {
-        Self { files: core::array::from_fn(|_| WatchedFile::NONE), count: 0 }
+    /// Creates an empty set: 140 KiB, made in place.
+    pub(super) fn none() -> Self {
+        Self(core::array::from_fn(|_| None))
     }
 
     /// Returns the nanoseconds until the next check; `None` if nothing is watched.
-    pub fn due(&self, now: u64) -> Option<u64> {
-        if self.count == 0 {
-            return None;
-        }
-        let open = self.files.iter().filter(|watch| watch.file >= 0);
-        open.map(|watch| watch.due.saturating_sub(now)).min()
+    pub(super) fn due(&self, now: u64) -> Option<u64> {
+        self.0.iter().flatten().map(|watch| watch.due.saturating_sub(now)).min()
     }
 
     /// Checks the files that are due.
     pub(super) fn check(&mut self, now: u64, kept: &mut Kept) {
-        for (watch, closed) in self.files.iter_mut().zip(&CLOSED) {
-            if watch.file < 0 || watch.due > now {
-                continue;
-            }
+        for (place, closed) in self.0.iter_mut().zip(&CLOSED) {
+            let Some(watch) = place.as_mut().filter(|watch| watch.due <= now) else { continue };
             if watch.check(closed) {
                 watch.due = sys::now().saturating_add(watch.interval);
             } else {
-                watch.end(kept);
+                place.take().into_iter().for_each(|watch| watch.end(kept));
                 closed.end();
-                self.count -= 1;
             }
         }
     }
 
-    /// Watches a file; a temporary one if there is an `entry`. Closes the helper's descriptor once the program's does not name the file any
-    /// more.
-    pub(super) fn add(&mut self, subject: Subject, entry: Option<Temporary>, now: u64, kept: &mut Kept) {
-        if self.count == WATCHES {
+    /// Watches a file. Closes the helper's descriptor once the program's does not name the file any more.
+    pub(super) fn add(&mut self, subject: Subject, now: u64, kept: &mut Kept) {
+        if self.0.iter().all(Option::is_some) {
             // Some may be closed by now.
             self.check(u64::MAX, kept);
         }
-        let free = self.files.iter_mut().zip(&CLOSED).find(|(watch, _)| watch.file < 0);
-        let has_counts = sys::has_counts(subject.file);
-        let is_written = subject.flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let free = self.0.iter_mut().zip(&CLOSED).find(|(place, _)| place.is_none());
+        let has_counts = sys::has_counts(subject.file.fd());
         // Behind a writer, only counts show which pages are written.
-        let stat = sys::fstat(subject.file);
+        let can_see = has_counts || !sys::may_write(subject.flags);
+        let stat = sys::fstat(subject.file.fd());
         let inode = stat.as_ref().map_or(0, |stat| stat.st_ino);
-        let (Some((watch, closed)), Ok(stat), true) = (free, stat, has_counts || !is_written) else {
+        let (Some((place, closed)), Ok(stat), true) = (free, stat, can_see) else {
             closings::expect_no_more(subject.fd, inode);
-            sys::close(subject.file);
-            subject.place.give_back();
-            process::count(Count::NotFollowed, 1);
-            return;
+            return process::count(Count::NotFollowed, 1);
         };
         closed.begin(subject.fd, inode);
-        watch.kept = entry;
-        watch.begin(&subject, &stat, has_counts, closed.at());
-        watch.due = now.saturating_add(SOON);
-        self.count += 1;
+        let watch = WatchedFile::begin(subject, &stat, has_counts, closed.at());
+        *place = Some(WatchedFile { due: now.saturating_add(SOON), ..watch });
     }
 
     /// Ends the watch of files that the helper must let go of. Their resident pages stay.
-    pub fn let_go(&mut self) {
-        for (watch, closed) in self.files.iter_mut().zip(&CLOSED) {
-            if watch.file >= 0 && watch.place.is_unwanted() {
-                if let Some(kept) = &watch.kept {
-                    kept.went();
-                }
+    pub(super) fn let_go(&mut self) {
+        for (place, closed) in self.0.iter_mut().zip(&CLOSED) {
+            if let Some(watch) = place.take_if(|watch| watch.file.is_unwanted()) {
                 watch.close();
                 closed.end();
-                self.count -= 1;
             }
         }
     }
 
     /// Checks all files for the last time: the process is about to end.
     pub(super) fn end(&mut self, kept: &mut Kept) {
-        for (watch, closed) in self.files.iter_mut().zip(&CLOSED).filter(|(watch, _)| watch.file >= 0) {
-            watch.check(closed);
-            watch.end(kept);
+        for (place, closed) in self.0.iter_mut().zip(&CLOSED) {
+            if let Some(mut watch) = place.take() {
+                watch.check(closed);
+                watch.end(kept);
+            }
         }
-        self.count = 0;
     }
 }
 
 impl WatchedFile {
-    const NONE: Self = Self {
-        file: -1,
-        fd: -1,
-        device: 0,
-        inode: 0,
-        place: FileHash::NONE,
-        writes: false,
-        release: false,
-        count: Count::StreamReleased,
-        used: Count::StreamRead,
-        position: 0,
-        size: 0,
-        counted: 0,
-        due: 0,
-        interval: SOON,
-        moved_at: 0,
-        released: 0,
-        from: 0,
-        was_empty: false,
-        written: 0..0,
-        stream: WatchedStream::NEW,
-        probe: ResidencyProbe::NEW,
-        sampled_at: 0,
-        kept: None,
-    };
-
-    fn begin(&mut self, subject: &Subject, stat: &libc::stat, has_counts: bool, closed_at: Option<u64>) {
-        let &Subject { file, fd, flags, size, position, release, count, used, place } = subject;
-        self.place = place;
-        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        (self.file, self.fd, self.device, self.inode) = (file, fd, stat.st_dev, stat.st_ino);
-        (self.writes, self.interval, self.moved_at) = (writes, SOON, sys::now());
-        (self.release, self.count, self.used, self.counted) = (release, count, used, position);
-        self.size = stat.st_size.max(0) as u64;
-        let is_open = closed_at.is_none() && self.is_open();
-        let reached = if is_open { position_of(fd) } else { closed_at };
-        self.position = reached.unwrap_or(0);
-        self.probe = ResidencyProbe::with(has_counts);
-        // The writer's own pages begin at the file's end.
-        self.was_empty = size == 0 && has_counts;
-        let end = if size > 0 { size } else { self.size };
-        self.from = align_down(end.saturating_add(WINDOW - 1));
-        (self.released, self.written) = (0, 0..0);
-        self.stream = WatchedStream::NEW;
-        if writes {
-            if self.kept.is_none() {
-                self.note_written();
+    fn begin(subject: Subject, stat: &libc::stat, has_counts: bool, closed_at: Option<u64>) -> Self {
+        let Subject { file, fd, flags, size, position, release, count, used, kept } = subject;
+        let identity = FileIdentity::of(stat);
+        let reached = if closed_at.is_none() && is_open(fd, identity) { position_of(fd) } else { closed_at };
+        let mut at = Extent { position: reached.unwrap_or(0), size: sys::size_in(stat) };
+        let was_empty = size == 0 && has_counts;
+        let release = Release { file: file.fd(), count: Some(count).filter(|_| release) };
+        let user = if sys::may_write(flags) {
+            // The writer's own pages begin at the file's end.
+            let end = if size > 0 { size } else { at.size };
+            let from = align_down(end.saturating_add(WINDOW - 1));
+            let mut writer = WatchedWriter { kept, released: 0, from, was_empty, written: 0..0 };
+            if writer.kept.is_none() {
+                writer.note_written(file.fd());
             }
+            User::Writer(writer)
         } else {
-            let reached = self.was_empty.then(|| {
+            let (stream, probe) = (WatchedStream::NEW, ResidencyProbe::with(has_counts));
+            let mut reader = WatchedReader { stream, probe, sampled_at: 0 };
+            if was_empty {
                 // All resident pages up to the program's offset were brought in by the program since the request.
-                self.position = position.min(self.position);
-                reached.unwrap_or(position)
-            });
-            self.sample_ahead(WAITING, reached);
+                at.position = position.min(at.position);
+            }
+            reader.sample_ahead(file.fd(), at, WAITING, was_empty.then(|| reached.unwrap_or(position)));
+            User::Reader(reader)
+        };
+        let moved_at = sys::now();
+        Self {
+            file,
+            fd,
+            identity,
+            used,
+            at,
+            counted: position,
+            due: 0,
+            interval: SOON,
+            moved_at,
+            user,
+            release,
         }
-    }
-
-    /// Whether the program's descriptor names the file.
-    fn is_open(&self) -> bool {
-        let path = sys::DescriptorPath::new(b"/proc/self/fd/", self.fd);
-        sys::stat(path.as_c_str()).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode))
     }
 
     /// Checks the file. `false`: the program's descriptor no longer names it.
     fn check(&mut self, closed: &Closed) -> bool {
-        let Ok(stat) = sys::fstat(self.file) else {
+        let Ok(stat) = sys::fstat(self.file.fd()) else {
             return false;
         };
-        let size = stat.st_size.max(0) as u64;
         let closed_at = closed.at();
-        let is_open = closed_at.is_none() && self.is_open();
+        let is_open = closed_at.is_none() && is_open(self.fd, self.identity);
         // It may have been closed in between.
         let closed_at = closed_at.or_else(|| closed.at());
-        let position = if is_open { position_of(self.fd) } else { closed_at }.unwrap_or(self.position);
-        let (passed, was) = (position.saturating_sub(self.position), self.position);
-        let moves = (size, position) != (self.size, self.position);
+        let position = if is_open { position_of(self.fd) } else { closed_at }.unwrap_or(self.at.position);
+        let at = Extent { position, size: sys::size_in(&stat) };
+        let was = core::mem::replace(&mut self.at, at);
+        let is_writer = matches!(self.user, User::Writer(_));
         // Only the size shows calls with an offset of their own.
-        let grown = if self.writes { size.saturating_sub(self.size) } else { 0 };
+        let grown = if is_writer { at.size.saturating_sub(was.size) } else { 0 };
         process::count(self.used, position.checked_sub(self.counted).filter(|&by| by > 0).unwrap_or(grown));
         self.counted = position;
-        (self.size, self.position) = (size, position);
-        if self.writes {
-            self.behind_writer();
-        } else {
-            self.behind_reader(was);
+        match &mut self.user {
+            User::Writer(writer) => writer.check(at, self.release),
+            User::Reader(reader) => reader.check(was.position, at, self.release),
         }
         let now = sys::now();
-        if moves {
+        if at != was {
             self.moved_at = now;
         }
-        let is_fast = !self.writes && passed >= FAST;
+        let is_fast = !is_writer && position.saturating_sub(was.position) >= FAST;
         let waited = now.saturating_sub(self.moved_at);
         self.interval = if is_fast { SOONEST } else { (waited / PART).clamp(SOON, LATE) };
         is_open
     }
 
+    /// Ends the watch: writes and drops all pages that are to go.
+    fn end(mut self, kept: &mut Kept) {
+        if self.file.is_lost() {
+            return self.close();
+        }
+        match &mut self.user {
+            User::Reader(reader) => reader.drop_left(self.release),
+            User::Writer(writer) => match writer.kept.take() {
+                Some(entry) => kept.add(self.file, entry),
+                None => writer.end(&self.file, self.release),
+            },
+        }
+    }
+
+    /// Closes the file, whose pages go with it if it was kept.
+    fn close(self) {
+        if let User::Writer(WatchedWriter { kept: Some(kept), .. }) = &self.user {
+            kept.went();
+        }
+    }
+}
+
+/// Whether the program's descriptor names the file.
+fn is_open(fd: c_int, identity: FileIdentity) -> bool {
+    let path = DescriptorPath::new(b"/proc/self/fd/", fd);
+    sys::stat(path.as_c_str()).is_ok_and(|stat| FileIdentity::of(&stat) == identity)
+}
+
+impl WatchedWriter {
     /// Starts to write dirty pages, and drops pages behind the writer.
-    fn behind_writer(&mut self) {
-        let keep = self.kept.as_ref().map_or(Keep::No, |kept| kept.grows(self.size, process::plan().budget));
+    fn check(&mut self, at: Extent, release: Release) {
+        let keep = self.kept.as_ref().map_or(Keep::No, |kept| kept.grows(at.size, process::plan().budget));
         if keep == Keep::Unwritten {
             return;
         }
-        self.note_written();
+        self.note_written(release.file);
         if keep == Keep::Written {
             return;
         }
         self.kept = None;
         // Where the offset does not show the progress (calls with their own offset), the file's end does.
         let start = if self.written.is_empty() { self.from } else { self.written.start };
-        let end = if self.position > start { self.position } else { self.size };
+        let end = if at.position > start { at.position } else { at.size };
         let limit = align_down(end).saturating_sub(WINDOW);
-        if !self.release || limit <= self.released {
-            return;
-        }
+        let Some(count) = release.count.filter(|_| limit > self.released) else { return };
         // Tries again what was not written yet at the last attempt.
         let from = self.released.saturating_sub(4 * WINDOW);
         self.released = limit;
@@ -310,9 +325,9 @@ impl WatchedFile {
             if range.is_empty() {
                 continue;
             }
-            process::count(self.count, drop_written(self.file, range.clone()));
-            if sys::cachestat(self.file, range.clone()).is_ok_and(|seen| seen.cached > 0) {
-                self.released = self.released.min(first_resident(self.file, range));
+            process::count(count, drop_written(release.file, range.clone()));
+            if sys::cachestat(release.file, range.clone()).is_ok_and(|seen| seen.cached > 0) {
+                self.released = self.released.min(first_resident(release.file, range));
             }
         }
     }
@@ -323,10 +338,9 @@ impl WatchedFile {
     }
 
     /// Starts to write the writer's dirty pages, and records where they are.
-    fn note_written(&mut self) {
+    fn note_written(&mut self, file: c_int) {
         let dirty = |range: Range<u64>| {
-            !range.is_empty()
-                && sys::cachestat(self.file, range).is_ok_and(|seen| seen.dirty + seen.writeback > 0)
+            !range.is_empty() && sys::cachestat(file, range).is_ok_and(|seen| seen.dirty + seen.writeback > 0)
         };
         if self.was_empty && dirty(0..self.from) {
             // Finds the first and the last window that has dirty pages, each by bisection.
@@ -348,15 +362,26 @@ impl WatchedFile {
         }
         for own in self.own() {
             if dirty(own.clone()) {
-                let _ = sys::sync_file_range(self.file, own, libc::SYNC_FILE_RANGE_WRITE);
+                let _ = sys::begin_writeback(file, &own);
             }
         }
     }
 
+    /// Writes and drops the pages that are left.
+    fn end(&mut self, file: &HeldFile, release: Release) {
+        self.note_written(file.fd());
+        let Some(count) = release.count else { return };
+        for own in self.own().into_iter().filter(|own| !own.is_empty()) {
+            process::count(count, write_and_drop(file.fd(), own, &|| file.is_lost()));
+        }
+    }
+}
+
+impl WatchedReader {
     /// Samples at least `length` bytes that the reader comes to next. With `reached`, the file had no pages a moment ago; since then the
     /// reader has come up to `reached`, and its read-ahead somewhat farther.
-    fn sample_ahead(&mut self, length: u64, reached: Option<u64>) {
-        let Some(range) = self.stream.sample_for_read(self.position, length.max(IN_ORDER), self.size) else {
+    fn sample_ahead(&mut self, file: c_int, at: Extent, length: u64, reached: Option<u64>) {
+        let Some(range) = self.stream.sample_for_read(at.position, length.max(IN_ORDER), at.size) else {
             return;
         };
         let near = reached
@@ -364,80 +389,39 @@ impl WatchedFile {
         let is_known = self.stream.saw(&(range.start..near), 0);
         let rest = if is_known { near..range.end } else { range };
         if !rest.is_empty() {
-            self.probe.sample(&mut self.stream, self.file, &rest, self.size);
+            self.probe.sample(&mut self.stream, file, &rest, at.size);
         }
         self.sampled_at = sys::now();
     }
 
     /// Drops the pages that the reader brought in on its way from `was`.
-    fn behind_reader(&mut self, was: u64) {
+    fn check(&mut self, was: u64, at: Extent, release: Release) {
         let now = sys::now();
         if now.saturating_sub(self.sampled_at) > STALE {
             self.stream.sample_again(was);
             self.sampled_at = now;
         }
-        if self.stream.jumps(self.position) {
-            self.drop_left();
+        if self.stream.jumps(at.position) {
+            self.drop_left(release);
             self.stream.forget();
-            return self.sample_ahead(0, None);
+            return self.sample_ahead(release.file, at, 0, None);
         }
-        let (from, passed) = (self.position.min(was), self.position.saturating_sub(was));
+        let (from, passed) = (at.position.min(was), at.position.saturating_sub(was));
         process::count(Count::StreamWasResident, self.stream.foreign(&(from..from.saturating_add(passed))));
-        let ranges = self.stream.passed(from, passed);
-        release(self.file, ranges, self.count, self.release);
+        release.ranges(self.stream.passed(from, passed));
         let ahead = if passed > 0 { passed.saturating_mul(SPARE).min(WAITING) } else { WAITING };
-        self.sample_ahead(ahead, None);
+        self.sample_ahead(release.file, at, ahead, None);
     }
 
     /// Drops the pages that the reader leaves behind.
-    fn drop_left(&mut self) {
+    fn drop_left(&mut self, release: Release) {
         if sys::now().saturating_sub(self.sampled_at) > STALE {
             // Pages ahead of the reader may be anybody's by now.
             self.stream.sample_again(u64::MAX);
         }
         for range in self.stream.doubtful() {
-            process::count(Count::StreamUnobserved, self.probe.resident(self.file, &range).unwrap_or(0));
+            process::count(Count::StreamUnobserved, self.probe.resident(release.file, &range).unwrap_or(0));
         }
-        release(self.file, self.stream.left(), self.count, self.release);
-    }
-
-    /// Ends the watch: writes and drops all pages that are to go.
-    fn end(&mut self, kept: &mut Kept) {
-        let (file, place) = (self.file, self.place);
-        let is_lost = || place.is_unwanted() || super::has_no_name(file);
-        if is_lost() {
-            if let Some(kept) = &self.kept {
-                kept.went();
-            }
-            return self.close();
-        }
-        if let Some(entry) = self.kept.take() {
-            kept.add(core::mem::replace(&mut self.file, -1), entry);
-            return place.give_back();
-        }
-        if self.writes {
-            self.note_written();
-            for own in self.own() {
-                if self.release && !own.is_empty() {
-                    process::count(self.count, write_and_drop(file, own, &is_lost));
-                }
-            }
-        } else {
-            self.drop_left();
-        }
-        self.close();
-    }
-
-    fn close(&mut self) {
-        sys::close(self.file);
-        self.place.give_back();
-        (self.file, self.kept) = (-1, None);
-    }
-}
-
-/// Drops these ranges if `is_wanted`.
-fn release<const PARTLY: usize>(file: c_int, ranges: Ranges<'_, PARTLY>, count: Count, is_wanted: bool) {
-    for range in ranges.filter(|_| is_wanted) {
-        process::count(count, drop_written(file, range));
+        release.ranges(self.stream.left());
     }
 }

@@ -11,7 +11,7 @@ use crate::parts::MAX_TRANSFER;
 use crate::process::HookScope;
 use crate::rules::{FILES, ReadMode};
 use crate::settings::Part;
-use crate::{helper, introspection, launcher, process, real, rules};
+use crate::{helper, introspection, launcher, process, rules};
 
 /// Requests inspected per call.
 const FEW: usize = 16;
@@ -35,15 +35,6 @@ fn submitting(count: c_long, list: usize) {
             keeping_errno(|| rules::passed_by(slot, fd));
         }
     }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn io_submit(context: *mut c_void, count: c_long, list: *mut *mut c_void) -> c_int {
-    if process::hook_scope() != HookScope::Nothing {
-        submitting(count, list as usize);
-    }
-    // SAFETY: with the program's arguments.
-    unsafe { real::io_submit.get()(context, count, list) }
 }
 
 /// Disables the rules before a seccomp filter is set, which might kill the process for their system calls.
@@ -76,135 +67,78 @@ fn leaving() {
     keeping_errno(helper::leave_now);
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn prctl(option: c_int, a: c_long, b: c_long, c: c_long, d: c_long) -> c_int {
-    if filters_by_prctl([c_long::from(option), a, b]) && process::hook_scope() != HookScope::Nothing {
-        filtering();
-    }
-    // SAFETY: with the program's arguments: one that it left out is not read.
-    unsafe { real::prctl.get()(option, a, b, c, d) }
-}
-
-macro_rules! leave {
-    ($($name:ident($($arg:ident: $type:ty),*);)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            leaving();
-            // SAFETY: with the program's arguments.
-            unsafe { real::$name.get()($($arg),*) }
-        }
-    )*};
-}
-leave! {
-    unshare(flags: c_int);
-    setns(fd: c_int, kind: c_int);
-    capset(header: *mut c_void, data: *const c_void);
+/// Whether a number is that of one of these system calls.
+macro_rules! is_one_of {
+    ($number:expr, $($name:ident)+) => {
+        matches!($number, $(libc::$name)|+)
+    };
 }
 
 /// Whether the helper must be gone before this system call.
 fn is_left_for(number: c_long) -> bool {
-    matches!(
-        number,
-        libc::SYS_unshare
-            | libc::SYS_setns
-            | libc::SYS_capset
-            | libc::SYS_landlock_restrict_self
-            | libc::SYS_setuid
-            | libc::SYS_setreuid
-            | libc::SYS_setresuid
-            | libc::SYS_setgid
-            | libc::SYS_setregid
-            | libc::SYS_setresgid
-            | libc::SYS_setgroups
-    )
+    is_one_of!(number,
+        SYS_unshare SYS_setns SYS_capset SYS_landlock_restrict_self SYS_setuid SYS_setreuid SYS_setresuid SYS_setgid
+        SYS_setregid SYS_setresgid SYS_setgroups)
 }
 
 /// Whether this system call is hooked.
 #[inline]
 fn is_hooked(number: c_long) -> bool {
     #[cfg(target_arch = "x86_64")]
-    if matches!(
-        number,
-        libc::SYS_open
-            | libc::SYS_creat
-            | libc::SYS_dup2
-            | libc::SYS_unlink
-            | libc::SYS_rename
-            | libc::SYS_link
-    ) {
+    if is_one_of!(number, SYS_open SYS_creat SYS_dup2 SYS_unlink SYS_rename SYS_link) {
         return true;
     }
-    matches!(
-        number,
-        libc::SYS_read
-            | libc::SYS_pread64
-            | libc::SYS_readv
-            | libc::SYS_preadv
-            | libc::SYS_preadv2
-            | libc::SYS_write
-            | libc::SYS_pwrite64
-            | libc::SYS_writev
-            | libc::SYS_pwritev
-            | libc::SYS_pwritev2
-            | libc::SYS_fsync
-            | libc::SYS_fdatasync
-            | libc::SYS_openat
-            | libc::SYS_openat2
-            | libc::SYS_close
-            | libc::SYS_close_range
-            | libc::SYS_dup
-            | libc::SYS_dup3
-            | libc::SYS_fcntl
-            | libc::SYS_io_submit
-            | libc::SYS_io_uring_setup
-            | libc::SYS_seccomp
-            | libc::SYS_prctl
-            | libc::SYS_unlinkat
-            | libc::SYS_renameat
-            | libc::SYS_renameat2
-            | libc::SYS_linkat
-            | libc::SYS_umount2
-            | libc::SYS_sendfile
-            | libc::SYS_copy_file_range
-            | libc::SYS_splice
-            | libc::SYS_ftruncate
-            | libc::SYS_fallocate
-            | libc::SYS_execve
-            | libc::SYS_execveat
-    ) || is_left_for(number)
+    is_left_for(number)
+        || is_one_of!(number,
+            SYS_read SYS_pread64 SYS_readv SYS_preadv SYS_preadv2 SYS_write SYS_pwrite64 SYS_writev SYS_pwritev
+            SYS_pwritev2 SYS_fsync SYS_fdatasync SYS_openat SYS_openat2 SYS_close SYS_close_range SYS_dup SYS_dup3
+            SYS_fcntl SYS_io_submit SYS_io_uring_setup SYS_seccomp SYS_prctl SYS_unlinkat SYS_renameat SYS_renameat2
+            SYS_linkat SYS_umount2 SYS_sendfile SYS_copy_file_range SYS_splice SYS_ftruncate SYS_fallocate SYS_execve
+            SYS_execveat)
 }
 
-/// Passes all calls on as they are.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn syscall(
-    number: c_long,
-    a: c_long,
-    b: c_long,
-    c: c_long,
-    d: c_long,
-    e: c_long,
-    f: c_long,
-) -> c_long {
-    if is_hooked(number) && (process::hook_scope() != HookScope::Nothing || launcher::is_on()) {
-        // SAFETY: with the program's arguments.
-        return unsafe { hooked(number, a, b, c, d, e, f) };
-    }
-    // SAFETY: with the program's arguments: one that it left out is not read.
-    unsafe { real::syscall.get()(number, a, b, c, d, e, f) }
+every_call! {
+    fn [io_submit](context: *mut c_void, count: c_long, list: *mut *mut c_void) -> c_int: |next| {
+        if process::hook_scope() != HookScope::Nothing {
+            submitting(count, list as usize);
+        }
+        next(context, count, list)
+    };
+    fn [prctl](option: c_int, a: c_long, b: c_long, c: c_long, d: c_long) -> c_int: |next| {
+        if filters_by_prctl([c_long::from(option), a, b]) && process::hook_scope() != HookScope::Nothing {
+            filtering();
+        }
+        next(option, a, b, c, d)
+    };
+    fn [unshare](flags: c_int) -> c_int: |next| {
+        leaving();
+        next(flags)
+    };
+    fn [setns](fd: c_int, kind: c_int) -> c_int: |next| {
+        leaving();
+        next(fd, kind)
+    };
+    fn [capset](header: *mut c_void, data: *const c_void) -> c_int: |next| {
+        leaving();
+        next(header, data)
+    };
+    // Passes all calls on as they are.
+    fn [syscall](
+        number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long
+    ) -> c_long: |next| {
+        if is_hooked(number) && (process::hook_scope() != HookScope::Nothing || launcher::is_on()) {
+            return hooked(number, [a, b, c, d, e], &|d, e| next(number, a, b, c, d, e, f));
+        }
+        next(number, a, b, c, d, e, f)
+    };
 }
 
+/// Makes a hooked call by `next`, which takes its fourth and fifth argument: a copy may have a shorter length.
 #[cold]
 #[inline(never)]
-unsafe extern "C" fn hooked(
-    number: c_long,
-    a: c_long,
-    b: c_long,
-    c: c_long,
-    d: c_long,
-    e: c_long,
-    f: c_long,
-) -> c_long {
-    if let Some(done) = super::exec::by_number(number, [a, b, c, d, e]) {
+fn hooked(number: c_long, args: [c_long; 5], next: &dyn Fn(c_long, c_long) -> c_long) -> c_long {
+    let [a, b, c, d, e] = args;
+    if let Some(done) = super::exec::by_number(number, args) {
         return done;
     }
     let on = process::is_on();
@@ -212,10 +146,8 @@ unsafe extern "C" fn hooked(
         before_call(number, [a, b, c, d]);
         names::before_call(number, [a, b, c, d], e);
     }
-    // SAFETY: with the program's arguments; a copy may have a shorter length.
-    let next = |d, e| unsafe { real::syscall.get()(number, a, b, c, d, e, f) };
     let copy = |length| if number == libc::SYS_sendfile { next(length, e) } else { next(d, length) };
-    if on && let Some(done) = super::copy::by_number(number, [a, b, c, d, e], &copy) {
+    if on && let Some(done) = super::copy::by_number(number, args, &copy) {
         return done;
     }
     let done = next(d, e);

@@ -7,6 +7,7 @@
 use core::ffi::{c_int, c_long, c_uint};
 
 use super::read::follow_copy;
+use crate::identity::FileIdentity;
 use crate::parts::{self, MAX_TRANSFER, PART};
 use crate::rules::{FILES, Slot};
 use crate::table::FileRole;
@@ -49,6 +50,9 @@ fn moved(at: Option<u64>, by: usize) -> Option<u64> {
     at.map(|at| at.saturating_add(by as u64))
 }
 
+/// The address that stands for the file offset.
+const NO_OFFSET: *mut i64 = core::ptr::null_mut();
+
 /// One end of a copy: its descriptor, the address of the program's offset (null: the file offset), and its slot.
 struct End {
     fd: c_int,
@@ -57,7 +61,7 @@ struct End {
 }
 
 impl End {
-    fn new(fd: c_int, given: *mut i64) -> Self {
+    fn new((fd, given): (c_int, *mut i64)) -> Self {
         Self { fd, given, slot: FILES.slot_of(fd) }
     }
 
@@ -124,64 +128,50 @@ fn are_parted(from: &End, to: &End) -> bool {
         return false;
     }
     let (Ok(a), Ok(b)) = (sys::fstat(from.fd), sys::fstat(to.fd)) else { return false };
-    let regular = |stat: &libc::stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG;
     // Overlapping ranges of one file are refused as a whole.
-    regular(&a)
-        && regular(&b)
-        && (a.st_dev, a.st_ino) != (b.st_dev, b.st_ino)
+    sys::is_regular(&a)
+        && sys::is_regular(&b)
+        && FileIdentity::of(&a) != FileIdentity::of(&b)
         && sys::flags(to.fd).is_ok_and(|flags| flags & libc::O_APPEND == 0)
-        && !introspection::has_size_limit()
+        && !sys::has_size_limit()
 }
 
-macro_rules! send {
-    ($($name:ident)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(to: c_int, from: c_int, at: *mut i64, length: usize) -> isize {
-            let next = real::$name.get();
-            if !FILES.is_followed(from) && !FILES.is_followed(to) {
-                // SAFETY: with the program's arguments.
-                return unsafe { next(to, from, at, length) };
-            }
-            let ends = (End::new(from, at), End::new(to, core::ptr::null_mut()));
-            // SAFETY: with the program's arguments, except for a shorter length: the kernel moves both offsets.
-            follow(&ends.0, &ends.1, length, true, &|length| unsafe { next(to, from, at, length) })
-        }
-    )*};
+/// Makes a copy between two ends, each a descriptor and the address of its offset; `plain` copies so many bytes. `parted`: whether it may be
+/// made in parts.
+#[inline]
+fn copied(
+    from: (c_int, *mut i64),
+    to: (c_int, *mut i64),
+    length: usize,
+    parted: bool,
+    plain: &dyn Fn(usize) -> isize,
+) -> isize {
+    if FILES.is_followed(from.0) || FILES.is_followed(to.0) {
+        follow(&End::new(from), &End::new(to), length, parted, plain)
+    } else {
+        plain(length)
+    }
 }
-send!(sendfile sendfile64);
 
-// Each with whether it may be made in parts: a pipe holds little.
-macro_rules! copy {
-    ($($name:ident in_parts $in_parts:literal;)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(
-            from: c_int,
-            from_at: *mut i64,
-            to: c_int,
-            to_at: *mut i64,
-            length: usize,
-            flags: c_uint,
-        ) -> isize {
-            let next = real::$name.get();
-            if !FILES.is_followed(from) && !FILES.is_followed(to) {
-                // SAFETY: with the program's arguments.
-                return unsafe { next(from, from_at, to, to_at, length, flags) };
-            }
-            let ends = (End::new(from, from_at), End::new(to, to_at));
-            follow(&ends.0, &ends.1, length, $in_parts, &|length| {
-                // SAFETY: with the program's arguments, except for a shorter length: the kernel moves both offsets.
-                unsafe { next(from, from_at, to, to_at, length, flags) }
-            })
-        }
-    )*};
-}
-copy! {
-    copy_file_range in_parts true;
-    splice in_parts false;
+// A shorter length changes nothing else: the kernel moves both offsets. A pipe holds little, so that splice is not made in parts.
+every_call! {
+    fn [sendfile sendfile64](to: c_int, from: c_int, at: *mut i64, length: usize) -> isize: |next| {
+        copied((from, at), (to, NO_OFFSET), length, true, &|length| next(to, from, at, length))
+    };
+    fn [copy_file_range](
+        from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, length: usize, flags: c_uint
+    ) -> isize: |next| {
+        copied((from, from_at), (to, to_at), length, true, &|length| next(from, from_at, to, to_at, length, flags))
+    };
+    fn [splice](
+        from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, length: usize, flags: c_uint
+    ) -> isize: |next| {
+        copied((from, from_at), (to, to_at), length, false, &|length| next(from, from_at, to, to_at, length, flags))
+    };
 }
 
 /// Makes the same calls by their numbers (`syscall(2)`), with the arguments as they came; `plain` copies so many bytes. `None`: another
-/// call, or neither file is followed.
+/// call.
 pub(super) fn by_number(
     number: c_long,
     [a, b, c, d, length]: [c_long; 5],
@@ -189,16 +179,12 @@ pub(super) fn by_number(
 ) -> Option<c_long> {
     let given = |address: c_long| core::ptr::with_exposed_provenance_mut::<i64>(address as usize);
     let ((from, from_at), (to, to_at), length, in_parts) = match number {
-        libc::SYS_sendfile => ((b, given(c)), (a, core::ptr::null_mut()), d, true),
+        libc::SYS_sendfile => ((b, given(c)), (a, NO_OFFSET), d, true),
         libc::SYS_copy_file_range => ((a, given(b)), (c, given(d)), length, true),
         libc::SYS_splice => ((a, given(b)), (c, given(d)), length, false),
         _ => return None,
     };
-    let (from, to) = (from as c_int, to as c_int);
-    if !FILES.is_followed(from) && !FILES.is_followed(to) {
-        return None;
-    }
-    let ends = (End::new(from, from_at), End::new(to, to_at));
     let one = |length: usize| plain(length as c_long) as isize;
-    Some(follow(&ends.0, &ends.1, length as usize, in_parts, &one) as c_long)
+    let (from, to) = ((from as c_int, from_at), (to as c_int, to_at));
+    Some(copied(from, to, length as usize, in_parts, &one) as c_long)
 }

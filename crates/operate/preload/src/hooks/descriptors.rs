@@ -7,19 +7,6 @@ use crate::process::HookScope;
 use crate::rules::FILES;
 use crate::{helper, process, real, rules, sys};
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if FILES.is_followed(fd) {
-        closing(fd);
-    }
-    if helper::is_ours(fd) && helper::is_really_ours(fd) {
-        real::set_errno(libc::EBADF);
-        return -1;
-    }
-    // SAFETY: no pointers.
-    unsafe { real::close.get()(fd) }
-}
-
 /// Notifies the rules before all descriptors of a range are closed.
 pub(super) fn closing_all(first: u32, last: u32) {
     if FILES.highest() < first || !process::is_on() {
@@ -28,21 +15,6 @@ pub(super) fn closing_all(first: u32, last: u32) {
     for (fd, _) in FILES.entered(first, last) {
         closing(fd);
     }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    let known = libc::CLOSE_RANGE_CLOEXEC | libc::CLOSE_RANGE_UNSHARE;
-    if first <= last && flags as c_uint & !known == 0 && flags as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 {
-        closing_all(first, last);
-    }
-    // SAFETY: no pointers.
-    let next = |first, last| unsafe { real::close_range.get()(first, last, flags) };
-    if let Some((below, above)) = around_ours(first, last) {
-        let done = below.map_or(0, |below| next(first, below));
-        return above.map_or(done, |above| if done == 0 { next(above, last) } else { done });
-    }
-    next(first, last)
 }
 
 /// If a range that is to be closed contains the library's own descriptor, returns the last number before it and the first behind it, as far
@@ -54,49 +26,6 @@ fn around_ours(first: c_uint, last: c_uint) -> Option<(Option<c_uint>, Option<c_
         return None;
     }
     Some(((first < ours).then(|| ours.saturating_sub(1)), (ours < last).then(|| ours.saturating_add(1))))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn closefrom(first: c_int) {
-    let from = first.max(0) as c_uint;
-    closing_all(from, c_uint::MAX);
-    let mut next = first;
-    if let Some((below, Some(above))) = around_ours(from, c_uint::MAX) {
-        if let Some(below) = below
-            && sys::close_range(from, below, 0).is_err()
-        {
-            (from..=below).for_each(|fd| sys::close(fd as c_int));
-        }
-        next = above as c_int;
-    }
-    // SAFETY: no pointers.
-    unsafe { real::closefrom.get()(next) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dup(fd: c_int) -> c_int {
-    // SAFETY: no pointers.
-    let new = unsafe { real::dup.get()(fd) };
-    duplicated(fd, new);
-    new
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
-    replacing(from, to);
-    // SAFETY: no pointers.
-    let new = unsafe { real::dup2.get()(from, to) };
-    duplicated(from, new);
-    new
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    replacing(from, to);
-    // SAFETY: no pointers.
-    let new = unsafe { real::dup3.get()(from, to, flags) };
-    duplicated(from, new);
-    new
 }
 
 /// Notifies the rules before `to` is closed and made to name the file of `from`.
@@ -129,38 +58,26 @@ fn set_flags(fd: c_int, flags: c_int, set: &dyn Fn() -> c_int) -> c_int {
     done
 }
 
-macro_rules! control {
-    ($($name:ident)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(fd: c_int, command: c_int, argument: c_long) -> c_int {
-            #[cold]
-            #[inline(never)]
-            unsafe extern "C" fn hooked(fd: c_int, command: c_int, argument: c_long) -> c_int {
-                // SAFETY: no pointers.
-                let next = || unsafe { real::$name.get()(fd, command, argument) };
-                if command == libc::F_SETLEASE {
-                    super::keeping_errno(|| helper::let_go_of(fd));
-                    return next();
-                }
-                if command == libc::F_SETFL {
-                    return set_flags(fd, argument as c_int, &next);
-                }
-                let new = next();
-                duplicated(fd, new);
-                new
-            }
-            if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_SETFL | libc::F_SETLEASE)
-                && process::hook_scope() != HookScope::Nothing
-            {
-                // SAFETY: with the program's arguments.
-                return unsafe { hooked(fd, command, argument) };
-            }
-            // SAFETY: with the program's arguments: one that it left out is not read.
-            unsafe { real::$name.get()(fd, command, argument) }
+/// Makes a call of fcntl that duplicates a descriptor, or changes an open file, by `next`.
+#[cold]
+#[inline(never)]
+fn controlled(fd: c_int, command: c_int, argument: c_int, next: &dyn Fn() -> c_int) -> c_int {
+    match command {
+        libc::F_SETFL => set_flags(fd, argument, next),
+        libc::F_SETLEASE => {
+            super::keeping_errno(|| helper::let_go_of(fd));
+            next()
         }
-    )*};
+        _ => noted(fd, next()),
+    }
 }
-control!(fcntl fcntl64);
+
+/// Notes that a descriptor was duplicated, and returns the new one.
+#[inline]
+fn noted(from: c_int, to: c_int) -> c_int {
+    duplicated(from, to);
+    to
+}
 
 #[cold]
 #[inline(never)]
@@ -170,17 +87,63 @@ fn ending() {
     }
 }
 
-macro_rules! exit {
-    ($($name:ident)*) => {$(
-        #[unsafe(no_mangle)]
-        #[allow(non_snake_case, reason = "the C library's name")]
-        unsafe extern "C" fn $name(status: c_int) -> ! {
-            if process::hook_scope() != HookScope::Nothing {
-                ending();
-            }
-            // SAFETY: no pointers.
-            unsafe { real::$name.get()(status) }
+every_call! {
+    fn [close](fd: c_int) -> c_int: |next| {
+        if FILES.is_followed(fd) {
+            closing(fd);
         }
-    )*};
+        if helper::is_ours(fd) && helper::is_really_ours(fd) {
+            real::set_errno(libc::EBADF);
+            return -1;
+        }
+        next(fd)
+    };
+    fn [close_range](first: c_uint, last: c_uint, flags: c_int) -> c_int: |next| {
+        let known = libc::CLOSE_RANGE_CLOEXEC | libc::CLOSE_RANGE_UNSHARE;
+        if first <= last && flags as c_uint & !known == 0 && flags as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 {
+            closing_all(first, last);
+        }
+        if let Some((below, above)) = around_ours(first, last) {
+            let done = below.map_or(0, |below| next(first, below, flags));
+            return above.map_or(done, |above| if done == 0 { next(above, last, flags) } else { done });
+        }
+        next(first, last, flags)
+    };
+    fn [closefrom](first: c_int) -> (): |next| {
+        let from = first.max(0) as c_uint;
+        closing_all(from, c_uint::MAX);
+        let mut rest = first;
+        if let Some((below, Some(above))) = around_ours(from, c_uint::MAX) {
+            if let Some(below) = below
+                && sys::close_range(from, below, 0).is_err()
+            {
+                (from..=below).for_each(|fd| sys::close(fd as c_int));
+            }
+            rest = above as c_int;
+        }
+        next(rest);
+    };
+    fn [dup](fd: c_int) -> c_int: |next| noted(fd, next(fd));
+    fn [dup2](from: c_int, to: c_int) -> c_int: |next| {
+        replacing(from, to);
+        noted(from, next(from, to))
+    };
+    fn [dup3](from: c_int, to: c_int, flags: c_int) -> c_int: |next| {
+        replacing(from, to);
+        noted(from, next(from, to, flags))
+    };
+    fn [fcntl fcntl64](fd: c_int, command: c_int, argument: c_long) -> c_int: |next| {
+        if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_SETFL | libc::F_SETLEASE)
+            && process::hook_scope() != HookScope::Nothing
+        {
+            return controlled(fd, command, argument as c_int, &|| next(fd, command, argument));
+        }
+        next(fd, command, argument)
+    };
+    fn [_exit _Exit](status: c_int) -> !: |next| {
+        if process::hook_scope() != HookScope::Nothing {
+            ending();
+        }
+        next(status)
+    };
 }
-exit!(_exit _Exit);

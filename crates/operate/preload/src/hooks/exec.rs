@@ -10,8 +10,8 @@ use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 
 use super::keeping_errno;
 use crate::launcher::{self, Started, Words};
+use crate::paths::{join, path_of};
 use crate::process::HookScope;
-use crate::sys::DescriptorPath;
 use crate::{helper, process, real, sys};
 
 /// Bytes of a path, including the terminating null.
@@ -28,24 +28,13 @@ fn becoming() {
     }
 }
 
-/// Returns what the exec returns after the launcher's start; `None` if the program itself is to be started.
-fn instead_of_exec(started: Started) -> Option<c_int> {
+/// Returns what the call returns after the launcher's start, with `refused` if that program must not be started; `None` if the program
+/// itself is to be started.
+fn instead(started: Started, refused: impl FnOnce() -> c_int) -> Option<c_int> {
     match started {
         Started::Plainly => None,
         Started::By(result) => Some(result),
-        Started::Refused => {
-            real::set_errno(libc::EACCES);
-            Some(-1)
-        }
-    }
-}
-
-/// Returns the same as `posix_spawn` returns it.
-fn instead_of_spawn(started: Started) -> Option<c_int> {
-    match started {
-        Started::Plainly => None,
-        Started::By(result) => Some(result),
-        Started::Refused => Some(libc::EACCES),
+        Started::Refused => Some(refused()),
     }
 }
 
@@ -63,19 +52,11 @@ fn found<T>(name: *const c_char, then: impl FnOnce(*const c_char) -> T) -> Optio
     }
     // SAFETY: the process's own environment: strings, with a null pointer behind the last.
     let path = unsafe { variable(b"PATH=") }.unwrap_or(DEFAULT_PATH);
-    for directory in path.split(|&byte| byte == b':') {
+    for directory in path.split(|&byte| byte == b':').filter(|_| !bytes.is_empty()) {
         let directory = if directory.is_empty() { b"." } else { directory };
-        let parts = directory.iter().chain(b"/").chain(bytes);
-        if bytes.is_empty() || directory.len() + 1 + bytes.len() >= PATH {
-            continue;
-        }
         let mut file = [0_u8; PATH];
-        for (to, &byte) in file.iter_mut().zip(parts) {
-            *to = byte;
-        }
-        let Ok(path) = CStr::from_bytes_until_nul(&file) else { continue };
-        if sys::stat(path).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG) && may_execute(path)
-        {
+        let Some(path) = join(&mut file, &[directory, b"/", bytes]) else { continue };
+        if sys::stat(path).is_ok_and(|stat| sys::is_regular(&stat)) && may_execute(path) {
             return Some(then(path.as_ptr()));
         }
     }
@@ -84,7 +65,7 @@ fn found<T>(name: *const c_char, then: impl FnOnce(*const c_char) -> T) -> Optio
 
 /// Whether this process may execute a file.
 fn may_execute(path: &CStr) -> bool {
-    let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0];
+    let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, libc::X_OK as usize];
     // SAFETY: a string, which lives for the call.
     unsafe { sys::call(libc::SYS_faccessat, args) }.is_ok()
 }
@@ -105,23 +86,17 @@ unsafe fn variable(name: &[u8]) -> Option<&'static [u8]> {
     all.find_map(|one| unsafe { CStr::from_ptr(one) }.to_bytes().strip_prefix(name))
 }
 
-macro_rules! exec {
-    ($($name:ident($($arg:ident: $type:ty),*) $instead:expr;)*) => {$(
-        #[unsafe(no_mangle)]
-        pub(super) unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            becoming();
-            if launcher::is_on() {
-                let errno = real::errno();
-                // SAFETY: with the program's arguments.
-                if let Some(result) = unsafe { $instead } {
-                    return result;
-                }
-                real::set_errno(errno);
-            }
-            // SAFETY: with the program's arguments.
-            unsafe { real::$name.get()($($arg),*) }
+/// Finishes the helper's requests, and starts a program by the launcher if that is needed, or else `plainly`.
+fn started(by_launcher: impl FnOnce() -> Option<c_int>, plainly: impl FnOnce() -> c_int) -> c_int {
+    becoming();
+    if launcher::is_on() {
+        let errno = real::errno();
+        if let Some(result) = by_launcher() {
+            return result;
         }
-    )*};
+        real::set_errno(errno);
+    }
+    plainly()
 }
 
 /// Starts the launcher in this process if it is to start that program.
@@ -133,7 +108,11 @@ unsafe fn exec(path: *const c_char, words: Words, environment: Words) -> Option<
     // SAFETY: by this function's contract.
     unsafe {
         let start = |launcher, words| real::execve.get()(launcher, words, environment);
-        instead_of_exec(launcher::instead(path, words, environment, start))
+        let refused = || {
+            real::set_errno(libc::EACCES);
+            -1
+        };
+        instead(launcher::instead(path, words, environment, start), refused)
     }
 }
 
@@ -144,9 +123,7 @@ unsafe fn exec(path: *const c_char, words: Words, environment: Words) -> Option<
 /// As for fexecve.
 unsafe fn exec_open(fd: c_int, words: Words, environment: Words) -> Option<c_int> {
     let mut path = [0; PATH];
-    let link = DescriptorPath::new(b"/proc/thread-self/fd/", fd);
-    let room = path.split_last_mut()?.1;
-    sys::read_link(link.as_c_str(), room).ok()?;
+    path_of(fd, path.split_last_mut()?.1).ok()?;
     // SAFETY: by this function's contract; the path has a null byte behind it.
     unsafe { exec(path.as_ptr().cast(), words, environment) }
 }
@@ -177,17 +154,10 @@ unsafe fn exec_at(
         // SAFETY: likewise.
         return unsafe { exec(path, words, environment) };
     }
-    let mut whole = [0; PATH];
-    let link = DescriptorPath::new(b"/proc/thread-self/fd/", at);
-    let room = whole.split_last_mut()?.1;
-    let directory = sys::read_link(link.as_c_str(), room).ok()?.len();
-    // A null byte stays behind it.
-    let rest = room.get_mut(directory..).filter(|rest| rest.len() > name.len())?;
-    for (to, &byte) in rest.iter_mut().zip(b"/".iter().chain(name)) {
-        *to = byte;
-    }
-    // SAFETY: by this function's contract; the path has a null byte behind it.
-    unsafe { exec(whole.as_ptr().cast(), words, environment) }
+    let (mut directory, mut whole) = ([0; PATH], [0; PATH]);
+    let path = join(&mut whole, &[path_of(at, &mut directory).ok()?, b"/", name])?;
+    // SAFETY: by this function's contract.
+    unsafe { exec(path.as_ptr(), words, environment) }
 }
 
 /// Starts the launcher in another process if it is to start that program.
@@ -206,23 +176,18 @@ unsafe fn spawn(
     // SAFETY: by this function's contract.
     unsafe {
         let start = |launcher, words| real::posix_spawn.get()(pid, launcher, acts, how, words, environment);
-        instead_of_spawn(launcher::instead(path, words, environment, start))
+        instead(launcher::instead(path, words, environment, start), || libc::EACCES)
     }
 }
 
-exec! {
-    execve(path: *const c_char, words: Words, environment: Words)
-        exec(path, words, environment);
-    execv(path: *const c_char, words: Words)
-        exec(path, words, real::environment());
-    execvp(name: *const c_char, words: Words)
-        found(name, |path| exec(path, words, real::environment())).flatten();
-    execvpe(name: *const c_char, words: Words, environment: Words)
-        found(name, |path| exec(path, words, environment)).flatten();
-    fexecve(fd: c_int, words: Words, environment: Words)
-        exec_open(fd, words, environment);
-    execveat(at: c_int, path: *const c_char, words: Words, environment: Words, flags: c_int)
-        exec_at(at, path, words, environment, flags);
+/// Starts a program in another process by the launcher if that is needed, or else `plainly`.
+fn spawned(by_launcher: impl FnOnce() -> Option<c_int>, plainly: impl FnOnce() -> c_int) -> c_int {
+    if launcher::is_on()
+        && let Some(result) = keeping_errno(by_launcher)
+    {
+        return result;
+    }
+    plainly()
 }
 
 /// Handles exec calls made by their system call numbers. Returns what the exec returned, if the launcher was started or the call was
@@ -251,33 +216,46 @@ pub(super) fn by_number(number: c_long, [a, b, c, d, e]: [c_long; 5]) -> Option<
     result.map(c_long::from)
 }
 
-macro_rules! spawned {
-    ($($name:ident, |$path:ident, $then:ident| $instead:expr;)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(
-            pid: *mut c_int,
-            $path: *const c_char,
-            acts: *const c_void,
-            how: *const c_void,
-            words: Words,
-            environment: Words,
-        ) -> c_int {
-            if launcher::is_on() {
-                let errno = real::errno();
-                // SAFETY: with the program's arguments.
-                let $then = |path| unsafe { spawn(pid, path, acts, how, words, environment) };
-                let result = $instead;
-                real::set_errno(errno);
-                if let Some(result) = result {
-                    return result;
-                }
-            }
-            // SAFETY: with the program's arguments.
-            unsafe { real::$name.get()(pid, $path, acts, how, words, environment) }
-        }
-    )*};
-}
-spawned! {
-    posix_spawn, |path, then| then(path);
-    posix_spawnp, |path, then| found(path, then).flatten();
+every_call! {
+    fn [execve](path: *const c_char, words: Words, environment: Words) -> c_int: |next| {
+        // SAFETY: with the program's arguments.
+        started(|| unsafe { exec(path, words, environment) }, || next(path, words, environment))
+    };
+    fn [execv](path: *const c_char, words: Words) -> c_int: |next| {
+        // SAFETY: with the program's arguments.
+        started(|| unsafe { exec(path, words, real::environment()) }, || next(path, words))
+    };
+    fn [execvp](name: *const c_char, words: Words) -> c_int: |next| {
+        // SAFETY: with the program's arguments.
+        let by_launcher = |path| unsafe { exec(path, words, real::environment()) };
+        started(|| found(name, by_launcher).flatten(), || next(name, words))
+    };
+    fn [execvpe](name: *const c_char, words: Words, environment: Words) -> c_int: |next| {
+        // SAFETY: with the program's arguments.
+        let by_launcher = |path| unsafe { exec(path, words, environment) };
+        started(|| found(name, by_launcher).flatten(), || next(name, words, environment))
+    };
+    fn [fexecve](fd: c_int, words: Words, environment: Words) -> c_int: |next| {
+        // SAFETY: with the program's arguments.
+        started(|| unsafe { exec_open(fd, words, environment) }, || next(fd, words, environment))
+    };
+    fn [execveat](at: c_int, path: *const c_char, words: Words, environment: Words, flags: c_int) -> c_int: |next| {
+        // SAFETY: with the program's arguments.
+        let by_launcher = || unsafe { exec_at(at, path, words, environment, flags) };
+        started(by_launcher, || next(at, path, words, environment, flags))
+    };
+    fn [posix_spawn](
+        pid: *mut c_int, path: *const c_char, acts: *const c_void, how: *const c_void, words: Words, environment: Words
+    ) -> c_int: |next| {
+        // SAFETY: with the program's arguments.
+        let by_launcher = || unsafe { spawn(pid, path, acts, how, words, environment) };
+        spawned(by_launcher, || next(pid, path, acts, how, words, environment))
+    };
+    fn [posix_spawnp](
+        pid: *mut c_int, name: *const c_char, acts: *const c_void, how: *const c_void, words: Words, environment: Words
+    ) -> c_int: |next| {
+        // SAFETY: with the program's arguments.
+        let by_launcher = |path| unsafe { spawn(pid, path, acts, how, words, environment) };
+        spawned(|| found(name, by_launcher).flatten(), || next(pid, name, acts, how, words, environment))
+    };
 }

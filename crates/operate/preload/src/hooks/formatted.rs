@@ -7,11 +7,11 @@
 //! Invariants: those of the crate. A hook that is called before the C library's function was looked up looks it up first.
 
 use core::arch::naked_asm;
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::c_void;
 use core::sync::atomic::AtomicU8;
 
-use super::stdio::{STANDARD, Stream, used, used_descriptor};
-use crate::real;
+use super::stdio::{STANDARD, used, used_descriptor};
+use crate::real::Next;
 
 /// The code below reads these by their first byte.
 const _: () = assert!(size_of::<AtomicU8>() == 1);
@@ -19,7 +19,17 @@ const _: () = assert!(size_of::<AtomicU8>() == 1);
 /// A hook that jumps to the next definition if [`STANDARD`] is zero, else to `$early`, which calls `$notify` with the first argument and
 /// then jumps to the next definition.
 macro_rules! variadic {
-    ($($name:ident, $early:ident, |$first:ident| $notify:expr;)*) => {$(
+    ($($name:ident, $next:ident, $early:ident, |$first:ident| $notify:expr;)*) => {
+        /// Looks up the next definitions.
+        pub(crate) fn find_all() {
+            $($next.find();)*
+        }
+
+        $(
+        /// The next definition.
+        static $next: Next<unsafe extern "C" fn()> =
+            Next::new(crate::real::name(concat!(stringify!($name), "\0")), $early as *const ());
+
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
@@ -29,7 +39,7 @@ macro_rules! variadic {
                 "cmp byte ptr [rip + {standard}], 0",
                 "jne {early}",
                 "jmp qword ptr [rip + {next}]",
-                standard = sym STANDARD, early = sym $early, next = sym real::$name,
+                standard = sym STANDARD, early = sym $early, next = sym $next,
             );
             #[cfg(target_arch = "aarch64")]
             naked_asm!(
@@ -41,15 +51,15 @@ macro_rules! variadic {
                 "ldr x16, [x16, :lo12:{next}]",
                 "br x16",
                 "2: b {early}",
-                standard = sym STANDARD, early = sym $early, next = sym real::$name,
+                standard = sym STANDARD, early = sym $early, next = sym $next,
             );
         }
 
         #[unsafe(naked)]
-        pub(crate) unsafe extern "C" fn $early() {
+        unsafe extern "C" fn $early() {
             unsafe extern "C" fn notify($first: *mut c_void) {
                 // Until the constructor runs, the hook jumps here.
-                real::$name.find_unless_found($early as *const ());
+                $next.find_unless_found($early as *const ());
                 $notify
             }
             // The argument registers: six general ones, eight of the floating point unit, and al with the number of the latter in use. With
@@ -71,7 +81,7 @@ macro_rules! variadic {
                 "mov r8, [rsp + 32]", "mov r9, [rsp + 40]", "mov rax, [rsp + 48]",
                 "add rsp, 184",
                 "jmp qword ptr [rip + {next}]",
-                notify = sym notify, next = sym real::$name,
+                notify = sym notify, next = sym $next,
             );
             // Eight general registers, eight of the floating point unit, and the return address.
             #[cfg(target_arch = "aarch64")]
@@ -88,51 +98,17 @@ macro_rules! variadic {
                 "adrp x16, {next}",
                 "ldr x16, [x16, :lo12:{next}]",
                 "br x16",
-                notify = sym notify, next = sym real::$name,
+                notify = sym notify, next = sym $next,
             );
         }
-    )*};
+        )*
+    };
 }
 variadic! {
-    printf, early_printf, |_format| used_descriptor(1);
-    __printf_chk, early_printf_chk, |_flag| used_descriptor(1);
+    printf, NEXT_PRINTF, early_printf, |_format| used_descriptor(1);
+    __printf_chk, NEXT_PRINTF_CHK, early_printf_chk, |_flag| used_descriptor(1);
     // SAFETY: the program's stream is open, by the function's contract.
-    fprintf, early_fprintf, |stream| unsafe { used(stream) };
+    fprintf, NEXT_FPRINTF, early_fprintf, |stream| unsafe { used(stream) };
     // SAFETY: likewise.
-    __fprintf_chk, early_fprintf_chk, |stream| unsafe { used(stream) };
-}
-
-/// Variable arguments that were already taken (`va_list`): an address on both architectures.
-type Arguments = *mut c_void;
-
-macro_rules! taken {
-    ($($name:ident($stream:ident $(, $arg:ident: $type:ty)*);)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($stream: Stream $(, $arg: $type)*) -> c_int {
-            // SAFETY: the program's stream is open, by the function's contract; with the program's arguments.
-            unsafe {
-                used($stream);
-                real::$name.get()($stream $(, $arg)*)
-            }
-        }
-    )*};
-}
-taken! {
-    vfprintf(stream, format: *const c_char, arguments: Arguments);
-    __vfprintf_chk(stream, flag: c_int, format: *const c_char, arguments: Arguments);
-}
-
-macro_rules! taken_by_standard {
-    ($($name:ident($($arg:ident: $type:ty),*);)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            used_descriptor(1);
-            // SAFETY: with the program's arguments.
-            unsafe { real::$name.get()($($arg),*) }
-        }
-    )*};
-}
-taken_by_standard! {
-    vprintf(format: *const c_char, arguments: Arguments);
-    __vprintf_chk(flag: c_int, format: *const c_char, arguments: Arguments);
+    __fprintf_chk, NEXT_FPRINTF_CHK, early_fprintf_chk, |stream| unsafe { used(stream) };
 }

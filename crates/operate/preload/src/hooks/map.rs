@@ -16,22 +16,13 @@ fn mapped(slot: &Slot, from: i64, length: usize) {
     }
 }
 
-macro_rules! map {
-    ($($name:ident)*) => { hook! {$(
-        fn $name(
-            at: *mut c_void,
-            length: usize,
-            access: c_int,
-            flags: c_int,
-            fd: c_int,
-            from: i64
-        ) -> isize, of fd: |slot, next| {
-            let address = next(at, length, access, flags, fd, from);
-            if flags & libc::MAP_ANONYMOUS == 0 && address != FAILED {
-                mapped(slot, from, length);
-            }
-            address
-        };
-    )*} };
+followed! {
+    fn [mmap mmap64](at: *mut c_void, length: usize, access: c_int, flags: c_int, fd: c_int, from: i64) -> isize,
+    of fd: |slot, next| {
+        let address = next(at, length, access, flags, fd, from);
+        if flags & libc::MAP_ANONYMOUS == 0 && address != FAILED {
+            mapped(slot, from, length);
+        }
+        address
+    };
 }
-map!(mmap mmap64);

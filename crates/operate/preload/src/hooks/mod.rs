@@ -17,10 +17,29 @@ use crate::process::HookScope;
 use crate::rules::FILES;
 use crate::{process, real, rules};
 
-/// Defines functions that notify a rule if their descriptor is followed: then `|slot, next| …` makes the call, by `next`. Otherwise the
-/// call is passed on by a jump.
-macro_rules! hook {
-    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty, of $fd:ident: |$slot:ident, $next:ident| $body:expr;)*) => {$(
+/// Defines hooks: `|next| …` makes the call, by `next`. Names in one pair of brackets have one signature and do the same.
+macro_rules! every_call {
+    ($(fn [$($name:ident)+] $args:tt -> $result:ty: |$next:ident| $body:expr;)*) => {
+        $($(every_call! { @one $name $args -> $result: $next $body })+)*
+    };
+    (@one $name:ident($($arg:ident: $type:ty),*) -> $result:ty: $next:ident $body:expr) => {
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case, reason = "the C library's names")]
+        pub(super) unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+            // SAFETY: with the program's arguments, or parts of them. One that it left out is not read.
+            let $next = |$($arg: $type),*| -> $result { unsafe { crate::real::$name.get()($($arg),*) } };
+            $body
+        }
+    };
+}
+
+/// Defines hooks that notify a rule if their descriptor is followed: then `|slot, next| …` makes the call, by `next`. Otherwise the call is
+/// passed on by a jump.
+macro_rules! followed {
+    ($(fn [$($name:ident)+] $args:tt -> $result:ty, of $fd:ident: |$slot:ident, $next:ident| $body:expr;)*) => {
+        $($(followed! { @one $name $args -> $result, $fd $slot $next $body })+)*
+    };
+    (@one $name:ident($($arg:ident: $type:ty),*) -> $result:ty, $fd:ident $slot:ident $next:ident $body:expr) => {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $type),*) -> $result {
             #[cold]
@@ -41,7 +60,7 @@ macro_rules! hook {
                 unsafe { crate::real::$name.get()($($arg),*) }
             }
         }
-    )*};
+    };
 }
 
 mod asynchronous;

@@ -11,7 +11,7 @@ use super::keeping_errno;
 use crate::helper::{self, FileHash};
 use crate::process::HookScope;
 use crate::rules::archive;
-use crate::{process, real, sys, temporary, tracked_files};
+use crate::{process, sys, temporary, tracked_files};
 
 /// Notifies the helper before a name is removed from a file.
 #[inline]
@@ -27,8 +27,8 @@ fn lost(at: c_int, path: *const c_char) {
     if !process::is_on() {
         return;
     }
-    let Ok(stat) = sys::stat_at(at, path.addr()) else { return };
-    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+    let Ok(stat) = sys::lstat_at(at, path.addr()) else { return };
+    if !sys::is_regular(&stat) {
         return;
     }
     // A file with other names keeps its disk space.
@@ -62,10 +62,10 @@ pub(super) fn before_call(number: i64, [a, b, c, d]: [i64; 4], flags: i64) {
         _ => {}
     }
     match number {
-        libc::SYS_unlinkat if c as c_int & libc::AT_REMOVEDIR == 0 => losing(a as c_int, path(b)),
+        libc::SYS_unlinkat => unlinking(a as c_int, path(b), c as c_int),
         libc::SYS_renameat => losing(c as c_int, path(d)),
-        libc::SYS_renameat2 if flags as c_uint & KEEPS == 0 => losing(c as c_int, path(d)),
-        libc::SYS_umount2 => keeping_errno(helper::let_go_of_all),
+        libc::SYS_renameat2 => replacing(c as c_int, path(d), flags as c_uint),
+        libc::SYS_umount2 => unmounting(),
         _ => {}
     }
 }
@@ -86,34 +86,16 @@ pub(super) fn after_call(number: i64, arguments: [i64; 4], done: i64) {
 /// With one of these flags a rename removes no name of a file.
 const KEEPS: c_uint = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
 
-macro_rules! before {
-    ($($name:ident($($arg:ident: $type:ty),*): $before:expr;)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            $before;
-            // SAFETY: with the program's arguments.
-            unsafe { real::$name.get()($($arg),*) }
-        }
-    )*};
-}
-before! {
-    unlink(path: *const c_char): losing(libc::AT_FDCWD, path);
-    unlinkat(at: c_int, path: *const c_char, flags: c_int): if flags & libc::AT_REMOVEDIR == 0 { losing(at, path) };
-    remove(path: *const c_char): losing(libc::AT_FDCWD, path);
-    umount(path: *const c_char): keeping_errno(helper::let_go_of_all);
-    umount2(path: *const c_char, flags: c_int): keeping_errno(helper::let_go_of_all);
-}
-
-/// Notes the new name of a file if the call succeeded.
+/// Notes the new name of a file if the call succeeded. Returns what the call did.
 #[inline]
-fn renamed(done: c_int, from: *const c_char, at: c_int, path: *const c_char) {
+fn renamed(done: c_int, from: *const c_char, at: c_int, path: *const c_char) -> c_int {
     if done == 0 && process::hook_scope() != HookScope::Nothing {
         // SAFETY: the kernel has just read a path there.
         let to = unsafe { CStr::from_ptr(path) };
         tracked_files::renamed(at, to);
         if temporary::has_some()
             && process::is_on()
-            && let Ok(stat) = sys::stat_at(at, path.addr())
+            && let Ok(stat) = sys::lstat_at(at, path.addr())
         {
             has_other_name(&stat);
         }
@@ -126,25 +108,62 @@ fn renamed(done: c_int, from: *const c_char, at: c_int, path: *const c_char) {
             }
         }
     }
+    done
 }
 
-macro_rules! renaming {
-    ($($name:ident($($arg:ident: $type:ty),*): $before:expr, $from:ident to $at:expr, $to:ident;)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            $before;
-            // SAFETY: with the program's arguments.
-            let done = unsafe { real::$name.get()($($arg),*) };
-            renamed(done, $from, $at, $to);
-            done
-        }
-    )*};
+/// Notifies the helper before a rename with these flags.
+#[inline]
+fn replacing(at: c_int, path: *const c_char, flags: c_uint) {
+    if flags & KEEPS == 0 {
+        losing(at, path);
+    }
 }
-renaming! {
-    rename(from: *const c_char, to: *const c_char): losing(libc::AT_FDCWD, to), from to libc::AT_FDCWD, to;
-    renameat(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char): losing(to_at, to), from to to_at, to;
-    renameat2(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_uint):
-        if flags & KEEPS == 0 { losing(to_at, to) }, from to to_at, to;
-    link(from: *const c_char, to: *const c_char): {}, from to libc::AT_FDCWD, to;
-    linkat(from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_int): {}, from to to_at, to;
+
+/// Notifies the helper before unlinkat.
+#[inline]
+fn unlinking(at: c_int, path: *const c_char, flags: c_int) {
+    if flags & libc::AT_REMOVEDIR == 0 {
+        losing(at, path);
+    }
+}
+
+fn unmounting() {
+    keeping_errno(helper::let_go_of_all);
+}
+
+every_call! {
+    fn [unlink remove](path: *const c_char) -> c_int: |next| {
+        losing(libc::AT_FDCWD, path);
+        next(path)
+    };
+    fn [unlinkat](at: c_int, path: *const c_char, flags: c_int) -> c_int: |next| {
+        unlinking(at, path, flags);
+        next(at, path, flags)
+    };
+    fn [umount](path: *const c_char) -> c_int: |next| {
+        unmounting();
+        next(path)
+    };
+    fn [umount2](path: *const c_char, flags: c_int) -> c_int: |next| {
+        unmounting();
+        next(path, flags)
+    };
+    fn [rename](from: *const c_char, to: *const c_char) -> c_int: |next| {
+        losing(libc::AT_FDCWD, to);
+        renamed(next(from, to), from, libc::AT_FDCWD, to)
+    };
+    fn [renameat](from_at: c_int, from: *const c_char, at: c_int, to: *const c_char) -> c_int: |next| {
+        losing(at, to);
+        renamed(next(from_at, from, at, to), from, at, to)
+    };
+    fn [renameat2](from_at: c_int, from: *const c_char, at: c_int, to: *const c_char, flags: c_uint) -> c_int: |next| {
+        replacing(at, to, flags);
+        renamed(next(from_at, from, at, to, flags), from, at, to)
+    };
+    fn [link](from: *const c_char, to: *const c_char) -> c_int: |next| {
+        renamed(next(from, to), from, libc::AT_FDCWD, to)
+    };
+    fn [linkat](from_at: c_int, from: *const c_char, at: c_int, to: *const c_char, flags: c_int) -> c_int: |next| {
+        renamed(next(from_at, from, at, to, flags), from, at, to)
+    };
 }

@@ -7,15 +7,17 @@ use libc::iovec;
 use super::place;
 use crate::parts::MAX_TRANSFER;
 use crate::rules::{ReadMode, Slot};
+use crate::sys::UNCACHED;
 use crate::{introspection, process, real, rules};
 
-/// `RWF_DONTCACHE` of preadv2(2), Linux 6.14.
-const UNCACHED: c_int = 0x80;
 /// Stands for the file offset in preadv2(2) and pwritev2(2).
 pub(super) const OWN: i64 = -1;
 
+/// The program's buffers: their list, and their number.
+type Buffers = (*const iovec, c_int);
+
 /// Reads uncached. `None`: that is not supported, and nothing was read.
-fn uncached(slot: &Slot, fd: c_int, at: Option<u64>, parts: *const iovec, count: c_int) -> Option<isize> {
+fn uncached(slot: &Slot, fd: c_int, at: Option<u64>, (parts, count): Buffers) -> Option<isize> {
     let errno = real::errno();
     let at = at.map_or(OWN, |at| at as i64);
     // SAFETY: the program's own buffers, as it gave them.
@@ -49,97 +51,34 @@ fn follow_parts(
     slot: &Slot,
     fd: c_int,
     at: Option<i64>,
-    parts: *const iovec,
-    count: c_int,
+    buffers: Buffers,
     may_uncached: bool,
     plain: &dyn Fn() -> isize,
 ) -> isize {
     let (Ok(at), true) = (place(at, 0), process::is_on()) else {
         return plain();
     };
-    let length = introspection::length_of(parts, count).min(MAX_TRANSFER as u64);
-    make(slot, fd, at, length, may_uncached.then_some((parts, count)), plain)
+    let length = introspection::length_of(buffers.0, buffers.1).min(MAX_TRANSFER as u64);
+    make(slot, fd, at, length, may_uncached.then_some(buffers), plain)
 }
 
-/// Makes a read of `length` bytes, and notifies the rules before and after it. Reads uncached into `parts` if allowed, else by `plain`.
+/// Makes a read of `length` bytes, and notifies the rules before and after it. Reads uncached into `buffers` if there are some, else by `plain`.
 fn make(
     slot: &Slot,
     fd: c_int,
     at: Option<u64>,
     length: u64,
-    parts: Option<(*const iovec, c_int)>,
+    buffers: Option<Buffers>,
     plain: &dyn Fn() -> isize,
 ) -> isize {
     let mode = rules::before_read(slot, fd, at, length);
     let result = rules::pace_read(slot, || {
-        let result = match (mode, parts) {
-            (ReadMode::Uncached, Some((parts, count))) => uncached(slot, fd, at, parts, count),
-            _ => None,
-        };
-        result.unwrap_or_else(plain)
+        let buffers = buffers.filter(|_| mode == ReadMode::Uncached);
+        buffers.and_then(|buffers| uncached(slot, fd, at, buffers)).unwrap_or_else(plain)
     });
     rules::after_read(slot, fd, at, result);
     result
 }
-
-hook! {
-    fn read(fd: c_int, buffer: *mut c_void, length: usize) -> isize, of fd: |slot, next| {
-        follow(slot, fd, None, buffer, length, &|| next(fd, buffer, length))
-    };
-    fn __read_chk(fd: c_int, buffer: *mut c_void, length: usize, room: usize) -> isize, of fd: |slot, next| {
-        if length > room {
-            return next(fd, buffer, length, room);
-        }
-        follow(slot, fd, None, buffer, length, &|| next(fd, buffer, length, room))
-    };
-    fn readv(fd: c_int, parts: *const iovec, count: c_int) -> isize, of fd: |slot, next| {
-        follow_parts(slot, fd, None, parts, count, true, &|| next(fd, parts, count))
-    };
-    fn readahead(fd: c_int, at: i64, length: usize) -> isize, of fd: |slot, next| {
-        prefetch(slot, fd, at, length);
-        next(fd, at, length)
-    };
-}
-
-macro_rules! pread {
-    ($($name:ident)*) => { hook! {$(
-        fn $name(fd: c_int, buffer: *mut c_void, length: usize, at: i64) -> isize, of fd: |slot, next| {
-            follow(slot, fd, Some(at), buffer, length, &|| next(fd, buffer, length, at))
-        };
-    )*} };
-}
-pread!(pread pread64);
-
-macro_rules! pread_checked {
-    ($($name:ident)*) => { hook! {$(
-        fn $name(fd: c_int, buffer: *mut c_void, length: usize, at: i64, room: usize) -> isize, of fd: |slot, next| {
-            if length > room {
-                return next(fd, buffer, length, at, room);
-            }
-            follow(slot, fd, Some(at), buffer, length, &|| next(fd, buffer, length, at, room))
-        };
-    )*} };
-}
-pread_checked!(__pread_chk __pread64_chk);
-
-macro_rules! preadv {
-    ($($name:ident)*) => { hook! {$(
-        fn $name(fd: c_int, parts: *const iovec, count: c_int, at: i64) -> isize, of fd: |slot, next| {
-            follow_parts(slot, fd, Some(at), parts, count, true, &|| next(fd, parts, count, at))
-        };
-    )*} };
-}
-preadv!(preadv preadv64);
-
-macro_rules! preadv2 {
-    ($($name:ident)*) => { hook! {$(
-        fn $name(fd: c_int, parts: *const iovec, count: c_int, at: i64, flags: c_int) -> isize, of fd: |slot, next| {
-            let place = if at == OWN { None } else { Some(at) };
-            follow_parts(slot, fd, place, parts, count, flags == 0, &|| next(fd, parts, count, at, flags))
-        };
-    )*} };
-}
-preadv2!(preadv2 preadv64v2);
 
 /// Notifies the rules before the program prefetches a part of the file.
 pub(super) fn prefetch(slot: &Slot, fd: c_int, at: i64, length: usize) {
@@ -171,4 +110,41 @@ pub(super) fn follow_copy(
         rules::after_read(slot, fd, at, result);
     }
     result
+}
+
+followed! {
+    fn [read](fd: c_int, buffer: *mut c_void, length: usize) -> isize, of fd: |slot, next| {
+        follow(slot, fd, None, buffer, length, &|| next(fd, buffer, length))
+    };
+    fn [__read_chk](fd: c_int, buffer: *mut c_void, length: usize, room: usize) -> isize, of fd: |slot, next| {
+        if length > room {
+            return next(fd, buffer, length, room);
+        }
+        follow(slot, fd, None, buffer, length, &|| next(fd, buffer, length, room))
+    };
+    fn [pread pread64](fd: c_int, buffer: *mut c_void, length: usize, at: i64) -> isize, of fd: |slot, next| {
+        follow(slot, fd, Some(at), buffer, length, &|| next(fd, buffer, length, at))
+    };
+    fn [__pread_chk __pread64_chk](fd: c_int, buffer: *mut c_void, length: usize, at: i64, room: usize) -> isize,
+    of fd: |slot, next| {
+        if length > room {
+            return next(fd, buffer, length, at, room);
+        }
+        follow(slot, fd, Some(at), buffer, length, &|| next(fd, buffer, length, at, room))
+    };
+    fn [readv](fd: c_int, parts: *const iovec, count: c_int) -> isize, of fd: |slot, next| {
+        follow_parts(slot, fd, None, (parts, count), true, &|| next(fd, parts, count))
+    };
+    fn [preadv preadv64](fd: c_int, parts: *const iovec, count: c_int, at: i64) -> isize, of fd: |slot, next| {
+        follow_parts(slot, fd, Some(at), (parts, count), true, &|| next(fd, parts, count, at))
+    };
+    fn [preadv2 preadv64v2](fd: c_int, parts: *const iovec, count: c_int, at: i64, flags: c_int) -> isize,
+    of fd: |slot, next| {
+        let place = Some(at).filter(|&at| at != OWN);
+        follow_parts(slot, fd, place, (parts, count), flags == 0, &|| next(fd, parts, count, at, flags))
+    };
+    fn [readahead](fd: c_int, at: i64, length: usize) -> isize, of fd: |slot, next| {
+        prefetch(slot, fd, at, length);
+        next(fd, at, length)
+    };
 }

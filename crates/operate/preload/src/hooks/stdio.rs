@@ -12,7 +12,9 @@ use crate::process::HookScope;
 use crate::rules::{FILES, Slot};
 use crate::{process, real, rules};
 
-pub(super) type Stream = *mut c_void;
+type Stream = *mut c_void;
+/// Variable arguments that were already taken (`va_list`): an address on both architectures.
+type Arguments = *mut c_void;
 
 /// Followed descriptors that may belong to a standard stream: a bit for each, until its use is known.
 pub(super) static STANDARD: AtomicU8 = AtomicU8::new(0);
@@ -58,6 +60,14 @@ pub(super) fn used_descriptor(fd: c_int) {
         && let Some(slot) = FILES.slot_of(fd)
     {
         keeping_errno(|| rules::passed_by(slot, fd));
+    }
+}
+
+/// Notifies the rules before a standard stream is read or written.
+#[inline]
+fn used_standard(fd: c_int) {
+    if STANDARD.load(Ordering::Relaxed) != 0 {
+        used_descriptor(fd);
     }
 }
 
@@ -109,36 +119,6 @@ unsafe fn began(stream: Stream, path: *const c_char, mode: *const c_char) {
     }
 }
 
-macro_rules! open {
-    ($($name:ident)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> Stream {
-            // SAFETY: with the program's arguments.
-            let stream = unsafe { real::$name.get()(path, mode) };
-            // SAFETY: it was just opened with them.
-            unsafe { began(stream, path, mode) };
-            stream
-        }
-    )*};
-}
-open!(fopen fopen64);
-
-macro_rules! reopen {
-    ($($name:ident)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char, stream: Stream) -> Stream {
-            // SAFETY: the program's stream is open, by freopen's contract.
-            unsafe { ends(stream) };
-            // SAFETY: with the program's arguments.
-            let stream = unsafe { real::$name.get()(path, mode, stream) };
-            // SAFETY: it was just opened with them.
-            unsafe { began(stream, path, mode) };
-            stream
-        }
-    )*};
-}
-reopen!(freopen freopen64);
-
 /// Notifies the rules before a stream is closed.
 ///
 /// # Safety
@@ -155,30 +135,81 @@ unsafe fn ends(stream: Stream) {
     }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> Stream {
-    // SAFETY: with the program's arguments.
-    let stream = unsafe { real::fdopen.get()(fd, mode) };
-    if !stream.is_null()
-        && let Some(slot) = FILES.slot_of(fd)
-    {
-        unseen(slot, fd);
-    }
-    stream
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fclose(stream: Stream) -> c_int {
-    // SAFETY: the program's stream is open, by fclose's contract.
-    unsafe { ends(stream) };
-    // SAFETY: with the program's arguments.
-    unsafe { real::fclose.get()(stream) }
+every_call! {
+    fn [fopen fopen64](path: *const c_char, mode: *const c_char) -> Stream: |next| {
+        let stream = next(path, mode);
+        // SAFETY: it was just opened with them.
+        unsafe { began(stream, path, mode) };
+        stream
+    };
+    fn [freopen freopen64](path: *const c_char, mode: *const c_char, stream: Stream) -> Stream: |next| {
+        // SAFETY: the program's stream is open, by freopen's contract.
+        unsafe { ends(stream) };
+        let stream = next(path, mode, stream);
+        // SAFETY: it was just opened with them.
+        unsafe { began(stream, path, mode) };
+        stream
+    };
+    fn [fdopen](fd: c_int, mode: *const c_char) -> Stream: |next| {
+        let stream = next(fd, mode);
+        if !stream.is_null()
+            && let Some(slot) = FILES.slot_of(fd)
+        {
+            unseen(slot, fd);
+        }
+        stream
+    };
+    fn [fclose](stream: Stream) -> c_int: |next| {
+        // SAFETY: the program's stream is open, by fclose's contract.
+        unsafe { ends(stream) };
+        next(stream)
+    };
+    fn [__overflow](stream: Stream, byte: c_int) -> c_int: |next| {
+        // SAFETY: likewise.
+        unsafe { used(stream) };
+        next(stream, byte)
+    };
+    fn [vfprintf](stream: Stream, format: *const c_char, arguments: Arguments) -> c_int: |next| {
+        // SAFETY: likewise.
+        unsafe { used(stream) };
+        next(stream, format, arguments)
+    };
+    fn [__vfprintf_chk](stream: Stream, flag: c_int, format: *const c_char, arguments: Arguments) -> c_int: |next| {
+        // SAFETY: likewise.
+        unsafe { used(stream) };
+        next(stream, flag, format, arguments)
+    };
+    // Functions on standard input or output do not take the stream as an argument. If the program replaced the standard stream, that one
+    // was already noted when it was opened.
+    fn [getchar getchar_unlocked]() -> c_int: |next| {
+        used_standard(0);
+        next()
+    };
+    fn [putchar putchar_unlocked](byte: c_int) -> c_int: |next| {
+        used_standard(1);
+        next(byte)
+    };
+    fn [puts](text: *const c_char) -> c_int: |next| {
+        used_standard(1);
+        next(text)
+    };
+    fn [vprintf](format: *const c_char, arguments: Arguments) -> c_int: |next| {
+        used_standard(1);
+        next(format, arguments)
+    };
+    fn [__vprintf_chk](flag: c_int, format: *const c_char, arguments: Arguments) -> c_int: |next| {
+        used_standard(1);
+        next(flag, format, arguments)
+    };
 }
 
 // The most used functions that read and write streams; the stream is the last argument of each. The inline code of the C library's headers
 // (`getc_unlocked`) calls `__uflow` and `__overflow` at a buffer's end.
 macro_rules! using {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
+    ($([$($name:ident)+] $args:tt -> $result:ty;)*) => {
+        $($(using! { @one $name $args -> $result })+)*
+    };
+    (@one $name:ident($($arg:ident: $type:ty),*) -> $result:ty) => {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $type,)* stream: Stream) -> $result {
             // SAFETY: the program's stream is open, by the function's contract; with the program's arguments.
@@ -187,64 +218,17 @@ macro_rules! using {
                 real::$name.get()($($arg,)* stream)
             }
         }
-    )*};
+    };
 }
 using! {
-    fread(to: *mut c_void, size: usize, count: usize) -> usize;
-    fread_unlocked(to: *mut c_void, size: usize, count: usize) -> usize;
-    fgets(to: *mut c_char, size: c_int) -> *mut c_char;
-    getline(line: *mut *mut c_char, room: *mut usize) -> isize;
-    getdelim(line: *mut *mut c_char, room: *mut usize, end: c_int) -> isize;
-    __getdelim(line: *mut *mut c_char, room: *mut usize, end: c_int) -> isize;
-    fgets_unlocked(to: *mut c_char, size: c_int) -> *mut c_char;
-    __fread_chk(to: *mut c_void, room: usize, size: usize, count: usize) -> usize;
-    __fread_unlocked_chk(to: *mut c_void, room: usize, size: usize, count: usize) -> usize;
-    __fgets_chk(to: *mut c_char, room: usize, size: c_int) -> *mut c_char;
-    __fgets_unlocked_chk(to: *mut c_char, room: usize, size: c_int) -> *mut c_char;
-    getc() -> c_int;
-    getc_unlocked() -> c_int;
-    fgetc_unlocked() -> c_int;
-    fgetc() -> c_int;
-    _IO_getc() -> c_int;
-    __uflow() -> c_int;
-    putc(byte: c_int) -> c_int;
-    fputc(byte: c_int) -> c_int;
-    putc_unlocked(byte: c_int) -> c_int;
-    fputc_unlocked(byte: c_int) -> c_int;
-    _IO_putc(byte: c_int) -> c_int;
-    fwrite(from: *const c_void, size: usize, count: usize) -> usize;
-    fwrite_unlocked(from: *const c_void, size: usize, count: usize) -> usize;
-    fputs(text: *const c_char) -> c_int;
-    fputs_unlocked(text: *const c_char) -> c_int;
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __overflow(stream: Stream, byte: c_int) -> c_int {
-    // SAFETY: the program's stream is open, by the function's contract; with the program's arguments.
-    unsafe {
-        used(stream);
-        real::__overflow.get()(stream, byte)
-    }
-}
-
-// Functions on standard input or output, which do not take the stream as an argument. If the program replaced the standard stream, that one
-// was already noted when it was opened.
-macro_rules! using_standard {
-    ($($name:ident($($arg:ident: $type:ty)?) -> $result:ty, of $fd:literal;)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $type)?) -> $result {
-            if STANDARD.load(Ordering::Relaxed) != 0 {
-                used_descriptor($fd);
-            }
-            // SAFETY: with the program's arguments.
-            unsafe { real::$name.get()($($arg)?) }
-        }
-    )*};
-}
-using_standard! {
-    getchar() -> c_int, of 0;
-    getchar_unlocked() -> c_int, of 0;
-    putchar(byte: c_int) -> c_int, of 1;
-    putchar_unlocked(byte: c_int) -> c_int, of 1;
-    puts(text: *const c_char) -> c_int, of 1;
+    [fread fread_unlocked](to: *mut c_void, size: usize, count: usize) -> usize;
+    [__fread_chk __fread_unlocked_chk](to: *mut c_void, room: usize, size: usize, count: usize) -> usize;
+    [fgets fgets_unlocked](to: *mut c_char, size: c_int) -> *mut c_char;
+    [__fgets_chk __fgets_unlocked_chk](to: *mut c_char, room: usize, size: c_int) -> *mut c_char;
+    [getline](line: *mut *mut c_char, room: *mut usize) -> isize;
+    [getdelim __getdelim](line: *mut *mut c_char, room: *mut usize, end: c_int) -> isize;
+    [getc getc_unlocked fgetc_unlocked fgetc _IO_getc __uflow]() -> c_int;
+    [putc fputc putc_unlocked fputc_unlocked _IO_putc](byte: c_int) -> c_int;
+    [fwrite fwrite_unlocked](from: *const c_void, size: usize, count: usize) -> usize;
+    [fputs fputs_unlocked](text: *const c_char) -> c_int;
 }

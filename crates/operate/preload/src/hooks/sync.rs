@@ -8,19 +8,6 @@ use super::read::prefetch;
 use crate::rules::Slot;
 use crate::{process, rules, sys};
 
-macro_rules! sync {
-    ($($name:ident)*) => { hook! {$(
-        fn $name(fd: c_int) -> c_int, of fd: |slot, next| {
-            let done = next(fd);
-            if process::is_on() {
-                rules::after_sync(slot, fd, done);
-            }
-            done
-        };
-    )*} };
-}
-sync!(fsync fdatasync);
-
 /// Whether the advice is left out. Samples a part that the program asks to bring in.
 fn advised(slot: &Slot, fd: c_int, at: i64, length: i64, advice: c_int) -> bool {
     if advice == libc::POSIX_FADV_WILLNEED {
@@ -33,11 +20,15 @@ fn advised(slot: &Slot, fd: c_int, at: i64, length: i64, advice: c_int) -> bool 
     length >= 0 && process::is_on() && rules::leaves_out(slot, advice) && sys::flags(fd).is_ok()
 }
 
-macro_rules! advise {
-    ($($name:ident)*) => { hook! {$(
-        fn $name(fd: c_int, at: i64, length: i64, advice: c_int) -> c_int, of fd: |slot, next| {
-            if advised(slot, fd, at, length, advice) { 0 } else { next(fd, at, length, advice) }
-        };
-    )*} };
+followed! {
+    fn [fsync fdatasync](fd: c_int) -> c_int, of fd: |slot, next| {
+        let done = next(fd);
+        if process::is_on() {
+            rules::after_sync(slot, fd, done);
+        }
+        done
+    };
+    fn [posix_fadvise posix_fadvise64](fd: c_int, at: i64, length: i64, advice: c_int) -> c_int, of fd: |slot, next| {
+        if advised(slot, fd, at, length, advice) { 0 } else { next(fd, at, length, advice) }
+    };
 }
-advise!(posix_fadvise posix_fadvise64);

@@ -15,6 +15,7 @@ use pagekeeper_policy::names;
 use super::log::{self, LogRule};
 use super::{log_rule, rule_for};
 use crate::counters::Count;
+use crate::paths::join;
 use crate::process::{count, plan};
 use crate::{followers, helper, sys};
 
@@ -33,13 +34,7 @@ pub fn renamed(from: &CStr, to: &CStr) {
     let directory = stem.get(..stem.len().saturating_sub(name.len())).unwrap_or_default();
     let Some(directory) = directory.strip_suffix(NOTES) else { return };
     let mut path = [0; PATH];
-    if directory.len().saturating_add(name.len()) >= PATH {
-        return;
-    }
-    for (to, &byte) in path.iter_mut().zip(directory.iter().chain(name)) {
-        *to = byte;
-    }
-    let Ok(path) = CStr::from_bytes_until_nul(&path) else { return };
+    let Some(path) = join(&mut path, &[directory, name]) else { return };
     let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOATIME;
     if let Ok(fd) = sys::open(path, flags) {
         archived(fd, path);
@@ -53,12 +48,12 @@ fn archived(fd: c_int, path: &CStr) {
     let pattern = plan().rules().get(usize::from(rule)).map(|rule| rule.pattern);
     let Some(LogRule { near_files, .. }) = log_rule(rule).filter(|rule| rule.near_files > 0) else { return };
     let Ok(stat) = sys::fstat(fd) else { return };
-    let (series, sequence) = log::number_at(fd, pattern, stat.st_size as u64);
+    let (series, sequence) = log::number_at(fd, pattern, sys::size_in(&stat));
     let followers = followers::all();
     followers.archived(series, sequence);
     if needed_from(sequence, followers.near(series, sequence, near_files)) == u64::MAX {
         followers.pays(stat.st_ino);
-        count(Count::LogReleased, helper::drop_written(fd, 0..stat.st_size as u64));
+        count(Count::LogReleased, helper::drop_written(fd, 0..sys::size_in(&stat)));
     } else {
         followers.owes(stat.st_ino);
     }

@@ -18,6 +18,7 @@ use super::{FILES, Slot};
 use crate::counters::Count;
 use crate::followers::{self, remember};
 use crate::helper::{self, HelperRequest};
+use crate::paths::path_of;
 use crate::table::FileRole;
 use crate::{process, sys};
 
@@ -218,16 +219,14 @@ impl Log {
 /// Whether another open file of the process is a log with that inode.
 fn is_open_elsewhere(slot: &Slot, inode: u64) -> bool {
     FILES.entered(0, u32::MAX).any(|(_, other)| {
-        !core::ptr::eq(other, slot)
-            && other.role() == Some(FileRole::Log)
-            && other.inode.load(Ordering::Relaxed) == inode
+        !core::ptr::eq(other, slot) && other.role() == Some(FileRole::Log) && other.file().inode == inode
     })
 }
 
 /// Begins to follow a log of `size` bytes, which `slot` was entered for. `pattern` is the one that names it.
 pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule, pattern: Option<&[u8]>) {
     let (series, sequence) = number_at(fd, pattern, size);
-    let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+    let writes = sys::may_write(flags);
     let (detects, in_parts) = match rule.rewrite {
         // The writes show how large the blocks are.
         RewriteSource::Detect | RewriteSource::DeviceBlocks => (true, false),
@@ -256,12 +255,12 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule, pa
     slot.with(|state| {
         state.log = log;
         if !writes {
-            state.log.follower.begin(slot.inode.load(Ordering::Relaxed), series, sequence);
+            state.log.follower.begin(slot.file().inode, series, sequence);
         }
     });
     if writes {
         // It is written again, so nobody is waiting to release it.
-        followers::all().pays(slot.inode.load(Ordering::Relaxed));
+        followers::all().pays(slot.file().inode);
         if !kept {
             helper::prepare();
         }
@@ -271,9 +270,7 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule, pa
 /// Returns the series of an open file, and the file's number in it.
 pub fn number_at(fd: c_int, pattern: Option<&[u8]>, size: u64) -> (u64, u64) {
     let mut buffer = [0; 1024];
-    let link = sys::DescriptorPath::new(b"/proc/thread-self/fd/", fd);
-    let path = sys::read_link(link.as_c_str(), &mut buffer).unwrap_or_default();
-    number_of(path, pattern, size)
+    number_of(path_of(fd, &mut buffer).unwrap_or_default(), pattern, size)
 }
 
 /// Returns the series of a file by its path, and the file's number in it: by the pattern that names it, or else by its last number. `size`
@@ -365,7 +362,7 @@ pub fn after_map(slot: &Slot) {
 
 /// Runs before the last descriptor is closed.
 pub fn before_close(slot: &Slot, fd: c_int) {
-    let inode = slot.inode.load(Ordering::Relaxed);
+    let inode = slot.file().inode;
     let count = Count::LogReleased;
     let range = slot.with(|state| {
         let log = &mut state.log;

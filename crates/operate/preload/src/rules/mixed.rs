@@ -44,7 +44,7 @@ impl Mixed {
 
 /// Begins to follow a data file, or one that is open for direct I/O ([`FileRole::Data`], [`FileRole::Direct`]).
 pub fn opened(slot: &Slot, fd: c_int, flags: c_int) {
-    let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+    let writes = sys::may_write(flags);
     slot.with(|state| state.mixed = Mixed { writes, ..Mixed::NEW });
     if slot.role() == Some(FileRole::Data) && DIRECT_OPENS.load(Ordering::Acquire) > 0 && is_direct_only(slot)
     {
@@ -70,17 +70,12 @@ fn is_direct_only(slot: &Slot) -> bool {
     process::plan().rules().get(rule).is_some_and(|rule| rule.action == Action::Data { direct_only: true })
 }
 
-/// Returns the device and inode of its file.
-fn identity(slot: &Slot) -> (u64, u64) {
-    (slot.device.load(Ordering::Relaxed), slot.inode.load(Ordering::Relaxed))
-}
-
 /// Whether another open file of the process has the same inode and the role, and is `wanted`.
 fn has_other(slot: &Slot, role: FileRole, wanted: impl Fn(&Slot) -> bool) -> bool {
     FILES.entered(0, u32::MAX).any(|(_, other)| {
         !core::ptr::eq(other, slot)
             && other.role() == Some(role)
-            && identity(other) == identity(slot)
+            && other.file() == slot.file()
             && wanted(other)
     })
 }
@@ -94,8 +89,7 @@ fn count_kept(slot: &Slot, fd: c_int) {
 
 /// Releases all pages of a file, unless another thread is doing so: that one counts them.
 fn release_once(slot: &Slot, fd: c_int) {
-    let (device, inode) = identity(slot);
-    let hash = (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let hash = slot.file().hash() | 1;
     let Some(place) = RELEASING.get((hash >> 58) as usize) else { return };
     match place.compare_exchange(0, hash, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {

@@ -16,9 +16,11 @@ use pagekeeper_policy::{BulkPages, names};
 
 use crate::counters::Count;
 use crate::helper::{self, HelperRequest};
+use crate::identity::FileIdentity;
+use crate::paths::path_of;
 use crate::process::{self, count, plan};
 use crate::settings::{Action, Part};
-use crate::sys::{self, DescriptorPath};
+use crate::sys;
 use crate::table::{FileRole, Fresh, Table};
 use crate::temporary::Temporary;
 use crate::tracked_files;
@@ -97,7 +99,7 @@ pub fn opened(fd: c_int, path: Option<&CStr>, flags: c_int) {
         return;
     }
     let is_direct = flags & libc::O_DIRECT != 0;
-    let is_written = flags & libc::O_ACCMODE != libc::O_RDONLY;
+    let is_written = sys::may_write(flags);
     match process::part() {
         Part::Stream if !is_direct => follow(fd, path, flags, FileRole::Stream, 0),
         Part::Undecided if !is_direct => follow(fd, path, flags, FileRole::Undecided, 0),
@@ -138,9 +140,8 @@ fn rule_for(fd: c_int, path: Option<&CStr>) -> Option<(u16, Action)> {
     }
     // Relative, and too short to be sure.
     let mut whole = [0; PATH_MAX];
-    let link = DescriptorPath::new(b"/proc/thread-self/fd/", fd);
     // A path that fills the buffer may be cut off.
-    let path = sys::read_link(link.as_c_str(), &mut whole).ok().filter(|path| path.len() < PATH_MAX);
+    let path = path_of(fd, &mut whole).ok().filter(|path| path.len() < PATH_MAX);
     find(path.unwrap_or(given))
 }
 
@@ -148,14 +149,14 @@ fn rule_for(fd: c_int, path: Option<&CStr>) -> Option<(u16, Action)> {
 fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rule: u16) {
     let Ok(stat) = sys::fstat(fd) else { return };
     let is_device = sys::is_block_device(&stat) && output_of(file_role).is_some();
-    if !is_device && stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+    if !is_device && !sys::is_regular(&stat) {
         return;
     }
     let system = sys::file_system(fd);
     if sys::is_of_the_kernel(system) {
         return;
     }
-    let Some(slot) = FILES.enter(fd, file_role, stat.st_dev, stat.st_ino) else {
+    let Some(slot) = FILES.enter(fd, file_role, FileIdentity::of(&stat)) else {
         if file_role == FileRole::Undecided {
             return;
         }
@@ -163,7 +164,7 @@ fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rul
     };
     slot.rule.store(rule, Ordering::Relaxed);
     slot.set_counts(sys::counts_pages(system));
-    let size = stat.st_size as u64;
+    let size = sys::size_in(&stat);
     match file_role {
         FileRole::Log => return follow_log(slot, fd, flags, size, rule),
         FileRole::Data | FileRole::Direct => return mixed::opened(slot, fd, flags),
@@ -177,7 +178,7 @@ fn follow(fd: c_int, path: Option<&CStr>, flags: c_int, file_role: FileRole, rul
         .then(|| Temporary::begin(&stat, flags))
         .flatten();
     slot.with(|state| {
-        state.reader.open(&stat, flags & libc::O_ACCMODE != libc::O_RDONLY);
+        state.reader.open(&stat, sys::may_write(flags));
         state.writer.open(size, kept);
     });
 }
@@ -201,10 +202,9 @@ fn log_rule(rule: u16) -> Option<LogRule> {
 
 /// Whether a followed file (in a stream, any file) is open for writing whose write error a close might take.
 pub fn has_close_error_risk() -> bool {
-    FILES.entered(0, FILES.highest()).any(|(fd, _)| {
-        sys::close_takes_errors(fd)
-            && sys::flags(fd).is_ok_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
-    })
+    FILES
+        .entered(0, FILES.highest())
+        .any(|(fd, _)| sys::close_takes_errors(fd) && sys::flags(fd).is_ok_and(sys::may_write))
 }
 
 /// Whether readers of some log are waited for.
@@ -381,7 +381,7 @@ pub fn passed_by(slot: &Slot, fd: c_int) {
         None => None,
     };
     if slot.role() == Some(FileRole::Stream)
-        && sys::flags(fd).is_ok_and(|flags| flags & libc::O_ACCMODE == libc::O_RDONLY)
+        && sys::flags(fd).is_ok_and(|flags| !sys::may_write(flags))
         && slot.with(|state| !state.is_watched && state.reader.is_unseen(fd)) == Some(true)
     {
         return;
@@ -389,14 +389,14 @@ pub fn passed_by(slot: &Slot, fd: c_int) {
     let is_first = slot.with(|state| !core::mem::replace(&mut state.is_watched, true));
     let (Some(true), Some(released), Ok(flags)) = (is_first, released, sys::flags(fd)) else { return };
     helper::prepare();
-    let reads = flags & libc::O_ACCMODE == libc::O_RDONLY;
+    let reads = !sys::may_write(flags);
     let kept = slot.with(|state| state.writer.take_kept()).flatten().map(Temporary::into_number);
     let used = match output_of(slot.role().unwrap_or(FileRole::Log)) {
         Some(_) if reads => Count::StreamRead,
         Some(output) => output.written,
         None => Count::LogWritten,
     };
-    let inode = slot.inode.load(Ordering::Relaxed);
+    let inode = slot.file().inode;
     helper::closings::expect(fd, inode);
     if !helper::send(fd, &HelperRequest::Watch { flags, release: true, count: released, used, kept }) {
         helper::closings::expect_no_more(fd, inode);
@@ -411,7 +411,7 @@ pub fn sent(slot: &Slot) {
 }
 
 fn saw(slot: &Slot, what: FileEvents) {
-    tracked_files::saw(slot.device.load(Ordering::Relaxed), slot.inode.load(Ordering::Relaxed), what);
+    tracked_files::saw(slot.file(), what);
 }
 
 /// Runs before a descriptor is closed; the caller forgets it afterwards.
@@ -445,8 +445,7 @@ fn end(slot: &Slot, fd: c_int, until: Option<u64>) {
         state.writer.is_kept()
     }) == Some(true);
     let unobserved = slot.with(|state| state.reader.take_unobserved()).unwrap_or(0);
-    let (device, inode) = (slot.device.load(Ordering::Relaxed), slot.inode.load(Ordering::Relaxed));
-    tracked_files::closing(fd, device, inode, unobserved, slot.has_counts());
+    tracked_files::closing(fd, slot.file(), unobserved, slot.has_counts());
     if is_kept {
         // Until it is released, it counts as open.
         saw(slot, FileEvents::Open);
@@ -494,7 +493,9 @@ pub mod log;
 pub mod mixed;
 mod pending;
 pub mod reader;
+mod scattered;
 mod shared_reads;
 pub mod small;
+mod uncached;
 mod undecided;
 pub mod writer;

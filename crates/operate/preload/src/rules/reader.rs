@@ -23,16 +23,20 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::c_int;
+use pagekeeper_policy::reader_state::{ReaderEvent, ReaderState};
 use pagekeeper_policy::scattered::ScatteredReads;
 use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, Stream};
 
 use super::pending::Pending;
+use super::scattered::ScatteredReader;
+use super::uncached::UncachedReader;
 use super::{FILES, ReadMode};
 use crate::counters::Count;
-use crate::helper::{self, CallKind, HelperRequest, ReadAhead, WaitOutcome};
-use crate::open_readers::{self, ALL_WINDOWS, FileIdentity, ReaderPlace};
+use crate::helper::{self, HelperRequest};
+use crate::identity::FileIdentity;
+use crate::open_readers::{self, ALL_WINDOWS, ReaderPlace};
 use crate::process::count;
-use crate::residency::{PAGES, ResidencyProbe, STALE, resident_pages, windows};
+use crate::residency::{ResidencyProbe, STALE, windows};
 use crate::sys;
 
 /// Nanoseconds after which pages read by unhooked calls are no longer released when the file is closed.
@@ -42,66 +46,44 @@ const DROP_RETRY_NS: [u64; 7] = [250_000, 500_000, 1_000_000, 2_000_000, 4_000_0
 /// Leaving a file begins no wait for read-ahead any more after this many timeouts in the process. Each is the sum of [`DROP_RETRY_NS`], 16 ms,
 /// and the time that the drops between take.
 const READ_AHEAD_TIMEOUTS_MAX: u32 = 8;
-/// Bytes that are read without the helper after a wait for it timed out.
-const HELPER_BACKOFF_BYTES: u64 = 64 << 20;
 /// Timeouts while waiting for read-ahead.
 static READ_AHEAD_TIMEOUTS: AtomicU32 = AtomicU32::new(0);
 
-/// The source of knowledge about residency.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ResidencySource {
-    /// cachestat(2), and mincore(2) for windows resident in part.
-    Kernel,
-    /// Not seen here: reads are uncached, or the helper handles the pages that they bring in ([`ReadAhead`]).
-    Uncached,
-    /// Not seen at all.
-    Nothing,
+/// A file that a stream reads.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StreamedFile {
+    pub(super) identity: FileIdentity,
+    /// Its size in bytes when last queried.
+    pub(super) size: u64,
+    /// Whether its process created it.
+    pub(super) is_new: bool,
 }
 
 /// The state of a file that a stream reads.
-#[allow(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 pub struct Reader {
+    state: ReaderState,
+    file: StreamedFile,
     stream: Stream,
-    /// Whether it was read at the file offset at all.
-    begun: bool,
-    source: ResidencySource,
     probe: ResidencyProbe,
-    /// The file's size in bytes when last queried.
-    size: u64,
-    /// The file's identity, and whether its process created it.
-    file: FileIdentity,
-    is_new: bool,
-    /// The place in which other readers see what this one knows.
-    place: Option<ReaderPlace>,
-    /// Scattered reads, and whether read-ahead is turned off for them.
-    scattered: ScatteredReads,
-    is_scattered: bool,
-    /// The last known file offset.
-    position: u64,
+    /// The time of the last sample.
+    sampled_at: u64,
+    /// The range that the current read brings in beyond the stream's windows.
+    beyond: Range<u64>,
     /// Pages that stayed resident after their release.
     pending: Pending,
+    scattered: ScatteredReads,
+    uncached: UncachedReader,
+    /// The place in which other readers see what this one knows.
+    place: Option<ReaderPlace>,
+    /// The last known file offset; `None`: nothing was read there.
+    offset: Option<u64>,
+    /// The offset and time at which unhooked calls began to read; `None`: all calls are hooked.
+    unseen: Option<(u64, u64)>,
     /// Data was sent by sendfile or splice; the socket or pipe may hold its pages.
     is_sent: bool,
     is_mapped: bool,
     /// Whether pages were read without any knowledge of them.
     has_missed: bool,
-    /// Whether several threads read the file: then the last known offset says nothing about this one's.
-    is_shared: bool,
-    /// The time of the last sample.
-    sampled_at: u64,
-    /// The offset and time at which unhooked calls began to read; `None`: all calls are hooked.
-    unseen: Option<(u64, u64)>,
-    /// The range that the current read brings in beyond the stream's windows.
-    beyond: Range<u64>,
-    /// Read-ahead for uncached reads, and bytes read in order without it.
-    ahead: Option<ReadAhead>,
-    is_plain: bool,
-    /// Whether the kernel copies.
-    is_copy: bool,
-    run: u64,
-    next: u64,
-    /// The offset up to which the helper is not asked again to read ahead.
-    alone_until: u64,
     /// Bytes read whose residency cannot be known.
     unobserved: u64,
 }
@@ -109,49 +91,39 @@ pub struct Reader {
 impl Reader {
     /// The initial state.
     pub const NEW: Self = Self {
+        state: ReaderState::InOrder,
+        file: StreamedFile { identity: FileIdentity { device: 0, inode: 0 }, size: 0, is_new: false },
         stream: Stream::NEW,
-        begun: false,
-        source: ResidencySource::Kernel,
         probe: ResidencyProbe::NEW,
-        size: 0,
-        file: FileIdentity { device: 0, inode: 0 },
-        is_new: false,
-        place: None,
-        scattered: ScatteredReads::NEW,
-        is_scattered: false,
-        position: 0,
+        sampled_at: 0,
+        beyond: 0..0,
         pending: Pending::NEW,
+        scattered: ScatteredReads::NEW,
+        uncached: UncachedReader::NEW,
+        place: None,
+        offset: None,
+        unseen: None,
         is_sent: false,
         is_mapped: false,
         has_missed: false,
-        is_shared: false,
-        sampled_at: 0,
-        unseen: None,
-        beyond: 0..0,
-        ahead: None,
-        is_plain: false,
-        is_copy: false,
-        run: 0,
-        next: 0,
-        alone_until: 0,
         unobserved: 0,
     };
 
     /// Begins with a newly opened file. It is new if it is empty and open for writing.
     pub fn open(&mut self, stat: &libc::stat, is_written: bool) {
-        self.size = stat.st_size.max(0) as u64;
-        self.file = FileIdentity { device: stat.st_dev, inode: stat.st_ino };
-        self.is_new = is_written && self.size == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFREG;
-        if self.is_new {
-            open_readers::say(&mut self.place, self.file, ALL_WINDOWS);
+        let size = sys::size_in(stat);
+        let is_new = is_written && size == 0 && sys::is_regular(stat);
+        self.file = StreamedFile { identity: FileIdentity::of(stat), size, is_new };
+        if is_new {
+            open_readers::say(&mut self.place, self.file.identity, ALL_WINDOWS);
         }
     }
 
     /// Returns a reader for another place of the file.
     #[must_use]
     pub fn elsewhere(&self) -> Self {
-        let Self { size, file, is_new, is_sent, is_mapped, is_shared, .. } = *self;
-        Self { size, file, is_new, is_sent, is_mapped, is_shared, ..Self::NEW }
+        let Self { state, file, is_sent, is_mapped, .. } = *self;
+        Self { state, file, is_sent, is_mapped, ..Self::NEW }
     }
 
     /// Whether a read at `at` continues where this reader is.
@@ -166,7 +138,7 @@ impl Reader {
 
     /// Whether other places of the file belong to other readers.
     pub fn finds_other_places(&self) -> bool {
-        self.is_shared && self.source == ResidencySource::Kernel && !self.is_free()
+        self.state == ReaderState::Shared && !self.is_free()
     }
 
     /// Returns the range of the file that is sampled.
@@ -176,10 +148,10 @@ impl Reader {
 
     /// Records that several threads read the file.
     pub fn shares(&mut self, fd: c_int) {
-        if !self.is_shared {
-            self.is_shared = true;
+        if !self.state.is_shared() {
             self.end_scattered(fd);
-            self.ahead = None;
+            self.state = self.state.after(ReaderEvent::Shared);
+            self.uncached.end();
         }
     }
 
@@ -189,100 +161,45 @@ impl Reader {
             return ReadMode::Plain;
         };
         self.beyond = 0..0;
-        if self.source == ResidencySource::Kernel {
-            if at >= self.size {
-                self.ask_size(fd);
-            }
-            if !self.is_shared && self.scattered.comes(at, length) {
-                self.before_scattered(fd, at, length);
-                return ReadMode::Plain;
-            }
-            self.end_scattered(fd);
-            if self.stream.jumps(at) {
-                self.go_elsewhere(fd);
-            }
-            if let Some(range) = self.stream.sample_for_read(at, length, self.size) {
-                self.sample(fd, &range);
-                self.sample_beyond(fd, at, length);
-            }
+        if self.state.is_sampled() {
+            self.before_sampled(fd, at, length);
         }
-        if self.source == ResidencySource::Uncached {
-            self.is_copy = false;
-            if self.is_shared {
-                return ReadMode::Uncached;
-            }
-            self.before_uncached(fd, at, length);
-            let is_plain = self.ahead.as_ref().is_some_and(ReadAhead::is_plain);
-            return if is_plain { ReadMode::Plain } else { ReadMode::Uncached };
-        }
-        ReadMode::Plain
-    }
-
-    /// Runs before an uncached read at `at`. Starts read-ahead for a reader in order; its reads stay uncached only if they are of whole
-    /// pages.
-    fn before_uncached(&mut self, fd: c_int, at: u64, length: u64) {
-        if at != self.next {
-            (self.ahead, self.run) = (None, 0);
-        }
-        self.next = at;
-        // A file that is read from its beginning is read in order.
-        let is_in_order = self.run >= IN_ORDER || at == 0;
-        let page = sys::page_size();
-        // A call that ends within a page would drop it; the next call would read it again, with others behind it.
-        let is_whole =
-            !self.is_plain && at.is_multiple_of(page) && (length.is_multiple_of(page) || length > IN_ORDER);
-        let calls = if is_whole { CallKind::Uncached } else { CallKind::Plain };
-        if !is_whole && self.ahead.as_ref().is_some_and(|ahead| !ahead.is_plain()) {
-            self.ahead = None;
-        }
-        // Once more if the helper has let go of the file since.
-        for _ in 0..2 {
-            if self.ahead.is_none() && is_in_order && self.size.saturating_sub(at) > IN_ORDER {
-                self.begin_ahead(fd, at, calls);
-            }
-            // Otherwise the kernel would read ahead itself.
-            let end = at.saturating_add(length).min(self.size);
-            if self.waited(at, |ahead| ahead.wait_for(end)) != Some(WaitOutcome::Left) {
-                return;
+        match self.state {
+            ReaderState::Uncached => self.uncached.before(fd, at, length, self.file.size),
+            ReaderState::SharedUncached => ReadMode::Uncached,
+            ReaderState::InOrder | ReaderState::Scattered | ReaderState::Shared | ReaderState::Unknown => {
+                ReadMode::Plain
             }
         }
     }
 
-    /// Has the helper read ahead from `at` on, unless a wait for it timed out shortly before.
-    fn begin_ahead(&mut self, fd: c_int, at: u64, calls: CallKind) {
-        if at >= self.alone_until {
-            self.ahead = ReadAhead::begin(fd, at, calls);
+    /// Samples the pages that a read brings in.
+    fn before_sampled(&mut self, fd: c_int, at: u64, length: u64) {
+        if at >= self.file.size {
+            self.ask_size(fd);
         }
-    }
-
-    /// Waits for the helper. Ends read-ahead if the helper has left or the wait timed out. `None`: there is no read-ahead.
-    fn waited(&mut self, at: u64, wait: impl FnOnce(&ReadAhead) -> WaitOutcome) -> Option<WaitOutcome> {
-        let waited = wait(self.ahead.as_ref()?);
-        if waited != WaitOutcome::Begun {
-            self.ahead = None;
+        if self.state != ReaderState::Shared && self.scattered.comes(at, length) {
+            return self.before_scattered(fd, at, length);
         }
-        if waited == WaitOutcome::InVain {
-            self.alone_until = at.saturating_add(HELPER_BACKOFF_BYTES);
+        self.end_scattered(fd);
+        if self.stream.jumps(at) {
+            self.go_elsewhere(fd);
         }
-        Some(waited)
+        if let Some(range) = self.stream.sample_for_read(at, length, self.file.size) {
+            self.sample(fd, &range);
+            self.sample_beyond(fd, at, length);
+        }
     }
 
     /// Runs before the kernel copies a part of a file whose residency cannot be seen. Returns whether the pages that it brings in will go.
     pub fn before_copy(&mut self, fd: c_int, at: u64, length: u64) -> bool {
-        self.before_uncached(fd, at, length);
-        if self.ahead.is_none() {
-            let calls = if self.is_plain { CallKind::Plain } else { CallKind::Uncached };
-            self.begin_ahead(fd, at, calls);
-        }
-        let end = at.saturating_add(length).min(self.size);
-        self.is_copy = true;
-        self.waited(at, |ahead| ahead.wait_to_copy(end)) == Some(WaitOutcome::Begun)
+        self.uncached.before_copy(fd, at, length, self.file.size)
     }
 
     /// Runs before the program prefetches `length` bytes at `at`, which moves no reader.
     pub fn before_prefetch(&mut self, fd: c_int, at: u64, length: u64) {
-        if self.source == ResidencySource::Kernel
-            && let Some(range) = self.stream.sample_for_prefetch(at, length.min(HORIZON), self.size)
+        if self.state.is_sampled()
+            && let Some(range) = self.stream.sample_for_prefetch(at, length.min(HORIZON), self.file.size)
         {
             self.sample(fd, &range);
         }
@@ -295,19 +212,18 @@ impl Reader {
             return true;
         }
         let Ok(position) = sys::position(fd) else { return false };
-        let can_see = self.size == 0
-            || self.source == ResidencySource::Kernel
-                && self.probe.can_see(fd, self.size, FILES.has_counts(fd));
-        if can_see && self.size <= AGAIN {
-            if let Some(range) = self.stream.sample_for_read(position, IN_ORDER, self.size) {
+        let size = self.file.size;
+        let can_see =
+            size == 0 || self.state.is_sampled() && self.probe.can_see(fd, size, FILES.has_counts(fd));
+        if can_see && size <= AGAIN {
+            if let Some(range) = self.stream.sample_for_read(position, IN_ORDER, size) {
                 self.sample(fd, &range);
             }
             self.unseen = Some((position, self.sampled_at));
         } else if !can_see {
-            self.source = ResidencySource::Uncached;
-            self.ahead = ReadAhead::begin(fd, position, CallKind::Unseen);
-            if let Some(ahead) = &self.ahead {
-                ahead.wait_for(position.saturating_add(IN_ORDER));
+            self.end_scattered(fd);
+            self.state = self.state.after(ReaderEvent::CannotSee);
+            if self.uncached.begin_unseen(fd, position) {
                 self.unseen = Some((position, sys::now()));
             }
         }
@@ -317,47 +233,35 @@ impl Reader {
     /// Runs after a read that returned `done`.
     pub fn after(&mut self, fd: c_int, at: Option<u64>, done: isize) {
         let Ok(done) = u64::try_from(done) else { return };
-        match self.source {
-            ResidencySource::Kernel => {}
-            ResidencySource::Uncached => {
-                self.next = self.next.saturating_add(done);
-                self.run = self.run.saturating_add(done);
-                if let Some(ahead) = &self.ahead {
-                    if !self.is_copy {
-                        ahead.reads();
-                    }
-                    ahead.passed(self.next);
-                }
-                let is_plain = self.ahead.as_ref().is_some_and(ReadAhead::is_plain);
-                count(Count::StreamUncached, if is_plain { 0 } else { done });
-                return;
-            }
-            ResidencySource::Nothing => {
+        match self.state {
+            ReaderState::InOrder | ReaderState::Scattered | ReaderState::Shared => {}
+            ReaderState::Uncached | ReaderState::SharedUncached => return self.uncached.after(done),
+            ReaderState::Unknown => {
                 self.unobserved = self.unobserved.saturating_add(done);
                 return count(Count::StreamUnobserved, done);
             }
         }
-        if self.is_shared && at.is_none() {
+        if self.state == ReaderState::Shared && at.is_none() {
             // The next read sees how far all have come.
             return;
         }
-        let end = at.unwrap_or(self.position).saturating_add(done);
+        let end = at.or(self.offset).unwrap_or(0).saturating_add(done);
         if at.is_none() {
-            self.position = end;
+            self.offset = Some(end);
         }
         self.scattered.passed(end);
-        if self.is_scattered {
+        if self.state == ReaderState::Scattered {
             return;
         }
         if done > 0 && self.stream.is_idle() {
             self.has_missed = true;
             // The kernel generates a file without a size as it is read.
-            count(Count::StreamUnobserved, if self.size > 0 { done } else { 0 });
+            count(Count::StreamUnobserved, if self.file.size > 0 { done } else { 0 });
         }
-        if end > self.size {
+        if end > self.file.size {
             self.ask_size(fd);
         }
-        if done == 0 && end >= self.size && !self.is_shared {
+        if done == 0 && end >= self.file.size && self.state != ReaderState::Shared {
             // It has come to the end of the file.
             return self.leave(fd);
         }
@@ -390,7 +294,7 @@ impl Reader {
 
     fn ask_size(&mut self, fd: c_int) {
         if let Ok(stat) = sys::fstat(fd) {
-            self.size = stat.st_size.max(0) as u64;
+            self.file.size = sys::size_in(&stat);
         }
     }
 
@@ -398,96 +302,37 @@ impl Reader {
     fn sample_beyond(&mut self, fd: c_int, at: u64, length: u64) {
         // Includes pages that may be read ahead behind it.
         let end = at.saturating_add(length);
-        let rest = self.stream.known().end..end.saturating_add(AGAIN).min(self.size);
-        if self.source == ResidencySource::Kernel
+        let rest = self.stream.known().end..end.saturating_add(AGAIN).min(self.file.size);
+        if self.state.is_sampled()
             && !rest.is_empty()
-            && (self.is_new || self.probe.resident(fd, &rest) == Some(0))
+            && (self.file.is_new || self.probe.resident(fd, &rest) == Some(0))
         {
             self.beyond = rest;
         }
     }
 
-    /// Runs before a scattered read. Samples the pages that it brings in, and reads all of the piece that it seems to begin.
+    /// Runs before a scattered read.
     fn before_scattered(&mut self, fd: c_int, at: u64, length: u64) {
-        if !self.is_scattered {
+        if self.state != ReaderState::Scattered {
             self.go_elsewhere(fd);
             sys::read_in_no_order(fd);
-            self.is_scattered = true;
+            self.state = self.state.after(ReaderEvent::Scattered);
         }
-        let Some(range) = self.scattered.bring_in(at, length, self.size) else { return };
-        if self.scattered.touch(&range) {
-            return;
-        }
-        inside(|| {
-            self.probe.has_counts = FILES.has_counts(fd);
-            let end = at.saturating_add(length);
-            let mut has_foreign = false;
-            for window in windows(&range) {
-                has_foreign |= self.sample_scattered(fd, &window, end);
-            }
-            if has_foreign {
-                // A page that was read ahead for somebody else may make the kernel read on from there.
-                let beyond = range.end..range.end.saturating_add(AGAIN).min(self.size);
-                let is_empty = |window: &Range<u64>| self.probe.resident(fd, window) == Some(0);
-                let empty = windows(&beyond).take_while(is_empty).last().map(|last| range.end..last.end);
-                if let Some(empty) = empty {
-                    self.keep(fd, empty);
-                }
-            }
-            while let Some(oldest) = self.scattered.take_surplus() {
-                release(fd, oldest);
-            }
-            if range.end > end {
-                sys::read_soon(fd, &range);
-            }
-        });
-    }
-
-    /// Keeps, for a later release, the non-resident pages of a part of one window, before a read that ends at `end` brings them in. Returns
-    /// whether some pages are resident.
-    fn sample_scattered(&mut self, fd: c_int, part: &Range<u64>, end: u64) -> bool {
-        let length = part.end - part.start;
-        let seen = if self.is_new { Some(0) } else { self.probe.resident(fd, part) };
-        let Some(seen) = seen else {
-            count(Count::StreamUnobserved, length);
-            return false;
-        };
-        let read = end.clamp(part.start, part.end) - part.start;
-        count(Count::StreamWasResident, seen.min(read));
-        let mut pages = [0; PAGES];
-        if seen == 0 {
-            self.keep(fd, part.clone());
-        } else if seen < length && resident_pages(fd, part, &mut pages).is_some() {
-            let page = sys::page_size();
-            let all = pages.get(..length.div_ceil(page) as usize).unwrap_or_default();
-            let mut at = part.start;
-            for run in all.chunk_by(|a, b| a & 1 == b & 1) {
-                let end = at.saturating_add(run.len() as u64 * page);
-                if run.first().is_some_and(|first| first & 1 == 0) {
-                    self.keep(fd, at..end);
-                }
-                at = end;
-            }
-        }
-        seen > 0
-    }
-
-    fn keep(&mut self, fd: c_int, range: Range<u64>) {
-        if let Some(oldest) = self.scattered.keep(&range) {
-            release(fd, oldest);
-        }
+        self.probe.has_counts = FILES.has_counts(fd);
+        self.scattered_reader(fd).before(at, length);
     }
 
     /// Releases the kept pages when reads are in order again, or the file is left.
     fn end_scattered(&mut self, fd: c_int) {
-        if core::mem::take(&mut self.is_scattered) {
+        if self.state == ReaderState::Scattered {
+            self.state = self.state.after(ReaderEvent::InOrder);
             sys::read_in_order(fd);
-            inside(|| {
-                while let Some(oldest) = self.scattered.take_oldest() {
-                    release(fd, oldest);
-                }
-            });
+            self.scattered_reader(fd).end();
         }
+    }
+
+    fn scattered_reader(&mut self, fd: c_int) -> ScatteredReader<'_> {
+        ScatteredReader { fd, file: self.file, reads: &mut self.scattered, probe: &mut self.probe }
     }
 
     /// Releases pages behind the reader after `done` bytes were read at `at`.
@@ -538,18 +383,17 @@ impl Reader {
         {
             let done = position - from;
             count(Count::StreamRead, done);
-            if let Some(ahead) = &self.ahead {
-                ahead.passed(position);
-            } else if self.source != ResidencySource::Kernel || sys::now().saturating_sub(since) > UNSEEN_MAX
-            {
-                count(Count::StreamUnobserved, done);
-                self.stream.forget();
-            } else {
-                self.passed(fd, from, done);
+            if !self.uncached.passed_unseen(position) {
+                if self.state.is_sampled() && sys::now().saturating_sub(since) <= UNSEEN_MAX {
+                    self.passed(fd, from, done);
+                } else {
+                    count(Count::StreamUnobserved, done);
+                    self.stream.forget();
+                }
             }
             self.unseen = Some((position, since));
         }
-        if self.is_shared && self.begun && self.source == ResidencySource::Kernel {
+        if self.state == ReaderState::Shared && self.offset.is_some() {
             let _ = self.caught_up(fd);
         }
         self.go_elsewhere(fd);
@@ -569,10 +413,10 @@ impl Reader {
         let is_late = has_read && inside(|| self.drop_left(fd));
         let is_held = self.give_pending(fd, is_late);
         self.stream.forget();
-        self.ahead = None;
+        self.uncached.end();
         match self.place.take() {
             // Others still read it, and see that all of it is the process's own.
-            place if self.is_new => self.place = place,
+            place if self.file.is_new => self.place = place,
             Some(place) if is_held => place.linger(),
             Some(_) | None => {}
         }
@@ -608,16 +452,12 @@ impl Reader {
 
     /// Whether the rule handles all pages that the program brought in so far.
     pub fn is_covered(&self) -> bool {
-        self.source != ResidencySource::Nothing
-            && !self.is_mapped
-            && !self.has_missed
-            && self.unseen.is_none()
+        self.state != ReaderState::Unknown && !self.is_mapped && !self.has_missed && self.unseen.is_none()
     }
 
     /// Forgets all reads.
     pub fn forget(&mut self) {
-        let Self { size, file, is_new, .. } = *self;
-        *self = Self { size, file, is_new, ..Self::NEW };
+        *self = Self { file: self.file, ..Self::NEW };
     }
 
     /// Drops all remaining pages. Pages still under read-ahead are locked, and go once they have come. Returns whether some are under it for
@@ -667,28 +507,25 @@ impl Reader {
 
     /// Records that an uncached read was refused.
     pub fn uncached_refused(&mut self) {
-        if self.source == ResidencySource::Uncached {
-            self.source = ResidencySource::Nothing;
-        }
+        self.state = self.state.after(ReaderEvent::UncachedRefused);
     }
 
     /// Returns the start of a read at the file offset.
     fn begins(&mut self, fd: c_int) -> Option<u64> {
-        if self.is_shared {
+        if self.state.is_shared() {
             return self.caught_up(fd);
         }
-        self.position = sys::position(fd).ok()?;
-        self.begun = true;
-        Some(self.position)
+        self.offset = Some(sys::position(fd).ok()?);
+        self.offset
     }
 
     /// Returns the file offset, and passes over what several threads have read up to it.
     fn caught_up(&mut self, fd: c_int) -> Option<u64> {
         let position = sys::position(fd).ok()?;
-        let before = core::mem::replace(&mut self.position, position);
-        let is_known = self.begun && self.stream.known().contains(&before);
-        self.begun = true;
-        if is_known && position > before {
+        let before = self.offset.replace(position);
+        if let Some(before) =
+            before.filter(|before| self.stream.known().contains(before) && position > *before)
+        {
             self.passed(fd, before, position - before);
         }
         Some(position)
@@ -697,31 +534,33 @@ impl Reader {
     fn sample(&mut self, fd: c_int, range: &Range<u64>) {
         self.sampled_at = inside(|| {
             self.probe.has_counts = FILES.has_counts(fd);
-            if self.is_new {
+            let StreamedFile { identity, size, is_new } = self.file;
+            if is_new {
                 let _ = self.stream.saw(range, 0);
-                open_readers::say(&mut self.place, self.file, ALL_WINDOWS);
+                open_readers::say(&mut self.place, identity, ALL_WINDOWS);
                 return sys::now();
             }
             // Before the sample: a reader that leaves meanwhile has dropped its pages.
-            let others = open_readers::others(self.place.as_ref(), self.file, range);
-            if !self.probe.sample(&mut self.stream, fd, range, self.size) {
-                // If uncached reads are not supported, all are plain.
-                self.is_plain = !sys::reads_uncached(fd, self.size);
-                self.source = ResidencySource::Uncached;
+            let others = open_readers::others(self.place.as_ref(), identity, range);
+            if !self.probe.sample(&mut self.stream, fd, range, size) {
+                if !sys::reads_uncached(fd, size) {
+                    self.uncached.are_refused();
+                }
+                self.state = self.state.after(ReaderEvent::CannotSee);
                 return sys::now();
             }
             for (nth, window) in windows(range).enumerate().filter(|(nth, _)| others >> nth & 1 == 1) {
                 debug_assert!(nth < 128, "a stream has no more windows");
                 let _ = self.stream.saw(&window, 0);
             }
-            open_readers::say(&mut self.place, self.file, self.stream.whole_windows(self.size));
+            open_readers::say(&mut self.place, identity, self.stream.whole_windows(size));
             sys::now()
         });
     }
 }
 
 /// Drops pages that reads brought in, and counts them.
-fn release(fd: c_int, range: Range<u64>) {
+pub(super) fn release(fd: c_int, range: Range<u64>) {
     count(Count::StreamReleased, helper::drop_written(fd, range));
 }
 

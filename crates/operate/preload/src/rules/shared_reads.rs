@@ -42,7 +42,7 @@ impl ExtraReaders {
         if self.readers.is_some() {
             return;
         }
-        let Ok(memory) = sys::take_memory(size) else { return };
+        let Ok(memory) = sys::take_memory(size, libc::MAP_PRIVATE) else { return };
         let readers: *mut Reader = memory.cast();
         for nth in 0..EXTRA_READERS_MAX {
             // SAFETY: new memory, of so many readers, aligned to a page.

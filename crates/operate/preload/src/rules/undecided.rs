@@ -114,7 +114,7 @@ pub(super) fn convert(slot: &Slot, fd: c_int) {
         }
         let FileState { reader, writer, is_used, .. } = state;
         reader.open(&stat, false);
-        writer.open(stat.st_size as u64, None);
+        writer.open(sys::size_in(&stat), None);
         *is_used = true;
         true
     });

@@ -10,11 +10,11 @@
 //! 2. A wait is bounded: a disk that hangs blocks the writer in the kernel, not here.
 
 use core::ops::Range;
-use core::sync::atomic::Ordering;
 
 use libc::c_int;
 use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::exact::Due;
+use pagekeeper_policy::output_offset::OutputOffset;
 use pagekeeper_policy::pacer::PIECE_MIN;
 use pagekeeper_policy::write_behind::{Pace, WriteBehind};
 
@@ -28,8 +28,6 @@ use crate::sys;
 use crate::temporary::{self, Keep, Temporary};
 use crate::writeback::{Outflow, WAIT_MAX, can_count, write_in_pieces};
 
-/// Bytes in small writes after which the file offset is queried.
-const WRITER_OFFSET_CHECK_BYTES: u64 = 64 << 10;
 /// Shorter waits are not counted as pauses, in nanoseconds.
 const PAUSE: u64 = 50_000;
 
@@ -42,26 +40,31 @@ pub struct Output {
     pub released: Option<Count>,
 }
 
+/// Who has the entry of a temporary file that is kept.
+#[derive(Debug, PartialEq, Eq)]
+enum KeptEntry {
+    /// It is not kept.
+    Nobody,
+    /// Its writer.
+    Writer(Temporary),
+    /// The helper.
+    Helper,
+}
+
 /// The state of a file that is written.
-#[allow(clippy::struct_excessive_bools, reason = "each says something of its own")]
 pub struct Writer {
     behind: WriteBehind,
     share: Share,
     outflow: Outflow,
-    begun: bool,
-    /// The last known file offset, and the bytes written from there since.
-    position: u64,
-    unasked: u64,
+    /// The bytes written at the file offset.
+    offset: OutputOffset,
     /// Whether all that was written was synced.
     is_synced: bool,
     /// Whether the current write must not wait.
     is_hurried: bool,
     /// Whether nothing shows when this file is written.
     is_blind: bool,
-    /// The entry of a temporary file that is kept.
-    kept: Option<Temporary>,
-    /// Whether the helper keeps this file.
-    was_kept: bool,
+    kept: KeptEntry,
 }
 
 impl Writer {
@@ -70,31 +73,42 @@ impl Writer {
         behind: WriteBehind::NEW,
         share: Share::NONE,
         outflow: Outflow::NONE,
-        begun: false,
-        position: 0,
-        unasked: 0,
+        offset: OutputOffset::NEW,
         is_synced: false,
         is_hurried: false,
         is_blind: false,
-        kept: None,
-        was_kept: false,
+        kept: KeptEntry::Nobody,
     };
 
     /// Begins with a newly opened file of that size; with `kept` it is a temporary one.
     pub fn open(&mut self, size: u64, kept: Option<Temporary>) {
-        (self.behind, self.kept) = (WriteBehind::of(size), kept);
+        self.behind = WriteBehind::of(size);
+        self.kept = kept.map_or(KeptEntry::Nobody, KeptEntry::Writer);
     }
 
     /// Gives a temporary file's entry to the helper, which watches the file.
     pub fn take_kept(&mut self) -> Option<Temporary> {
-        let kept = self.kept.take();
-        self.was_kept = kept.is_some();
+        let kept = self.take_own();
+        if kept.is_some() {
+            self.kept = KeptEntry::Helper;
+        }
         kept
+    }
+
+    /// Takes the writer's own entry: the file is no longer kept.
+    fn take_own(&mut self) -> Option<Temporary> {
+        if !self.is_own_kept() {
+            return None;
+        }
+        match core::mem::replace(&mut self.kept, KeptEntry::Nobody) {
+            KeptEntry::Writer(kept) => Some(kept),
+            KeptEntry::Nobody | KeptEntry::Helper => None,
+        }
     }
 
     /// Whether the helper keeps the file that is being closed.
     pub fn is_kept(&self) -> bool {
-        self.was_kept
+        self.kept == KeptEntry::Helper
     }
 
     /// Marks the current write as one that must not wait (`RWF_NOWAIT`): a later one waits for and releases what is due.
@@ -124,8 +138,7 @@ impl Writer {
         if let Some(at) = at {
             return self.wrote(fd, at..at.saturating_add(done), output);
         }
-        self.unasked += done;
-        if !self.begun || self.unasked >= WRITER_OFFSET_CHECK_BYTES {
+        if self.offset.wrote(done) {
             self.ask(fd, done, output);
         }
     }
@@ -134,7 +147,7 @@ impl Writer {
     pub fn synced(&mut self, fd: c_int, output: Output) {
         self.ask(fd, 0, output);
         self.is_synced = true;
-        let is_released = output.released.is_some() && self.kept.is_none();
+        let is_released = output.released.is_some() && !self.is_own_kept();
         if let (Some(range), Some(released)) = (self.behind.synced(is_released), output.released) {
             inside(|| release(fd, &range, released));
         }
@@ -153,10 +166,10 @@ impl Writer {
         self.behind = self.behind.forgotten();
         self.share.forget();
         // It is the parent's.
-        let _ = self.take_kept().map(Temporary::into_number);
-        self.was_kept = false;
+        let _ = self.take_own().map(Temporary::into_number);
+        self.kept = KeptEntry::Nobody;
         self.outflow.clear();
-        (self.begun, self.unasked) = (false, 0);
+        self.offset = OutputOffset::NEW;
     }
 
     /// Starts to write the rest before the process ends, without a wait.
@@ -173,7 +186,7 @@ impl Writer {
     /// whether all pages are gone, or soon will be.
     pub fn close(&mut self, fd: c_int, output: Output, until: Option<u64>) -> bool {
         self.ask(fd, 0, output);
-        if let Some(kept) = self.kept.take()
+        if let Some(kept) = self.take_own()
             && until.is_none()
             && self.keep(fd, kept)
         {
@@ -190,6 +203,10 @@ impl Writer {
         goes
     }
 
+    fn is_own_kept(&self) -> bool {
+        matches!(self.kept, KeptEntry::Writer(_))
+    }
+
     fn forget_output(&mut self) {
         self.share.clear();
         self.outflow.clear();
@@ -200,8 +217,7 @@ impl Writer {
     /// output.
     fn keep(&mut self, fd: c_int, kept: Temporary) -> bool {
         let Ok(stat) = sys::fstat(fd) else { return false };
-        let size = stat.st_size.max(0) as u64;
-        if kept.grows(size, plan().budget) == Keep::No || stat.st_nlink > 1 {
+        if kept.grows(sys::size_in(&stat), plan().budget) == Keep::No || stat.st_nlink > 1 {
             return false;
         }
         if stat.st_nlink == 0 {
@@ -212,41 +228,44 @@ impl Writer {
             return false;
         }
         let entry = kept.into_number();
-        self.was_kept = helper::send(fd, &HelperRequest::Keep { entry });
-        if !self.was_kept {
+        let is_sent = helper::send(fd, &HelperRequest::Keep { entry });
+        if is_sent {
+            self.kept = KeptEntry::Helper;
+        } else {
             drop(Temporary::from_number(entry));
         }
-        self.was_kept
+        is_sent
     }
 
     /// Queries the file offset for the bytes written since; the last write was of `last` bytes.
     fn ask(&mut self, fd: c_int, last: u64, output: Output) {
-        if self.unasked == 0 {
+        if !self.offset.is_due() {
             return;
         }
         let Ok(end) = sys::position(fd) else { return };
-        let is_in_order = self.begun && self.position + self.unasked == end;
-        let length = if is_in_order || last == 0 { self.unasked } else { last };
-        (self.begun, self.position, self.unasked) = (true, end, 0);
-        self.wrote(fd, end.saturating_sub(length)..end, output);
+        let written = self.offset.placed(end, last);
+        self.wrote(fd, written, output);
     }
 
     fn wrote(&mut self, fd: c_int, range: Range<u64>, output: Output) {
         let budget = plan().budget;
         if let (false, Some(slot)) = (self.share.has_disk(), FILES.slot_of(fd)) {
-            self.share = Share::of(slot.device.load(Ordering::Relaxed));
+            self.share = Share::of(slot.file().device);
         }
-        let keep = self.kept.as_ref().map_or(Keep::No, |kept| kept.grows(range.end, budget));
+        let keep = match &self.kept {
+            KeptEntry::Writer(kept) => kept.grows(range.end, budget),
+            KeptEntry::Nobody | KeptEntry::Helper => Keep::No,
+        };
         if keep == Keep::Unwritten {
             let pace = Pace { step: u64::MAX, budget: u64::MAX, release: false };
             self.behind.wrote(range, pace);
             return;
         }
         if keep == Keep::No {
-            self.kept = None;
+            drop(self.take_own());
         }
         let length = range.end.saturating_sub(range.start);
-        let is_released = output.released.is_some() && self.kept.is_none();
+        let is_released = output.released.is_some() && !self.is_own_kept();
         let mut pace = self.share.pace(budget, length, is_released);
         if !is_counted(fd) {
             // The progress of its writeback shows only in whole windows of pages that can be dropped.

@@ -1,0 +1,54 @@
+//! Output at the file offset: where it is, without a query of the offset for each write.
+//!
+//! Invariant: bytes are placed once, and end at the queried offset.
+
+use core::ops::Range;
+
+/// Bytes in small writes after which the file offset is queried.
+const CHECK_BYTES: u64 = 64 << 10;
+
+/// The bytes written at the file offset since it was queried.
+#[derive(Debug, Clone, Copy)]
+pub struct OutputOffset {
+    /// The offset when it was queried last.
+    known: Option<u64>,
+    unplaced: u64,
+}
+
+impl OutputOffset {
+    /// The state before the first write.
+    pub const NEW: Self = Self { known: None, unplaced: 0 };
+
+    /// Takes in that `done` bytes were written. Returns whether the offset is to be queried now.
+    pub const fn wrote(&mut self, done: u64) -> bool {
+        self.unplaced = self.unplaced.saturating_add(done);
+        self.known.is_none() || self.unplaced >= CHECK_BYTES
+    }
+
+    /// Whether there are bytes whose place is not known.
+    pub const fn is_due(&self) -> bool {
+        self.unplaced > 0
+    }
+
+    /// Takes in the offset, and returns where the bytes are. If the program moved it meanwhile, only the `last` bytes
+    /// are known to end there; 0: the last write is long ago, and all are taken to.
+    ///
+    /// ```
+    /// use pagekeeper_policy::output_offset::OutputOffset;
+    ///
+    /// let mut output = OutputOffset::NEW;
+    /// assert!(output.wrote(100));
+    /// assert_eq!(output.placed(1100, 100), 1000..1100);
+    /// assert!(!output.wrote(50) && !output.wrote(50));
+    /// assert_eq!(output.placed(1200, 0), 1100..1200);
+    /// // The program moved it.
+    /// assert!(!output.wrote(50) && output.wrote(64 << 10));
+    /// assert_eq!(output.placed(1 << 20, 64 << 10), (1 << 20) - (64 << 10)..1 << 20);
+    /// ```
+    pub fn placed(&mut self, end: u64, last: u64) -> Range<u64> {
+        let unplaced = core::mem::take(&mut self.unplaced);
+        let expected = self.known.replace(end).map(|known| known.saturating_add(unplaced));
+        let length = if expected == Some(end) || last == 0 { unplaced } else { last };
+        end.saturating_sub(length)..end
+    }
+}
