@@ -10,11 +10,11 @@ DESTDIR ?=
 ARGS ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 # Peers that benchmarks are built with; RocksDB where its headers are.
-BENCH_FEATURES := fjall foyer lmdb moka raft-engine redb sqlite $(if $(wildcard /usr/include/rocksdb/cache.h),rocksdb)
+BENCH_FEATURES := fjall lmdb raft-engine redb sqlite $(if $(wildcard /usr/include/rocksdb/cache.h),rocksdb)
 
 export CARGO PREFIX DESTDIR
 
-.PHONY: help demo check test test-all test-stories test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-helm test-kernels test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api semver lint fmt sanitize fuzz cross deny docs bench bench-setup bench-speedtest1
+.PHONY: help demo check test test-all test-stories test-hostile test-kills test-faults test-sqlite test-crates test-mysql test-advice test-databases test-preload test-shim test-torture test-cgroup-v2 test-helm test-kernels test-rocksdb-stress build capi packages test-packages install-capi rocksdb-plugin sqlite-plugin install-sqlite install api semver lint fmt sanitize fuzz cross deny docs bench bench-setup
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -140,10 +140,6 @@ bench: build ## a benchmark (ARGS="release --json"), after `make bench-setup`
 	@scripts/require-rust.sh
 	@$(CARGO) build --release --package pagekeeper-bench --features "$(BENCH_FEATURES)"
 	@PATH="$(abspath $(TARGET))/peers/bin:$$PATH" scripts/keep-idle-pages.sh "$(TARGET)/release/pagekeeper-bench" $(ARGS)
-
-bench-speedtest1: build ## SQLite's own speedtest1 with pagekeeper's VFS and without; fetches Debian's source into the target directory (ARGS=--quick)
-	@scripts/build-speedtest1.sh "$(TARGET)/sqlite"
-	@$(CARGO) run --release --package pagekeeper-bench --features "$(BENCH_FEATURES)" -- speedtest1 $(ARGS)
 
 bench-setup: ## the peers that benchmarks compare with: vmtouch, fincore, fio, sysbench, pagers, RocksDB; and the servers that Debian has
 	@scripts/bench-setup.sh

@@ -8,14 +8,12 @@ fn main() {
 
 #[cfg(feature = "rocksdb")]
 fn rocksdb() {
-    const SOURCES: [&str; 3] = ["src/commit/rocksdb.cc", "src/hit/rocksdb.cc", "src/log/rocksdb.cc"];
-    for source in SOURCES {
-        println!("cargo::rerun-if-changed={source}");
-    }
+    const SOURCE: &str = "src/rocksdb.cc";
+    println!("cargo::rerun-if-changed={SOURCE}");
     let built = cc::Build::new()
         .cpp(true)
         .std("c++17")
-        .files(SOURCES)
+        .file(SOURCE)
         // Headers of another project.
         .flag_if_supported("-Wno-unused-parameter")
         .try_compile("pagekeeper_bench_rocksdb");

@@ -13,7 +13,6 @@
 //!
 //! Fails with a plain message without root.
 
-use std::cell::RefCell;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -23,22 +22,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pagekeeper_log::{BulkMode, BulkWriter};
+use pagekeeper_testing::ThrottledDisk;
 
 use crate::Run;
 use crate::data::{GIB, MIB, write_synced};
+use crate::drive::join;
+use crate::latencies::Latencies;
 use crate::peers::{Program, run as run_program};
-use crate::report::{Curve, Report, Unit};
-use crate::rounds::{Samples, Subject, ratio};
+use crate::report::{Report, Unit};
+use crate::rounds::{Plan, Samples, ratio};
 use crate::scratch::Stop;
-use crate::stall::disk::SlowDisk;
-use crate::stall::{Latency, settle};
+use crate::slow_device::{self, settle};
 
 /// Write rate of the disk, in bytes per second.
 const RATE: u64 = 100_000_000;
 /// rsync's limit in KiB/s: half of the disk, which an operator has to guess.
 const RSYNC_LIMIT: &str = "--bwlimit=48828";
-/// Points of a curve: the time that the disk takes for a copy, and some more.
-const HALF_SECONDS: usize = 28;
 /// Bytes that the bulk writer is given at a time.
 const PIECE: usize = 1 << 20;
 /// Bytes of a commit of the single writer, and of one of the commits that are due.
@@ -76,23 +75,26 @@ impl Load {
     }
 }
 
-/// The commits of a sample: when each ended, in seconds since the start, and its latency in microseconds.
-type Commits = Vec<(f64, f64)>;
+/// A commit: when it ended, in seconds since the start, and its latency.
+#[derive(Debug, Clone, Copy)]
+struct Commit {
+    end: f64,
+    took: Duration,
+}
 
 /// The figures of a sample.
 #[derive(Debug, Clone)]
 struct Sample {
-    commits: f64,
-    latency: Latency,
+    /// Commits per second.
+    rate: f64,
+    took: Latencies,
     /// MiB/s of the copy, until it was durable.
     copy: f64,
-    /// Commits in each half second from a second before the copy on.
-    curve: Vec<f64>,
 }
 
 /// The surroundings of a sample.
 struct Site<'a> {
-    disk: SlowDisk,
+    disk: ThrottledDisk,
     source: PathBuf,
     bytes: u64,
     alone: Duration,
@@ -129,7 +131,7 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
     let kinds: &[&'static str] = if run.quick { &["ext4"] } else { &["ext4", "xfs", "btrfs"] };
     for kind in kinds {
         let stop = run.stop.clone();
-        let disk = SlowDisk::new(&run.scratch, kind, 2 * bytes + GIB, RATE)?;
+        let disk = slow_device::new(&run.scratch, kind, 2 * bytes + GIB, RATE)?;
         let alone = Duration::from_secs(bytes / RATE + 1);
         let pagekeeper = run.pagekeeper.clone();
         let site = Site { disk, source: source.clone(), bytes, alone, pagekeeper, stop: &stop };
@@ -143,50 +145,19 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>) -> Result<()> {
 }
 
 fn case(run: &mut Run, site: &Site<'_>, kind: &str, load: Load, names: &[&'static str]) -> Result<()> {
-    let seen: Vec<RefCell<Vec<Sample>>> = names.iter().map(|_| RefCell::default()).collect();
-    let mut subjects: Vec<Subject<'_>> = names
-        .iter()
-        .zip(&seen)
-        .map(|(&name, seen)| {
-            Subject::new(name, move || {
-                let sample = site.sample(name, load)?;
-                let commits = sample.commits;
-                seen.borrow_mut().push(sample);
-                Ok(commits)
-            })
-        })
-        .collect();
-    let plan = crate::rounds::Plan { rounds: run.rounds, until: None, warm_up: false };
-    let commits = crate::rounds::run(&mut subjects, plan, &mut run.random, &run.stop)?;
-    drop(subjects);
-    let figure = |of: fn(&Sample) -> f64| -> Vec<Samples> {
-        let of_one = |(&subject, seen): (&&'static str, &RefCell<Vec<Sample>>)| Samples {
-            subject,
-            values: seen.borrow().iter().map(of).collect(),
-        };
-        names.iter().zip(&seen).map(of_one).collect()
-    };
+    let plan = Plan { rounds: run.rounds, until: None, warm_up: false };
+    let measured = run.measure(names, plan, |turn| site.sample(names[turn.subject], load))?;
     let title = format!("{kind}, {}", load.name());
     let report = &mut run.report;
-    for (subject, seen) in
-        names.iter().zip(&seen).filter(|(subject, _)| [UNDER_RUN, ALONE, PLAIN].contains(subject))
-    {
-        let Some(last) = seen.borrow().last().cloned() else { continue };
-        report.curves.push(Curve {
-            case: format!(
-                "{title}: commits in each half second of the last round; the copy begins after a second"
-            ),
-            subject: (*subject).to_owned(),
-            points: last.curve.iter().enumerate().map(|(part, commits)| (label(part), *commits)).collect(),
-        });
-    }
+    let commits = measured.figure(|sample| sample.rate);
     report.add_case(&title, Unit::CommitsPerSecond, &commits);
-    report.add_case(&format!("{title}: median"), Unit::Milliseconds, &figure(|s| s.latency.p50 / 1e3));
-    let p99 = figure(|sample| sample.latency.p99 / 1e3);
+    let median = measured.figure(|sample| sample.took.ms(50.0));
+    report.add_case(&format!("{title}: median"), Unit::Milliseconds, &median);
+    let p99 = measured.figure(|sample| sample.took.ms(99.0));
     report.add_case(&format!("{title}: p99"), Unit::Milliseconds, &p99);
-    let longest = figure(|sample| sample.latency.longest / 1e3);
+    let longest = measured.figure(|sample| sample.took.ms(100.0));
     report.add_case(&format!("{title}: longest"), Unit::Milliseconds, &longest);
-    let mut copies = figure(|sample| sample.copy);
+    let mut copies = measured.figure(|sample| sample.copy);
     copies.retain(|samples| samples.subject != ALONE);
     report.add_case(&format!("{title}: the copy, until it is on disk"), Unit::MibPerSecond, &copies);
     let (ms, rate) = (Unit::Milliseconds, Unit::CommitsPerSecond);
@@ -220,7 +191,7 @@ impl Site<'_> {
     /// Measures commits beside one copy.
     fn sample(&self, subject: &'static str, load: Load) -> Result<Sample> {
         let (log, copy) = (self.disk.path().join("log"), self.disk.path().join("copy"));
-        settle(self.disk.path())?;
+        settle(&self.disk)?;
         let ended = AtomicBool::new(false);
         let began = Instant::now();
         let (commits, (from, to)) = std::thread::scope(|scope| -> Result<_> {
@@ -230,7 +201,7 @@ impl Site<'_> {
             });
             let copied = self.copy(subject, &copy, began);
             ended.store(true, Ordering::Relaxed);
-            let commits = committer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            let commits = join(committer)?;
             Ok((commits, copied?))
         })?;
         if subject != ALONE {
@@ -238,14 +209,13 @@ impl Site<'_> {
             std::fs::remove_file(&copy).context("can't remove a file")?;
         }
         std::fs::remove_file(&log).context("can't remove a file")?;
+        let within = commits.iter().filter(|commit| (from..=to).contains(&commit.end)).count();
         // A commit that was due within the copy and ended after it was waited for, too.
-        let of_sample = commits.iter().filter(|(end, us)| *end >= from && end - us / 1e6 <= to);
-        let within = commits.iter().filter(|(end, _)| (from..=to).contains(end)).count();
+        let of_sample = |commit: &&Commit| commit.end >= from && commit.end - commit.took.as_secs_f64() <= to;
         Ok(Sample {
-            commits: within as f64 / (to - from),
-            latency: Latency::of_times(of_sample.map(|(_, us)| *us)),
+            rate: within as f64 / (to - from),
+            took: commits.iter().filter(of_sample).map(|commit| commit.took).collect(),
             copy: self.bytes as f64 / MIB as f64 / (to - from),
-            curve: per_half_second(&commits, HALF_SECONDS),
         })
     }
 
@@ -301,33 +271,6 @@ impl Site<'_> {
     }
 }
 
-/// Where in a sample's time a point of a curve is.
-fn label(part: usize) -> &'static str {
-    match part {
-        0 => "0 s",
-        8 => "4 s",
-        16 => "8 s",
-        24 => "12 s",
-        _ => "",
-    }
-}
-
-/// Commits that ended in each of so many half seconds.
-fn per_half_second(commits: &Commits, parts: usize) -> Vec<f64> {
-    let mut counts = vec![0.0; parts];
-    for (end, _) in commits {
-        #[allow(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a small number, not negative"
-        )]
-        if let Some(count) = counts.get_mut((end * 2.0) as usize) {
-            *count += 1.0;
-        }
-    }
-    counts
-}
-
 fn new_log(path: &Path) -> Result<File> {
     File::options()
         .append(true)
@@ -340,22 +283,22 @@ fn commit(log: &mut File, bytes: &[u8]) -> Result<()> {
     log.write_all(bytes).and_then(|()| log.sync_data()).context("can't commit")
 }
 
-fn commit_one_by_one(stop: &AtomicBool, path: &Path, first: Instant) -> Result<Commits> {
+fn commit_one_by_one(stop: &AtomicBool, path: &Path, first: Instant) -> Result<Vec<Commit>> {
     let mut log = new_log(path)?;
     let mut commits = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         let began = Instant::now();
         commit(&mut log, &[7; RECORD])?;
-        commits.push((first.elapsed().as_secs_f64(), began.elapsed().as_secs_f64() * 1e6));
+        commits.push(Commit { end: first.elapsed().as_secs_f64(), took: began.elapsed() });
         std::thread::sleep(PAUSE);
     }
     Ok(commits)
 }
 
 /// Commits until `stop`: each sync takes all commits that are due, up to [`WAITING_MAX`].
-fn commit_what_is_due(stop: &AtomicBool, path: &Path, first: Instant) -> Result<Commits> {
+fn commit_what_is_due(stop: &AtomicBool, path: &Path, first: Instant) -> Result<Vec<Commit>> {
     let mut log = new_log(path)?;
-    let mut commits: Commits = Vec::new();
+    let mut commits = Vec::new();
     let due_at = |number: u64| number as f64 / f64::from(DUE);
     let mut done: u64 = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -368,7 +311,7 @@ fn commit_what_is_due(stop: &AtomicBool, path: &Path, first: Instant) -> Result<
         commit(&mut log, &vec![7; waiting * SMALL_RECORD])?;
         let end = first.elapsed().as_secs_f64();
         for _ in 0..waiting {
-            commits.push((end, (end - due_at(done)) * 1e6));
+            commits.push(Commit { end, took: Duration::from_secs_f64((end - due_at(done)).max(0.0)) });
             done += 1;
         }
     }
@@ -404,7 +347,7 @@ mod tests {
             stop.store(true, Ordering::Relaxed);
             committer.join().unwrap().unwrap()
         });
-        assert!(commits[0].1 >= 200_000.0, "{:?}", commits[0]);
-        assert!(commits.windows(2).all(|pair| pair[0].0 <= pair[1].0));
+        assert!(commits[0].took >= Duration::from_millis(199), "{:?}", commits[0]);
+        assert!(commits.windows(2).all(|pair| pair[0].end <= pair[1].end));
     }
 }

@@ -16,15 +16,16 @@ use pagekeeper_kernel::{Advice, advise};
 
 use crate::Run;
 use crate::data::{GIB, MIB, open, read_through, require_resident, resident};
-use crate::hit::caches::{Cache, FileIn, QuickCache};
+use crate::drive::join;
 use crate::hit::ours::{cache_for, load};
 use crate::hit::plain::Pread;
 use crate::hit::reader::{Load, PAGE, Reader, SEED, reading};
-use crate::hit::{OURS, affordable, note_missing, note_version};
+use crate::hit::{OURS, affordable};
 use crate::pattern;
 use crate::report::Unit;
-use crate::rounds::{Random, Samples, Subject, median};
+use crate::rounds::{Random, Samples, median};
 
+const FADVISE: &str = "posix_fadvise(DONTNEED)";
 const LIMIT: &str = "the limit: a flag, and a list under a lock";
 /// Bytes of the file that stays open.
 const OTHER: u64 = 64 * MIB;
@@ -47,8 +48,8 @@ struct Files<'a> {
 
 /// Runs the benchmark.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
-    // At most three copies: the kernel's page cache, a subject, and what the allocator kept from the subject before.
-    let size = affordable(run, 2 * GIB, 4)?;
+    // Two copies, the kernel's page cache and ours, and what the allocator keeps.
+    let size = affordable(run, 2 * GIB, 3)?;
     run.scratch.require_space(size + OTHER)?;
     let (closed, other) = (run.scratch.path().join("closed"), run.scratch.path().join("other"));
     let files = Files { closed: &closed, other: &other, pages: size / PAGE as u64 };
@@ -67,42 +68,19 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
 }
 
 fn measure(run: &mut Run, files: &Files<'_>) -> Result<Vec<Samples>> {
-    let mut seeds = Random::new(run.random.next_u64());
     let cache = cache_for((files.pages * PAGE as u64) + OTHER)?;
     let other = load(&cache, files.other, OTHER)?;
-    let mut own_seeds = Random::new(seeds.next_u64());
-    let mut subjects = vec![Subject::new(OURS, || close_ours(files, &cache, &other, own_seeds.next_u64()))];
-    subjects.push(forget::<QuickCache>(files, seeds.next_u64()));
-    note_version(run, "quick_cache");
-    if run.quick {
-        run.note("left out of a quick run: moka, foyer and RocksDB");
-    } else {
-        #[cfg(feature = "moka")]
-        {
-            note_version(run, "moka");
-            subjects.push(forget::<crate::hit::caches::Moka>(files, seeds.next_u64()));
+    let seed = run.random.next_u64();
+    let names = [OURS, FADVISE, LIMIT];
+    let measured = run.measure(&names, run.plan(42), |turn| {
+        let seed = Random::new(seed ^ turn.round as u64).next_u64();
+        match names[turn.subject] {
+            FADVISE => drop_pages(files, seed),
+            LIMIT => least(files, seed),
+            _ => close_ours(files, &cache, &other, seed),
         }
-        #[cfg(feature = "foyer")]
-        {
-            note_version(run, "foyer-memory");
-            subjects.push(forget::<crate::hit::caches::Foyer>(files, seeds.next_u64()));
-        }
-        #[cfg(feature = "rocksdb")]
-        {
-            use crate::hit::rocksdb;
-            run.report.machine.versions.insert("rocksdb".to_owned(), rocksdb::version());
-            subjects.push(forget::<rocksdb::Lru>(files, seeds.next_u64()));
-            subjects.push(forget::<rocksdb::HyperClock>(files, seeds.next_u64()));
-        }
-        note_missing(run);
-    }
-    let seed = seeds.next_u64();
-    subjects.push(Subject::new("posix_fadvise(DONTNEED)", move || drop_pages(files, seed)));
-    let seed = seeds.next_u64();
-    subjects.push(Subject::new(LIMIT, move || least(files, seed)));
-    let seed = seeds.next_u64();
-    subjects.push(Subject::new("nothing: two reads of the clock", move || nothing(files, seed)));
-    run.rounds(&mut subjects, 42)
+    })?;
+    Ok(measured.figure(|us| *us))
 }
 
 /// Times `close` while other threads read the other file.
@@ -150,31 +128,13 @@ fn close_ours(files: &Files<'_>, cache: &PageCache, other: &CachedFile, seed: u6
         });
         over.wait();
         for holder in [owner, borrower] {
-            holder.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).context("a held page")?;
+            join(holder).context("a held page")?;
         }
         took
     })?;
     ensure!(closed.read_at(0, &mut [0; 8]).is_err(), "a closed file can be read");
     ensure!(closed.page(files.pages / 2).is_err(), "a page of a closed file can be read");
     Ok(took)
-}
-
-/// A cache that knows no files: each page is removed by its key.
-fn forget<'a, C: Cache + 'a>(files: &'a Files<'_>, seed: u64) -> Subject<'a> {
-    let mut seeds = Random::new(seed);
-    Subject::new(C::NAME, move || {
-        let cache = Arc::new(C::with_room_for(files.pages + OTHER / PAGE as u64)?);
-        let other = FileIn::fill(&cache, 2, OTHER / PAGE as u64)?;
-        let closed = FileIn::fill(&cache, 1, files.pages)?;
-        let took = while_reading(&other, seeds.next_u64(), || {
-            (0..files.pages).for_each(|page| cache.remove(closed.key(page)));
-            cache.settle();
-            Ok(())
-        })?;
-        let stays = (0..files.pages).find(|&page| closed.read(page, 0, &mut [0; 8]));
-        ensure!(stays.is_none(), "page {stays:?} is still there");
-        Ok(took)
-    })
 }
 
 /// Asks the kernel to drop the page cache of a clean file.
@@ -226,38 +186,16 @@ fn least(files: &Files<'_>, seed: u64) -> Result<f64> {
     Ok(took)
 }
 
-/// Measures an empty operation in the same way, by a thread that slept before.
-fn nothing(files: &Files<'_>, seed: u64) -> Result<f64> {
-    let other = Pread(File::open(files.other).context("can't open the other file")?);
-    while_reading(&other, seed, || Ok(()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_subject_lets_go_and_can_do_it_again() {
-        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        let (closed, other) = (dir.path().join("closed"), dir.path().join("other"));
-        let size = 8 * MIB;
-        pattern::make_file(&closed, size, SEED).unwrap();
-        pattern::make_file(&other, OTHER, SEED).unwrap();
-        let files = Files { closed: &closed, other: &other, pages: size / PAGE as u64 };
-        let cache = cache_for(size + OTHER).unwrap();
-        let open_other = load(&cache, &other, OTHER).unwrap();
-        let mut peer = forget::<QuickCache>(&files, 1);
-        for round in 0..2 {
-            assert!(close_ours(&files, &cache, &open_other, round).unwrap() > 0.0);
-            assert!((peer.measure)().unwrap() > 0.0);
-            assert!(drop_pages(&files, round).unwrap() > 0.0);
-        }
-    }
-
-    #[test]
     fn a_close_that_fails_ends_the_sample_and_the_readers() {
-        let cache = Arc::new(QuickCache::with_room_for(OTHER / PAGE as u64).unwrap());
-        let other = FileIn::fill(&cache, 1, OTHER / PAGE as u64).unwrap();
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("other");
+        pattern::make_file(&path, OTHER, SEED).unwrap();
+        let other = Pread(File::open(&path).unwrap());
         let error = while_reading(&other, 1, || anyhow::bail!("it stays")).unwrap_err();
         assert_eq!(error.to_string(), "it stays");
     }

@@ -121,36 +121,3 @@ pub(crate) fn make_cold(path: &Path) -> Result<()> {
     ensure!(left == 0, "{left} bytes of {} can't be dropped from the page cache", path.display());
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn scratch() -> tempfile::TempDir {
-        // Not on tmpfs, whose pages cannot be dropped.
-        tempfile::tempdir_in("/var/tmp").unwrap()
-    }
-
-    #[test]
-    fn exactly_the_touched_pages_of_a_hole_are_resident() {
-        let dir = scratch();
-        let path = dir.path().join("hole");
-        make_sparse(&path, 64 * MIB).unwrap();
-        touch_pages(&open(&path).unwrap(), [3, 7, 8, 16383]).unwrap();
-        assert_eq!(resident(&path).unwrap(), 4 * page_size());
-        make_cold(&path).unwrap();
-        assert_eq!(resident(&path).unwrap(), 0);
-    }
-
-    #[test]
-    fn what_is_written_is_clean_and_can_be_read_back() {
-        let dir = scratch();
-        let path = dir.path().join("file");
-        write_synced(&path, 3 * MIB).unwrap();
-        let counts = residency(&open(&path).unwrap(), 0..u64::MAX).unwrap();
-        assert_eq!((counts.resident, counts.unwritten()), (3 * MIB, 0));
-        make_cold(&path).unwrap();
-        read_through(&open(&path).unwrap(), 0..3 * MIB).unwrap();
-        assert_eq!(resident(&path).unwrap(), 3 * MIB);
-    }
-}

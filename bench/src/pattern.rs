@@ -113,24 +113,4 @@ mod tests {
             assert!(error.contains(&format!("wrong bytes from {} on", 5 + at)), "{error}");
         }
     }
-
-    #[test]
-    fn places_and_seeds_have_nothing_in_common() {
-        let mut words: Vec<u64> = (0..4).flat_map(|seed| (0..1000).map(move |at| word(seed, at))).collect();
-        words.sort_unstable();
-        words.dedup();
-        assert_eq!(words.len(), 4000);
-    }
-
-    #[test]
-    fn a_file_has_the_pattern() {
-        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        let path = dir.path().join("file");
-        make_file(&path, 2 * MIB, 7).unwrap();
-        let bytes = std::fs::read(&path).unwrap();
-        assert_eq!(bytes.len() as u64, 2 * MIB);
-        check(7, 0, &bytes).unwrap();
-        assert!(check(8, 0, &bytes).is_err());
-        assert!(make_file(&path, 5, 7).is_err());
-    }
 }

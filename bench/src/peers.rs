@@ -38,12 +38,7 @@ impl Program {
 
     /// Finds a peer; `None` if it is not installed.
     pub(crate) fn find(name: &'static str) -> Option<Self> {
-        Self::find_file(name, name)
-    }
-
-    /// Finds a peer whose file has another name, or is in a directory of its own.
-    pub(crate) fn find_file(name: &'static str, file: &str) -> Option<Self> {
-        let path = directories().into_iter().map(|dir| dir.join(file)).find(|path| path.is_file())?;
+        let path = directories().into_iter().map(|dir| dir.join(name)).find(|path| path.is_file())?;
         // vmtouch has no option for its version and prints it with its usage.
         let option: &[&str] = if name == "vmtouch" { &[] } else { &["--version"] };
         let output = Command::new(&path).args(option).stdin(Stdio::null()).output().ok()?;
@@ -154,21 +149,5 @@ mod tests {
             assert_eq!(version_in(text).as_deref(), Some(version), "{text}");
         }
         assert_eq!(version_in("no number 7 here"), None);
-    }
-
-    #[test]
-    fn a_process_that_fails_says_why() {
-        let error = run(Command::new("sh").args(["-c", "echo broken >&2; exit 3"])).unwrap_err();
-        assert!(error.to_string().contains("broken"), "{error}");
-        let fine = run(Command::new("sh").args(["-c", "echo fine"])).unwrap();
-        assert_eq!(fine.stdout, "fine\n");
-        assert!(fine.seconds > 0.0);
-    }
-
-    #[test]
-    fn what_is_not_installed_is_not_found() {
-        assert!(Program::find("pagekeeper-no-such-peer").is_none());
-        let error = Program::pagekeeper(Some(Path::new("/nonexistent"))).unwrap_err();
-        assert!(error.to_string().contains("build it"), "{error}");
     }
 }

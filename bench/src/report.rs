@@ -13,124 +13,43 @@ use crate::machine::Machine;
 use crate::rounds::{Better, Samples, extremes, median, ratio, ratios};
 
 /// The unit of a figure, which also decides which way is better.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// A time.
-    #[serde(rename = "ms")]
     Milliseconds,
-    /// A time.
-    #[serde(rename = "us")]
     Microseconds,
-    /// A time per size.
-    #[serde(rename = "s/GiB")]
-    SecondsPerGib,
-    /// A rate.
-    #[serde(rename = "GiB/s")]
-    GibPerSecond,
-    /// A rate.
-    #[serde(rename = "queries/s")]
-    QueriesPerSecond,
-    /// A rate.
-    #[serde(rename = "M reads/s")]
-    MillionReadsPerSecond,
-    /// Memory.
-    #[serde(rename = "MiB")]
-    Mib,
-    /// Percent of one core.
-    #[serde(rename = "% of a core")]
-    PercentOfCore,
-    /// A share.
-    #[serde(rename = "%")]
-    Percent,
-    /// A share or a quotient.
-    #[serde(rename = "ratio")]
-    Ratio,
-    /// A rate.
-    #[serde(rename = "reads/s")]
-    ReadsPerSecond,
-    /// A rate.
-    #[serde(rename = "MiB/s")]
     MibPerSecond,
-    /// An amount per read.
-    #[serde(rename = "per read")]
-    PerRead,
-    /// Percent of the time of a sample.
-    #[serde(rename = "% of the time")]
-    PercentOfTime,
-    /// A multiple of a time.
-    #[serde(rename = "x")]
-    Times,
-    /// A rate.
-    #[serde(rename = "commits/s")]
+    QueriesPerSecond,
+    ReadsPerSecond,
+    MillionReadsPerSecond,
     CommitsPerSecond,
-    /// A rate.
-    #[serde(rename = "requests/s")]
-    RequestsPerSecond,
-    /// An average number at a time.
-    #[serde(rename = "at a time")]
-    Deep,
-    /// A number of events.
-    #[serde(rename = "count")]
-    Count,
-    /// A rate.
-    #[serde(rename = "ops/s")]
     OperationsPerSecond,
-    /// A time.
-    #[serde(rename = "ns")]
-    Nanoseconds,
+    Mib,
+    PercentOfCore,
+    Percent,
 }
 
 impl Unit {
     pub(crate) fn better(self) -> Better {
         match self {
-            Self::Milliseconds
-            | Self::Microseconds
-            | Self::Nanoseconds
-            | Self::SecondsPerGib
-            | Self::Mib
-            | Self::PercentOfCore
-            | Self::PerRead
-            | Self::PercentOfTime
-            | Self::Count
-            | Self::Times => Better::Less,
-            Self::GibPerSecond
-            | Self::QueriesPerSecond
-            | Self::MillionReadsPerSecond
-            | Self::Percent
-            | Self::Ratio
-            | Self::ReadsPerSecond
-            | Self::CommitsPerSecond
-            | Self::OperationsPerSecond
-            | Self::RequestsPerSecond
-            | Self::Deep
-            | Self::MibPerSecond => Better::More,
+            Self::Milliseconds | Self::Microseconds | Self::Mib | Self::PercentOfCore => Better::Less,
+            _ => Better::More,
         }
     }
 
-    /// Returns its name in the table and the plot.
+    /// Returns its name in tables and JSON.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Milliseconds => "ms",
             Self::Microseconds => "us",
-            Self::SecondsPerGib => "s/GiB",
-            Self::GibPerSecond => "GiB/s",
+            Self::MibPerSecond => "MiB/s",
             Self::QueriesPerSecond => "queries/s",
+            Self::ReadsPerSecond => "reads/s",
             Self::MillionReadsPerSecond => "M reads/s",
+            Self::CommitsPerSecond => "commits/s",
+            Self::OperationsPerSecond => "ops/s",
             Self::Mib => "MiB",
             Self::PercentOfCore => "% of a core",
             Self::Percent => "%",
-            Self::Ratio => "ratio",
-            Self::ReadsPerSecond => "reads/s",
-            Self::MibPerSecond => "MiB/s",
-            Self::PerRead => "per read",
-            Self::PercentOfTime => "% of the time",
-            Self::Times => "x",
-            Self::CommitsPerSecond => "commits/s",
-            Self::RequestsPerSecond => "requests/s",
-            Self::Deep => "at a time",
-            Self::Count => "count",
-            Self::OperationsPerSecond => "ops/s",
-            Self::Nanoseconds => "ns",
         }
     }
 }
@@ -161,29 +80,18 @@ impl Serialize for Row {
             case: &'a str,
             subject: &'a str,
             value: f64,
-            unit: Unit,
+            unit: &'static str,
             spread: f64,
         }
         Shown {
             case: &self.case,
             subject: &self.subject,
             value: self.value,
-            unit: self.unit,
+            unit: self.unit.label(),
             spread: self.range.1 - self.range.0,
         }
         .serialize(serializer)
     }
-}
-
-/// A line of the plot: one subject's values at labelled steps.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Curve {
-    /// The case; neighbours of the same case share a picture.
-    pub(crate) case: String,
-    /// The subject; ours is the first of its case.
-    pub(crate) subject: String,
-    /// The points, with the same labels for all of a case.
-    pub(crate) points: Vec<(&'static str, f64)>,
 }
 
 /// All results of a run.
@@ -203,9 +111,6 @@ pub(crate) struct Report {
     pub(crate) notes: Vec<String>,
     /// The figures.
     pub(crate) rows: Vec<Row>,
-    /// Lines for the plot.
-    #[serde(skip)]
-    pub(crate) curves: Vec<Curve>,
     /// The ratios and plain figures.
     pub(crate) ratios: BTreeMap<&'static str, f64>,
     /// The smallest and the greatest ratio within the rounds, for medians over rounds.
@@ -407,7 +312,6 @@ pub(crate) mod tests {
             missing: Vec::new(),
             notes: Vec::new(),
             rows: Vec::new(),
-            curves: Vec::new(),
             ratios: BTreeMap::new(),
             ranges: BTreeMap::new(),
         };
@@ -416,8 +320,8 @@ pub(crate) mod tests {
         report.add_ratio("tree_vs_vmtouch", Unit::Milliseconds, &times, "ours", "vmtouch");
         report.add_ratio("tree_vs_pagers", Unit::Milliseconds, &times, "ours", "pagers");
         let rates = [samples("ours", &[3.0]), samples("vmtouch", &[1.5])];
-        report.add_case("a file", Unit::GibPerSecond, &rates);
-        report.add_ratio("file_vs_vmtouch", Unit::GibPerSecond, &rates, "ours", "vmtouch");
+        report.add_case("a file", Unit::MibPerSecond, &rates);
+        report.add_ratio("file_vs_vmtouch", Unit::MibPerSecond, &rates, "ours", "vmtouch");
         report.ratios.insert("scan_20k_vs_vmtouch", 4.5);
         report.add_missing("pagers");
         report.add_missing("pagers");
@@ -462,7 +366,7 @@ pub(crate) mod tests {
             "a tree (ms, less is better; median, least to greatest of 3)",
             "22.0  20.0 to 26.0",
             "ours is 2.00 x as good",
-            "a file (GiB/s, more is better",
+            "a file (MiB/s, more is better",
             "tree_vs_vmtouch      2.00 (2.00 to 2.17)\n",
             "scan_20k_vs_vmtouch  4.50  goal 5: missed\n",
         ] {

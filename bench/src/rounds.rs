@@ -90,21 +90,6 @@ pub(crate) fn ratios(ours: &[f64], theirs: &[f64], better: Better) -> Vec<f64> {
     within.filter(|ratio| ratio.is_finite()).collect()
 }
 
-/// A subject: `measure` takes one sample, including its preparation, and returns it.
-pub(crate) struct Subject<'a> {
-    /// Its name in tables.
-    pub(crate) name: &'static str,
-    /// Takes one sample.
-    pub(crate) measure: Box<dyn FnMut() -> Result<f64> + 'a>,
-}
-
-impl<'a> Subject<'a> {
-    /// Creates a subject with this name.
-    pub(crate) fn new(name: &'static str, measure: impl FnMut() -> Result<f64> + 'a) -> Self {
-        Self { name, measure: Box::new(measure) }
-    }
-}
-
 /// The samples of one subject, one for each round.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Samples {
@@ -132,48 +117,80 @@ impl Plan {
     }
 }
 
-/// Runs all subjects in turn, round by round.
-pub(crate) fn run(
-    subjects: &mut [Subject<'_>],
+/// Samples of several figures each: those of every subject, in the order of the rounds.
+#[derive(Debug)]
+pub(crate) struct Measured<S>(Vec<(&'static str, Vec<S>)>);
+
+impl<S> Measured<S> {
+    /// Returns one figure of all samples.
+    pub(crate) fn figure(&self, of: impl Fn(&S) -> f64) -> Vec<Samples> {
+        let of_subject = |(subject, samples): &(&'static str, Vec<S>)| Samples {
+            subject,
+            values: samples.iter().map(&of).collect(),
+        };
+        self.0.iter().map(of_subject).collect()
+    }
+
+    /// Returns the samples of a subject; none if it did not take part.
+    pub(crate) fn of(&self, subject: &str) -> &[S] {
+        self.0.iter().find(|(name, _)| *name == subject).map_or(&[], |(_, samples)| samples)
+    }
+
+    /// Returns each subject with its samples.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, &[S])> {
+        self.0.iter().map(|(subject, samples)| (*subject, &**samples))
+    }
+}
+
+/// The turn of a subject.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Turn {
+    /// The subject's index.
+    pub(crate) subject: usize,
+    /// The round, counted from 0; an uncounted round is the first one.
+    pub(crate) round: usize,
+}
+
+/// Runs the named subjects in turn, round by round; `sample` takes one sample.
+pub(crate) fn measure<S>(
+    names: &[&'static str],
     plan: Plan,
     random: &mut Random,
     stop: &Stop,
-) -> Result<Vec<Samples>> {
-    let mut order: Vec<usize> = (0..subjects.len()).collect();
-    let mut round = |subjects: &mut [Subject<'_>]| -> Result<Vec<f64>> {
+    mut sample: impl FnMut(Turn) -> Result<S>,
+) -> Result<Measured<S>> {
+    let mut order: Vec<usize> = (0..names.len()).collect();
+    let mut round = |number: usize| -> Result<Vec<(usize, S)>> {
         random.shuffle(&mut order);
-        let mut values = vec![0.0; subjects.len()];
-        for &index in &order {
+        let take = |&subject: &usize| {
             stop.check()?;
-            let Subject { name, measure } = &mut subjects[index];
-            let measured = measure();
+            let sample = sample(Turn { subject, round: number });
             // A peer that dies of the same Ctrl-C is not the failure.
             stop.check()?;
-            values[index] = measured.with_context(|| (*name).to_owned())?;
-        }
-        Ok(values)
+            Ok((subject, sample.with_context(|| names[subject].to_owned())?))
+        };
+        order.iter().map(take).collect()
     };
+    let warm_up = usize::from(plan.warm_up);
     if plan.warm_up {
-        round(subjects)?;
+        round(0)?;
     }
-    let mut done = Vec::new();
-    let mut longest = std::time::Duration::ZERO;
-    while !plan.is_over(done.len(), longest) {
+    let mut measured = Measured(names.iter().map(|name| (*name, Vec::new())).collect());
+    let (mut done, mut longest) = (0, std::time::Duration::ZERO);
+    while !plan.is_over(done, longest) {
         let began = Instant::now();
-        done.push(round(subjects)?);
+        for (subject, sample) in round(warm_up + done)? {
+            measured.0[subject].1.push(sample);
+        }
+        done += 1;
         longest = longest.max(began.elapsed());
     }
-    let samples = subjects.iter().enumerate().map(|(index, subject)| Samples {
-        subject: subject.name,
-        values: done.iter().map(|values| values[index]).collect(),
-    });
-    Ok(samples.collect())
+    Ok(measured)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::RefCell;
 
     #[test]
     fn the_median_is_the_middle() {
@@ -183,24 +200,12 @@ mod tests {
     }
 
     #[test]
-    fn the_extremes_are_the_ends() {
-        assert_eq!(extremes(&[]), None);
-        assert_eq!(extremes(&[3.0, -1.0, 2.0]), Some((-1.0, 3.0)));
-    }
-
-    #[test]
-    fn a_ratio_above_one_is_ours_ahead() {
-        // Half the time and twice the rate are both twice as good.
-        assert_eq!(ratio(&[1.0], &[2.0], Better::Less), Some(2.0));
-        assert_eq!(ratio(&[2.0], &[1.0], Better::More), Some(2.0));
-        assert_eq!(ratio(&[1.0], &[], Better::More), None);
-    }
-
-    #[test]
     fn a_ratio_compares_within_each_round() {
         // The machine slows down tenfold; ours always takes half of theirs.
         assert_eq!(ratio(&[1.0, 5.0, 10.0], &[2.0, 10.0, 20.0], Better::Less), Some(2.0));
         assert_eq!(ratio(&[0.0, 1.0], &[1.0, 3.0], Better::Less), Some(3.0));
+        assert_eq!(ratio(&[1.0], &[2.0], Better::More), Some(0.5));
+        assert_eq!(ratio(&[1.0], &[], Better::More), None);
     }
 
     #[test]
@@ -218,42 +223,23 @@ mod tests {
     }
 
     #[test]
-    fn every_place_of_a_shuffle_is_as_likely() {
-        let mut random = Random::new(1);
-        let mut first = [0_u32; 4];
-        for _ in 0..4000 {
-            let mut items = [0, 1, 2, 3];
-            random.shuffle(&mut items);
-            first[items[0]] += 1;
-        }
-        assert!(first.iter().all(|&count| (850..1150).contains(&count)), "{first:?}");
-    }
-
-    #[test]
     fn each_round_has_every_subject_once_and_the_first_does_not_count() {
-        let calls = RefCell::new(Vec::new());
-        let counter = |name: &'static str| {
-            let calls = &calls;
-            let mut count = 0.0;
-            Subject::new(name, move || {
-                calls.borrow_mut().push(name);
-                count += 1.0;
-                Ok(count)
-            })
-        };
-        let mut subjects = [counter("a"), counter("b"), counter("c")];
+        let names = ["a", "b", "c"];
         let plan = Plan { rounds: 12, until: None, warm_up: true };
-        let samples = run(&mut subjects, plan, &mut Random::new(3), &Stop::never()).unwrap();
-        for (samples, name) in samples.iter().zip(["a", "b", "c"]) {
-            assert_eq!(samples.subject, name);
-            assert_eq!(samples.values, (2..14).map(f64::from).collect::<Vec<_>>());
+        let mut turns = Vec::new();
+        let measured = measure(&names, plan, &mut Random::new(3), &Stop::never(), |turn| {
+            turns.push(turn.subject);
+            Ok(turn.round)
+        });
+        let measured = measured.unwrap();
+        for name in names {
+            assert_eq!(measured.of(name), (1..13).collect::<Vec<_>>());
         }
-        let calls = calls.borrow();
-        let rounds: Vec<&[&str]> = calls.chunks(3).collect();
+        let rounds: Vec<&[usize]> = turns.chunks(3).collect();
         for round in &rounds {
             let mut sorted = round.to_vec();
             sorted.sort_unstable();
-            assert_eq!(sorted, ["a", "b", "c"]);
+            assert_eq!(sorted, [0, 1, 2]);
         }
         assert!(rounds.windows(2).any(|pair| pair[0] != pair[1]), "the order never changed");
     }
@@ -261,16 +247,15 @@ mod tests {
     #[test]
     fn time_cuts_rounds_short_but_not_below_three() {
         let plan = Plan { rounds: 100, until: Some(Instant::now()), warm_up: false };
-        let mut subjects = [Subject::new("a", || Ok(1.0))];
-        let samples = run(&mut subjects, plan, &mut Random::new(3), &Stop::never()).unwrap();
-        assert_eq!(samples[0].values.len(), 3);
+        let measured = measure(&["a"], plan, &mut Random::new(3), &Stop::never(), |_| Ok(1.0)).unwrap();
+        assert_eq!(measured.figure(|value| *value)[0].values.len(), 3);
     }
 
     #[test]
     fn a_failure_names_its_subject() {
         let plan = Plan { rounds: 1, until: None, warm_up: false };
-        let mut subjects = [Subject::new("rival", || anyhow::bail!("went away"))];
-        let error = run(&mut subjects, plan, &mut Random::new(3), &Stop::never()).unwrap_err();
+        let fails = |_| -> Result<()> { anyhow::bail!("went away") };
+        let error = measure(&["rival"], plan, &mut Random::new(3), &Stop::never(), fails).unwrap_err();
         assert_eq!(format!("{error:#}"), "rival: went away");
     }
 }

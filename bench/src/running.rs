@@ -35,24 +35,3 @@ impl Drop for Running {
         let _ = self.0.wait();
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::process::Command;
-
-    use rustix::process::{Pid, test_kill_process};
-
-    use super::*;
-
-    #[test]
-    fn it_ends_with_its_handle() {
-        let running = Running::from(Command::new("sleep").arg("1000").spawn().unwrap());
-        let pid = Pid::from_child(&running);
-        test_kill_process(pid).unwrap();
-        drop(running);
-        assert!(test_kill_process(pid).is_err());
-        // A process that has ended by itself and was waited for.
-        let mut ended = Running::from(Command::new("true").spawn().unwrap());
-        assert!(ended.wait().unwrap().success());
-    }
-}

@@ -13,17 +13,15 @@ use pagekeeper_kernel::residency_by_mincore;
 use serde_json::Value;
 
 use crate::Run;
-use crate::data::{GIB, MIB, make_cold, make_sparse, open, read_through, touch_pages};
+use crate::data::{GIB, MIB, make_cold, make_sparse, open, touch_pages};
+use crate::drive::join;
 use crate::peers::{Program, program_beside, run as run_process};
 use crate::report::Unit;
-use crate::rounds::{Random, Samples, Subject};
+use crate::rounds::{Random, Samples};
 
 const OURS: &str = "pagekeeper stat";
-const MINCORE: &str = "mincore of every file";
 const LIMIT: &str = "the limit: open, stat, count, close";
-const IN_BATCHES: &str = "the limit, opens and closes by io_uring";
 const RESOLVED: &str = "the limit, resolved before it is opened";
-const RESOLVED_IN_BATCHES: &str = "the same, by io_uring";
 const LIMIT_OF_ONE: &str = "the limit: open, count its parts";
 
 /// Runs the benchmark.
@@ -50,79 +48,47 @@ fn affordable(run: &mut Run, whole: u64, bytes_each: u64) -> u64 {
 
 fn tree(run: &mut Run, peers: &[Program]) -> Result<()> {
     const FILES: u64 = 20_000;
-    let shares: &[f64] = if run.quick { &[0.01] } else { &[0.0, 0.01, 0.5] };
-    let files = if run.quick { FILES } else { affordable(run, FILES, MIB) };
     let root = run.scratch.path().join("tree");
-    let paths = make_tree(&root, files)?;
-    for &share in shares {
-        run.say(&format!("{files} files, {} % resident", share * 100.0))?;
-        for path in &paths {
-            make_cold(path)?;
-            touch_share(path, MIB, share, &mut run.random)?;
-        }
-        let samples = measure(run, peers, &Lists::new(&root, &paths)?, 14)?;
-        run.report.add_case(
-            &format!("{files} files of 1 MiB, {} % resident", share * 100.0),
-            Unit::Milliseconds,
-            &samples,
-        );
-        if (share - 0.01).abs() < 1e-9 {
-            run.report.add_ratio("scan_20k_vs_vmtouch", Unit::Milliseconds, &samples, OURS, "vmtouch");
-            run.report.add_ratio("scan_20k_vs_pagers", Unit::Milliseconds, &samples, OURS, "pagers");
-            run.report.add_ratio("scan_20k_vs_limit", Unit::Milliseconds, &samples, OURS, LIMIT);
-            run.report.add_ratio("scan_20k_limit_vs_vmtouch", Unit::Milliseconds, &samples, LIMIT, "vmtouch");
-            for (name, limit) in [
-                ("scan_20k_batches_vs_vmtouch", IN_BATCHES),
-                ("scan_20k_resolved_vs_vmtouch", RESOLVED),
-                ("scan_20k_resolved_batches_vs_vmtouch", RESOLVED_IN_BATCHES),
-            ] {
-                run.report.add_ratio(name, Unit::Milliseconds, &samples, limit, "vmtouch");
-            }
-            run.report.add_ratio("scan_20k_vs_resolved", Unit::Milliseconds, &samples, OURS, RESOLVED);
-        }
+    let paths = make_tree(&root, FILES)?;
+    let name = format!("{FILES} files of 1 MiB, 1 % resident");
+    run.say(&name)?;
+    for path in &paths {
+        make_cold(path)?;
+        touch_share(path, MIB, 0.01, &mut run.random)?;
+    }
+    let lists = Lists::new(&root, &paths)?;
+    let samples = measure(run, peers, &lists, &[(LIMIT, "named"), (RESOLVED, "resolved")], 14)?;
+    run.report.add_case(&name, Unit::Milliseconds, &samples);
+    for (ratio, ours, theirs) in [
+        ("scan_20k_vs_vmtouch", OURS, "vmtouch"),
+        ("scan_20k_vs_pagers", OURS, "pagers"),
+        ("scan_20k_vs_limit", OURS, LIMIT),
+        ("scan_20k_vs_resolved", OURS, RESOLVED),
+        ("scan_20k_limit_vs_vmtouch", LIMIT, "vmtouch"),
+        ("scan_20k_resolved_vs_vmtouch", RESOLVED, "vmtouch"),
+    ] {
+        run.report.add_ratio(ratio, Unit::Milliseconds, &samples, ours, theirs);
     }
     std::fs::remove_dir_all(&root).context("can't remove the tree")
 }
 
 fn one_file(run: &mut Run, peers: &[Program]) -> Result<()> {
-    const HALF: &str = "half resident, random pages";
     let size = affordable(run, 20, GIB) * GIB;
     let path = run.scratch.path().join("large");
-    let cases: &[(&str, f64)] = if run.quick {
-        &[(HALF, 0.5)]
-    } else {
-        &[("not resident", 0.0), ("1 % resident, random pages", 0.01), (HALF, 0.5)]
-    };
-    let measure_case = |run: &mut Run, name: &str| -> Result<()> {
-        let files = [path.clone()];
-        let samples = measure(run, peers, &Lists::new(&path, &files)?, 40)?;
-        run.report.add_case(&format!("one file of {} GiB, {name}", size / GIB), Unit::Milliseconds, &samples);
-        if name == HALF {
-            run.report.add_ratio("scan_one_vs_vmtouch", Unit::Milliseconds, &samples, OURS, "vmtouch");
-            run.report.add_ratio("scan_one_vs_pagers", Unit::Milliseconds, &samples, OURS, "pagers");
-            run.report.add_ratio("scan_one_vs_limit", Unit::Milliseconds, &samples, OURS, LIMIT_OF_ONE);
-            run.report.add_ratio(
-                "scan_one_limit_vs_vmtouch",
-                Unit::Milliseconds,
-                &samples,
-                LIMIT_OF_ONE,
-                "vmtouch",
-            );
-        }
-        Ok(())
-    };
     make_sparse(&path, size)?;
-    for &(name, share) in cases {
-        run.say(&format!("one file of {} GiB, {name}", size / GIB))?;
-        make_cold(&path)?;
-        touch_share(&path, size, share, &mut run.random)?;
-        measure_case(run, name)?;
-    }
-    if !run.quick {
-        run.say("one file, the first half resident")?;
-        make_cold(&path)?;
-        read_through(&open(&path)?, 0..size / 2)?;
-        measure_case(run, "the first half resident, read in sequence")?;
+    let name = format!("one file of {} GiB, half resident, random pages", size / GIB);
+    run.say(&name)?;
+    touch_share(&path, size, 0.5, &mut run.random)?;
+    let files = [path.clone()];
+    let samples = measure(run, peers, &Lists::new(&path, &files)?, &[(LIMIT_OF_ONE, "named")], 40)?;
+    run.report.add_case(&name, Unit::Milliseconds, &samples);
+    for (ratio, ours, theirs) in [
+        ("scan_one_vs_vmtouch", OURS, "vmtouch"),
+        ("scan_one_vs_pagers", OURS, "pagers"),
+        ("scan_one_vs_limit", OURS, LIMIT_OF_ONE),
+        ("scan_one_limit_vs_vmtouch", LIMIT_OF_ONE, "vmtouch"),
+    ] {
+        run.report.add_ratio(ratio, Unit::Milliseconds, &samples, ours, theirs);
     }
     std::fs::remove_file(&path).context("can't remove the file")
 }
@@ -164,7 +130,7 @@ fn touch_share(path: &Path, size: u64, share: f64, random: &mut Random) -> Resul
     std::thread::scope(|scope| {
         let helper = scope.spawn(|| touch(pages / 2..pages, second));
         touch(0..pages / 2, first)?;
-        helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        join(helper)
     })
 }
 
@@ -192,6 +158,28 @@ impl<'a> Lists<'a> {
             .try_fold(0, |sum, path| Ok(sum + residency_by_mincore(&open(path)?, 0..u64::MAX)?.resident))
     }
 
+    fn measure_peer(&self, peer: &Program) -> Result<f64> {
+        let mut command = peer.command();
+        match peer.name {
+            "fincore" => {
+                command.args(["--bytes", "--noheadings", "--output", "RES"]);
+                // Shorter than whole paths, because of the limit on arguments.
+                let parent = self.root.parent().unwrap_or(Path::new("/"));
+                command.current_dir(parent);
+                command.args(self.files.iter().map(|file| file.strip_prefix(parent).unwrap_or(file)));
+                self.measure(command, total_of_fincore)
+            }
+            "pagers" => {
+                command.args(["query", "-o", "kv"]).arg(self.root);
+                self.measure(command, total_of_pagers)
+            }
+            _ => {
+                command.arg(self.root);
+                self.measure(command, total_of_vmtouch)
+            }
+        }
+    }
+
     fn measure(&self, mut command: Command, total: fn(&str) -> Option<u64>) -> Result<f64> {
         let finished = run_process(&mut command)?;
         let said = total(&finished.stdout).context("its output is not understood")?;
@@ -208,60 +196,36 @@ impl<'a> Lists<'a> {
     }
 }
 
-fn measure(run: &mut Run, peers: &[Program], lists: &Lists<'_>, quick_end: u64) -> Result<Vec<Samples>> {
+/// A limit: its name in tables, and its word for the program beside this one.
+type Limit = (&'static str, &'static str);
+
+fn measure(
+    run: &mut Run,
+    peers: &[Program],
+    lists: &Lists<'_>,
+    limits: &[Limit],
+    quick_end: u64,
+) -> Result<Vec<Samples>> {
     let own = run.pagekeeper.clone();
-    let program = program_beside("pagekeeper-bench-scan")?;
-    let mut subjects = vec![Subject::new(OURS, move || {
-        let mut command = own.command();
-        command.args(["stat", "--json", "--top", "20"]).arg(lists.root);
-        lists.measure(command, total_of_pagekeeper)
-    })];
-    let plain: &[(&str, &str)] = if lists.files.len() > 1 {
-        &[
-            (MINCORE, "mincore"),
-            (LIMIT, "named"),
-            (IN_BATCHES, "batches"),
-            (RESOLVED, "resolved"),
-            (RESOLVED_IN_BATCHES, "resolved-batches"),
-        ]
-    } else {
-        &[(MINCORE, "mincore"), (LIMIT_OF_ONE, "named")]
-    };
-    for (name, how) in plain {
-        let program = &program;
-        subjects.push(Subject::new(name, move || {
-            let mut command = Command::new(program);
+    let limit_program = program_beside("pagekeeper-bench-scan")?;
+    let names = limits.iter().map(|(name, _)| *name).chain(peers.iter().map(|peer| peer.name));
+    let names: Vec<&'static str> = std::iter::once(OURS).chain(names).collect();
+    let measured = run.measure(&names, run.plan(quick_end), |turn| {
+        let name = names[turn.subject];
+        if name == OURS {
+            let mut command = own.command();
+            command.args(["stat", "--json", "--top", "20"]).arg(lists.root);
+            return lists.measure(command, total_of_pagekeeper);
+        }
+        if let Some((_, how)) = limits.iter().find(|(limit, _)| *limit == name) {
+            let mut command = Command::new(&limit_program);
             command.arg(how).arg(lists.root);
-            lists.measure(command, |text| text.trim().parse().ok())
-        }));
-    }
-    for peer in peers {
-        subjects.push(Subject::new(peer.name, move || {
-            let mut command = peer.command();
-            match peer.name {
-                "fincore" => {
-                    command.args(["--bytes", "--noheadings", "--output", "RES"]);
-                    // Shorter than whole paths, because of the limit on arguments.
-                    let parent = lists.root.parent().unwrap_or(Path::new("/"));
-                    command.current_dir(parent);
-                    command.args(lists.files.iter().map(|file| file.strip_prefix(parent).unwrap_or(file)));
-                    lists.measure(command, total_of_fincore)
-                }
-                "pagers" => {
-                    command.args(["query", "-o", "kv"]).arg(lists.root);
-                    lists.measure(command, total_of_pagers)
-                }
-                _ => lists.measure(
-                    {
-                        command.arg(lists.root);
-                        command
-                    },
-                    total_of_vmtouch,
-                ),
-            }
-        }));
-    }
-    run.rounds(&mut subjects, quick_end)
+            return lists.measure(command, |text| text.trim().parse().ok());
+        }
+        let peer = peers.iter().find(|peer| peer.name == name).context("no such peer")?;
+        lists.measure_peer(peer)
+    })?;
+    Ok(measured.figure(|ms| *ms))
 }
 
 /// Whether a count is true: equal to what was resident before, or less by at most what the kernel reclaimed until
@@ -326,13 +290,5 @@ mod tests {
         let files = [path];
         let lists = Lists::new(&files[0], &files).unwrap();
         assert_eq!(lists.truth.get(), crate::data::resident(&files[0]).unwrap());
-    }
-
-    #[test]
-    fn the_tree_has_all_files() {
-        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        let paths = make_tree(&dir.path().join("tree"), 205).unwrap();
-        assert_eq!(paths.len(), 205);
-        assert!(paths.iter().all(|path| path.metadata().unwrap().len() == MIB));
     }
 }

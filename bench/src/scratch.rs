@@ -1,10 +1,9 @@
-//! The cleanup of a run: a scratch directory, a setting that is changed for a while, and the signals that end a run
-//! early but in order.
+//! The cleanup of a run: a scratch directory, and the signals that end a run early but in order.
 //!
 //! Invariants: SIGINT and SIGTERM set a flag that is checked between measurements, so every change is undone by its
 //! `Drop`; a second signal kills the process as it would without this module. SIGKILL leaves the directory behind.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -48,11 +47,6 @@ impl Stop {
     #[cfg(test)]
     pub(crate) fn never() -> Self {
         Self(Arc::new(AtomicBool::new(false)))
-    }
-
-    /// Returns the flag itself, for code that checks it in between.
-    pub(crate) fn flag(&self) -> &AtomicBool {
-        &self.0
     }
 
     /// Fails with [`Interrupted`] once a signal has come.
@@ -115,48 +109,9 @@ impl Scratch {
     }
 }
 
-/// A file of /sys with another value for a while.
-#[derive(Debug)]
-pub(crate) struct Setting {
-    path: PathBuf,
-    before: String,
-}
-
-impl Setting {
-    /// Writes `value` and restores the old value at the end.
-    pub(crate) fn change(path: &Path, value: &str) -> Result<Self> {
-        let shown = path.display();
-        let before = std::fs::read_to_string(path).with_context(|| format!("can't read {shown}"))?;
-        std::fs::write(path, value).with_context(|| format!("can't set {shown} (as root?)"))?;
-        Ok(Self { path: path.to_path_buf(), before })
-    }
-}
-
-impl Drop for Setting {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::write(&self.path, &self.before) {
-            eprintln!(
-                "pagekeeper-bench: can't set {} back to {}: {error}",
-                self.path.display(),
-                self.before.trim()
-            );
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_setting_is_taken_back() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), "8192\n").unwrap();
-        let setting = Setting::change(file.path(), "128").unwrap();
-        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "128");
-        drop(setting);
-        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "8192\n");
-    }
 
     #[test]
     fn a_directory_in_memory_is_refused_and_leaves_nothing() {

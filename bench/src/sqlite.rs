@@ -1,22 +1,18 @@
 //! `sqlite`: SQLite with pagekeeper's VFS and a rollback journal, against its own VFS in WAL mode and with a rollback
-//! journal: commits of one row, reads by key, and opening after a kill within a large transaction.
+//! journal: commits of one row, and reads by key.
 //!
-//! All use `synchronous=FULL`, one connection, and the same rows. Each sample checks the committed rows, and that an
-//! interrupted transaction left nothing. The library is loaded as users load it. Fails with a plain message without it,
+//! All use `synchronous=FULL`, one connection, and the same rows. Each sample checks the committed rows. The library is loaded as users load it. Fails with a plain message without it,
 //! and where SQLite fails.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rusqlite::{Connection, OpenFlags, params};
 
 use crate::Run;
-use crate::data::MIB;
-use crate::peers::this_program;
 use crate::report::Unit;
-use crate::rounds::{Random, Samples, Subject};
+use crate::rounds::{Random, Samples};
 
 /// Rows that commits and reads choose from.
 const ROWS: u32 = 100_000;
@@ -24,12 +20,6 @@ const ROWS: u32 = 100_000;
 const ROW: usize = 500;
 /// Duration of a sample of commits or reads.
 const SAMPLE: Duration = Duration::from_millis(700);
-/// Bytes of a row of the large transaction.
-const LARGE_ROW: u32 = 3000;
-/// Bytes that the large transaction changes in all.
-const LARGE: u64 = 1024 * MIB;
-const LARGE_QUICK: u64 = 96 * MIB;
-
 /// Names in tables.
 const OURS: &str = "pagekeeper's VFS, rollback journal";
 const WAL: &str = "SQLite's VFS, WAL";
@@ -50,15 +40,6 @@ const WAYS: [Way; 3] = [
     Way { name: WAL, word: "wal", vfs: "unix", journal: "WAL" },
     Way { name: ROLLBACK, word: "rollback", vfs: "unix", journal: "DELETE" },
 ];
-
-/// The arguments of a child that is killed within a transaction.
-#[derive(Debug, Clone, clap::Args)]
-pub(crate) struct ChildArguments {
-    /// One of `ours`, `wal`, `rollback`.
-    way: String,
-    /// The database.
-    database: PathBuf,
-}
 
 /// Returns the path of the library, where `make sqlite-plugin` puts it.
 fn library() -> Result<PathBuf> {
@@ -125,8 +106,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     load(&library)?;
     run.report.machine.versions.insert("SQLite".to_owned(), rusqlite::version().to_owned());
     run.note("synchronous=FULL, one connection, pages of 4 KiB, SQLite's cache as it is by default (2 MiB)");
-    commits_and_reads(run)?;
-    openings(run)
+    commits_and_reads(run)
 }
 
 fn commits_and_reads(run: &mut Run) -> Result<()> {
@@ -161,12 +141,11 @@ fn compare(
 ) -> Result<Vec<Samples>> {
     run.say(case)?;
     let seed = run.random.next_u64();
-    let mut subjects = Vec::new();
-    for (way, connection) in connections {
-        let mut random = Random::new(seed);
-        subjects.push(Subject::new(way.name, move || measure(connection, &mut random)));
-    }
-    let samples = run.rounds(&mut subjects, quick_end)?;
+    let names: Vec<&'static str> = connections.iter().map(|(way, _)| way.name).collect();
+    let measured = run.measure(&names, run.plan(quick_end), |turn| {
+        measure(&connections[turn.subject].1, &mut Random::new(seed ^ turn.round as u64))
+    })?;
+    let samples = measured.figure(|rate| *rate);
     run.report.add_case(case, unit, &samples);
     Ok(samples)
 }
@@ -205,68 +184,4 @@ fn read_for(connection: &Connection, random: &mut Random) -> Result<f64> {
         reads += 100;
     }
     Ok(f64::from(reads) / began.elapsed().as_secs_f64())
-}
-
-/// Measures openings after a kill within a transaction that changed every page, until a row was read.
-fn openings(run: &mut Run) -> Result<()> {
-    let bytes = if run.quick { LARGE_QUICK } else { LARGE };
-    // Up to three times the data for each of the three subjects.
-    run.scratch.require_space(bytes * 9)?;
-    let rows = u32::try_from(bytes / u64::from(LARGE_ROW)).context("too many rows")?;
-    let case = format!("opening after a kill in a transaction of {} MiB, until a row was read", bytes / MIB);
-    run.say(&case)?;
-    let dir = run.scratch.path().to_path_buf();
-    for way in WAYS {
-        let connection = way.fill(&way.database(&dir, "large"), rows, LARGE_ROW as usize)?;
-        connection.close().map_err(|(_, error)| error).context(way.name)?;
-    }
-    let mut subjects: Vec<_> = WAYS
-        .into_iter()
-        .map(|way| {
-            let database = way.database(&dir, "large");
-            Subject::new(way.name, move || open_after_kill(way, &database, rows))
-        })
-        .collect();
-    let rounds = run.rounds;
-    run.rounds = rounds.min(3);
-    let samples = run.rounds(&mut subjects, 44);
-    run.rounds = rounds;
-    let samples = samples?;
-    drop(subjects);
-    run.report.add_case(&case, Unit::Milliseconds, &samples);
-    run.report.add_ratio("sqlite_open_vs_rollback", Unit::Milliseconds, &samples, OURS, ROLLBACK);
-    run.report.add_ratio("sqlite_open_vs_wal", Unit::Milliseconds, &samples, OURS, WAL);
-    Ok(())
-}
-
-fn open_after_kill(way: Way, database: &Path, rows: u32) -> Result<f64> {
-    let mut child = this_program()?;
-    child.arg("sqlite-child").arg(way.word).arg(database).stdin(Stdio::null());
-    let ended = child.output().context("can't start the child")?;
-    let signal = std::os::unix::process::ExitStatusExt::signal(&ended.status);
-    let said = String::from_utf8_lossy(&ended.stderr);
-    ensure!(signal == Some(libc::SIGKILL), "the child was not killed: {}: {said}", ended.status);
-    let began = Instant::now();
-    let connection = way.open(database)?;
-    let read: i64 = connection.query_row("SELECT n FROM t WHERE a = 0", [], |row| row.get(0))?;
-    let took = began.elapsed();
-    let changed: u32 = connection.query_row("SELECT count(*) FROM t WHERE n <> 0", [], |row| row.get(0))?;
-    let count: u32 = connection.query_row("SELECT count(*) FROM t", [], |row| row.get(0))?;
-    ensure!(
-        (read, changed, count) == (0, 0, rows),
-        "{}: {changed} rows of a transaction that was cut off",
-        way.name
-    );
-    connection.close().map_err(|(_, error)| error)?;
-    Ok(took.as_secs_f64() * 1e3)
-}
-
-/// Changes all rows, and is killed before it commits.
-pub(crate) fn be_killed(arguments: &ChildArguments) -> Result<()> {
-    let way = WAYS.into_iter().find(|way| way.word == arguments.way).context("no such way")?;
-    load(&library()?)?;
-    let connection = way.open(&arguments.database)?;
-    connection.execute_batch("BEGIN; UPDATE t SET n = n + 1;")?;
-    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
-    Ok(())
 }

@@ -8,7 +8,7 @@ use crate::support;
 use crate::support::MIB;
 use crate::support::command::run;
 use crate::support::doctor_report::finding;
-use crate::support::slow_disk::{LowLimits, PROGRAMS, SlowDisk};
+use pagekeeper_testing::{LowDirtyLimits, ThrottledDisk};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -74,10 +74,10 @@ impl Drop for Load {
 }
 
 /// Runs a load on an empty database, inspects it, and takes all away again.
-fn with_load<T>(disk: &SlowDisk, more: &[&str], inspect: impl FnOnce(&Load) -> T) -> T {
+fn with_load<T>(disk: &ThrottledDisk, more: &[&str], inspect: impl FnOnce(&Load) -> T) -> T {
     let database = disk.path().join("database");
     let rate = disk.pace(DISK_RATE) * PUT_PART.0 / PUT_PART.1;
-    let limits = LowLimits::new(LIMITS.0, LIMITS.1);
+    let limits = LowDirtyLimits::new(LIMITS.0, LIMITS.1);
     let load = Load::start(&database, &disk.path().with_extension("out"), rate, more);
     let seen = inspect(&load);
     drop(load);
@@ -88,13 +88,13 @@ fn with_load<T>(disk: &SlowDisk, more: &[&str], inspect: impl FnOnce(&Load) -> T
 
 #[test]
 fn a_writer_that_waits_for_the_pages_of_compaction() {
-    let programs: Vec<&str> = [&PROGRAMS[..], &["db_bench", "setpriv"]].concat();
+    let programs: Vec<&str> = [&ThrottledDisk::PROGRAMS[..], &["db_bench", "setpriv"]].concat();
     let test = "RocksDB on a slow disk";
     if !support::can_run(test, &programs) {
         return;
     }
     let _alone = support::alone();
-    let Some(disk) = SlowDisk::new(test, 4 << 30, DISK_RATE) else { return };
+    let Some(disk) = ThrottledDisk::new("ext4", test, 4 << 30, DISK_RATE) else { return };
 
     // A watch in which the machine did not stand still.
     let examine = |load: &Load| {

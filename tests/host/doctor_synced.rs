@@ -9,7 +9,7 @@ use crate::support::MIB;
 use crate::support::command::run;
 use crate::support::doctor_report::finding;
 use crate::support::postgresql::{Server, programs};
-use crate::support::slow_disk::{LowLimits, PROGRAMS, SlowDisk};
+use pagekeeper_testing::{LowDirtyLimits, ThrottledDisk};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -84,20 +84,20 @@ fn is_harmful(act: &str) -> bool {
 fn commits_that_wait_for_a_copy_and_the_fixes_that_are_printed_in_each_state() {
     let needed = programs();
     let needed: Vec<&str> =
-        needed.iter().map(String::as_str).chain(PROGRAMS).chain(["cp", "mkfs.xfs"]).collect();
+        needed.iter().map(String::as_str).chain(ThrottledDisk::PROGRAMS).chain(["cp", "mkfs.xfs"]).collect();
     let test = "synced commits on a slow disk";
     if !support::can_run(test, &needed) {
         return;
     }
     let _alone = support::alone();
     for kind in ["ext4", "xfs"] {
-        let Some(disk) = SlowDisk::of_kind(kind, test, 4 << 30, DISK_RATE) else { return };
+        let Some(disk) = ThrottledDisk::new(kind, test, 4 << 30, DISK_RATE) else { return };
         support::open_to_others(disk.path());
         on(kind, &disk);
     }
 }
 
-fn on(kind: &str, disk: &SlowDisk) {
+fn on(kind: &str, disk: &ThrottledDisk) {
     let scratch = support::scratch();
     let from = scratch.path().join("from");
     std::fs::File::create(&from).and_then(|file| file.set_len(COPY_BYTES)).expect("make a file to copy");
@@ -110,7 +110,7 @@ fn on(kind: &str, disk: &SlowDisk) {
         "--client=4",
         "--time=600",
     ]));
-    let limits = LowLimits::new(LIMITS.0, LIMITS.1);
+    let limits = LowDirtyLimits::new(LIMITS.0, LIMITS.1);
     let to = disk.path().join("copy");
 
     // The limits on the whole are full.

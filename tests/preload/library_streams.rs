@@ -6,11 +6,11 @@ use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use pagekeeper_testing::ThrottledDisk;
 use serde_json::Value;
 
 use crate::support;
 use crate::support::command::{Outcome, finish};
-use crate::support::slow_disk::SlowDisk;
 use crate::support::{MIB, evict};
 
 /// Bytes of the file that is read.
@@ -144,7 +144,9 @@ fn what_is_read_out_of_order_goes_and_is_read_once() {
 #[test]
 fn what_is_still_read_ahead_as_a_file_is_closed_goes_later() {
     let Some(place) = Place::new("a slow disk's read-ahead") else { return };
-    let Some(disk) = SlowDisk::new("a slow disk's read-ahead", 128 * MIB, 1 << 30) else { return };
+    let Some(disk) = ThrottledDisk::new("ext4", "a slow disk's read-ahead", 128 * MIB, 1 << 30) else {
+        return;
+    };
     let _alone = support::alone();
     let file = disk.path().join("file");
     std::fs::write(&file, vec![0x5a; 64 << 20]).expect("write");

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::process::{Child, Command};
 
 use pagekeeper_kernel::{InspectedFile, Links, residency};
+use pagekeeper_testing::ThrottledDisk;
 
 use crate::support;
 use crate::support::command::{finish, pagekeeper_by_library};
-use crate::support::slow_disk::{PROGRAMS, SlowDisk};
 use crate::support::{MIB, scratch};
 
 /// Bytes of the file that is written, and bytes a second of its disk.
@@ -60,7 +60,7 @@ fn pieces(log: &Path) -> Vec<u64> {
 /// A stream and bulk output, on the file systems that order data before their journal's commits.
 #[test]
 fn output_goes_to_its_disk_in_pieces() {
-    let needed = [&PROGRAMS[..], &["mkfs.xfs", "strace", "cp"]].concat();
+    let needed = [&ThrottledDisk::PROGRAMS[..], &["mkfs.xfs", "strace", "cp"]].concat();
     if !support::can_run("output in pieces", &needed) {
         return;
     }
@@ -68,7 +68,7 @@ fn output_goes_to_its_disk_in_pieces() {
     let source = scratch.path().join("source");
     std::fs::write(&source, vec![0x5a; usize::try_from(SIZE).expect("not that much")]).expect("write");
     for kind in ["ext4", "xfs"] {
-        let Some(disk) = SlowDisk::of_kind(kind, "output in pieces", 1 << 30, RATE) else { return };
+        let Some(disk) = ThrottledDisk::new(kind, "output in pieces", 1 << 30, RATE) else { return };
         for role in ["stream", "bulk"] {
             // Somebody else's sync(2) has all be written at once, which is seen as more than a piece.
             let mut all: Vec<Seen> = Vec::new();
@@ -81,7 +81,7 @@ fn output_goes_to_its_disk_in_pieces() {
 }
 
 /// Copies a file under `run`, and says what was seen of the copy.
-fn copied_in_pieces((kind, role): (&str, &str), disk: &SlowDisk, source: &Path, scratch: &Path) -> Seen {
+fn copied_in_pieces((kind, role): (&str, &str), disk: &ThrottledDisk, source: &Path, scratch: &Path) -> Seen {
     let (copy, log) = (disk.path().join(role), scratch.join("calls"));
     let run = pagekeeper_by_library();
     let mut command = Command::new("strace");

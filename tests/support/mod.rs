@@ -30,7 +30,6 @@ pub(crate) mod postgresql;
 pub(crate) mod prometheus;
 pub(crate) mod rocksdb;
 pub(crate) mod signals;
-pub(crate) mod slow_disk;
 pub(crate) mod sysbench;
 pub(crate) mod tmux;
 pub(crate) mod unit;

@@ -2,21 +2,16 @@
 //! process; `pagekeeper-bench` itself starts some milliseconds later because it links the libraries of its peers.
 //!
 //! The limit is a walk that makes only the system calls each file needs (open, fstat, cachestat, close), from as many
-//! threads as there are processors, each with directories of its own. Opens and closes are made one by one, or by
-//! `io_uring` in batches, which has no cachestat. The "resolved" subjects resolve each file first, inspect it, and open
-//! the resolved file, so that nothing else can take its name meanwhile. One large file is counted in parts by as many
-//! threads. Mincore(2) of every file stands beside them, as other tools do it.
+//! threads as there are processors, each with directories of its own. The "resolved" subject resolves each file first,
+//! inspects it, and opens the resolved file, so that nothing else can take its name meanwhile. One large file is counted
+//! in parts by as many threads.
 //!
 //! The program prints a sum, keeps no names, and checks neither links nor the type of what it opens, so nobody should
 //! use it as a tool. Fails with the first call's error.
 
-#![expect(
-    unsafe_code,
-    reason = "a system call that the C library has no function for, and entries of io_uring"
-)]
+#![expect(unsafe_code, reason = "a system call that the C library has no function for")]
 
-use std::ffi::CString;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -24,8 +19,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use io_uring::{IoUring, opcode, types};
-use pagekeeper_kernel::{WalkOptions, residency_by_mincore, walk};
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, fstat, openat};
 use rustix::path::DecInt;
 
@@ -41,32 +34,18 @@ struct Arguments {
 /// How files are opened and counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum How {
-    /// Mapped, one after the other, and asked of mincore(2).
-    Mincore,
     /// By their names.
     Named,
-    /// By their names, and closed, by `io_uring` in batches.
-    Batches,
     /// By what their names were resolved to.
     Resolved,
-    /// The same, resolved, opened and closed by `io_uring` in batches.
-    ResolvedBatches,
 }
 
-/// Files opened in one batch.
-const BATCH: usize = 64;
 /// Bytes of one file that a thread counts at once, as in `pagekeeper stat`.
 const PART: u64 = 64 << 20;
-/// The user data that marks the completion of a close.
-const CLOSED: u64 = u64::MAX;
 
 fn main() -> ExitCode {
     let Arguments { how, path } = Arguments::parse();
-    let counted = match how {
-        How::Mincore => by_mincore(&path),
-        _ if path.is_dir() => of_directories(&path, how),
-        _ => of_file(&path),
-    };
+    let counted = if path.is_dir() { of_directories(&path, how) } else { of_file(&path) };
     match counted {
         Ok(bytes) => {
             println!("{bytes}");
@@ -79,22 +58,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Maps each file and calls mincore(2), one file after the other, as pcstat does.
-fn by_mincore(root: &Path) -> Result<u64> {
-    let total = Mutex::new(Ok(0));
-    let options = WalkOptions { threads: 1, ..WalkOptions::default() };
-    walk(&[root.to_path_buf()], &options, &|visited| {
-        let mut total = total.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let counted = visited.and_then(|file| residency_by_mincore(&file, 0..u64::MAX));
-        if let (Ok(sum), Ok(counts)) = (&mut *total, &counted) {
-            *sum += counts.resident;
-        } else if let Err(error) = counted {
-            *total = Err(error);
-        }
-    });
-    Ok(total.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)?)
-}
-
 fn of_directories(root: &Path, how: How) -> Result<u64> {
     let directories: Result<Vec<_>, _> = std::fs::read_dir(root)
         .context("can't list the tree")?
@@ -103,19 +66,10 @@ fn of_directories(root: &Path, how: How) -> Result<u64> {
     let left = Mutex::new(directories.context("can't list the tree")?);
     let pages = AtomicU64::new(0);
     let work = || -> Result<()> {
-        let mut ring = match how {
-            How::Mincore | How::Named | How::Resolved => None,
-            How::Batches => Some(Batches::new(None)?),
-            How::ResolvedBatches => Some(Batches::new(Some(own_descriptors()?))?),
-        };
         loop {
             let next = left.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
             let Some(directory) = next else { return Ok(()) };
-            let found = match &mut ring {
-                Some(ring) => ring.pages_in(&directory)?,
-                None => pages_in(&directory, how)?,
-            };
-            pages.fetch_add(found, Ordering::Relaxed);
+            pages.fetch_add(pages_in(&directory, how)?, Ordering::Relaxed);
         }
     };
     on_all_processors(work)?;
@@ -156,93 +110,6 @@ fn own_descriptors() -> Result<OwnedFd> {
 
 fn open_directory(directory: &Path) -> Result<OwnedFd> {
     Ok(openat(CWD, directory, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY, Mode::empty())?)
-}
-
-/// Opens by `io_uring`, submitted in one system call together with the closes of the batch before.
-struct Batches {
-    ring: IoUring,
-    closing: Vec<OwnedFd>,
-    /// The directory of own descriptors, if files are resolved first.
-    own: Option<OwnedFd>,
-}
-
-impl Batches {
-    fn new(own: Option<OwnedFd>) -> Result<Self> {
-        // Room for the closes of a batch, up to two per file, beside the opens of the next.
-        let entries = u32::try_from(BATCH * 4)?;
-        Ok(Self { ring: IoUring::new(entries).context("io_uring_setup")?, closing: Vec::new(), own })
-    }
-
-    /// Returns the resident pages of the files in one directory.
-    fn pages_in(&mut self, directory: &Path) -> Result<u64> {
-        let listed = open_directory(directory)?;
-        let mut buffer = Vec::with_capacity(64 << 10);
-        let mut entries = RawDir::new(listed.as_fd(), buffer.spare_capacity_mut());
-        let (mut names, mut pages) = (Vec::with_capacity(BATCH), 0);
-        while let Some(entry) = entries.next() {
-            let entry = entry?;
-            if entry.file_type() == FileType::RegularFile {
-                names.push(entry.file_name().to_owned());
-            }
-            if names.len() == BATCH {
-                pages += self.pages_of(listed.as_fd(), &names)?;
-                names.clear();
-            }
-        }
-        Ok(pages + self.pages_of(listed.as_fd(), &names)?)
-    }
-
-    fn pages_of(&mut self, directory: BorrowedFd<'_>, names: &[CString]) -> Result<u64> {
-        let at_first = if self.own.is_some() { OFlags::PATH } else { OFlags::RDONLY };
-        let mut files = self.open(directory, names, at_first | OFlags::NOFOLLOW)?;
-        for file in &files {
-            fstat(file)?;
-        }
-        if let Some(own) = self.own.take() {
-            let again = |file: &OwnedFd| DecInt::from_fd(file).as_c_str().to_owned();
-            let again: Vec<CString> = files.iter().map(again).collect();
-            let opened = self.open(own.as_fd(), &again, OFlags::RDONLY)?;
-            self.closing.extend(std::mem::replace(&mut files, opened));
-            self.own = Some(own);
-        }
-        let mut pages = 0;
-        for file in files {
-            pages += resident_pages(file.as_raw_fd(), WHOLE)?;
-            self.closing.push(file);
-        }
-        Ok(pages)
-    }
-
-    fn open(&mut self, directory: BorrowedFd<'_>, names: &[CString], flags: OFlags) -> Result<Vec<OwnedFd>> {
-        let closes = self
-            .closing
-            .drain(..)
-            .map(|file| opcode::Close::new(types::Fd(file.into_raw_fd())).build().user_data(CLOSED));
-        let flags = flags | OFlags::CLOEXEC;
-        let opens = names.iter().map(|name| {
-            let open = opcode::OpenAt::new(types::Fd(directory.as_raw_fd()), name.as_ptr());
-            open.flags(flags.bits().cast_signed()).build()
-        });
-        for entry in closes.chain(opens) {
-            // SAFETY: the kernel copies the names as they are submitted, which happens below while they and the
-            // directory are alive; after an error the ring is dropped without submitting. Nobody else owns what is
-            // closed.
-            unsafe { self.ring.submission().push(&entry) }.context("io_uring has no room")?;
-        }
-        let mut files = Vec::with_capacity(names.len());
-        while files.len() < names.len() {
-            self.ring.submit_and_wait(names.len() - files.len()).context("io_uring_enter")?;
-            for done in self.ring.completion() {
-                if done.user_data() != CLOSED {
-                    let failed = || std::io::Error::from_raw_os_error(-done.result());
-                    anyhow::ensure!(done.result() >= 0, "openat: {}", failed());
-                    // SAFETY: the kernel has just opened this descriptor for this call alone.
-                    files.push(unsafe { OwnedFd::from_raw_fd(done.result()) });
-                }
-            }
-        }
-        Ok(files)
-    }
 }
 
 /// Returns the resident pages of the files in one directory.

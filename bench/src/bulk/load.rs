@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::db_bench::{Ended, last_lines, number_before, number_behind, run};
+use super::db_bench::{Ended, last_lines, number_before, number_behind, run};
 use crate::peers::Program;
 use crate::scratch::Stop;
 
@@ -33,15 +33,13 @@ pub(super) struct Puts {
 
 /// The figures that `db_bench` reports for its puts.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct Measured {
+pub(super) struct PutFigures {
     /// Number of puts.
     pub(super) puts: u64,
     /// Puts per second.
     pub(super) per_second: f64,
     /// 99.9th percentile, in µs.
     pub(super) p999_us: f64,
-    /// 99.99th percentile, in µs.
-    pub(super) p9999_us: f64,
     /// The longest put, in ms.
     pub(super) longest_ms: f64,
 }
@@ -82,7 +80,7 @@ pub(super) fn put(
     puts: Puts,
     more: &[&str],
     stop: &Stop,
-) -> Result<Measured> {
+) -> Result<PutFigures> {
     let (database, output) = place;
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig=KILL", "--", "setsid", "sh", "-c", GO_BEFORE, "sh"]);
@@ -96,7 +94,7 @@ pub(super) fn put(
     Ok(measured)
 }
 
-fn measured_in(out: &str) -> Option<Measured> {
+fn measured_in(out: &str) -> Option<PutFigures> {
     let (_, behind) = out.split_once("fillrandom   :")?;
     let line = behind.lines().next()?;
     let puts = number_before(line, "operations")?;
@@ -108,17 +106,16 @@ fn measured_in(out: &str) -> Option<Measured> {
         reason = "a count, written as a whole number"
     )]
     let puts = (puts == counted).then_some(puts as u64)?;
-    Some(Measured {
+    Some(PutFigures {
         puts,
         per_second: number_before(line, "ops/sec")?,
         p999_us: number_behind(behind, "P99.9: ")?,
-        p9999_us: number_behind(behind, "P99.99: ")?,
         longest_ms: number_behind(behind, "Max: ")? / 1e3,
     })
 }
 
 /// Fails unless the database has counted as many puts (it reports thousands) and has not synced its log.
-fn check(out: &str, measured: Measured) -> Result<()> {
+fn check(out: &str, measured: PutFigures) -> Result<()> {
     let line = |name: &str| out.lines().rev().find_map(|line| line.strip_prefix(name));
     let Some((writes, wal)) = line("Cumulative writes: ").zip(line("Cumulative WAL: ")) else {
         bail!("the database does not say what it has counted");
@@ -154,13 +151,7 @@ Cumulative WAL: 957K writes, 0 syncs, 957000.00 writes per sync, written: 0.9 GB
     #[test]
     fn what_db_bench_says_is_understood() {
         let measured = measured_in(OUT).unwrap();
-        let right = Measured {
-            puts: 957_999,
-            per_second: 23914.0,
-            p999_us: 67.67,
-            p9999_us: 4344.87,
-            longest_ms: 208.878,
-        };
+        let right = PutFigures { puts: 957_999, per_second: 23914.0, p999_us: 67.67, longest_ms: 208.878 };
         assert_eq!(measured, right);
         check(OUT, measured).unwrap();
     }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
 
 use super::content::{VALUE, fresh};
-use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
+use super::load::{Change, Check, Committer, Kind, Pages, Room};
 use super::locks::PageLocks;
 
 /// The subject.
@@ -58,10 +58,6 @@ impl Pages for Fjall {
         Ok(Box::new(self))
     }
 
-    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        Ok(Box::new(self))
-    }
-
     fn settle(&self) -> Result<()> {
         while self.database.outstanding_flushes() > 0 || self.database.active_compactions() > 0 {
             std::thread::sleep(Duration::from_millis(1));
@@ -70,9 +66,10 @@ impl Pages for Fjall {
     }
 
     fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
-        let mut reader = self;
+        let snapshot = self.database.snapshot();
         for page in pages {
-            reader.read(&[page], see)?;
+            let found = snapshot.get(&self.values, key(page))?;
+            see(page, &found.with_context(|| format!("page {page} is missing"))?)?;
         }
         Ok(())
     }
@@ -91,17 +88,6 @@ impl Committer for &Fjall {
         }
         batch.commit()?;
         drop(held);
-        Ok(())
-    }
-}
-
-impl Reader for &Fjall {
-    fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()> {
-        let snapshot = self.database.snapshot();
-        for &page in pages {
-            let found = snapshot.get(&self.values, key(page))?;
-            see(page, &found.with_context(|| format!("page {page} is missing"))?)?;
-        }
         Ok(())
     }
 }

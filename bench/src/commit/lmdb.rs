@@ -12,7 +12,7 @@ use heed::types::{Bytes, U64};
 use heed::{Database, Env, EnvOpenOptions, IntegerComparator};
 
 use super::content::{VALUE, fresh};
-use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
+use super::load::{Change, Check, Committer, Kind, Pages, Room};
 
 /// The subject.
 pub(super) const KIND: Kind = Kind { name: "LMDB", open: |dir, room| Ok(Box::new(Lmdb::open(dir, room)?)) };
@@ -63,10 +63,6 @@ impl Pages for Lmdb {
         Ok(Box::new(self))
     }
 
-    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        Ok(Box::new(self))
-    }
-
     fn settle(&self) -> Result<()> {
         Ok(())
     }
@@ -93,16 +89,6 @@ impl Committer for &Lmdb {
             self.database.put(&mut txn, &page, &value)?;
         }
         txn.commit()?;
-        Ok(())
-    }
-}
-
-impl Reader for &Lmdb {
-    fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()> {
-        let txn = self.env.read_txn()?;
-        for &page in pages {
-            see(page, self.database.get(&txn, &page)?.with_context(|| format!("page {page} is missing"))?)?;
-        }
         Ok(())
     }
 }

@@ -13,6 +13,8 @@ use anyhow::{Context, Result};
 
 use super::CHECK_EVERY;
 use super::content::{self, Ledger};
+use crate::drive::join;
+use crate::latencies::Latencies;
 use crate::rounds::Random;
 use crate::scratch::Stop;
 
@@ -39,9 +41,6 @@ pub(super) trait Pages: Send + Sync {
     /// Returns a handle with which one thread commits.
     fn committer(&self) -> Result<Box<dyn Committer + '_>>;
 
-    /// Returns a handle with which one thread reads.
-    fn reader(&self) -> Result<Box<dyn Reader + '_>>;
-
     /// Waits until no background work is left.
     fn settle(&self) -> Result<()>;
 
@@ -53,12 +52,6 @@ pub(super) trait Pages: Send + Sync {
 pub(super) trait Committer {
     /// Changes all of `pages` in one commit, which is durable when this returns.
     fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()>;
-}
-
-/// One thread's handle for reads.
-pub(super) trait Reader {
-    /// Reads all of `pages` in one transaction, as they were at one time, and passes their values to `see`.
-    fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()>;
 }
 
 /// A kind of store: its name, and how one is created or reopened in a directory.
@@ -79,13 +72,8 @@ pub(super) struct Load {
     pub(super) seed: u64,
 }
 
-/// A receiver for the duration of each commit.
-pub(super) trait Record: Send {
-    fn record(&mut self, took: Duration);
-}
-
 /// A gate where threads start together and learn that time is over.
-pub(super) struct Gate {
+struct Gate {
     start: Barrier,
     over: AtomicBool,
     /// When the first thread went on.
@@ -94,85 +82,74 @@ pub(super) struct Gate {
 
 impl Gate {
     /// Waits until all threads are there.
-    pub(super) fn pass(&self) {
+    fn pass(&self) {
         self.start.wait();
         self.began.get_or_init(Instant::now);
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
     }
-}
 
-/// Runs threads, each of which passes the gate, until `meanwhile` ends or one fails, which `meanwhile` is informed of.
-/// Returns their results and the time they worked. The time starts when the first thread goes on, because the caller
-/// may go on much later where there are more threads than processors, and ends with `meanwhile`.
-pub(super) fn work_while<R: Send>(
-    load: Load,
-    work: impl Fn(&Gate, Random) -> Result<R> + Sync,
-    meanwhile: impl FnOnce(&AtomicBool) -> Result<()>,
-) -> Result<(Vec<R>, Duration)> {
-    let start = Barrier::new(load.threads + 1);
-    let gate = Gate { start, over: AtomicBool::new(false), began: OnceLock::new() };
-    let (gate, work) = (&gate, &work);
-    let mut seeds = Random::new(load.seed);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..load.threads)
-            .map(|_| {
-                let random = Random::new(seeds.next_u64());
-                scope.spawn(move || {
-                    work(gate, random).inspect_err(|_| gate.over.store(true, Ordering::Relaxed))
-                })
-            })
-            .collect();
-        gate.start.wait();
-        let result = meanwhile(&gate.over);
-        gate.over.store(true, Ordering::Relaxed);
-        let ended = Instant::now();
-        let joined: Result<Vec<R>> = threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect();
-        let joined = result.and(joined)?;
-        let began = *gate.began.get().context("no thread")?;
-        Ok((joined, ended - began))
-    })
-}
-
-/// Waits for `window`, unless a thread fails.
-pub(super) fn wait(window: Duration, over: &AtomicBool, stop: &Stop) -> Result<()> {
-    let began = Instant::now();
-    while began.elapsed() < window && !over.load(Ordering::Relaxed) {
-        stop.sleep(window.saturating_sub(began.elapsed()).min(CHECK_EVERY))?;
+    fn close(&self) {
+        self.over.store(true, Ordering::Relaxed);
     }
-    Ok(())
+
+    /// Waits for `window`, unless a thread fails.
+    fn wait(&self, window: Duration, stop: &Stop) -> Result<()> {
+        let began = Instant::now();
+        while began.elapsed() < window && !self.is_over() {
+            stop.sleep(window.saturating_sub(began.elapsed()).min(CHECK_EVERY))?;
+        }
+        Ok(())
+    }
 }
 
-/// Runs all committing threads while `meanwhile` runs. Returns their records and the time. A commit that ends later is
-/// not recorded.
-pub(super) fn commit_while<R: Record>(
+/// Commits by all threads for `window`. Returns how long each commit took, and the time of all. A commit that ends
+/// later is not recorded. The time starts when the first thread goes on, because the caller may go on much later where
+/// there are more threads than processors.
+pub(super) fn commit_while(
     subject: &dyn Pages,
     ledger: &Ledger,
     load: Load,
-    recorder: impl Fn() -> R + Sync,
-    meanwhile: impl FnOnce(&AtomicBool) -> Result<()>,
-) -> Result<(Vec<R>, Duration)> {
-    let work = |gate: &Gate, random: Random| {
-        let (committer, record) = (subject.committer(), recorder());
-        gate.pass();
-        commit_until(gate, &mut *committer?, ledger, load.pages, random, record)
-    };
-    work_while(load, work, meanwhile)
+    window: Duration,
+    stop: &Stop,
+) -> Result<(Latencies, Duration)> {
+    let start = Barrier::new(load.threads + 1);
+    let gate = &Gate { start, over: AtomicBool::new(false), began: OnceLock::new() };
+    let mut seeds = Random::new(load.seed);
+    std::thread::scope(|scope| {
+        let thread = |random| {
+            move || {
+                let committer = subject.committer();
+                gate.pass();
+                commit_until(gate, &mut *committer?, ledger, load.pages, random).inspect_err(|_| gate.close())
+            }
+        };
+        let threads: Vec<_> =
+            (0..load.threads).map(|_| scope.spawn(thread(Random::new(seeds.next_u64())))).collect();
+        gate.start.wait();
+        let waited = gate.wait(window, stop);
+        gate.close();
+        let ended = Instant::now();
+        let mut took = Latencies::new();
+        let joined: Vec<Result<Latencies>> = threads.into_iter().map(join).collect();
+        waited?;
+        for of_thread in joined {
+            took.add(&of_thread?);
+        }
+        Ok((took, ended - *gate.began.get().context("no thread")?))
+    })
 }
 
-fn commit_until<R: Record>(
+fn commit_until(
     gate: &Gate,
     committer: &mut dyn Committer,
     ledger: &Ledger,
     each: usize,
     mut random: Random,
-    mut record: R,
-) -> Result<R> {
+) -> Result<Latencies> {
+    let mut recorded = Latencies::new();
     let mut pages = Vec::with_capacity(each);
     let mut counts = Vec::with_capacity(each);
     while !gate.is_over() {
@@ -190,14 +167,14 @@ fn commit_until<R: Record>(
             ledger.acknowledge(*page, *count);
         }
         if is_in_time {
-            record.record(took);
+            recorded.record(took);
         }
     }
-    Ok(record)
+    Ok(recorded)
 }
 
 /// Chooses `each` distinct pages in ascending order; `of` must be at least `each`.
-pub(super) fn draw(random: &mut Random, of: u64, each: usize, pages: &mut Vec<u64>) {
+fn draw(random: &mut Random, of: u64, each: usize, pages: &mut Vec<u64>) {
     pages.clear();
     while pages.len() < each {
         let page = random.below(of);
@@ -225,9 +202,6 @@ pub(super) fn verify(kind: Kind, dir: &Path, room: Room, ledger: &Ledger) -> Res
     };
     let checked: Vec<Result<()>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || check(thread))).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
         threads.into_iter().map(join).collect()
     });
     checked.into_iter().collect::<Result<()>>().with_context(|| format!("{} opened again", kind.name))

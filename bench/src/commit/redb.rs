@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use redb::{AccessGuard, Database, Durability, ReadableDatabase, ReadableTable, TableDefinition};
 
 use super::content::{VALUE, fresh};
-use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
+use super::load::{Change, Check, Committer, Kind, Pages, Room};
 
 /// The subject.
 pub(super) const KIND: Kind = Kind { name: "redb", open: |dir, room| Ok(Box::new(Redb::open(dir, room)?)) };
@@ -66,10 +66,6 @@ impl Pages for Redb {
         Ok(Box::new(self))
     }
 
-    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        Ok(Box::new(self))
-    }
-
     fn settle(&self) -> Result<()> {
         Ok(())
     }
@@ -79,16 +75,6 @@ impl Pages for Redb {
         for entry in table.range(pages)? {
             let (page, value) = entry?;
             see(page.value(), value.value())?;
-        }
-        Ok(())
-    }
-}
-
-impl Reader for &Redb {
-    fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()> {
-        let table = self.database.begin_read()?.open_table(TABLE)?;
-        for &page in pages {
-            see(page, table.get(page)?.with_context(|| format!("page {page} is missing"))?.value())?;
         }
         Ok(())
     }

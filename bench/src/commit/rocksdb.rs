@@ -1,22 +1,16 @@
 //! `RocksDB`: values by page number; each commit is a batch that is synced through its write-ahead log.
 //!
 //! Its plain batches do not read, so each committer holds a page's lock between reading and putting its value, as
-//! `TransactionDB` would. Reads get single values, without a snapshot. Fails where `RocksDB` does, with its message.
+//! `TransactionDB` would. Fails where `RocksDB` does, with its message.
 
-#![expect(unsafe_code, reason = "calls into C++")]
-
-use std::ffi::{CString, c_char};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::ptr::NonNull;
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
 use super::content::{VALUE, fresh};
-use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
+use super::load::{Change, Check, Committer, Kind, Pages, Room};
 use super::locks::PageLocks;
-use crate::log::rocksdb::{WORDS, text};
+use crate::rocksdb::Values;
 
 /// The subject.
 pub(super) const KIND: Kind =
@@ -25,119 +19,6 @@ pub(super) const KIND: Kind =
 /// Pages written per batch when the database is filled.
 const BATCH: u64 = 1024;
 
-/// `bench_pages` of the C++ source.
-#[repr(C)]
-struct Opaque {
-    private: [u8; 0],
-}
-
-// SAFETY: these are the signatures of rocksdb.cc, with `bool` and `size_t` as Rust has them. The requirements of each
-// function's pointers are stated where it is called.
-unsafe extern "C" {
-    fn bench_pages_open(dir: *const c_char, memory: usize, error: *mut c_char, len: usize) -> *mut Opaque;
-    fn bench_pages_close(pages: *mut Opaque);
-    fn bench_pages_get(
-        pages: *mut Opaque,
-        page: u64,
-        value: *mut c_char,
-        size: usize,
-        error: *mut c_char,
-        len: usize,
-    ) -> bool;
-    fn bench_pages_put(
-        pages: *mut Opaque,
-        numbers: *const u64,
-        count: usize,
-        values: *const c_char,
-        size: usize,
-        sync: bool,
-        error: *mut c_char,
-        len: usize,
-    ) -> bool;
-    fn bench_pages_flush(pages: *mut Opaque, error: *mut c_char, len: usize) -> bool;
-    fn bench_pages_idle(pages: *mut Opaque) -> bool;
-}
-
-/// Values by number, behind the C functions of rocksdb.cc.
-pub(crate) struct Values(NonNull<Opaque>);
-
-// SAFETY: rocksdb/db.h: a DB is "safe for concurrent access from multiple threads without any external
-// synchronization"; only `drop` frees the value behind the pointer.
-unsafe impl Send for Values {}
-// SAFETY: as above.
-unsafe impl Sync for Values {}
-
-/// Runs a call that reports its failure as text.
-fn done(call: impl FnOnce(*mut c_char) -> bool) -> Result<()> {
-    let mut words = [0; WORDS];
-    if !call(words.as_mut_ptr()) {
-        bail!("RocksDB: {}", text(&words));
-    }
-    Ok(())
-}
-
-impl Values {
-    /// Opens or creates a database in a directory, with a block cache of `memory` bytes.
-    pub(crate) fn open(dir: &Path, memory: u64) -> Result<Self> {
-        let path = CString::new(dir.as_os_str().as_bytes())?;
-        let memory = usize::try_from(memory)?;
-        let mut words = [0; WORDS];
-        // SAFETY: the path ends with a zero byte, and `words` has room for `WORDS` bytes.
-        let database = unsafe { bench_pages_open(path.as_ptr(), memory, words.as_mut_ptr(), WORDS) };
-        Ok(Self(NonNull::new(database).with_context(|| format!("RocksDB: {}", text(&words)))?))
-    }
-
-    /// Fills `value`, which has the length of what was put.
-    pub(crate) fn get(&self, page: u64, value: &mut [u8]) -> Result<()> {
-        // SAFETY: the database is alive; at most the lengths of `value` and `words` are written before the call
-        // returns.
-        done(|words| unsafe {
-            bench_pages_get(self.0.as_ptr(), page, value.as_mut_ptr().cast(), value.len(), words, WORDS)
-        })
-    }
-
-    /// Puts consecutive values of one length for these pages.
-    pub(crate) fn put(&self, pages: &[u64], values: &[u8], sync: bool) -> Result<()> {
-        let size = values.len() / pages.len().max(1);
-        assert_eq!(values.len(), pages.len() * size, "a value for each page");
-        // SAFETY: the database is alive; as many numbers and values as there are pages are read, which was just
-        // checked, and `words` is written within its length, before the call returns.
-        done(|words| unsafe {
-            bench_pages_put(
-                self.0.as_ptr(),
-                pages.as_ptr(),
-                pages.len(),
-                values.as_ptr().cast(),
-                size,
-                sync,
-                words,
-                WORDS,
-            )
-        })
-    }
-
-    /// Flushes the memtables to tables.
-    pub(crate) fn flush(&self) -> Result<()> {
-        // SAFETY: the database is alive, and `words` is written within its length before the call returns.
-        done(|words| unsafe { bench_pages_flush(self.0.as_ptr(), words, WORDS) })
-    }
-
-    /// Waits until no flush or compaction is running.
-    pub(crate) fn wait_until_idle(&self) {
-        // SAFETY: the database is alive.
-        while !unsafe { bench_pages_idle(self.0.as_ptr()) } {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-}
-
-impl Drop for Values {
-    fn drop(&mut self) {
-        // SAFETY: made by `bench_pages_open`, and freed once.
-        unsafe { bench_pages_close(self.0.as_ptr()) }
-    }
-}
-
 struct RocksDb {
     values: Values,
     locks: PageLocks,
@@ -145,7 +26,7 @@ struct RocksDb {
 
 impl RocksDb {
     fn open(dir: &Path, room: Room) -> Result<Self> {
-        Ok(Self { values: Values::open(dir, room.memory)?, locks: PageLocks::new(room.pages) })
+        Ok(Self { values: Values::open(dir, room.memory, None)?, locks: PageLocks::new(room.pages) })
     }
 }
 
@@ -165,10 +46,6 @@ impl Pages for RocksDb {
         Ok(Box::new(Thread { store: self, values: Vec::new() }))
     }
 
-    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        Ok(Box::new(self))
-    }
-
     fn settle(&self) -> Result<()> {
         self.values.wait_until_idle();
         Ok(())
@@ -177,17 +54,6 @@ impl Pages for RocksDb {
     fn check(&self, pages: std::ops::Range<u64>, see: &mut Check<'_>) -> Result<()> {
         let mut value = [0; VALUE];
         for page in pages {
-            self.values.get(page, &mut value)?;
-            see(page, &value)?;
-        }
-        Ok(())
-    }
-}
-
-impl Reader for &RocksDb {
-    fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()> {
-        let mut value = [0; VALUE];
-        for &page in pages {
             self.values.get(page, &mut value)?;
             see(page, &value)?;
         }

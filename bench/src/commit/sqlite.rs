@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use rusqlite::{Connection, params};
 
 use super::content::{VALUE, fresh};
-use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
+use super::load::{Change, Check, Committer, Kind, Pages, Room};
 
 /// The subject.
 pub(super) const KIND: Kind =
@@ -76,10 +76,6 @@ impl Pages for Sqlite {
         Ok(Box::new(Thread { connection: connect(&self.path)?, value: Vec::with_capacity(VALUE) }))
     }
 
-    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        Ok(Box::new(Thread { connection: connect(&self.path)?, value: Vec::new() }))
-    }
-
     fn settle(&self) -> Result<()> {
         self.kept().query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
         Ok(())
@@ -120,26 +116,6 @@ impl Committer for Thread {
             }
         }
         connection.prepare_cached("COMMIT")?.execute([])?;
-        Ok(())
-    }
-}
-
-impl Reader for Thread {
-    fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()> {
-        // One statement is a transaction of its own.
-        let many = pages.len() > 1;
-        if many {
-            self.connection.prepare_cached("BEGIN")?.execute([])?;
-        }
-        let mut select = self.connection.prepare_cached("SELECT value FROM pages WHERE id = ?")?;
-        for &page in pages {
-            let mut rows = select.query([key(page)])?;
-            let row = rows.next()?.with_context(|| format!("page {page} is missing"))?;
-            see(page, row.get_ref(0)?.as_blob()?)?;
-        }
-        if many {
-            self.connection.prepare_cached("COMMIT")?.execute([])?;
-        }
         Ok(())
     }
 }

@@ -4,7 +4,6 @@
 use super::content::{change, fresh};
 use super::*;
 use crate::scratch::Scratch;
-use std::path::Path;
 
 const ROOM: Room = Room { pages: 600, memory: 16 << 20 };
 
@@ -12,7 +11,7 @@ fn filled(kind: Kind, dir: &Path) -> Compared {
     let pages = (kind.open)(dir, ROOM).unwrap();
     pages.fill().unwrap();
     let ledger = Ledger::new(ROOM.pages);
-    Compared { kind, dir: dir.to_path_buf(), pages, ledger, seen: RefCell::default() }
+    Compared { kind, dir: dir.to_path_buf(), pages, ledger }
 }
 
 #[test]
@@ -26,8 +25,8 @@ fn every_subject_has_what_was_acknowledged_and_nothing_else() {
             let mut samples = (0..12).map(|nth| {
                 one(&subject, load, Duration::from_millis(60_u64 << nth), &Stop::never()).unwrap()
             });
-            let sample = samples.find(|sample| !sample.took.is_empty()).expect("commits end");
-            assert!(sample.rate > 0.0 && sample.took.max() > 0, "{}", kind.name);
+            let sample = samples.find(|sample| sample.took.count() > 0).expect("commits end");
+            assert!(sample.rate > 0.0 && sample.took.us(100.0) > 0.0, "{}", kind.name);
         }
         let Compared { pages, ledger, .. } = subject;
         drop(pages);
@@ -68,43 +67,11 @@ fn a_commit_that_fails_ends_all_threads() {
 fn the_best_peer_is_no_limit() {
     let samples = |subject, values: &[f64]| Samples { subject, values: values.to_vec() };
     let all = [
-        samples(ours::KIND.name, &[9.0]),
+        samples(tree::KIND.name, &[9.0]),
         samples("a", &[1.0, 1.0, 8.0]),
         samples("b", &[2.0, 2.0, 2.0]),
         samples(LIMIT, &[10.0]),
     ];
     assert_eq!(best_peer(&all), Some("b"));
     assert_eq!(best_peer(&all[..1]), None);
-}
-
-#[test]
-fn every_subject_reads_what_is_there_and_another_page_is_an_error() {
-    for kind in kinds() {
-        let scratch = Scratch::new(Path::new("/var/tmp")).unwrap();
-        let subject = filled(kind, scratch.path());
-        for pages in [1, 5] {
-            let load = Load { threads: 3, pages, seed: 2 };
-            let window = Duration::from_millis(50);
-            let rate = read::read_while(&*subject.pages, ROOM.pages, load, window, &Stop::never()).unwrap();
-            assert!(rate > 0.0, "{}", kind.name);
-        }
-        let (load, window) = (Load { threads: 2, pages: 50, seed: 4 }, Duration::from_millis(50));
-        let scan = |of| read::scan_while(&*subject.pages, of, load, window, &Stop::never());
-        assert!(scan(ROOM.pages).unwrap() > 0.0, "{}", kind.name);
-        let missing = scan(100 * ROOM.pages);
-        assert!(missing.is_err(), "{}", kind.name);
-        let mut seen = Vec::new();
-        let mut see = |page, value: &[u8]| {
-            super::content::check(page, 0, value)?;
-            seen.push(page);
-            Ok(())
-        };
-        subject.pages.reader().unwrap().read(&[0, 7, 599], &mut see).unwrap();
-        assert_eq!(seen, [0, 7, 599], "{}", kind.name);
-        // Pages that do not exist.
-        let load = Load { threads: 2, pages: 1, seed: 3 };
-        let long = Duration::from_secs(60);
-        let missing = read::read_while(&*subject.pages, 10 * ROOM.pages, load, long, &Stop::never());
-        assert!(missing.is_err(), "{}", kind.name);
-    }
 }

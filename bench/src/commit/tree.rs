@@ -10,7 +10,7 @@ use pagekeeper_store::tree::Tree;
 use pagekeeper_store::{Durability, Store};
 
 use super::content::{VALUE, fresh};
-use super::load::{Change, Check, Committer, Kind, Pages, Reader, Room};
+use super::load::{Change, Check, Committer, Kind, Pages, Room};
 
 /// The subject.
 pub(super) const KIND: Kind =
@@ -61,10 +61,6 @@ impl Pages for Map {
         Ok(Box::new(self))
     }
 
-    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        Ok(Box::new(self))
-    }
-
     fn settle(&self) -> Result<()> {
         Ok(self.store.sync()?)
     }
@@ -80,17 +76,6 @@ impl Pages for Map {
             }
         })?;
         seen.break_value().map_or(Ok(()), Err)
-    }
-}
-
-impl Reader for &Map {
-    fn read(&mut self, pages: &[u64], see: &mut Check<'_>) -> Result<()> {
-        let txn = self.store.begin_read()?;
-        for &page in pages {
-            let seen = self.tree.get_with(&txn, &page.to_be_bytes(), |value| see(page, value))?;
-            seen.with_context(|| format!("page {page} is missing"))??;
-        }
-        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@
 //! then begin the next. The guard identifies them by their processes alone. Invariant: the guard's ticks report, before
 //! and after the count, that it watches every file and leaves none out. Fails otherwise.
 
+use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -14,10 +15,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use super::many::{make, name, percent_within};
+use super::processor_time::percent_within;
 use super::watcher::{Used, Watched, Watcher};
 use crate::Run;
-use crate::data::MIB;
+use crate::data::{MIB, make_sparse, open as open_to_read, read_through};
 use crate::peers::this_program;
 use crate::report::Unit;
 use crate::rounds::Samples;
@@ -29,10 +30,11 @@ const WRITERS: u64 = 4;
 const DIRECTORIES: u64 = 500;
 /// Log files per directory.
 const LOGS: u64 = 5;
+/// Bytes of a log at the beginning.
+const FILE_BYTES: u64 = 16 << 10;
 /// All log files.
 const FILES: u64 = WRITERS * DIRECTORIES * LOGS;
-/// Bytes of an append, and the pause between two appends of a database. Together they write as much as the case with
-/// one directory.
+/// Bytes of an append, and the pause between two appends of a database.
 const APPEND: usize = 16 << 10;
 const PAUSE: Duration = Duration::from_millis(100);
 /// Appends after which a directory gets its next log: one log in two seconds, in all databases together.
@@ -68,6 +70,24 @@ pub(crate) fn write_logs(arguments: &Arguments) -> Result<()> {
         std::thread::sleep(PAUSE);
     }
     Ok(())
+}
+
+/// Returns a log's name.
+fn name(number: u64) -> String {
+    format!("binlog.{number:06}")
+}
+
+/// Creates log files and their index. The files are holes whose pages are cached and clean, so they cost no disk space.
+fn make(directory: &Path, files: u64) -> Result<()> {
+    std::fs::create_dir_all(directory).context("can't make the directory of log files")?;
+    let mut index = String::new();
+    for number in 1..=files {
+        let path = directory.join(name(number));
+        make_sparse(&path, FILE_BYTES)?;
+        read_through(&open_to_read(&path)?, 0..FILE_BYTES)?;
+        writeln!(index, "{}", path.display())?;
+    }
+    std::fs::write(directory.join("binlog.index"), index).context("can't make the index")
 }
 
 /// Opens a log to append to, and creates it if it is missing.

@@ -9,12 +9,10 @@
 mod commits;
 mod directories;
 mod least;
-mod many;
 pub(crate) mod other;
-pub(crate) mod server;
+mod processor_time;
 mod watcher;
 
-use std::cell::RefCell;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
@@ -22,23 +20,25 @@ use anyhow::{Result, bail};
 
 use crate::Run;
 use crate::data::{GIB, MIB, open, read_through, resident};
+use crate::mariadb::{self, HELPERS, Load, Server};
 use crate::peers::Program;
 use crate::report::Unit;
-use crate::rounds::{Plan, Samples, Subject, median, run as run_rounds};
+use crate::rounds::{Measured, Plan, Samples, median};
 use crate::scratch::Stop;
-use commits::{Commits, Latencies};
+use commits::{CommitTimes, Commits};
 pub(crate) use directories::{Arguments as WriterArguments, write_logs};
 use least::Least;
-use server::{HELPERS, Load, Server};
-use watcher::Watcher;
+use processor_time::cpu_seconds;
+use watcher::{Used, Watcher};
 
 const WITH: &str = "with the guard";
 const WITHOUT: &str = "without";
 const LEAST: &str = "the least work";
 const SETTLED: &str = "after its start";
+const SUBJECTS: [&str; 3] = [WITH, WITHOUT, LEAST];
 
 /// Binlogs at the start of a window, at most. They make a GiB, which is far less than servers usually keep.
-const KEPT_BINLOGS: u64 = GIB / server::BINLOG_BYTES;
+const KEPT_BINLOGS: u64 = GIB / mariadb::BINLOG_BYTES;
 
 /// The lengths of a run's parts.
 #[derive(Debug, Clone, Copy)]
@@ -54,9 +54,8 @@ struct Lengths {
 /// Default number of pairs in a quick run.
 const QUICK_ROUNDS: u16 = 3;
 
-/// Runs only the cases with very many log files, which need no `MariaDB`.
+/// Runs only the case with very many log files, which needs no `MariaDB`.
 pub(crate) fn run_many(run: &mut Run) -> Result<()> {
-    many::run(run)?;
     directories::run(run)
 }
 
@@ -88,21 +87,33 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>, transactions: Option<NonZe
         bail!("not installed: {}; `make bench-setup` installs it", run.report.missing.join(", "));
     };
     windows(run, &mariadbd, lengths, transactions)?;
-    if transactions.is_some() {
+    if transactions.is_some() || run.quick {
         return Ok(());
     }
-    if run.quick { many::run(run) } else { run_many(run) }
+    run_many(run)
 }
 
-/// The figures of the windows of one kind, beside their queries.
-#[derive(Debug, Default)]
-struct Seen {
-    resident_mib: Vec<f64>,
-    commits: Vec<Latencies>,
-    cpu_percent: Vec<f64>,
-    /// Within the count of a window, without the guard's start and first release.
-    settled_percent: Vec<f64>,
-    memory_mib: Vec<f64>,
+/// The figures of a window.
+#[derive(Debug, Clone, Copy)]
+struct Window {
+    /// Queries per second.
+    queries: f64,
+    commits: CommitTimes,
+    /// Of all logs, at the end.
+    resident_mib: f64,
+    /// Processor time within the count, without the start and the first release of whoever releases; 0 without.
+    settled_percent: f64,
+    /// The guard's own account.
+    used: Option<Used>,
+}
+
+/// The surroundings of the windows.
+struct Bench<'a> {
+    server: Server,
+    load: Load,
+    pagekeeper: Program,
+    stop: &'a Stop,
+    lengths: Lengths,
 }
 
 fn windows(
@@ -112,113 +123,67 @@ fn windows(
     transactions: Option<NonZeroU32>,
 ) -> Result<()> {
     run.say("a MariaDB server")?;
-    let server = Server::start(mariadbd, run.scratch.path(), &run.stop)?;
+    let server = Server::with_logs(mariadbd, run.scratch.path(), &run.stop)?;
     server.prepare()?;
     server.prepare_committer()?;
-    let load = RefCell::new(server.load(transactions)?);
+    let (load, stop) = (server.load(transactions)?, run.stop.clone());
+    let mut bench = Bench { server, load, pagekeeper: run.pagekeeper.clone(), stop: &stop, lengths };
     run.say("logs to begin with")?;
     run.stop.sleep(lengths.history)?;
 
     run.say("windows with and without the guard")?;
-    let [guarded, alone, least] = [(); 3].map(|()| RefCell::new(Seen::default()));
-    let (pagekeeper, stop) = (run.pagekeeper.clone(), run.stop.clone());
-    let mut subjects = [
-        Subject::new(WITH, || {
-            guarded_window(
-                &server,
-                &mut load.borrow_mut(),
-                &pagekeeper,
-                &stop,
-                lengths,
-                &mut guarded.borrow_mut(),
-            )
-        }),
-        Subject::new(WITHOUT, || {
-            server.purge(KEPT_BINLOGS)?;
-            read_logs(&server)?;
-            stop.sleep(lengths.settle)?;
-            let mut alone = alone.borrow_mut();
-            let queries = count(&server, &mut load.borrow_mut(), &stop, lengths, &mut alone)?;
-            alone.resident_mib.push(resident_mib(&server)?);
-            Ok(queries)
-        }),
-        Subject::new(LEAST, || {
-            least_window(&server, &mut load.borrow_mut(), &stop, lengths, &mut least.borrow_mut())
-        }),
-    ];
     // The load has run for a while, so no uncounted round is needed.
     let plan = Plan { rounds: run.rounds, until: None, warm_up: false };
-    let queries = run_rounds(&mut subjects, plan, &mut run.random, &run.stop)?;
-    drop(subjects);
-    report(
-        run,
-        &queries,
-        transactions.is_none(),
-        guarded.into_inner(),
-        alone.into_inner(),
-        least.into_inner(),
-    );
+    let measured = run.measure(&SUBJECTS, plan, |turn| match SUBJECTS[turn.subject] {
+        WITHOUT => bench.alone(),
+        LEAST => bench.beside_least(),
+        _ => bench.guarded(),
+    })?;
+    report(run, &measured, transactions.is_none());
     Ok(())
 }
 
-fn guarded_window(
-    server: &Server,
-    load: &mut Load,
-    pagekeeper: &Program,
-    stop: &Stop,
-    lengths: Lengths,
-    seen: &mut Seen,
-) -> Result<f64> {
-    server.purge(KEPT_BINLOGS)?;
-    let guard = Watcher::start(pagekeeper, &["--pid", &server.pid().to_string()])?;
-    let queries = watched_window(server, load, stop, lengths, seen, || many::cpu_seconds(guard.pid()))?;
-    let used = guard.stop()?;
-    seen.cpu_percent.push(used.cpu_percent);
-    seen.memory_mib.push(used.memory_bytes / MIB as f64);
-    Ok(queries)
-}
+impl Bench<'_> {
+    fn guarded(&mut self) -> Result<Window> {
+        self.server.purge(KEPT_BINLOGS)?;
+        let guard = Watcher::start(&self.pagekeeper, &["--pid", &self.server.pid().to_string()])?;
+        let window = self.window(|| cpu_seconds(guard.pid()))?;
+        Ok(Window { used: Some(guard.stop()?), ..window })
+    }
 
-fn least_window(
-    server: &Server,
-    load: &mut Load,
-    stop: &Stop,
-    lengths: Lengths,
-    seen: &mut Seen,
-) -> Result<f64> {
-    server.purge(KEPT_BINLOGS)?;
-    let least = Least::start(server.logs()?)?;
-    let queries = watched_window(server, load, stop, lengths, seen, || Ok(least.used().as_secs_f64()))?;
-    least.stop()?;
-    Ok(queries)
-}
+    fn alone(&mut self) -> Result<Window> {
+        self.server.purge(KEPT_BINLOGS)?;
+        read_logs(&self.server)?;
+        self.window(|| Ok(0.0))
+    }
 
-/// Measures queries per second in a window beside a process that releases pages, and its leftovers and use; `used`
-/// returns its processor time so far, in seconds.
-fn watched_window(
-    server: &Server,
-    load: &mut Load,
-    stop: &Stop,
-    lengths: Lengths,
-    seen: &mut Seen,
-    used: impl Fn() -> Result<f64>,
-) -> Result<f64> {
-    stop.sleep(lengths.settle)?;
-    let (before, began) = (used()?, Instant::now());
-    let queries = count(server, load, stop, lengths, seen)?;
-    seen.settled_percent.push((used()? - before) / began.elapsed().as_secs_f64() * 100.0);
-    seen.resident_mib.push(resident_mib(server)?);
-    Ok(queries)
-}
+    fn beside_least(&mut self) -> Result<Window> {
+        self.server.purge(KEPT_BINLOGS)?;
+        let least = Least::start(self.server.logs()?)?;
+        let window = self.window(|| Ok(least.used().as_secs_f64()))?;
+        least.stop()?;
+        Ok(window)
+    }
 
-/// Measures queries per second and commit latencies in a window.
-fn count(server: &Server, load: &mut Load, stop: &Stop, lengths: Lengths, seen: &mut Seen) -> Result<f64> {
-    let commits = Commits::start(server.committer(), lengths.window)?;
-    let (first, began) = server.questions()?;
-    stop.sleep(lengths.window)?;
-    let (last, ended) = server.questions()?;
-    load.check()?;
-    seen.commits.push(commits.wait()?);
-    Ok((last - first) / (ended - began).as_secs_f64())
+    /// Measures a window; `used` returns the processor time so far of whoever releases pages, in seconds.
+    fn window(&mut self, used: impl Fn() -> Result<f64>) -> Result<Window> {
+        self.stop.sleep(self.lengths.settle)?;
+        let (before, began) = (used()?, Instant::now());
+        let commits = Commits::start(self.server.committer(), self.lengths.window)?;
+        let (first, counted_from) = self.server.questions()?;
+        self.stop.sleep(self.lengths.window)?;
+        let (last, counted_to) = self.server.questions()?;
+        self.load.check()?;
+        let commits = commits.wait()?;
+        let settled_percent = (used()? - before) / began.elapsed().as_secs_f64() * 100.0;
+        Ok(Window {
+            queries: (last - first) / (counted_to - counted_from).as_secs_f64(),
+            commits,
+            resident_mib: resident_mib(&self.server)?,
+            settled_percent,
+            used: None,
+        })
+    }
 }
 
 fn resident_mib(server: &Server) -> Result<f64> {
@@ -236,88 +201,46 @@ fn read_logs(server: &Server) -> Result<()> {
 }
 
 /// Reports the figures. Queries are compared unless the load had a rate of its own.
-fn report(run: &mut Run, queries: &[Samples], are_compared: bool, guarded: Seen, alone: Seen, least: Seen) {
+fn report(run: &mut Run, measured: &Measured<Window>, are_compared: bool) {
     let report = &mut run.report;
-    report.add_case("queries of sysbench oltp_read_write", Unit::QueriesPerSecond, queries);
+    let queries = measured.figure(|window| window.queries);
+    report.add_case("queries of sysbench oltp_read_write", Unit::QueriesPerSecond, &queries);
     if are_compared {
-        report.add_ratio("guard_qps", Unit::QueriesPerSecond, queries, WITH, WITHOUT);
-        let within = queries[0].values.iter().zip(&queries[1].values).map(|(with, without)| with / without);
-        let within = Samples { subject: "with against without, each pair", values: within.collect() };
-        report.add_case("queries of sysbench oltp_read_write", Unit::Ratio, &[within]);
+        report.add_ratio("guard_qps", Unit::QueriesPerSecond, &queries, WITH, WITHOUT);
     }
-    report_commits(run, [&guarded, &alone, &least]);
-
-    let report = &mut run.report;
-    let gone: Vec<f64> = guarded
-        .resident_mib
-        .iter()
-        .zip(&alone.resident_mib)
-        .map(|(with, without)| drop_share(*with, *without))
-        .collect();
-    let resident = [
-        Samples { subject: WITH, values: guarded.resident_mib },
-        Samples { subject: WITHOUT, values: alone.resident_mib },
-        Samples { subject: LEAST, values: least.resident_mib },
-    ];
-    report.add_case("log files in the page cache at a window's end", Unit::Mib, &resident);
-    if let Some(share) = median(&gone) {
-        report.ratios.insert("guard_residency_drop", share);
-    }
-    if let Some(percent) = median(&guarded.cpu_percent) {
-        report.ratios.insert("guard_cpu_percent", percent);
-    }
-    if let Some(percent) = median(&guarded.settled_percent) {
-        report.ratios.insert("guard_settled_cpu_percent", percent);
-    }
-    let cpu = [
-        (SETTLED, guarded.settled_percent),
-        (LEAST, least.settled_percent),
-        ("with its start", guarded.cpu_percent),
-    ];
-    let cpu = cpu.map(|(subject, values)| Samples { subject, values });
-    report.add_case("the guard's CPU beside the database", Unit::PercentOfCore, &cpu);
-    report.add_ratio("guard_cpu_vs_least", Unit::PercentOfCore, &cpu, SETTLED, LEAST);
-    let memory = [Samples { subject: "the guard itself", values: guarded.memory_mib }];
-    report.add_case("the guard's memory beside the database", Unit::Mib, &memory);
-}
-
-/// A figure of a window's commits: its name, its ratio, and how to get it.
-type CommitFigure = (&'static str, &'static str, fn(&Latencies) -> f64);
-
-fn report_commits(run: &mut Run, seen: [&Seen; 3]) {
     let figures: [CommitFigure; 3] = [
         ("median", "guard_commit_median", |commits| commits.median),
         ("p99", "guard_commit_p99", |commits| commits.p99),
         ("longest of a window", "guard_commit_longest", |commits| commits.longest),
     ];
     for (name, ratio, of) in figures {
-        let subjects = [WITH, WITHOUT, LEAST].into_iter().zip(seen);
-        let samples: Vec<Samples> = subjects
-            .map(|(subject, seen)| Samples { subject, values: seen.commits.iter().map(of).collect() })
-            .collect();
-        run.report.add_case(
-            &format!("commits of one row by a client beside the load: {name}"),
-            Unit::Microseconds,
-            &samples,
-        );
-        run.report.add_ratio(ratio, Unit::Microseconds, &samples, WITH, WITHOUT);
+        let samples = measured.figure(|window| of(&window.commits));
+        let case = format!("commits of one row by a client beside the load: {name}");
+        report.add_case(&case, Unit::Microseconds, &samples);
+        report.add_ratio(ratio, Unit::Microseconds, &samples, WITH, WITHOUT);
     }
-}
-
-/// Returns the share of `without` that is gone.
-fn drop_share(with: f64, without: f64) -> f64 {
-    if without > 0.0 { 1.0 - with / without } else { 0.0 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_share_gone_is_one_when_nothing_is_left() {
-        let near = |value: f64, expected: f64| (value - expected).abs() < 1e-12;
-        assert!(near(drop_share(0.0, 200.0), 1.0));
-        assert!(near(drop_share(10.0, 200.0), 0.95));
-        assert!(near(drop_share(5.0, 0.0), 0.0));
+    let resident = measured.figure(|window| window.resident_mib);
+    report.add_case("log files in the page cache at a window's end", Unit::Mib, &resident);
+    let guarded = measured.of(WITH);
+    let of = |subject, windows: &[Window], of: fn(&Window) -> f64| Samples {
+        subject,
+        values: windows.iter().map(of).collect(),
+    };
+    let percent = |window: &Window| window.used.map_or(0.0, |used| used.cpu_percent);
+    let memory = |window: &Window| window.used.map_or(0.0, |used| used.memory_bytes / MIB as f64);
+    let cpu = [
+        of(SETTLED, guarded, |window| window.settled_percent),
+        of(LEAST, measured.of(LEAST), |window| window.settled_percent),
+        of("with its start", guarded, percent),
+    ];
+    report.add_case("the guard's CPU beside the database", Unit::PercentOfCore, &cpu);
+    report.add_ratio("guard_cpu_vs_least", Unit::PercentOfCore, &cpu, SETTLED, LEAST);
+    for (name, samples) in [("guard_settled_cpu_percent", &cpu[0]), ("guard_cpu_percent", &cpu[2])] {
+        report.ratios.extend(median(&samples.values).map(|percent| (name, percent)));
     }
+    let memory = [of("the guard itself", guarded, memory)];
+    report.add_case("the guard's memory beside the database", Unit::Mib, &memory);
 }
+
+/// A figure of a window's commits: its name, its ratio, and how to get it.
+type CommitFigure = (&'static str, &'static str, fn(&CommitTimes) -> f64);

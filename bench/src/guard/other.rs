@@ -6,17 +6,17 @@
 //! seconds in which the guard's processor time is measured.
 
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use pagekeeper_testing::servers::{
     Cassandra, Etcd, Kafka, LoggedServer, MariaDb, MongoDb, MySql, Nats, OpenSearch, PostgreSql, Prometheus,
-    RabbitMq, RocksDb, Search, WiredTiger, unpacked,
+    RabbitMq, RocksDb, Search, WiredTiger,
 };
 
-use super::many::cpu_seconds;
+use super::processor_time::cpu_seconds;
 use super::watcher::Watcher;
 use super::{SETTLED, WITH, WITHOUT};
 use crate::Run;
@@ -133,33 +133,41 @@ impl Name {
         }
     }
 
-    /// For a fetched server: the variable that names its location, the location, and the source of its version.
-    fn fetched(self) -> Option<Fetched> {
-        let of = |variable, folder, version| Some(Fetched { variable, folder, version });
+    /// For a server that is not installed but fetched by `scripts/fetch-servers.sh`: the variable that names its
+    /// location, and whether it is there.
+    fn fetched(self) -> Option<(&'static str, bool)> {
         match self {
-            Self::Kafka => of("PAGEKEEPER_KAFKA", Kafka::jars(), Version::Jar("kafka_")),
-            Self::Cassandra => of("PAGEKEEPER_CASSANDRA", Cassandra::jars(), Version::Jar("cassandra-all-")),
-            Self::OpenSearch => {
-                of("PAGEKEEPER_OPENSEARCH", Search::OpenSearch.jars(), Version::Jar("opensearch-2"))
-            }
-            Self::Elasticsearch => {
-                of("PAGEKEEPER_ELASTICSEARCH", Search::Elasticsearch.jars(), Version::Jar("elasticsearch-7"))
-            }
-            Self::MariaDb | Self::MyRocks if MariaDb::unpacked().is_some() => {
-                of("PAGEKEEPER_MARIADB_ROOT", MariaDb::unpacked(), Version::Program("/usr/sbin/mariadbd"))
-            }
-            Self::RabbitMq if RabbitMq::unpacked().is_some() => {
-                let libraries = RabbitMq::unpacked().map(|root| root.join("usr/lib/rabbitmq/lib"));
-                of("PAGEKEEPER_RABBITMQ_ROOT", libraries, Version::Folder("rabbitmq_server-"))
-            }
-            Self::MySql => {
-                of("PAGEKEEPER_MYSQL_ROOT", MySql::unpacked(), Version::Program("/usr/sbin/mysqld"))
-            }
-            Self::MongoDb => {
-                of("PAGEKEEPER_MONGODB_ROOT", MongoDb::unpacked(), Version::Program("/usr/bin/mongod"))
-            }
+            Self::Kafka => Some(("PAGEKEEPER_KAFKA", Kafka::jars().is_some())),
+            Self::Cassandra => Some(("PAGEKEEPER_CASSANDRA", Cassandra::jars().is_some())),
+            Self::OpenSearch => Some(("PAGEKEEPER_OPENSEARCH", Search::OpenSearch.jars().is_some())),
+            Self::Elasticsearch => Some(("PAGEKEEPER_ELASTICSEARCH", Search::Elasticsearch.jars().is_some())),
+            Self::MySql => Some(("PAGEKEEPER_MYSQL_ROOT", MySql::unpacked().is_some())),
+            Self::MongoDb => Some(("PAGEKEEPER_MONGODB_ROOT", MongoDb::unpacked().is_some())),
             _ => None,
         }
+    }
+
+    /// Returns what is missing for it, and how to get it.
+    fn missing(self) -> Option<String> {
+        if let Some(missing) = self.programs().into_iter().find(|program| !Program::is_installed(program)) {
+            return Some(format!("{missing} is not installed"));
+        }
+        let package = match self {
+            Self::WiredTiger if WiredTiger::version().is_none() => "libwiredtiger-dev",
+            Self::RocksDb if RocksDb::version().is_none() => "librocksdb-dev",
+            Self::MyRocks if !MariaDb::has_myrocks() => "mariadb-plugin-rocksdb",
+            Self::MongoDb if !MongoDb::has_client() => "python3-pymongo",
+            _ => {
+                let (variable, _) = self.fetched().filter(|(_, is_there)| !is_there)?;
+                let server = self.to_possible_value()?;
+                return Some(format!(
+                    "{variable} names no directory of it. This fetches it, and sets that:\n  \
+                     eval \"$(scripts/fetch-servers.sh {})\"",
+                    server.get_name()
+                ));
+            }
+        };
+        Some(format!("Debian's package {package} is not installed"))
     }
 
     /// The guard's configuration. NATS's streams have no budget by default, and everything would stay resident, as
@@ -169,46 +177,6 @@ impl Name {
             Self::Nats => "[rules.nats.messages]\nrule = \"budget\"\nbudget = \"64M\"\n",
             Self::Cassandra => Cassandra::GUARD_RULES,
             _ => "",
-        }
-    }
-}
-
-/// A server that is not installed but fetched by `scripts/fetch-servers.sh`.
-struct Fetched {
-    variable: &'static str,
-    folder: Option<PathBuf>,
-    version: Version,
-}
-
-/// The source of a fetched server's version.
-enum Version {
-    /// The name of the jar that begins so.
-    Jar(&'static str),
-    /// The name of the folder that begins so.
-    Folder(&'static str),
-    /// The program, at this path in the folder of the unpacked server.
-    Program(&'static str),
-}
-
-impl Version {
-    /// Returns the version; `home` is a directory for a program to run in.
-    fn of(&self, folder: &Path, home: &Path) -> Result<String> {
-        match self {
-            Self::Jar(start) | Self::Folder(start) => {
-                let names = std::fs::read_dir(folder)?.flatten().map(|entry| entry.file_name());
-                let mut names = names.filter_map(|name| name.into_string().ok());
-                names.find(|name| name.starts_with(start)).with_context(|| format!("no {start}*"))
-            }
-            Self::Program(path) => {
-                unpacked::make_home(home);
-                let asked = unpacked::enter(folder, home).args([path, "--version"]).output()?;
-                let said = String::from_utf8_lossy(&asked.stdout);
-                Ok(said
-                    .lines()
-                    .next()
-                    .with_context(|| format!("{path} does not say its version"))?
-                    .to_owned())
-            }
         }
     }
 }
@@ -226,7 +194,7 @@ const MOST: u64 = 3 * GIB;
 
 /// The figures of windows of one kind.
 #[derive(Debug, Default)]
-struct Seen {
+struct Windows {
     rate: Vec<f64>,
     resident: Vec<f64>,
     read: Vec<f64>,
@@ -251,43 +219,8 @@ pub(crate) fn run(run: &mut Run, name: Name, topic: &Topic, rate: Option<NonZero
             MOST / MIB
         );
     }
-    let programs = name.programs();
-    if let Some(missing) = programs.iter().find(|program| !Program::is_installed(program)) {
-        bail!("{missing} is not installed");
-    }
-    // The first program of an unpacked server is its client's; of a library, the compiler.
-    let is_unpacked = name.fetched().is_some_and(|fetched| !matches!(fetched.version, Version::Jar(_)));
-    let is_library = matches!(name, Name::WiredTiger | Name::RocksDb);
-    if !is_unpacked
-        && !is_library
-        && let Some(server) = Program::find_file("server", &programs[0])
-    {
-        run.note(&format!("{} {}", programs[0], server.version));
-    }
-    if matches!(name, Name::WiredTiger) {
-        let version = WiredTiger::version();
-        run.note(&version.context("WiredTiger is not installed: Debian's package libwiredtiger-dev")?);
-    }
-    if matches!(name, Name::RocksDb) {
-        let version = RocksDb::version();
-        run.note(&version.context("RocksDB is not installed: Debian's package librocksdb-dev")?);
-    }
-    if matches!(name, Name::MyRocks) && !MariaDb::has_myrocks() {
-        bail!("MariaDB's plugin MyRocks is not installed: Debian's package mariadb-plugin-rocksdb");
-    }
-    if matches!(name, Name::MongoDb) && !MongoDb::has_client() {
-        bail!("what MongoDB's client speaks with is not installed: Debian's package python3-pymongo");
-    }
-    if let Some(Fetched { variable, folder, version }) = name.fetched() {
-        let Some(folder) = folder else {
-            let server = name.to_possible_value().context("each server can be asked for")?;
-            bail!(
-                "{variable} names no directory of it. This fetches it, and sets that:\n  \
-                 eval \"$(scripts/fetch-servers.sh {})\"",
-                server.get_name()
-            );
-        };
-        run.note(&version.of(&folder, &run.scratch.path().join("version"))?);
+    if let Some(missing) = name.missing() {
+        bail!(missing);
     }
     if let Some(partitions) = topic.partitions {
         run.note(&format!("a topic of {partitions} partitions"));
@@ -306,7 +239,7 @@ pub(crate) fn run(run: &mut Run, name: Name, topic: &Topic, rate: Option<NonZero
     run.note("one server under one client; windows without the guard, and with it, in turn: what the first leaves is released in the second");
     let bytes = if run.quick { name.window() / 2 } else { name.window() };
     server.put(bytes);
-    let (mut guarded, mut alone) = (Seen::default(), Seen::default());
+    let (mut guarded, mut alone) = (Windows::default(), Windows::default());
     for _ in 0..if run.quick { run.rounds.min(3) } else { run.rounds } {
         run.say("a window without, and one with the guard")?;
         window(server.as_mut(), bytes, &mut alone)?;
@@ -335,7 +268,7 @@ pub(crate) fn run(run: &mut Run, name: Name, topic: &Topic, rate: Option<NonZero
     Ok(())
 }
 
-fn window(server: &mut dyn LoggedServer, bytes: u64, seen: &mut Seen) -> Result<()> {
+fn window(server: &mut dyn LoggedServer, bytes: u64, seen: &mut Windows) -> Result<()> {
     let mib = |bytes: u64| bytes as f64 / MIB as f64;
     let (read, began) = (device_reads(server.pid())?, Instant::now());
     let put = server.put(bytes);

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::server::with_parent;
+use crate::mariadb::with_parent;
 use crate::peers::Program;
 use crate::running::Running;
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
-use super::map::Map;
 use super::reader::{PAGE, Reader};
+use crate::map::Map;
 use crate::pattern;
 use crate::rounds::Random;
 
@@ -51,27 +51,20 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    /// Puts `held` of the `pages` pages of a pattern's file into frames in random choice and order; reads of the others
-    /// miss.
-    pub(crate) fn new(pages: u64, held: u64, seed: u64, random: &mut Random) -> Result<Self> {
+    /// Puts the pages of a pattern's file into frames in random order.
+    pub(crate) fn new(pages: u64, seed: u64, random: &mut Random) -> Result<Self> {
         let mut frames: Vec<u32> = (0..u32::try_from(pages)?).collect();
         random.shuffle(&mut frames);
-        let mut arena = Map::arena(usize::try_from(held)? * PAGE)?;
-        let mut page_of = vec![0; usize::try_from(held)?];
-        for (page, frame) in (0_u64..).zip(&mut frames) {
-            match page_of.get_mut(*frame as usize) {
-                Some(place) => *place = page,
-                None => *frame = Self::NOWHERE,
-            }
+        let mut arena = Map::arena(usize::try_from(pages)? * PAGE)?;
+        let mut page_of = vec![0; frames.len()];
+        for (page, frame) in (0_u64..).zip(&frames) {
+            page_of[*frame as usize] = page;
         }
         for (frame, page) in arena.bytes_mut().chunks_mut(PAGE).zip(page_of) {
             pattern::fill(seed, page * PAGE as u64, frame);
         }
         Ok(Self { frames, arena })
     }
-
-    /// The frame number of a page without a frame, which is beyond the end of any arena.
-    const NOWHERE: u32 = u32::MAX;
 }
 
 impl Reader for Arc<Limit> {
@@ -99,31 +92,5 @@ fn copy_at(bytes: &[u8], page: u64, at: usize, buf: &mut [u8]) -> bool {
             true
         }
         None => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::reader::{SEED, verify};
-    use super::*;
-    use crate::data::MIB;
-
-    const PAGES: u64 = MIB / PAGE as u64;
-
-    #[test]
-    fn each_has_every_page_and_none_beyond() {
-        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        let path = dir.path().join("file");
-        pattern::make_file(&path, MIB, SEED).unwrap();
-        let open = || File::open(&path).unwrap();
-        let subjects: [Box<dyn Reader>; 3] = [
-            Box::new(Pread(open())),
-            Box::new(Mapped::new(&open(), PAGES).unwrap()),
-            Box::new(Limit::new(PAGES, PAGES, SEED, &mut Random::new(1)).unwrap()),
-        ];
-        for subject in subjects {
-            verify(&*subject, PAGES).unwrap();
-            assert!(!subject.read(PAGES, 0, &mut [0; 8]));
-        }
     }
 }

@@ -10,71 +10,62 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Kind, Load, Sample, SampleDirectory, add_figures, case_name, compare, fio, ours, plain};
+use super::{Kind, Load, Sample, SampleDirectory, add_case, fio, ours, plain};
 use crate::Run;
 use crate::data::resident_in;
-use crate::gauges::latencies;
+use crate::drive::join;
+use crate::latencies::Latencies;
 use crate::peers::Program;
 use crate::report::Unit;
-use crate::rounds::{Samples, Subject};
+use crate::rounds::{Samples, median};
 
 /// Bytes of a record.
 const RECORD: usize = 512;
+/// Threads, and the ratio to the best other log.
+const CASES: [(usize, &str); 2] = [(32, "log_commits_32T_vs_best_peer"), (1, "log_commits_1T_vs_best_peer")];
+pub(super) const KINDS: &[Kind] = &[
+    ours::REDO,
+    ours::BIN,
+    plain::FILES,
+    #[cfg(feature = "raft-engine")]
+    super::raft::KIND,
+    #[cfg(feature = "rocksdb")]
+    super::rocksdb::KIND,
+];
 
 /// Measures all cases.
-pub(super) fn run(
-    run: &mut Run,
-    place: &SampleDirectory,
-    program: Option<&Program>,
-    on: Option<&str>,
-) -> Result<()> {
+pub(super) fn run(run: &mut Run, place: &SampleDirectory, limit: Option<&Program>) -> Result<()> {
     let duration = Duration::from_millis(if run.quick { 400 } else { 2000 });
-    let cases: [(usize, &'static str); 2] = match on {
-        None => [(32, "log_commits_32T_vs_best_peer"), (1, "log_commits_1T_vs_best_peer")],
-        Some(_) => [(32, "log_commits_32T_xfs_vs_best_peer"), (1, "log_commits_1T_xfs_vs_best_peer")],
-    };
-    for (index, (threads, ratio)) in cases.into_iter().enumerate() {
+    let names: Vec<&'static str> =
+        KINDS.iter().map(|kind| kind.name).chain(limit.map(|_| fio::COMMITS)).collect();
+    for (index, (threads, ratio)) in CASES.into_iter().enumerate() {
         let plural = if threads == 1 { "" } else { "s" };
-        let name = case_name(&format!("durable commits of 512 bytes, {threads} thread{plural}"), on);
+        let name = format!("durable commits of 512 bytes, {threads} thread{plural}");
         run.say(&name)?;
-        let mut kinds = vec![ours::REDO, ours::BIN, plain::FILES];
-        #[cfg(feature = "raft-engine")]
-        kinds.push(super::raft::KIND);
-        #[cfg(feature = "rocksdb")]
-        kinds.push(super::rocksdb::KIND);
-        if !run.quick {
-            kinds.extend(ours::REDO_MODES);
-            kinds.extend(ours::BIN_MODES);
-        }
-        let limit = program.map(|program| {
-            Subject::new(fio::COMMITS, move || place.fresh(|dir| fio::commits(program, dir, duration)))
-        });
-        let quick_end = 32 + 10 * index as u64;
-        let (rates, seen) =
-            compare(run, place, &kinds, limit, quick_end, |kind, dir| one(kind, dir, threads, duration))?;
-        run.report.add_case(&name, Unit::CommitsPerSecond, &rates);
-        add_figures(&mut run.report, &name, "one commit", &seen);
-        add_ratio_to_best(run, ratio, &rates);
+        let measured = run.measure(&names, run.plan(32 + 10 * index as u64), |turn| {
+            place.fresh(|dir| match (KINDS.get(turn.subject), limit) {
+                (None, Some(fio)) => Ok(Sample::of_limit(fio::commits(fio, dir, duration)?)),
+                (kind, _) => one(*kind.unwrap_or(&ours::REDO), dir, threads, duration),
+            })
+        })?;
+        add_case(&mut run.report, &name, Unit::CommitsPerSecond, "one commit", &measured, fio::COMMITS);
+        add_ratio_to_best(run, ratio, &measured.figure(|sample| sample.rate));
     }
     Ok(())
 }
 
 /// Adds the ratio to the best other log; plain files are a peer, too.
 fn add_ratio_to_best(run: &mut Run, name: &'static str, rates: &[Samples]) {
-    let peers = rates.iter().filter(|samples| {
-        let modes = ours::REDO_MODES.iter().chain(&ours::BIN_MODES);
-        let ours = [ours::REDO, ours::BIN].iter().chain(modes).any(|kind| kind.name == samples.subject);
-        !ours && samples.subject != fio::COMMITS
-    });
-    let middle = |samples: &&Samples| crate::rounds::median(&samples.values).unwrap_or(0.0);
+    let none = [ours::REDO.name, ours::BIN.name, fio::COMMITS];
+    let peers = rates.iter().filter(|samples| !none.contains(&samples.subject));
+    let middle = |samples: &&Samples| median(&samples.values).unwrap_or(0.0);
     if let Some(best) = peers.max_by(|a, b| middle(a).total_cmp(&middle(b))) {
-        let best = best.subject;
-        run.report.add_ratio(name, Unit::CommitsPerSecond, rates, ours::REDO.name, best);
+        run.report.add_ratio(name, Unit::CommitsPerSecond, rates, ours::REDO.name, best.subject);
     }
 }
 
 fn one(kind: Kind, dir: &Path, threads: usize, duration: Duration) -> Result<Sample> {
-    let owned = (kind.make)(dir, Load { bytes: 0, synced: true })?;
+    let owned = (kind.make)(dir, Load { bytes: 0 })?;
     let (start, over) = (Barrier::new(threads + 1), AtomicBool::new(false));
     let (log, start, over) = (&*owned, &start, &over);
     let (seconds, ended) = std::thread::scope(|scope| {
@@ -82,13 +73,13 @@ fn one(kind: Kind, dir: &Path, threads: usize, duration: Duration) -> Result<Sam
             .map(|thread| {
                 scope.spawn(move || {
                     let mut body = [thread.to_le_bytes()[0]; RECORD];
-                    let (mut took, mut count) = (latencies(), 0_u64);
+                    let (mut took, mut count) = (Latencies::new(), 0_u64);
                     start.wait();
                     while !over.load(Ordering::Relaxed) {
                         body[8..16].copy_from_slice(&count.to_le_bytes());
                         let began = Instant::now();
                         log.append(&body, true)?;
-                        took.saturating_record(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+                        took.record(began.elapsed());
                         count += 1;
                     }
                     Ok((took, count))
@@ -100,19 +91,15 @@ fn one(kind: Kind, dir: &Path, threads: usize, duration: Duration) -> Result<Sam
         std::thread::sleep(duration);
         let seconds = began.elapsed().as_secs_f64();
         over.store(true, Ordering::Relaxed);
-        let ended: Result<Vec<_>> = workers
-            .into_iter()
-            .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect();
-        (seconds, ended)
+        (seconds, workers.into_iter().map(join).collect::<Result<Vec<_>>>())
     });
     let ended = ended?;
     let resident = resident_in(dir)?;
     drop(owned);
     let counts: Vec<u64> = ended.iter().map(|(_, count)| *count).collect();
-    let mut took = latencies();
+    let mut took = Latencies::new();
     for (of_thread, _) in &ended {
-        took.add(of_thread).context("histograms of one kind")?;
+        took.add(of_thread);
     }
     check(kind, dir, &counts)?;
     Ok(Sample { rate: counts.iter().sum::<u64>() as f64 / seconds, took, resident })

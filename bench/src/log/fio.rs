@@ -16,10 +16,9 @@ pub(super) const VOLUME: &str = "fio, buffered, the same pattern";
 /// Its name in tables.
 pub(super) const COMMITS: &str = "fio, 4 KiB and fdatasync, one thread";
 
-/// Returns the MiB per second of writes of 64 KiB to a new file.
-pub(super) fn volume(fio: &Program, dir: &Path, bytes: u64, synced: bool) -> Result<f64> {
-    let sync = if synced { "--fdatasync=16" } else { "--fdatasync=0" };
-    let json = write(fio, dir, &["--bs=64k", sync, &format!("--size={bytes}"), "--end_fsync=0"])?;
+/// Returns the MiB per second of writes of 64 KiB to a new file, synced each MiB.
+pub(super) fn volume(fio: &Program, dir: &Path, bytes: u64) -> Result<f64> {
+    let json = write(fio, dir, &["--bs=64k", "--fdatasync=16", &format!("--size={bytes}"), "--end_fsync=0"])?;
     let kib = json["write"]["bw_bytes"].as_f64().context("fio reported no rate")?;
     Ok(kib / MIB as f64)
 }

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
-use pagekeeper_log::{BinLog, BinLogOptions, FlushPolicy, LogMode, RedoLog};
+use pagekeeper_log::{BinLog, BinLogOptions, FlushPolicy, RedoLog};
 
-use super::{Kind, Load, Log, Make};
+use super::{Kind, Load, Log};
 
 /// Files of the ring.
 pub(super) const RING_FILES: u32 = 4;
@@ -19,29 +19,9 @@ pub(super) const RING_FILE_BYTES: u64 = 64 << 20;
 pub(super) const SEGMENT_BYTES: u64 = 128 << 20;
 
 /// The redo log with default settings.
-pub(super) const REDO: Kind = redo("redo log", |dir, load| make_redo(dir, load, LogMode::Auto));
-/// The redo log in each mode.
-pub(super) const REDO_MODES: [Kind; 3] = [
-    redo("redo log, buffered", |dir, load| make_redo(dir, load, LogMode::Buffered)),
-    redo("redo log, uncached", |dir, load| make_redo(dir, load, LogMode::Uncached)),
-    redo("redo log, direct", |dir, load| make_redo(dir, load, LogMode::Direct)),
-];
+pub(super) const REDO: Kind = Kind { name: "redo log", make: make_redo, check: Some(check_redo) };
 /// The binlog with default settings.
-pub(super) const BIN: Kind = bin("binlog", |dir, load| make_bin(dir, load, LogMode::Auto));
-/// The binlog in each mode.
-pub(super) const BIN_MODES: [Kind; 3] = [
-    bin("binlog, buffered", |dir, load| make_bin(dir, load, LogMode::Buffered)),
-    bin("binlog, uncached", |dir, load| make_bin(dir, load, LogMode::Uncached)),
-    bin("binlog, direct", |dir, load| make_bin(dir, load, LogMode::Direct)),
-];
-
-const fn redo(name: &'static str, make: Make) -> Kind {
-    Kind { name, make, check: Some(check_redo) }
-}
-
-const fn bin(name: &'static str, make: Make) -> Kind {
-    Kind { name, make, check: Some(check_bin) }
-}
+pub(super) const BIN: Kind = Kind { name: "binlog", make: make_bin, check: Some(check_bin) };
 
 struct Redo {
     log: RedoLog,
@@ -49,11 +29,11 @@ struct Redo {
     checkpoint: AtomicU64,
 }
 
-fn make_redo(dir: &Path, load: Load, mode: LogMode) -> Result<Box<dyn Log>> {
+fn make_redo(dir: &Path, load: Load) -> Result<Box<dyn Log>> {
     // The flush policy decides how a ring is best written.
     let policy = if load.bytes == 0 { FlushPolicy::EachCommit } else { FlushPolicy::Os };
     let options = RedoLog::options().files(RING_FILES).file_bytes(RING_FILE_BYTES);
-    let log = options.flush_policy(policy).mode(mode).create(&dir.join("redo"))?;
+    let log = options.flush_policy(policy).create(&dir.join("redo"))?;
     let checkpoint = AtomicU64::new(log.checkpoint_lsn());
     Ok(Box::new(Redo { log, checkpoint }))
 }
@@ -95,10 +75,10 @@ struct Bin {
     synced: bool,
 }
 
-fn make_bin(dir: &Path, load: Load, mode: LogMode) -> Result<Box<dyn Log>> {
+fn make_bin(dir: &Path, load: Load) -> Result<Box<dyn Log>> {
     let each_group = load.bytes == 0;
     let options = BinLogOptions::new().max_segment_bytes(SEGMENT_BYTES).sync_every(u64::from(each_group));
-    let log = options.mode(mode).open(dir.join("binlog"))?;
+    let log = options.open(dir.join("binlog"))?;
     Ok(Box::new(Bin { log, synced: each_group }))
 }
 

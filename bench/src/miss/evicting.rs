@@ -25,7 +25,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::fstat;
 
 use super::PAGE_LEN;
-use crate::hit::map::Map;
+use crate::map::Map;
 
 /// One miss in this many enters the cache, as in pagekeeper where the kernel has the page resident.
 const TAKEN_IN: u32 = 16;

@@ -1,120 +1,175 @@
-//! `miss`: reads that miss the cache: cold reads from the device beside fio at the same depth, and a tenth of reads
-//! that the kernel's page cache answers beside pread.
+//! `miss`: reads of 500 bytes with a cache of nine tenths of the data, while the kernel caches all of it: a hit is a copy,
+//! a miss a pread of a page.
 //!
-//! No page of a cold sample is read twice, and the kernel's account must show that every read went to the device. All
-//! data is verified. fio reports its own rate and CPU time, without its start and end. Fails where a read that should
-//! miss does not, or where bytes are wrong.
+//! All subjects find the file fully resident, and each sample must leave it so. All bytes are verified. The 500 bytes
+//! lie within one page and begin at any multiple of 8. The limit is [the least cache that evicts](evicting). Fails where
+//! bytes are wrong.
 
-mod cold;
 mod evicting;
-mod fio;
-mod mix;
-mod tasks;
 
-use std::cell::RefCell;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
+use pagekeeper_cache::{Backend, CachedFile, PageCache};
 
 use crate::Run;
-use crate::data::make_cold;
+use crate::data::{open, read_through, require_resident, resident};
+use crate::drive::{Driven, Judge, PAGE, drive, place};
 use crate::pattern;
 use crate::report::Unit;
-use crate::rounds::Samples;
+use crate::rounds::Random;
+use crate::scratch::Stop;
+use evicting::Evicting;
 
-/// Bytes of a page, and of each cold read.
+/// Bytes of a page.
 const PAGE_LEN: usize = 4096;
+/// Bytes of a read.
+const READ_BYTES: usize = 500;
+/// Reads of a worker between two checks of the clock.
+const AT_ONCE: u64 = 64;
+/// The second of a quick run by which the last round ends.
+const QUICK_END: u64 = 43;
 
-/// The result of a sample.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Cost {
-    /// Reads per second.
-    rate: f64,
-    /// CPU time of a read in µs, user and system.
-    cpu_us: f64,
-}
+const OURS: &str = "pagekeeper";
+const PREAD: &str = "pread";
+const EVICTING: &str = "the least that evicts";
+const SUBJECTS: [&str; 3] = [OURS, PREAD, EVICTING];
+/// Percent of pages that the limit holds in memory: as many as the cache's share of hits, or a little more.
+const LIMIT_PERCENT: u64 = 90;
 
-/// Runs the benchmark.
+/// Threads, and the ratios of ours and the limit, in the order of `pairs` below.
+const CASES: [(usize, [&str; 3]); 3] = [
+    (2, ["mix90_2T_vs_pread", "mix90_2T_vs_least", "mix90_2T_least_vs_pread"]),
+    (1, ["mix90_1T_vs_pread", "mix90_1T_vs_least", "mix90_1T_least_vs_pread"]),
+    (32, ["mix90_32T_vs_pread", "mix90_32T_vs_least", "mix90_32T_least_vs_pread"]),
+];
+
+/// Runs the benchmark; with `--quick` only two threads.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
-    run.note(
-        "fio's rate and CPU time are its own account, without its start and end, and it verifies nothing",
-    );
-    let fio = run.peer("fio");
-    let sizes = if run.quick { Sizes::QUICK } else { Sizes::FULL };
-    run.scratch.require_space(sizes.cold.max(sizes.mixed))?;
+    let size = if run.quick { 512 << 20 } else { 1 << 30 };
+    run.scratch.require_space(size)?;
     let path = run.scratch.path().join("file");
     let seed = run.random.next_u64();
-    run.say("writing the file of the cold reads")?;
-    pattern::make_file(&path, sizes.cold, seed)?;
-    make_cold(&path)?;
-    cold::run(run, fio.as_ref(), &Data { path: &path, seed, size: sizes.cold })?;
-    run.say("writing the file of the mixed reads")?;
-    pattern::make_file(&path, sizes.mixed, seed)?;
-    mix::run(run, &Data { path: &path, seed, size: sizes.mixed })
+    run.say("writing the file")?;
+    pattern::make_file(&path, size, seed)?;
+    let budget = size / 10 * 9;
+    let cache = PageCache::builder().memory(budget).backend(Backend::Buffered).build()?;
+    let file = cache.open(&path).context("can't open the file through the cache")?;
+    fill(&file, size)?;
+    run.note(&format!(
+        "{} MiB, all in the kernel's page cache; the cache's memory is {} MiB with its bookkeeping, and its misses are buffered reads",
+        size >> 20,
+        budget >> 20
+    ));
+    let cases = if run.quick { &CASES[..1] } else { &CASES };
+    let duration = Duration::from_millis(if run.quick { 700 } else { 2000 });
+    for &(threads, ratios) in cases {
+        let load = Load { path: &path, seed, size, threads, duration, stop: run.stop.clone() };
+        measure(run, &load, &cache, &file, ratios)?;
+    }
+    Ok(())
 }
 
-/// The file to read.
-#[derive(Debug, Clone, Copy)]
-struct Data<'a> {
+fn measure(
+    run: &mut Run,
+    load: &Load<'_>,
+    cache: &PageCache,
+    file: &CachedFile,
+    ratios: [&'static str; 3],
+) -> Result<()> {
+    let plural = if load.threads == 1 { "" } else { "s" };
+    let name = format!("500 B, cache of 90 % of the data, {} thread{plural}", load.threads);
+    run.say(&name)?;
+    let plain = open(load.path)?;
+    let mut order: Vec<u32> = (0..u32::try_from(load.size / PAGE)?).collect();
+    run.random.shuffle(&mut order);
+    let frames = usize::try_from(load.size / PAGE * LIMIT_PERCENT / 100)?;
+    let evicting = Evicting::new(plain.file(), &order, frames)?;
+    // All subjects of a round get the same random choices, which differ between rounds. Otherwise a cache would keep the
+    // pages that happen to be read more often in all of them.
+    let seed = run.random.next_u64();
+    let before = cache.stats();
+    let measured = run.measure(&SUBJECTS, run.plan(QUICK_END), |turn| {
+        let seeds = Random::new(seed ^ turn.round as u64);
+        match SUBJECTS[turn.subject] {
+            PREAD => {
+                load.sample(seeds, || Ok(|offset, buf: &mut [u8]| Ok(plain.file().read_at(buf, offset)?)))
+            }
+            EVICTING => load.sample(seeds, || {
+                let mut reader = evicting.reader()?;
+                Ok(move |offset, buf: &mut [u8]| reader.read(offset, buf))
+            }),
+            _ => load.sample(seeds, || Ok(|offset, buf: &mut [u8]| Ok(file.read_at(offset, buf)?))),
+        }
+    })?;
+    let rates = measured.figure(Driven::rate);
+    run.report.add_case(&name, Unit::ReadsPerSecond, &rates);
+    let cpu = measured.figure(Driven::cpu_us);
+    run.report.add_case(&format!("{name}: CPU time of a read"), Unit::Microseconds, &cpu);
+    let pairs = [(OURS, PREAD), (OURS, EVICTING), (EVICTING, PREAD)];
+    for (ratio, (ours, theirs)) in ratios.into_iter().zip(pairs) {
+        run.report.add_ratio(ratio, Unit::ReadsPerSecond, &rates, ours, theirs);
+    }
+    let after = cache.stats();
+    let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
+    let percent = |part: u64, of: u64| part as f64 * 100.0 / (of as f64).max(1.0);
+    let [reads, not_held] = evicting.counts();
+    run.note(&format!(
+        "{name}: {:.1} % of pagekeeper's reads were hits, {:.1} % of those of {EVICTING}",
+        percent(hits, hits + misses),
+        percent(reads - not_held, reads)
+    ));
+    Ok(())
+}
+
+/// Reads all of it once, so that the cache is full.
+fn fill(file: &CachedFile, size: u64) -> Result<()> {
+    let mut page = vec![0; PAGE_LEN];
+    for offset in (0..size).step_by(page.len()) {
+        ensure!(file.read_at(offset, &mut page)? == page.len(), "a short read at {offset}");
+    }
+    Ok(())
+}
+
+/// Random reads of a file by some threads.
+struct Load<'a> {
     path: &'a Path,
     /// Seed of its pattern.
     seed: u64,
     /// Length in bytes, a multiple of a page.
     size: u64,
+    threads: usize,
+    duration: Duration,
+    stop: Stop,
 }
 
-/// Bytes of the files.
-struct Sizes {
-    cold: u64,
-    mixed: u64,
-}
-
-impl Sizes {
-    const QUICK: Self = Self { cold: 2 << 30, mixed: 512 << 20 };
-    const FULL: Self = Self { cold: 8 << 30, mixed: 1 << 30 };
-}
-
-/// Returns the length of a sample.
-fn duration(run: &Run) -> Duration {
-    Duration::from_millis(if run.quick { 700 } else { 2000 })
-}
-
-/// The CPU times of the samples in their order, including the uncounted round.
-#[derive(Debug, Default)]
-struct CpuTimes(RefCell<Vec<f64>>);
-
-impl CpuTimes {
-    /// Notes the CPU time and returns the rate.
-    fn note(&self, cost: Cost) -> f64 {
-        self.0.borrow_mut().push(cost.cpu_us);
-        cost.rate
-    }
-
-    /// Returns the CPU times of the rounds that count.
-    fn samples(&self, rates: &Samples) -> Samples {
-        let all = self.0.borrow();
-        Samples { subject: rates.subject, values: all[all.len() - rates.values.len()..].to_vec() }
-    }
-}
-
-/// Adds the rates of a case, and the CPU times beside them, which it returns.
-fn add_case(run: &mut Run, name: &str, rates: &[Samples], cpu_times: &[CpuTimes]) -> Vec<Samples> {
-    let cpu: Vec<Samples> = cpu_times.iter().zip(rates).map(|(cpu, rates)| cpu.samples(rates)).collect();
-    run.report.add_case(name, Unit::ReadsPerSecond, rates);
-    run.report.add_case(&format!("{name}: CPU time of a read"), Unit::Microseconds, &cpu);
-    cpu
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cpu_times_of_the_first_round_do_not_count() {
-        let times = CpuTimes::default();
-        let rates = [9.0, 5.0, 6.0].map(|rate| times.note(Cost { rate, cpu_us: rate * 2.0 }));
-        let counted = Samples { subject: "a", values: rates[1..].to_vec() };
-        assert_eq!(times.samples(&counted), Samples { subject: "a", values: vec![10.0, 12.0] });
+impl Load<'_> {
+    /// Takes one sample of a way of reading, which is created anew for each thread.
+    fn sample<R>(&self, mut seeds: Random, way: impl Fn() -> Result<R>) -> Result<Driven>
+    where
+        R: FnMut(u64, &mut [u8]) -> Result<usize> + Send,
+    {
+        if resident(self.path)? < self.size {
+            read_through(&open(self.path)?, 0..self.size)?;
+        }
+        let workers = (0..self.threads).map(|_| {
+            let mut read = way()?;
+            let mut random = Random::new(seeds.next_u64());
+            let (mut judge, mut buf) = (Judge::new(self.seed), [0; READ_BYTES]);
+            Ok(move || {
+                for _ in 0..AT_ONCE {
+                    let offset = place(&mut random, self.size / PAGE, READ_BYTES);
+                    ensure!(read(offset, &mut buf)? == READ_BYTES, "a short read at {offset}");
+                    judge.check(offset, &buf)?;
+                }
+                Ok(AT_ONCE)
+            })
+        });
+        let workers = workers.collect::<Result<Vec<_>>>()?;
+        let driven = drive(workers, self.duration, &self.stop)?;
+        require_resident(resident(self.path)?, self.size)?;
+        Ok(driven)
     }
 }

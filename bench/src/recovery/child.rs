@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::changes::Load;
-use super::engine;
+use super::ours;
 use crate::peers::this_program;
 use crate::scratch::Stop;
 
@@ -22,9 +22,7 @@ const READY: &str = "ready";
 /// The task of the child.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Which store.
-    engine: String,
-    /// Its directory.
+    /// The store's directory.
     dir: PathBuf,
     #[command(flatten)]
     load: Load,
@@ -33,18 +31,16 @@ pub(crate) struct Arguments {
 /// Runs in the child: makes all changes of a round, and waits for its end.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("can't be tied to the parent's life")?;
-    let engine = engine(&arguments.engine).context("no such store")?;
-    let _open = (engine.prepare)(&arguments.dir, &arguments.load)?;
+    let _open = ours::prepare(&arguments.dir, &arguments.load)?;
     println!("{READY}");
     std::io::stdin().read_to_end(&mut Vec::new()).context("the parent has gone")?;
     bail!("nobody killed this process")
 }
 
 /// Changes pages of the store in `dir`, and kills the process.
-pub(super) fn change_and_kill(engine: &str, dir: &Path, load: &Load, stop: &Stop) -> Result<()> {
+pub(super) fn change_and_kill(dir: &Path, load: &Load, stop: &Stop) -> Result<()> {
     let mut child = this_program()?
         .arg("recovery-child")
-        .arg(engine)
         .arg(dir)
         .args(load.arguments())
         .stdin(Stdio::piped())

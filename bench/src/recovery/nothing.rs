@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use pagekeeper_log::{FlushPolicy, RedoLog};
 use pagekeeper_store::{Durability, Store};
 
@@ -16,7 +16,7 @@ use crate::Run;
 use crate::data::{GIB, MIB};
 use crate::peers::{run as run_program, this_program};
 use crate::report::Unit;
-use crate::rounds::{Plan, Samples, Subject, run as run_rounds};
+use crate::rounds::{Plan, Samples};
 
 const GOAL: &str = "the goal";
 /// Pages of the store.
@@ -132,13 +132,10 @@ fn make_store(dir: &Path) -> Result<()> {
 }
 
 fn measure(run: &mut Run, case: &str, what: &str, dir: &Path, goal: f64, ratio: &'static str) -> Result<()> {
-    let mut subjects = [Subject::new(ours::NAME, || open_in_a_child(what, dir))];
     let plan = Plan { rounds: run.rounds, until: None, warm_up: true };
-    let took = run_rounds(&mut subjects, plan, &mut run.random, &run.stop)?;
-    drop(subjects);
-    let Some(took) = took.into_iter().next() else { bail!("nothing was measured") };
-    let goal = Samples { subject: GOAL, values: vec![goal; took.values.len()] };
-    let samples = [took, goal];
+    let took = run.measure(&[ours::NAME], plan, |_| open_in_a_child(what, dir))?.figure(|ms| *ms);
+    let goal = Samples { subject: GOAL, values: vec![goal; took[0].values.len()] };
+    let samples = [took, vec![goal]].concat();
     run.report.add_case(case, Unit::Milliseconds, &samples);
     run.report.add_ratio(ratio, Unit::Milliseconds, &samples, ours::NAME, GOAL);
     Ok(())

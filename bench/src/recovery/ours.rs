@@ -4,7 +4,6 @@
 //! process opens the store with defaults. Invariant: it finds as many pages to apply as were changed. Fails where the
 //! store does.
 
-use std::any::Any;
 use std::path::Path;
 use std::time::Instant;
 
@@ -12,20 +11,18 @@ use anyhow::{Context, Result, ensure};
 use pagekeeper_store::{Durability, Store};
 
 use super::changes::{CHANGE, Load, PER_COMMIT};
-use super::{Account, Engine, Recovered, least, wide};
-use crate::slowdisk::SlowDisk;
+use super::{Account, Recovered, journal};
 
 /// Its name in tables.
 pub(super) const NAME: &str = "pagekeeper";
-/// The engine.
-pub(super) const ENGINE: Engine = Engine { name: NAME, word: "pagekeeper", prepare, recover, check };
 
 /// Memory of the killed store, in bytes: with less, pages have to be applied before the kill.
 const MEMORY: u64 = 1 << 30;
 /// Pages of a transaction that first writes pages.
 const FILL: usize = 500;
 
-fn prepare(dir: &Path, load: &Load) -> Result<Box<dyn Any>> {
+/// Creates the store if there is none, and changes pages; the returned store is open.
+pub(super) fn prepare(dir: &Path, load: &Load) -> Result<Store> {
     let store = Store::options().background_apply(false).memory(MEMORY).open(dir)?;
     if store.stat().pages == 0 {
         let mut transaction = store.begin()?;
@@ -52,25 +49,22 @@ fn prepare(dir: &Path, load: &Load) -> Result<Box<dyn Any>> {
         }
         transaction.commit(Durability::Sync)?;
     }
-    Ok(Box::new(store))
+    Ok(store)
 }
 
-fn recover(disk: &SlowDisk, dir: &Path, load: &Load) -> Result<Recovered> {
+/// Opens it on the slow disk.
+pub(super) fn recover(dir: &Path, load: &Load) -> Result<Recovered> {
     let changed = load.changed();
-    disk.reset()?;
     let began = Instant::now();
     let store = Store::options().open(dir)?;
     let opened = began.elapsed();
     let page = store.begin_read()?.read(changed[0])?;
     let first = began.elapsed();
-    let at_open = disk.stats()?;
-    disk.reset()?;
     load.check(changed[0], &page)?;
     drop(page);
     store.sync()?;
     let applied = began.elapsed();
     let apply = applied.saturating_sub(opened);
-    let applying = disk.stats()?;
     let opening = store.stat().opening;
     store.close()?;
     ensure!(
@@ -79,12 +73,12 @@ fn recover(disk: &SlowDisk, dir: &Path, load: &Load) -> Result<Recovered> {
         opening.pages,
         load.changes
     );
-    let journal = dir.join("journal");
+    let directory = dir.join("journal");
     let io = pagekeeper_io::best();
-    let wide = wide::least_time(&*io, &journal, opening.journal_bytes)?;
+    let wide = journal::wide_time(&*io, &directory, opening.journal_bytes)?;
     // Each was written in full before it was changed.
     let pages = [&changed[..], &changed[..]].concat();
-    let least = least::least_time(&*io, &journal, opening.journal_bytes, &pages)?;
+    let least = journal::least_time(&*io, &directory, opening.journal_bytes, &pages)?;
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     Ok(Recovered {
         open: ms(opened),
@@ -95,14 +89,11 @@ fn recover(disk: &SlowDisk, dir: &Path, load: &Load) -> Result<Recovered> {
             journal: ms(opening.journal_read),
             wide: ms(wide),
             least: ms(least),
-            journal_bytes: opening.journal_bytes,
-            depth: applying.depth_average,
-            open_requests: at_open.requests(),
-            apply_requests: applying.requests(),
         }),
     })
 }
 
+/// Compares every changed page, off the slow disk.
 pub(super) fn check(dir: &Path, load: &Load) -> Result<()> {
     let store = Store::options().open(dir)?;
     let reader = store.begin_read()?;
@@ -112,20 +103,4 @@ pub(super) fn check(dir: &Path, load: &Load) -> Result<()> {
     drop(reader);
     store.close()?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_store_has_the_changes_of_each_round() {
-        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-        for round in 0..2 {
-            let load = Load { pages: 1000, changes: 60, seed: 3, round };
-            drop(prepare(dir.path(), &load).unwrap());
-            check(dir.path(), &load).unwrap();
-            assert!(check(dir.path(), &Load { round: 2, ..load }).is_err());
-        }
-    }
 }

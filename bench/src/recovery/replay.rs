@@ -14,9 +14,9 @@ use anyhow::{Context, Result, ensure};
 
 use super::Recovered;
 use super::changes::{CHANGE, Load};
-use super::map::Map;
-use super::wide;
+use super::journal::read_file;
 use crate::drive::PAGE;
+use crate::map::Map;
 use crate::scratch::Stop;
 
 /// Bytes of a record: page number, offset in the page, the bytes.
@@ -25,8 +25,6 @@ const RECORD: usize = 8 + 4 + CHANGE;
 /// The way pages are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// One after the other, with the kernel's default read-around.
-    ReadAround,
     /// One after the other, each alone (`MADV_RANDOM`).
     Serial,
     /// `MADV_WILLNEED` for every page, then one after the other.
@@ -61,15 +59,13 @@ pub(super) fn recover(dir: &Path, load: &Load, way: Way, part: u64, stop: &Stop)
     let end = load.pages / part;
     let began = Instant::now();
     let io = pagekeeper_io::best();
-    let journal = wide::read_file(&*io, &dir.join("journal"))?;
+    let journal = read_file(&*io, &dir.join("journal"))?;
     let records =
         || journal.chunks_exact(RECORD).take(load.changes).map(parse).filter(|change| change.0 < end);
     let file =
         File::options().read(true).write(true).open(dir.join("data")).context("can't open the data")?;
-    let mut map = Map::new(&file).context("can't map the data")?;
-    if way != Way::ReadAround {
-        map.expect_random().context("madvise")?;
-    }
+    let mut map = Map::to_change(&file)?;
+    map.expect_random().context("madvise")?;
     let prepared = began.elapsed();
     if way == Way::WillNeed {
         for (page, ..) in records() {
@@ -120,25 +116,4 @@ fn parse(record: &[u8]) -> (u64, usize, &[u8]) {
     let (page, rest) = record.split_first_chunk().unwrap_or((&[0; 8], &[]));
     let (offset, bytes) = rest.split_first_chunk().unwrap_or((&[0; 4], &[]));
     (u64::from_le_bytes(*page), u32::from_le_bytes(*offset) as usize, bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LOAD: Load = Load { pages: 1000, changes: 100, seed: 3, round: 0 };
-
-    #[test]
-    fn each_way_replays_all_or_its_part() {
-        for (way, part) in [(Way::ReadAround, 1), (Way::Serial, 4), (Way::WillNeed, 1)] {
-            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-            prepare(dir.path(), &LOAD).unwrap();
-            assert!(check(dir.path(), &LOAD, part).is_err());
-            let recovered = recover(dir.path(), &LOAD, way, part, &Stop::never()).unwrap();
-            assert!(recovered.first >= recovered.open);
-            assert_eq!(recovered.applied.is_some(), part == 1);
-            check(dir.path(), &LOAD, part).unwrap();
-            assert_eq!(check(dir.path(), &LOAD, 1).is_ok(), part == 1);
-        }
-    }
 }

@@ -1,9 +1,8 @@
 //! The place of the stores: files in memory, behind a slow disk for as long as something is measured.
 //!
 //! The state to recover is created in memory at once. The disk is then mounted anew, so that none of it is cached, and
-//! removed before contents are compared. With XFS the files are in an image, a loop device is over the image, and the
-//! disk below. Invariants: nobody has the files open while a disk begins or ends; mounts end with the value. Fails with
-//! a plain message without root.
+//! removed before contents are compared. Invariants: nobody has the files open while a disk begins or ends; mounts end
+//! with the value. Fails with a plain message without root.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -11,35 +10,52 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use pagekeeper_slow_disk::{Settings, SlowDisk};
 
 use crate::data::MIB;
-use crate::image::{Image, Mounted};
 use crate::machine::available_bytes;
+use crate::peers::run as run_program;
 use crate::scratch::Scratch;
-use crate::slowdisk::{Settings, SlowDisk};
 
 /// Time of a request.
 pub(super) const LATENCY: Duration = Duration::from_millis(2);
 /// Requests served at once.
 pub(super) const WIDTH: u16 = 64;
 
-/// The file that holds an XFS.
-const IMAGE: &str = "disk.img";
-const KIND: &str = "xfs";
-
 /// The place.
 #[derive(Debug)]
 pub(super) struct RecoveryDisk {
     program: PathBuf,
-    memory: Mounted,
+    memory: Memory,
     mount: PathBuf,
-    /// Mount point of an XFS, whose image is in memory.
-    xfs: Option<PathBuf>,
+}
+
+/// A file system in memory, which is unmounted with the value.
+#[derive(Debug)]
+struct Memory(PathBuf);
+
+impl Memory {
+    fn new(point: PathBuf, bytes: u64) -> Result<Self> {
+        std::fs::create_dir(&point).with_context(|| format!("can't make {}", point.display()))?;
+        let size = format!("size={bytes},mode=0700");
+        run_program(
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "pagekeeper-bench"]).arg(&point),
+        )?;
+        Ok(Self(point))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Err(error) = run_program(Command::new("umount").arg(&self.0)) {
+            eprintln!("pagekeeper-bench: left behind: {error:#}");
+        }
+    }
 }
 
 impl RecoveryDisk {
-    /// Creates a place for `bytes` of files, on an XFS if wanted.
-    pub(super) fn new(scratch: &Scratch, bytes: u64, xfs: bool) -> Result<Self> {
+    /// Creates a place for `bytes` of files.
+    pub(super) fn new(scratch: &Scratch, bytes: u64) -> Result<Self> {
         ensure!(
             rustix::process::geteuid().is_root(),
             "this bench mounts a slow disk over files in memory: it needs root"
@@ -53,56 +69,27 @@ impl RecoveryDisk {
         );
         let mount = scratch.path().join("slow");
         std::fs::create_dir(&mount).with_context(|| format!("can't make {}", mount.display()))?;
-        let size = format!("size={bytes},mode=0700");
-        let memory = Mounted::new(
-            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "pagekeeper-bench"]),
-            &scratch.path().join("memory"),
-        )?;
+        let memory = Memory::new(scratch.path().join("memory"), bytes)?;
         let program = std::env::current_exe().context("can't find this program")?;
-        let xfs = xfs.then(|| scratch.path().join("xfs"));
-        if xfs.is_some() {
-            Image::make(&memory.point.join(IMAGE), KIND, bytes / 8 * 7)?;
-        }
-        Ok(Self { program, memory, mount, xfs })
+        Ok(Self { program, memory, mount })
     }
 
     /// Runs `work` on a directory, which is created if missing, at memory speed.
     pub(super) fn at_once<T>(&self, name: &str, work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
-        let _image = self.image_in(&self.memory.point)?;
-        let path = self.xfs.as_ref().unwrap_or(&self.memory.point).join(name);
+        let path = self.memory.0.join(name);
         std::fs::create_dir_all(&path).with_context(|| format!("can't make {}", path.display()))?;
         work(&path)
     }
 
-    /// Removes that directory.
-    pub(super) fn remove(&self, name: &str) -> Result<()> {
-        self.at_once(name, |dir| {
-            std::fs::remove_dir_all(dir).with_context(|| format!("can't remove {}", dir.display()))
-        })
-    }
-
     /// Runs something on that directory behind the slow disk, where it is cold.
-    pub(super) fn on_disk<T>(
-        &self,
-        name: &str,
-        measure: impl FnOnce(&SlowDisk, &Path) -> Result<T>,
-    ) -> Result<T> {
+    pub(super) fn on_disk<T>(&self, name: &str, measure: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
         let width = NonZero::new(WIDTH).context("a disk has a width")?;
-        let backing = Some(self.memory.point.clone());
+        let backing = Some(self.memory.0.clone());
         let settings = Settings { backing, ..Settings::new(LATENCY, width) };
         let disk = SlowDisk::start(&self.program, &self.mount, &settings)?;
-        let image = self.image_in(disk.dir())?;
-        let path = self.xfs.as_deref().unwrap_or_else(|| disk.dir()).join(name);
-        let measured = measure(&disk, &path);
-        drop(image);
-        let measured = measured?;
+        let measured = measure(&disk.dir().join(name))?;
         disk.end()?;
         Ok(measured)
-    }
-
-    /// Mounts the XFS image in that directory, if one is wanted.
-    fn image_in(&self, dir: &Path) -> Result<Option<Image>> {
-        self.xfs.as_ref().map(|point| Image::mount(&dir.join(IMAGE), KIND, point)).transpose()
     }
 
     /// Returns the least time of this many requests, in ms.

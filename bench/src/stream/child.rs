@@ -37,9 +37,6 @@ pub(crate) struct Arguments {
     /// File to write
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
-    /// Write over what the file has, and don't cut it off
-    #[arg(long)]
-    over: bool,
     /// Bytes to write
     #[arg(long, default_value_t = 0)]
     bytes: u64,
@@ -96,7 +93,7 @@ fn read(path: &Path, direct: bool, pace: &mut Pace) -> Result<()> {
 fn write(path: &Path, arguments: &Arguments, pace: &mut Pace) -> Result<()> {
     let shown = || format!("can't write {}", path.display());
     let mut options = options(arguments.direct);
-    options.write(true).create(true).truncate(!arguments.over);
+    options.write(true).create(true).truncate(true);
     let mut file = options.open(path).with_context(shown)?;
     let mut block = AlignedBuf::new(BLOCK);
     block.set_len(BLOCK);
@@ -178,7 +175,7 @@ mod tests {
         check(&path, 2 * BLOCK as u64).unwrap();
         for way in [&[][..], &["--direct"]] {
             std::fs::write(&path, &content).unwrap();
-            let words = [&["--write", &shown, "--over", "--bytes", &measured], way].concat();
+            let words = [&["--write", &shown, "--bytes", &measured], way].concat();
             run(&arguments(&words)).unwrap();
             check(&path, bytes).unwrap();
         }

@@ -67,15 +67,4 @@ mod tests {
         assert_eq!(number_after(said, "rate = "), None);
         assert_eq!(number_after("tps = none", "tps = "), None);
     }
-
-    #[test]
-    fn files_are_found_in_order_and_without_empty_ones() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("b")).unwrap();
-        for (name, content) in [("c.sst", "x"), ("a.log", "x"), ("b/d.sst", "x"), ("e.sst", "")] {
-            std::fs::write(dir.path().join(name), content).unwrap();
-        }
-        let files = files_below(dir.path()).unwrap();
-        assert_eq!(files, ["a.log", "b/d.sst", "c.sst"].map(|name| dir.path().join(name)));
-    }
 }

@@ -1,5 +1,5 @@
 //! `stream`: the cost of a backup's stream for a database whose data just fits a memory cgroup that the stream shares:
-//! plain, under `pagekeeper run`, under nocache, beside the guard, and without a stream.
+//! plain, under `pagekeeper run`, under nocache, and without a stream.
 //!
 //! Invariants: one server serves all windows of its cases; the stream's own program holds it to one rate; every window
 //! begins in the same state. No cgroups, servers or files are left at the end. Needs root and a memory cgroup. Fails
@@ -7,15 +7,11 @@
 
 mod child;
 mod database;
-mod disks;
 mod myrocks;
 mod postgresql;
 mod programs;
 mod site;
-mod speed;
-mod watch;
 
-use std::cell::RefCell;
 use std::path::Path;
 use std::time::Duration;
 
@@ -23,14 +19,14 @@ use anyhow::{Result, bail};
 
 use crate::Run;
 use crate::data::{GIB, MIB};
+use crate::memory_group::{Group, Groups};
 use crate::peers::Program;
-use crate::pressure::group::Groups;
 use crate::report::{Report, Unit};
-use crate::rounds::{Better, Plan, Samples, Subject, ratio, run as run_rounds};
+use crate::rounds::{Better, Plan, Samples, ratio};
 use database::Database;
 use myrocks::MyRocks;
 use postgresql::PostgreSql;
-use site::{Case, ROOM, Seen, Setting, StreamSetup, Way};
+use site::{Case, ROOM, Setting, StreamSetup, Way};
 
 pub(crate) use child::{Arguments as ChildArguments, run as be_a_stream};
 
@@ -38,16 +34,14 @@ const UNDER_RUN: &str = "under run";
 const PLAIN: &str = "plain";
 const NO_STREAM: &str = "no stream";
 const NOCACHE: &str = "nocache";
-const GUARD: &str = "guard, outside";
 const DIRECT: &str = "direct I/O, the limit";
 
 /// A case: the stream's work, its subjects, the ratio of the database under `run` against no stream, and the limit.
 struct Plot {
     case: Case,
     name: &'static str,
-    ways: &'static [(&'static str, Way)],
     kept: &'static str,
-    limit: Option<Limit>,
+    limit: Limit,
 }
 
 /// A stream that leaves the page cache unchanged, whatever runs it. The first ratio is the database beside it against
@@ -58,65 +52,32 @@ struct Limit {
     against: &'static str,
 }
 
-const ALL: &[(&str, Way)] = &[
-    (UNDER_RUN, Way::Run),
-    (NO_STREAM, Way::NoStream),
-    (PLAIN, Way::Plain),
-    (NOCACHE, Way::Nocache),
-    (GUARD, Way::Guard),
-];
-const WITH_LIMIT: &[(&str, Way)] = &[
-    (UNDER_RUN, Way::Run),
-    (NO_STREAM, Way::NoStream),
-    (PLAIN, Way::Plain),
-    (NOCACHE, Way::Nocache),
-    (GUARD, Way::Guard),
-    (DIRECT, Way::Direct),
-];
-const QUICK: &[(&str, Way)] =
-    &[(UNDER_RUN, Way::Run), (NO_STREAM, Way::NoStream), (PLAIN, Way::Plain), (NOCACHE, Way::Nocache)];
+const WAYS: [(&str, Way); 4] =
+    [(UNDER_RUN, Way::Run), (NO_STREAM, Way::NoStream), (PLAIN, Way::Plain), (NOCACHE, Way::Nocache)];
 
-const PLOTS: [Plot; 4] = [
+const PLOTS: [Plot; 3] = [
     Plot {
         case: Case::Read,
         name: "reads cold files",
-        ways: WITH_LIMIT,
         kept: "stream_read_kept",
-        limit: Some(Limit {
-            subject: DIRECT,
-            kept: "stream_read_limit_kept",
-            against: "stream_read_vs_limit",
-        }),
+        limit: Limit { subject: DIRECT, kept: "stream_read_limit_kept", against: "stream_read_vs_limit" },
     },
     Plot {
         case: Case::Write,
         name: "writes a new file",
-        ways: WITH_LIMIT,
         kept: "stream_write_kept",
-        limit: Some(Limit {
-            subject: DIRECT,
-            kept: "stream_write_limit_kept",
-            against: "stream_write_vs_limit",
-        }),
-    },
-    Plot {
-        case: Case::Overwrite,
-        name: "writes over a file with pages left in memory",
-        ways: ALL,
-        kept: "stream_overwrite_kept",
-        limit: None,
+        limit: Limit { subject: DIRECT, kept: "stream_write_limit_kept", against: "stream_write_vs_limit" },
     },
     Plot {
         case: Case::OwnHotFiles,
         name: "reads the server's own hot files",
-        ways: ALL,
         kept: "stream_own_hot_files_kept",
         // Everything is in memory and stays there: it is only copied.
-        limit: Some(Limit {
+        limit: Limit {
             subject: PLAIN,
             kept: "stream_own_hot_files_limit_kept",
             against: "stream_own_hot_files_vs_limit",
-        }),
+        },
     },
 ];
 
@@ -126,7 +87,7 @@ pub(crate) struct Choice {
     /// One server only [default: both; with --quick: postgresql]
     #[arg(long, value_enum)]
     server: Option<Server>,
-    /// One case only [default: all, and the speed of whole programs; with --quick: read]
+    /// One case only [default: all; with --quick: read]
     #[arg(long, value_enum)]
     case: Option<Case>,
     /// Rate of the stream, in MB/s
@@ -138,9 +99,6 @@ pub(crate) struct Choice {
     /// Of these programs alone, as the table names them
     #[arg(long, value_name = "NAME", requires = "programs")]
     program: Vec<String>,
-    /// Instead: how fast programs write to slow disks, by latency and width
-    #[arg(long, conflicts_with_all = ["server", "case", "rate", "programs"])]
-    disks: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -156,9 +114,6 @@ pub(crate) fn run(run: &mut Run, choice: &Choice) -> Result<()> {
     } else {
         Setting { rate: choice.rate * 1_000_000, settle: 1, window: 6, tree: 3 * GIB }
     };
-    if choice.disks {
-        return disks::run(run);
-    }
     let groups = Groups::find()?;
     if choice.programs {
         return programs::run(run, &groups, &choice.program);
@@ -201,9 +156,6 @@ pub(crate) fn run(run: &mut Run, choice: &Choice) -> Result<()> {
             run.say(&format!("{}, the stream {}", database.name(), plot.name))?;
             windows(run, &site, database.name(), plot, nocache)?;
         }
-        if served == 1 && case.is_none_or(|case| case == Case::Speed) {
-            speed::run(run, &site)?;
-        }
     }
     if served == 0 {
         bail!("not installed: {}; `make bench-setup` installs it", run.report.missing.join(", "));
@@ -219,12 +171,7 @@ fn nocache_version() -> Option<String> {
 }
 
 /// Starts and fills a server; returns `None` and notes it as missing where it is not installed.
-fn start(
-    run: &mut Run,
-    server: Server,
-    home: &Path,
-    group: &crate::pressure::group::Group,
-) -> Result<Option<Box<dyn Database>>> {
+fn start(run: &mut Run, server: Server, home: &Path, group: &Group) -> Result<Option<Box<dyn Database>>> {
     let stop = run.stop.clone();
     match server {
         Server::Postgresql => {
@@ -267,10 +214,9 @@ fn add_ratios(report: &mut Report, plot: &Plot, rates: &[Samples]) {
     let mut add = |name, ours, theirs| report.add_ratio(name, Unit::QueriesPerSecond, rates, ours, theirs);
     add(plot.kept, UNDER_RUN, NO_STREAM);
     // The limit is that of the same server.
-    if let Some(limit) = &plot.limit {
-        add(limit.kept, limit.subject, NO_STREAM);
-        add(limit.against, UNDER_RUN, limit.subject);
-    }
+    let limit = &plot.limit;
+    add(limit.kept, limit.subject, NO_STREAM);
+    add(limit.against, UNDER_RUN, limit.subject);
 }
 
 fn windows(
@@ -280,56 +226,33 @@ fn windows(
     plot: &Plot,
     nocache: bool,
 ) -> Result<()> {
-    let ways = if run.quick { QUICK } else { plot.ways };
-    let ways: Vec<_> = ways.iter().filter(|(_, way)| nocache || *way != Way::Nocache).copied().collect();
-    let seen: Vec<RefCell<Vec<Seen>>> = ways.iter().map(|_| RefCell::default()).collect();
-    let mut subjects: Vec<Subject<'_>> = ways
-        .iter()
-        .zip(&seen)
-        .map(|(&(name, way), seen)| {
-            Subject::new(name, move || {
-                let one = site.window(plot.case, way)?;
-                seen.borrow_mut().push(one);
-                Ok(one.transactions)
-            })
-        })
-        .collect();
+    let limit = [(DIRECT, Way::Direct)];
+    let has_limit = plot.limit.subject == DIRECT && !run.quick;
+    let ways = WAYS.into_iter().chain(limit.into_iter().filter(|_| has_limit));
+    let ways: Vec<(&'static str, Way)> = ways.filter(|(_, way)| nocache || *way != Way::Nocache).collect();
+    let names: Vec<&'static str> = ways.iter().map(|(name, _)| *name).collect();
     // Every window warms the server up, so no uncounted round is needed.
     let until = run.quick.then(|| run.began + Duration::from_secs(42));
     let rounds = if run.quick { run.rounds.min(3) } else { run.rounds };
     let plan = Plan { rounds, until, warm_up: false };
-    let rates = run_rounds(&mut subjects, plan, &mut run.random, &run.stop)?;
-    drop(subjects);
-    let figure = |of: fn(&Seen) -> f64| -> Vec<Samples> {
-        let of_way = |((subject, _), seen): (&(&'static str, Way), &RefCell<Vec<Seen>>)| Samples {
-            subject,
-            values: seen.borrow().iter().map(of).collect(),
-        };
-        ways.iter().zip(&seen).map(of_way).collect()
-    };
+    let measured = run.measure(&names, plan, |turn| site.window(plot.case, ways[turn.subject].1))?;
+    let rates = measured.figure(|seen| seen.transactions);
     let title = format!("{server}, the stream {}", plot.name);
     run.report.add_case(&format!("{title}: transactions"), Unit::QueriesPerSecond, &rates);
     add_ratios(&mut run.report, plot, &rates);
-    run.report.add_case(
-        &format!("{title}: hot files in memory at the end"),
-        Unit::Percent,
-        &figure(|seen| seen.hot_percent),
-    );
-    run.report.add_case(&format!("{title}: read back in a window"), Unit::Mib, &figure(|seen| seen.back_mib));
+    let report = &mut run.report;
+    let hot = measured.figure(|seen| seen.hot_percent);
+    report.add_case(&format!("{title}: hot files in memory at the end"), Unit::Percent, &hot);
+    let back = measured.figure(|seen| seen.back_mib);
+    report.add_case(&format!("{title}: read back in a window"), Unit::Mib, &back);
     let without_none = |mut samples: Vec<Samples>| {
         samples.retain(|samples| samples.subject != NO_STREAM);
         samples
     };
-    run.report.add_case(
-        &format!("{title}: the stream itself"),
-        Unit::MibPerSecond,
-        &without_none(figure(|seen| seen.stream_mib)),
-    );
-    run.report.add_case(
-        &format!("{title}: the stream's CPU time"),
-        Unit::PercentOfCore,
-        &without_none(figure(|seen| seen.stream_cpu)),
-    );
+    let moved = without_none(measured.figure(|seen| seen.stream_mib));
+    report.add_case(&format!("{title}: the stream itself"), Unit::MibPerSecond, &moved);
+    let cpu = without_none(measured.figure(|seen| seen.stream_cpu));
+    report.add_case(&format!("{title}: the stream's CPU time"), Unit::PercentOfCore, &cpu);
     Ok(())
 }
 

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::database::{Database, files_below, let_in, number_after};
+use crate::mariadb::with_parent;
+use crate::memory_group::Group;
 use crate::peers::{Program, run as run_process};
-use crate::pressure::group::Group;
 use crate::scratch::Stop;
 
 /// Its own cache, which is small so that the page cache does the work.
@@ -96,7 +97,7 @@ impl PostgreSql {
     }
 
     fn client(&self, name: &str) -> Command {
-        let mut command = crate::guard::server::with_parent(self.programs.join(name));
+        let mut command = with_parent(self.programs.join(name));
         command.arg("-h").arg(&self.home).args(["-U", "postgres", "-d", "postgres"]);
         command
     }

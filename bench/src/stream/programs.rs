@@ -24,9 +24,9 @@ use super::database::files_below;
 use super::{PLAIN, UNDER_RUN};
 use crate::Run;
 use crate::data::{MIB, make_cold, write_synced};
-use crate::guard::server::Server;
+use crate::mariadb::Server;
+use crate::memory_group::{Group, Groups};
 use crate::peers::{Program, run as run_process};
-use crate::pressure::group::{Group, Groups};
 use crate::report::Unit;
 use crate::rounds::{Better, Samples, ratio};
 use crate::scratch::Stop;
@@ -233,7 +233,7 @@ fn open_to_others(path: &Path) -> Result<()> {
 
 impl Served {
     fn start(mariadbd: &Program, home: &Path, stop: &Stop) -> Result<Self> {
-        let server = Server::start(mariadbd, home, stop)?;
+        let server = Server::with_logs(mariadbd, home, stop)?;
         let table = server.make_table(DUMPED, SIZE)?;
         Ok(Self { server, table })
     }

@@ -17,10 +17,9 @@ use anyhow::{Context, Result, ensure};
 
 use super::child::{BLOCK, check};
 use super::database::Database;
-use super::watch::GuardProcess;
 use crate::data::{MIB, make_cold, resident, write_synced};
+use crate::memory_group::Group;
 use crate::peers::{Program, run as run_process};
-use crate::pressure::group::Group;
 use crate::running::Running;
 use crate::scratch::Stop;
 
@@ -32,18 +31,13 @@ const TREE_FILE: u64 = 256 * MIB;
 const SMALL: u64 = MIB;
 /// Share of the hot files that must be resident when a window begins.
 const WARM: f64 = 0.97;
-/// One in this many MiB of the file to write over is read before.
-const LEFT_EVERY: u64 = 8;
 
 /// The work of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Case {
     Read,
     Write,
-    Overwrite,
     OwnHotFiles,
-    /// No database: whole programs, at full speed.
-    Speed,
 }
 
 /// The way to run, or to help, the stream.
@@ -53,7 +47,6 @@ pub(super) enum Way {
     Plain,
     Run,
     Nocache,
-    Guard,
     Direct,
 }
 
@@ -103,13 +96,11 @@ pub(super) struct StreamSetup<'a> {
     base: u64,
     hot: Vec<PathBuf>,
     tree: Vec<PathBuf>,
-    over: PathBuf,
     fresh: PathBuf,
-    home: PathBuf,
 }
 
 impl<'a> StreamSetup<'a> {
-    /// Limits the group to what its server needs when warm. `over` also creates the file to write over.
+    /// Limits the group to what its server needs when warm.
     pub(super) fn new(
         database: &'a dyn Database,
         group: &'a Group,
@@ -129,20 +120,9 @@ impl<'a> StreamSetup<'a> {
             }
         }
         let tree = super::database::files_below(&tree)?;
-        let (over, fresh) = (home.join("written-over"), home.join("written-anew"));
-        let mut site = Self {
-            database,
-            group,
-            pagekeeper,
-            setting,
-            stop: stop.clone(),
-            base: 0,
-            hot,
-            tree,
-            over,
-            fresh,
-            home: home.to_path_buf(),
-        };
+        let fresh = home.join("written-anew");
+        let mut site =
+            Self { database, group, pagekeeper, setting, stop: stop.clone(), base: 0, hot, tree, fresh };
         site.base = site.measure()?;
         site.limit_group()?;
         Ok(site)
@@ -188,16 +168,8 @@ impl<'a> StreamSetup<'a> {
     }
 
     /// Returns a command in the group, under the subject's tool; the caller adds program and arguments.
-    pub(super) fn command(&self, way: Way) -> Command {
-        self.under(self.group.command("setpriv"), way)
-    }
-
-    /// Returns such a command outside of the group.
-    pub(super) fn free_command(&self, way: Way) -> Command {
-        self.under(Command::new("setpriv"), way)
-    }
-
-    fn under(&self, mut command: Command, way: Way) -> Command {
+    fn command(&self, way: Way) -> Command {
+        let mut command = self.group.command("setpriv");
         command.args(["--pdeathsig=KILL", "--"]);
         match way {
             Way::Run => command.arg(&self.pagekeeper.path).args(["run", "--as", "stream", "--"]),
@@ -208,19 +180,12 @@ impl<'a> StreamSetup<'a> {
     }
 
     /// Restores the state at the beginning of a window.
-    fn prepare(&self, case: Case) -> Result<()> {
+    fn prepare(&self) -> Result<()> {
         for path in &self.tree {
             make_cold(path)?;
         }
         remove(&self.fresh)?;
         self.limit_group()?;
-        if case == Case::Overwrite {
-            if !self.over.exists() {
-                write_synced(&self.over, self.setting.written())?;
-            }
-            make_clean_and_cold(&self.over)?;
-            self.leave_pages()?;
-        }
         self.warm()?;
         let percent = self.hot_percent()?;
         ensure!(
@@ -230,24 +195,10 @@ impl<'a> StreamSetup<'a> {
         Ok(())
     }
 
-    /// Reads single MiB of the file to be written over, from inside the group. The parts that are written first are
-    /// read last, because only what fits beside the hot set stays.
-    fn leave_pages(&self) -> Result<()> {
-        let mut shell = self.command(Way::Plain);
-        let each = "dd if=\"$0\" of=/dev/null bs=1M count=1 skip=\"$at\" status=none || exit";
-        shell.args(["sh", "-c", &format!("for at; do {each}; done")]).arg(&self.over);
-        // At most three times the room: older pages are evicted when the hot set is warmed again.
-        let places = (0..3 * ROOM / MIB).rev().map(|index| (index * LEFT_EVERY).to_string());
-        run_process(shell.args(places))?;
-        Ok(())
-    }
-
     /// Measures one window.
     pub(super) fn window(&self, case: Case, way: Way) -> Result<Seen> {
-        self.prepare(case)?;
+        self.prepare()?;
         self.stop.check()?;
-        let watch =
-            (way == Way::Guard).then(|| GuardProcess::start(self.pagekeeper, &self.home)).transpose()?;
         let mut stream = (way != Way::NoStream).then(|| self.stream(case, way)).transpose()?;
         self.database.load(self.setting.settle)?;
         self.stop.check()?;
@@ -260,7 +211,6 @@ impl<'a> StreamSetup<'a> {
         let hot_percent = self.hot_percent()?;
         self.stop.check()?;
         drop(stream);
-        watch.map(GuardProcess::stop).transpose()?;
         let mut seen =
             Seen { transactions, hot_percent, back_mib: back as f64 / MIB as f64, ..Seen::default() };
         if let (Some(before), Some(after)) = (before, after) {
@@ -277,10 +227,9 @@ impl<'a> StreamSetup<'a> {
         command.arg(format!("--rate={}", self.setting.rate));
         let bytes = format!("--bytes={}", self.setting.written());
         match case {
-            Case::Read | Case::Speed => command.arg("--read").args(&self.tree),
+            Case::Read => command.arg("--read").args(&self.tree),
             Case::OwnHotFiles => command.arg("--read").args(&self.hot),
             Case::Write => command.arg("--write").arg(&self.fresh).arg(bytes),
-            Case::Overwrite => command.arg("--write").arg(&self.over).args(["--over", &bytes]),
         };
         if way == Way::Direct {
             command.arg("--direct");
@@ -293,19 +242,13 @@ impl<'a> StreamSetup<'a> {
 
     /// Checks that at least `bytes` of a stream's output are there.
     fn judge(&self, case: Case, bytes: u64) -> Result<()> {
-        let path = match case {
-            Case::Read | Case::OwnHotFiles | Case::Speed => return Ok(()),
-            Case::Write => &self.fresh,
-            Case::Overwrite => &self.over,
-        };
+        if case != Case::Write {
+            return Ok(());
+        }
         // The account includes the few bytes of other writes.
         let blocks = bytes / BLOCK as u64 - 1;
-        check(path, blocks * BLOCK as u64)?;
+        check(&self.fresh, blocks * BLOCK as u64)?;
         remove(&self.fresh)
-    }
-
-    pub(super) fn tree(&self) -> &[PathBuf] {
-        &self.tree
     }
 }
 
@@ -349,14 +292,14 @@ fn account_in(io: &str, stat: &str, counter: &str) -> Option<Account> {
 }
 
 /// Drops a file's pages, some of which may be dirty.
-pub(super) fn make_clean_and_cold(path: &Path) -> Result<()> {
+fn make_clean_and_cold(path: &Path) -> Result<()> {
     let synced = std::fs::File::open(path).and_then(|file| file.sync_all());
     synced.with_context(|| format!("can't sync {}", path.display()))?;
     make_cold(path)
 }
 
 /// Removes a file that may be missing.
-pub(super) fn remove(path: &Path) -> Result<()> {
+fn remove(path: &Path) -> Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("can't remove {}", path.display()))

@@ -12,6 +12,7 @@ mod opens;
 mod processes;
 mod rng;
 pub mod servers;
+mod throttled;
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -25,6 +26,7 @@ pub use mounted::{Frozen, Mounted, unmount};
 pub use opens::Opens;
 pub use processes::fake_process;
 pub use rng::{Rng, Seed};
+pub use throttled::{LowDirtyLimits, ThrottledDisk};
 
 /// Creates a directory for test files whose path has no links. It lies under the build's target directory,
 /// since /tmp may be a tmpfs.

@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::{InspectedFile, Links, residency};
 use pagekeeper_streams::{StreamEvent, StreamOptions, StreamPace, Streams, Verdict};
-use pagekeeper_testing::{Grandchild, Mounted, skip};
+use pagekeeper_testing::{Grandchild, Mounted, ThrottledDisk, skip};
 
 const MIB: u64 = 1 << 20;
 /// The most that may be unwritten of 256 MiB and more: twelve times the bound, since the follower
@@ -16,37 +16,10 @@ const MIB: u64 = 1 << 20;
 const UNWRITTEN_MAX: u64 = 192 * MIB;
 /// Longer than any of it takes on a busy machine.
 const AT_MOST: Duration = Duration::from_secs(120);
-const THROTTLE: &str = "/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device";
 
-/// A file system on a device of some MiB a second.
-struct SlowDisk {
-    mounted: Mounted,
-    number: String,
-}
-
-impl SlowDisk {
-    /// `None`, with a sentence, where a device can't be held to a rate.
-    fn new(mib_per_second: u64) -> Option<Self> {
-        let mounted = Mounted::new("ext4")?;
-        let dev = rustix::fs::stat(mounted.path()).unwrap().st_dev;
-        let number = format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev));
-        if let Err(error) = std::fs::write(THROTTLE, format!("{number} {}", mib_per_second * MIB)) {
-            // No package brings that to a kernel.
-            println!("SKIPPED: a slow disk needs the blkio controller of cgroup version 1: {error}");
-            return None;
-        }
-        Some(Self { mounted, number })
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.mounted.path().join(name)
-    }
-}
-
-impl Drop for SlowDisk {
-    fn drop(&mut self) {
-        let _ = std::fs::write(THROTTLE, format!("{} 0", self.number));
-    }
+/// Makes a file system on a device of some MiB a second.
+fn slow_disk(mib_per_second: u64) -> Option<ThrottledDisk> {
+    ThrottledDisk::new("ext4", "a program that outruns its disk", 1 << 30, mib_per_second * MIB)
 }
 
 fn streams(pace: StreamPace) -> Option<Streams> {
@@ -101,10 +74,10 @@ fn noise(path: &Path, bytes: u64) {
 
 #[test]
 fn a_copy_never_has_much_more_than_the_bound_unwritten() {
-    let Some(disk) = SlowDisk::new(60) else { return };
+    let Some(disk) = slow_disk(60) else { return };
     let Some(mut streams) = streams(StreamPace::Auto) else { return };
     let dir = pagekeeper_testing::disk_dir();
-    let (from, to) = (dir.path().join("from"), disk.at("to"));
+    let (from, to) = (dir.path().join("from"), disk.path().join("to"));
     noise(&from, 512 * MIB);
     let mut program = Grandchild::later(&["cp", from.to_str().unwrap(), to.to_str().unwrap()]);
     begin(&mut program, &mut streams);
@@ -128,9 +101,9 @@ fn several_files_overwrites_and_mappings_are_bounded_too() {
     if Command::new("fio").arg("--version").output().is_err() {
         return skip("writers of several kinds need fio");
     }
-    let Some(disk) = SlowDisk::new(60) else { return };
+    let Some(disk) = slow_disk(60) else { return };
     let Some(mut streams) = streams(StreamPace::Auto) else { return };
-    let directory = format!("--directory={}", disk.at("").display());
+    let directory = format!("--directory={}", disk.path().display());
     for (engine, overwrite) in [("psync", "1"), ("mmap", "1"), ("psync", "0")] {
         let words = [
             "fio",
@@ -151,7 +124,7 @@ fn several_files_overwrites_and_mappings_are_bounded_too() {
         begin(&mut program, &mut streams);
         let mut most = 0;
         until(&mut streams, |streams| {
-            let files = (0..4).map(|job| disk.at(&format!("pk.{job}.0")));
+            let files = (0..4).map(|job| disk.path().join(format!("pk.{job}.0")));
             most = most.max(files.map(|file| unwritten(&file)).sum());
             streams.running() == 0 && !streams.is_busy()
         });
@@ -164,8 +137,8 @@ fn several_files_overwrites_and_mappings_are_bounded_too() {
 
 #[test]
 fn a_held_program_is_ended_by_its_signals_and_outlives_its_holder() {
-    let Some(disk) = SlowDisk::new(4) else { return };
-    let to = format!("of={}", disk.at("to").display());
+    let Some(disk) = slow_disk(4) else { return };
+    let to = format!("of={}", disk.path().join("to").display());
     for (signal, code) in [("TERM", "code 143"), ("INT", "code 130"), ("KILL", "code 137")] {
         let Some(mut streams) = streams(StreamPace::Auto) else { return };
         let mut program = Grandchild::later(&["dd", "if=/dev/zero", &to, "bs=1M"]);
@@ -177,7 +150,7 @@ fn a_held_program_is_ended_by_its_signals_and_outlives_its_holder() {
         until(&mut streams, |_| ended.is_finished());
         assert_eq!(ended.join().unwrap(), code, "{signal}");
         assert!(!Path::new(&format!("/proc/{pid}")).exists());
-        std::fs::remove_file(disk.at("to")).unwrap();
+        std::fs::remove_file(disk.path().join("to")).unwrap();
     }
     let Some(mut streams) = streams(StreamPace::Auto) else { return };
     let mut program = Grandchild::later(&["dd", "if=/dev/zero", &to, "bs=1M"]);
@@ -195,10 +168,10 @@ fn a_held_program_is_ended_by_its_signals_and_outlives_its_holder() {
 
 #[test]
 fn nobody_is_held_without_a_pace_nor_who_is_traced_or_has_a_lock_that_others_wait_for() {
-    let Some(disk) = SlowDisk::new(60) else { return };
-    let to = format!("of={}", disk.at("to").display());
+    let Some(disk) = slow_disk(60) else { return };
+    let to = format!("of={}", disk.path().join("to").display());
     let dd = ["dd", "if=/dev/zero", &to, "bs=1M", "count=128"];
-    let lock = disk.at("lock");
+    let lock = disk.path().join("lock");
     let mut waiting = Command::new("sh");
     let is_waiting = || std::fs::read_to_string("/proc/locks").unwrap().contains("->");
     waiting.args(["-c", "sleep 0.3; flock \"$1\" true", "sh"]).arg(&lock);
@@ -245,16 +218,17 @@ fn a_rate_holds_who_is_faster() {
 
 #[test]
 fn a_pipeline_and_a_program_under_timeout_are_as_without() {
-    let Some(disk) = SlowDisk::new(60) else { return };
+    let Some(disk) = slow_disk(60) else { return };
     let Some(mut streams) = streams(StreamPace::Auto) else { return };
     let dir = pagekeeper_testing::disk_dir();
     noise(&dir.path().join("from"), 96 * MIB);
-    let (from, to) = (dir.path().to_str().unwrap(), disk.at("to"));
+    let (from, to) = (dir.path().to_str().unwrap(), disk.path().join("to"));
     let script = "tar -C \"$1\" -cf - from | gzip -1 >\"$2\" && timeout 100 sh -c 'gzip -dc \"$1\" >\"$1.tar\"; exit 6' sh \"$2\"";
     let mut program = Grandchild::later(&["sh", "-c", script, "sh", from, to.to_str().unwrap()]);
     begin(&mut program, &mut streams);
     until(&mut streams, |streams| streams.running() == 0 && !streams.is_busy());
     assert_eq!(program.end(), "code 6");
-    let unpacked = Command::new("tar").args(["-xOf"]).arg(disk.at("to.tar")).arg("from").output().unwrap();
+    let unpacked =
+        Command::new("tar").args(["-xOf"]).arg(disk.path().join("to.tar")).arg("from").output().unwrap();
     assert!(unpacked.stdout == std::fs::read(dir.path().join("from")).unwrap());
 }

@@ -43,8 +43,6 @@ pub enum Flushes {
     Late,
     /// At a third of the memtable memory, which is the default.
     Usual,
-    /// As `Usual`, with `trickle_fsync` every 10 MiB, which is off by default.
-    Trickled,
 }
 
 impl Flushes {
@@ -54,9 +52,6 @@ impl Flushes {
                 "memtable_heap_space: 400MiB\nmemtable_offheap_space: 400MiB\nmemtable_cleanup_threshold: 0.9\n"
             }
             Self::Usual => "memtable_heap_space: 256MiB\nmemtable_offheap_space: 256MiB\n",
-            Self::Trickled => {
-                "memtable_heap_space: 256MiB\nmemtable_offheap_space: 256MiB\ntrickle_fsync: true\n"
-            }
         }
     }
 }

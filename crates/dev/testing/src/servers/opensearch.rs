@@ -146,20 +146,6 @@ impl OpenSearch {
         self.ask("POST", &format!("/load/_update/{number}"), &body);
     }
 
-    /// Returns a closure that refreshes the index, for another thread. A refresh makes documents visible to
-    /// searches and writes a segment.
-    ///
-    /// # Panics
-    ///
-    /// The closure panics if the server refuses.
-    pub fn refresher(&self) -> impl Fn() + Send + 'static {
-        let port = self.ports.0;
-        move || {
-            let answer = ask_with(port, "POST", "/load/_refresh", &[], &[]).expect("the node runs");
-            assert_eq!(answer.status, 200, "{}", answer.body);
-        }
-    }
-
     /// Returns the number of documents that were put.
     pub fn documents(&self) -> u64 {
         self.put
