@@ -59,8 +59,8 @@ fn is_of_another_test(row: &Advice) -> bool {
 
 #[test]
 fn every_row_is_tried() {
-    for row in TABLE {
-        assert_ne!(values(row.id).is_some(), is_of_another_test(row), "{}", row.id);
+    for row in TABLE.iter() {
+        assert_ne!(values(&row.id).is_some(), is_of_another_test(row), "{}", row.id);
     }
 }
 
@@ -93,14 +93,14 @@ fn advice_is_accepted_and_taken_back_by_fetched_servers() {
 /// The rows for a version.
 fn rows(version: &Version) -> Vec<&'static Advice> {
     let myrocks = version.from == "Debian" && Path::new("/usr/lib/mysql/plugin/ha_rocksdb.so").exists();
-    let mine = |row: &&&Advice| match row.product {
+    let mine = |row: &&'static Advice| match row.product {
         Product::MariaDb => version.kind == Kind::MariaDb,
         Product::MyRocks => version.kind == Kind::MariaDb && myrocks,
         Product::MySql => version.kind == Kind::MySql,
         Product::PostgreSql => version.kind == Kind::PostgreSql,
         Product::RocksDb | Product::TiKv => false,
     };
-    TABLE.iter().filter(mine).filter(|row| row.holds_for(&version.number)).copied().collect()
+    TABLE.iter().filter(mine).filter(|row| row.holds_for(&version.number)).collect()
 }
 
 fn try_all(version: &Version) {
@@ -116,7 +116,7 @@ fn try_all(version: &Version) {
     }
     let with = |offered: bool, home: &Path| -> Vec<String> {
         let lines = rows.iter().filter_map(|row| {
-            let (before, after) = values(row.id)?;
+            let (before, after) = values(&row.id)?;
             let value = if offered { placed(row, after, home) } else { before.to_owned() };
             Some(format!("{} = '{value}'", row.setting))
         });
@@ -126,7 +126,7 @@ fn try_all(version: &Version) {
     let mut server = Server::start(version, scratch.path(), &before);
     let home = server.home().to_path_buf();
     for row in &rows {
-        check(&server, row, values(row.id).map(|(before, _)| before).unwrap_or_default());
+        check(&server, row, values(&row.id).map(|(before, _)| before).unwrap_or_default());
     }
     if version.kind == Kind::MariaDb {
         assert_eq!(server.is_direct("ibdata1"), Some(false), "{}", version.name());
@@ -139,7 +139,7 @@ fn try_all(version: &Version) {
         server.query("SELECT pg_reload_conf()");
     }
     for row in &rows {
-        let offered = values(row.id).map(|(_, offered)| offered).unwrap_or_default();
+        let offered = values(&row.id).map(|(_, offered)| offered).unwrap_or_default();
         match row.effect {
             Effect::SetGlobal => {
                 server.query(&format!("SET GLOBAL {} = {}", row.setting, bytes(offered).unwrap_or_default()));
@@ -156,7 +156,7 @@ fn try_all(version: &Version) {
         check(
             &server,
             row,
-            &placed(row, values(row.id).map(|(_, offered)| offered).unwrap_or_default(), &home),
+            &placed(row, values(&row.id).map(|(_, offered)| offered).unwrap_or_default(), &home),
         );
     }
     effects(&server, version, &home);
@@ -267,8 +267,8 @@ fn placed(row: &Advice, value: &str, home: &Path) -> String {
 /// Moves the logs to where the rows have them, or back; the directories stay.
 fn move_logs(rows: &[&Advice], data: &Path, home: &Path, there: bool) {
     for row in rows.iter().filter(|row| is_place(row)) {
-        let Some((before, after)) = values(row.id) else { continue };
-        let (base, directory) = match row.setting {
+        let Some((before, after)) = values(&row.id) else { continue };
+        let (base, directory) = match row.setting.as_str() {
             "log_bin" | "relay_log" => (before, home.join(after).parent().expect("a parent").to_path_buf()),
             "aria_log_dir_path" => ("aria_log", home.join(after)),
             // The WAL of MyRocks is flushed when it stops.
@@ -301,8 +301,8 @@ fn rename_places(index: &Path, directory: &Path) {
 }
 
 /// The vendor's default for a version: `O_DIRECT (fsync before 10.6)`.
-fn default_of(row: &Advice, number: &str) -> &'static str {
-    let (default, older) = row.default.split_once(" (").unwrap_or((row.default, ""));
+fn default_of<'a>(row: &'a Advice, number: &str) -> &'a str {
+    let (default, older) = row.default.split_once(" (").unwrap_or((&row.default, ""));
     match older.trim_end_matches(')').split_once(" before ") {
         Some((older, first)) if numbers(number) < numbers(first) => older,
         _ => default,
@@ -320,11 +320,11 @@ fn check(server: &Server, row: &Advice, value: &str) {
 }
 
 fn eventually_is(server: &Server, row: &Advice, value: &str) {
-    crate::support::eventually(row.setting, SOON, || is_same(row, &shown(server, row), value).then_some(()));
+    crate::support::eventually(&row.setting, SOON, || is_same(row, &shown(server, row), value).then_some(()));
 }
 
 fn shown(server: &Server, row: &Advice) -> String {
-    let variable = match row.setting {
+    let variable = match row.setting.as_str() {
         "log_bin" => "log_bin_basename",
         other => other,
     };
@@ -381,9 +381,9 @@ fn advice_is_accepted_and_taken_back_by_rocksdb() {
     if !can_run("the doctor's advice on RocksDB", &["db_bench", "fincore"]) {
         return;
     }
-    let rows: Vec<&Advice> = TABLE.into_iter().filter(|row| row.product == Product::RocksDb).collect();
+    let rows: Vec<&Advice> = TABLE.iter().filter(|row| row.product == Product::RocksDb).collect();
     let mut tried: Vec<&str> = ROCKSDB.iter().map(|(option, _, _)| *option).collect();
-    let mut named: Vec<&str> = rows.iter().map(|row| row.setting).collect();
+    let mut named: Vec<&str> = rows.iter().map(|row| row.setting.as_str()).collect();
     tried.sort_unstable();
     named.sort_unstable();
     assert_eq!(tried, named);
@@ -442,7 +442,7 @@ fn advice_is_accepted_and_taken_back_by_rocksdb() {
     let defaults = in_force(&[]);
     for ((option, _, _), value) in ROCKSDB.iter().zip(&defaults) {
         let row = rows.iter().find(|row| row.setting == *option).expect("a row");
-        let expected = bytes(row.default).map_or_else(|| row.default.to_owned(), |bytes| bytes.to_string());
+        let expected = bytes(&row.default).map_or_else(|| row.default.clone(), |bytes| bytes.to_string());
         assert!(*option == "wal_dir" || *value == expected, "{option} is {value} by default, not {expected}");
     }
     let text = newest_options(&database);

@@ -13,10 +13,10 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+use pagekeeper_text::escaped;
 use rustix::io::Errno;
 
 use crate::Error;
-use crate::text::escaped;
 
 /// The expected use of a range of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::text::escaped;
+use pagekeeper_text::escaped;
 
 /// A failed call to the kernel, or a file that can't be used.
 #[derive(Debug, thiserror::Error)]

@@ -33,10 +33,10 @@ use std::time::{Duration, Instant};
 use crate::mutex::lock;
 use crate::open::{device_of_open, device_without_asking};
 use crate::process::{Mount, ProcRoot};
-use crate::text::unescaped;
 use crate::{Error, Result};
 
 pub use crew::Crew;
+use pagekeeper_text::unescaped;
 
 /// Time limit of a call before its file system counts as unanswered.
 pub const PATIENCE: Duration = Duration::from_secs(3);

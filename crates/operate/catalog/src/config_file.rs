@@ -6,8 +6,8 @@
 
 use std::path::Path;
 
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Error, read_named};
+use pagekeeper_text::escaped;
 use serde::de::DeserializeOwned;
 
 use crate::ProfileError;

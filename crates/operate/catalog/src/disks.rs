@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{FileSystem, Links, file_system_id, open_directory, read_named};
 use pagekeeper_policy::DiskProfile;
+use pagekeeper_text::escaped;
 use serde::Deserialize;
 
 use crate::config_file::{CONFIG_BYTES_MAX, quoted, utf8};

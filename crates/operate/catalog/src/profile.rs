@@ -7,16 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use globset::{Glob, GlobMatcher};
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::names::{Matched, Pattern};
 use pagekeeper_policy::{BulkPages, FileClass, Rewrite, RewriteSource, Rule};
+use pagekeeper_text::{Size, escaped};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
 use crate::config_file::{parse_config, read_config};
 use crate::rule::WithRule;
 use crate::spelled::{all_spelled, spelled};
-use crate::units::Size;
 
 /// One kind of database. See `profiles/generic.toml` for each key of the file.
 #[derive(Debug, Clone, Deserialize)]

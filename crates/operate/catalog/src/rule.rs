@@ -7,13 +7,13 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use pagekeeper_policy::{DEFAULT_NEAR_FILES, DEFAULT_SLACK, DEFAULT_TOTAL, FileClass, Rule};
+use pagekeeper_text::Size;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Error, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use crate::profile::BUILT_IN;
 use crate::spelled::Spelled;
-use crate::units::Size;
 
 /// Every rule by name, with the default parameters. A budget has no default.
 const RULES: [(&str, Rule); 7] = {

@@ -13,9 +13,9 @@ mod world;
 use std::path::Path;
 
 use model::{CELL, MIB};
-use pagekeeper_catalog::units::Size;
 use pagekeeper_catalog::{LogSpec, PositionSpec, Profile};
 use pagekeeper_policy::{FileClass, READ_BACK_EVIDENCE, Rewrite, RewriteSource, Rule, WINDOW};
+use pagekeeper_text::Size;
 use world::{Op, World};
 
 /// Bytes that such a reader reads in a tick.

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use pagekeeper_kernel::InspectedFile;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::escaped;
 
 use crate::output::complain;
 

@@ -10,15 +10,14 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{Flush, ReleaseOptions, ReleaseReport, release};
+use pagekeeper_text::{Size, escaped, parse_range, unescaped};
 use serde::Serialize;
 
 use crate::devices::MountedDevices;
 use crate::output;
 use crate::paths::TreeArgs;
 use crate::problems::{self, Problem, Problems};
-use crate::size::{Size, parse_range};
 
 /// Release files' pages from the page cache, and report what stayed and why
 #[derive(Debug, clap::Args)]

@@ -15,12 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pagekeeper_catalog::units::{Size, parse_period};
 use pagekeeper_catalog::{BUILT_IN, ProfileError};
 use pagekeeper_guard::{Control, Event, GroupNews, Guard, Options, Selector, Streams, Summary, Tick};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::group::GroupReason;
+use pagekeeper_text::{Size, counted, escaped, listed_up_to, parse_period};
 use signal_hook::consts::SIGHUP;
 
 use crate::metrics::{Door, Metrics, address};
@@ -444,11 +443,7 @@ impl Printer {
 /// Returns the first directory, and the number of others: a database may have a thousand.
 fn directories_text(directories: &[PathBuf]) -> String {
     const SHOWN: usize = 8;
-    let shown: Vec<String> = directories.iter().take(SHOWN).map(|path| escaped(path).to_string()).collect();
-    match directories.len().saturating_sub(SHOWN) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
-    }
+    listed_up_to(&directories.iter().map(|path| escaped(path)).collect::<Vec<_>>(), SHOWN)
 }
 
 /// Returns the message about a memory cgroup; single steps have none.
@@ -481,7 +476,7 @@ fn summary_text(summary: &Summary) -> String {
         "released {} in {:.0} s, {}",
         Size(summary.released_total_bytes),
         summary.seconds,
-        output::ticks(summary.ticks)
+        counted(summary.ticks, "tick", "ticks")
     );
     for (class, bytes) in &summary.released_bytes {
         let _ = write!(text, "\n  {class:<8} {}", Size(*bytes));

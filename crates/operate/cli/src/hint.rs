@@ -15,13 +15,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::units::Size;
 use pagekeeper_catalog::{Budget, Discovery, KnownProcess, Profile};
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots};
 use pagekeeper_kernel::process::{Mount, ProcRoot};
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_observe::{Observer, ObserverOptions, Scope, Selects, Snapshot};
+use pagekeeper_text::{Size, count, escaped};
 
 use crate::output;
 
@@ -247,7 +246,7 @@ impl Hint {
             writeln!(f, "  {one}")?;
         }
         if found.len() > SHOWN {
-            writeln!(f, "  and {} more", output::count((found.len() - SHOWN) as u64))?;
+            writeln!(f, "  and {} more", count((found.len() - SHOWN) as u64))?;
         }
         if found.is_empty() {
             let none = if self.found.is_some() && self.is_complete && !self.is_hidden && self.is_root {

@@ -35,7 +35,8 @@ mod warm;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use pagekeeper_catalog::units as size;
+#[cfg(feature = "demo")]
+use pagekeeper_text as size;
 
 /// The output of `--version`, whose first line is that of `-V`: a static build also says how it differs.
 const LONG_VERSION: &str = if cfg!(carries_another) {

@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use pagekeeper_kernel::text::escaped;
-
 use anyhow::Context;
 use clap::CommandFactory;
+use pagekeeper_text::escaped;
 
 use crate::Cli;
 use crate::output::{self, UsageError};

@@ -8,7 +8,9 @@ use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, StdoutLock, Write};
 use std::process::ExitCode;
 
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::{counted, escaped};
+
+pub(crate) use pagekeeper_text::count;
 
 pub(crate) mod json;
 
@@ -118,46 +120,9 @@ impl Screen {
     }
 }
 
-/// Returns a count with separated thousands: 20,000.
-pub(crate) fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut shown = String::with_capacity(digits.len() * 4 / 3 + 1);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            shown.push(',');
-        }
-        shown.push(digit);
-    }
-    shown
-}
-
 /// Returns "1 file", "2 files".
 pub(crate) fn files(number: u64) -> String {
-    format!("{} {}", count(number), if number == 1 { "file" } else { "files" })
-}
-
-/// Returns "1 tick", "2 ticks".
-pub(crate) fn ticks(number: u64) -> String {
-    format!("{} {}", count(number), if number == 1 { "tick" } else { "ticks" })
-}
-
-/// Returns a share in percent, which is shown as 0 or 100 only if it is exactly that; `None` if the whole is 0.
-pub(crate) fn percent(part: u64, whole: u64) -> Option<String> {
-    if whole == 0 {
-        return None;
-    }
-    if part == 0 {
-        return Some("0 %".to_owned());
-    }
-    if part >= whole {
-        return Some("100 %".to_owned());
-    }
-    let share = part as f64 / whole as f64 * 100.0;
-    Some(match share {
-        _ if share < 0.05 => "<0.1 %".to_owned(),
-        _ if share >= 99.95 => ">99.9 %".to_owned(),
-        _ => format!("{share:.1} %"),
-    })
+    counted(number, "file", "files")
 }
 
 #[cfg(test)]
@@ -173,29 +138,6 @@ mod tests {
         assert_eq!(in_words(&error), format!("can't use the snapshot /a: {said}"));
         let plain = anyhow::Error::from(io::Error::from(ErrorKind::NotADirectory)).context("inspect /a");
         assert_eq!(in_words(&plain), "inspect /a: not a directory");
-    }
-
-    #[test]
-    fn counts_have_their_thousands_set_apart() {
-        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
-            assert_eq!(count(number), text);
-        }
-        assert_eq!((files(1), files(20_000)), ("1 file".to_owned(), "20,000 files".to_owned()));
-    }
-
-    #[test]
-    fn a_share_is_never_rounded_to_none_or_all() {
-        for (part, whole, text) in [
-            (0, 10, "0 %"),
-            (1, 1_000_000, "<0.1 %"),
-            (1, 3, "33.3 %"),
-            (999_999, 1_000_000, ">99.9 %"),
-            (10, 10, "100 %"),
-            (12, 10, "100 %"),
-        ] {
-            assert_eq!(percent(part, whole).unwrap(), text);
-        }
-        assert_eq!(percent(0, 0), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use pagekeeper_policy::stream_pace::StreamPace;
 
-use crate::size::parse_pace;
+use pagekeeper_catalog::units::parse_pace;
 
 /// The option, to be flattened into a command's arguments.
 #[derive(Debug, Clone, Copy, clap::Args)]

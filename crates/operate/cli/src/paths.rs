@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{InspectedFile, Result, WalkOptions, read_named, walk};
+use pagekeeper_text::escaped;
 
 use crate::output::UsageError;
 

@@ -11,15 +11,14 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_probe::{MIN_FILE_BYTES, Probe, Progress};
+use pagekeeper_text::{Size, escaped, parse_size};
 
 use crate::frozen::wait_while_frozen;
 use crate::output::{self, UsageError};
 use crate::pace::PaceArgs;
 use crate::signals::Stop;
-use crate::size::{Size, parse_size};
 
 /// Measure a disk and its file system: direct I/O, mixed I/O, syncs, parallel and single reads
 ///

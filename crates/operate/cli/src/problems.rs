@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use pagekeeper_kernel::Error;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::escaped;
 use serde::Serialize;
 
 use crate::output::complain;

@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{WarmOptions, WarmTurns};
 use pagekeeper_policy::stream_pace::StreamPace;
+use pagekeeper_text::{Size, escaped};
 
 use crate::devices::MountedDevices;
 use crate::output::{self, UsageError};
@@ -30,7 +30,6 @@ use crate::pace::PaceArgs;
 use crate::paths::TreeArgs;
 use crate::problems::{self, Problems};
 use crate::signals::Stop;
-use crate::size::Size;
 use item::{Item, Wanted};
 use part::{Part, parse_part, range_meant_by};
 use report::Report;

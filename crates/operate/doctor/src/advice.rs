@@ -1,60 +1,32 @@
 //! Advice on the database's own settings for each kind of finding.
 //!
-//! Everything that can ever be advised is in one [table](TABLE); the modules here decide when which row applies.
+//! Everything that can ever be advised is in one [table](TABLE). The modules here decide which of its rows apply
+//! when.
 //!
 //! Invariants: a fix names a setting in the engine's syntax, where to put it, and whether a restart is needed.
 //! Settings that already have the value are left out; settings not known to be set are advised. Nothing is advised
 //! for a server that may lack the setting, or whose engine is uncertain. Recovery is shortened only for a target
 //! that the operator gave.
 
+mod advised;
+mod apply;
 pub(crate) mod innodb;
 mod log_device;
 pub(crate) mod postgresql;
 mod recovery;
 pub(crate) mod rocksdb;
 pub(crate) mod rocksdb_options;
-pub(crate) mod row;
 mod statement;
 mod table;
 
-use crate::Fix;
 use crate::settings::{Engine, Settings};
 
+pub use advised::Advised;
+pub(crate) use advised::uncertain;
+pub(crate) use apply::fix;
 pub(crate) use log_device::move_log_of;
 pub(crate) use recovery::shorten;
-pub use row::{Advice, Against, Effect, Offer, Product};
-pub use table::TABLE;
-pub(crate) use table::postgresql as postgresql_rows;
-
-/// The purpose of a database setting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Goal {
-    /// Its logs stay out of the page cache.
-    LogsOutOfCache,
-    /// The database needs less of the page cache.
-    LessPageCache,
-    /// Data that the database caches itself is not cached a second time.
-    LessDoubleCaching,
-    /// All I/O on a file is direct, or none is.
-    NoMixedIo,
-    /// Dirty pages go to storage continuously and do not pile up.
-    SteadyWriteback,
-    /// After a restart the database's data is soon resident again.
-    WarmStart,
-    /// A log does not share a disk with bulk output.
-    LogOnItsOwnDisk,
-    /// A recovery takes no longer than the operator's target.
-    ShortRecovery,
-}
-
-/// The advice for a goal, and remarks where there is none.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Advised {
-    /// The settings, most effective first.
-    pub fixes: Vec<Fix>,
-    /// Limits of settings, and reasons why one is not advised.
-    pub remarks: Vec<String>,
-}
+pub use table::{Advice, Effect, Goal, Offer, Product, TABLE};
 
 /// Returns the settings of this database that serve the goal, most effective first. Those that shorten a recovery
 /// or move a log need more input: they are part of their findings.
@@ -84,12 +56,6 @@ pub fn advise(goal: Goal, settings: &Settings) -> Advised {
         rocksdb::advise(goal, settings, &mut advised);
     }
     advised
-}
-
-/// Returns a remark that no setting is advised, if the engine is uncertain.
-pub(crate) fn uncertain(settings: &Settings) -> Option<String> {
-    let why = settings.engine_doubt.as_ref()?;
-    Some(format!("no setting is named: {why}"))
 }
 
 #[cfg(test)]

@@ -159,10 +159,10 @@ impl<'a> Files<'a> {
             (None, None) => return if may_read(observation, counts, task) { 0 } else { added },
             (Some(file), _) if only_writes(file, task) => return added,
             (Some(before), Some(after)) => {
-                after.size.saturating_sub(before.size) + unwritten(after).max(unwritten(before))
+                after.size.saturating_sub(before.size) + after.unwritten().max(before.unwritten())
             }
             // It was removed: merged, or a log that is no longer needed.
-            (Some(before), None) => unwritten(before),
+            (Some(before), None) => before.unwritten(),
         };
         let left = self.left.entry(counts.file).or_insert(most);
         let written = added.min(*left);
@@ -175,11 +175,6 @@ impl<'a> Files<'a> {
 fn only_writes(file: &File, task: &Task) -> bool {
     let mut own = file.openers.iter().filter(|opener| opener.pid == task.process).peekable();
     own.peek().is_some() && own.all(|opener| opener.kind == OpenerKind::Buffered(Access::WriteOnly))
-}
-
-/// Returns a file's unwritten bytes.
-fn unwritten(file: &File) -> u64 {
-    file.residency.map_or(0, |residency| residency.unwritten())
 }
 
 /// Whether another process is known to have the file open for reading.

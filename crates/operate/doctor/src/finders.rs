@@ -13,7 +13,7 @@ mod logs;
 mod memory;
 mod mixed;
 #[cfg(test)]
-mod printed;
+mod printed_tests;
 mod settings;
 mod start;
 mod streams;

@@ -3,6 +3,7 @@
 //! Invariant: every field of [`Fix`] is required, so that none can be forgotten: where it applies, its cost, its
 //! side effects, how to revert it, and why it applies here.
 
+use pagekeeper_text::listed;
 use serde::Serialize;
 
 /// The source of some knowledge.
@@ -124,11 +125,7 @@ impl Risk {
         let (changed, same): (Vec<_>, Vec<_>) = parts.into_iter().partition(|(_, what)| what.is_some());
         let changed = changed.into_iter().map(|(name, what)| format!("{name}: {}", what.unwrap_or_default()));
         let same: Vec<&str> = same.into_iter().map(|(name, _)| name).collect();
-        let same = match same.as_slice() {
-            [] => None,
-            [one] => Some(format!("{one} as before")),
-            [first @ .., last] => Some(format!("{} and {last} as before", first.join(", "))),
-        };
+        let same = (!same.is_empty()).then(|| format!("{} as before", listed(&same)));
         changed.chain(same).collect::<Vec<_>>().join("; ")
     }
 }

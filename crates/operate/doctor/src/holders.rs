@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::text::unescaped;
+use pagekeeper_text::unescaped;
 use serde::Serialize;
 
 /// Maximum number of holders listed.

@@ -9,10 +9,10 @@ use std::path::Path;
 
 use pagekeeper_catalog::checkpoint::postgresql::{self, ControlFile};
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::FileClass;
 use pagekeeper_policy::names::WalSegment;
+use pagekeeper_text::unescaped;
 
 use crate::settings::{self, Engine, ServerRoot, Settings};
 

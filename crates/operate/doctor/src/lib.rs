@@ -22,9 +22,8 @@ mod streamers;
 mod syncs;
 #[cfg(test)]
 mod testing;
-mod wrapping;
 
-pub use advice::{Advice, Advised, Against, Effect, Goal, Offer, Product, TABLE, advise};
+pub use advice::{Advice, Advised, Effect, Goal, Offer, Product, TABLE, advise};
 pub use finders::{MixedWith, examine, lacks_snapshot, mixed_with, was_read_through_cache};
 pub use finding::{Cost, Evidence, Finding, Kind, Severity, Subject};
 pub use fix::{Confidence, Fix, FixKind, HoldsFor, Restart, Risk, Terms};

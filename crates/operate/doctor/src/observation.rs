@@ -9,12 +9,13 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use pagekeeper_kernel::pressure::{MemoryCgroup, MemoryEvents, VmStat};
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Inode, page_size};
 use pagekeeper_observe::{Database, File, HostChange, Snapshot};
 use pagekeeper_policy::DiskProfile;
+use pagekeeper_text::escaped;
 use pagekeeper_trace::{PauseCounts, TraceCounts};
 
+use crate::phrases::process;
 use crate::settings::Settings;
 use crate::{Advised, Goal, Journal, Streamer, Subject, Syncs};
 
@@ -230,7 +231,7 @@ pub fn called(database: &Database) -> String {
         || *name == profile.name
         || profile.processes.iter().any(|glob| glob.is_match(name));
     match database.pid {
-        Some(pid) if says_which => format!("{name} (process {pid})"),
+        Some(pid) if says_which => process(name, pid),
         Some(pid) => format!("{} ({name}, process {pid})", profile.name),
         None => match database.directories.first() {
             Some(directory) => format!("{name} in {}", escaped(directory)),

@@ -9,15 +9,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pagekeeper_catalog::units::Size;
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_observe::{Database, File, VisibilityGap};
+use pagekeeper_text::{INDENT, Size, counted, duration, escaped, labelled, unescaped, wrapped};
 use serde::Serialize;
 
 use crate::observation::{Observation, called};
-use crate::phrases::{number, time};
+use crate::phrases::process;
 use crate::settings::Settings;
-use crate::wrapping::{INDENT, labelled, wrapped};
 use crate::{Confidence, Finding, FixKind, Holder, OpenIn, Severity, Terms};
 
 /// Page cache of other files is reported from this many bytes on …
@@ -105,10 +103,10 @@ impl fmt::Display for InspectedMemory {
             Size(self.watermark_low_bytes)
         )?;
         if let Some(stalls) = self.allocation_stalls.filter(|stalls| *stalls > 0) {
-            write!(f, "; tasks had to reclaim for themselves {}", number(stalls, "time", "times"))?;
+            write!(f, "; tasks had to reclaim for themselves {}", counted(stalls, "time", "times"))?;
         }
         if let Some(stalled) = self.stalled_seconds.filter(|stalled| *stalled >= 0.001) {
-            write!(f, "; some task waited for memory {}", time(Duration::from_secs_f64(stalled)))?;
+            write!(f, "; some task waited for memory {}", duration(Duration::from_secs_f64(stalled)))?;
         }
         Ok(())
     }
@@ -200,11 +198,7 @@ impl Inspected {
             files: snapshot.files.len(),
             size_bytes: snapshot.files.iter().map(|file| file.size).sum(),
             // The last page of a file is counted whole.
-            resident_bytes: snapshot
-                .files
-                .iter()
-                .filter_map(|file| Some(file.residency?.resident.min(file.size)))
-                .sum(),
+            resident_bytes: snapshot.files.iter().map(|file| file.resident().min(file.size)).sum(),
             ..Self::default()
         }
     }
@@ -361,7 +355,7 @@ fn open_in(processes: &[OpenIn]) -> String {
     if processes.is_empty() {
         return "open in no process that is seen here".to_owned();
     }
-    let processes = processes.iter().map(|open| format!("{} (process {})", open.name, open.pid));
+    let processes = processes.iter().map(|open| process(&open.name, open.pid));
     format!("open in {}", processes.collect::<Vec<_>>().join(", "))
 }
 

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
 use pagekeeper_kernel::process::{Access, OpenFile, Selection};
-use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::Snapshot;
+use pagekeeper_text::unescaped;
 
 /// A process that moved fewer bytes, and was not throttled, is not inspected.
 const MIN_MOVED: u64 = 8 << 20;

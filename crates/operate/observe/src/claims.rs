@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use pagekeeper_catalog::ownership::has_rights_of;
 use pagekeeper_catalog::{Contest, Strength, one_user};
 use pagekeeper_kernel::process::{Access, ProcRoot};
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Expected, Handle, Inode, Result, first_names, stat_of_name};
 use pagekeeper_policy::FileClass;
+use pagekeeper_text::escaped;
 use rustix::fs::FileType;
 
 use crate::held::{Held, reach};

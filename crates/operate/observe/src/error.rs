@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::escaped;
 
 /// The reason why a snapshot failed.
 #[derive(Debug, thiserror::Error)]

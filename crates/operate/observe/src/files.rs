@@ -11,8 +11,8 @@ use std::path::Path;
 use pagekeeper_catalog::Party;
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::process::InodeSet;
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{Expected, Inode, InspectedFile, stat_of_name};
+use pagekeeper_text::{escaped, unescaped};
 
 use crate::devices::Devices;
 use crate::directory_trees::DirectoryTrees;

@@ -1,13 +1,13 @@
 //! Gaps in the view of the host as a whole. They are known from its setup, before any call fails.
 
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::{escaped, listed};
 use pagekeeper_trace::{Needs, TraceError, TraceSource, Tracer};
 use rustix::thread::CapabilitySet;
 
 use crate::Host;
 use crate::VisibilityGap;
-use crate::visibility::{VisibilityGaps, lacked, listed};
+use crate::visibility::{VisibilityGaps, lacked};
 
 /// The number of the first pid namespace (`PROC_PID_INIT_INO` of `linux/proc_ns.h`).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";

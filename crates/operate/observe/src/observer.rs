@@ -8,7 +8,7 @@ use pagekeeper_catalog::Profile;
 use pagekeeper_catalog::settings::uptime;
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::{BackingDevice, MemoryCgroup, SysRoots};
-use pagekeeper_kernel::text::unescaped;
+use pagekeeper_text::unescaped;
 use pagekeeper_trace::{MachineCounts, TraceSource, Tracer};
 
 use crate::devices::Devices;

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use pagekeeper_catalog::Party;
 use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::{HeldFile, Mappings, ProcRoot, Selection};
-use pagekeeper_kernel::text::unescaped;
+use pagekeeper_text::unescaped;
 
 use crate::files::{Files, Use};
 use crate::held::{kind_of, kind_of_mapping};

@@ -114,6 +114,16 @@ pub struct File {
 }
 
 impl File {
+    /// Returns its resident bytes; 0 if unknown.
+    pub fn resident(&self) -> u64 {
+        self.residency.map_or(0, |counts| counts.resident)
+    }
+
+    /// Returns its bytes that are dirty or under writeback; 0 if unknown.
+    pub fn unwritten(&self) -> u64 {
+        self.residency.map_or(0, |counts| counts.unwritten())
+    }
+
     /// Opens this very file, or nothing, whatever has its name by now.
     ///
     /// Fails with [`Error::OtherFile`](pagekeeper_kernel::Error::OtherFile) or

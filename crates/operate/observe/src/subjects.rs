@@ -13,7 +13,7 @@ use pagekeeper_catalog::{Finder, Party, Profile, Strength, logs_below, recognise
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::{escaped, unescaped};
+use pagekeeper_text::{escaped, unescaped};
 
 use crate::allotment::{Allotment, Wanted};
 use crate::claims::{directories_of, settle};

@@ -27,12 +27,12 @@ use pagekeeper_catalog::{Party, Profile};
 use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{
     Error, Expected, Inode, InspectedFile, Links, NameLimit, Result, WalkOptions, open_directory,
     stat_of_name, walk,
 };
 use pagekeeper_policy::FileClass;
+use pagekeeper_text::escaped;
 use rustix::fs::FileType;
 
 use crate::sample::{FileSample, GapReason};

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use pagekeeper_catalog::Party;
 use pagekeeper_kernel::Error;
 use pagekeeper_kernel::hang::{self, Unanswered};
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::{escaped, listed};
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
@@ -247,7 +247,7 @@ impl Counted {
         if times > shown.len() {
             shown.push(format!("{} more", times - shown.len()));
         }
-        let shown = listed(&shown.iter().map(String::as_str).collect::<Vec<_>>());
+        let shown = listed(&shown);
         let what = format!("{}: {shown}", if times == 1 { one } else { many });
         VisibilityGap { what, why: reasons.join("; "), needs }
     }
@@ -263,15 +263,6 @@ pub(crate) fn lacked(wanted: &[(&str, CapabilitySet)]) -> Option<String> {
 /// Returns whether this process has a capability in effect.
 fn has(one: CapabilitySet) -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(one))
-}
-
-/// Formats a list as "A, B and C".
-pub(crate) fn listed(names: &[&str]) -> String {
-    match names {
-        [] => String::new(),
-        [one] => (*one).to_owned(),
-        [first @ .., last] => format!("{} and {last}", first.join(", ")),
-    }
 }
 
 #[cfg(test)]

@@ -3,8 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::text::escaped;
-
+use pagekeeper_text::escaped;
 use rustix::io::Errno;
 
 /// An error of a measurement.

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use pagekeeper_kernel::text::unescaped_bytes;
 use pagekeeper_policy::DiskProfile;
 use pagekeeper_policy::stream_pace::StreamPace;
+use pagekeeper_text::unescaped_bytes;
 use serde::Serialize;
 
 use crate::bulk::{self, BulkReport};

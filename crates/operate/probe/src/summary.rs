@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use pagekeeper_policy::{DiskProfile, MixedProfile};
+use pagekeeper_text::microseconds;
 
 use crate::bulk::BulkReport;
 use crate::direct::{DirectKind, DirectReport};
@@ -62,7 +63,7 @@ fn reads(profile: &DiskProfile) -> Option<String> {
     let alone = profile.reads.first()?;
     let best = profile.reads.iter().map(|read| read.per_second).fold(0.0, f64::max);
     let (times, width) = (best / alone.per_second.max(1e-9), profile.width()?);
-    let one = time(alone.p50_us);
+    let one = microseconds(alone.p50_us);
     Some(match (alone.p50_us >= SLOW_READ_US, times >= WIDE_FACTOR) {
         (true, true) => format!(
             "Wide but slow: a read takes {one}, but {width} at once are served {times:.0} times as fast, so read ahead and \
@@ -85,11 +86,6 @@ fn reads(profile: &DiskProfile) -> Option<String> {
 
 fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
-}
-
-/// Formats a time with its unit.
-fn time(us: f64) -> String {
-    if us >= 1000.0 { format!("{:.1} ms", us / 1000.0) } else { format!("{us:.0} \u{b5}s") }
 }
 
 /// Returns notes for readers of the figures.

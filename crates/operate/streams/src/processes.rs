@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::unescaped;
 use pagekeeper_policy::stream_pages::StreamTotals;
+use pagekeeper_text::unescaped;
 use pagekeeper_trace::page_events::EventFile;
 
 use crate::StreamEvent;

@@ -5,8 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::text::escaped;
-
+use pagekeeper_text::escaped;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 

@@ -19,7 +19,7 @@ use super::tracefs::Tracefs;
 use super::{BlockOp, Durations, PageFlow, PageTotals, ReclaimKind, Task, TraceError, TraceOptions};
 use pagekeeper_kernel::page_size;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::unescaped_bytes;
+use pagekeeper_text::unescaped_bytes;
 
 /// The name the kernel gives to a task whose name it has forgotten.
 const FORGOTTEN: &[u8] = b"<...>";

@@ -14,8 +14,8 @@ use std::time::Duration;
 use super::durations::{CLASSES, Durations};
 use super::gathered::{LevelSums, Pauses, Requests, Stalls};
 use super::{BlockOp, PageFlow, PageTotals, ReclaimKind, Task};
-use pagekeeper_kernel::text::unescaped_bytes;
 use pagekeeper_kernel::{Inode, page_size};
+use pagekeeper_text::unescaped_bytes;
 
 /// Key of the table of pages: inode number, device (4 bytes, in the kernel's form), thread (4 bytes).
 pub(super) mod page_key {

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::{unescaped, unescaped_bytes};
+use pagekeeper_text::{unescaped, unescaped_bytes};
 use rustix::io::Errno;
 
 use crate::TraceError;

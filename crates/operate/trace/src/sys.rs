@@ -11,9 +11,8 @@
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use pagekeeper_kernel::text::unescaped_bytes;
-
 use crate::locked::without_limit;
+use pagekeeper_text::unescaped_bytes;
 use rustix::io::Errno;
 
 /// One instruction of eight bytes (`struct bpf_insn`).

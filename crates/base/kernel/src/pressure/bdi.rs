@@ -10,12 +10,12 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
+use pagekeeper_text::unescaped;
 use rustix::fs::{FileType, major, minor};
 
 use super::{SysRoots, missing, read_number, read_optional};
 use crate::hang::asking;
 use crate::process::{Mount, malformed, read_text};
-use crate::text::unescaped;
 use crate::{Error, Result};
 
 /// The settings of one backing device.

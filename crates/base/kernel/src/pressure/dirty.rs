@@ -10,6 +10,8 @@
 
 use std::fmt;
 
+use pagekeeper_text::Size;
+
 use super::{MemInfo, SysRoots, VmStat, Watermarks, read_number};
 use crate::process::malformed;
 use crate::{Result, page_size};
@@ -192,25 +194,6 @@ impl fmt::Display for Form {
     }
 }
 
-/// Formats a number of bytes.
-struct Size(u64);
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut value = self.0 as f64;
-        for unit in ["bytes", "KiB", "MiB", "GiB"] {
-            if value < 1024.0 {
-                return match unit {
-                    "bytes" => write!(f, "{value} bytes"),
-                    _ => write!(f, "{value:.1} {unit}"),
-                };
-            }
-            value /= 1024.0;
-        }
-        write!(f, "{value:.1} TiB")
-    }
-}
-
 /// Formats hundredths of a second.
 struct Seconds(u64);
 
@@ -310,12 +293,12 @@ mod tests {
         };
         let text = report.to_string();
         for part in [
-            "starts at 1.0 MiB of dirty pages: dirty_background_ratio = 10 % of 1.0 GiB dirtyable memory is in force",
+            "starts at 1 MiB of dirty pages: dirty_background_ratio = 10 % of 1 GiB dirtyable memory is in force",
             "dirty_background_bytes is not set",
-            "wait at 3.0 MiB, and are slowed down from 2.0 MiB on: dirty_bytes = 3145728 is in force",
+            "wait at 3 MiB, and are slowed down from 2 MiB on: dirty_bytes = 3145728 is in force",
             "dirty_ratio is 0 and without effect",
             "pages dirty for 30 s are written out, checked every 5 s",
-            "now 512 bytes dirty and 0 bytes on its way",
+            "now 512 B dirty and 0 B on its way",
         ] {
             assert!(text.contains(part), "{part:?} in {text}");
         }

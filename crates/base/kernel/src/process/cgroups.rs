@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
+use pagekeeper_text::unescaped_bytes;
+
 use super::{ProcRoot, malformed};
 use crate::Result;
-use crate::text::unescaped_bytes;
 
 /// A process's place in one cgroup hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,11 +11,11 @@ use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use pagekeeper_text::unescaped_bytes;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxFlags};
 
 use super::fd_rounds::FdPieces;
 use super::{ProcRoot, Selection, deleted, malformed};
-use crate::text::unescaped_bytes;
 use crate::{Error, Inode, Result};
 
 /// The access that a descriptor permits: the access mode of open(2).

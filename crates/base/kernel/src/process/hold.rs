@@ -13,12 +13,12 @@ use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
+use pagekeeper_text::unescaped_bytes;
 use rustix::io::Errno;
 
 use super::{ProcRoot, malformed, read};
 use crate::sys::ptrace::{TraceEvent, detach, interrupt, next_event, seize};
 use crate::sys::scheduling::be_of_real_time;
-use crate::text::unescaped_bytes;
 use crate::{Error, Result};
 
 /// Time that each round waits for stops: a thread in a long call stops at the call's end.

@@ -3,10 +3,11 @@
 
 use std::collections::HashSet;
 
+use pagekeeper_text::unescaped_bytes;
+
 use super::ProcRoot;
 use super::read;
 use super::reading::each_line;
-use crate::text::unescaped_bytes;
 use crate::{Inode, Result};
 
 /// Number of descriptors of a process checked for locks.

@@ -10,12 +10,12 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use pagekeeper_text::unescaped_bytes;
 use rustix::fs::Statx;
 
 use super::fds::{inode_of, stat_quietly};
 use super::reading::each_line;
 use super::{ProcRoot, deleted, mounts};
-use crate::text::unescaped_bytes;
 use crate::{Inode, Result};
 
 /// A part of a file that a process has mapped.

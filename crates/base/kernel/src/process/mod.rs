@@ -48,11 +48,11 @@ pub use open_files::{
     HeldFile, InodeSet, MappedFile, Mappings, OpenFiles, OpenFilesScan, ProcessFiles, Selection,
 };
 pub use origin::Origin;
+use pagekeeper_text::unescaped;
 pub use peer::peer_process;
 pub(crate) use reading::{malformed, read, read_text};
 pub use status::{ProcessStat, ProcessUsers};
 
-use crate::text::unescaped;
 use crate::{Error, Result};
 
 /// The mount point of the process file system.

@@ -8,11 +8,11 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use pagekeeper_text::unescaped_bytes;
 use rustix::fs::FileType;
 
 use super::ProcRoot;
 use super::reading::each_line;
-use crate::text::unescaped_bytes;
 use crate::{Handle, Links, Result};
 
 /// One mounted file system.

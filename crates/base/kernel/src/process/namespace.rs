@@ -12,6 +12,7 @@
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
+use pagekeeper_text::unescaped;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
@@ -19,7 +20,6 @@ use super::fds::{inode_of, stat_quietly};
 use super::{ProcRoot, malformed};
 use crate::hang::asking;
 use crate::open::descend;
-use crate::text::unescaped;
 use crate::{Error, Expected, Handle, Result};
 
 /// The view of a process on paths; see [`ProcRoot::as_seen_by`].

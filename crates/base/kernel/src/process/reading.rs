@@ -8,7 +8,8 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use crate::text::{escaped_bytes, unescaped_bytes};
+use pagekeeper_text::{escaped_bytes, unescaped_bytes};
+
 use crate::{Error, Result};
 
 /// Limit of bytes read from a file. The kernel's own text is far shorter, but a title or a list of locks may be

@@ -7,9 +7,10 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use pagekeeper_text::unescaped_bytes;
+
 use super::reading::read_start;
 use super::{ProcRoot, malformed, read};
-use crate::text::unescaped_bytes;
 use crate::{Error, Result};
 
 /// Limit of bytes read from a command line. A process may declare all of its memory to be its arguments

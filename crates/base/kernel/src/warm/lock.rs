@@ -7,13 +7,13 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+use pagekeeper_text::escaped;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use super::call_error;
 use super::plan::next_data;
 use crate::sys::mapping::FileMapping;
-use crate::text::escaped;
 use crate::{Error, InspectedFile, Result, page_size};
 
 /// Stretches of data with gaps smaller than this are locked as one, to save mappings: a process may have 65,530

@@ -34,7 +34,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::escaped;
 use serde::Serialize;
 
 use limits::{ALL_KEEP, BRIEF_PROGRAM, Cut, EACH_KEEPS, LONGEST_NAME, MAX_KEPT, MAX_UNREAD};

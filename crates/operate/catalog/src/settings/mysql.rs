@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::unescaped;
+use pagekeeper_text::unescaped;
 
 use super::limits::{Cut, DEEPEST, beginning, shortened};
 use super::option_file::{self, Entry, option};

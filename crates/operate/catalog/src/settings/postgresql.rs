@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::unescaped;
+use pagekeeper_text::unescaped;
 
 use super::guc::{self, Entry};
 use super::limits::{Cut, DEEPEST, shortened};

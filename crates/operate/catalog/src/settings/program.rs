@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 
 use pagekeeper_kernel::InspectedFile;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::{unescaped, unescaped_bytes};
+use pagekeeper_text::{unescaped, unescaped_bytes};
 
 use super::searched::Searched;
 use super::{Engine, Server};

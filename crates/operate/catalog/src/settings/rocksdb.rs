@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::unescaped;
+use pagekeeper_text::unescaped;
 use toml::de::{DeTable, DeValue};
 
 use super::limits::{Cut, LONGEST_NAME, LONGEST_TOML, shortened};

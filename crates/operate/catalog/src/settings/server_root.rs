@@ -16,8 +16,8 @@ use std::time::{Duration, SystemTime};
 
 use pagekeeper_kernel::hang::asking_from;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::unescaped_bytes;
 use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links};
+use pagekeeper_text::unescaped_bytes;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 

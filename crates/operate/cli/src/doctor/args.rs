@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pagekeeper_catalog::units::parse_period;
+use pagekeeper_text::parse_period;
 
 /// Find what databases lose to the page cache, and what fixes it
 ///

@@ -12,15 +12,14 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_doctor::{MixedWith, mixed_with};
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{Error, Inode, ReleaseOptions, Result, release};
 use pagekeeper_observe::{File, Snapshot};
+use pagekeeper_text::{Size, escaped, unescaped};
 use serde::{Serialize, Serializer};
 
 use crate::evict::Figures;
 use crate::output;
 use crate::problems::{Problem, Problems};
-use crate::size::Size;
 
 /// The result for one file.
 #[derive(Debug, Serialize)]
@@ -56,7 +55,7 @@ pub(super) fn fix(snapshot: &Snapshot, read: &HashSet<Inode>) -> (Vec<Fixed>, Ve
 
 /// Evicts one file's pages; `None` if none is resident.
 fn evict(file: &File, mixed_with: MixedWith, was_read: bool) -> Result<Option<Fixed>> {
-    let resident = file.residency.map_or(0, |residency| residency.resident);
+    let resident = file.resident();
     if resident == 0 {
         return Ok(None);
     }

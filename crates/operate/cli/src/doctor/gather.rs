@@ -17,10 +17,10 @@ use pagekeeper_doctor::{
 };
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Inode, resident_extents};
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::DiskProfile;
+use pagekeeper_text::escaped;
 
 use super::watch::Judged;
 
@@ -149,13 +149,12 @@ fn disks(snapshot: &Snapshot, given: Option<&DiskProfile>) -> (Vec<(u64, DiskPro
 /// Returns the location of the pages of files that are used by both direct I/O and the page cache: the first few
 /// ranges of the files that have the most.
 fn stretches(snapshot: &Snapshot) -> Vec<(Inode, Vec<Range<u64>>)> {
-    let resident = |file: &File| file.residency.map_or(0, |residency| residency.resident);
     let mut files: Vec<&File> = snapshot
         .files
         .iter()
-        .filter(|file| mixed_with(snapshot, file).is_some() && resident(file) > 0)
+        .filter(|file| mixed_with(snapshot, file).is_some() && file.resident() > 0)
         .collect();
-    files.sort_by_key(|file| std::cmp::Reverse(resident(file)));
+    files.sort_by_key(|file| std::cmp::Reverse(file.resident()));
     files.truncate(FILES);
     files.into_iter().filter_map(|file| Some((file.inode, stretches_of(file)?))).collect()
 }

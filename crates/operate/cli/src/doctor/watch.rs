@@ -13,11 +13,11 @@ use anyhow::Context;
 use pagekeeper_doctor::Releasable;
 use pagekeeper_guard::{Action, Decision, Guard, Options};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Inode, InspectedFile, residency};
 use pagekeeper_observe::{File, Snapshot};
 use pagekeeper_policy::FileClass;
 use pagekeeper_policy::ranges::append;
+use pagekeeper_text::escaped;
 
 use super::args::Args;
 use crate::signals::Stop;

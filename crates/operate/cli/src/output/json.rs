@@ -6,7 +6,7 @@
 
 use std::io::{self, Write};
 
-use pagekeeper_kernel::text::is_plain;
+use pagekeeper_text::is_plain;
 use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::{CompactFormatter, Formatter};

@@ -3,15 +3,14 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::DiskProfile;
 use pagekeeper_probe::{
     Access, AtomicReport, Beside, BulkBeside, BulkReport, DirectKind, DirectReport, MixedReport, ReadsReport,
     Report, UncachedReport, UncachedUse,
 };
+use pagekeeper_text::{Size, count, escaped, microseconds};
 
 use crate::output;
-use crate::size::Size;
 
 /// Prints it; `kept` is the file that the profile was written to.
 pub(super) fn print(report: &Report, kept: Option<&Path>) -> io::Result<()> {
@@ -89,9 +88,9 @@ fn write_direct(out: &mut impl Write, direct: &DirectReport) -> io::Result<()> {
     let reported = direct.reported.map_or_else(|| "not reported by the file system".to_owned(), pair);
     let worked = direct.worked.map(|worked| format!("; what worked: {}", pair(worked))).unwrap_or_default();
     line(out, "  alignment", &format!("{reported}{worked}"))?;
-    let pages = |pages: Option<u64>| pages.map_or_else(|| "?".to_owned(), output::count);
+    let pages = |pages: Option<u64>| pages.map_or_else(|| "?".to_owned(), count);
     let disk = |requests: Option<u64>| {
-        requests.map_or_else(String::new, |count| format!(", {} of the disk", output::count(count)))
+        requests.map_or_else(String::new, |number| format!(", {} of the disk", count(number)))
     };
     let (reads, writes) = (direct.disk_requests.map(|both| both.0), direct.disk_requests.map(|both| both.1));
     line(
@@ -110,7 +109,7 @@ fn write_direct(out: &mut impl Write, direct: &DirectReport) -> io::Result<()> {
     line(
         out,
         "  one block again",
-        &format!("{}; from the page cache {}", time(direct.again_us), time(direct.cached_us)),
+        &format!("{}; from the page cache {}", microseconds(direct.again_us), microseconds(direct.cached_us)),
     )?;
     let dirty = match (direct.dirty_is_seen, direct.stays_dirty) {
         (false, _) => "a direct read does NOT see what is dirty in the page cache",
@@ -162,7 +161,7 @@ fn write_small(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let found = &report.found;
     if let Some(sync) = found.sync {
         let one = |times: pagekeeper_probe::SyncTimes| {
-            format!("{} (99 %: {})", time(times.p50_us), time(times.p99_us))
+            format!("{} (99 %: {})", microseconds(times.p50_us), microseconds(times.p99_us))
         };
         let text = format!(
             "after an appended page {}; after an overwritten one {}",
@@ -183,7 +182,7 @@ fn write_small(out: &mut impl Write, report: &Report) -> io::Result<()> {
         line(out, "Read-ahead", &text)?;
     }
     if let Some(release) = found.release {
-        let one = |us: Option<f64>| us.map_or_else(|| "?".to_owned(), time);
+        let one = |us: Option<f64>| us.map_or_else(|| "?".to_owned(), microseconds);
         let left = match release.left_bytes {
             Some(0) | None => String::new(),
             Some(left) => format!("; {} stayed", Size(left)),
@@ -203,7 +202,7 @@ fn write_reads(out: &mut impl Write, reads: &ReadsReport) -> io::Result<()> {
     writeln!(out, "\nRandom reads of 4 KiB, {how}, by {}", reads.by)?;
     writeln!(out, "{:>11} {:>12} {:>10} {:>10}", "in flight", "a second", "median", "99 %")?;
     for read in &reads.depths {
-        let (p50, p99) = (time(read.p50_us), time(read.p99_us));
+        let (p50, p99) = (microseconds(read.p50_us), microseconds(read.p99_us));
         writeln!(out, "{:>11} {:>12} {p50:>10} {p99:>10}", read.depth, rate(read.per_second))?;
     }
     Ok(())
@@ -289,10 +288,10 @@ fn write_bulk(out: &mut impl Write, bulk: &BulkReport) -> io::Result<()> {
         };
         let speed =
             case.bytes_per_second.map_or_else(|| "-".to_owned(), |bytes| rate(bytes / f64::from(1 << 20)));
-        let pauses = case.pauses.map_or_else(|| "?".to_owned(), output::count);
+        let pauses = case.pauses.map_or_else(|| "?".to_owned(), count);
         // With fewer than 1000 appends, this would be the longest time.
-        let p999 = if case.appends < 1000 { "-".to_owned() } else { time(case.p999_us) };
-        let (p50, longest) = (time(case.p50_us), time(case.longest_us));
+        let p999 = if case.appends < 1000 { "-".to_owned() } else { microseconds(case.p999_us) };
+        let (p50, longest) = (microseconds(case.p50_us), microseconds(case.longest_us));
         writeln!(out, "{name:<18} {p50:>9} {p999:>9} {longest:>9} {speed:>12} {pauses:>9}")?;
     }
     Ok(())
@@ -317,13 +316,13 @@ fn short(profile: &DiskProfile) -> String {
         None => "no atomic writes of the device's own".to_owned(),
     });
     if let (Some(us), Some(width)) = (profile.read_us(), profile.width()) {
-        parts.push(format!("a read {}, {width} wide", time(us)));
+        parts.push(format!("a read {}, {width} wide", microseconds(us)));
     }
     if let Some(us) = profile.sync_us {
-        parts.push(format!("a sync {}", time(us)));
+        parts.push(format!("a sync {}", microseconds(us)));
     }
     if let Some(us) = profile.release_us_per_gib {
-        parts.push(format!("release {} a GiB", time(us)));
+        parts.push(format!("release {} a GiB", microseconds(us)));
     }
     if let Some(bulk) = profile.bulk {
         parts.push(format!("{} MiB/s of bulk output", rate(bulk.bytes_per_second / f64::from(1 << 20))));
@@ -334,23 +333,12 @@ fn short(profile: &DiskProfile) -> String {
 /// Returns a rate of whole units.
 fn rate(number: f64) -> String {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is not negative")]
-    output::count(number.round() as u64)
+    count(number.round() as u64)
 }
 
 fn bytes_of(bytes: f64) -> Size {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size is not negative")]
     Size(bytes.round() as u64)
-}
-
-/// Returns a time given in microseconds.
-fn time(us: f64) -> String {
-    match us {
-        us if us >= 1e6 => format!("{:.1} s", us / 1e6),
-        us if us >= 10_000.0 => format!("{:.0} ms", us / 1e3),
-        us if us >= 1000.0 => format!("{:.1} ms", us / 1e3),
-        us if us >= 10.0 => format!("{us:.0} \u{b5}s"),
-        us => format!("{us:.1} \u{b5}s"),
-    }
 }
 
 #[cfg(test)]
@@ -359,10 +347,6 @@ mod tests {
 
     #[test]
     fn figures_are_as_people_write_them() {
-        assert_eq!(
-            [0.55, 41.2, 1234.0, 41_234.0, 2.5e6].map(time),
-            ["0.6 µs", "41 µs", "1.2 ms", "41 ms", "2.5 s"]
-        );
         assert_eq!(
             (rate(98_765.4), bytes_of(16_384.0).to_string()),
             ("98,765".to_owned(), "16 KiB".to_owned())

@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::escaped;
 use rustix::fs::OFlags;
 
 use super::format::{FormatError, MAGIC, Snapshot, decode, encode};

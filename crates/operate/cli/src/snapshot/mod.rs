@@ -17,8 +17,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{Error, InspectedFile, page_size, resident_extents};
+use pagekeeper_text::{Size, count, escaped, unescaped};
 use serde::Serialize;
 
 pub(crate) use file::read;
@@ -27,7 +27,6 @@ pub(crate) use format::{FileEntry, Snapshot, Time};
 use crate::output;
 use crate::paths::TreeArgs;
 use crate::problems::{self, Problem, Problems};
-use crate::size::Size;
 
 /// Save which pages of files are in the page cache, to bring them back after a restart
 #[derive(Debug, clap::Args)]
@@ -112,7 +111,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let Total { files, resident, extents, written, .. } = report.total;
         let mut out = output::stdout();
         write!(out, "saved {} resident in {}", Size(resident), output::files(files))?;
-        writeln!(out, " ({} extents) in {}", output::count(extents), Size(written))?;
+        writeln!(out, " ({} extents) in {}", count(extents), Size(written))?;
         out.flush()?;
         problems::report(&report.errors);
     }

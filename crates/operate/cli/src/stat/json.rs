@@ -1,7 +1,7 @@
 //! `stat --json`: every figure in bytes, unknown ones null.
 
 use pagekeeper_kernel::Source;
-use pagekeeper_kernel::text::unescaped;
+use pagekeeper_text::unescaped;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 

@@ -18,12 +18,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use pagekeeper_text::parse_size;
 
 use crate::output::{self, Screen};
 use crate::paths::{Tree, TreeArgs};
 use crate::problems;
 use crate::signals::Stop;
-use crate::size::parse_size;
 use choice::Choice;
 use columns::Sort;
 use scan::{Scan, Wanted};

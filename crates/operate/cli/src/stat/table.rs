@@ -5,14 +5,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::page_size;
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::{Size, count, escaped, percent};
 
 use super::choice::LeftOut;
 use super::columns::{COLUMNS, Column};
 use super::row::{FULL, Picture, Row};
 use super::totals::Totals;
-use crate::output::{self, Screen, percent};
-use crate::size::Size;
+use crate::output::{self, Screen};
 
 /// The style of the table.
 #[derive(Debug, Clone, Copy)]
@@ -143,8 +142,11 @@ impl Style {
             let value = (column.value)(row);
             figures.push(if column.quiet { self.figure_or_dash(value) } else { self.figure(value) });
             if column.shared {
-                let share = |bytes| percent(bytes, whole).unwrap_or_else(|| "-".to_owned());
-                figures.push(value.map_or_else(|| "?".to_owned(), share));
+                figures.push(match value {
+                    None => "?".to_owned(),
+                    Some(_) if whole == 0 => "-".to_owned(),
+                    Some(bytes) => percent(bytes, whole, 1),
+                });
             }
         }
         if let Some(before) = before {
@@ -164,8 +166,8 @@ impl Style {
         for (column, sum) in totals.of_columns().filter(|(column, _)| self.wide || !column.wide) {
             let mut part = format!("{} {}", column.total, self.figure(sum)).trim_start().to_owned();
             if column.shared {
-                if let Some(share) = sum.and_then(|bytes| percent(bytes, totals.whole_pages)) {
-                    part = format!("{part} ({share})");
+                if let Some(bytes) = sum.filter(|_| totals.whole_pages > 0) {
+                    part = format!("{part} ({})", percent(bytes, totals.whole_pages, 1));
                 }
                 if let Some(before) = before {
                     let change = Change { now: totals.resident(), before: before.total };
@@ -189,7 +191,7 @@ fn left_out_sentence(LeftOut { by_top, by_min, empty }: LeftOut) -> Option<Strin
     ]
     .into_iter()
     .filter(|&(files, _)| files > 0)
-    .map(|(files, why)| format!("{} {why}", output::count(files)))
+    .map(|(files, why)| format!("{} {why}", count(files)))
     .collect();
     (!why.is_empty()).then(|| format!("not shown: {}", why.join(", ")))
 }

@@ -10,15 +10,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_store::{Backup, Error, Store};
+use pagekeeper_text::{Size, count, escaped, unescaped};
 use serde::Serialize;
 
 use super::pages;
 use crate::frozen::wait_while_frozen;
-use crate::output::{self, count};
+use crate::output;
 use crate::pace::PaceArgs;
-use crate::size::Size;
 
 /// Copy a store, and check each page
 #[derive(Debug, clap::Args)]

@@ -9,13 +9,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_store::{Compaction, Create, Store};
+use pagekeeper_text::{Size, count, escaped, parse_size, unescaped};
 use serde::Serialize;
 
 use super::{MEMORY, StorePath, in_use, pages};
-use crate::output::{self, count};
-use crate::size::{Size, parse_size};
+use crate::output;
 
 /// Give the room of free pages back to the file system
 #[derive(Debug, clap::Args)]

@@ -10,13 +10,12 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::process::ExitCode;
 
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_store::{Error, FreeList, PageInfo, PageState, Store};
+use pagekeeper_text::{Size, count, escaped, unescaped};
 use serde::{Serialize, Serializer};
 
 use super::{StorePath, pages};
-use crate::output::{self, count};
-use crate::size::Size;
+use crate::output;
 
 /// Bytes that are read at a time.
 const STEP: usize = 4 << 20;

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_store::{Error, Store, StoreOptions};
+use pagekeeper_text::{counted, escaped};
 
 /// Bytes of memory for an inspection, which keeps nothing for later.
 const MEMORY: u64 = 64 << 20;
@@ -95,10 +95,10 @@ fn options() -> StoreOptions {
 
 /// Returns "1 page", "2 pages".
 fn pages(number: u64) -> String {
-    format!("{} {}", crate::output::count(number), if number == 1 { "page" } else { "pages" })
+    counted(number, "page", "pages")
 }
 
 /// Returns "1 commit", "2 commits".
 fn commits(number: u64) -> String {
-    format!("{} {}", crate::output::count(number), if number == 1 { "commit" } else { "commits" })
+    counted(number, "commit", "commits")
 }

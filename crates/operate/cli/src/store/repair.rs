@@ -7,12 +7,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_store::{PageFinding, Repair, Store};
+use pagekeeper_text::{count, escaped, unescaped};
 use serde::Serialize;
 
 use super::{MEMORY, pages};
-use crate::output::{self, count};
+use crate::output;
 
 /// Pages of each kind that are listed in text.
 const MAX_LISTED: usize = 100;

@@ -4,13 +4,12 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_store::{StoreStat, SuperblockInfo};
+use pagekeeper_text::{Size, count, escaped, percent, unescaped};
 use serde::Serialize;
 
 use super::{StorePath, commits, pages};
-use crate::output::{self, count, percent};
-use crate::size::Size;
+use crate::output;
 
 /// Show the size of a store, how current its data file is, and what a recovery would read and change
 #[derive(Debug, clap::Args)]
@@ -121,11 +120,10 @@ impl<'a> Report<'a> {
     fn write_text(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, ": a store of pages of {}", Size(self.page_size as u64))?;
         let bytes = self.pages.saturating_mul(self.page_size as u64);
-        let journal = match percent(self.journal_bytes, self.max_journal_bytes) {
-            Some(share) => {
-                format!("{}, {share} of at most {}", Size(self.journal_bytes), Size(self.max_journal_bytes))
-            }
-            None => Size(self.journal_bytes).to_string(),
+        let (bytes_now, most) = (self.journal_bytes, self.max_journal_bytes);
+        let journal = match most {
+            0 => Size(bytes_now).to_string(),
+            _ => format!("{}, {} of at most {}", Size(bytes_now), percent(bytes_now, most, 1), Size(most)),
         };
         let first_changes = if self.full_page_images {
             "journaled as whole pages"

@@ -4,12 +4,12 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_store::Verification;
+use pagekeeper_text::{count, escaped, unescaped};
 use serde::Serialize;
 
 use super::{StorePath, pages};
-use crate::output::{self, count};
+use crate::output;
 
 /// Check every page's checksum, the free list, both superblocks and the journal
 #[derive(Debug, clap::Args)]

@@ -1,8 +1,8 @@
 //! One file: its figures, the processes that use it, and a map of its resident parts.
 
 use pagekeeper_kernel::ResidencyMap;
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_observe::{Owner, Row, RowKey};
+use pagekeeper_text::escaped;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;

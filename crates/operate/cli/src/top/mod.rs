@@ -25,9 +25,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pagekeeper_catalog::units::parse_period;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_observe::{CensusOptions, Group, ObserveError, Query, Sort};
+use pagekeeper_text::parse_period;
 
 use self::counting::Counting;
 use crate::output;

@@ -4,10 +4,10 @@
 
 use std::io::{self, Write};
 
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_observe::{
     CensusTick, Explained, FileSystemSum, Flow, Group, Owner, Row, RowKey, Rows, Split, VisibilityGap,
 };
+use pagekeeper_text::{count, escaped, unescaped};
 use pagekeeper_trace::{PauseCounts, ReclaimCounts};
 use serde::Serialize;
 
@@ -320,7 +320,7 @@ pub(super) fn print(tick: &CensusTick, rows: &Rows, group: Group) -> io::Result<
     )?;
     for row in &rows.rows {
         let unwritten = row.dirty.zip(row.writeback).map(|(dirty, writeback)| dirty + writeback);
-        let fifth = if group == Group::File { size(row.size) } else { output::count(row.files) };
+        let fifth = if group == Group::File { size(row.size) } else { count(row.files) };
         write!(
             out,
             "{:>8} {:>7} {:>7} {:>7} {:>7}  ",
@@ -335,7 +335,7 @@ pub(super) fn print(tick: &CensusTick, rows: &Rows, group: Group) -> io::Result<
     }
     let left = rows.matching.saturating_sub(rows.rows.len());
     if left > 0 {
-        writeln!(out, "and {} more: --top N shows N", output::count(left as u64))?;
+        writeln!(out, "and {} more: --top N shows N", count(left as u64))?;
     }
     for line in task_lines(tick) {
         writeln!(out, "{}", escaped(&line))?;
@@ -379,7 +379,7 @@ fn memory_lines(tick: &CensusTick) -> Vec<String> {
         format!(
             "{} ({} of {} have something in memory)",
             explained(&tick.explained),
-            output::count(tick.files_in_memory),
+            count(tick.files_in_memory),
             output::files(tick.files)
         ),
     ];

@@ -7,6 +7,7 @@
 use std::fmt::Write as _;
 
 use pagekeeper_observe::{CensusTick, Group, Row, RowKey, Sort, Split};
+use pagekeeper_text::{count, escaped};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -19,7 +20,6 @@ use super::model::{HISTORY, Model, Over};
 use super::report::{heading, in_words};
 use super::theme::Theme;
 use crate::output;
-use pagekeeper_kernel::text::escaped;
 
 /// Least number of columns and rows.
 pub(super) const MIN_SIZE: (u16, u16) = (60, 14);
@@ -53,7 +53,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, theme: Theme) {
         return;
     }
     let Some(seen) = &model.seen else {
-        let text = format!("reading all files: {} so far. q quits", output::count(model.walked));
+        let text = format!("reading all files: {} so far. q quits", count(model.walked));
         frame.render_widget(Paragraph::new(text), area);
         return;
     };
@@ -157,7 +157,7 @@ fn memory_lines<'a>(model: &Model, tick: &CensusTick, width: u16, theme: Theme) 
         Line::from(format!(
             "{}; {} of {}",
             explained(&tick.explained),
-            output::count(tick.files_in_memory),
+            count(tick.files_in_memory),
             output::files(tick.files)
         )),
     ]
@@ -259,7 +259,7 @@ fn head_line<'a>(model: &Model, width: u16) -> Line<'a> {
         let _ = write!(text, " with \"{}\"", model.query.filter);
     }
     let matching = model.seen.as_ref().map_or(0, |seen| seen.rows.matching);
-    let _ = write!(text, " ({})", output::count(matching as u64));
+    let _ = write!(text, " ({})", count(matching as u64));
     let text = escaped(&text).to_string();
     Line::styled(
         format!("{text:<width$}", width = usize::from(width)),
@@ -290,7 +290,7 @@ fn row_line<'a>(model: &Model, row: &Row, chosen: bool, width: u16, theme: Theme
         let who = match (row.owners.first(), model.query.group) {
             (Some(owner), Group::File) => format!("{} {}", owner.name, owner.pid),
             (None, Group::File) => "-".to_owned(),
-            _ => output::count(row.files),
+            _ => count(row.files),
         };
         let who: String = escaped(&who).into_cow().chars().take(owner - 1).collect();
         spans.push(Span::raw(format!("{who:<owner$}")));

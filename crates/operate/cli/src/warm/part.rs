@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::size::parse_size;
+use pagekeeper_text::parse_size;
 
 /// A part of each file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,15 +4,14 @@ use std::borrow::Cow;
 use std::io::Write;
 use std::path::PathBuf;
 
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{LockError, WarmReport};
+use pagekeeper_text::{Size, escaped, unescaped};
 use serde::{Serialize, Serializer};
 
 use super::item::Item;
 use super::restore::SinceSnapshot;
 use crate::output;
 use crate::problems::{self, Problem};
-use crate::size::Size;
 
 /// The result of the command.
 #[derive(Debug, Serialize)]

@@ -1,14 +1,14 @@
 //! Decides which settings of InnoDB in `MariaDB` and `MySQL` are advised.
 
-use super::row::Advice;
-use super::table::innodb::{
-    MARIADB_DATA_FILE_BUFFERING, MARIADB_FLUSH_METHOD, MARIADB_LOG_FILE_BUFFERING, MARIADB_POOL_DUMP,
-    MARIADB_POOL_LOAD, MYSQL_FLUSH_METHOD, MYSQL_POOL_DUMP, MYSQL_POOL_LOAD,
-};
-use super::{Advised, Goal};
+use super::advised::Advised;
+use super::apply::fix;
+use super::table::{Goal, Product};
 use crate::Fix;
-use crate::settings::BUFFERED;
-use crate::settings::{Engine, Setting, Settings};
+use crate::settings::{BUFFERED, Engine, Setting, Settings};
+
+const LOG_FILE_BUFFERING: &str = "innodb_log_file_buffering";
+const DUMP_AND_LOAD: [&str; 2] =
+    ["innodb_buffer_pool_dump_at_shutdown", "innodb_buffer_pool_load_at_startup"];
 
 pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
     match goal {
@@ -26,14 +26,9 @@ pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
             advised.remarks.push(what.to_owned());
         }
         Goal::WarmStart => {
-            let rows = if settings.engine == Engine::MariaDb {
-                [&MARIADB_POOL_DUMP, &MARIADB_POOL_LOAD]
-            } else {
-                [&MYSQL_POOL_DUMP, &MYSQL_POOL_LOAD]
-            };
-            for row in rows.into_iter().filter(|row| settings.is_on(row.setting) == Some(false)) {
-                advised.fixes.extend(row.fix(settings));
-            }
+            let product = Product::with_innodb(settings.engine);
+            let off = DUMP_AND_LOAD.iter().filter(|name| settings.is_on(name) == Some(false));
+            advised.fixes.extend(off.filter_map(|name| fix(settings, product, name)));
         }
         Goal::LessDoubleCaching | Goal::LogOnItsOwnDisk | Goal::ShortRecovery => {}
     }
@@ -42,11 +37,10 @@ pub(super) fn advise(goal: Goal, settings: &Settings, advised: &mut Advised) {
 /// Returns the fix that keeps `MariaDB`'s redo log out of the page cache, if a setting of its own put it there;
 /// `MySQL` has none.
 pub(crate) fn redo(settings: &Settings) -> Option<Fix> {
-    let row = &MARIADB_LOG_FILE_BUFFERING;
     // If the redo log is only observed to be buffered, this setting is not the cause.
-    let on = settings.written(row.setting).is_some_and(|setting| setting.is_on() == Some(true));
+    let on = settings.written(LOG_FILE_BUFFERING).is_some_and(|setting| setting.is_on() == Some(true));
     (settings.engine == Engine::MariaDb && on && settings.engine_doubt.is_none())
-        .then(|| row.fix(settings))
+        .then(|| fix(settings, Product::MariaDb, LOG_FILE_BUFFERING))
         .flatten()
 }
 
@@ -96,12 +90,11 @@ fn is_direct(setting: &Setting) -> bool {
 impl Tables {
     /// Returns the setting that fixes it; `None` if none does.
     pub(crate) fn fix(self, settings: &Settings) -> Option<Fix> {
-        let row: &Advice = match (self, settings.engine) {
-            (Self::FlushMethod, Engine::MySql) => &MYSQL_FLUSH_METHOD,
-            (Self::FlushMethod, _) => &MARIADB_FLUSH_METHOD,
-            (Self::DataFileBuffering, _) => &MARIADB_DATA_FILE_BUFFERING,
-            (Self::Refused, _) => return None,
+        let (product, name) = match self {
+            Self::FlushMethod => (Product::with_innodb(settings.engine), "innodb_flush_method"),
+            Self::DataFileBuffering => (Product::MariaDb, "innodb_data_file_buffering"),
+            Self::Refused => return None,
         };
-        if settings.engine_doubt.is_some() { None } else { row.fix(settings) }
+        if settings.engine_doubt.is_some() { None } else { fix(settings, product, name) }
     }
 }

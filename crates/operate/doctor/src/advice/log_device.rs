@@ -2,16 +2,12 @@
 
 use std::path::Path;
 
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::FileClass;
+use pagekeeper_text::escaped;
 
+use super::apply::fix_to;
 use super::rocksdb;
-use super::row::Product;
-use super::table::innodb::{
-    MARIADB_ARIA_DIRECTORY, MARIADB_BINLOG, MARIADB_REDO_DIRECTORY, MARIADB_RELAY_LOG, MYSQL_BINLOG,
-    MYSQL_REDO_DIRECTORY, MYSQL_RELAY_LOG,
-};
-use super::table::rocksdb::TIKV_RAFT_DIRECTORY;
+use super::table::Product;
 use crate::observation::Observation;
 use crate::phrases::file_name;
 use crate::settings::{Engine, Settings};
@@ -59,26 +55,17 @@ fn move_log(settings: &Settings, class: FileClass, log: &Path) -> Option<Fix> {
     if settings.engine_doubt.is_some() {
         return None;
     }
-    let mariadb = settings.engine == Engine::MariaDb;
+    let server = Product::with_innodb(settings.engine);
     match (settings.engine, class) {
         (Engine::MariaDb | Engine::MySql, FileClass::Redo) => {
-            let aria = file_name(log).starts_with("aria_log");
-            let row = match (mariadb, aria) {
-                (true, true) => &MARIADB_ARIA_DIRECTORY,
-                (true, false) => &MARIADB_REDO_DIRECTORY,
-                (false, _) => &MYSQL_REDO_DIRECTORY,
-            };
-            row.fix_to(settings, DISK)
+            let is_aria = server == Product::MariaDb && file_name(log).starts_with("aria_log");
+            let name = if is_aria { "aria_log_dir_path" } else { "innodb_log_group_home_dir" };
+            fix_to(settings, server, name, DISK)
         }
         (Engine::MariaDb | Engine::MySql, FileClass::Binlog | FileClass::Relay) => {
-            let row = match (mariadb, class) {
-                (true, FileClass::Binlog) => &MARIADB_BINLOG,
-                (true, _) => &MARIADB_RELAY_LOG,
-                (false, FileClass::Binlog) => &MYSQL_BINLOG,
-                (false, _) => &MYSQL_RELAY_LOG,
-            };
+            let name = if class == FileClass::Binlog { "log_bin" } else { "relay_log" };
             let base = escaped(log.file_stem().unwrap_or_default());
-            row.fix_to(settings, &format!("{DISK}/{base}"))
+            fix_to(settings, server, name, &format!("{DISK}/{base}"))
         }
         (Engine::PostgreSql, FileClass::Wal) => Some(Fix::advice(
             "move pg_wal to a disk of its own while the server is stopped, and leave a symbolic link in its place \
@@ -104,7 +91,7 @@ fn move_log(settings: &Settings, class: FileClass, log: &Path) -> Option<Fix> {
             },
         )),
         (Engine::TiKv, FileClass::Wal) if log.extension().is_none_or(|ending| ending != "log") => {
-            TIKV_RAFT_DIRECTORY.fix_to(settings, DISK)
+            fix_to(settings, Product::TiKv, "dir", DISK)
         }
         (_, FileClass::Wal) if settings.holds_rocksdb() => rocksdb::move_wal(settings, DISK),
         _ => None,

@@ -4,16 +4,10 @@
 //! that is stated. Without a target this module is not used: longer recoveries are the price of fewer checkpoints,
 //! which is the operator's choice.
 
-use super::row::{Advice, bytes_of};
-use super::table::innodb::{
-    MARIADB_LOG_FILE_SIZE, MARIADB_LOG_FILE_SIZE_AT_START, MYSQL_LOG_FILE_SIZE, MYSQL_REDO_LOG_CAPACITY,
-};
-use super::table::postgresql::{CHECKPOINT_TIMEOUT, MAX_WAL_SIZE, RECOVERY_PREFETCH};
-use super::table::rocksdb::{
-    FLUSH_AT_SHUTDOWN, MAX_TOTAL_WAL_SIZE, MYROCKS_MAX_TOTAL_WAL_SIZE, TIKV_MAX_TOTAL_WAL_SIZE,
-    TIKV_WRITE_BUFFER_SIZE, WRITE_BUFFER_SIZE,
-};
-use super::{Advised, rocksdb, rocksdb_options, uncertain};
+use super::advised::{Advised, uncertain};
+use super::apply::fix;
+use super::rocksdb_options;
+use super::table::{Product, find};
 use crate::Fix;
 use crate::settings::{Engine, Settings};
 
@@ -33,28 +27,24 @@ pub(crate) fn shorten(settings: &Settings, most: u64) -> Advised {
     }
     match settings.engine {
         Engine::MariaDb => {
-            let row = if MARIADB_LOG_FILE_SIZE.holds(settings) && settings.version.is_some() {
-                &MARIADB_LOG_FILE_SIZE
-            } else {
-                &MARIADB_LOG_FILE_SIZE_AT_START
-            };
-            advised.fixes.extend(bounded(settings, row, most));
+            advised.fixes.extend(bounded(settings, Product::MariaDb, "innodb_log_file_size", most));
         }
         Engine::MySql if settings.redo_directory => {
-            advised.fixes.extend(bounded(settings, &MYSQL_REDO_LOG_CAPACITY, most));
+            advised.fixes.extend(bounded(settings, Product::MySql, "innodb_redo_log_capacity", most));
         }
         Engine::MySql => {
             // The setting is the size of each file.
             let files = settings.bytes("innodb_log_files_in_group").unwrap_or(2).max(1);
-            advised.fixes.extend(bounded(settings, &MYSQL_LOG_FILE_SIZE, most / files));
+            advised.fixes.extend(bounded(settings, Product::MySql, "innodb_log_file_size", most / files));
         }
         Engine::PostgreSql => {
-            if settings.seconds(CHECKPOINT_TIMEOUT.setting).is_some_and(|seconds| seconds > 300) {
-                advised.fixes.extend(CHECKPOINT_TIMEOUT.fix(settings));
+            let own = |name| fix(settings, Product::PostgreSql, name);
+            if settings.seconds("checkpoint_timeout").is_some_and(|seconds| seconds > 300) {
+                advised.fixes.extend(own("checkpoint_timeout"));
             }
-            advised.fixes.extend(bounded(settings, &MAX_WAL_SIZE, most));
-            if settings.get(RECOVERY_PREFETCH.setting).is_some_and(|setting| setting.value == "off") {
-                advised.fixes.extend(RECOVERY_PREFETCH.fix(settings));
+            advised.fixes.extend(bounded(settings, Product::PostgreSql, "max_wal_size", most));
+            if settings.get("recovery_prefetch").is_some_and(|setting| setting.value == "off") {
+                advised.fixes.extend(own("recovery_prefetch"));
             }
         }
         Engine::RocksDb | Engine::TiKv | Engine::MongoDb | Engine::Other => {}
@@ -69,36 +59,40 @@ pub(crate) fn shorten(settings: &Settings, most: u64) -> Advised {
 }
 
 fn logs_of_rocksdb(settings: &Settings, most: u64, advised: &mut Advised) {
-    let rows = [&MAX_TOTAL_WAL_SIZE, &MYROCKS_MAX_TOTAL_WAL_SIZE, &TIKV_MAX_TOTAL_WAL_SIZE];
-    let row = rocksdb::of(settings, rows);
+    let product = Product::with_rocksdb(settings.engine);
     let now = rocksdb_options::size(settings, "max_total_wal_size").filter(|bytes| *bytes > 0);
-    advised.fixes.extend(bounded_from(settings, row, now, most));
+    advised.fixes.extend(bounded_from(settings, product, "max_total_wal_size", now, most));
     let buffer = rocksdb_options::size(settings, "default.write_buffer_size");
-    if matches!(settings.engine, Engine::MariaDb | Engine::MySql) {
+    if product == Product::MyRocks {
         if buffer.is_some_and(|bytes| bytes > most.max(64 << 20)) {
             advised.remarks.push(MEMTABLES.to_owned());
         }
     } else if buffer.is_some() {
-        let row = rocksdb::of(settings, [&WRITE_BUFFER_SIZE, &WRITE_BUFFER_SIZE, &TIKV_WRITE_BUFFER_SIZE]);
-        advised.fixes.extend(bounded_from(settings, row, buffer, most));
+        advised.fixes.extend(bounded_from(settings, product, "write_buffer_size", buffer, most));
     }
-    if settings.engine == Engine::RocksDb
-        && rocksdb_options::is_on(settings, FLUSH_AT_SHUTDOWN.setting) == Some(true)
-    {
-        advised.fixes.extend(FLUSH_AT_SHUTDOWN.fix(settings));
+    let at_shutdown = "avoid_flush_during_shutdown";
+    if settings.engine == Engine::RocksDb && rocksdb_options::is_on(settings, at_shutdown) == Some(true) {
+        advised.fixes.extend(fix(settings, product, at_shutdown));
     }
 }
 
 /// Returns the fix for a size that bounds a recovery; `None` if it is not larger now.
-fn bounded(settings: &Settings, row: &Advice, most: u64) -> Option<Fix> {
-    bounded_from(settings, row, settings.bytes(row.setting), most)
+fn bounded(settings: &Settings, product: Product, name: &str, most: u64) -> Option<Fix> {
+    bounded_from(settings, product, name, settings.bytes(name), most)
 }
 
-fn bounded_from(settings: &Settings, row: &Advice, now: Option<u64>, most: u64) -> Option<Fix> {
-    let default = bytes_of(row.default).unwrap_or_default();
+fn bounded_from(
+    settings: &Settings,
+    product: Product,
+    option: &str,
+    now: Option<u64>,
+    most: u64,
+) -> Option<Fix> {
+    let row = find(settings, product, option)?;
+    let default = row.default_bytes().unwrap_or_default();
     let bytes = (most / STEP * STEP).max(default).max(STEP);
-    let larger = now.is_none_or(|now| now > bytes) && !(now.is_none() && bytes == default);
-    larger.then(|| row.fix_to(settings, &size(settings.engine, bytes))).flatten()
+    let is_larger = now.map_or(bytes != default, |now| now > bytes);
+    is_larger.then(|| row.fix_to(settings, &size(settings.engine, bytes)))
 }
 
 /// Formats a size in the engine's own syntax; a whole number of MiB.

@@ -3,7 +3,7 @@
 //! Invariants: such a file must not be edited, and it takes precedence over the administrator's files. So its
 //! settings are set by the server's own statement. A statement sets the intended value, in SQL syntax.
 
-use super::row::Effect;
+use super::table::Effect;
 use crate::settings::{Engine, Origin, Setting, Settings, option_file};
 
 /// The text for a setting of `PostgreSQL` that a reload puts in force.

@@ -1,6 +1,6 @@
 use super::*;
 use crate::settings::Origin;
-use crate::{Confidence, FixKind, Restart};
+use crate::{Confidence, Fix, FixKind, Restart};
 
 const GOALS: [Goal; 8] = [
     Goal::LogsOutOfCache,

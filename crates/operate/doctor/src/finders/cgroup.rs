@@ -13,17 +13,15 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::{MemoryCgroup, MemoryEvents};
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::FileClass;
+use pagekeeper_text::{Size, counted, escaped, percent};
 
 use super::Earlier;
 use super::logs::{Logs, RELEASABLE_MIN, guard_command};
 use super::unwritten::{of_unwritten, unwritten};
 use crate::fix::HoldsFor;
 use crate::observation::Observation;
-use crate::phrases::{number, percent};
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Kind, Severity, Terms};
 
 /// A group with less than one part in this many of its limit unused is near it, …
@@ -101,7 +99,7 @@ impl Held {
             Size(self.data),
             Size(self.others),
             if self.databases == 1 { "is resident and belongs" } else { "is resident and belong" },
-            number(self.databases, "database", "databases"),
+            counted(self.databases, "database", "databases"),
         );
         let evidence = Evidence::new(text)
             .with("log_resident_bytes", self.logs)
@@ -193,12 +191,12 @@ fn filled(group: &MemoryCgroup, limit: u64, cache: u64) -> Evidence {
          kubelet computes it: {} ({})",
         Size(group.usage),
         Size(limit),
-        percent(group.usage, limit),
+        percent(group.usage, limit, 0),
         Size(cache),
         Size(group.active_file),
         Size(group.inactive_file),
         Size(working_set(group)),
-        percent(working_set(group), limit),
+        percent(working_set(group), limit, 0),
     ))
     .with("usage_bytes", group.usage)
     .with("limit_bytes", limit)
@@ -246,7 +244,7 @@ fn limits(group: &MemoryCgroup, watched: Option<MemoryEvents>) -> Option<Evidenc
         let Some(times) = of(&group.events).filter(|times| *times > 0) else { continue };
         let of_it = watched.as_ref().and_then(of);
         let while_watching = of_it.map_or_else(String::new, |of_it| format!(" ({of_it} while watching)"));
-        named.push(format!("{} {what}{while_watching}", number(times, "time", "times")));
+        named.push(format!("{} {what}{while_watching}", counted(times, "time", "times")));
         evidence = figure(evidence, times);
         if let Some(of_it) = of_it {
             evidence = figure_watched(evidence, of_it);

@@ -9,15 +9,14 @@ mod device;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::{CgroupVersion, DirtyParameters, DirtyReport, DirtyThresholds, Limit};
-use pagekeeper_kernel::text::unescaped;
+use pagekeeper_text::{Size, duration, rate, unescaped};
 use pagekeeper_trace::{PauseCounts, Task};
 
 use super::Earlier;
 use crate::attribution::database_of;
 use crate::observation::called;
-use crate::phrases::{per_second, rate, time};
+use crate::phrases::per_second;
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
 
 pub(crate) use device::{cap, is_own as is_devices_own};
@@ -165,7 +164,7 @@ impl Raise {
             0 => String::new(),
             written => {
                 let takes = Duration::from_secs_f64(self.limit as f64 / written as f64);
-                format!(", {} at the rate that was watched,", time(takes))
+                format!(", {} at the rate that was watched,", duration(takes))
             }
         };
         Fix::system(
@@ -180,7 +179,7 @@ impl Raise {
                 Size(self.limit),
                 rate(wanted),
                 rate(written),
-                time(self.burst)
+                duration(self.burst)
             ),
             Terms::anywhere(
                 Confidence::Estimated,
@@ -303,8 +302,8 @@ fn full(observation: &Observation<'_>, throttled: Duration, fullest: u64) -> Fin
             format!(
                 "tasks of {} were throttled for {} in {}",
                 throttled_databases(observation),
-                time(throttled),
-                time(observation.period())
+                duration(throttled),
+                duration(observation.period())
             )
         }),
         fixes,
@@ -328,8 +327,8 @@ fn waited_for_storage(observation: &Observation<'_>) -> Option<Evidence> {
     Some(
         Evidence::new(format!(
             "some task waited for storage during {} of {} (pressure stall information)",
-            time(stalled),
-            time(observation.period())
+            duration(stalled),
+            duration(observation.period())
         ))
         .with("io_stalled_seconds", stalled.as_secs_f64()),
     )

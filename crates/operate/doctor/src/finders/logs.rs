@@ -8,15 +8,14 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use pagekeeper_catalog::units::Size;
-use pagekeeper_kernel::text::shell_quoted;
 use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;
+use pagekeeper_text::{Size, counted, percent, shell_quoted};
 
 use super::Earlier;
 use super::settings::redo_settings;
 use crate::observation::Observation;
-use crate::phrases::{file_name, largest, number, percent};
+use crate::phrases::{file_name, largest};
 use crate::{Advised, Cost, Evidence, Finding, Goal, Kind, Severity};
 
 /// Minimum of bytes that nobody will read again to be reported (16 MiB): the rules themselves keep a few MiB.
@@ -113,9 +112,9 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
     let much_releasable = logs.releasable.is_some_and(|releasable| releasable >= RELEASABLE_MIN);
     let share = match logs.releasable {
         Some(releasable) if logs.is_of_messages() => {
-            format!(", {} of it beyond its budget", percent(releasable, logs.resident))
+            format!(", {} of it beyond its budget", percent(releasable, logs.resident, 0))
         }
-        Some(releasable) => format!(", {} of it never read again", percent(releasable, logs.resident)),
+        Some(releasable) => format!(", {} of it never read again", percent(releasable, logs.resident, 0)),
         None if logs.next_start > 0 => ", and no process has them open".to_owned(),
         None => String::new(),
     };
@@ -203,7 +202,7 @@ fn by_class(logs: &Logs<'_>) -> Vec<Evidence> {
     }
     let mut classes: Vec<_> = classes
         .into_iter()
-        .map(|(class, files)| (class, files.iter().map(|file| resident(file)).sum::<u64>(), files))
+        .map(|(class, files)| (class, files.iter().map(|file| file.resident()).sum::<u64>(), files))
         .filter(|(_, sum, _)| *sum > 0)
         .collect();
     classes.sort_by_key(|(class, sum, _)| (std::cmp::Reverse(*sum), *class));
@@ -211,15 +210,15 @@ fn by_class(logs: &Logs<'_>) -> Vec<Evidence> {
         let size: u64 = files.iter().map(|file| file.size).sum();
         let named: Vec<(String, u64)> = files
             .iter()
-            .filter(|file| resident(file) > 0)
-            .map(|file| (file_name(&file.path), resident(file)))
+            .filter(|file| file.resident() > 0)
+            .map(|file| (file_name(&file.path), file.resident()))
             .collect();
         let text = format!(
             "{class}: {} of {} resident in {}: {}",
             // The last page of a file is counted whole.
             Size(sum.min(size)),
             Size(size),
-            number(files.len(), "file", "files"),
+            counted(files.len(), "file", "files"),
             largest(named, NAMED)
         );
         Evidence::new(text)
@@ -311,12 +310,8 @@ fn cost(logs: &Logs<'_>, database: &Database, elsewhere: Elsewhere, memory: u64)
     format!(
         "{at_most}{} of the memory, which monitoring counts as used; the kernel reclaims it only when memory is short. No \
          throughput: releasing it gains none.{charged}{unwritten}",
-        percent(logs.resident - elsewhere.logs, memory)
+        percent(logs.resident - elsewhere.logs, memory, 0)
     )
-}
-
-fn resident(file: &File) -> u64 {
-    file.residency.map_or(0, |residency| residency.resident)
 }
 
 /// Whether a file is certainly not shared memory: its file system is on a device. (btrfs and overlays have no
@@ -339,8 +334,9 @@ impl Elsewhere {
         let limited = database.cgroup.as_ref().filter(|group| group.effective_limit.is_some());
         let Some(group) = limited else { return Self::default() };
         let disks = observation.databases_in(group).flat_map(|(index, _)| observation.files_of(index));
-        let all: u64 = disks.filter(|file| is_on_disk(file)).map(resident).sum();
-        let of_logs: u64 = logs.files.iter().filter(|file| is_on_disk(file)).map(|file| resident(file)).sum();
+        let all: u64 = disks.filter(|file| is_on_disk(file)).map(File::resident).sum();
+        let of_logs: u64 =
+            logs.files.iter().filter(|file| is_on_disk(file)).map(|file| file.resident()).sum();
         // The group's `file` includes shared memory, which belongs to no file on a disk.
         let cache = group.file.saturating_sub(group.shmem.unwrap_or(0));
         let beyond_all = logs.resident.saturating_sub(group.file);

@@ -9,12 +9,11 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::{CgroupVersion, MemoryCgroup};
-use pagekeeper_kernel::text::shell_quoted;
 use pagekeeper_observe::Database;
 use pagekeeper_policy::FileClass;
+use pagekeeper_text::{Size, counted, duration, percent, rate, shell_quoted};
 use pagekeeper_trace::{Durations, ReclaimKind};
 
 use super::Earlier;
@@ -22,8 +21,7 @@ use super::logs::{Logs, RELEASABLE_MIN, UNWRITTEN_PART, guard_command};
 use super::unwritten::{of_unwritten, unwritten};
 use crate::attribution::database_of;
 use crate::observation::Observation;
-use crate::phrases::{number, percent, time};
-use crate::phrases::{per_second, rate};
+use crate::phrases::{per_second, process};
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Streamer, Terms};
 
 /// Waiting below this share of the time is not reported, since a busy host never has none …
@@ -59,10 +57,10 @@ fn waits(
     let mut processes: BTreeMap<u32, (String, Durations)> = BTreeMap::new();
     for counts in observation.trace()?.reclaim.as_ref()? {
         if counts.kind == kind && wanted(counts.task.process) {
-            let process = counts.task.process;
-            let entry = processes.entry(process).or_insert_with(|| {
-                (format!("{} (process {process})", counts.task.name), Durations::default())
-            });
+            let pid = counts.task.process;
+            let entry = processes
+                .entry(pid)
+                .or_insert_with(|| (process(&counts.task.name, pid), Durations::default()));
             entry.1.merge(&counts.stalls);
         }
     }
@@ -85,8 +83,8 @@ fn waits_evidence(waits: &[(String, Durations)], where_to: &str) -> Evidence {
         .iter()
         .take(NAMED)
         .map(|(name, own)| {
-            let times = number(own.count(), "time", "times");
-            format!("{name} {times}, {} in all, {} at most", time(own.total()), time(own.longest()))
+            let times = counted(own.count(), "time", "times");
+            format!("{name} {times}, {} in all, {} at most", duration(own.total()), duration(own.longest()))
         })
         .collect();
     let more = waits.len().saturating_sub(NAMED);
@@ -130,8 +128,8 @@ fn host(observation: &Observation<'_>) -> Option<Finding> {
         evidence.push(
             Evidence::new(format!(
                 "{} of {} at least one task waited for memory (pressure stall information)",
-                time(stalled),
-                time(period)
+                duration(stalled),
+                duration(period)
             ))
             .with("memory_stalled_seconds", stalled.as_secs_f64())
             .with("watched_seconds", period.as_secs_f64()),
@@ -512,8 +510,8 @@ fn pressed(observation: &Observation<'_>) -> Option<Evidence> {
     let text = format!(
         "{} of {} at least one task of this host waited for memory (pressure stall information), and none had to \
          reclaim the host's: they waited at the limit of a cgroup, this one or another",
-        time(stalled),
-        time(observation.period())
+        duration(stalled),
+        duration(observation.period())
     );
     Some(Evidence::new(text).with("memory_stalled_seconds", stalled.as_secs_f64()))
 }
@@ -535,7 +533,7 @@ fn filled(group: &MemoryCgroup, limit: u64, unwritten: u64) -> Evidence {
 /// Returns the logs' part of it; whether it is charged to this very cgroup is unknown.
 fn held(logs: &Logs<'_>) -> Evidence {
     let releasable = match logs.releasable {
-        Some(releasable) => format!(", {} of it never read again", percent(releasable, logs.resident)),
+        Some(releasable) => format!(", {} of it never read again", percent(releasable, logs.resident, 0)),
         None => String::new(),
     };
     let evidence = Evidence::new(format!(

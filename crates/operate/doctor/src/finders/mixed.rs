@@ -12,18 +12,17 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::Access;
-use pagekeeper_kernel::text::{shell_quoted, unescaped};
 use pagekeeper_observe::{Database, File, Opener, OpenerKind, Snapshot};
 use pagekeeper_policy::MixedProfile;
+use pagekeeper_text::{Size, counted, listed_up_to, shell_quoted, unescaped};
 
 use super::Earlier;
 use crate::advice::rocksdb::{is_rocksdb, reads_directly};
 use crate::attribution::database_of;
 use crate::observation::Observation;
-use crate::phrases::{file_name, number};
+use crate::phrases::{file_name, process};
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Severity, Terms, advise};
 
 /// Maximum number of files listed per database and kind, and of processes in one sentence.
@@ -80,7 +79,7 @@ pub fn mixed_with(snapshot: &Snapshot, file: &File) -> Option<MixedWith> {
     }
     let direct_only = database(snapshot, file).is_some_and(|own| own.profile.is_direct_only(&file.path));
     let mixed_with = if direct_only { MixedWith::Leftover } else { MixedWith::OnPurpose };
-    (resident(file) > 0).then_some(mixed_with)
+    (file.resident() > 0).then_some(mixed_with)
 }
 
 fn database<'a>(snapshot: &'a Snapshot, file: &File) -> Option<&'a Database> {
@@ -102,7 +101,7 @@ pub fn was_read_through_cache(observation: &Observation<'_>, file: &File) -> boo
     if observation.trace().is_some_and(|trace| trace.pages.is_some()) {
         return !brought_in_by(observation, &[file]).is_empty();
     }
-    observation.before(file.inode).is_none_or(|before| resident(before) < resident(file))
+    observation.before(file.inode).is_none_or(|before| before.resident() < file.resident())
 }
 
 fn is_direct(opener: &Opener) -> bool {
@@ -120,10 +119,6 @@ fn may_write(opener: &Opener) -> bool {
 /// Whether an opener may only read through the page cache.
 fn may_read(opener: &Opener) -> bool {
     matches!(opener.kind, OpenerKind::Buffered(Access::ReadOnly) | OpenerKind::Mapped { writable: false })
-}
-
-fn resident(file: &File) -> u64 {
-    file.residency.map_or(0, |residency| residency.resident)
 }
 
 /// Returns one finding for each database and kind of use beside direct I/O.
@@ -146,9 +141,9 @@ fn found(
     mixed_with: MixedWith,
     mut files: Vec<&File>,
 ) -> Finding {
-    files.sort_by(|a, b| resident(b).cmp(&resident(a)).then_with(|| a.path.cmp(&b.path)));
-    let all_resident: u64 = files.iter().map(|file| resident(file)).sum();
-    let count = number(files.len(), "file", "files");
+    files.sort_by(|a, b| b.resident().cmp(&a.resident()).then_with(|| a.path.cmp(&b.path)));
+    let all_resident: u64 = files.iter().map(|file| file.resident()).sum();
+    let count = counted(files.len(), "file", "files");
     let title = match mixed_with {
         MixedWith::Writer => {
             format!("{count} open with O_DIRECT and by a writer through the page cache at once")
@@ -169,9 +164,9 @@ fn found(
         files.iter().take(NAMED).map(|file| file_evidence(observation, file, mixed_with)).collect();
     if files.len() > NAMED {
         let rest = &files[NAMED..];
-        let sum: u64 = rest.iter().map(|file| resident(file)).sum();
+        let sum: u64 = rest.iter().map(|file| file.resident()).sum();
         evidence.push(
-            Evidence::new(format!("{} more, {} resident", number(rest.len(), "file", "files"), Size(sum)))
+            Evidence::new(format!("{} more, {} resident", counted(rest.len(), "file", "files"), Size(sum)))
                 .with("files", rest.len())
                 .with("resident_bytes", sum),
         );
@@ -247,16 +242,16 @@ fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWi
         named.dedup();
         named
     };
-    let mut parts = vec![format!("O_DIRECT by {}", listed(who(&is_direct)))];
+    let mut parts = vec![format!("O_DIRECT by {}", listed_up_to(&who(&is_direct), NAMED))];
     for (wanted, how) in [(may_write as fn(&Opener) -> bool, "written"), (may_read, "read")] {
         let mapped = who(&|opener| wanted(opener) && matches!(opener.kind, OpenerKind::Mapped { .. }));
         let buffered = who(&|opener| wanted(opener) && matches!(opener.kind, OpenerKind::Buffered(_)));
         if !buffered.is_empty() {
-            parts.push(format!("may be {how} through the page cache by {}", listed(buffered)));
+            parts.push(format!("may be {how} through the page cache by {}", listed_up_to(&buffered, NAMED)));
         }
         if !mapped.is_empty() {
             let how = if how == "written" { " for writing" } else { "" };
-            parts.push(format!("mapped{how} by {}", listed(mapped)));
+            parts.push(format!("mapped{how} by {}", listed_up_to(&mapped, NAMED)));
         }
     }
     if mixed_with == MixedWith::Writer && is_written(observation, file) {
@@ -265,11 +260,14 @@ fn file_evidence(observation: &Observation<'_>, file: &File, mixed_with: MixedWi
     if mixed_with == MixedWith::Leftover {
         let named: Vec<String> = brought_in_by(observation, &[file]).iter().map(Reader::named).collect();
         if !named.is_empty() {
-            parts.push(format!("brought in through the page cache while watching by {}", listed(named)));
+            parts.push(format!(
+                "brought in through the page cache while watching by {}",
+                listed_up_to(&named, NAMED)
+            ));
         }
     }
     let stretches = observation.stretches.iter().find(|(inode, _)| *inode == file.inode).map(|(_, all)| all);
-    let place = match stretches.filter(|all| !all.is_empty() && resident(file) > 0) {
+    let place = match stretches.filter(|all| !all.is_empty() && file.resident() > 0) {
         Some(all) => {
             let named: Vec<String> = all
                 .iter()
@@ -338,7 +336,7 @@ impl Reader<'_> {
     /// Formats its name: "cat (process 7)", "cat (12 processes)".
     fn named(&self) -> String {
         match (self.pids.first(), self.pids.len()) {
-            (Some(pid), 1) => format!("{} (process {pid})", self.name),
+            (Some(pid), 1) => process(self.name, *pid),
             (_, many) => format!("{} ({many} processes)", self.name),
         }
     }
@@ -367,15 +365,6 @@ fn brought_in_by<'a>(observation: &Observation<'a>, files: &[&File]) -> Vec<Read
     let mut readers: Vec<Reader<'_>> = readers.into_values().collect();
     readers.sort_by_key(|reader| (std::cmp::Reverse(reader.bytes), reader.name));
     readers
-}
-
-/// Lists the first entries in a sentence, and the number of further ones: very many short-lived programs must not
-/// fill the report.
-fn listed(mut named: Vec<String>) -> String {
-    let more = named.len().saturating_sub(NAMED);
-    named.truncate(NAMED);
-    let named = named.join(", ");
-    if more > 0 { format!("{named} and {more} more") } else { named }
 }
 
 /// Returns the severity, and the cost in one sentence.
@@ -468,7 +457,7 @@ fn fix(observation: &Observation<'_>, mixed_with: MixedWith, files: &[&File]) ->
         let of = |file: &&File| {
             let others = file.openers.iter().filter(|opener| !is_own(observation.after, file, opener));
             let others = others.filter(|opener| wanted(opener));
-            others.map(|opener| format!("{} (process {})", opener.name, opener.pid)).collect::<Vec<_>>()
+            others.map(|opener| process(&opener.name, opener.pid)).collect::<Vec<_>>()
         };
         let named: BTreeSet<String> = files.iter().flat_map(of).collect();
         named.into_iter().collect()
@@ -483,7 +472,7 @@ fn fix(observation: &Observation<'_>, mixed_with: MixedWith, files: &[&File]) ->
         return None;
     }
     Some(Fix::advice(
-        format!("let {} use O_DIRECT too, or stop it", listed(named)),
+        format!("let {} use O_DIRECT too, or stop it", listed_up_to(&named, NAMED)),
         match mixed_with {
             MixedWith::Writer => "at once; what it leaves resident is evicted by pagekeeper doctor --fix",
             MixedWith::Reader | MixedWith::Leftover | MixedWith::OnPurpose => {

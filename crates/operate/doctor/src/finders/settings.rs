@@ -2,22 +2,22 @@
 //!
 //! Only settings that are known or seen to be so are reported: a setting that was not found is no finding.
 
-use pagekeeper_catalog::units::Size;
-use pagekeeper_kernel::text::unescaped;
 use pagekeeper_observe::{Database, File};
 use pagekeeper_policy::FileClass;
+use pagekeeper_text::{Size, unescaped};
 
 use super::Earlier;
 use crate::advice::innodb::{self, Tables};
 use crate::advice::postgresql::shared_buffers;
-use crate::advice::postgresql_rows::{CHECKPOINT_FLUSH_AFTER, WAL_RECYCLE};
 use crate::advice::rocksdb::{is_rocksdb, recycled};
 use crate::advice::rocksdb_options::{is_on, rocks_setting, size};
-use crate::advice::uncertain;
+use crate::advice::{fix, uncertain};
 use crate::settings::BUFFERED;
 use crate::settings::{Engine, Origin, Setting, Settings};
 use crate::syncs::SYNC_AT_COMMIT;
-use crate::{Advised, Confidence, Cost, Evidence, Finding, Goal, Kind, Observation, Severity, advise};
+use crate::{
+    Advised, Confidence, Cost, Evidence, Finding, Goal, Kind, Observation, Product, Severity, advise,
+};
 
 /// Minimum bytes of pages of a log or of tables to be reported.
 const WORTH_A_WORD: u64 = 16 << 20;
@@ -79,7 +79,7 @@ impl About<'_> {
     /// Returns the resident bytes of some of its files.
     fn resident(&self, which: impl Fn(&File) -> bool) -> u64 {
         let files = self.observation.files_of(self.index).filter(|file| which(file));
-        files.filter_map(|file| Some(file.residency?.resident)).sum()
+        files.map(File::resident).sum()
     }
 
     fn tables_in_cache(&self) -> Option<Finding> {
@@ -209,7 +209,7 @@ impl About<'_> {
             "Dirty pages pile up until the checkpoint's end, where writers wait for the disk.",
         );
         finding.evidence.extend(settings.get("checkpoint_flush_after").map(evidence_of));
-        finding.fixes = CHECKPOINT_FLUSH_AFTER.fix(settings).into_iter().collect();
+        finding.fixes = fix(settings, Product::PostgreSql, "checkpoint_flush_after").into_iter().collect();
         Some(finding)
     }
 
@@ -229,7 +229,7 @@ impl About<'_> {
         finding.evidence.extend(
             ["wal_recycle", "wal_init_zero"].iter().filter_map(|name| settings.get(name)).map(evidence_of),
         );
-        finding.fixes = WAL_RECYCLE.fix(settings).into_iter().collect();
+        finding.fixes = fix(settings, Product::PostgreSql, "wal_recycle").into_iter().collect();
         Some(finding)
     }
 

@@ -8,15 +8,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_catalog::units::Size;
-use pagekeeper_kernel::text::{escaped, shell_quoted};
 use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::FileClass;
+use pagekeeper_text::{Size, duration, escaped, percent, shell_quoted};
 
 use super::Earlier;
 use crate::advice::shorten;
 use crate::journal::kind_of_log;
-use crate::phrases::{percent, time};
 use crate::{Advised, Confidence, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity, Terms};
 
 /// A database that has run for less than this was just started.
@@ -76,7 +74,8 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
     if lost < LITTLE || kept > then / 5 * 4 {
         return None;
     }
-    let started = database.uptime.map_or(String::new(), |uptime| format!("started {} ago, ", time(uptime)));
+    let started =
+        database.uptime.map_or(String::new(), |uptime| format!("started {} ago, ", duration(uptime)));
     let mut fixes = vec![Fix::command(
         format!("pagekeeper warm --from {}", shell_quoted(&snapshot.path)),
         "at once: loads the pages that were resident, most recently used files first",
@@ -94,13 +93,13 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
         kind: Kind::ColdStart,
         severity: if kept < then / 2 { Severity::Serious } else { Severity::Warning },
         database: Some(observation.subject(index)),
-        title: format!("{started}it has {} of its resident data in memory again", percent(kept, then)),
+        title: format!("{started}it has {} of its resident data in memory again", percent(kept, then, 0)),
         evidence: vec![
             Evidence::new(format!(
                 "{} of its data files were resident when {} was written, {} before; {} of that are now",
                 Size(then),
                 escaped(&snapshot.path),
-                time(age),
+                duration(age),
                 Size(kept)
             ))
             .with("snapshot_bytes", then)
@@ -152,9 +151,9 @@ impl Estimate {
         Evidence::new(format!(
             "about {}: one page of data read for each {} of the journal, one after another, {} each, as the disk was \
              measured; less where the data is resident or the server reads ahead",
-            time(self.time),
+            duration(self.time),
             Size(BYTES_PER_PAGE),
-            time(Duration::from_secs_f64(self.read_us / 1e6))
+            duration(Duration::from_secs_f64(self.read_us / 1e6))
         ))
         .known(Confidence::Estimated)
         .with("recovery_seconds", self.time.as_secs_f64())
@@ -178,8 +177,8 @@ fn long_recovery(observation: &Observation<'_>, index: usize, database: &Databas
     let amount = Evidence::new(format!("{most}{}: {}", Size(journal.bytes), journal.how))
         .with("journal_bytes", journal.bytes)
         .with("exact", journal.exact);
-    let takes = estimate.map(|estimate| format!(", about {}", time(estimate.time))).unwrap_or_default();
-    let wanted = target.map(|target| format!("; the target is {}", time(target))).unwrap_or_default();
+    let takes = estimate.map(|estimate| format!(", about {}", duration(estimate.time))).unwrap_or_default();
+    let wanted = target.map(|target| format!("; the target is {}", duration(target))).unwrap_or_default();
     let Advised { fixes, remarks } = bounds(observation, index, estimate);
     Some(Finding {
         kind: Kind::LongRecovery,

@@ -156,11 +156,6 @@ fn reclaimed_by(trace: &TraceCounts, pid: u32) -> u64 {
     reclaim.filter(|reclaim| reclaim.task.process == pid).map(|reclaim| reclaim.reclaimed).sum()
 }
 
-/// Formats a process: "tar (process 77)".
-fn named(name: &str, pid: u32) -> String {
-    format!("{name} (process {pid})")
-}
-
 /// Whether a worker with this title reads for a copy: a PostgreSQL process that sends a backup, or serves `COPY`.
 fn copies(title: &str) -> bool {
     title.contains("sending backup") || title.contains("walsender") || title.ends_with(" COPY")

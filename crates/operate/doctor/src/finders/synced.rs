@@ -9,16 +9,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pagekeeper_catalog::units::Size;
-use pagekeeper_kernel::text::unescaped;
 use pagekeeper_policy::FileClass;
+use pagekeeper_text::{Size, counted, duration, unescaped};
 
 use super::throttled::{help, whose};
 use super::{Earlier, dirty_limits};
 use crate::advice::move_log_of;
 use crate::attribution::{self, Owner, database_of};
 use crate::observation::called;
-use crate::phrases::{file_name, number, time};
+use crate::phrases::file_name;
 use crate::syncs::{SeenSync, SyncTimes, SyncedFile, Syncs};
 use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
 
@@ -95,16 +94,16 @@ impl SyncedLog<'_> {
             title: format!(
                 "syncs of its log ({}) took {} of {}, p99 {}, the longest {}{}",
                 self.class,
-                time(self.times.waited),
-                time(looked),
-                time(self.times.p99),
-                time(self.times.longest),
+                duration(self.times.waited),
+                duration(looked),
+                duration(self.times.p99),
+                duration(self.times.longest),
                 self.waits_for(observation, &filler)
             ),
             evidence: self.evidence(observation, looked),
             cost: Cost::measured(format!(
                 "whoever commits waits for its sync: up to {} while it was watched",
-                time(self.times.longest)
+                duration(self.times.longest)
             )),
             fixes,
             remarks,
@@ -174,7 +173,7 @@ impl SyncedLog<'_> {
         evidence.push(whose(observation, &self.device));
         let lost = observation.syncs.as_ref().map_or(0, |syncs| syncs.lost);
         if lost > 0 {
-            let text = format!("{} more found no room, and are not counted", number(lost, "sync", "syncs"));
+            let text = format!("{} more found no room, and are not counted", counted(lost, "sync", "syncs"));
             evidence.push(Evidence::new(text).with("lost_syncs", lost));
         }
         evidence
@@ -193,12 +192,12 @@ impl SyncedLog<'_> {
         };
         let evidence = Evidence::new(format!(
             "{} by {}, the longest a {} of {}; at least one was under way for {} of {}{go_on}",
-            number(self.times.count, "sync", "syncs"),
-            number(callers.len(), "thread", "threads"),
+            counted(self.times.count, "sync", "syncs"),
+            counted(callers.len(), "thread", "threads"),
             slowest.map_or("sync", |call| call.call),
             file.map_or_else(|| "a file".to_owned(), |file| file_name(&file.path)),
-            time(self.times.waited),
-            time(looked),
+            duration(self.times.waited),
+            duration(looked),
         ))
         .with("device", self.device.as_str())
         .with("syncs", self.times.count)

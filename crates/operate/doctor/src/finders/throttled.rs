@@ -16,17 +16,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_catalog::units::Size;
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_observe::{File, OpenerKind};
 use pagekeeper_policy::FileClass;
+use pagekeeper_text::{Size, counted, duration, escaped, percent, unescaped};
 use pagekeeper_trace::{DirtyLevels, PauseCounts, Task};
 
 use super::{Earlier, dirty_limits};
 use crate::advice::{move_log_of, uncertain};
 use crate::attribution::{self, DeviceOutput, Owner};
 use crate::observation::called;
-use crate::phrases::{file_name, number, percent, time};
+use crate::phrases::{file_name, process};
 use crate::{Advised, Cost, Evidence, Finding, Fix, Goal, Kind, Observation, Severity};
 
 /// Maximum number of tasks listed; the others are summed up.
@@ -115,8 +114,8 @@ impl Throttled<'_> {
                 "its {} were throttled {} for dirty pages, for {} in {}",
                 if own.is_empty() { "background threads" } else { "writers" },
                 times(all.count),
-                time(all.total),
-                time(observation.period())
+                duration(all.total),
+                duration(observation.period())
             ),
             evidence,
             cost: Cost::measured(self.cost(observation, own.is_empty(), &all)),
@@ -146,7 +145,7 @@ impl Throttled<'_> {
             let fixes = self.moves(observation, &own, largest);
             let (own, output) = (sum(&own), sum(&bulk));
             // A log overwritten in place brings no pages in, but has dirty ones.
-            let unwritten: u64 = logs.iter().filter_map(|file| Some(file.residency?.unwritten())).sum();
+            let unwritten: u64 = logs.iter().map(|file| file.unwritten()).sum();
             if output < BULK || output < own / 4 || own.max(unwritten) == 0 {
                 return None;
             }
@@ -186,7 +185,7 @@ impl Throttled<'_> {
         let syncs = observation.sync_times_of(self.index);
         let waited = syncs.filter(|syncs| syncs.longest >= LONG_WAIT);
         let of_syncs = waited.map(|syncs| {
-            let (waited, longest) = (time(syncs.waited), time(syncs.longest));
+            let (waited, longest) = (duration(syncs.waited), duration(syncs.longest));
             format!("; apart from that its threads waited in syncs for {waited}, the longest {longest}")
         });
         if only_background {
@@ -206,9 +205,9 @@ impl Throttled<'_> {
         };
         format!(
             "its foreground threads waited for {} in {}, the longest write {}{others}",
-            time(all.total),
-            time(observation.period()),
-            time(all.longest)
+            duration(all.total),
+            duration(observation.period()),
+            duration(all.longest)
         )
     }
 
@@ -290,9 +289,9 @@ fn tasks(observation: &Observation<'_>, device: &str, mut pauses: Vec<&PauseCoun
                 pause.task.name,
                 pause.task.thread,
                 times(pause.pauses.count()),
-                number(usize::try_from(pause.waits).unwrap_or(usize::MAX), "write", "writes"),
-                time(pause.pauses.total()),
-                time(pause.longest_wait),
+                counted(usize::try_from(pause.waits).unwrap_or(usize::MAX), "write", "writes"),
+                duration(pause.pauses.total()),
+                duration(pause.longest_wait),
             ))
             .with("task", pause.task.name.as_str())
             .with("process", pause.task.process)
@@ -312,7 +311,7 @@ fn tasks(observation: &Observation<'_>, device: &str, mut pauses: Vec<&PauseCoun
                 "{} more of its threads were throttled {}, for {} in all",
                 others.len(),
                 times(sum.count),
-                time(sum.total)
+                duration(sum.total)
             ))
             .with("tasks", others.len())
             .with("pauses", sum.count)
@@ -375,7 +374,7 @@ pub(super) fn whose(observation: &Observation<'_>, device: &str) -> Evidence {
         .iter()
         .take(TASKS)
         .filter(|written| written.bytes >= total / 100)
-        .map(|written| format!("{} {}", percent(written.bytes, total), owner(observation, written)))
+        .map(|written| format!("{} {}", percent(written.bytes, total, 0), owner(observation, written)))
         .collect();
     let shares = all.iter().take(TASKS).map(|written| {
         serde_json::json!({
@@ -406,7 +405,7 @@ fn owner(observation: &Observation<'_>, written: &DeviceOutput<'_>) -> String {
             };
             format!("by {} to {what}", called(&observation.after.databases[*index]))
         }
-        Owner::Process(pid, name) => format!("by {name} (process {pid})"),
+        Owner::Process(pid, name) => format!("by {}", process(name, *pid)),
     }
 }
 
@@ -417,7 +416,7 @@ fn output_of(observation: &Observation<'_>, written: &DeviceOutput<'_>, total: u
     let mut evidence = Evidence::new(format!(
         "{}, {} of what was written there, were written {}{like}",
         Size(written.bytes),
-        percent(written.bytes, total),
+        percent(written.bytes, total, 0),
         owner(observation, written)
     ))
     .with("bytes", written.bytes);

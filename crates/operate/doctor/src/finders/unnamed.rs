@@ -5,15 +5,13 @@
 
 use std::collections::BTreeSet;
 
-use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::process::Access;
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_observe::{Database, File, OpenerKind};
 use pagekeeper_policy::unnamed::{is_much_for_a_log, pattern_of};
+use pagekeeper_text::{Size, counted, escaped, percent, unescaped};
 
 use super::Earlier;
 use crate::observation::Observation;
-use crate::phrases::{number, percent};
 use crate::{Cost, Evidence, Finding, Kind, Severity};
 
 /// Maximum number of files listed.
@@ -41,7 +39,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
     files.sort_by(|one, other| (other.resident, &one.file.path).cmp(&(one.resident, &other.file.path)));
     let resident: u64 = files.iter().map(|file| file.resident).sum();
     let memory = observation.after.host.memory.total;
-    let (profile, count) = (&database.profile.name, number(files.len(), "file", "files"));
+    let (profile, count) = (&database.profile.name, counted(files.len(), "file", "files"));
     Some(Finding {
         kind: Kind::UnnamedLog,
         severity: Severity::Note,
@@ -53,7 +51,7 @@ fn find_in(observation: &Observation<'_>, index: usize, database: &Database) -> 
         evidence: files.iter().take(NAMED).map(|file| evidence(observation, file)).collect(),
         cost: Cost::measured(format!(
             "{} of the memory, which monitoring counts as used; the kernel reclaims it only when memory is short.",
-            percent(resident, memory)
+            percent(resident, memory, 0)
         )),
         fixes: Vec::new(),
         remarks: Vec::new(),

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::process::{Mount, ProcRoot};
-use pagekeeper_kernel::text::unescaped;
 use pagekeeper_kernel::{Inode, stat_of_name};
+use pagekeeper_text::unescaped;
 
 /// A file system with files to walk.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -50,7 +50,7 @@ use pagekeeper_catalog::Profile;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots, VmStat, Watermarks};
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::escaped;
 use pagekeeper_trace::{
     Losses, MachineCounts, PageFilter, PauseCounts, ReclaimCounts, TraceCounts, TraceLevel, TraceOptions,
     Tracer,

@@ -14,8 +14,8 @@ use pagekeeper_catalog::{MarkerCheck, Profile};
 use pagekeeper_kernel::process::{
     Access, CgroupPath, MappedFile, Mappings, OpenFile, ProcRoot, ProcessFiles, Selection,
 };
-use pagekeeper_kernel::text::{unescaped, unescaped_bytes};
 use pagekeeper_kernel::{Expected, Inode, InspectedFile};
+use pagekeeper_text::{unescaped, unescaped_bytes};
 
 use super::table::{FoundFile, Name};
 use super::walk::{WalkScope, count};

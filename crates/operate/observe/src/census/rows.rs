@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::text::unescaped;
 use pagekeeper_kernel::{Inode, page_size};
 use pagekeeper_policy::FileClass;
+use pagekeeper_text::unescaped;
 
 use super::Census;
 use super::flow::{Bringer, FileFlow, Flow};

@@ -26,7 +26,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use pagekeeper_kernel::page_size;
-use pagekeeper_kernel::text::unescaped_bytes;
+use pagekeeper_text::unescaped_bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 

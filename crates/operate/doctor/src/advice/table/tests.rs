@@ -1,9 +1,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::TABLE;
-use crate::Goal;
-use crate::advice::row::{Advice, Against, Effect, Offer, Product, bytes_of, parts, shown};
+use super::*;
 
 /// Settings that durability, replication or recovery depend on: no advice concerns them.
 const NEVER: [&str; 27] = [
@@ -36,15 +34,10 @@ const NEVER: [&str; 27] = [
     "enable_log_recycle",
 ];
 
-fn last_part(setting: &str) -> String {
-    let name = setting.rsplit('.').next().unwrap_or(setting).replace('-', "_");
-    name.strip_prefix("rocksdb_").unwrap_or(&name).to_owned()
-}
-
 #[test]
 fn no_row_is_about_what_durability_replication_or_recovery_rest_on() {
-    for row in TABLE {
-        assert!(!NEVER.contains(&last_part(row.setting).as_str()), "{}", row.id);
+    for row in TABLE.iter() {
+        assert!(!NEVER.contains(&option_of(&row.setting).as_str()), "{}", row.id);
         // Settings of recovery may only move a log, or bound it for a target that the operator gave.
         let for_recovery = [Goal::ShortRecovery, Goal::LogOnItsOwnDisk];
         assert!(
@@ -57,41 +50,45 @@ fn no_row_is_about_what_durability_replication_or_recovery_rest_on() {
 
 #[test]
 fn no_value_is_below_the_vendors_default() {
-    for row in TABLE {
+    for row in TABLE.iter() {
         let documented = row.default.split(' ').next().unwrap_or_default();
-        match (row.against, row.offer) {
-            (Against::Default, Offer::Is(value)) => assert_eq!(value, documented, "{}", row.id),
-            (Against::Default, Offer::Reckoned { how }) => {
+        match (&row.why_not_default, &row.offer) {
+            (None, Offer::Value(value)) => assert_eq!(value, documented, "{}", row.id),
+            (None, Offer::Computed(how)) => {
                 assert!(how.ends_with("at least the default"), "{}: {how}", row.id);
-                assert!(bytes_of(row.default).is_some_and(|bytes| bytes > 0), "{}: {}", row.id, row.default);
+                assert!(row.default_bytes().is_some_and(|bytes| bytes > 0), "{}: {}", row.id, row.default);
             }
-            (Against::Other(why), Offer::Is(value)) => {
+            (Some(why), Offer::Value(value)) => {
                 assert!(!why.is_empty() && value != documented, "{}", row.id);
                 // If both are sizes, the larger one is advised.
                 if let (Some(value), Some(default)) = (bytes_of(value), bytes_of(documented)) {
                     assert!(value >= default, "{}", row.id);
                 }
             }
-            (Against::Other(why), Offer::Reckoned { .. }) => assert!(!why.is_empty(), "{}", row.id),
+            (Some(why), Offer::Computed(_)) => assert!(!why.is_empty(), "{}", row.id),
         }
     }
 }
 
 #[test]
-fn every_row_is_whole() {
-    let ids: BTreeSet<&str> = TABLE.iter().map(|row| row.id).collect();
+fn every_row_is_complete() {
+    assert_eq!(TABLE.len(), 49);
+    let ids: BTreeSet<&str> = TABLE.iter().map(|row| row.id.as_str()).collect();
     assert_eq!(ids.len(), TABLE.len(), "each id once");
-    for row in TABLE {
-        for text in [row.id, row.setting, row.does, row.costs] {
+    for row in TABLE.iter() {
+        for text in [&row.id, &row.setting, &row.does, &row.costs] {
             assert!(!text.is_empty(), "{row:?}");
         }
         assert!(!row.goals.is_empty(), "{}", row.id);
+        let since = parts(row.first());
+        assert!(since.is_some(), "{}", row.id);
+        assert!(row.before.as_deref().is_none_or(|before| parts(before) > since), "{}", row.id);
         assert!(
-            parts(row.since).is_some() && row.before.is_none_or(|before| parts(before) > parts(row.since)),
-            "{}",
+            row.since.is_none() || since > parts(row.product.oldest()),
+            "{}: `since` says nothing",
             row.id
         );
-        assert!(row.offer != Offer::Is(""), "{}", row.id);
+        assert!(row.offer != Offer::Value(String::new()), "{}", row.id);
         let vendor = match row.product {
             Product::MariaDb | Product::MyRocks => "https://mariadb.com/kb/",
             Product::MySql => "https://dev.mysql.com/doc/",
@@ -100,6 +97,20 @@ fn every_row_is_whole() {
             Product::TiKv => "https://docs.pingcap.com/tidb/",
         };
         assert!(row.source.starts_with(vendor), "{}: {}", row.id, row.source);
+    }
+}
+
+#[test]
+fn an_incomplete_row_is_refused() {
+    let text = TEXTS[1];
+    for (part, instead, error) in [
+        ("like = \"postgresql-checkpoint-flush-after\"", "like = \"no-such-row\"", "missing field `product`"),
+        ("costs = ", "cost = ", "unknown field `cost`"),
+        ("[\"warm-start\"]", "[\"warm\"]", "unknown variant `warm`"),
+    ] {
+        assert!(text.contains(part), "{part}");
+        let refused = parsed(&text.replacen(part, instead, 1)).unwrap_err().to_string();
+        assert!(refused.contains(error), "{refused}");
     }
 }
 
@@ -115,31 +126,31 @@ fn tikv_is_given_no_key_that_it_does_not_have() {
         "rocksdb.wal-bytes-per-sync",
         "rocksdb.wal-dir",
     ];
-    let mut named: Vec<&str> =
-        TABLE.iter().filter(|row| row.product == Product::TiKv).map(|row| row.setting).collect();
+    let of_tikv = TABLE.iter().filter(|row| row.product == Product::TiKv);
+    let mut named: Vec<&str> = of_tikv.map(|row| row.setting.as_str()).collect();
     named.sort_unstable();
     assert_eq!(named, documented);
 }
 
 /// Returns a row as the book shows it.
 fn documented(row: &Advice) -> String {
-    let offer = match row.offer {
-        Offer::Is(value) => format!("`{value}`"),
-        Offer::Reckoned { how } => how.to_owned(),
+    let offer = match &row.offer {
+        Offer::Value(value) => format!("`{value}`"),
+        Offer::Computed(how) => how.clone(),
     };
     let restart = match row.effect {
         Effect::Restart => "restart",
         Effect::Reload => "reload",
         Effect::SetGlobal | Effect::SetDbOptions => "at once",
     };
-    let recovery = row.recovery.map(|what| format!("; recovery: {what}")).unwrap_or_default();
+    let recovery = row.recovery.as_ref().map(|what| format!("; recovery: {what}")).unwrap_or_default();
     format!(
         "| {} {} | [`{}`]({}) | {offer} | {} | {restart} | {}{recovery} |",
         row.product.name(),
         row.versions(),
         row.setting,
         row.source,
-        shown(row.default),
+        row.shown_default(),
         row.costs
     )
 }
@@ -154,6 +165,6 @@ fn the_book_shows_the_table() {
         .skip(2)
         .take_while(|line| line.starts_with('|'))
         .collect();
-    let expected: Vec<String> = TABLE.iter().map(|row| documented(row)).collect();
+    let expected: Vec<String> = TABLE.iter().map(documented).collect();
     assert!(shown == expected, "the table of advice in the book should be\n{}\n", expected.join("\n"));
 }

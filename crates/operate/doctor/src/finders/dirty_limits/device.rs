@@ -4,13 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::BackingDevice;
+use pagekeeper_text::{Size, duration};
 use pagekeeper_trace::PauseCounts;
 
 use crate::attribution::database_of;
 use crate::fix::HoldsFor;
-use crate::phrases::time;
 use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
 
 /// Dirty bytes allowed on a device whose files are synced: a disk of 100 MB/s writes this in a sixth of a second.
@@ -61,8 +60,8 @@ fn limited(observation: &Observation<'_>, name: &str, pauses: &[&PauseCounts]) -
         cost: Cost::measured(format!(
             "the databases' tasks were throttled for {} in {}, however few pages were dirty elsewhere; a higher limit \
              on the whole (vm.dirty_bytes, vm.dirty_ratio) changes next to nothing",
-            time(total),
-            time(observation.period())
+            duration(total),
+            duration(observation.period())
         )),
         fixes: if is_synced { Vec::new() } else { fixes(name, device) },
         remarks: is_synced

@@ -2,15 +2,13 @@
 
 use std::collections::HashMap;
 
-use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_observe::{Database, File};
+use pagekeeper_text::{Size, duration, escaped, rate, unescaped};
 
 use super::fixes::{fixes, pagekeeper};
 use super::{Loss, Stream, data_files};
-use crate::phrases::time;
-use crate::phrases::{per_second, rate};
+use crate::phrases::per_second;
 use crate::{Cost, Evidence, Finding, Kind, Observation, Severity};
 
 /// From this many bytes per second of rereads on, it is serious.
@@ -98,7 +96,7 @@ fn of_stream(observation: &Observation<'_>, stream: &Stream<'_>, data: &HashMap<
         stream.pid,
         title.map(|title| format!(", \"{}\"", shortened(title))).unwrap_or_default(),
         Size(stream.added),
-        time(period),
+        duration(period),
         rate(per_second(stream.added, period).unwrap_or_default()),
     );
     let mut evidence = Evidence::new(text)

@@ -2,11 +2,10 @@
 
 use std::collections::HashMap;
 
-use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::pressure::CgroupVersion;
-use pagekeeper_kernel::text::shell_quoted;
 use pagekeeper_observe::File;
+use pagekeeper_text::{Size, shell_quoted};
 
 use super::Stream;
 use crate::programs::{STATIC, usual};

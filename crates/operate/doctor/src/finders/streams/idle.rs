@@ -5,15 +5,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::Inode;
 use pagekeeper_observe::File;
+use pagekeeper_text::{Size, duration, rate};
 use pagekeeper_trace::{PageCounts, Task, TraceCounts};
 
-use super::{Loss, PUSHED, named, reclaimed_by};
+use super::{Loss, PUSHED, reclaimed_by};
 use crate::attribution::database_of;
-use crate::phrases::time;
-use crate::phrases::{per_second, rate};
+use crate::phrases::{per_second, process};
 use crate::{Confidence, Cost, Evidence, Finding, Fix, Kind, Observation, Severity, Terms};
 
 /// The tasks that reclaimed a database's data as idle, largest first.
@@ -102,7 +101,7 @@ impl<'a> Takers<'a> {
             database: Some(observation.subject(index)),
             title: format!(
                 "{} takes idle pages of its data out of the page cache, {}, however much memory is free",
-                named(&main.task.name, main.task.process),
+                process(&main.task.name, main.task.process),
                 rate(per_second(taken, period).unwrap_or_default())
             ),
             evidence,
@@ -118,9 +117,9 @@ impl Taker<'_> {
     fn evidence(&self, observation: &Observation<'_>) -> Evidence {
         Evidence::new(format!(
             "{} removed {} of the database's data from the page cache in {}{}",
-            named(&self.task.name, self.task.process),
+            process(&self.task.name, self.task.process),
             Size(self.bytes),
-            time(observation.period()),
+            duration(observation.period()),
             if self.damon {
                 ": DAMON in the kernel, which takes what nobody touched for a while"
             } else {
@@ -151,7 +150,7 @@ impl Taker<'_> {
             );
         }
         Fix::advice(
-            format!("have {} leave the database's memory cgroup alone", named(&self.task.name, pid)),
+            format!("have {} leave the database's memory cgroup alone", process(&self.task.name, pid)),
             "it asks the kernel to reclaim (memory.reclaim), as tools for idle memory and container managers do",
             terms("have it take the group in again"),
         )

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use pagekeeper_kernel::text::shell_quoted;
 use pagekeeper_observe::Database;
+use pagekeeper_text::shell_quoted;
 
 use crate::attribution::{self, Owner};
 use crate::programs::{STATIC, usual};

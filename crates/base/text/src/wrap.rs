@@ -6,21 +6,21 @@
 
 use std::fmt;
 
-use pagekeeper_kernel::text::escaped;
+use crate::escaped;
 
 /// Width of the text in columns.
 const COLUMNS: usize = 80;
-/// The column where the text after "costs", "fix" and "pagekeeper" starts.
-pub(crate) const INDENT: usize = 14;
+/// The column where the text beside a label starts.
+pub const INDENT: usize = 14;
 
 /// Writes `label`, then `text` wrapped beside it.
-pub(crate) fn labelled(f: &mut impl fmt::Write, label: &str, text: &str) -> fmt::Result {
+pub fn labelled(f: &mut impl fmt::Write, label: &str, text: &str) -> fmt::Result {
     wrapped(f, &format!("  {label:<width$}", width = INDENT - 2), INDENT, text)
 }
 
-/// Writes `first`, then `text` wrapped into [`COLUMNS`], with further lines indented by `indent`. A command in
+/// Writes `first`, then `text` wrapped into 80 columns, with further lines indented by `indent`. A command in
 /// backticks stays whole.
-pub(crate) fn wrapped(f: &mut impl fmt::Write, first: &str, indent: usize, text: &str) -> fmt::Result {
+pub fn wrapped(f: &mut impl fmt::Write, first: &str, indent: usize, text: &str) -> fmt::Result {
     let mut column = first.chars().count();
     f.write_str(first)?;
     let mut at_start = true;
@@ -102,9 +102,8 @@ fn command_end(text: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use pagekeeper_kernel::text::shell_quoted;
-
     use super::*;
+    use crate::shell_quoted;
 
     #[test]
     fn a_figure_and_its_unit_stay_on_one_line() {

@@ -1,0 +1,25 @@
+//! All text that leaves a process: one function for each thing that is printed.
+//!
+//! Names that others chose pass through [`escaped`], [`shell_quoted`] or [`unescaped`], and never reach a terminal
+//! as they are. Figures have a unit and few digits. Formatting never fails; parsing fails with a sentence that
+//! quotes its input.
+
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+mod count;
+mod duration;
+mod escape;
+mod list;
+mod quote;
+mod size;
+#[cfg(test)]
+mod testing;
+mod wrap;
+
+pub use count::{count, counted, percent};
+pub use duration::{Period, duration, microseconds, parse_period};
+pub use escape::{Escaped, escaped, escaped_bytes, is_plain, unescaped, unescaped_bytes};
+pub use list::{listed, listed_up_to};
+pub use quote::{ShellQuoted, shell_quoted};
+pub use size::{Size, parse_range, parse_size, rate};
+pub use wrap::{INDENT, labelled, wrapped};

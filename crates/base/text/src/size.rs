@@ -1,0 +1,190 @@
+//! Sizes and byte ranges.
+//!
+//! Parsing accepts a number with an optional unit, in either case, as GNU coreutils does. `K`, `M`, `G`, `T`, `P`
+//! (or `KiB` …) are powers of 1024; `KB`, `MB` … are powers of 1000; none, or `B`, is bytes. Formatting uses
+//! binary units with one decimal.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+/// A number of bytes, read from and shown to people.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub u64);
+
+const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || {
+            format!("\"{text}\" is not a size: give bytes, or a number with K, M, G or T, like 64M or 1.5G")
+        };
+        let trimmed = text.trim();
+        let number_len = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+        let (number, unit) = trimmed.split_at(number_len);
+        let factor = factor(unit.trim_start()).ok_or_else(bad)?;
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if whole.is_empty()
+            || fraction.len() > 18
+            || fraction.contains('.')
+            || (number.contains('.') && fraction.is_empty())
+        {
+            return Err(bad());
+        }
+        let too_large = || format!("\"{text}\" is more than 64 bits of bytes can say");
+        let whole: u64 = whole.parse().map_err(|_| too_large())?;
+        let mut bytes = u128::from(whole) * u128::from(factor);
+        if !fraction.is_empty() {
+            let digits: u64 = fraction.parse().map_err(|_| bad())?;
+            let scale = 10_u128.pow(u32::try_from(fraction.len()).map_err(|_| bad())?);
+            bytes += u128::from(digits) * u128::from(factor) / scale;
+        }
+        u64::try_from(bytes).map(Self).map_err(|_| too_large())
+    }
+}
+
+/// Returns the bytes of a unit; `None` for an unknown one.
+fn factor(unit: &str) -> Option<u64> {
+    let unit = unit.to_ascii_uppercase();
+    if unit.is_empty() || unit == "B" {
+        return Some(1);
+    }
+    let power = u32::try_from("KMGTPE".find(unit.chars().next()?)? + 1).ok()?;
+    match &unit[1..] {
+        "" | "IB" => Some(1024_u64.pow(power)),
+        "B" => Some(1000_u64.pow(power)),
+        _ => None,
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = u128::from(self.0);
+        let mut unit = 0;
+        let mut scale = 1_u128;
+        let tenths = loop {
+            let tenths = (bytes * 10 + scale / 2) / scale;
+            // Rounded first, so that 1023.99 KiB shows as 1 MiB and not as 1024.0 KiB.
+            if tenths < 10240 || unit + 1 == UNITS.len() {
+                break tenths;
+            }
+            unit += 1;
+            scale *= 1024;
+        };
+        let text = if bytes % scale == 0 {
+            format!("{} {}", bytes / scale, UNITS[unit])
+        } else {
+            format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
+        };
+        f.pad(&text)
+    }
+}
+
+/// Parses a size, for clap's `value_parser`.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    text.parse::<Size>().map(|size| size.0)
+}
+
+/// Parses a byte range, for clap's `value_parser`: `A..B`, `A..` (to the end of the file, `u64::MAX`), `..B`; both
+/// ends are sizes, and the end is exclusive.
+pub fn parse_range(text: &str) -> Result<Range<u64>, String> {
+    let (start, end) = text
+        .split_once("..")
+        .ok_or_else(|| format!("\"{text}\" is not a range: give A..B, A.. or ..B, like 0..64M"))?;
+    let start = if start.trim().is_empty() { 0 } else { parse_size(start)? };
+    let end = if end.trim().is_empty() { u64::MAX } else { parse_size(end)? };
+    if start < end {
+        Ok(start..end)
+    } else {
+        Err(format!("the range \"{text}\" is empty: its end is not after its start"))
+    }
+}
+
+/// Formats a rate in bytes per second: "38 MiB/s".
+pub fn rate(bytes_per_second: u64) -> String {
+    format!("{}/s", Size(bytes_per_second))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes_are_read() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("4096B", 4096),
+            ("1k", 1024),
+            ("64M", 64 << 20),
+            ("10MiB", 10 << 20),
+            ("10 mib", 10 << 20),
+            ("1.5G", 3 << 29),
+            ("0.25T", 1 << 38),
+            ("200MB", 200_000_000),
+            ("15E", 15 << 60),
+            ("18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_in_words() {
+        for text in ["", "M", "-1", "1.", ".5", "1..2", "1.2.3", "5X", "5MX", "5iB", "٣", "1e3"] {
+            let error = parse_size(text).unwrap_err();
+            assert!(error.contains(&format!("\"{text}\" is not a size")), "{error}");
+        }
+        for text in ["16E", "18446744073709551616", "99999999999999999999999"] {
+            assert!(parse_size(text).unwrap_err().contains("more than 64 bits"), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_shown() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1 KiB"),
+            (1536, "1.5 KiB"),
+            ((1 << 20) - 1, "1.0 MiB"),
+            (64 << 20, "64 MiB"),
+            ((64 << 20) + 1, "64.0 MiB"),
+            (u64::MAX, "16.0 EiB"),
+        ] {
+            assert_eq!(Size(bytes).to_string(), text);
+        }
+        assert_eq!(format!("{:>8}|{:<8}", Size(1024), Size(5)), "   1 KiB|5 B     ");
+        assert_eq!(rate(38 << 20), "38 MiB/s");
+    }
+
+    #[test]
+    fn ranges_are_read() {
+        assert_eq!(parse_range("0..64M"), Ok(0..64 << 20));
+        assert_eq!(parse_range("1K..2K"), Ok(1024..2048));
+        assert_eq!(parse_range("1.5K..2.5K"), Ok(1536..2560));
+        assert_eq!(parse_range("4096.."), Ok(4096..u64::MAX));
+        assert_eq!(parse_range("..1G"), Ok(0..1 << 30));
+        assert_eq!(parse_range(".."), Ok(0..u64::MAX));
+        assert!(parse_range("64M").unwrap_err().contains("not a range"));
+        assert!(parse_range("2..1").unwrap_err().contains("is empty"));
+        assert!(parse_range("0..x").unwrap_err().contains("not a size"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused_without_panic(text in ".{0,24}") {
+            let _ = parse_size(&text);
+            let _ = parse_range(&text);
+        }
+
+        #[test]
+        fn what_is_shown_reads_back_to_within_its_decimal(bytes in 0_u64..1 << 62) {
+            let back = parse_size(&Size(bytes).to_string()).unwrap();
+            prop_assert!(back.abs_diff(bytes) <= bytes / 20, "{bytes} {back}");
+        }
+    }
+}
