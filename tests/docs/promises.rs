@@ -26,7 +26,9 @@ fn is_run(sources: &str, name: &str) -> bool {
         let attributes: Vec<&str> =
             before.skip_while(|line| line.is_empty()).take_while(|line| is_above(line)).collect();
         attributes.iter().any(|line| line.starts_with("#[test]"))
-            && !attributes.iter().any(|line| line.starts_with("#[ignore") && !line.contains("make test-stories"))
+            && !attributes
+                .iter()
+                .any(|line| line.starts_with("#[ignore") && !line.contains("make test-stories"))
     })
 }
 

@@ -25,7 +25,6 @@ mod run;
 mod service;
 mod signals;
 mod snapshot;
-mod stack;
 mod stat;
 #[cfg(feature = "store")]
 mod store;
@@ -39,7 +38,7 @@ use clap::{Parser, Subcommand};
 use pagekeeper_text as size;
 
 /// The output of `--version`, whose first line is that of `-V`: a static build also says how it differs.
-const LONG_VERSION: &str = if cfg!(carries_another) {
+const LONG_VERSION: &str = if pagekeeper_launch::IS_LIBRARY_OF_ANOTHER_BUILD {
     concat!(
         env!("CARGO_PKG_VERSION"),
         "\nlinked statically: `run` loads its library into programs that use glibc; it loads none itself, and asks no name service"
@@ -100,7 +99,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    stack::with_room(work)
+    pagekeeper_launch::stack::with_room(work)
 }
 
 fn work() -> ExitCode {

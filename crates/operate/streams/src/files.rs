@@ -41,10 +41,7 @@ pub(crate) struct File {
     pub(crate) why: Option<StayReason>,
     /// Whether a user maps pages of it, which only paging out releases.
     pub(crate) is_mapped: bool,
-    /// Whether nobody but streams has had pages of it in the page cache since the first of them.
-    pub(crate) is_streams_alone: bool,
-    /// Whether its resident pages are to be looked for, since additions to it may be among lost events.
-    pub(crate) searches: bool,
+    pub(crate) search: PageSearch,
     /// Whether others used pages of it since its job began.
     pub(crate) used_by_others: Arc<AtomicBool>,
     pub(crate) last_event: Duration,
@@ -63,6 +60,16 @@ pub(crate) struct File {
     windows: usize,
     /// Ranges that were reported instead of released, in order.
     reported: Vec<Range<u64>>,
+}
+
+/// Whether pages of a file can be found whose additions were lost: all that are resident are the streams', if nobody
+/// else has had any since their first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PageSearch {
+    Impossible,
+    Possible,
+    /// Additions to it may be among lost events.
+    Wanted,
 }
 
 /// The way in which dirty pages of a file reach its disk.
@@ -104,8 +111,7 @@ impl File {
             verdict: None,
             why: None,
             is_mapped: false,
-            is_streams_alone: false,
-            searches: false,
+            search: PageSearch::Impossible,
             used_by_others: Arc::default(),
             last_event: now,
             released_at: now,
@@ -195,7 +201,9 @@ impl File {
     /// Returns the next step. `is_pressed` says that its device's output is to be written at once.
     fn next_step(&self, now: Duration, sees_use: bool, is_pressed: bool) -> FileStep {
         match self.next_release(now, sees_use, is_pressed) {
-            FileStep::Wait | FileStep::Done if self.searches && self.job_since.is_none() => {
+            FileStep::Wait | FileStep::Done
+                if self.search == PageSearch::Wanted && self.job_since.is_none() =>
+            {
                 FileStep::Work { ranges: Vec::new(), is_written: false }
             }
             step => step,
@@ -353,13 +361,13 @@ impl Files {
     /// Has the resident pages of each file looked for that nobody but streams has had in the page cache.
     pub(crate) fn search(&mut self, now: Duration) {
         let is_streams = |file: &File| {
-            file.is_streams_alone && matches!(file.verdict, None | Some(Verdict::Release))
+            file.search == PageSearch::Possible && matches!(file.verdict, None | Some(Verdict::Release))
         };
         let names: Vec<EventFile> =
             self.all.iter().filter(|(_, file)| is_streams(file)).map(|(name, _)| *name).collect();
         for name in names {
             if let Some(file) = self.all.get_mut(&name) {
-                file.searches = true;
+                file.search = PageSearch::Wanted;
             }
             self.look_by(&name, now);
         }

@@ -19,7 +19,7 @@ use pagekeeper_trace::page_events::{EventFile, PageEvent, PageEvents};
 
 use crate::backlog::Backlogs;
 use crate::device::{Devices, Job, JobResult};
-use crate::files::{File, FileStep, Files, path_or_number};
+use crate::files::{File, FileStep, Files, PageSearch, path_or_number};
 use crate::hold::{HoldTarget, Holds};
 use crate::limits::{FILES_MAX, FILES_PER_USER, STEP, UNFOLLOWED_FOR, WRITE_AFTER, WRITE_PER_JOB};
 use crate::open::Metadata;
@@ -326,7 +326,8 @@ impl Follower {
     pub(crate) fn report(&self) -> StreamReport {
         let now = self.started.elapsed();
         let kept = self.files.iter().map(|(name, file)| file.report(name, now));
-        let report = self.sums.report(kept, (self.source.lost().pages * page_size()).saturating_sub(self.found));
+        let report =
+            self.sums.report(kept, (self.source.lost().pages * page_size()).saturating_sub(self.found));
         StreamReport { running: self.running(), held: self.holds.held(), ..report }
     }
 
@@ -372,7 +373,7 @@ impl Follower {
     fn used_by_others(&mut self, file: &EventFile, bytes: Range<u64>) {
         let Some(kept) = self.files.get_mut(file) else { return };
         kept.pages.used_by_others(bytes);
-        kept.is_streams_alone = false;
+        kept.search = PageSearch::Impossible;
         // A job may be about to drop these very pages.
         kept.used_by_others.store(true, Ordering::Relaxed);
     }
@@ -404,7 +405,9 @@ impl Follower {
                 self.keep(file, id, now);
                 self.events.extend(self.processes.brought_in(id, bytes.end.saturating_sub(bytes.start)));
                 if let Some(kept) = self.files.get_mut(&file) {
-                    kept.is_streams_alone |= is_alone && !file.is_block_device;
+                    if is_alone && !file.is_block_device && kept.search == PageSearch::Impossible {
+                        kept.search = PageSearch::Possible;
+                    }
                     kept.pages.added(bytes, now);
                 }
                 self.files.look_by(&file, now);
@@ -566,9 +569,12 @@ impl Follower {
             beneficiaries: file.beneficiaries.clone(),
             path: file.path.clone(),
             is_used: Arc::clone(&file.used_by_others),
-            searches: std::mem::take(&mut file.searches),
+            searches: file.search == PageSearch::Wanted,
             is_mapped: file.is_mapped,
         };
+        if file.search == PageSearch::Wanted {
+            file.search = PageSearch::Possible;
+        }
         file.used_by_others.store(false, Ordering::Relaxed);
         file.job_since = Some(now);
         if let Some(failed) = self.devices.push(job) {
@@ -630,7 +636,9 @@ impl Follower {
     /// Records resident pages of a file that nobody but streams has used: events of those that are not listed
     /// were lost.
     fn take_found(&mut self, name: &EventFile, ranges: Vec<Range<u64>>, now: Duration) {
-        let Some(file) = self.files.get_mut(name).filter(|file| file.is_streams_alone) else { return };
+        let Some(file) = self.files.get_mut(name).filter(|file| file.search != PageSearch::Impossible) else {
+            return;
+        };
         let found: u64 = ranges.into_iter().map(|range| file.pages.found(range, now)).sum();
         self.found += found;
         if found > 0 {

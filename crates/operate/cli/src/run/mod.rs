@@ -1,56 +1,20 @@
-//! `pagekeeper run`: starts a command with its rules, followed by kernel events or with a library that its loader
-//! preloads ([`means`] decides); or follows running processes ([`running`]).
-//!
-//! Without a report this process becomes the command, by execve(2): same process ID, nothing in between. With a
-//! report it stays as the parent ([`parent`]). Invariants: the command is started even if neither means is
-//! available, unless `--require` is given. It ends as the command ends, whatever happens to the report. The
-//! command gets what this process was given (arguments, descriptors, signals, the rest of its environment).
-//!
-//! Fails as shells and env(1) do: 127 if the command is not found, 126 if it can't be executed.
+//! `pagekeeper run`: reads the arguments, prints what the user is to know, and leaves the rest to [`pagekeeper_launch`].
 
-mod budget;
-mod choice;
-mod counting;
-mod cover;
-mod elf;
-mod find;
-mod follower;
-mod inside;
-mod left;
-mod library;
-mod means;
-mod obstacle;
-mod parent;
 mod report;
 mod report_file;
-mod running;
-mod sys;
-mod typed;
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::process::CommandExt;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-use pagekeeper_kernel::text::escaped;
-use pagekeeper_preload::open_readers;
-use pagekeeper_preload::settings::{Launcher, Settings, VARIABLE};
-use pagekeeper_streams::StreamPace;
+use pagekeeper_launch::{
+    Choice, CommandEnd, LaunchReport, NotStarted, PreparedCommand, Role, RunningProcesses, Settings,
+    StartState,
+};
 
-use crate::output;
+use crate::output::{self, UsageError};
 use crate::pace::PaceArgs;
-use choice::{As, Choice};
-use cover::{Cover, Hindrance};
-use find::NotFound;
-use follower::{FollowPlan, Follower, Refusal};
-use means::Means;
-use obstacle::Why;
-
-pub(crate) use sys::hold_all as hold_all_signals;
-
-/// The variable that names libraries to a loader, separated by colons or spaces (ld.so(8)).
-const PRELOAD: &str = "LD_PRELOAD";
+use report::ReportPrinter;
 
 /// Run a command so that it does not evict others' pages from the page cache
 ///
@@ -82,7 +46,7 @@ pub(crate) struct Args {
     profile: Option<String>,
     /// Role of every process of the command, whatever its name
     #[arg(long = "as", value_name = "WHAT", value_enum)]
-    role: Option<As>,
+    role: Option<ForcedRole>,
     /// Follow this process, which runs already, and its children, until they end or a signal comes; no command is started.
     /// May be given several times
     #[arg(long = "pid", value_name = "PID", conflicts_with_all = ["command", "profile", "role", "require"])]
@@ -110,73 +74,49 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-/// Starts the command.
+/// The role that `--as` gives to all processes.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum ForcedRole {
+    /// They read or write much data once: what they bring into the page cache is released
+    Stream,
+    /// They write large files, which are written to disk at its pace
+    Bulk,
+    /// They append to logs, which are released once they are synced
+    Logs,
+}
+
+impl From<ForcedRole> for Role {
+    fn from(role: ForcedRole) -> Self {
+        match role {
+            ForcedRole::Stream => Self::Stream,
+            ForcedRole::Bulk => Self::Bulk,
+            ForcedRole::Logs => Self::Logs,
+        }
+    }
+}
+
+/// Starts the command, or follows the processes.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let found = sys::Found::now();
-    sys::survive_size_limit();
+    let start = StartState::now();
+    pagekeeper_launch::survive_size_limit();
     if let Some(inside) = &args.inside {
-        return Ok(inside::run(inside, &args.command, found));
+        let prepared = PreparedCommand::inside(inside, &args.command, start);
+        return Ok(prepared.map_or_else(|why| refuse(&why), become_command));
     }
     // Before the command or a follower is started.
     args.report_to().and_then(report::file).into_iter().for_each(crate::frozen::wait_while_frozen);
-    let choice = Choice { profile: args.profile.clone(), role: args.role, config: args.config.clone() };
-    let settings = choice.settings(budget::budget_here())?;
+    let role = args.role.map(Into::into);
+    let choice = Choice { profile: args.profile.clone(), role, config: args.config.clone() };
+    let settings = choice.settings_here().map_err(|error| UsageError(error.to_string()))?;
     if !args.pids.is_empty() {
-        return Ok(running::run(args, &settings));
+        return Ok(follow(args, &settings));
     }
-    let Some((name, arguments)) = args.command.split_first() else {
-        return Err(output::UsageError("name a command".to_owned()).into());
-    };
-    let file = match find::find(name) {
-        Ok(file) => file,
-        Err(error) => return Ok(refuse(&error)),
-    };
-    let settings = Settings { command: typed::unlisted(&args.command, &settings), ..settings };
-    let Reach { library, follower, refusal, problem } =
-        Reach::of(&file, &args.command, &settings, args.pace.pace, |_| true);
-    if let Some(sentence) = unpaced(args.pace.pace, follower.is_some(), refusal.as_ref()) {
-        output::complain(sentence);
-        return Ok(ExitCode::FAILURE);
-    }
-    match &problem {
-        Some(Problem::All(sentence)) if args.require => {
-            return Ok(refuse_as_required(sentence));
-        }
-        Some(problem) => problem.say(),
-        None => settings.command.as_deref().into_iter().for_each(typed::say),
-    }
-    if let Some(directory) = library.as_deref().ok().and_then(Path::parent) {
-        counting::remove_left(directory);
-    }
-    // The descendants of a followed command are followed, too.
-    let launcher = follower.is_none().then(|| launcher(args.require)).flatten();
-    let readers =
-        library.as_deref().ok().and_then(|library| library::in_memory(library, open_readers::make).ok());
-    let settings = Settings { launcher, readers, ..settings };
-    let mut command = Command::new(name);
-    command.args(arguments);
-    found.pass_on(&mut command);
-    if let Some(follower) = &follower {
-        follower.attach(&mut command);
-    }
-    if let Some(to) = args.report_to() {
-        let report = report::Pending::begin(library.as_deref().ok(), to, args.json);
-        prepare(&mut command, &library, Settings { report: report.path(), ..settings }.encode());
-        return match parent::run(&mut command) {
-            Ok(ended) => {
-                let (pages, refusal) = match follower.map(Follower::end) {
-                    Some(Ok(pages)) => (Some(pages), None),
-                    Some(Err(why)) => (None, Some(why.to_owned())),
-                    None => (None, refusal.map(|refusal| refusal.to_string())),
-                };
-                report.end(pages, refusal);
-                Ok(ended.pass_on())
-            }
-            Err(error) => Ok(refuse(&NotFound::of(name, &error))),
-        };
-    }
-    prepare(&mut command, &library, settings.encode());
-    Ok(refuse(&NotFound::of(name, &command.exec())))
+    let prepared = PreparedCommand::new(&args.command, settings, args.pace.pace, args.require, start);
+    Ok(match (prepared, args.report_to()) {
+        (Err(why), _) => refuse(&why),
+        (Ok(prepared), None) => become_command(prepared),
+        (Ok(prepared), Some(to)) => run_and_report(prepared, to, args.json),
+    })
 }
 
 impl Args {
@@ -186,232 +126,48 @@ impl Args {
     }
 }
 
-/// Returns a sentence why a requested pace can't be kept, if it can't.
-fn unpaced(pace: StreamPace, is_followed: bool, refusal: Option<&Refusal>) -> Option<String> {
-    if pace == StreamPace::Auto || is_followed {
-        return None;
+fn become_command(prepared: PreparedCommand) -> ExitCode {
+    prepared.warning().into_iter().for_each(output::complain);
+    refuse(&prepared.exec())
+}
+
+fn run_and_report(mut prepared: PreparedCommand, to: &Path, is_json: bool) -> ExitCode {
+    prepared.warning().into_iter().for_each(output::complain);
+    let printer = ReportPrinter::begin(to, is_json);
+    if let Err(error) = prepared.count() {
+        output::complain(format_args!("nothing can be counted ({error})"));
     }
-    let why = refusal.map_or_else(|| "no rule takes it for a stream".to_owned(), Refusal::to_string);
-    Some(format!(
-        "--pace needs a stream that is followed by events, which this command is not ({why}): leave it out, and the library paces the \
-         command by itself"
-    ))
-}
-
-/// The means for a command.
-struct Reach {
-    /// The library's stored path.
-    library: Result<PathBuf, NoLibrary>,
-    /// A process that follows it by events.
-    follower: Option<Follower>,
-    /// Why it has no follower, if it should have one.
-    refusal: Option<Refusal>,
-    /// The part that the rules do not reach, and why.
-    problem: Option<Problem>,
-}
-
-/// Why a command is started without the library.
-enum NoLibrary {
-    /// It could not be stored anywhere; contains a sentence.
-    Nowhere(String),
-    /// The command has no use for it, but its descendants may.
-    Unused,
-    /// The command's descendants must not have it either: they are followed, or would not find it.
-    TakenOut,
-}
-
-/// The part of a command that the rules do not reach.
-enum Problem {
-    /// Everything; contains a sentence.
-    All(String),
-    /// The part that the library does not see, of a command that can't be followed by events; contains a sentence.
-    Unseen(String),
-}
-
-impl Problem {
-    fn say(&self) {
-        match self {
-            Self::All(sentence) => {
-                output::complain(format_args!("{sentence}; it is started without the rules"));
+    match prepared.run() {
+        Ok(ended) => {
+            printer.print(ended.report);
+            if let CommandEnd::Unknown(error) = &ended.end {
+                output::complain(format_args!("how the command ended can't be known: {error}"));
             }
-            Self::Unseen(sentence) => output::complain(sentence),
+            ended.end.pass_on()
         }
+        Err(why) => refuse(&why),
     }
 }
 
-impl Reach {
-    /// Prepares and starts the means for the command. `may_follow` says which commands may have a follower.
-    fn of(
-        file: &Path,
-        command: &[OsString],
-        settings: &Settings,
-        pace: StreamPace,
-        may_follow: fn(&Cover) -> bool,
-    ) -> Self {
-        let cover = cover::cover(file, command, settings);
-        let processes = cover.kind.followed().filter(|_| may_follow(&cover));
-        let tried = processes.map(|processes| Follower::start(&FollowPlan::new(processes, settings, pace)));
-        let (follower, refusal) = match tried.transpose() {
-            Ok(started) => (started, None),
-            Err(refusal) => (None, Some(refusal)),
-        };
-        match means::choose(cover.kind, follower.is_some(), cover.hindrance.is_none()) {
-            Means::Events(_) => {
-                Self { library: Err(NoLibrary::TakenOut), follower, refusal: None, problem: None }
-            }
-            Means::Library => Self::by_library(file, command, &cover, refusal),
-            Means::Nothing => Self::by_nothing(command, &cover, refusal),
+/// Follows processes that run already.
+fn follow(args: &Args, settings: &Settings) -> ExitCode {
+    let config = args.config.as_deref();
+    let processes = match RunningProcesses::follow(&args.pids, config, settings, args.pace.pace) {
+        Ok(processes) => processes,
+        Err(sentence) => {
+            output::complain(sentence);
+            return ExitCode::FAILURE;
         }
+    };
+    let printer = args.report_to().map(|to| ReportPrinter::begin(to, args.json));
+    let events = Some(processes.until_end());
+    if let Some(printer) = printer {
+        printer.print(Ok(LaunchReport { events, ..LaunchReport::uncounted(false) }));
     }
-
-    fn by_library(file: &Path, command: &[OsString], cover: &Cover, refusal: Option<Refusal>) -> Self {
-        let library = library().map_err(NoLibrary::Nowhere).and_then(|library| below(command, library));
-        let problem = match (&library, &refusal) {
-            (Err(NoLibrary::Nowhere(sentence)), _) => Some(Problem::All(sentence.clone())),
-            (Ok(_), Some(refusal)) if cover.maps => Some(Problem::Unseen(format!(
-                "what {} uses by mappings stays, and can't be followed by events: {refusal}",
-                escaped(file)
-            ))),
-            _ => None,
-        };
-        Self { library, follower: None, refusal, problem }
-    }
-
-    fn by_nothing(command: &[OsString], cover: &Cover, refusal: Option<Refusal>) -> Self {
-        let library = match &cover.hindrance {
-            // It may still reach what a wrapper starts.
-            Some(Hindrance::Wrapper(_)) => {
-                library().map_err(NoLibrary::Nowhere).and_then(|library| below(command, library))
-            }
-            _ => Err(NoLibrary::Unused),
-        };
-        let problem = cover.hindrance.as_ref().map(|hindrance| match &refusal {
-            Some(refusal) => {
-                Problem::All(format!("{hindrance}, and its pages can't be followed by events: {refusal}"))
-            }
-            None => Problem::All(format!("{hindrance} ({})", instead(hindrance))),
-        });
-        Self { library, follower: None, refusal, problem }
-    }
+    ExitCode::SUCCESS
 }
 
-/// Returns the library, unless the command's descendants would not find it below their root: their loader would
-/// complain.
-fn below(command: &[OsString], library: PathBuf) -> Result<PathBuf, NoLibrary> {
-    let has = |root: PathBuf| root.join(library.strip_prefix("/").unwrap_or(&library)).exists();
-    if cover::other_root(command).is_none_or(has) { Ok(library) } else { Err(NoLibrary::TakenOut) }
-}
-
-/// Returns this program, as the launcher of programs that the library does not reach.
-fn launcher(is_required: bool) -> Option<Launcher> {
-    std::env::current_exe().ok().map(|path| Launcher { path, is_required })
-}
-
-/// Stores the library, or returns a sentence.
-fn library() -> Result<PathBuf, String> {
-    library::lay_out().map_err(|error| error.to_string())
-}
-
-/// Returns an alternative.
-fn instead(hindrance: &Hindrance) -> &'static str {
-    match hindrance {
-        Hindrance::Program(obstacle) => match obstacle.why {
-            Why::Privileged => {
-                "as the user whose rights it gets it can be run with them; if it is a stream, --as stream says so"
-            }
-            Why::Static | Why::Go | Why::Musl | Why::Foreign => {
-                "if it is a stream, --as stream says so; pagekeeper guard --streams releases from outside what it brings into the page cache"
-            }
-        },
-        Hindrance::Wrapper(_) => "start pagekeeper run inside; if it is a stream, --as stream says so",
-        Hindrance::Elsewhere(_) => "start pagekeeper run inside",
-    }
-}
-
-/// Sets the command's environment.
-fn prepare(command: &mut Command, library: &Result<PathBuf, NoLibrary>, settings: impl AsRef<OsStr>) {
-    let before = std::env::var_os(PRELOAD).unwrap_or_default();
-    match library {
-        Ok(library) => {
-            let threads = library::keeps_threads_apart(library::glibc().as_deref());
-            let all = others(&before).chain(own(library, threads));
-            command.env(PRELOAD, joined(all)).env(VARIABLE, settings);
-        }
-        // This process runs inside another `pagekeeper run`. Otherwise the environment is passed on unchanged, in
-        // its order.
-        Err(NoLibrary::TakenOut) if has_library(&before) => {
-            match joined(others(&before)) {
-                none if none.is_empty() => command.env_remove(PRELOAD),
-                others => command.env(PRELOAD, others),
-            };
-            command.env_remove(VARIABLE);
-        }
-        Err(_) => {}
-    }
-}
-
-/// Returns the other preloaded libraries. Inside another `pagekeeper run` the library itself is already there, and
-/// must come once.
-fn others(before: &OsStr) -> impl Iterator<Item = &[u8]> {
-    let parted = before.as_bytes().split(|byte| matches!(byte, b':' | b' '));
-    parted.filter(|name| !name.is_empty() && !library::is_library(name) && *name != library::THREADS)
-}
-
-fn has_library(before: &OsStr) -> bool {
-    before.as_bytes().split(|byte| matches!(byte, b':' | b' ')).any(library::is_library)
-}
-
-/// Returns the library, followed by the threads library if the C library lacks threads.
-fn own(library: &Path, threads: bool) -> impl Iterator<Item = &[u8]> {
-    [library.as_os_str().as_bytes()].into_iter().chain(threads.then_some(library::THREADS))
-}
-
-fn joined<'a>(names: impl Iterator<Item = &'a [u8]>) -> OsString {
-    OsString::from_vec(names.collect::<Vec<_>>().join(&b':'))
-}
-
-/// Reports that a command is not started because the rules don't reach it.
-fn refuse_as_required(sentence: &str) -> ExitCode {
-    output::complain(format_args!("{sentence}; not started, by --require"));
-    ExitCode::FAILURE
-}
-
-fn refuse(error: &NotFound) -> ExitCode {
-    output::complain(&error.sentence);
-    ExitCode::from(error.code)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pace_needs_events() {
-        assert_eq!(unpaced(StreamPace::Auto, false, None), None);
-        assert_eq!(unpaced(StreamPace::Idle, true, None), None);
-        for (refusal, said) in [(None, "no rule takes it"), (Some(Refusal::Silent), "does not answer")] {
-            let sentence = unpaced(StreamPace::Off, false, refusal.as_ref()).unwrap();
-            assert!(sentence.contains(said) && sentence.contains("leave it out"), "{sentence}");
-        }
-    }
-
-    #[test]
-    fn what_was_preloaded_stays_and_the_library_comes_once() {
-        let library = "/run/pagekeeper/libpagekeeper-0123456789abcdef.so";
-        let preloaded =
-            |before: &OsStr, threads| joined(others(before).chain(own(Path::new(library), threads)));
-        let older = "/tmp/pagekeeper-0/libpagekeeper-fedcba9876543210.so";
-        for (before, expected) in [
-            (String::new(), library.to_owned()),
-            ("libfaketime.so".to_owned(), format!("libfaketime.so:{library}")),
-            (" /a.so:/b.so ".to_owned(), format!("/a.so:/b.so:{library}")),
-            (library.to_owned(), library.to_owned()),
-            (format!("{library}:/a.so:{older}"), format!("/a.so:{library}")),
-        ] {
-            assert_eq!(preloaded(OsStr::new(&before), false), OsStr::new(&expected), "{before}");
-            let before = preloaded(OsStr::new(&before), true);
-            assert_eq!(before, OsStr::new(&format!("{expected}:libpthread.so.0")));
-            assert_eq!(preloaded(&before, true), before, "once");
-        }
-    }
+fn refuse(why: &NotStarted) -> ExitCode {
+    output::complain(&why.sentence);
+    ExitCode::from(why.code)
 }

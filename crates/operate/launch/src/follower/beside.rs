@@ -1,0 +1,82 @@
+//! The process beside the command: it follows the command, and releases the pages it brings in.
+//!
+//! Invariant: it ends when no followed process runs and nothing is left to release; `pagekeeper_streams` gives up
+//! a minute after the end. Never fails: pages that can't be released stay, and are counted.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use pagekeeper_streams::Streams;
+
+use super::pages::FollowedPages;
+use super::plan::FollowPlan;
+
+/// The answer that it can follow.
+pub(crate) const READY: &str = "ready";
+/// Time for which a report waits for data that is still being written.
+pub(crate) const REPORTED_AFTER: Duration = Duration::from_secs(2);
+/// Interval of checks while pages come in.
+pub(crate) const BUSY_INTERVAL: Duration = Duration::from_millis(10);
+/// Interval of checks for report requests while no pages come in.
+const IDLE_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Reports over the socket that it can follow, or why not; then follows the process whose ID arrives, until its
+/// end.
+pub(super) fn run(plan: &FollowPlan, socket: &UnixStream) {
+    let mut streams = match plan.start() {
+        Ok(streams) => streams,
+        Err(unavailable) => return answer(socket, &unavailable.to_string()),
+    };
+    answer(socket, READY);
+    let mut pid = [0; size_of::<u32>()];
+    if (&*socket).read_exact(&mut pid).is_err() {
+        return;
+    }
+    match plan.follow(&mut streams, u32::from_ne_bytes(pid)) {
+        Ok(()) => {
+            answer(socket, "followed");
+            follow(&mut streams, socket);
+        }
+        // The waiting process starts the command.
+        Err(unavailable) => answer(socket, &unavailable.to_string()),
+    }
+}
+
+/// Sends an answer. Nobody reads it if the other end has ended or become the command.
+fn answer(mut socket: &UnixStream, line: &str) {
+    let _ = socket.write_all(format!("{}\n", line.replace('\n', " ")).as_bytes());
+}
+
+fn follow(streams: &mut Streams, socket: &UnixStream) {
+    let mut asked: Option<Instant> = None;
+    let mut is_reported = false;
+    loop {
+        drop(streams.step());
+        let is_running = streams.running() > 0 || streams.heeds_names();
+        if asked.is_none() && is_asked(socket) {
+            asked = Some(Instant::now());
+        }
+        let is_over = !is_running && !streams.is_busy();
+        let is_late = asked.is_some_and(|asked| asked.elapsed() > REPORTED_AFTER);
+        if !is_reported && (is_over || is_late) {
+            is_reported = true;
+            let pages = FollowedPages::of(&streams.report(), is_running);
+            answer(socket, &serde_json::to_string(&pages).unwrap_or_default());
+        }
+        if is_over {
+            return;
+        }
+        streams.wait(if streams.is_busy() { BUSY_INTERVAL } else { IDLE_INTERVAL });
+    }
+}
+
+/// Whether the other end sends no more: it wants the report, or has become the command.
+fn is_asked(socket: &UnixStream) -> bool {
+    let received = socket.set_nonblocking(true).and_then(|()| (&*socket).read(&mut [0]));
+    let _ = socket.set_nonblocking(false);
+    match received {
+        Ok(bytes) => bytes == 0,
+        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+    }
+}

@@ -1,0 +1,147 @@
+//! The pages left in the page cache of the files that the command's streams used: checked by this process after
+//! the command has ended.
+//!
+//! A file is opened by the path at which a process saw it, if that still leads there, and its resident pages are
+//! counted. The excess over those resident before the command opened it has stayed. Invariants: nothing is
+//! changed. A path comes from the processes, and leads to no file but the recorded one. If it does not lead there
+//! (removed, renamed by an unseen call, in another root), the state at the file's close counts. Never fails.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use pagekeeper_catalog::units::Size;
+use pagekeeper_kernel::text::{escaped, unescaped};
+use pagekeeper_kernel::{Expected, Handle, Inode, Links, residency};
+use pagekeeper_preload::tracked_place::{FileEvents, TrackedFile};
+use serde::{Serialize, Serializer};
+
+/// Maximum number of files listed for people; the others are summed up in one line.
+const LISTED: usize = 8;
+
+/// Why pages stayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum StayCause {
+    /// Being written, or in a pipe or a socket that nobody has read yet.
+    InFlight,
+    /// A process maps them, or did.
+    Mapped,
+    /// The user may read the file, but may not query or release its pages individually.
+    NotPermitted,
+    /// Their process ended before it closed the file.
+    Killed,
+    /// Read or written by calls that no rule sees.
+    Unseen,
+    /// Small, on a disk that took longer than the wait.
+    NotWaitedFor,
+    /// Somebody else reads them, too.
+    AnotherReader,
+}
+
+impl StayCause {
+    const fn sentence(self) -> &'static str {
+        match self {
+            Self::InFlight => "in flight: being written or sent",
+            Self::Mapped => "mapped",
+            Self::NotPermitted => "not permitted: this user may only read the file",
+            Self::Killed => "its process was killed",
+            Self::Unseen => "used by calls that no rule sees",
+            Self::NotWaitedFor => "small, and not waited for",
+            Self::AnotherReader => "another reader has them",
+        }
+    }
+}
+
+/// The pages of one file that stayed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LeftFile {
+    #[serde(serialize_with = "as_text")]
+    path: PathBuf,
+    stayed_bytes: u64,
+    why: StayCause,
+    /// Whether this was checked now; otherwise it is the state at close.
+    checked: bool,
+}
+
+fn as_text<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&unescaped(path))
+}
+
+/// All pages that stayed, largest first.
+#[derive(Debug, Default, Serialize)]
+pub struct PagesLeft(Vec<LeftFile>);
+
+impl PagesLeft {
+    /// Checks the files.
+    pub(crate) fn now(noted: Vec<TrackedFile>) -> Self {
+        let mut files: BTreeMap<Inode, TrackedFile> = BTreeMap::new();
+        for file in noted {
+            let inode = Inode { dev: file.device, ino: file.inode };
+            // For a file recorded twice, the first state counts as the earlier one.
+            files
+                .entry(inode)
+                .and_modify(|other| other.before = other.before.min(file.before))
+                .or_insert(file);
+        }
+        let mut left: Vec<LeftFile> =
+            files.into_iter().filter_map(|(inode, file)| left_of(inode, &file)).collect();
+        left.sort_by(|a, b| b.stayed_bytes.cmp(&a.stayed_bytes).then_with(|| a.path.cmp(&b.path)));
+        Self(left)
+    }
+
+    /// Returns the total bytes.
+    pub fn bytes(&self) -> u64 {
+        self.0.iter().map(|file| file.stayed_bytes).sum()
+    }
+
+    /// Returns a line for each file, and one for those beyond [`LISTED`].
+    pub fn lines(&self) -> Vec<String> {
+        let listed = self.0.iter().take(LISTED).map(|file| {
+            let LeftFile { path, stayed_bytes, why, checked } = file;
+            let when = if *checked { "" } else { ", as it was closed" };
+            format!("{} of {} ({}{when})", Size(*stayed_bytes), escaped(path), why.sentence())
+        });
+        let rest = self.0.get(LISTED..).unwrap_or_default();
+        let bytes: u64 = rest.iter().map(|file| file.stayed_bytes).sum();
+        let rest = (!rest.is_empty()).then(|| format!("{} of {} more files", Size(bytes), rest.len()));
+        listed.chain(rest).collect()
+    }
+}
+
+/// Returns what stayed of a file; `None` if nothing did.
+fn left_of(inode: Inode, file: &TrackedFile) -> Option<LeftFile> {
+    let opened = Handle::at(&file.path, Links::Refuse).and_then(|handle| handle.open(Expected::Inode(inode)));
+    let seen = opened.as_ref().ok().map(|opened| residency(opened, 0..u64::MAX));
+    let (stayed_bytes, why, checked) = match (seen, file.before) {
+        (Some(Ok(now)), Some(before)) => {
+            let stayed = now.resident.saturating_sub(before);
+            let why = if now.unwritten() > 0 { StayCause::InFlight } else { why(file, stayed) };
+            (stayed, why, true)
+        }
+        // The command could not see it, and perhaps this process can't either.
+        (Some(Ok(now)), None) => (file.unobserved.min(now.resident), StayCause::NotPermitted, true),
+        (Some(Err(_)), _) => (file.unobserved, StayCause::NotPermitted, false),
+        (None, _) => (file.at_close, why(file, file.at_close), false),
+    };
+    (stayed_bytes > 0).then(|| LeftFile { path: file.path.clone(), stayed_bytes, why, checked })
+}
+
+/// Returns why clean pages of a file stayed.
+fn why(file: &TrackedFile, stayed: u64) -> StayCause {
+    if file.has(FileEvents::Mapped) {
+        StayCause::Mapped
+    } else if file.has(FileEvents::Open) {
+        StayCause::Killed
+    } else if stayed > file.at_close && file.at_close == 0 {
+        // There were none when it was closed.
+        StayCause::AnotherReader
+    } else if file.has(FileEvents::Sent) {
+        StayCause::InFlight
+    } else if file.has(FileEvents::NotWaitedFor) {
+        StayCause::NotWaitedFor
+    } else if file.has(FileEvents::Unseen) {
+        StayCause::Unseen
+    } else {
+        StayCause::AnotherReader
+    }
+}

@@ -1,0 +1,51 @@
+//! Chooses and starts the means for `pagekeeper run`: a command is followed by kernel events, or gets a library that
+//! its loader preloads ([`means`] decides). Processes that run already are followed by events ([`RunningProcesses`]).
+//!
+//! A [`PreparedCommand`] becomes the command by execve(2) (same process ID, nothing in between), or stays as its
+//! parent and counts what the rules did ([`LaunchReport`]). Invariants: the command is started even if neither means is
+//! available, unless that is refused. It ends as the command ends, whatever happens to the report. It gets what this
+//! process was given: arguments, descriptors, signals, the rest of its environment.
+//!
+//! Nothing is printed: sentences are returned. Fails as shells and env(1) do ([`NotStarted`]): 127 if the command is
+//! not found, 126 if it can't be executed.
+
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+mod budget;
+mod choice;
+mod classify;
+mod command_line;
+mod counting;
+mod detached;
+mod elf;
+mod environment;
+mod find;
+mod follower;
+mod inside;
+mod left;
+mod library;
+mod means;
+mod obstacle;
+mod parent;
+mod prepared;
+mod reach;
+mod report;
+mod running;
+mod signals;
+pub mod stack;
+mod start_state;
+mod sys;
+
+pub use choice::{Choice, ChoiceError};
+pub use find::NotStarted;
+pub use follower::{FollowedPages, LeftOfFile};
+pub use left::{LeftFile, PagesLeft};
+pub use library::{IS_LIBRARY_OF_ANOTHER_BUILD, NoPlace};
+pub use pagekeeper_preload::counters::Count;
+pub use pagekeeper_preload::settings::{Role, Settings};
+pub use parent::CommandEnd;
+pub use prepared::{EndedCommand, PreparedCommand};
+pub use report::{LaunchReport, ProcessReport, RuleSums};
+pub use running::RunningProcesses;
+pub use signals::survive_size_limit;
+pub use start_state::StartState;

@@ -1,0 +1,176 @@
+//! Finds what keeps the library out of a program before it is started: programs without a loader, or with another
+//! one, that make their own system calls, or that get another user's privileges.
+//!
+//! Invariants: a script is judged by its interpreter, and `env NAME` by NAME. An unreadable program counts as an
+//! ordinary one: the library is offered, and the loader omits it if it has to. Never fails.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::Read;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::text::escaped;
+
+use rustix::fs::StatVfsMountFlags;
+
+use crate::elf::{self, FileKind};
+use crate::find;
+
+/// Bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE`).
+const FIRST_LINE_MAX: u64 = 256;
+/// Depth of interpreters that are scripts: the kernel follows five (`exec_binprm`), and `env` is followed as often
+/// here.
+const DEPTH_MAX: usize = 5;
+const S_ISUID: u32 = 0o4000;
+const S_ISGID: u32 = 0o2000;
+const S_IXGRP: u32 = 0o0010;
+
+/// Why the library can't be loaded into a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ObstacleReason {
+    #[error("is linked statically, so no library can be loaded into it")]
+    Static,
+    #[error("is a Go program, which calls the kernel by itself")]
+    Go,
+    #[error("is for another kind of processor than this pagekeeper")]
+    Foreign,
+    #[error("uses musl for its C library, and the library needs glibc")]
+    Musl,
+    #[error("runs with rights of its own (setuid, setgid or capabilities), and loads no library of others")]
+    Privileged,
+}
+
+/// A program that the library can't be loaded into, and why.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{} {why}", escaped(program))]
+pub(crate) struct Obstacle {
+    /// The program; for a script, its interpreter.
+    pub(crate) program: PathBuf,
+    pub(crate) why: ObstacleReason,
+}
+
+/// Returns what keeps the library out of the program that this file starts.
+pub(crate) fn obstacle(path: &Path) -> Option<Obstacle> {
+    let mut path = path.to_path_buf();
+    for _ in 0..DEPTH_MAX {
+        // Opening a FIFO would block until somebody writes to it.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).ok()?;
+        let metadata = file.metadata().ok()?;
+        if !metadata.is_file() {
+            return None;
+        }
+        let why = match elf::inspect(&file).ok()? {
+            FileKind::Foreign => ObstacleReason::Foreign,
+            FileKind::Other => {
+                path = interpreter(&file)?;
+                continue;
+            }
+            FileKind::Native(program) if program.go => ObstacleReason::Go,
+            FileKind::Native(program) => match &program.loader {
+                None => ObstacleReason::Static,
+                Some(loader) if is_musl(loader) => ObstacleReason::Musl,
+                Some(_) if is_privileged(&file, &metadata) => ObstacleReason::Privileged,
+                Some(_) => return None,
+            },
+        };
+        return Some(Obstacle { program: path, why });
+    }
+    None
+}
+
+fn is_musl(loader: &[u8]) -> bool {
+    let name = loader.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    name.starts_with(b"ld-musl-")
+}
+
+/// Whether the loader of this program will run in secure mode (`AT_SECURE`): execve(2) changes the user or group,
+/// or adds capabilities to a user other than root (`cap_bprm_creds_from_file` of `security/commoncap.c`).
+fn is_privileged(file: &File, metadata: &Metadata) -> bool {
+    let mount = rustix::fs::fstatvfs(file);
+    let ignored = mount.is_ok_and(|mount| mount.f_flag.contains(StatVfsMountFlags::NOSUID))
+        || rustix::thread::no_new_privs().unwrap_or(false);
+    if ignored {
+        return false;
+    }
+    let mode = metadata.mode();
+    let user = mode & S_ISUID != 0 && metadata.uid() != rustix::process::getuid().as_raw();
+    let group = mode & (S_ISGID | S_IXGRP) == S_ISGID | S_IXGRP
+        && metadata.gid() != rustix::process::getgid().as_raw();
+    let capable = !rustix::process::getuid().is_root()
+        && rustix::fs::fgetxattr(file, c"security.capability", &mut [0_u8; 64][..]).is_ok();
+    user || group || capable
+}
+
+/// Returns the program that a script's first line names.
+fn interpreter(file: &File) -> Option<PathBuf> {
+    let mut start = Vec::new();
+    file.take(FIRST_LINE_MAX).read_to_end(&mut start).ok()?;
+    // execvp(3) passes a text without that line to the shell; a binary file is not a program at all.
+    let Some(line) = start.strip_prefix(b"#!") else {
+        return (!start.contains(&0)).then(|| PathBuf::from("/bin/sh"));
+    };
+    let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
+    let program = PathBuf::from(OsString::from_vec(words.next()?.to_vec()));
+    if program.file_name() != Some(OsStr::new("env")) {
+        return Some(program);
+    }
+    // env(1): options and variables come before the name.
+    let name = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='))?;
+    find::find(OsStr::from_bytes(name)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn script(text: &str) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_script_leads_to_its_interpreter() {
+        let interpreter = |text: &str| interpreter(&File::open(script(text).path()).unwrap());
+        let sh = Some(PathBuf::from("/bin/sh"));
+        assert_eq!(interpreter("#!/bin/sh\nexit"), sh);
+        assert_eq!(interpreter("#! /bin/sh -e"), sh);
+        assert_eq!(interpreter("echo no first line\n"), sh);
+        assert_eq!(interpreter("binary\0"), None);
+        assert_eq!(interpreter("#!\n/bin/sh"), None);
+        let found = find::find(OsStr::new("sh")).ok();
+        for text in ["#!/usr/bin/env sh\n", "#!/usr/bin/env -S A=b sh -e\n", "#!/usr/bin/env\tsh"] {
+            assert_eq!(interpreter(text), found, "{text}");
+        }
+        assert_eq!(interpreter("#!/usr/bin/env no-such-program-here\n"), None);
+    }
+
+    #[test]
+    fn plain_programs_have_no_obstacle() {
+        assert_eq!(obstacle(Path::new("/bin/sh")), None);
+        assert_eq!(obstacle(script("#!/bin/sh\n").path()), None);
+        assert_eq!(obstacle(Path::new("/no/such/file")), None);
+        assert_eq!(obstacle(Path::new("/dev/null")), None);
+        // A script that is its own interpreter.
+        let own = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(own.path(), format!("#!{}\n", own.path().display())).unwrap();
+        assert_eq!(obstacle(own.path()), None);
+    }
+
+    #[test]
+    fn the_loader_of_musl_is_known_by_its_name() {
+        assert!(is_musl(b"/lib/ld-musl-x86_64.so.1") && !is_musl(b"/lib64/ld-linux-x86-64.so.2"));
+    }
+
+    #[test]
+    fn rights_of_ones_own_are_none() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::copy("/bin/true", file.path()).unwrap();
+        std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o6755)).unwrap();
+        assert_eq!(obstacle(file.path()), None);
+    }
+}

@@ -1,0 +1,147 @@
+//! A command that is ready to start, with its means.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use pagekeeper_kernel::text::escaped;
+use pagekeeper_policy::stream_pace::StreamPace;
+use pagekeeper_preload::open_readers;
+use pagekeeper_preload::settings::{Launcher, Settings};
+
+use crate::counting::{self, Counting};
+use crate::find::{self, NotStarted};
+use crate::follower::Follower;
+use crate::library::{self, NoPlace};
+use crate::parent::{self, CommandEnd};
+use crate::reach::{Reach, ReachProblem};
+use crate::report::LaunchReport;
+use crate::start_state::StartState;
+use crate::{classify, environment};
+
+/// A command that is ready to start, by this process or in its place.
+pub struct PreparedCommand {
+    command: Command,
+    name: OsString,
+    reach: Reach,
+    /// `None` for a process whose settings can't be read.
+    settings: Option<Settings>,
+    /// The settings, as its processes get them.
+    encoded: OsString,
+    warning: Option<String>,
+    counting: Option<Counting>,
+}
+
+/// A command that has ended, and what was counted in it.
+pub struct EndedCommand {
+    /// Its end.
+    pub end: CommandEnd,
+    /// The report; fails if the counts can't be read.
+    pub report: io::Result<LaunchReport>,
+}
+
+impl PreparedCommand {
+    /// Prepares the command of these words, and starts its means. With `is_required`, fails where the rules don't reach
+    /// the command; with another pace than [`StreamPace::Auto`], where it is not followed by events.
+    pub fn new(
+        words: &[OsString],
+        settings: Settings,
+        pace: StreamPace,
+        is_required: bool,
+        start: StartState,
+    ) -> Result<Self, NotStarted> {
+        let (name, arguments) = words.split_first().ok_or_else(NotStarted::nameless)?;
+        let file = find::find(name)?;
+        let settings = Settings { command: classify::unlisted(words, &settings), ..settings };
+        let reach = Reach::of(&file, words, &settings, pace, |_| true);
+        if let Some(sentence) = reach.unpaced(pace) {
+            return Err(NotStarted::refused(sentence));
+        }
+        let warning = match &reach.problem {
+            Some(ReachProblem::All(sentence)) if is_required => return Err(NotStarted::required(sentence)),
+            Some(problem) => Some(problem.to_string()),
+            None => settings.command.as_deref().map(taken_for_stream),
+        };
+        let library = reach.library.as_deref().ok();
+        library.and_then(Path::parent).into_iter().for_each(counting::remove_left);
+        let readers = library.and_then(|library| library::in_memory(library, open_readers::make).ok());
+        // The descendants of a followed command are followed, too.
+        let launcher = reach.follower.is_none().then(|| launcher(is_required)).flatten();
+        let settings = Settings { launcher, readers, ..settings };
+        let mut command = Command::new(name);
+        command.args(arguments);
+        let encoded = settings.encode().into();
+        Ok(Self::ready(command, name, reach, (Some(settings), encoded), warning, start))
+    }
+
+    /// Joins the parts. `settings` come with their text, as processes get it.
+    pub(crate) fn ready(
+        mut command: Command,
+        name: &OsStr,
+        reach: Reach,
+        (settings, encoded): (Option<Settings>, OsString),
+        warning: Option<String>,
+        start: StartState,
+    ) -> Self {
+        start.pass_on(&mut command);
+        if let Some(follower) = &reach.follower {
+            follower.attach(&mut command);
+        }
+        Self { command, name: name.to_owned(), reach, settings, encoded, warning, counting: None }
+    }
+
+    /// Returns a sentence for the user before the command is started: the part that is not reached, or how an unknown
+    /// command is treated.
+    pub fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
+    }
+
+    /// Becomes the command; returns only if that fails.
+    pub fn exec(mut self) -> NotStarted {
+        environment::set(&mut self.command, &self.reach.library, &self.encoded);
+        let error = self.command.exec();
+        NotStarted::of(&self.name, &error)
+    }
+
+    /// Has the command's processes count what the rules do, if they get the library.
+    pub fn count(&mut self) -> Result<(), NoPlace> {
+        if let (Ok(library), Some(settings)) = (&self.reach.library, &mut self.settings) {
+            let counting = Counting::begin(library)?;
+            settings.report = Some(counting.path());
+            self.encoded = settings.encode().into();
+            self.counting = Some(counting);
+        }
+        Ok(())
+    }
+
+    /// Runs the command to its end, as its parent. Fails if it could not be started.
+    pub fn run(mut self) -> Result<EndedCommand, NotStarted> {
+        environment::set(&mut self.command, &self.reach.library, &self.encoded);
+        let end = parent::run(&mut self.command).map_err(|error| NotStarted::of(&self.name, &error))?;
+        let (events, no_events) = match self.reach.follower.map(Follower::end) {
+            Some(Ok(pages)) => (Some(pages), None),
+            Some(Err(why)) => (None, Some(why.to_owned())),
+            None => (None, self.reach.refusal.map(|refusal| refusal.to_string())),
+        };
+        let report = match &self.counting {
+            Some(counting) => LaunchReport::counted(&counting.report),
+            None => Ok(LaunchReport::uncounted(self.reach.library.is_ok())),
+        };
+        Ok(EndedCommand { end, report: report.map(|report| LaunchReport { events, no_events, ..report }) })
+    }
+}
+
+/// Returns this program, as the launcher of programs that the library does not reach.
+fn launcher(is_required: bool) -> Option<Launcher> {
+    std::env::current_exe().ok().map(|path| Launcher { path, is_required })
+}
+
+/// Returns how a command that no list knows is treated.
+fn taken_for_stream(command: &str) -> String {
+    let command = escaped(command);
+    format!(
+        "{command} is taken for a stream: pages that it brings in are released, and servers that it starts have no rules (--as stream: it is a stream; --profile NAME: it is or starts a server)"
+    )
+}

@@ -1,0 +1,164 @@
+//! The means by which the rules reach a command, prepared and started: a follower by events, or the library.
+//!
+//! Never fails: the part of the command that is not reached is a [`ReachProblem`], which the caller says.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use pagekeeper_kernel::text::escaped;
+use pagekeeper_policy::stream_pace::StreamPace;
+use pagekeeper_preload::settings::Settings;
+
+use crate::classify::{self, Cover, Hindrance};
+use crate::follower::{FollowPlan, FollowRefusal, Follower};
+use crate::means::{self, Means};
+use crate::obstacle::ObstacleReason;
+use crate::{command_line, library};
+
+/// The means for a command.
+pub(crate) struct Reach {
+    /// The library's stored path.
+    pub(crate) library: Result<PathBuf, NoLibrary>,
+    /// A process that follows it by events.
+    pub(crate) follower: Option<Follower>,
+    /// Why it has no follower, if it should have one.
+    pub(crate) refusal: Option<FollowRefusal>,
+    /// The part that the rules do not reach, and why.
+    pub(crate) problem: Option<ReachProblem>,
+}
+
+/// Why a command is started without the library.
+pub(crate) enum NoLibrary {
+    /// It could not be stored anywhere; contains a sentence.
+    Nowhere(String),
+    /// The command has no use for it, but its descendants may.
+    Unused,
+    /// The command's descendants must not have it either: they are followed, or would not find it.
+    TakenOut,
+}
+
+/// The part of a command that the rules do not reach; contains a sentence.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReachProblem {
+    /// Everything.
+    #[error("{0}; it is started without the rules")]
+    All(String),
+    /// The part that the library does not see, of a command that can't be followed by events.
+    #[error("{0}")]
+    Unseen(String),
+}
+
+impl Reach {
+    /// Prepares and starts the means for the command. `may_follow` says which commands may have a follower.
+    pub(crate) fn of(
+        file: &Path,
+        command: &[OsString],
+        settings: &Settings,
+        pace: StreamPace,
+        may_follow: fn(&Cover) -> bool,
+    ) -> Self {
+        let cover = classify::cover(file, command, settings);
+        let processes = cover.kind.followed().filter(|_| may_follow(&cover));
+        let tried = processes.map(|processes| Follower::start(&FollowPlan::new(processes, settings, pace)));
+        let (follower, refusal) = match tried.transpose() {
+            Ok(started) => (started, None),
+            Err(refusal) => (None, Some(refusal)),
+        };
+        match means::choose(cover.kind, follower.is_some(), cover.hindrance.is_none()) {
+            Means::Events(_) => {
+                Self { library: Err(NoLibrary::TakenOut), follower, refusal: None, problem: None }
+            }
+            Means::Library => Self::by_library(file, command, &cover, refusal),
+            Means::Nothing => Self::by_nothing(command, &cover, refusal),
+        }
+    }
+
+    /// Without any means, for a process whose settings can't be read.
+    pub(crate) fn none() -> Self {
+        Self { library: Err(NoLibrary::Unused), follower: None, refusal: None, problem: None }
+    }
+
+    fn by_library(file: &Path, command: &[OsString], cover: &Cover, refusal: Option<FollowRefusal>) -> Self {
+        let library = library_for(command);
+        let problem = match (&library, &refusal) {
+            (Err(NoLibrary::Nowhere(sentence)), _) => Some(ReachProblem::All(sentence.clone())),
+            (Ok(_), Some(refusal)) if cover.maps => Some(ReachProblem::Unseen(format!(
+                "what {} uses by mappings stays, and can't be followed by events: {refusal}",
+                escaped(file)
+            ))),
+            _ => None,
+        };
+        Self { library, follower: None, refusal, problem }
+    }
+
+    fn by_nothing(command: &[OsString], cover: &Cover, refusal: Option<FollowRefusal>) -> Self {
+        let library = match &cover.hindrance {
+            // It may still reach what a wrapper starts.
+            Some(Hindrance::Wrapper(_)) => library_for(command),
+            _ => Err(NoLibrary::Unused),
+        };
+        let problem = cover.hindrance.as_ref().map(|hindrance| {
+            ReachProblem::All(match &refusal {
+                Some(refusal) => {
+                    format!("{hindrance}, and its pages can't be followed by events: {refusal}")
+                }
+                None => format!("{hindrance} ({})", instead(hindrance)),
+            })
+        });
+        Self { library, follower: None, refusal, problem }
+    }
+
+    /// Returns a sentence why a requested pace can't be kept, if it can't.
+    pub(crate) fn unpaced(&self, pace: StreamPace) -> Option<String> {
+        if pace == StreamPace::Auto || self.follower.is_some() {
+            return None;
+        }
+        let why = self
+            .refusal
+            .as_ref()
+            .map_or_else(|| "no rule takes it for a stream".to_owned(), FollowRefusal::to_string);
+        Some(format!(
+            "--pace needs a stream that is followed by events, which this command is not ({why}): leave it out, and the library paces the \
+             command by itself"
+        ))
+    }
+}
+
+/// Stores the library, unless the command's descendants would not find it below their root: their loader would
+/// complain.
+fn library_for(command: &[OsString]) -> Result<PathBuf, NoLibrary> {
+    let library = library::lay_out().map_err(|error| NoLibrary::Nowhere(error.to_string()))?;
+    let has = |root: PathBuf| root.join(library.strip_prefix("/").unwrap_or(&library)).exists();
+    if command_line::other_root(command).is_none_or(has) { Ok(library) } else { Err(NoLibrary::TakenOut) }
+}
+
+/// Returns an alternative.
+fn instead(hindrance: &Hindrance) -> &'static str {
+    match hindrance {
+        Hindrance::Program(obstacle) => match obstacle.why {
+            ObstacleReason::Privileged => {
+                "as the user whose rights it gets it can be run with them; if it is a stream, --as stream says so"
+            }
+            ObstacleReason::Static | ObstacleReason::Go | ObstacleReason::Musl | ObstacleReason::Foreign => {
+                "if it is a stream, --as stream says so; pagekeeper guard --streams releases from outside what it brings into the page cache"
+            }
+        },
+        Hindrance::Wrapper(_) => "start pagekeeper run inside; if it is a stream, --as stream says so",
+        Hindrance::Elsewhere(_) => "start pagekeeper run inside",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pace_needs_events() {
+        assert_eq!(Reach::none().unpaced(StreamPace::Auto), None);
+        for (refusal, said) in [(None, "no rule takes it"), (Some(FollowRefusal::Silent), "does not answer")]
+        {
+            let sentence = Reach { refusal, ..Reach::none() }.unpaced(StreamPace::Off).unwrap();
+            assert!(sentence.contains(said) && sentence.contains("leave it out"), "{sentence}");
+        }
+    }
+}
