@@ -3,12 +3,12 @@
 //!
 //! Any local user may put line feeds, terminal sequences or shell syntax into such a name, so none is printed
 //! verbatim. [`escaped`] is for people and logs; [`shell_quoted`](crate::shell_quoted) is for commands that are
-//! offered for pasting. [`unescaped`] is for JSON, whose writer escapes by [`is_plain`], and for comparisons.
+//! offered for pasting. [`unescaped`] is for comparisons and for JSON, which [`json_escaped`] makes safe as a whole.
 //! Clippy's `disallowed_methods` refuses the ways of the standard library. Nothing here fails.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
-use std::fmt::{self, Display, Formatter};
+use std::fmt::{self, Display, Formatter, Write as _};
 use std::os::unix::ffi::OsStrExt;
 
 /// Escapes foreign text for messages, tables and logs, on one line whatever it contains.
@@ -132,6 +132,32 @@ fn is_ignorable(c: char) -> bool {
         | '\u{1d173}'..='\u{1d17a}'           // controls of musical notation
         | '\u{e0000}'..='\u{e0fff}'           // tags, variation selectors, reserved
     )
+}
+
+/// Escapes what is not [`is_plain`] in JSON on one line. JSON's own rules escape only the control characters of
+/// ASCII except DEL. A parser reads the same strings.
+///
+/// ```
+/// use pagekeeper_text::json_escaped;
+/// assert_eq!(json_escaped("[\"é\", \"a\u{9b}31m\"]"), r#"["é", "a\u009b31m"]"#);
+/// ```
+pub fn json_escaped(json: &str) -> Cow<'_, str> {
+    if json.chars().all(is_plain) {
+        return json.into();
+    }
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_plain(c) {
+            text.push(c);
+            continue;
+        }
+        // A character that does not fit into 16 bits becomes two escapes.
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            // Writing to a String can't fail.
+            let _ = write!(text, "\\u{unit:04x}");
+        }
+    }
+    text.into()
 }
 
 /// Returns foreign text as it is, with U+FFFD for invalid UTF-8: for JSON strings, whose writer escapes it, and

@@ -18,7 +18,7 @@ mod wrap;
 
 pub use count::{count, counted, percent};
 pub use duration::{Period, duration, microseconds, parse_period};
-pub use escape::{Escaped, escaped, escaped_bytes, is_plain, unescaped, unescaped_bytes};
+pub use escape::{Escaped, escaped, escaped_bytes, is_plain, json_escaped, unescaped, unescaped_bytes};
 pub use list::{listed, listed_up_to};
 pub use quote::{ShellQuoted, shell_quoted};
 pub use size::{Size, parse_range, parse_size, rate};

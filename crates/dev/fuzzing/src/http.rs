@@ -1,25 +1,20 @@
 //! Headers that clients of the metrics send, as far as this project parses them. Any text names this host or
-//! not, and selects a format of the exposition. Hyper parses the headers themselves.
+//! not, and selects a format of the exposition. httparse parses the headers themselves.
 //!
 //! The first line is a `Host`, each other line an `Accept`.
 
-#[path = "../../../operate/cli/src/metrics/accept.rs"]
-mod accept;
-#[path = "../../../operate/cli/src/metrics/format.rs"]
-#[allow(dead_code)]
-mod format;
-#[path = "../../../operate/cli/src/metrics/this_host.rs"]
-mod this_host;
+#[path = "../../../operate/metrics/src/headers.rs"]
+mod headers;
 
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     let mut lines = crate::text(data).split('\n');
     let host = lines.next().unwrap_or_default();
-    if this_host::is_this_host(host) {
+    if headers::is_this_host(host) {
         let named = host.to_ascii_lowercase().starts_with("localhost");
         assert!(named || host.contains(|c: char| c.is_ascii_hexdigit() || c == ':'), "{host:?}");
     }
-    accept::wanted(lines);
+    headers::accepted_format(lines);
 }
 
 /// The headers that Prometheus 2.42 sends.

@@ -18,11 +18,12 @@ use anyhow::Context;
 use pagekeeper_catalog::{BUILT_IN, ProfileError};
 use pagekeeper_guard::{Control, Event, GroupNews, Guard, Options, Selector, Streams, Summary, Tick};
 use pagekeeper_kernel::process::ProcRoot;
+use pagekeeper_metrics::{Metrics, MetricsError};
 use pagekeeper_policy::group::GroupReason;
 use pagekeeper_text::{Size, counted, escaped, listed_up_to, parse_period};
 use signal_hook::consts::SIGHUP;
 
-use crate::metrics::{Door, Metrics, address};
+use crate::listen_address;
 use crate::output::{self, UsageError};
 use crate::service::Manager;
 use crate::signals::Stop;
@@ -101,7 +102,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     /// Serve metrics for Prometheus and a web page, on a port of 127.0.0.1 or on ADDRESS:PORT
-    #[arg(long, value_name = "ADDRESS", value_parser = address::parse, conflicts_with = "once")]
+    #[arg(long, value_name = "ADDRESS", value_parser = listen_address::parse, conflicts_with = "once")]
     metrics: Option<SocketAddr>,
     /// Add metrics of single files: the N with the most resident bytes [at most 1000]
     #[arg(long, value_name = "N", requires = "metrics", value_parser = clap::value_parser!(u16).range(0..=1000))]
@@ -153,9 +154,9 @@ impl Args {
     }
 
     /// Starts the metrics server; fails if the address is not available.
-    fn start_metrics(&self, options: &Options) -> anyhow::Result<Option<Metrics>> {
+    fn start_metrics(&self, options: &Options) -> Result<Option<Metrics>, MetricsError> {
         let top = usize::from(self.metrics_files.unwrap_or(0));
-        self.metrics.map(|address| Metrics::start(Door::open(address)?, options, top)).transpose()
+        self.metrics.map(|address| Metrics::start(address, options, top)).transpose()
     }
 }
 

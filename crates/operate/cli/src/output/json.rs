@@ -1,15 +1,13 @@
 //! JSON that people may look at, on a terminal or in a journal.
 //!
-//! Names in it come from others. JSON's own rules escape only the control characters of ASCII except DEL. Here,
-//! all characters for which [`is_plain`] is false (they control a terminal, are invisible, or change the direction
-//! of text) are escaped, too, such as `\u009b`. A parser reads the same strings.
+//! Names in it come from others: [`json_escaped`] makes them safe.
 
 use std::io::{self, Write};
 
-use pagekeeper_text::is_plain;
+use pagekeeper_text::json_escaped;
 use serde::Serialize;
 use serde_json::Serializer;
-use serde_json::ser::{CompactFormatter, Formatter};
+use serde_json::ser::Formatter;
 
 /// Writes a value on one line, without a line end.
 pub(crate) fn write(out: &mut impl Write, value: &impl Serialize) -> serde_json::Result<()> {
@@ -28,16 +26,7 @@ struct Shown;
 
 impl Formatter for Shown {
     fn write_string_fragment<W: ?Sized + Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
-        let mut rest = fragment;
-        while let Some((at, odd)) = rest.char_indices().find(|(_, c)| !is_plain(*c)) {
-            CompactFormatter.write_string_fragment(out, &rest[..at])?;
-            // A character that does not fit into 16 bits becomes two escapes.
-            for unit in odd.encode_utf16(&mut [0; 2]) {
-                write!(out, "\\u{unit:04x}")?;
-            }
-            rest = &rest[at + odd.len_utf8()..];
-        }
-        CompactFormatter.write_string_fragment(out, rest)
+        out.write_all(json_escaped(fragment).as_bytes())
     }
 }
 

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -14,33 +13,33 @@ use pagekeeper_catalog::Profile;
 use pagekeeper_guard::Options;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_observe::{ObserveError, Observer, ObserverOptions, Scope, Selects, Snapshot};
-use pagekeeper_trace::TraceOptions;
+use pagekeeper_trace::{TraceLevel, TraceOptions, TraceSource};
 
-use super::digest::Digest;
-use super::state::MetricsState;
+use crate::digest::Digest;
+use crate::state::MetricsState;
 
 /// Time between samples.
 const SAMPLE_EVERY: Duration = Duration::from_secs(5);
-/// The next sample comes at least this many times the duration of the last one later.
-const SHARE: u32 = 50;
+/// The pause after a sample is at least this many times its duration.
+const PAUSE_RATIO: u32 = 50;
 /// Maximum time between samples.
 const SAMPLE_EVERY_MAX: Duration = Duration::from_secs(5 * 60);
 /// Maximum number of files kept: some 1 KiB each, of the 256 MiB that the service with metrics may use.
-const MAX_FILES: usize = 100_000;
+const FILES_MAX: usize = 100_000;
 /// Maximum number of message kinds remembered.
-const SENTENCES: usize = 200;
+const KINDS_MAX: usize = 200;
 
 /// The scope of the samples.
 #[derive(Debug, Clone)]
-pub(super) struct Wanted {
+pub(crate) struct SampleScope {
     observer: ObserverOptions,
     /// Restricts the results to these, if both processes and directories were named.
     only: Option<(Vec<u32>, Vec<PathBuf>)>,
 }
 
-impl Wanted {
+impl SampleScope {
     /// Returns the same scope as the guard's.
-    pub(super) fn of(options: &Options) -> Self {
+    pub(crate) fn of(options: &Options) -> Self {
         let (pids, directories) = (options.pids.clone(), options.directories.clone());
         let (scope, only) = match (pids.is_empty(), directories.is_empty()) {
             _ if options.find => (Scope::All, None),
@@ -51,12 +50,12 @@ impl Wanted {
         // Pages are not traced: no metric uses them, and there are very many.
         let trace =
             TraceOptions { pages: false, entries: 4096, buffer_bytes: 4 << 20, ..TraceOptions::default() };
-        let named = |profile: &&Profile| options.profile.as_ref().is_none_or(|name| profile.name == *name);
+        let is_named = |profile: &&Profile| options.profile.as_ref().is_none_or(|name| profile.name == *name);
         let observer = ObserverOptions {
-            profiles: options.profiles.iter().filter(named).cloned().collect(),
+            profiles: options.profiles.iter().filter(is_named).cloned().collect(),
             scope,
             selects: selects(options),
-            max_files: MAX_FILES,
+            max_files: FILES_MAX,
             trace: Some(trace),
             ..ObserverOptions::default()
         };
@@ -68,27 +67,22 @@ impl Wanted {
         let Some((pids, directories)) = &self.only else {
             return;
         };
-        let named: Vec<bool> = snapshot
+        let is_below = |path: &PathBuf| directories.iter().any(|directory| path.starts_with(directory));
+        let mut next = 0..;
+        let places: Vec<Option<usize>> = snapshot
             .databases
             .iter()
             .map(|database| {
-                let below = |path: &PathBuf| directories.iter().any(|directory| path.starts_with(directory));
-                database.pid.is_some_and(|pid| pids.contains(&pid)) || database.directories.iter().any(below)
+                database.pid.is_some_and(|pid| pids.contains(&pid))
+                    || database.directories.iter().any(is_below)
             })
-            .collect();
-        let places: Vec<Option<usize>> = named
-            .iter()
-            .scan(0, |next, named| {
-                let place = named.then_some(*next);
-                *next += usize::from(*named);
-                Some(place)
-            })
+            .map(|is_named| if is_named { next.next() } else { None })
             .collect();
         for file in &mut snapshot.files {
             file.database = file.database.and_then(|index| places.get(index).copied().flatten());
         }
-        let mut named = named.into_iter();
-        snapshot.databases.retain(|_| named.next().unwrap_or(false));
+        let mut places = places.into_iter();
+        snapshot.databases.retain(|_| places.next().flatten().is_some());
     }
 }
 
@@ -103,109 +97,100 @@ fn selects(options: &Options) -> Selects {
     })
 }
 
-/// Samples until nobody wants it any more; `changes` delivers new scopes.
-pub(super) fn watch(
-    mut wanted: Wanted,
-    top: usize,
-    state: &Arc<MetricsState>,
-    changes: &Receiver<Wanted>,
-    said: &Sender<String>,
-) {
-    let mut sayings = Sayings { said, before: BTreeSet::new() };
-    loop {
-        let ended = match Observer::start(wanted.observer.clone()) {
-            Ok(mut observer) => look_on(&mut observer, &wanted, top, state, changes, &mut sayings),
-            Err(error) => {
-                state.failed();
-                sayings.fail(&error);
-                wait(SAMPLE_EVERY_MAX, changes)
-            }
-        };
-        match ended {
-            Next::Again => {}
-            Next::Changed(new) => wanted = *new,
-            Next::End => return,
-        }
-    }
-}
-
-/// The event that ends a wait.
-enum Next {
-    Again,
-    Changed(Box<Wanted>),
-    End,
-}
-
-fn wait(pause: Duration, changes: &Receiver<Wanted>) -> Next {
-    match changes.recv_timeout(pause) {
-        Ok(wanted) => Next::Changed(Box::new(wanted)),
-        Err(RecvTimeoutError::Timeout) => Next::Again,
-        Err(RecvTimeoutError::Disconnected) => Next::End,
-    }
-}
-
-fn look_on(
-    observer: &mut Observer,
-    wanted: &Wanted,
+/// Samples until nobody wants it any more; `scopes` delivers new scopes, `reports` takes sentences.
+pub(crate) fn watch(
+    scope: SampleScope,
     top: usize,
     state: &MetricsState,
-    changes: &Receiver<Wanted>,
-    sayings: &mut Sayings<'_>,
-) -> Next {
-    let level = observer.source().map(pagekeeper_trace::TraceSource::level);
-    loop {
-        let began = Instant::now();
-        match observer.snapshot() {
-            Ok(mut snapshot) => {
-                wanted.restrict(&mut snapshot);
-                snapshot.visibility_gaps.retain(|gap| metrics_lack(&gap.what));
-                let digest = Digest::of(&snapshot, &wanted.observer.roots.proc, top);
-                drop(snapshot);
-                for gap in &digest.visibility_gaps {
-                    // The kind of the gap; after it come an example and a count, which change.
-                    let kind = gap.what.split(':').next().unwrap_or_default();
-                    sayings.say(kind, super::sentence(gap));
-                }
-                state.files_sampled(digest, began.elapsed(), level);
+    scopes: &Receiver<SampleScope>,
+    reports: &Sender<String>,
+) {
+    let mut sampler = Sampler { scope, top, state, scopes, reports: OncePerKind::new(reports) };
+    while let Some(scope) = sampler.sample_until_change() {
+        sampler.scope = scope;
+    }
+}
+
+/// The thread's state.
+struct Sampler<'a> {
+    scope: SampleScope,
+    top: usize,
+    state: &'a MetricsState,
+    scopes: &'a Receiver<SampleScope>,
+    reports: OncePerKind<'a>,
+}
+
+impl Sampler<'_> {
+    /// Samples until there is a new scope. Returns that, or `None` if nobody wants samples any more.
+    fn sample_until_change(&mut self) -> Option<SampleScope> {
+        let mut observer = None;
+        loop {
+            let began = Instant::now();
+            if observer.is_none() {
+                observer = self.checked(Observer::start(self.scope.observer.clone()));
             }
-            Err(error) => {
-                state.failed();
-                sayings.fail(&error);
+            if let Some(snapshot) = observer.as_mut().and_then(|observer| self.checked(observer.snapshot())) {
+                let level = observer.as_ref().and_then(Observer::source).map(TraceSource::level);
+                self.take(snapshot, began, level);
+            }
+            let pause = if observer.is_some() { pause_after(began.elapsed()) } else { SAMPLE_EVERY_MAX };
+            match self.scopes.recv_timeout(pause) {
+                Ok(scope) => return Some(scope),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return None,
             }
         }
-        match wait(pause_after(began.elapsed()), changes) {
-            Next::Again => {}
-            next => return next,
+    }
+
+    fn take(&mut self, mut snapshot: Snapshot, began: Instant, level: Option<TraceLevel>) {
+        self.scope.restrict(&mut snapshot);
+        snapshot.visibility_gaps.retain(|gap| is_of_a_metric(&gap.what));
+        let digest = Digest::of(&snapshot, &self.scope.observer.roots.proc, self.top);
+        for (gap, sentence) in snapshot.visibility_gaps.iter().zip(&digest.visibility_gaps) {
+            // The kind of the gap; after it come an example and a count, which change.
+            let kind = gap.what.split(':').next().unwrap_or_default();
+            self.reports.report(kind, sentence);
         }
+        drop(snapshot);
+        self.state.files_sampled(digest, began.elapsed(), level);
+    }
+
+    /// Returns a success. Counts and reports a failure.
+    fn checked<T>(&mut self, result: Result<T, ObserveError>) -> Option<T> {
+        let report = |error: ObserveError| {
+            self.state.failed();
+            let sentence = format!("databases can't be sampled for metrics: {error}");
+            self.reports.report(&sentence, &sentence);
+        };
+        result.map_err(report).ok()
     }
 }
 
 /// Whether a metric is missing because of that gap: no metric shows what is dirty on each device.
-fn metrics_lack(what: &str) -> bool {
+fn is_of_a_metric(what: &str) -> bool {
     !what.starts_with("how much is dirty on each device")
 }
 
 fn pause_after(took: Duration) -> Duration {
-    SAMPLE_EVERY.saturating_sub(took).max(took.saturating_mul(SHARE)).min(SAMPLE_EVERY_MAX)
+    SAMPLE_EVERY.saturating_sub(took).max(took.saturating_mul(PAUSE_RATIO)).min(SAMPLE_EVERY_MAX)
 }
 
-/// Reports a message of each kind once.
-struct Sayings<'a> {
-    said: &'a Sender<String>,
-    before: BTreeSet<String>,
+/// Reports a sentence of each kind once.
+struct OncePerKind<'a> {
+    reports: &'a Sender<String>,
+    kinds: BTreeSet<String>,
 }
 
-impl Sayings<'_> {
-    fn say(&mut self, kind: &str, sentence: String) {
-        if self.before.len() < SENTENCES && self.before.insert(kind.to_owned()) {
-            // The receiver may be gone.
-            let _ = self.said.send(sentence);
-        }
+impl<'a> OncePerKind<'a> {
+    fn new(reports: &'a Sender<String>) -> Self {
+        Self { reports, kinds: BTreeSet::new() }
     }
 
-    fn fail(&mut self, error: &ObserveError) {
-        let sentence = format!("databases can't be sampled for metrics: {error}");
-        self.say(&sentence.clone(), sentence);
+    fn report(&mut self, kind: &str, sentence: &str) {
+        if self.kinds.len() < KINDS_MAX && self.kinds.insert(kind.to_owned()) {
+            // The receiver may be gone.
+            let _ = self.reports.send(sentence.to_owned());
+        }
     }
 }
 
@@ -221,14 +206,14 @@ mod tests {
             directories: directories.iter().map(PathBuf::from).collect(),
             ..Options::default()
         };
-        let scope = |options: &Options| Wanted::of(options).observer.scope;
+        let scope = |options: &Options| SampleScope::of(options).observer.scope;
         assert_eq!(scope(&options(true, &[], &["/a"])), Scope::All);
         assert_eq!(scope(&options(false, &[7], &[])), Scope::Pids(vec![7]));
         assert_eq!(scope(&options(false, &[], &["/a"])), Scope::Directories(vec!["/a".into()]));
         let generic = Options { profile: Some("generic".to_owned()), ..Options::default() };
-        let profiles = Wanted::of(&generic).observer.profiles;
+        let profiles = SampleScope::of(&generic).observer.profiles;
         assert_eq!(profiles.iter().map(|profile| profile.name.as_str()).collect::<Vec<_>>(), ["generic"]);
-        let both = Wanted::of(&options(false, &[7], &["/a"]));
+        let both = SampleScope::of(&options(false, &[7], &["/a"]));
         assert_eq!((both.observer.scope, both.only), (Scope::All, Some((vec![7], vec!["/a".into()]))));
     }
 
@@ -250,7 +235,7 @@ mod tests {
             let samples = |find: bool| {
                 let pids = if find { Vec::new() } else { vec![own] };
                 let options = Options { find, pids, targets: targets(only, never), ..Options::default() };
-                Wanted::of(&options).observer.selects.selects(Some(own), directory.as_ref())
+                SampleScope::of(&options).observer.selects.selects(Some(own), directory.as_ref())
             };
             assert_eq!((samples(true), samples(false)), (found, named), "{only:?} {never:?} {directory}");
         }
@@ -265,10 +250,10 @@ mod tests {
 
     #[test]
     fn each_kind_of_thing_is_said_once() {
-        let (said, heard) = std::sync::mpsc::channel();
-        let mut sayings = Sayings { said: &said, before: BTreeSet::new() };
+        let (reports, heard) = std::sync::mpsc::channel();
+        let mut once = OncePerKind::new(&reports);
         for (kind, sentence) in [("a", "a: 1"), ("b", "b: 1"), ("a", "a: 2")] {
-            sayings.say(kind, sentence.to_owned());
+            once.report(kind, sentence);
         }
         assert_eq!(heard.try_iter().collect::<Vec<_>>(), ["a: 1", "b: 1"]);
     }

@@ -1,10 +1,30 @@
-//! Selects the exposition format by the request's `Accept` header (RFC 9110, section 12.5.1).
+//! The headers of a request that decide about its response: `Host` (RFC 9110, section 7.2) and `Accept` (section
+//! 12.5.1). Any text is valid here.
 
-use super::format::Format;
+use std::net::IpAddr;
 
-/// Returns `OpenMetrics` if the client wants it at least as much as plain text; otherwise plain text, also if it
-/// wants neither.
-pub(super) fn wanted<'a>(accept: impl Iterator<Item = &'a str>) -> Format {
+/// A format of the exposition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// `OpenMetrics` 1.0.
+    OpenMetrics,
+    /// Prometheus' own text format 0.0.4.
+    Plain,
+}
+
+/// Whether a `Host` names this host by an address, or as `localhost`. A remote page whose own name resolves to
+/// this address can't send that.
+pub(crate) fn is_this_host(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').map_or(rest, |(address, _)| address),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+/// Returns `OpenMetrics` if the values of `Accept` want it at least as much as plain text. Otherwise returns plain
+/// text, also if they want neither.
+pub(crate) fn accepted_format<'a>(accept: impl Iterator<Item = &'a str>) -> Format {
     let (mut open, mut plain) = (0.0, 0.0);
     for range in accept.flat_map(|value| value.split(',')) {
         let mut parts = range.split(';').map(str::trim);
@@ -52,10 +72,10 @@ mod tests {
             ("", Format::Plain),
             (";;,q=,application/openmetrics-text;q=x", Format::Plain),
         ] {
-            assert_eq!(wanted([accept].into_iter()), format, "{accept}");
+            assert_eq!(accepted_format([accept].into_iter()), format, "{accept}");
         }
-        assert_eq!(wanted(std::iter::empty()), Format::Plain);
+        assert_eq!(accepted_format(std::iter::empty()), Format::Plain);
         let in_two = ["text/plain;q=0.5", "application/openmetrics-text"];
-        assert_eq!(wanted(in_two.into_iter()), Format::OpenMetrics);
+        assert_eq!(accepted_format(in_two.into_iter()), Format::OpenMetrics);
     }
 }

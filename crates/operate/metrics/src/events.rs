@@ -1,5 +1,4 @@
-//! Metrics for operators of many hosts: whether each database is watched, how soon it was, and what was
-//! refused.
+//! Figures from the guard's events: whether each database is watched, how soon it was, and what was refused.
 //!
 //! Invariants: nothing is kept for a process that neither runs as a database nor is seen as one. Sums by reason
 //! and budget exist from the start, so that the first event shows as an increase.
@@ -7,34 +6,38 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use pagekeeper_guard::{Budget, Event, GroupNews, Refusal};
+use pagekeeper_guard::{Budget, Event, GroupNews, Refusal, Tick};
 
-use super::digest::Seen;
+use crate::digest::DatabaseFigures;
 
 /// Longer than any sample takes, including the pause after it.
 const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
 
 /// The combined state from the guard's events and the samples.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Fleet {
+pub(crate) struct EventFigures {
     /// By process: whether it is watched now, and how long the first detection took.
     watched: BTreeMap<u32, Watched>,
     /// Processes that the configuration excludes, and since when.
     left_out: BTreeMap<u32, Instant>,
     /// Processes with logs that are not watched, and the first and last sample that showed them so.
     unwatched: BTreeMap<u32, (Instant, Instant)>,
+    /// The last tick.
+    pub(crate) tick: Option<Tick>,
     /// Duration of the last tick, by process.
     took: BTreeMap<u32, Duration>,
     refused: BTreeMap<Refusal, u64>,
     over_budget: BTreeMap<Budget, u64>,
-    pub(super) shared: u64,
-    pub(super) postponed: u64,
+    pub(crate) warnings: u64,
+    pub(crate) problems: u64,
+    pub(crate) shared: u64,
+    pub(crate) postponed: u64,
     /// Bytes reclaimed in memory cgroups, and how often that was stopped.
-    pub(super) reclaimed: u64,
-    pub(super) stopped: u64,
+    pub(crate) reclaimed: u64,
+    pub(crate) stopped: u64,
     /// Number of times that limits of these groups took effect: `memory.high`, `memory.max`, failing
     /// allocations, killed processes.
-    pub(super) limits_hit: [u64; 4],
+    pub(crate) limits_hit: [u64; 4],
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -43,9 +46,9 @@ struct Watched {
     after: Option<Duration>,
 }
 
-impl Fleet {
+impl EventFigures {
     /// Takes in an event of the guard; `after` is how long a newly found database had to wait, if known.
-    pub(super) fn record(&mut self, event: &Event, after: Option<Duration>) {
+    pub(crate) fn record(&mut self, event: &Event, after: Option<Duration>) {
         match event {
             Event::Found { pid: Some(pid), .. } => {
                 self.watched.entry(*pid).or_insert(Watched { now: true, after }).now = true;
@@ -63,7 +66,10 @@ impl Fleet {
                     self.left_out.extend(pid.map(|pid| (pid, Instant::now())));
                 }
             }
-            Event::Tick(tick) => self.postponed += tick.postponed_acts as u64,
+            Event::Tick(tick) => {
+                self.postponed += tick.postponed_acts as u64;
+                self.tick = Some(tick.clone());
+            }
             Event::Cgroup { news: GroupNews::Reclaimed { bytes }, .. } => self.reclaimed += bytes,
             Event::Cgroup { news: GroupNews::Stopped { .. }, .. } => self.stopped += 1,
             Event::Cgroup { news: GroupNews::LimitsHit { high, max, oom, oom_kill }, .. } => {
@@ -71,36 +77,25 @@ impl Fleet {
                     *sum += times;
                 }
             }
-            Event::Start { .. }
-            | Event::Cgroup { .. }
-            | Event::VisibilityGap { .. }
-            | Event::Found { pid: None, .. }
-            | Event::Setting { .. }
-            | Event::TakenOver { .. }
-            | Event::Hung { .. }
-            | Event::Answers { .. }
-            | Event::Stream { .. }
-            | Event::StreamEnded { .. }
-            | Event::Would { .. }
-            | Event::Warning { .. }
-            | Event::Problem { .. }
-            | Event::Summary(_) => {}
+            Event::Warning { .. } => self.warnings += 1,
+            Event::Problem { .. } => self.problems += 1,
+            _ => {}
         }
     }
 
     /// Records a new configuration: everything is detected anew.
-    pub(super) fn reconfigured(&mut self) {
+    pub(crate) fn reconfigured(&mut self) {
         self.watched.values_mut().for_each(|watched| watched.now = false);
         self.left_out.clear();
     }
 
     /// Records the end of a tick, with its durations by process.
-    pub(super) fn ticked(&mut self, took: BTreeMap<u32, Duration>) {
+    pub(crate) fn ticked(&mut self, took: BTreeMap<u32, Duration>) {
         self.took = took;
     }
 
     /// Takes in the databases of a sample.
-    pub(super) fn sampled(&mut self, databases: &[Seen], now: Instant) {
+    pub(crate) fn sampled(&mut self, databases: &[DatabaseFigures], now: Instant) {
         let running: BTreeSet<u32> = databases.iter().filter_map(|seen| seen.pid).collect();
         self.watched.retain(|pid, watched| watched.now || running.contains(pid));
         // A sample that began earlier may not know it yet.
@@ -120,12 +115,12 @@ impl Fleet {
     }
 
     /// Returns how long a database had to wait until it was watched.
-    pub(super) fn watched_after(&self, seen: &Seen) -> Option<Duration> {
+    pub(crate) fn watched_after(&self, seen: &DatabaseFigures) -> Option<Duration> {
         self.watched.get(&seen.pid?)?.after
     }
 
     /// Returns how long a database has not been watched; `None` if it should not be.
-    pub(super) fn unwatched_for(&self, seen: &Seen) -> Option<Duration> {
+    pub(crate) fn unwatched_for(&self, seen: &DatabaseFigures) -> Option<Duration> {
         let pid = seen.pid.filter(|pid| !self.left_out.contains_key(pid))?;
         match self.unwatched.get(&pid) {
             Some((since, until)) => Some(until.saturating_duration_since(*since)),
@@ -134,17 +129,17 @@ impl Fleet {
     }
 
     /// Returns how long the last tick took for a database.
-    pub(super) fn took(&self, seen: &Seen) -> Option<Duration> {
+    pub(crate) fn took(&self, seen: &DatabaseFigures) -> Option<Duration> {
         self.took.get(&seen.pid?).copied()
     }
 
     /// Returns the refused amounts, by reason.
-    pub(super) fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
+    pub(crate) fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
         Refusal::ALL.iter().map(|reason| (reason.name(), self.refused.get(reason).copied().unwrap_or(0)))
     }
 
     /// Returns how often databases first exceeded a budget, by budget.
-    pub(super) fn over_budget(&self) -> impl Iterator<Item = (&'static str, u64)> {
+    pub(crate) fn over_budget(&self) -> impl Iterator<Item = (&'static str, u64)> {
         Budget::ALL.iter().map(|budget| (budget.name(), self.over_budget.get(budget).copied().unwrap_or(0)))
     }
 }
@@ -152,17 +147,17 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::digest::{Class, Files, Name};
-    use pagekeeper_policy::FileClass;
+    use crate::names::DatabaseName;
+    use crate::totals::FileTotals;
 
-    fn seen(pid: u32) -> Seen {
-        let files = Files { count: 1, size: 4096, ..Files::default() };
-        Seen {
-            name: Name::others(),
+    fn seen(pid: u32) -> DatabaseFigures {
+        let files = FileTotals { count: 1, size: 4096, ..FileTotals::default() };
+        DatabaseFigures {
+            name: DatabaseName::others(),
             pid: Some(pid),
             user: 0,
             directories: Vec::new(),
-            classes: BTreeMap::from([(Class(Some(FileClass::Redo)), files)]),
+            classes: BTreeMap::from([("redo", files)]),
             mixed: 0,
         }
     }
@@ -182,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_database_waits_from_when_it_is_seen_until_it_is_watched() {
-        let mut fleet = Fleet::default();
+        let mut fleet = EventFigures::default();
         let long_ago = Instant::now().checked_sub(Duration::from_secs(90)).unwrap();
         fleet.sampled(&[seen(7), seen(8)], long_ago);
         fleet.record(&refused(8, Refusal::Never), None);
@@ -210,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_is_refused_and_over_budget_is_counted_by_reason_from_nought() {
-        let mut fleet = Fleet::default();
+        let mut fleet = EventFigures::default();
         assert!(
             fleet.refused().all(|(_, count)| count == 0) && fleet.over_budget().count() == Budget::ALL.len()
         );

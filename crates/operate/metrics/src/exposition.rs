@@ -1,0 +1,356 @@
+//! All metrics as text for Prometheus, in the format that the client wants.
+//!
+//! Invariants: sizes are in bytes, durations in seconds. An unknown value has no sample, and is never zero. Labels
+//! are those of [`DatabaseName`], the class, and fixed words of this module. Paths are labels only for the requested
+//! number of files. The families' help texts are in `families.txt`.
+
+use std::time::Duration;
+
+use pagekeeper_kernel::pressure::{DirtyReport, MemInfo};
+use pagekeeper_trace::TraceLevel;
+
+use crate::digest::DatabaseFigures;
+use crate::events::EventFigures;
+use crate::headers::Format;
+use crate::host::RESOURCES;
+use crate::names::DatabaseName;
+use crate::own_cost::OwnCost;
+use crate::sheet::{Labels, SampleValue, Sheet};
+use crate::state::{Figures, TraceStatus};
+use crate::totals::{FileTotals, ReleaseTotals, TaskWaits};
+
+/// Formats all metrics.
+pub(crate) fn write(figures: &Figures, own: OwnCost, format: Format) -> String {
+    let mut sheet = Sheet::new(format);
+    databases(&mut sheet, figures);
+    releases(&mut sheet, figures);
+    streams(&mut sheet, figures);
+    if let Some(trace) = figures.trace {
+        waits(&mut sheet, figures, trace);
+    }
+    host_memory(&mut sheet, figures);
+    host_limits(&mut sheet, figures);
+    guard(&mut sheet, figures, own);
+    watched(&mut sheet, figures);
+    refused(&mut sheet, &figures.events);
+    samples(&mut sheet, figures);
+    sheet.end()
+}
+
+/// Returns the labels of a database, and further ones.
+fn labels<const N: usize>(name: &DatabaseName, more: [(&'static str, &str); N]) -> Labels {
+    let DatabaseName { database, directory, cgroup } = name;
+    let labels =
+        [("database", database.as_str()), ("directory", directory.as_str()), ("cgroup", cgroup.as_str())];
+    labels.into_iter().chain(more).map(|(label, value)| (label, value.to_owned())).collect()
+}
+
+/// Returns a sample with one label.
+fn labelled<V>(label: &'static str, value: &str, figure: V) -> (Labels, V) {
+    (vec![(label, value.to_owned())], figure)
+}
+
+fn databases(sheet: &mut Sheet, figures: &Figures) {
+    let databases = || figures.databases.iter();
+    let mut by_class = |name, figure: fn(&FileTotals) -> Option<u64>| {
+        let classes =
+            databases().flat_map(|database| database.classes.iter().map(move |class| (database, class)));
+        sheet.put(
+            name,
+            classes.map(|(database, (class, files))| {
+                (labels(&database.name, [("class", class)]), figure(files))
+            }),
+        );
+    };
+    by_class("resident_bytes", |files| files.is_seen().then_some(files.resident));
+    by_class("dirty_bytes", |files| files.dirty.filter(|_| files.is_seen()));
+    by_class("writeback_bytes", |files| files.writeback.filter(|_| files.is_seen()));
+    by_class("file_size_bytes", |files| Some(files.size));
+    by_class("files", |files| Some(files.count));
+    by_class("unreadable_files", |files| Some(files.unreadable));
+    sheet.put("database_up", databases().map(|database| (labels(&database.name, []), true)));
+    sheet.put("mixed_files", databases().map(|database| (labels(&database.name, []), database.mixed)));
+    let top = figures.top.iter();
+    sheet.put(
+        "top_file_resident_bytes",
+        top.map(|top| (labels(&top.name, [("class", top.class), ("path", &top.path)]), top.resident)),
+    );
+}
+
+fn releases(sheet: &mut Sheet, figures: &Figures) {
+    let mut by_class = |name, figure: fn(&ReleaseTotals) -> u64| {
+        let released = figures.released.iter();
+        sheet.put(
+            name,
+            released.map(|((name, class), totals)| (labels(name, [("class", class)]), figure(totals))),
+        );
+    };
+    by_class("acts_total", |totals| totals.acts);
+    by_class("released_bytes_total", |totals| totals.released);
+    by_class("kept_bytes_total", |totals| totals.kept);
+    by_class("read_back_bytes_total", |totals| totals.read_back);
+}
+
+fn streams(sheet: &mut Sheet, figures: &Figures) {
+    let streamed = &figures.streamed;
+    let by_program = streamed.released_by_program.iter();
+    sheet.put(
+        "stream_released_bytes_total",
+        by_program.map(|(program, bytes)| labelled("program", program, *bytes)),
+    );
+    let user_label = |user: &Option<u32>| user.map_or_else(|| "other".to_owned(), |user| user.to_string());
+    let by_user = streamed.released_by_user.iter();
+    sheet.put(
+        "stream_user_released_bytes_total",
+        by_user.map(|(user, bytes)| labelled("user", &user_label(user), *bytes)),
+    );
+    sheet.one("stream_added_bytes_total", streamed.totals.added);
+    sheet.one("stream_lost_bytes_total", streamed.lost_bytes);
+    sheet.one("stream_left_bytes", streamed.totals.resident);
+    sheet.one("stream_processes", streamed.running);
+}
+
+fn waits(sheet: &mut Sheet, figures: &Figures, trace: TraceStatus) {
+    let all = &figures.all_waits;
+    if trace.pauses {
+        by_database(sheet, figures, "throttle_pauses_total", |waits| waits.pauses);
+        by_database(sheet, figures, "throttle_pause_seconds_total", |waits| waits.throttled);
+        sheet.one("host_throttle_pauses_total", all.pauses);
+        sheet.one("host_throttle_pause_seconds_total", all.throttled);
+    }
+    if trace.stalls {
+        by_database(sheet, figures, "reclaim_stalls_total", |waits| waits.stalls);
+        by_database(sheet, figures, "reclaim_stall_seconds_total", |waits| waits.stalled);
+        sheet.one("host_reclaim_stalls_total", all.stalls);
+        sheet.one("host_reclaim_stall_seconds_total", all.stalled);
+    }
+}
+
+fn by_database<V: SampleValue>(
+    sheet: &mut Sheet,
+    figures: &Figures,
+    name: &str,
+    figure: fn(&TaskWaits) -> V,
+) {
+    sheet.put(name, figures.waits.iter().map(|(name, waits)| (labels(name, []), figure(waits))));
+}
+
+fn host_memory(sheet: &mut Sheet, figures: &Figures) {
+    let host = &figures.host;
+    let memory = |figure: fn(&MemInfo) -> u64| host.memory.as_ref().map(figure);
+    let dirty = |figure: fn(&DirtyReport) -> u64| host.dirty.as_ref().map(figure);
+    sheet.one("host_memory_bytes", memory(|memory| memory.total));
+    sheet.one("host_memory_free_bytes", memory(|memory| memory.free));
+    sheet.one("host_memory_available_bytes", memory(|memory| memory.available));
+    sheet.one("host_page_cache_bytes", memory(|memory| memory.cached));
+    sheet.one("host_dirty_bytes", dirty(|dirty| dirty.dirty));
+    sheet.one("host_writeback_bytes", dirty(|dirty| dirty.writeback));
+    sheet.one("host_allocation_stalls_total", host.allocation_stalls);
+    sheet.one("host_refaulted_bytes_total", host.refaulted);
+}
+
+fn host_limits(sheet: &mut Sheet, figures: &Figures) {
+    let host = &figures.host;
+    let levels = |levels: [(&str, u64); 3]| levels.map(|(level, bytes)| labelled("level", level, bytes));
+    let marks = host.watermarks.map(|marks| [("min", marks.min), ("low", marks.low), ("high", marks.high)]);
+    sheet.put("host_watermark_bytes", marks.into_iter().flat_map(levels));
+    let thresholds = host.dirty.map(|dirty| {
+        let limits = dirty.kernel_thresholds.unwrap_or(dirty.thresholds);
+        let throttle = limits.background.midpoint(limits.limit);
+        [("background", limits.background), ("throttle", throttle), ("limit", limits.limit)]
+    });
+    sheet.put("host_dirty_threshold_bytes", thresholds.into_iter().flat_map(levels));
+    let shares = RESOURCES.iter().zip(host.pressure).flat_map(|(resource, pressure)| {
+        let some = pressure.map(|pressure| pressure.some.total);
+        let full = pressure.and_then(|pressure| pressure.full).map(|full| full.total);
+        let resource = || ("resource", resource.name().to_owned());
+        [("some", some), ("full", full)]
+            .map(|(share, waited)| (vec![resource(), ("share", share.to_owned())], waited))
+    });
+    sheet.put("host_pressure_seconds_total", shares);
+}
+
+fn guard(sheet: &mut Sheet, figures: &Figures, own: OwnCost) {
+    sheet.put("build_info", [labelled("version", env!("CARGO_PKG_VERSION"), true)]);
+    sheet.one("guard_start_timestamp_seconds", figures.began);
+    sheet.one("guard_dry_run", figures.dry_run);
+    sheet.one("guard_patience_seconds", figures.patience);
+    sheet.one("guard_last_tick_timestamp_seconds", figures.ticked.map(|(_, at)| at));
+    let tick = figures.events.tick.as_ref();
+    sheet.one("guard_databases", tick.map(|tick| tick.databases));
+    sheet.one("guard_log_files", tick.map(|tick| tick.files));
+    sheet.one("guard_followers", tick.map(|tick| tick.followers));
+    sheet.one("guard_log_resident_bytes", tick.map(|tick| tick.resident_bytes));
+    sheet.one("guard_hung_databases", tick.map(|tick| tick.hung));
+    sheet.one("guard_hung_seconds", tick.map(|tick| tick.hung_seconds));
+    sheet.one("guard_acts_total", figures.acts);
+    sheet.one("guard_cpu_seconds_total", own.cpu);
+    sheet.one("guard_memory_bytes", own.memory);
+    sheet.one("guard_memory_peak_bytes", own.memory_peak);
+    sheet.histogram("guard_tick_duration_seconds", &figures.ticks);
+}
+
+fn watched(sheet: &mut Sheet, figures: &Figures) {
+    let mut each = |name, figure: fn(&EventFigures, &DatabaseFigures) -> Option<Duration>| {
+        let databases = figures.databases.iter();
+        sheet.put(
+            name,
+            databases.map(|database| (labels(&database.name, []), figure(&figures.events, database))),
+        );
+    };
+    each("database_watched_after_seconds", EventFigures::watched_after);
+    each("database_unwatched_seconds", EventFigures::unwatched_for);
+    each("database_tick_duration_seconds", EventFigures::took);
+}
+
+fn refused(sheet: &mut Sheet, events: &EventFigures) {
+    sheet.put(
+        "guard_refused_total",
+        events.refused().map(|(reason, count)| labelled("reason", reason, count)),
+    );
+    let over_budget = events.over_budget();
+    sheet
+        .put("guard_over_budget_total", over_budget.map(|(budget, count)| labelled("budget", budget, count)));
+    let limits = ["high", "max", "oom", "oom_kill"].into_iter().zip(events.limits_hit);
+    sheet.put("guard_cgroup_limits_hit_total", limits.map(|(event, count)| labelled("event", event, count)));
+    sheet.one("guard_postponed_acts_total", events.postponed);
+    sheet.one("guard_cgroup_reclaimed_bytes_total", events.reclaimed);
+    sheet.one("guard_cgroup_stops_total", events.stopped);
+    sheet.one("guard_shared_directories_total", events.shared);
+    sheet.one("guard_warnings_total", events.warnings);
+    sheet.one("guard_problems_total", events.problems);
+}
+
+fn samples(sheet: &mut Sheet, figures: &Figures) {
+    let samples = figures.samples;
+    sheet.one("samples_total", samples.done);
+    sheet.one("sample_failures_total", samples.failed);
+    sheet.one("sample_duration_seconds", samples.at.map(|_| samples.took));
+    sheet.one("last_sample_timestamp_seconds", samples.at);
+    sheet.one("databases_dropped", figures.dropped);
+    sheet.one("visibility_gaps", figures.visibility_gaps.len());
+    let Some(trace) = figures.trace else { return };
+    let levels = [TraceLevel::Bpf, TraceLevel::Tracefs, TraceLevel::Counters];
+    sheet.put(
+        "trace_source",
+        levels.map(|level| labelled("source", level_label(level), level == trace.level)),
+    );
+    if trace.level != TraceLevel::Counters {
+        let losses = trace.losses;
+        let causes = [
+            ("no_room", losses.no_room),
+            ("skipped", losses.skipped),
+            ("overrun", losses.overrun),
+            ("unread", losses.unread),
+        ];
+        sheet.put("trace_lost_events_total", causes.map(|(cause, count)| labelled("cause", cause, count)));
+    }
+}
+
+/// Returns the label of a trace source.
+pub(crate) fn level_label(level: TraceLevel) -> &'static str {
+    match level {
+        TraceLevel::Bpf => "bpf",
+        TraceLevel::Tracefs => "tracefs",
+        TraceLevel::Counters => "counters",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::collections::BTreeMap;
+
+    use pagekeeper_guard::StreamFigures;
+    use pagekeeper_kernel::pressure::SysRoots;
+
+    use crate::digest::{Digest, TracedWaits};
+    use crate::host::HostFigures;
+    use crate::sheet::family_names;
+    use crate::state::MetricsState;
+
+    fn full() -> Figures {
+        let state = MetricsState::new(false, Duration::from_secs(60));
+        let name = DatabaseName {
+            database: "mariadb".to_owned(),
+            directory: "/a \"quoted\"\nplace\\".to_owned(),
+            cgroup: String::new(),
+        };
+        let files =
+            FileTotals { count: 2, size: 8192, resident: u64::MAX, dirty: Some(0), ..FileTotals::default() };
+        let seen = DatabaseFigures {
+            name: name.clone(),
+            pid: Some(1),
+            user: 0,
+            directories: vec!["/a".into()],
+            classes: BTreeMap::from([("redo", files), ("other", FileTotals::default())]),
+            mixed: 3,
+        };
+        let waited = TaskWaits { pauses: 2, throttled: Duration::from_millis(1500), ..TaskWaits::default() };
+        let traced = TracedWaits {
+            pauses: true,
+            databases: [(0, waited)].into(),
+            everyone: waited,
+            ..TracedWaits::default()
+        };
+        let digest = Digest { databases: vec![seen], traced: Some(traced), ..Digest::default() };
+        state.files_sampled(digest, Duration::from_millis(2), Some(TraceLevel::Bpf));
+        state.ticked(
+            Duration::from_millis(2),
+            &[],
+            &StreamFigures {
+                released_by_program: [("tar".to_owned(), 7)].into(),
+                released_by_user: [(Some(34), 5), (None, 2)].into(),
+                lost_bytes: 3,
+                ..StreamFigures::default()
+            },
+            [(1, Duration::from_millis(4))].into(),
+        );
+        state.host_sampled(&HostFigures::read(&SysRoots::default()));
+        state.figures()
+    }
+
+    #[test]
+    fn openmetrics_names_types_units_and_escapes() {
+        let text = write(&full(), OwnCost::read(), Format::OpenMetrics);
+        for line in [
+            "# TYPE pagekeeper_resident_bytes gauge",
+            "# UNIT pagekeeper_resident_bytes bytes",
+            "# TYPE pagekeeper_throttle_pause_seconds counter",
+            "pagekeeper_build_info{version=\"0.1.0\"} 1",
+            "pagekeeper_stream_released_bytes_total{program=\"tar\"} 7",
+            "pagekeeper_stream_user_released_bytes_total{user=\"34\"} 5",
+            "pagekeeper_stream_user_released_bytes_total{user=\"other\"} 2",
+            "pagekeeper_stream_lost_bytes_total 3",
+            "pagekeeper_guard_refused_total{reason=\"not-owner\"} 0",
+            "pagekeeper_guard_over_budget_total{budget=\"names\"} 0",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line}:\n{text}");
+        }
+        let name = "database=\"mariadb\",directory=\"/a \\\"quoted\\\"\\nplace\\\\\",cgroup=\"\"";
+        for line in [
+            format!("pagekeeper_resident_bytes{{{name},class=\"redo\"}} 18446744073709551615"),
+            format!("pagekeeper_throttle_pause_seconds_total{{{name}}} 1.5"),
+            format!("pagekeeper_mixed_files{{{name}}} 3"),
+            format!("pagekeeper_database_tick_duration_seconds{{{name}}} 0.004"),
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line}:\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+        assert!(!text.contains("reclaim_stalls_total{database"), "stalls are not traced");
+        assert!(!text.contains("writeback_bytes{database"), "not known, so left out");
+        assert!(!text.contains("resident_bytes{class=\"other\"}"), "no file of it was seen");
+    }
+
+    #[test]
+    fn each_family_has_its_help_text() {
+        let text = write(&full(), OwnCost::read(), Format::Plain);
+        for line in text.lines().filter(|line| line.starts_with("# HELP ")) {
+            assert!(line.ends_with('.') && line.split(' ').count() > 3, "{line}");
+        }
+        for name in family_names() {
+            assert!(include_str!("exposition.rs").contains(&format!("\"{name}\"")), "{name} is not written");
+        }
+    }
+}
