@@ -390,8 +390,13 @@ mod tests {
         assert_eq!(alone.resident, 64 << 20);
         assert_eq!(residency_wide(&file, 0..u64::MAX, 8).unwrap(), alone);
         let odd = 5 << 20..(90 << 20) + 5;
-        assert_eq!(residency_wide(&file, odd.clone(), 2).unwrap(), residency(&file, odd).unwrap());
-        assert_eq!(residency_map(&file, 7, 8).unwrap().total, alone);
+        // The kernel may drop pages between two counts.
+        let is_same =
+            || residency_wide(&file, odd.clone(), 2).unwrap() == residency(&file, odd.clone()).unwrap();
+        assert!((0..10).any(|_| is_same()));
+        assert!((0..10).any(|_| {
+            residency_map(&file, 7, 8).unwrap().total == residency(&file, 0..u64::MAX).unwrap()
+        }));
     }
 
     #[test]
