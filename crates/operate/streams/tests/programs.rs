@@ -227,7 +227,7 @@ fn additions_without_room_in_the_kernels_buffer_go_all_the_same() {
         streams.follow(child.id()).unwrap();
         child.stdin.take().unwrap().write_all(b"\n").unwrap();
         assert!(child.wait().unwrap().success(), "{}", place.kind);
-        assert_eq!(resident(&[path.clone()]), PAGES * 4096, "{}", place.kind);
+        assert_eq!(resident(std::slice::from_ref(&path)), PAGES * 4096, "{}", place.kind);
         until_over(&mut streams);
         assert_eq!(resident(&[path]), 0, "{}: {:?}", place.kind, streams.report());
         let report = streams.report();

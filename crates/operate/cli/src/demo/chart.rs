@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn three_parts_stand_side_by_side() {
-        let parts = [(1..=20).map(|step| step * 10 << 20).collect(), vec![10 << 20; 5], vec![0]];
+        let parts = [(1..=20).map(|step| (step * 10) << 20).collect(), vec![10 << 20; 5], vec![0]];
         let expected = "
    200 MiB ┤                  ▄█│                    │
            │                ▄███│                    │
