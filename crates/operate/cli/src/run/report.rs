@@ -7,9 +7,8 @@ use std::fmt;
 use std::io::{self, Write as _};
 use std::path::Path;
 
-use pagekeeper_catalog::units::Size;
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_launch::{Count, LaunchReport, ProcessReport, RuleSums};
+use pagekeeper_text::{Size, counted, escaped};
 
 use super::report_file::Destination;
 use crate::output;
@@ -80,8 +79,8 @@ fn complain_of(path: &Path, error: &io::Error) {
 enum CountWords {
     /// Words before a size.
     Size(&'static str),
-    /// Words behind a number. In braces, the first alternative is for 1.
-    Number(&'static str),
+    /// Words behind 1, and behind other numbers.
+    Number(&'static str, &'static str),
     /// Words behind a time.
     Time(&'static str),
 }
@@ -100,30 +99,51 @@ const PARTS: [(&str, Count, CountWords); 24] = {
         ("bulk", Count::BulkReleased, Size("released")),
         ("logs", Count::LogWritten, Size("written")),
         ("logs", Count::LogReleased, Size("released")),
-        ("logs", Count::LogsKept, Number("kept, overwritten in parts of pages")),
+        ("logs", Count::LogsKept, Number(LOGS_KEPT, LOGS_KEPT)),
         ("mixed", Count::MixedReleased, Size("released before direct I/O")),
-        ("mixed", Count::MixedKeptOpens, Number(KEPT_OPENS)),
+        ("mixed", Count::MixedKeptOpens, Number(KEPT_OPEN, KEPT_OPENS)),
         (
             "mixed",
             Count::MixedWriters,
-            Number("writer{|s} through the page cache on {a file|files} in direct I/O"),
+            Number(
+                "writer through the page cache on a file in direct I/O",
+                "writers through the page cache on files in direct I/O",
+            ),
         ),
-        ("throttled", Count::Pauses, Number("pause{|s}")),
+        ("throttled", Count::Pauses, Number("pause", "pauses")),
         ("throttled", Count::ThrottledNs, Time("in all")),
         (INSIDE, Count::InsideNs, Time("spent in the rules")),
-        ("events", Count::Followed, Number("process{|es} followed, and what {it|they} brought in released")),
-        ("not covered", Count::NotReached, Number("process{|es} started without the rules")),
+        (
+            "events",
+            Count::Followed,
+            Number(
+                "process followed, and what it brought in released",
+                "processes followed, and what they brought in released",
+            ),
+        ),
+        (
+            "not covered",
+            Count::NotReached,
+            Number("process started without the rules", "processes started without the rules"),
+        ),
         ("not covered", Count::StreamUnobserved, Size("residency not seen of")),
-        ("not covered", Count::NotFollowed, Number("file{|s} not followed")),
-        ("not covered", Count::NotTracked, Number("file{|s} not checked at the end")),
-        ("not covered", Count::Failures, Number("call{|s} of the rules failed")),
-        ("not covered", Count::Filtered, Number(FILTERED)),
+        ("not covered", Count::NotFollowed, Number("file not followed", "files not followed")),
+        (
+            "not covered",
+            Count::NotTracked,
+            Number("file not checked at the end", "files not checked at the end"),
+        ),
+        ("not covered", Count::Failures, Number("call of the rules failed", "calls of the rules failed")),
+        ("not covered", Count::Filtered, Number(FILTERED_ONE, FILTERED_MANY)),
     ]
 };
-const KEPT_OPENS: &str =
-    "open{|s} for direct I/O of {a file|files} whose pages were kept: it uses both on purpose";
-const FILTERED: &str =
-    "process{|es} left without rules: {its|their} filter of system calls (seccomp) kills who makes theirs";
+const LOGS_KEPT: &str = "kept, overwritten in parts of pages";
+const KEPT_OPEN: &str = "open for direct I/O of a file whose pages were kept: it uses both on purpose";
+const KEPT_OPENS: &str = "opens for direct I/O of files whose pages were kept: it uses both on purpose";
+const FILTERED_ONE: &str =
+    "process left without rules: its filter of system calls (seccomp) kills who makes theirs";
+const FILTERED_MANY: &str =
+    "processes left without rules: their filter of system calls (seccomp) kills who makes theirs";
 
 /// Returns a line for each rule that did something, as its name and its text.
 fn rule_lines(sums: &RuleSums) -> Vec<(&'static str, String)> {
@@ -132,7 +152,7 @@ fn rule_lines(sums: &RuleSums) -> Vec<(&'static str, String)> {
         let number = sums.get(*count);
         let part = match words {
             CountWords::Size(words) => format!("{words} {}", Size(number)),
-            CountWords::Number(words) => format!("{} {}", output::count(number), inflected(words, number)),
+            CountWords::Number(one, many) => counted(number, one, many),
             CountWords::Time(words) => format!("{:.3} s {words}", sums.seconds(*count)),
         };
         match lines.last_mut().filter(|(last, _)| last == rule) {
@@ -141,14 +161,6 @@ fn rule_lines(sums: &RuleSums) -> Vec<(&'static str, String)> {
         }
     }
     lines
-}
-
-/// Returns words for a number: of the alternatives in braces the first for 1, the second for all others.
-fn inflected(words: &str, number: u64) -> String {
-    // Splitting yields text, the first alternative and the second one in turn.
-    let parts = words.split(['{', '|', '}']).enumerate();
-    let wanted = if number == 1 { 1 } else { 2 };
-    parts.filter(|(at, _)| at % 3 == 0 || at % 3 == wanted).map(|(_, part)| part).collect()
 }
 
 /// The report for people.
@@ -175,7 +187,7 @@ impl fmt::Display for ReportText<'_> {
 /// Writes what the rules did in the command's processes.
 fn write_rules(report: &LaunchReport, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let number = report.processes.len() as u64;
-    let processes = format!("{} {}", output::count(number), inflected("process{|es}", number));
+    let processes = counted(number, "process", "processes");
     let mut lines = rule_lines(&report.total);
     lines.extend(report.stayed.lines().into_iter().map(|line| ("stayed", line)));
     f.write_str("pagekeeper: ")?;
