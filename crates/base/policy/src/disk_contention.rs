@@ -3,10 +3,12 @@
 //! Others are present if their requests took a noticeable part of a window. A stream first yields as much time as
 //! it may. It takes a little back in each window in which their requests are nearly as fast as possible. When they
 //! become slow, it doubles the time it yields (additive increase, multiplicative decrease, seen from the stream).
-//! A stream's output yields less ([`DiskContention::output_share`]): it goes to the disk in single pieces, and a short
-//! pause after each lets a sync through. It yields more only while requests take longer than a meeting with a piece
-//! explains. The fastest possible latency is estimated as a low quantile of the latencies seen. After [`QUIET_NS`] without
+//! The fastest possible latency is estimated as a low quantile of the latencies seen. After [`QUIET_NS`] without
 //! requests, the stream takes all its time back within a few windows.
+//!
+//! A stream's output yields less ([`DiskContention::output_share`]): it goes to the disk in single pieces, and a
+//! short pause after each lets a sync through. It yields more only while requests take longer than a meeting with
+//! a piece explains.
 //!
 //! Invariants: a share never exceeds [`YieldShare::MAX`], and it is zero if there has been no request since the
 //! start. Nothing here allocates.
@@ -60,6 +62,17 @@ impl YieldShare {
     /// Returns the share in sixteenths.
     pub const fn sixteenths(self) -> u64 {
         self.sixteenths as u64
+    }
+
+    /// Returns the share after a window in which others were present: `first` if they were not before, `more`
+    /// sixteenths if their requests were slow, else a little less. It is at least `least`.
+    fn next(self, first: Self, more: Option<u64>, least: Self) -> Self {
+        let next = if self.is_none() {
+            first
+        } else {
+            Self::of_sixteenths(more.unwrap_or(self.sixteenths().saturating_sub(1)))
+        };
+        next.max(least)
     }
 
     /// Whether nothing is left to others.
@@ -157,27 +170,13 @@ impl DiskContention {
         }
         self.quiet_ns = 0;
         let took = window.waited_ns.checked_div(window.done);
-        let is_slow = took.is_some_and(|took| took > self.price.saturating_mul(SLOW_TIMES));
-        let sixteenths = self.share.sixteenths();
-        let next = match () {
-            () if self.share.is_none() => YieldShare::MAX.sixteenths(),
-            () if is_slow => sixteenths * 2,
-            () => sixteenths.saturating_sub(1),
-        };
-        self.share = YieldShare::of_sixteenths(next).max(YieldShare::MIN_BESIDE);
-        self.output = self.next_output(took);
-    }
-
-    /// Returns the share of output after a window in which a request of others took this long.
-    fn next_output(&self, took: Option<u64>) -> YieldShare {
-        let limit = self.price.saturating_mul(SLOW_TIMES).saturating_add(OUTPUT_SLOW_NS);
-        let sixteenths = self.output.sixteenths();
-        let next = match () {
-            () if self.output.is_none() => YieldShare::OUTPUT_FIRST.sixteenths(),
-            () if took.is_some_and(|took| took > limit) => sixteenths + OUTPUT_STEP,
-            () => sixteenths.saturating_sub(1),
-        };
-        YieldShare::of_sixteenths(next).max(YieldShare::OUTPUT_MIN)
+        let slow = self.price.saturating_mul(SLOW_TIMES);
+        let takes_longer = |limit: u64| took.is_some_and(|took| took > limit);
+        let (share, output) = (self.share.sixteenths(), self.output.sixteenths());
+        let more = takes_longer(slow).then_some(share * 2);
+        self.share = self.share.next(YieldShare::MAX, more, YieldShare::MIN_BESIDE);
+        let more = takes_longer(slow.saturating_add(OUTPUT_SLOW_NS)).then_some(output + OUTPUT_STEP);
+        self.output = self.output.next(YieldShare::OUTPUT_FIRST, more, YieldShare::OUTPUT_MIN);
     }
 
     /// Follows a low quantile of the latencies between two calls. Some of them are measured while the stream
