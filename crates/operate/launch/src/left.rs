@@ -94,7 +94,7 @@ impl PagesLeft {
         self.0.iter().map(|file| file.stayed_bytes).sum()
     }
 
-    /// Returns a line for each file, and one for those beyond [`LISTED`].
+    /// Returns a line for each file, and one for those beyond `LISTED`.
     pub fn lines(&self) -> Vec<String> {
         let listed = self.0.iter().take(LISTED).map(|file| {
             let LeftFile { path, stayed_bytes, why, checked } = file;

@@ -1,5 +1,5 @@
 //! Chooses and starts the means for `pagekeeper run`: a command is followed by kernel events, or gets a library that
-//! its loader preloads ([`means`] decides). Processes that run already are followed by events ([`RunningProcesses`]).
+//! its loader preloads (`means` decides). Processes that run already are followed by events ([`RunningProcesses`]).
 //!
 //! A [`PreparedCommand`] becomes the command by execve(2) (same process ID, nothing in between), or stays as its
 //! parent and counts what the rules did ([`LaunchReport`]). Invariants: the command is started even if neither means is

@@ -3,7 +3,7 @@
 //! Windows are sampled by cachestat(2). The reader falls back to mincore(2) on a temporary mapping where cachestat(2) is missing or counts
 //! nothing (overlayfs), and for a window that is partly resident. Both calls are right only for a user who owns the file or may write to
 //! it. For others, reads are uncached (`RWF_DONTCACHE`) if the file system supports that. If reads are not of whole pages, or cannot be
-//! uncached, resident pages are probed. The helper does both ahead of a reader that reads in order ([`ReadAhead`]). Without a helper, pages
+//! uncached, resident pages are probed. The helper does both ahead of a reader that reads in order (`ReadAhead`). Without a helper, pages
 //! of plain reads stay, and are counted as unobserved.
 //!
 //! If a read is larger than the stream's windows, the rest is sampled as a whole first. It is released after the call if nothing of it was
