@@ -4,7 +4,7 @@
 //! A program writes into memory faster than its disk accepts it. The data waits there until the kernel's own
 //! flusher starts, and then each commit of a database waits behind all of it. [`DeviceHolds`] decides which
 //! writers of one device to hold: holds start when more than the bound is unwritten, and end when at most half of
-//! it is. [`HoldCycle`] splits them into holds of at most [`HOLD_MAX`], with a moment in between in which the
+//! it is. A writer that has outrun its disk lately runs only until the next decision is due. [`HoldCycle`] splits them into holds of at most [`HOLD_MAX`], with a moment in between in which the
 //! process runs and receives its signals.
 //!
 //! # Invariants
@@ -27,9 +27,9 @@ pub const HOLD_MAX: Duration = Duration::from_millis(50);
 pub const MOMENT: Duration = Duration::from_micros(200);
 /// A process that dirtied no page of a device for this long is not one of its writers.
 pub const WRITER_FOR: Duration = Duration::from_secs(1);
-/// If nothing was written for this long, holds are useless: five times the duration of a piece on the slowest
-/// disk.
-pub const STALLED_AFTER: Duration = Duration::from_secs(2);
+/// If nothing was written for this long, the disk hangs, and holds are useless. A disk on which another program
+/// syncs gigabytes may write nothing of a stream for some seconds: that is when the bound matters most.
+pub const STALLED_AFTER: Duration = Duration::from_secs(20);
 /// Maximum number of processes of a device that are held at a time, those with the most unwritten: a hold takes about 0.1 ms.
 pub const HELD_MAX: usize = 64;
 /// Maximum and minimum time between two decisions while writers write.
@@ -39,6 +39,7 @@ const DECIDE_MIN: Duration = Duration::from_millis(1);
 /// program.
 const BURST_PARTS: u64 = 10;
 const BURST_MIN: u64 = 256 << 10;
+const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
 /// Limits for the writers of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,11 +65,14 @@ struct TokenBucket {
     filled_at: Duration,
 }
 
-/// The processes to hold now, and when to decide again if nothing happens before.
+/// The processes to hold, and when to decide again if nothing happens before.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HoldDecision {
-    /// Process IDs, ascending.
+    /// Process IDs to hold now, ascending.
     pub held: Vec<u32>,
+    /// Process IDs to hold from `again_at` on if the next decision is late, ascending: they have outrun their disk
+    /// lately. Whoever decides may wait for a processor while they write gigabytes a second.
+    pub held_if_late: Vec<u32>,
     /// `None` if nobody writes.
     pub again_at: Option<Duration>,
 }
@@ -101,9 +105,14 @@ pub struct DeviceHolds {
     /// The last time something was written, or there was nothing to write.
     progress_at: Duration,
     bucket: Option<TokenBucket>,
-    /// Bytes dirtied since the last decision, and its time.
+    /// The last time more than the bound was unwritten.
+    full_at: Option<Duration>,
+    /// Bytes per second that were dirtied while nobody was held, lately at most.
+    speed: u64,
+    /// Bytes dirtied since the last decision, its time, and whether it held anyone.
     dirtied: u64,
     decided_at: Duration,
+    has_held: bool,
 }
 
 impl DeviceHolds {
@@ -151,49 +160,76 @@ impl DeviceHolds {
         self.unwritten == 0 && self.writers.is_empty()
     }
 
-    /// Decides which processes to hold now.
+    /// Decides which processes to hold.
     pub fn decide(&mut self, limits: WriterLimits, now: Duration) -> HoldDecision {
         self.writers
             .retain(|_, writer| now.saturating_sub(writer.dirtied_at) < WRITER_FOR || writer.share > 0);
         self.fill_bucket(limits.rate, now);
+        self.measure_speed(now);
         let bound = limits.unwritten.unwrap_or(u64::MAX);
         self.is_full = self.unwritten > if self.is_full { bound / 2 } else { bound };
+        if self.is_full {
+            self.full_at = Some(now);
+        }
         let is_stalled = now.saturating_sub(self.progress_at) >= STALLED_AFTER;
         let is_over_rate = self.bucket.is_some_and(|bucket| bucket.tokens < 0);
         let is_over = (self.is_full && !is_stalled) || is_over_rate;
+        let was_full_lately = self.full_at.is_some_and(|at| now.saturating_sub(at) < WRITER_FOR);
+        let (count, chosen) = self.candidates(bound, is_over_rate, now);
+        let again_at = (count > 0).then(|| now + self.time_to_fill(bound));
+        (self.dirtied, self.decided_at, self.has_held) = (0, now, is_over && !chosen.is_empty());
+        let (held, held_if_late) = match (is_over, was_full_lately && !is_stalled) {
+            (true, _) => (chosen, Vec::new()),
+            (false, true) => (Vec::new(), chosen),
+            (false, false) => Default::default(),
+        };
+        HoldDecision { held, held_if_late, again_at }
+    }
+
+    /// Returns the number of writers, and those of them that are held if anyone is.
+    fn candidates(&self, bound: u64, is_over_rate: bool, now: Duration) -> (u64, Vec<u32>) {
         let is_writer = |writer: &Writer| now.saturating_sub(writer.dirtied_at) < WRITER_FOR;
-        let writers = || self.writers.values().filter(|writer| is_writer(writer));
+        let writers = || self.writers.iter().filter(|(_, writer)| is_writer(writer));
         let count = writers().count() as u64;
         // Processes that have ended or stopped writing left the rest; it belongs to no share.
-        let shares = writers().map(|writer| writer.share).fold(0, u64::saturating_add);
+        let shares = writers().map(|(_, writer)| writer.share).fold(0, u64::saturating_add);
         let is_left_behind = shares < self.unwritten / 2;
         let is_urgent = is_over_rate || (is_left_behind && self.unwritten > bound.saturating_mul(2));
         let has_share =
             |writer: &Writer| is_urgent || writer.share.saturating_mul(2 * count) >= self.unwritten;
-        let mut held: Vec<(u64, u32)> = self
-            .writers
-            .iter()
-            .filter(|(_, writer)| is_over && is_writer(writer) && has_share(writer))
+        let mut chosen: Vec<(u64, u32)> = writers()
+            .filter(|(_, writer)| has_share(writer))
             .map(|(process, writer)| (writer.share, *process))
             .collect();
-        if held.len() > HELD_MAX {
-            held.sort_unstable_by(|a, b| b.cmp(a));
-            held.truncate(HELD_MAX);
-            held.sort_unstable_by_key(|(_, process)| *process);
+        if chosen.len() > HELD_MAX {
+            chosen.sort_unstable_by(|a, b| b.cmp(a));
+            chosen.truncate(HELD_MAX);
+            chosen.sort_unstable_by_key(|(_, process)| *process);
         }
-        let held = held.into_iter().map(|(_, process)| process).collect();
-        let again_at = (count > 0).then(|| now + self.time_to_fill(bound, now));
-        (self.dirtied, self.decided_at) = (0, now);
-        HoldDecision { held, again_at }
+        (count, chosen.into_iter().map(|(_, process)| process).collect())
     }
 
-    /// Returns the time until the bound may be reached, at the pace since the last decision.
-    fn time_to_fill(&self, bound: u64, now: Duration) -> Duration {
-        let nanoseconds = now.saturating_sub(self.decided_at).as_nanos();
+    /// Updates the speed by the bytes since the last decision. It fades within a second in which nobody is held.
+    fn measure_speed(&mut self, now: Duration) {
+        let elapsed = now.saturating_sub(self.decided_at).as_nanos();
+        if elapsed == 0 {
+            return;
+        }
+        let per_second = u128::from(self.dirtied) * NANOS_PER_SECOND / elapsed;
+        let faded = if self.has_held { 0 } else { u128::from(self.speed) * elapsed / NANOS_PER_SECOND };
+        let rest = u128::from(self.speed).saturating_sub(faded);
+        self.speed = u64::try_from(rest.max(per_second)).unwrap_or(u64::MAX);
+    }
+
+    /// Returns the time until the bound may be reached.
+    fn time_to_fill(&self, bound: u64) -> Duration {
+        if self.is_full || self.speed == 0 {
+            return DECIDE_MAX;
+        }
         let room = u128::from(bound.saturating_sub(self.unwritten));
-        let time = room.saturating_mul(nanoseconds) / u128::from(self.dirtied.max(1));
-        let time = Duration::from_nanos(u64::try_from(time).unwrap_or(u64::MAX));
-        if self.is_full || self.dirtied == 0 { DECIDE_MAX } else { time.clamp(DECIDE_MIN, DECIDE_MAX) }
+        let nanoseconds = room.saturating_mul(NANOS_PER_SECOND) / u128::from(self.speed);
+        let time = Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX));
+        time.clamp(DECIDE_MIN, DECIDE_MAX)
     }
 
     fn fill_bucket(&mut self, rate: Option<u64>, now: Duration) {
@@ -206,7 +242,7 @@ impl DeviceHolds {
         let tokens = most.saturating_sub(taken);
         let bucket = self.bucket.get_or_insert(TokenBucket { tokens, filled_at: now });
         let elapsed = now.saturating_sub(bucket.filled_at).as_nanos();
-        let more = u128::from(rate).saturating_mul(elapsed) / 1_000_000_000;
+        let more = u128::from(rate).saturating_mul(elapsed) / NANOS_PER_SECOND;
         // Fractions of a token stay with the elapsed time.
         if more > 0 {
             bucket.filled_at = now;

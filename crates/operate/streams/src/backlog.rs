@@ -10,11 +10,13 @@ use pagekeeper_policy::stream_hold::{DeviceHolds, WriterLimits};
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_trace::page_events::EventFile;
 
-use crate::hold::HoldTarget;
+use crate::hold::{HoldTarget, HoldWish};
 
 /// A device's output is written at once beyond 1/`PRESSED_PART` of the bytes that may be unwritten. Below
 /// that it waits: a short-lived file may never have to be written.
 const PRESSED_PART: u64 = 4;
+/// A decision that is later than this holds the processes that have outrun their disk lately.
+const LATE_MAX: Duration = Duration::from_millis(2);
 
 /// The backlog of one device.
 #[derive(Default)]
@@ -95,19 +97,22 @@ impl Backlogs {
         files
     }
 
-    /// Returns the processes that are to be held now.
-    pub(crate) fn decide(&mut self, bound: impl Fn(u64) -> u64, now: Duration) -> Vec<HoldTarget> {
+    /// Returns the processes that are to be held, and when.
+    pub(crate) fn decide(&mut self, bound: impl Fn(u64) -> u64, now: Duration) -> Vec<HoldWish> {
         self.again_at = None;
-        let mut held = Vec::new();
+        let mut wishes = Vec::new();
         for (dev, device) in &mut self.devices {
             let unwritten = (self.pace != StreamPace::Off).then(|| bound(*dev));
             let rate = if let StreamPace::BytesPerSecond(rate) = self.pace { Some(rate) } else { None };
             let decision = device.holds.decide(WriterLimits { unwritten, rate }, now);
-            let targets = decision.held.iter().filter_map(|pid| *self.targets.get(pid)?);
-            held.extend(targets);
+            let late = decision.again_at.map_or(LATE_MAX, |at| at.saturating_sub(now) + LATE_MAX);
+            for (pids, after) in [(decision.held, Duration::ZERO), (decision.held_if_late, late)] {
+                let targets = pids.iter().filter_map(|pid| *self.targets.get(pid)?);
+                wishes.extend(targets.map(|target| HoldWish { target, after }));
+            }
             self.again_at = self.again_at.into_iter().chain(decision.again_at).min();
         }
         self.devices.retain(|_, device| !device.holds.is_idle() || !device.files.is_empty());
-        held
+        wishes
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! [`limits`]: crate::limits
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use pagekeeper_trace::page_events::{EventFile, PageEvent, PageEvents};
 use crate::backlog::Backlogs;
 use crate::device::{Devices, Job, JobResult};
 use crate::files::{File, FileStep, Files, PageSearch, path_or_number};
-use crate::hold::{HoldTarget, Holds};
+use crate::hold::{HoldTarget, HoldWish, Holds};
 use crate::limits::{FILES_MAX, FILES_PER_USER, STEP, UNFOLLOWED_FOR, WRITE_AFTER, WRITE_PER_JOB};
 use crate::open::Metadata;
 use crate::processes::{ProcessId, Processes, is_called, running_wanted};
@@ -266,10 +266,13 @@ impl Follower {
 
     /// Holds writers that outrun their disk and readers whose turn it is not, and no others.
     fn hold(&mut self, now: Duration) {
-        let writers = self.backlogs.decide(|dev| self.devices.bound(dev), now);
-        // A process may be a writer of several devices, and a reader.
-        let targets: BTreeSet<HoldTarget> = writers.into_iter().chain(self.readers_to_hold(now)).collect();
-        self.holds.wish(targets.into_iter().collect());
+        let mut wishes = self.backlogs.decide(|dev| self.devices.bound(dev), now);
+        let readers = self.readers_to_hold(now).into_iter();
+        wishes.extend(readers.map(|target| HoldWish { target, after: Duration::ZERO }));
+        // A process may be a writer of several devices, and a reader: its earliest wish counts.
+        wishes.sort_unstable();
+        wishes.dedup_by_key(|wish| wish.target);
+        self.holds.wish(wishes);
         for (target, error) in self.holds.refused() {
             if !std::mem::replace(&mut self.is_refusal_said, true) {
                 self.events.push(StreamEvent::Problem {

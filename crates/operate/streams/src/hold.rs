@@ -38,6 +38,13 @@ pub(crate) struct HoldTarget {
     pub(crate) start_time: u64,
 }
 
+/// A process that is to be held after a time, unless the next wish comes before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct HoldWish {
+    pub(crate) target: HoldTarget,
+    pub(crate) after: Duration,
+}
+
 /// The thread's reports.
 #[derive(Default)]
 struct HoldRecord {
@@ -48,27 +55,27 @@ struct HoldRecord {
 /// The thread, once a process was to be held.
 #[derive(Default)]
 pub(crate) struct Holds {
-    wishes: Option<Sender<Vec<HoldTarget>>>,
+    wishes: Option<Sender<Vec<HoldWish>>>,
     record: Arc<HoldRecord>,
     is_wishing: bool,
 }
 
 impl Holds {
-    /// Requests that these processes be held from now on, and no others. To be renewed within [`WISH_FOR`].
-    pub(crate) fn wish(&mut self, targets: Vec<HoldTarget>) {
-        if targets.is_empty() && !self.is_wishing {
+    /// Requests that these processes be held, and no others. To be renewed within [`WISH_FOR`].
+    pub(crate) fn wish(&mut self, wishes: Vec<HoldWish>) {
+        if wishes.is_empty() && !self.is_wishing {
             return;
         }
-        self.is_wishing = !targets.is_empty();
+        self.is_wishing = !wishes.is_empty();
         if self.wishes.is_none() {
-            if let Some(refusal) = targets.first().and_then(|target| refusal(*target)) {
+            if let Some(refusal) = wishes.first().and_then(|wish| refusal(wish.target)) {
                 return lock(&self.record.refused).push(refusal);
             }
             self.wishes = start(Arc::clone(&self.record));
         }
-        if let Some(wishes) = &self.wishes {
+        if let Some(sender) = &self.wishes {
             // The thread ends only with this value.
-            let _ = wishes.send(targets);
+            let _ = sender.send(wishes);
         }
     }
 
@@ -92,13 +99,13 @@ fn refusal(target: HoldTarget) -> Option<(HoldTarget, Error)> {
 }
 
 /// Starts the thread. Returns `None` if no thread can be started: then no process is held.
-fn start(record: Arc<HoldRecord>) -> Option<Sender<Vec<HoldTarget>>> {
+fn start(record: Arc<HoldRecord>) -> Option<Sender<Vec<HoldWish>>> {
     let (sender, wishes) = channel();
     let run = move || hold_wished(&wishes, record);
     std::thread::Builder::new().name("streams-hold".to_owned()).spawn(run).ok().map(|_| sender)
 }
 
-fn hold_wished(wishes: &Receiver<Vec<HoldTarget>>, record: Arc<HoldRecord>) {
+fn hold_wished(wishes: &Receiver<Vec<HoldWish>>, record: Arc<HoldRecord>) {
     ProcessHolds::run_first();
     let mut holder = Holder::new(record);
     loop {
@@ -107,7 +114,7 @@ fn hold_wished(wishes: &Receiver<Vec<HoldTarget>>, record: Arc<HoldRecord>) {
             None => wishes.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match received {
-            Ok(targets) => holder.wish(&targets),
+            Ok(wishes) => holder.wish(&wishes),
             Err(RecvTimeoutError::Timeout) => {}
             // The end of this thread ends all holds.
             Err(RecvTimeoutError::Disconnected) => return,
@@ -119,10 +126,23 @@ fn hold_wished(wishes: &Receiver<Vec<HoldTarget>>, record: Arc<HoldRecord>) {
 struct Subject {
     target: HoldTarget,
     cycle: HoldCycle,
+    wished_from: Duration,
     wished_until: Duration,
     /// Since when it is stopped.
     stopped_at: Option<Duration>,
     is_refused: bool,
+}
+
+impl Subject {
+    fn is_wished(&self, now: Duration) -> bool {
+        (self.wished_from..self.wished_until).contains(&now) && !self.is_refused
+    }
+
+    /// Returns the time until it is to be held, unless it is now or never.
+    fn time_to_wish(&self, now: Duration) -> Option<Duration> {
+        let is_later = now < self.wished_from && self.wished_from < self.wished_until && !self.is_refused;
+        is_later.then(|| self.wished_from - now)
+    }
 }
 
 struct Holder {
@@ -139,20 +159,22 @@ impl Holder {
         Self { proc, holds, subjects: Vec::new(), started: Instant::now(), record }
     }
 
-    fn wish(&mut self, targets: &[HoldTarget]) {
+    fn wish(&mut self, wishes: &[HoldWish]) {
         let now = self.started.elapsed();
         for subject in &mut self.subjects {
-            if !targets.contains(&subject.target) {
+            if !wishes.iter().any(|wish| wish.target == subject.target) {
                 subject.wished_until = subject.wished_until.min(now);
             }
         }
-        for target in targets {
-            let wished_until = now + WISH_FOR;
+        for HoldWish { target, after } in wishes {
+            let wished_from = now + *after;
+            let wished_until = wished_from + WISH_FOR;
             match self.subjects.iter_mut().find(|subject| subject.target == *target) {
-                Some(subject) => subject.wished_until = wished_until,
+                Some(subject) => (subject.wished_from, subject.wished_until) = (wished_from, wished_until),
                 None => self.subjects.push(Subject {
                     target: *target,
                     cycle: HoldCycle::default(),
+                    wished_from,
                     wished_until,
                     stopped_at: None,
                     is_refused: false,
@@ -190,10 +212,10 @@ impl Holder {
     fn go_on_with(&mut self, subject: &mut Subject) -> Option<Duration> {
         let pid = subject.target.pid;
         let now = self.started.elapsed();
-        let is_wished = now < subject.wished_until && !subject.is_refused;
+        let is_wished = subject.is_wished(now);
         // It is to take its signals before it is held again. A process that has ended has none.
-        let has_signal = self.holds.has_signal(pid) || self.proc.has_pending_signal(pid).unwrap_or(true);
-        let is_wanted = is_wished && !has_signal;
+        let has_signal = || self.holds.has_signal(pid) || self.proc.has_pending_signal(pid).unwrap_or(true);
+        let is_wanted = is_wished && !has_signal();
         match subject.cycle.next(is_wanted, now) {
             HoldStep::Stop => {
                 if self.may_be_held(subject.target) {
@@ -209,10 +231,10 @@ impl Holder {
                     .map_or(Duration::ZERO, |since| self.started.elapsed().saturating_sub(since));
                 let nanoseconds = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
                 self.record.held_ns.fetch_add(nanoseconds, Ordering::Relaxed);
-                is_wished.then_some(MOMENT)
+                is_wished.then_some(MOMENT).or_else(|| subject.time_to_wish(now))
             }
             HoldStep::Wait(time) => Some(time.min(POLL)),
-            HoldStep::Rest => is_wished.then_some(POLL),
+            HoldStep::Rest => is_wished.then_some(POLL).or_else(|| subject.time_to_wish(now)),
         }
     }
 
@@ -276,7 +298,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(300));
             while !holder.holds.is_held(pid) {
                 assert!(Instant::now() < end, "{:?}", lock(&holder.record.refused));
-                holder.wish(&[target]);
+                holder.wish(&[HoldWish { target, after: Duration::ZERO }]);
                 holder.go_on();
             }
             let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();

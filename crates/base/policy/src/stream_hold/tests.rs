@@ -42,11 +42,12 @@ fn a_disk_that_stands_still_holds_nobody() {
     let mut device = DeviceHolds::default();
     device.dirtied(1, 17 * MIB, at(0));
     assert_eq!(device.decide(LIMITS, at(500)).held, [1]);
-    device.dirtied(1, MIB, at(1500));
-    assert_eq!(device.decide(LIMITS, at(2000)).held, []);
-    device.written(MIB, at(2100));
-    device.dirtied(1, MIB, at(2100));
-    assert_eq!(device.decide(LIMITS, at(2100)).held, [1]);
+    device.dirtied(1, MIB, at(19_500));
+    assert_eq!(device.decide(LIMITS, at(19_900)).held, [1], "a busy disk is waited for");
+    assert_eq!(device.decide(LIMITS, at(20_000)).held, []);
+    device.written(MIB, at(20_100));
+    device.dirtied(1, MIB, at(20_100));
+    assert_eq!(device.decide(LIMITS, at(20_100)).held, [1]);
 }
 
 #[test]
@@ -61,6 +62,32 @@ fn who_has_ended_or_writes_no_longer_is_not_held() {
     device.written(19 * MIB, at(1200));
     let after = device.decide(LIMITS, at(1200));
     assert_eq!((after.again_at, device.is_idle()), (None, true));
+}
+
+#[test]
+fn a_writer_that_has_outrun_its_disk_is_held_if_the_next_decision_is_late() {
+    let mut device = DeviceHolds::default();
+    // 4 GB/s, but nothing was too much yet.
+    device.dirtied(1, 8 * MIB, at(2));
+    let first = device.decide(LIMITS, at(2));
+    assert_eq!((first.held, first.held_if_late), (vec![], vec![]));
+    device.dirtied(1, 12 * MIB, at(5));
+    let full = device.decide(LIMITS, at(5));
+    assert_eq!((full.held, full.held_if_late), (vec![1], vec![]));
+    device.written(12 * MIB, at(205));
+    let after = device.decide(LIMITS, at(205));
+    assert_eq!((after.held, after.held_if_late), (vec![], vec![1]));
+    let room = after.again_at.unwrap() - at(205);
+    assert!(room <= at(3), "its 8 MiB of room are 2 ms at its speed: {room:?}");
+    // It has slowed down.
+    for millis in (210..1500).step_by(10) {
+        device.dirtied(1, MIB / 16, at(millis));
+        device.written(MIB / 16, at(millis));
+        device.decide(LIMITS, at(millis));
+    }
+    let slow = device.decide(LIMITS, at(1500));
+    assert_eq!((slow.held, slow.held_if_late), (vec![], vec![]));
+    assert!(slow.again_at.unwrap() > at(1505), "{slow:?}");
 }
 
 #[test]
@@ -121,7 +148,7 @@ proptest! {
             for process in &decision.held {
                 prop_assert!(last.get(process).is_some_and(|at| now - at < 1000));
             }
-            let is_moving = now.saturating_sub(u64::try_from(device.progress_at.as_millis()).unwrap()) < 2000;
+            let is_moving = at(now).saturating_sub(device.progress_at) < STALLED_AFTER;
             let has_writers = last.values().any(|at| now - at < 1000);
             if device.unwritten() > 2 * BOUND && is_moving && has_writers {
                 prop_assert!(!decision.held.is_empty(), "somebody is held: {:?}", device);
