@@ -167,6 +167,30 @@ fn a_held_program_is_ended_by_its_signals_and_outlives_its_holder() {
 }
 
 #[test]
+fn a_program_with_two_followers_is_bounded_and_ends_as_without() {
+    let Some(disk) = slow_disk(60) else { return };
+    let (Some(mut outer), Some(mut inner)) = (streams(StreamPace::Auto), streams(StreamPace::Auto)) else {
+        return;
+    };
+    let to = disk.path().join("to");
+    let output = format!("of={}", to.display());
+    let mut program = Grandchild::later(&["dd", "if=/dev/zero", &output, "bs=1M", "count=384"]);
+    outer.follow(program.pid()).unwrap();
+    begin(&mut program, &mut inner);
+    let mut most = 0;
+    until(&mut outer, |outer| {
+        inner.step();
+        most = most.max(unwritten(&to));
+        [outer, &inner].iter().all(|streams| streams.running() == 0 && !streams.is_busy())
+    });
+    assert_eq!(program.end(), "code 0");
+    let (outer, inner) = (outer.report(), inner.report());
+    assert!(most > 0 && most <= UNWRITTEN_MAX, "{most} unwritten, {outer:?}, {inner:?}");
+    assert!(outer.held + inner.held > Duration::ZERO, "{outer:?}, {inner:?}");
+    assert_eq!(outer.totals.resident + inner.totals.resident, 0, "{outer:?}, {inner:?}");
+}
+
+#[test]
 fn nobody_is_held_without_a_pace_nor_who_is_traced_or_has_a_lock_that_others_wait_for() {
     let Some(disk) = slow_disk(60) else { return };
     let to = format!("of={}", disk.path().join("to").display());
