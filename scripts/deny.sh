@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks the dependencies by deny.toml, with cargo-deny, which is built into target/tools where it is missing. CHECKS narrows it: CHECKS="licenses bans sources" does without a network.
+# Checks the dependencies by deny.toml, with cargo-deny, which is built into target/tools where it is missing, and that each is used. CHECKS
+# narrows it: CHECKS="licenses bans sources" does without a network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -13,3 +14,4 @@ fi
 # CHECKS is unquoted: a list of words.
 # shellcheck disable=SC2086
 "$cargo" deny check --config deny.toml ${CHECKS:-}
+scripts/lint.sh unused

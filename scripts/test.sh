@@ -106,13 +106,12 @@ crates() {
 }
 part_of_host() { secluded host "${part_of_host[@]}"; }
 lint() { check no_warnings scripts/lint.sh code; }
-unused() { check no_dependency_is_unused scripts/lint.sh unused; }
 
 # Stories of users wait for databases and disks, the rest for the processor: they go side by side.
-stories() { in_turn commands databases preload; }
+stories() { in_turn commands databases preload part_of_host; }
 rest() {
     renice --priority 5 --pid "$BASHPID" >/dev/null
-    in_turn crates part_of_host lint unused
+    in_turn crates lint
 }
 start stories stories
 start rest rest
