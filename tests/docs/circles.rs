@@ -9,8 +9,6 @@ use super::files_below;
 
 /// The most files of a circle.
 const FILES_MAX: usize = 2;
-/// Crates with larger ones: the files of their largest, which may only become fewer.
-const LARGER: [(&str, usize); 1] = [("cache", 7)];
 
 type Module = Vec<String>;
 
@@ -86,7 +84,7 @@ fn reached<'a>(from: &'a Module, uses: &'a BTreeMap<Module, BTreeSet<Module>>) -
     seen
 }
 
-/// A sentence for each crate with a circle that is larger than it may be, or smaller than [`LARGER`] says.
+/// A sentence for each crate with a circle that is larger than it may be.
 pub(super) fn wrong(root: &Path) -> Vec<String> {
     let mut crates: BTreeMap<String, BTreeMap<Module, String>> = BTreeMap::new();
     for file in files_below(&root.join("crates"), "rs") {
@@ -111,9 +109,11 @@ pub(super) fn wrong(root: &Path) -> Vec<String> {
             both.map(|module| module.join("/")).collect::<Vec<_>>()
         };
         let largest = sources.keys().map(circle).max_by_key(Vec::len).unwrap_or_default();
-        let known = LARGER.iter().find(|(larger, _)| larger == name).map_or(FILES_MAX, |(_, files)| *files);
-        if largest.len() > known || (known > FILES_MAX && largest.len() < known) {
-            wrong.push(format!("{name}: {} files use each other, {known} may: {largest:?}", largest.len()));
+        if largest.len() > FILES_MAX {
+            wrong.push(format!(
+                "{name}: {} files use each other, {FILES_MAX} may: {largest:?}",
+                largest.len()
+            ));
         }
     }
     assert!(crates.len() > 10, "no sources below {}", root.display());

@@ -14,7 +14,7 @@ use std::thread::Thread;
 
 use pagekeeper_io::Process;
 
-use crate::handle::Shared;
+use crate::pool::Pool;
 
 /// Bytes that are cleared at once: a huge page.
 const STEP: usize = 2 << 20;
@@ -60,16 +60,22 @@ impl ClearAhead {
         Self { state: Arc::new(state), thread: OnceLock::new(), reach, process: Process::current() }
     }
 
-    /// Notes that a frame is about to be used, or the first one soon.
+    /// Notes that a frame of the pool is about to be used, or the first one soon.
     #[inline]
-    pub(crate) fn note_use(&self, shared: &Arc<Shared>, frame: u32) {
+    pub(crate) fn note_use<T>(&self, shared: &Arc<T>, frame: u32)
+    where
+        T: AsRef<Pool> + Send + Sync + 'static,
+    {
         if frame >= self.state.mark.load(Ordering::Relaxed) {
             self.move_on(shared, frame);
         }
     }
 
     #[cold]
-    fn move_on(&self, shared: &Arc<Shared>, frame: u32) {
+    fn move_on<T>(&self, shared: &Arc<T>, frame: u32)
+    where
+        T: AsRef<Pool> + Send + Sync + 'static,
+    {
         // A child of fork(2) has no thread to wake.
         if !self.process.is_current() {
             return;
@@ -83,13 +89,16 @@ impl ClearAhead {
     }
 
     /// Starts the thread; if that fails, nothing is cleared ahead.
-    fn start(&self, shared: &Arc<Shared>) -> Thread {
+    fn start<T>(&self, shared: &Arc<T>) -> Thread
+    where
+        T: AsRef<Pool> + Send + Sync + 'static,
+    {
         let (state, weak, reach) = (Arc::clone(&self.state), Arc::downgrade(shared), self.reach);
         let named = std::thread::Builder::new().name("cache_clearer".to_owned());
         let started = named.spawn(move || {
             while !state.is_closed.load(Ordering::Acquire) {
                 let Some(shared) = weak.upgrade() else { break };
-                match state.clear_step(&shared, reach) {
+                match state.clear_step((*shared).as_ref(), reach) {
                     Progress::Step => {}
                     // This thread may own the last reference to the cache.
                     Progress::Wait => {
@@ -119,23 +128,23 @@ enum Progress {
 
 impl State {
     /// Clears one step, if it is needed.
-    fn clear_step(&self, shared: &Shared, reach: Reach) -> Progress {
+    fn clear_step(&self, pool: &Pool, reach: Reach) -> Progress {
         let cleared = self.cleared.load(Ordering::Relaxed);
         // Frames that were used before the thread reached them were cleared by their users.
         let used = self.mark.load(Ordering::Relaxed).saturating_sub(reach.step);
         let from = cleared.max(used - used % reach.step);
-        let limit = shared.pool.limit();
+        let limit = pool.limit();
         let end = from.saturating_add(reach.step).min(limit);
-        if from >= shared.pool.frames() {
+        if from >= pool.frames() {
             return Progress::End;
         }
         if from >= limit || end > used.saturating_add(reach.ahead) {
             return Progress::Wait;
         }
-        if shared.pool.arena.take_up(from..end).is_err() {
+        if pool.arena.take_up(from..end).is_err() {
             return Progress::End;
         }
-        shared.pool.note_cleared(end);
+        pool.note_cleared(end);
         self.cleared.store(end, Ordering::Relaxed);
         Progress::Step
     }

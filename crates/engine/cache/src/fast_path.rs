@@ -22,7 +22,6 @@ use pagekeeper_io::Process;
 
 use crate::CachedFile;
 use crate::entry::PageEntry;
-use crate::handle::Shared;
 use crate::readers::{Hold, Section, Slot};
 use crate::sys::table::Table;
 use crate::thread;
@@ -47,18 +46,18 @@ unsafe impl Send for FastPath {}
 unsafe impl Sync for FastPath {}
 
 impl FastPath {
-    /// Creates it for a file of `bytes` bytes with this table.
-    pub(crate) fn new(shared: &Shared, table: &Table, bytes: u64) -> Self {
-        let page_shift = shared.settings.page_shift;
-        Self {
-            entries: table.first(),
-            frames: shared.pool.arena.first(),
-            open_bytes: AtomicU64::new(bytes),
-            slots: shared.slots.number_if_asymmetric(),
-            page_size: 1 << page_shift,
-            page_shift,
-            process: shared.process,
-        }
+    /// Creates it for a file of `bytes` bytes with this table, in a cache whose frames of `1 << page_shift` bytes
+    /// begin at `frames`, and whose slots have the number `slots`.
+    pub(crate) fn new(
+        table: &Table,
+        bytes: u64,
+        frames: NonNull<u8>,
+        page_shift: u32,
+        slots: u64,
+        process: Process,
+    ) -> Self {
+        let (entries, open_bytes) = (table.first(), AtomicU64::new(bytes));
+        Self { entries, frames, open_bytes, slots, page_size: 1 << page_shift, page_shift, process }
     }
 
     /// Closes the file: nothing is found from now on.

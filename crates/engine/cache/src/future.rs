@@ -15,7 +15,7 @@ use pagekeeper_kernel::mutex::ignore_poison;
 use crate::bypass_buffer::BypassBuffer;
 use crate::entry::PageEntry;
 use crate::frames;
-use crate::handle::{Handle, Shared};
+use crate::handle::{Handle, QueuedRead, Shared};
 use crate::lookup::Attempt;
 use crate::pool::{Begin, LoadReason, OnBusy};
 use crate::prefetch::Begun;
@@ -48,16 +48,15 @@ struct Bypass {
 
 /// A future that waits for such a page.
 #[derive(Debug)]
-pub(crate) struct BypassRead {
+struct BypassRead {
     handle: Arc<Handle>,
     page: u32,
     bypass: Arc<Bypass>,
 }
 
-impl BypassRead {
-    /// Returns the read, if it is still to be made.
-    fn begin(self, shared: &Arc<Shared>) -> Option<OwnedRead> {
-        let Self { handle, page, bypass } = self;
+impl QueuedRead for BypassRead {
+    fn begin(self: Box<Self>, shared: &Arc<Shared>) -> Option<OwnedRead> {
+        let Self { handle, page, bypass } = *self;
         if Arc::strong_count(&bypass) == 1 {
             // The future was dropped.
             return None;
@@ -275,13 +274,13 @@ impl Handle {
     fn begin_bypass(self: &Arc<Self>, page: u32) -> Arc<Bypass> {
         let bypass = Arc::new(Bypass { waiter: Waiter::new(), buffer: Mutex::new(None) });
         let read = BypassRead { handle: Arc::clone(self), page, bypass: Arc::clone(&bypass) };
-        self.shared.bypasses.push(read, |reads| self.shared.begin_bypasses(reads));
+        self.shared.bypasses.push(Box::new(read), |reads| self.shared.begin_bypasses(reads));
         bypass
     }
 }
 
 impl Shared {
-    fn begin_bypasses(self: &Arc<Self>, reads: Vec<BypassRead>) {
+    fn begin_bypasses(self: &Arc<Self>, reads: Vec<Box<dyn QueuedRead>>) {
         let reads = reads.into_iter().filter_map(|read| {
             let begun = read.begin(self);
             if begun.is_none() {

@@ -10,12 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use pagekeeper_file_table::FileTable;
-use pagekeeper_io::{Access, FileStat, IoFile, Process};
+use pagekeeper_io::{Access, FileStat, IoFile, OwnedRead, Process};
 
 use crate::bypass_queue::BypassQueue;
 use crate::clear_ahead::ClearAhead;
 use crate::fast_path::FastPath;
-use crate::future::BypassRead;
 use crate::inode_change::InodeChange;
 use crate::kernel_leftovers;
 use crate::page_table::PageTable;
@@ -35,6 +34,12 @@ use crate::{Error, OpenOptions};
 const BYPASS_SHARE: u32 = 16;
 const MAX_BYPASSES: u32 = 256;
 
+/// A read past the cache that waits for its turn.
+pub(crate) trait QueuedRead: fmt::Debug + Send {
+    /// Returns the read, if it is still to be made.
+    fn begin(self: Box<Self>, shared: &Arc<Shared>) -> Option<OwnedRead>;
+}
+
 /// The state that all files of a cache share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -48,10 +53,16 @@ pub(crate) struct Shared {
     pub(crate) process: Process,
     pub(crate) opened: FileTable<PathBuf, Weak<Handle>, Error>,
     /// The reads past the cache that futures make.
-    pub(crate) bypasses: BypassQueue<BypassRead>,
+    pub(crate) bypasses: BypassQueue<Box<dyn QueuedRead>>,
     /// The threads that settle background reads of files with a verifier.
     pub(crate) settlers: Settlers,
     pub(crate) clear_ahead: ClearAhead,
+}
+
+impl AsRef<Pool> for Shared {
+    fn as_ref(&self) -> &Pool {
+        &self.pool
+    }
 }
 
 impl Shared {
@@ -207,7 +218,10 @@ impl Handle {
     ) -> Self {
         let (access, path) = (io.access(), io.path().to_owned());
         let closed = AtomicBool::new(false);
-        let fast_path = FastPath::new(&shared, &page_table.table, stat.size);
+        let (frames, slots) = (shared.pool.arena.first(), shared.slots.number_if_asymmetric());
+        let page_shift = shared.settings.page_shift;
+        let fast_path =
+            FastPath::new(&page_table.table, stat.size, frames, page_shift, slots, shared.process);
         let inode_change = InodeChange::new(&*io, &stat);
         Self {
             fast_path,
