@@ -5,7 +5,8 @@
 #   kernel  walking, warming, the work queue
 #   io      the back-ends
 #   cache   the page cache: its unit tests, stories, regressions, and stress (PAGEKEEPER_STRESS_SECONDS=20)
-#   log     the logs: their unit tests but for crashes and models
+#   bulk    bulk output: its unit tests
+#   wal     the logs: their unit tests but for crashes and models
 #   store   the page store: its unit tests but for crashes and models, and its stories
 #   miri    what of the page cache an interpreter gets through: tests/interpreted.rs, and the unit tests of pure parts
 set -euo pipefail
@@ -13,7 +14,7 @@ cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 rounds=${1:-3}
 parts=("${@:2}")
-[ ${#parts[@]} -gt 0 ] || parts=(kernel io cache log store miri)
+[ ${#parts[@]} -gt 0 ] || parts=(kernel io cache bulk wal store miri)
 
 if ! version=$("$cargo" +nightly --version 2>/dev/null); then
     echo "Sanitizers need a nightly compiler: rustup toolchain install nightly" >&2
@@ -44,13 +45,14 @@ all() {
     for part in "${parts[@]}"; do
         case $part in
         kernel) under "$1" --package pagekeeper-kernel --lib -- walk:: warm:: ;;
-        io) under "$1" --package pagekeeper-io --lib --tests ;;
+        io) under "$1" --package pagekeeper-io --package pagekeeper-simdisk --lib --tests ;;
         cache)
             # loom runs its threads on stacks of its own, which sanitizers take for a crash.
             under "$1" --package pagekeeper-cache --lib --test stress --test regressions --test story -- --skip model::
             under "$1" --package pagekeeper-file-table --lib -- --skip model::
             ;;
-        log) under "$1" --package pagekeeper-log --lib -- --skip model:: --skip crash --skip injected ;;
+        bulk) under "$1" --package pagekeeper-bulk --lib ;;
+        wal) under "$1" --package pagekeeper-wal --lib -- --skip model:: --skip crash --skip injected ;;
         store)
             # One after the other: ThreadSanitizer does not see that memory is unmapped (rustix asks the kernel itself), and takes
             # the cache of one test for that of another which had the same addresses.
@@ -59,7 +61,7 @@ all() {
             ;;
         miri) ;;
         *)
-            echo "No such part: $part (kernel io cache log store miri)" >&2
+            echo "No such part: $part (kernel io cache bulk wal store miri)" >&2
             exit 1
             ;;
         esac

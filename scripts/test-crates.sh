@@ -62,8 +62,8 @@ for crate in "$target"/package/*.crate; do
 done >>"$dir/engine/Cargo.toml"
 cat >"$dir/engine/src/main.rs" <<'END'
 use pagekeeper_cache::PageCache;
-use pagekeeper_log::RedoLog;
 use pagekeeper_store::{Durability, Store};
+use pagekeeper_wal::RedoLog;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = std::path::PathBuf::from(std::env::args().nth(1).ok_or("a directory, please")?);

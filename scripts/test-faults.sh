@@ -24,4 +24,4 @@ export PAGEKEEPER_REQUIRE_ALL=1
 PAGEKEEPER_FAULT_CYCLES=${CYCLES:-500} unshare --mount "$cargo" test --package pagekeeper-slow-disk --test faults -- --show-output --test-threads=2
 PAGEKEEPER_FORKS=10000 "$cargo" test --package pagekeeper-cache --test story -- --show-output children_forked_beside_readers_end
 PAGEKEEPER_KILLS=100 "$cargo" test --package pagekeeper --test commands -- --show-output --include-ignored store_format
-"$cargo" test --package pagekeeper-store --package pagekeeper-log --lib -- --show-output random_crashes damages_are_found lost_or_go_elsewhere
+"$cargo" test --package pagekeeper-store --package pagekeeper-wal --lib -- --show-output random_crashes damages_are_found lost_or_go_elsewhere

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
-use pagekeeper_log::{BinLog, BinLogOptions, FlushPolicy, RedoLog};
+use pagekeeper_wal::{BinLog, BinLogOptions, FlushPolicy, RedoLog};
 
 use super::{Kind, Load, Log};
 

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use pagekeeper_log::{FlushPolicy, RedoLog};
 use pagekeeper_store::{Durability, Store};
+use pagekeeper_wal::{FlushPolicy, RedoLog};
 
 use super::ours;
 use crate::Run;

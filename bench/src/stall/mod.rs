@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use pagekeeper_log::{BulkMode, BulkWriter};
+use pagekeeper_bulk::{BulkMode, BulkWriter};
 use pagekeeper_testing::{LowDirtyLimits, ThrottledDisk};
 
 use crate::Run;

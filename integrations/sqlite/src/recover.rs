@@ -15,7 +15,7 @@
 use std::collections::btree_map::{BTreeMap, Entry};
 
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_log::Error as LogError;
+use pagekeeper_wal::Error as LogError;
 
 use crate::abi;
 use crate::mark;

@@ -30,7 +30,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 
 use pagekeeper_io::Error as IoError;
-use pagekeeper_log::{Error as LogError, Lsn, RedoLog, RedoOptions};
+use pagekeeper_wal::{Error as LogError, Lsn, RedoLog, RedoOptions};
 
 use crate::abi::{self, Code};
 use crate::database::SideFile;

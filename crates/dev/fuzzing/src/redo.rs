@@ -7,8 +7,9 @@
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use pagekeeper_io::{Access, Create, Io, IoFile, SimDisk, WriteMode};
-use pagekeeper_log::{Error, RedoLog, RedoOptions, RedoRecord};
+use pagekeeper_io::{Access, Create, Io, IoFile, WriteMode};
+use pagekeeper_simdisk::SimDisk;
+use pagekeeper_wal::{Error, RedoLog, RedoOptions, RedoRecord};
 
 const FILE: u64 = 32 << 10;
 const RING: u64 = 2 * FILE;

@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn numbers_of_files_do_not_come_round() {
-        let disk = pagekeeper_io::SimDisk::new();
+        let disk = pagekeeper_simdisk::SimDisk::new();
         disk.create_patterned("/file", 10_000, 1).unwrap();
         let cache = PageCache::builder().io(Arc::new(disk)).build().unwrap();
         let first = cache.open("/file").unwrap();
@@ -199,7 +199,7 @@ mod tests {
     /// `BerkeleyDB`: each read writes to the page's pin count, which all threads share.
     #[test]
     fn reads_and_short_guards_count_no_pins() {
-        let disk = pagekeeper_io::SimDisk::new();
+        let disk = pagekeeper_simdisk::SimDisk::new();
         disk.create_patterned("/file", 10_000, 1).unwrap();
         let cache = PageCache::builder().io(Arc::new(disk)).build().unwrap();
         let file = cache.open("/file").unwrap();
@@ -222,7 +222,7 @@ mod tests {
     fn a_budget_that_comes_and_goes_changes_no_page_and_gives_memory_back() {
         const PAGES: usize = 400;
         for kernel_page in [4096, 16_384, 65_536].into_iter().filter(|&page| page >= memory::page()) {
-            let disk = pagekeeper_io::SimDisk::new();
+            let disk = pagekeeper_simdisk::SimDisk::new();
             disk.create_patterned("/file", PAGES as u64 * 4096, 1).unwrap();
             let memory = Builder::memory_for(500, 4096);
             let builder = PageCache::builder().memory(memory).huge_pages(HugePages::Off).io(Arc::new(disk));

@@ -42,7 +42,8 @@ pub enum InstallAs {
 ///
 /// ```
 /// use pagekeeper_cache::{InstallAs, PageCache};
-/// use pagekeeper_io::{Access, AlignedBuf, Create, Io, SimDisk, WriteMode};
+/// use pagekeeper_io::{Access, AlignedBuf, Create, Io, WriteMode};
+/// use pagekeeper_simdisk::SimDisk;
 /// # use std::sync::Arc;
 ///
 /// let disk = SimDisk::new();

@@ -8,7 +8,7 @@
 mod support;
 
 use pagekeeper_cache::{Backend, BuildError, HugePages, PageCache};
-use pagekeeper_io::SimDisk;
+use pagekeeper_simdisk::SimDisk;
 
 use pagekeeper_testing::{Seed, disk_dir};
 use support::{PAGE, alone, bytes, check};

@@ -11,7 +11,7 @@ use std::sync::{Arc, RwLock};
 use std::task::{Context, Waker};
 
 use pagekeeper_cache::{CachedFile, PageCache};
-use pagekeeper_io::{Fault, SimDisk, Times};
+use pagekeeper_simdisk::{Fault, SimDisk, Times};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use pagekeeper_testing::{Seed, disk_dir};

@@ -6,7 +6,7 @@ mod support;
 use std::thread;
 
 use pagekeeper_cache::{Error, PageCache, ReadRequest};
-use pagekeeper_io::{Fault, SimDisk, Times};
+use pagekeeper_simdisk::{Fault, SimDisk, Times};
 
 use support::tasks::block_on;
 use support::{PAGE, SEED, bytes, sim};

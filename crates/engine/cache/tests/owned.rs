@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use pagekeeper_cache::{Error, InstallAs, OpenOptions, OwnedFile, PageCache, ReadRequest};
-use pagekeeper_io::{Access, AlignedBuf, Create, Io, IoFile, SimDisk, WriteMode};
+use pagekeeper_io::{Access, AlignedBuf, Create, Io, IoFile, WriteMode};
+use pagekeeper_simdisk::SimDisk;
 
 use support::tasks::block_on;
 use support::{PAGE, sim_cache};

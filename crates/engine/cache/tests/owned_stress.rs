@@ -17,9 +17,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pagekeeper_cache::{Builder, Error, InstallAs, OpenOptions, OwnedFile, PageCache, ReadRequest};
-use pagekeeper_io::{
-    Access, AlignedBuf, Create, Io, IoFile, RandomFaults, RandomWriteFaults, SimDisk, Threads, WriteMode,
-};
+use pagekeeper_io::{Access, AlignedBuf, Create, Io, IoFile, Threads, WriteMode};
+use pagekeeper_simdisk::{RandomFaults, RandomWriteFaults, SimDisk};
 
 use pagekeeper_testing::{Rng, Seed, disk_dir};
 use support::tasks::block_on;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Barrier, OnceLock, mpsc};
 use std::thread;
 
 use pagekeeper_cache::{CachedFile, Error, PageCache, PageGuard, ReadRequest};
-use pagekeeper_io::{Fault, SimDisk, Times};
+use pagekeeper_simdisk::{Fault, SimDisk, Times};
 
 use pagekeeper_testing::disk_dir;
 use support::tasks::block_on;

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pagekeeper_cache::{Backend, Builder, CachedFile, Error, PageCache, PageRef, ReadRequest, Stats};
-use pagekeeper_io::{Fault, RandomFaults, SimDisk, Times};
+use pagekeeper_simdisk::{Fault, RandomFaults, SimDisk, Times};
 
 use pagekeeper_testing::{Rng, Seed, disk_dir};
 use support::tasks::{block_on, block_on_all};

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use pagekeeper_io::Process;
-use pagekeeper_log::{BinLog, BinLogOptions, Follower, Purge};
+use pagekeeper_wal::{BinLog, BinLogOptions, Follower, PurgeMode};
 
 use crate::call::{call, plain};
 use crate::exclusive::{Exclusive, give_up};
@@ -37,13 +37,13 @@ pub struct Position {
     offset: u64,
 }
 
-impl From<pagekeeper_log::Position> for Position {
-    fn from(position: pagekeeper_log::Position) -> Self {
+impl From<pagekeeper_wal::Position> for Position {
+    fn from(position: pagekeeper_wal::Position) -> Self {
         Self { segment: position.segment, offset: position.offset }
     }
 }
 
-impl From<Position> for pagekeeper_log::Position {
+impl From<Position> for pagekeeper_wal::Position {
     fn from(position: Position) -> Self {
         Self { segment: position.segment, offset: position.offset }
     }
@@ -145,7 +145,7 @@ pub extern "C" fn pk_binlog_rotate(binlog: Option<&Binlog>) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn pk_binlog_purge(binlog: Option<&Binlog>, position: Position, force: c_int) -> Status {
     call(|| {
-        let purge = if force == 0 { Purge::UnlessFollowed } else { Purge::Forced };
+        let purge = if force == 0 { PurgeMode::UnlessFollowed } else { PurgeMode::Forced };
         Ok(given(binlog, "the log")?.0.purge_to(position.into(), purge).map(drop)?)
     })
 }
@@ -177,7 +177,7 @@ pub extern "C" fn pk_binlog_durable_end(
 fn place(
     binlog: Option<&Binlog>,
     position: Option<&mut MaybeUninit<Position>>,
-    of: impl FnOnce(&BinLog) -> pagekeeper_log::Position,
+    of: impl FnOnce(&BinLog) -> pagekeeper_wal::Position,
 ) -> Status {
     call(|| {
         let (binlog, position) = (given(binlog, "the log")?, wanted(position, "the position")?);

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-use pagekeeper_log::{BulkMode, BulkWriter};
+use pagekeeper_bulk::{BulkMode, BulkWriter};
 
 use crate::call::{call, plain};
 use crate::exclusive::{Exclusive, give_up};

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_log::{FlushPolicy, LogMode, RedoLog, RedoReader};
+use pagekeeper_wal::{FlushPolicy, LogMode, RedoLog, RedoReader};
 
 use crate::call::{call, plain};
 use crate::exclusive::{Exclusive, give_up};
@@ -53,7 +53,7 @@ pub(crate) fn log_mode(mode: u32) -> Result<LogMode, Failure> {
 }
 
 impl RedoOptions {
-    fn options(&self) -> Result<pagekeeper_log::RedoOptions, Failure> {
+    fn options(&self) -> Result<pagekeeper_wal::RedoOptions, Failure> {
         let interval = if self.flush_interval_ms == 0 { 1000 } else { self.flush_interval_ms };
         let policy = match self.flush_policy {
             0 => FlushPolicy::EachCommit,
@@ -82,7 +82,7 @@ pub extern "C" fn pk_redo_create(
     options: Options<RedoOptions>,
     redo: Option<&mut MaybeUninit<Box<Redo>>>,
 ) -> Status {
-    hand_out(directory, options, redo, pagekeeper_log::RedoOptions::create)
+    hand_out(directory, options, redo, pagekeeper_wal::RedoOptions::create)
 }
 
 #[unsafe(no_mangle)]
@@ -91,7 +91,7 @@ pub extern "C" fn pk_redo_open(
     options: Options<RedoOptions>,
     redo: Option<&mut MaybeUninit<Box<Redo>>>,
 ) -> Status {
-    hand_out(directory, options, redo, pagekeeper_log::RedoOptions::open)
+    hand_out(directory, options, redo, pagekeeper_wal::RedoOptions::open)
 }
 
 /// Creates or opens a log.
@@ -99,7 +99,7 @@ fn hand_out(
     directory: Text,
     options: Options<RedoOptions>,
     redo: Option<&mut MaybeUninit<Box<Redo>>>,
-    log: impl FnOnce(pagekeeper_log::RedoOptions, &Path) -> Result<RedoLog, pagekeeper_log::Error>,
+    log: impl FnOnce(pagekeeper_wal::RedoOptions, &Path) -> Result<RedoLog, pagekeeper_wal::Error>,
 ) -> Status {
     call(|| {
         let redo = wanted(redo, "the log")?;
@@ -134,7 +134,7 @@ fn add(
     bytes: Array<u8>,
     size: usize,
     lsn: Option<&mut MaybeUninit<u64>>,
-    append: impl FnOnce(&RedoLog, &[u8]) -> Result<u64, pagekeeper_log::Error>,
+    append: impl FnOnce(&RedoLog, &[u8]) -> Result<u64, pagekeeper_wal::Error>,
 ) -> Status {
     call(|| {
         let end = append(&given(redo, "the log")?.0, bytes.slice(size, "the record")?)?;

@@ -7,8 +7,8 @@ use std::ffi::{CStr, c_char};
 use pagekeeper_cache as cache;
 use pagekeeper_io as io;
 use pagekeeper_kernel as kernel;
-use pagekeeper_log as log;
 use pagekeeper_store as store;
+use pagekeeper_wal as wal;
 
 /// `pk_status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,8 +134,8 @@ fn of_build(error: &cache::BuildError) -> Status {
     }
 }
 
-fn of_log(error: &log::Error) -> Status {
-    use log::Error;
+fn of_log(error: &wal::Error) -> Status {
+    use wal::Error;
     match error {
         Error::Io(error) => of_io(error),
         Error::Corrupt { .. }
@@ -231,10 +231,10 @@ impl From<cache::BuildError> for Failure {
     }
 }
 
-impl From<log::Error> for Failure {
-    fn from(error: log::Error) -> Self {
+impl From<wal::Error> for Failure {
+    fn from(error: wal::Error) -> Self {
         let errno = match &error {
-            log::Error::Io(error) => error.errno(),
+            wal::Error::Io(error) => error.errno(),
             _ => None,
         };
         Self::of(of_log(&error), errno, &error)
@@ -294,7 +294,7 @@ mod tests {
     fn a_full_disk_is_called_so_by_all() {
         let full = || io::Error::Call { call: "write", path: "/file".into(), errno: libc::ENOSPC };
         let failures: [Failure; 3] =
-            [full().into(), log::Error::from(full()).into(), store::Error::from(full()).into()];
+            [full().into(), wal::Error::from(full()).into(), store::Error::from(full()).into()];
         for failure in failures {
             assert_eq!((failure.status, failure.errno), (Status::Full, libc::ENOSPC));
             assert!(failure.message.contains("/file"), "{}", failure.message);

@@ -18,7 +18,8 @@ use crate::{Access, BatchRead, Create, Error, IoFile, Lock, OwnedRead, OwnedWrit
 ///
 /// ```
 /// use std::path::Path;
-/// use pagekeeper_io::{Access, Error, Io, SimDisk, Threads};
+/// use pagekeeper_io::{Access, Error, Io, Threads};
+/// use pagekeeper_simdisk::SimDisk;
 ///
 /// /// Code that reads takes whatever disk it is given: a real one, or in tests a simulated one.
 /// fn magic(io: &dyn Io, path: &Path) -> Result<[u8; 4], Error> {
@@ -60,7 +61,8 @@ pub trait Io: Send + Sync + 'static {
     ///
     /// ```
     /// use std::ptr::NonNull;
-    /// use pagekeeper_io::{Access, Error, Io, IoFile, ReadStream, SimDisk, StreamRead, Target};
+    /// use pagekeeper_io::{Access, Error, Io, IoFile, ReadStream, StreamRead, Target};
+    /// use pagekeeper_simdisk::SimDisk;
     ///
     /// /// The first byte of each page.
     /// struct Heads<'a> { file: &'a dyn IoFile, next: usize, pages: Vec<[u8; 512]>, heads: Vec<u8> }

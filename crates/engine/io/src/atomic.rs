@@ -18,7 +18,8 @@ use crate::{Access, AlignedBuf, Create, Error, IoFile, WriteMode};
 /// The support of atomic writes ([`WriteMode::Atomic`]) of some size on files like a given one.
 ///
 /// ```
-/// use pagekeeper_io::{Access, AtomicWrites, Create, Io, SimDisk};
+/// use pagekeeper_io::{Access, AtomicWrites, Create, Io};
+/// use pagekeeper_simdisk::SimDisk;
 ///
 /// let disk = SimDisk::builder().atomic_writes(16_384).build();
 /// let file = disk.open_writable("/data".as_ref(), Access::Direct, Create::New)?;
@@ -74,7 +75,8 @@ impl AtomicWrites {
 /// Whether atomic writes of this many bytes are reliable on a file like this one: [`AtomicWrites::InPlace`].
 ///
 /// ```
-/// use pagekeeper_io::{Access, Create, Io, SimDisk, writes_atomically};
+/// use pagekeeper_io::{Access, Create, Io, writes_atomically};
+/// use pagekeeper_simdisk::SimDisk;
 ///
 /// let disk = SimDisk::builder().atomic_writes(16_384).build();
 /// let file = disk.open_writable("/data".as_ref(), Access::Direct, Create::New)?;

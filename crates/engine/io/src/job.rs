@@ -2,7 +2,7 @@
 
 use libc::iovec;
 
-use crate::transfer::Kind;
+use crate::transfer::TransferKind;
 use crate::{BatchRead, Error, IoFile, OwnedRead, OwnedWrite, Target, pread, pwrite, scatter};
 
 /// The data of a read or write that a back-end keeps from its start to its end.
@@ -13,18 +13,21 @@ use crate::{BatchRead, Error, IoFile, OwnedRead, OwnedWrite, Target, pread, pwri
 /// read must be valid for writes and used by nobody else; that of a write must be valid for reads and changed
 /// by nobody. The list of pieces must not move when the value does.
 #[expect(unsafe_code, reason = "the promise that transfers by address rest on")]
-pub(crate) unsafe trait Job {
+pub unsafe trait Job {
     /// Returns the direction of the transfer.
-    fn kind(&self) -> Kind {
-        Kind::Read
+    fn kind(&self) -> TransferKind {
+        TransferKind::Read
     }
+    /// Returns the file.
     fn file(&self) -> &dyn IoFile;
+    /// Returns the first byte in the file.
     fn offset(&self) -> u64;
+    /// Returns the memory.
     fn pieces(&self) -> &[iovec];
 }
 
 /// One read of a batch.
-pub(crate) struct BatchPart<'a> {
+pub struct BatchPart<'a> {
     index: usize,
     read: &'a BatchRead<'a>,
 }
@@ -34,12 +37,12 @@ impl<'a> BatchPart<'a> {
     ///
     /// There must be no other part of this read, and nobody may access its buffers until the part is dropped.
     #[expect(unsafe_code, reason = "a shared borrow that gives the right to write")]
-    pub(crate) unsafe fn new(index: usize, read: &'a BatchRead<'a>) -> Self {
+    pub unsafe fn new(index: usize, read: &'a BatchRead<'a>) -> Self {
         Self { index, read }
     }
 
     /// Returns the index in the batch.
-    pub(crate) fn index(&self) -> usize {
+    pub fn index(&self) -> usize {
         self.index
     }
 }
@@ -63,7 +66,8 @@ unsafe impl Job for BatchPart<'_> {
 
 /// A background request.
 #[derive(Debug)]
-pub(crate) enum Request {
+pub enum Request {
+    /// A read.
     Read(OwnedRead),
     /// A write, and the memory of its buffer as a list with one element on the heap.
     Write(OwnedWrite, Box<[Target; 1]>),
@@ -96,7 +100,7 @@ impl Request {
     }
 
     /// Reports the result. A write without an error is always complete.
-    pub(crate) fn finish(self, result: Result<usize, Error>) {
+    pub fn finish(self, result: Result<usize, Error>) {
         match self {
             Self::Read(read) => read.finish(result),
             Self::Write(write, _) => write.finish(result.map(|_| ())),
@@ -109,10 +113,10 @@ impl Request {
 // either. The lists of targets are on the heap, and not changed.
 #[expect(unsafe_code, reason = "as stated above")]
 unsafe impl Job for Request {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> TransferKind {
         match self {
-            Self::Read(_) => Kind::Read,
-            Self::Write(write, _) => Kind::Write(write.mode),
+            Self::Read(_) => TransferKind::Read,
+            Self::Write(write, _) => TransferKind::Write(write.mode),
         }
     }
 

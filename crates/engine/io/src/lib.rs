@@ -1,4 +1,4 @@
-//! The data path: reading and writing files through one trait with three back-ends.
+//! The data path: reading and writing files through one trait with two back-ends.
 //!
 //! [`Io`] opens files and reads them: one blocking read ([`IoFile::read_at`]), many in parallel
 //! ([`Io::read_batch`]), a stream with many in flight ([`Io::read_stream`]), or in the background
@@ -9,10 +9,11 @@
 //! |---|---|---|
 //! | [`Uring`] | rings of `io_uring`: the caller of a batch keeps it in flight by itself | where the kernel has it |
 //! | [`Threads`] | a pool of threads in `preadv` | everywhere else |
-//! | [`SimDisk`] | virtual time, faults, computed files, power cuts; repeats from a seed | tests |
 //!
-//! [`best`] picks one of the first two; [`Choice`] also says why. [`Support`] tests direct reads of a file.
-//! [`AtomicWrites`] tests writes that no crash tears ([`WriteMode::Atomic`]), on another file.
+//! [`best`] picks one of them; [`Choice`] also says why. [`Support`] tests direct reads of a file,
+//! [`WriteSupport`] the ways of writing that leave no pages in the cache. [`AtomicWrites`] tests writes that no
+//! crash tears ([`WriteMode::Atomic`]), on another file. The crate `pagekeeper-simdisk` has a third back-end,
+//! for tests.
 //!
 //! Files are written through [`Io::open_writable`]: blocking ([`IoFile::write_at`]) or in the background
 //! ([`Io::submit_writes`]). [`IoFile`] also syncs, allocates space and releases pages; [`Io`] handles names
@@ -29,6 +30,7 @@ mod aligned;
 mod api;
 mod atomic;
 mod atomic_limits;
+pub mod backend;
 mod directory;
 mod error;
 mod file;
@@ -43,7 +45,6 @@ mod process;
 mod pwrite;
 mod request;
 mod scatter;
-mod sim;
 mod stream;
 mod syscall;
 mod target;
@@ -51,6 +52,7 @@ mod threads;
 mod transfer;
 mod uring;
 mod write;
+mod write_support;
 
 pub use aligned::AlignedBuf;
 pub use api::Io;
@@ -62,12 +64,9 @@ pub use past_cache::{open_past_cache, open_writable_past_cache};
 pub use probe::{Alignment, Choice, Support, best};
 pub use process::Process;
 pub use request::{BatchRead, OwnedRead, OwnedWrite};
-pub use sim::{
-    AnyFault, Damage, Fault, Hold, Persistence, RandomFaults, RandomWriteFaults, SimDisk, SimDiskBuilder,
-    SimStats, Times, WriteFault, pattern,
-};
 pub use stream::{ReadStream, StreamRead};
 pub use target::Target;
 pub use threads::Threads;
 pub use uring::Uring;
 pub use write::{Create, Resident, WriteMode};
+pub use write_support::{ProbeResult, WriteSupport, has_real_files};

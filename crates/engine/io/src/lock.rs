@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 /// A lock on a file. It is released when the value is dropped, or by the system when the process ends.
 ///
 /// ```
-/// use pagekeeper_io::{Error, Io, SimDisk};
+/// use pagekeeper_io::{Error, Io};
+/// use pagekeeper_simdisk::SimDisk;
 /// let disk = SimDisk::new();
 /// let held = disk.lock("/lock".as_ref())?;
 /// assert_eq!(disk.lock("/lock".as_ref()).err(), Some(Error::Locked { path: "/lock".into() }));

@@ -10,7 +10,8 @@ use crate::{Access, Create, Error, Io, IoFile};
 /// reports that), the file is read through the cache, after its clean pages are dropped.
 ///
 /// ```
-/// use pagekeeper_io::{Access, SimDisk, open_past_cache};
+/// use pagekeeper_io::{Access, open_past_cache};
+/// use pagekeeper_simdisk::SimDisk;
 /// let disk = SimDisk::builder().without_direct().build();
 /// disk.create("/file", [7; 100])?;
 /// assert_eq!(open_past_cache(&disk, "/file".as_ref())?.access(), Access::Buffered);

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::iovec;
 
-use crate::transfer::{Kind, Transfer};
+use crate::transfer::{Transfer, TransferKind};
 use crate::{BatchRead, Error, IoFile, OwnedRead, scatter};
 
 /// Fills a buffer from `offset`, blocking.
@@ -42,7 +42,7 @@ pub(crate) fn read_owned(read: OwnedRead) {
 /// The pieces must be valid for writes, and used by nobody else, until the call returns.
 #[expect(unsafe_code, reason = "the kernel writes where it is asked to")]
 pub(crate) unsafe fn read(file: &dyn IoFile, offset: u64, pieces: &[iovec]) -> Result<usize, Error> {
-    let mut transfer = Transfer::new(Kind::Read, offset, scatter::total(pieces));
+    let mut transfer = Transfer::new(TransferKind::Read, offset, scatter::total(pieces));
     if let Some(result) = transfer.before(file) {
         return result;
     }

@@ -3,7 +3,7 @@
 use libc::iovec;
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::transfer::{Kind, Transfer};
+use crate::transfer::{Transfer, TransferKind};
 use crate::{Error, IoFile, OwnedWrite, WriteMode};
 
 /// Returns the flags of pwritev2(2) for a mode. rustix lacks `RWF_DONTCACHE` (Linux 6.14) and `RWF_ATOMIC`
@@ -19,7 +19,7 @@ pub(crate) fn flags(mode: WriteMode) -> ReadWriteFlags {
 
 /// Writes all of `buf` at `offset`, blocking.
 pub(crate) fn write(file: &dyn IoFile, offset: u64, buf: &[u8], mode: WriteMode) -> Result<(), Error> {
-    let mut transfer = Transfer::new(Kind::Write(mode), offset, buf.len());
+    let mut transfer = Transfer::new(TransferKind::Write(mode), offset, buf.len());
     if let Some(result) = transfer.before(file) {
         return result.map(|_| ());
     }

@@ -11,7 +11,8 @@ use crate::{AlignedBuf, Error, IoFile, Target, WriteMode};
 ///
 /// ```
 /// use std::io::IoSliceMut;
-/// use pagekeeper_io::{Access, BatchRead, Io, SimDisk};
+/// use pagekeeper_io::{Access, BatchRead, Io};
+/// use pagekeeper_simdisk::SimDisk;
 ///
 /// let disk = SimDisk::new();
 /// disk.create("/file", (0..100).collect::<Vec<u8>>())?;
@@ -77,7 +78,8 @@ pub struct OwnedRead {
 ///
 /// ```
 /// use std::sync::mpsc;
-/// use pagekeeper_io::{Access, AlignedBuf, Create, Io, OwnedWrite, SimDisk, WriteMode};
+/// use pagekeeper_io::{Access, AlignedBuf, Create, Io, OwnedWrite, WriteMode};
+/// use pagekeeper_simdisk::SimDisk;
 ///
 /// let io = SimDisk::new();
 /// let file = io.open_writable("/file".as_ref(), Access::Direct, Create::New)?;

@@ -32,19 +32,19 @@ pub(crate) fn of_targets(targets: &[Target]) -> &[iovec] {
 }
 
 /// Returns the total length in bytes.
-pub(crate) fn total(pieces: &[iovec]) -> usize {
+pub fn total(pieces: &[iovec]) -> usize {
     pieces.iter().map(|piece| piece.iov_len).sum()
 }
 
 /// Whether each piece begins and ends at a multiple of `align` bytes.
-pub(crate) fn are_aligned(pieces: &[iovec], align: usize) -> bool {
+pub fn are_aligned(pieces: &[iovec], align: usize) -> bool {
     pieces
         .iter()
         .all(|piece| piece.iov_base.addr().is_multiple_of(align) && piece.iov_len.is_multiple_of(align))
 }
 
 /// Returns the pieces after their first `done` bytes, at most [`PIECES_MAX`] of them.
-pub(crate) fn rest(pieces: &[iovec], done: usize) -> Cow<'_, [iovec]> {
+pub fn rest(pieces: &[iovec], done: usize) -> Cow<'_, [iovec]> {
     if done == 0 {
         return Cow::Borrowed(&pieces[..pieces.len().min(PIECES_MAX)]);
     }

@@ -25,15 +25,17 @@ const ALIGNMENT_MIN: usize = 512;
 
 /// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum TransferKind {
+    /// From the file to memory.
     Read,
+    /// From memory to the file.
     Write(WriteMode),
 }
 
 /// The state of a read or write that may take several raw ones.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Transfer {
-    kind: Kind,
+pub struct Transfer {
+    kind: TransferKind,
     offset: u64,
     len: usize,
     done: usize,
@@ -42,18 +44,18 @@ pub(crate) struct Transfer {
 
 impl Transfer {
     /// Creates a transfer of `len` bytes from `offset` on.
-    pub(crate) fn new(kind: Kind, offset: u64, len: usize) -> Self {
+    pub fn new(kind: TransferKind, offset: u64, len: usize) -> Self {
         Self { kind, offset, len, done: 0, fruitless: 0 }
     }
 
     /// Returns the direction.
-    pub(crate) fn kind(&self) -> Kind {
+    pub fn kind(&self) -> TransferKind {
         self.kind
     }
 
     /// Returns the result if it is known before any raw transfer: nothing to do, or a range beyond Linux's
     /// limit.
-    pub(crate) fn before(&self, file: &dyn IoFile) -> Option<Result<usize, Error>> {
+    pub fn before(&self, file: &dyn IoFile) -> Option<Result<usize, Error>> {
         if self.len == 0 {
             return Some(Ok(0));
         }
@@ -63,19 +65,19 @@ impl Transfer {
     }
 
     /// Returns the offset of the next raw transfer.
-    pub(crate) fn position(&self) -> u64 {
+    pub fn position(&self) -> u64 {
         self.offset + self.done as u64
     }
 
     /// Returns how many bytes have been transferred.
-    pub(crate) fn done(&self) -> usize {
+    pub fn done(&self) -> usize {
         self.done
     }
 
     /// Processes the result of a raw transfer at [`Self::position`] for `asked` bytes: a count, or an error
     /// number. `pieces` is the whole memory. Returns the final result, or `None` if another raw transfer must
     /// follow.
-    pub(crate) fn after(
+    pub fn after(
         &mut self,
         asked: usize,
         got: Result<usize, i32>,
@@ -88,7 +90,7 @@ impl Transfer {
                 self.fruitless = 0;
                 (self.done == self.len).then_some(Ok(self.done))
             }
-            Ok(0) if self.kind == Kind::Read => Some(Ok(self.done)),
+            Ok(0) if self.kind == TransferKind::Read => Some(Ok(self.done)),
             // Some bytes were written, but not atomically. No file system does this: the rest would take a
             // second write.
             Ok(_) if self.is_atomic() => Some(Err(self.error(libc::EIO, file))),
@@ -112,7 +114,7 @@ impl Transfer {
             self.fruitless = 0;
             return None;
         }
-        if self.kind == Kind::Read {
+        if self.kind == TransferKind::Read {
             match file.stat() {
                 Ok(stat) if stat.size <= self.offset + reached as u64 => return Some(Ok(reached)),
                 Ok(_) => {}
@@ -140,7 +142,7 @@ impl Transfer {
     }
 
     fn is_atomic(&self) -> bool {
-        self.kind == Kind::Write(WriteMode::Atomic)
+        self.kind == TransferKind::Write(WriteMode::Atomic)
     }
 
     fn is_aligned(&self, pieces: &[iovec]) -> bool {
@@ -158,8 +160,8 @@ impl Transfer {
     pub(crate) fn error(&self, errno: i32, file: &dyn IoFile) -> Error {
         let (path, range) = (file.path().to_path_buf(), self.range());
         match self.kind {
-            Kind::Read => Error::Read { path, range, errno },
-            Kind::Write(_) => Error::Write { path, range, errno },
+            TransferKind::Read => Error::Read { path, range, errno },
+            TransferKind::Write(_) => Error::Write { path, range, errno },
         }
     }
 }
@@ -210,7 +212,7 @@ mod tests {
     #[test]
     fn interruptions_and_short_counts_are_gone_on_with() {
         let file = Sized(100_000, Access::Buffered);
-        let mut transfer = Transfer::new(Kind::Read, 10, 8192);
+        let mut transfer = Transfer::new(TransferKind::Read, 10, 8192);
         let got =
             feed(&mut transfer, &file, &[Err(libc::EINTR), Ok(100), Err(libc::EAGAIN), Ok(8000), Ok(92)]);
         assert_eq!(got, [None, None, None, None, Some(Ok(8192))]);
@@ -219,7 +221,7 @@ mod tests {
     #[test]
     fn nothing_more_is_the_end_of_file() {
         let file = Sized(0, Access::Buffered);
-        let mut transfer = Transfer::new(Kind::Read, 0, 8192);
+        let mut transfer = Transfer::new(TransferKind::Read, 0, 8192);
         // The size is not trusted (files of /proc have none): only a raw read of no bytes ends a buffered
         // read.
         assert_eq!(feed(&mut transfer, &file, &[Ok(100), Ok(0)]), [None, Some(Ok(100))]);
@@ -228,7 +230,7 @@ mod tests {
     #[test]
     fn a_direct_read_ends_at_the_size_and_resumes_aligned_before_it() {
         let file = Sized(20_000, Access::Direct);
-        let mut transfer = Transfer::new(Kind::Read, 8192, 16_384);
+        let mut transfer = Transfer::new(TransferKind::Read, 8192, 16_384);
         assert_eq!(feed(&mut transfer, &file, &[Ok(5000)]), [None]);
         assert_eq!(transfer.position(), 8192 + 4096);
         assert_eq!(feed(&mut transfer, &file, &[Ok(20_000 - 8192 - 4096)]), [Some(Ok(20_000 - 8192))]);
@@ -242,7 +244,7 @@ mod tests {
             (Access::Direct, libc::EAGAIN, Ok(7)),
         ] {
             let file = Sized(1 << 20, access);
-            let mut transfer = Transfer::new(Kind::Read, 0, 4096);
+            let mut transfer = Transfer::new(TransferKind::Read, 0, 4096);
             let results = feed(&mut transfer, &file, &vec![got; FRUITLESS_ATTEMPTS_MAX as usize]);
             let (last, others) = results.split_last().unwrap();
             assert!(others.iter().all(Option::is_none));
@@ -254,15 +256,15 @@ mod tests {
     fn an_invalid_direct_read_is_explained_where_it_is_not_aligned() {
         let file = Sized(1 << 20, Access::Direct);
         let unaligned = Error::Unaligned { path: "file".into(), range: 100..4196 };
-        let got = feed(&mut Transfer::new(Kind::Read, 100, 4096), &file, &[Err(libc::EINVAL)]);
+        let got = feed(&mut Transfer::new(TransferKind::Read, 100, 4096), &file, &[Err(libc::EINVAL)]);
         assert_eq!(got, [Some(Err(unaligned))]);
-        let got = feed(&mut Transfer::new(Kind::Read, 512, 4096), &file, &[Err(libc::EINVAL)]);
+        let got = feed(&mut Transfer::new(TransferKind::Read, 512, 4096), &file, &[Err(libc::EINVAL)]);
         assert!(matches!(got[0], Some(Err(Error::Read { errno: libc::EINVAL, .. }))));
     }
 
     #[test]
     fn a_write_goes_on_until_all_is_written() {
-        let write = Kind::Write(WriteMode::Plain);
+        let write = TransferKind::Write(WriteMode::Plain);
         let file = Sized(0, Access::Buffered);
         let mut transfer = Transfer::new(write, 10, 8192);
         let got = feed(&mut transfer, &file, &[Err(libc::EINTR), Ok(100), Ok(0), Ok(8092)]);
@@ -281,7 +283,7 @@ mod tests {
     #[test]
     fn an_atomic_write_is_one_raw_write_or_fails() {
         let file = Sized(0, Access::Direct);
-        let write = |offset, len| Transfer::new(Kind::Write(WriteMode::Atomic), offset, len);
+        let write = |offset, len| Transfer::new(TransferKind::Write(WriteMode::Atomic), offset, len);
         let failed = |range, errno| Some(Err(Error::Write { path: "file".into(), range, errno }));
         let unaligned = |range| Some(Err(Error::Unaligned { path: "file".into(), range }));
         for short in [0, 4096] {
@@ -303,10 +305,10 @@ mod tests {
     fn places_beyond_what_linux_counts_are_refused_before_any_read() {
         let file = Sized(1, Access::Buffered);
         for offset in [u64::MAX, u64::MAX - 4096, i64::MAX as u64] {
-            let error = Transfer::new(Kind::Read, offset, 4096).before(&file).unwrap().unwrap_err();
+            let error = Transfer::new(TransferKind::Read, offset, 4096).before(&file).unwrap().unwrap_err();
             assert_eq!(error.errno(), Some(libc::EINVAL), "{offset}");
         }
-        assert_eq!(Transfer::new(Kind::Read, u64::MAX, 0).before(&file), Some(Ok(0)));
-        assert_eq!(Transfer::new(Kind::Read, 0, 1).before(&file), None);
+        assert_eq!(Transfer::new(TransferKind::Read, u64::MAX, 0).before(&file), Some(Ok(0)));
+        assert_eq!(Transfer::new(TransferKind::Read, 0, 1).before(&file), None);
     }
 }

@@ -3,7 +3,8 @@
 /// Whether a file that is opened for writing exists.
 ///
 /// ```
-/// use pagekeeper_io::{Access, Create, Io, SimDisk};
+/// use pagekeeper_io::{Access, Create, Io};
+/// use pagekeeper_simdisk::SimDisk;
 /// let disk = SimDisk::new();
 /// let path = "/log".as_ref();
 /// assert!(disk.open_writable(path, Access::Buffered, Create::Never).is_err());
@@ -23,7 +24,8 @@ pub enum Create {
 /// The mode of a write.
 ///
 /// ```
-/// use pagekeeper_io::{Access, Create, Io, SimDisk, WriteMode};
+/// use pagekeeper_io::{Access, Create, Io, WriteMode};
+/// use pagekeeper_simdisk::SimDisk;
 /// let disk = SimDisk::new();
 /// let file = disk.open_writable("/log".as_ref(), Access::Buffered, Create::New)?;
 /// file.write_at(0, b"first", WriteMode::Durable)?;
@@ -58,7 +60,8 @@ pub enum WriteMode {
 /// The residency of a range of a file, in bytes of whole pages.
 ///
 /// ```
-/// use pagekeeper_io::{Access, Create, Io, SimDisk, WriteMode};
+/// use pagekeeper_io::{Access, Create, Io, WriteMode};
+/// use pagekeeper_simdisk::SimDisk;
 /// let disk = SimDisk::new();
 /// let file = disk.open_writable("/log".as_ref(), Access::Buffered, Create::New)?;
 /// file.write_at(0, &[1; 8192], WriteMode::Plain)?;

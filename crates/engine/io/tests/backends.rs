@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
 use pagekeeper_io::{
-    Access, Alignment, BatchRead, Error, Io, IoFile, OwnedRead, RandomFaults, SimDisk, Support, Target,
-    Threads, Uring,
+    Access, Alignment, BatchRead, Error, Io, IoFile, OwnedRead, Support, Target, Threads, Uring,
 };
+use pagekeeper_simdisk::{RandomFaults, SimDisk};
 use pagekeeper_testing::{Mounted, disk_dir};
 use proptest::prelude::*;
 use support::{Memory, aligned, noise};

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, AlignedBuf, Create, Error, Io, IoFile, Persistence, SimDisk, WriteMode};
+use pagekeeper_io::{Access, AlignedBuf, Create, Error, Io, IoFile, WriteMode};
+use pagekeeper_simdisk::{Persistence, SimDisk};
 use proptest::prelude::*;
 
 const NAMES: [&str; 4] = ["/a", "/b", "/d/x", "/d/y"];

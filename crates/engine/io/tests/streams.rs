@@ -8,9 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pagekeeper_io::{
-    Access, Error, Fault, Io, IoFile, ReadStream, SimDisk, StreamRead, Target, Threads, Times, Uring,
-};
+use pagekeeper_io::{Access, Error, Io, IoFile, ReadStream, StreamRead, Target, Threads, Uring};
+use pagekeeper_simdisk::{Fault, SimDisk, Times};
 use pagekeeper_testing::disk_dir;
 use support::{Memory, aligned, noise};
 

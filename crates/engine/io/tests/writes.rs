@@ -8,8 +8,9 @@ use std::path::Path;
 use std::sync::{Arc, mpsc};
 
 use pagekeeper_io::{
-    Access, AlignedBuf, Create, Error, FileKind, Io, IoFile, OwnedWrite, SimDisk, Threads, Uring, WriteMode,
+    Access, AlignedBuf, Create, Error, FileKind, Io, IoFile, OwnedWrite, Threads, Uring, WriteMode,
 };
+use pagekeeper_simdisk::SimDisk;
 use pagekeeper_testing::{Mounted, disk_dir};
 use support::noise;
 

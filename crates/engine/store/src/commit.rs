@@ -136,7 +136,6 @@ fn finish(core: &Core, seq: Seq, lsn: u64, durability: Durability) -> Result<Seq
             return Ok(seq);
         }
     }
-    core.group.notify_flushed();
     Ok(seq)
 }
 

@@ -37,7 +37,7 @@
 //! 2. `checkpoints.under_way`, for a whole checkpoint.
 //! 3. `tail`, while one commit is encoded and appended, and for a checkpoint's start.
 //! 4. The locks of the index's shards, the snapshots, and the pages recorded for a backup; `given_back`; `superblocks`,
-//!    for one write; `checkpoints.request` and `group.lock`, to wait and to notify.
+//!    for one write; `checkpoints.request`, to wait and to notify.
 //!
 //! Readers take the locks of a shard of the index and of their part of the snapshots. They seldom wait for them.
 //!
@@ -54,12 +54,12 @@ use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pagekeeper_cache::{OwnedFile, PageCache};
 use pagekeeper_io::{Io, IoFile, Lock, Process, open_past_cache};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
-use pagekeeper_log::RedoLog;
+use pagekeeper_wal::RedoLog;
 
 use crate::buffers::Buffers;
 use crate::changes::Changes;
@@ -77,9 +77,6 @@ use crate::superblocks::Superblocks;
 use crate::version::{Assembly, Content, PageId, Replay, Version, Whole, kind_and_seq};
 use crate::writer::Writer;
 use crate::{Error, PageNo, Seq};
-
-/// Polling interval for conditions without a notification.
-const POLL: Duration = Duration::from_secs(1);
 
 /// Values that the opening fixed.
 pub(crate) struct Config {
@@ -184,23 +181,6 @@ impl Checkpoints {
     }
 }
 
-/// Commits with [`Durability::Group`](crate::Durability::Group) that wait for another commit's sync. The journal
-/// performs the sync, and decides which of several callers does it.
-#[derive(Debug, Default)]
-pub(crate) struct GroupCommit {
-    pub(crate) lock: Mutex<()>,
-    /// Notified after a commit was made durable.
-    pub(crate) flushed: Condvar,
-}
-
-impl GroupCommit {
-    /// Wakes everyone who waits for a sync.
-    pub(crate) fn notify_flushed(&self) {
-        drop(lock(&self.lock));
-        self.flushed.notify_all();
-    }
-}
-
 /// The store without its threads.
 pub(crate) struct Core {
     /// Checked by each external call before any lock is taken.
@@ -227,7 +207,6 @@ pub(crate) struct Core {
     pub(crate) writer: Writer,
     pub(crate) tail: Mutex<Tail>,
     pub(crate) checkpoints: Checkpoints,
-    pub(crate) group: GroupCommit,
     /// Has its own locks.
     pub(crate) changes: Changes,
     /// Pages that were free when this was set, or when space was given back; `None` if not known yet. Used under the
@@ -475,14 +454,9 @@ impl Core {
 
     /// Like [`make_durable`](Self::make_durable), but leaves the sync to commits that come within the group's delay.
     pub(crate) fn join_group(&self, lsn: u64) -> Result<(), Error> {
-        let until = Instant::now().checked_add(self.config.options.group_delay);
-        let mut group = lock(&self.group.lock);
-        while self.config.options.threads && self.journal.durable_lsn() < lsn {
-            let left = until.map_or(Some(POLL), |until| until.checked_duration_since(Instant::now()));
-            let Some(left) = left else { break };
-            group = ignore_poison(self.group.flushed.wait_timeout(group, left)).0;
+        if self.config.options.threads {
+            self.journal.wait_for_others(lsn, self.config.options.group_delay)?;
         }
-        drop(group);
         self.make_durable(lsn)
     }
 

@@ -15,7 +15,7 @@ pub enum Error {
     Io(#[from] pagekeeper_io::Error),
     /// The journal failed, or is invalid.
     #[error("the journal: {0}")]
-    Journal(#[from] pagekeeper_log::Error),
+    Journal(#[from] pagekeeper_wal::Error),
     /// A page could not be read through the cache.
     #[error(transparent)]
     Cache(#[from] pagekeeper_cache::Error),
@@ -264,13 +264,13 @@ impl Error {
     /// Turns "no such file" into [`Error::LostFile`], for files that every store has.
     pub(crate) fn or_lost(self) -> Self {
         let missing = match &self {
-            Self::Io(error) | Self::Journal(pagekeeper_log::Error::Io(error))
+            Self::Io(error) | Self::Journal(pagekeeper_wal::Error::Io(error))
                 if error.errno() == Some(libc::ENOENT) =>
             {
                 error.path()
             }
             Self::Journal(
-                pagekeeper_log::Error::NoLog { path } | pagekeeper_log::Error::MissingFile { path },
+                pagekeeper_wal::Error::NoLog { path } | pagekeeper_wal::Error::MissingFile { path },
             ) => Some(path.as_path()),
             _ => None,
         };
@@ -280,7 +280,7 @@ impl Error {
     /// Returns the system's error number, if the system reported one.
     pub fn errno(&self) -> Option<i32> {
         match self {
-            Self::Io(error) | Self::Journal(pagekeeper_log::Error::Io(error)) => error.errno(),
+            Self::Io(error) | Self::Journal(pagekeeper_wal::Error::Io(error)) => error.errno(),
             Self::Journal(_)
             | Self::Cache(_)
             | Self::CacheSetting(_)

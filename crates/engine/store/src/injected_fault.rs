@@ -66,5 +66,5 @@ pub(crate) enum InjectedFault {
     /// An entry of an unknown version is taken for the end of the journal.
     UnknownVersionIsEnd,
     /// A bug of the journal.
-    Journal(pagekeeper_log::InjectedFault),
+    Journal(pagekeeper_wal::InjectedFault),
 }

@@ -16,7 +16,7 @@ use pagekeeper_io::{Io, Lock, Process};
 use crate::budget::{cache, cached, map_share, max_kept, unapplied_share};
 use crate::buffers::Buffers;
 use crate::changes::Changes;
-use crate::core::{Checkpoints, Config, Core, GroupCommit, Tail};
+use crate::core::{Checkpoints, Config, Core, Tail};
 use crate::create::{above, check_new, is_to_be_made, make, sync_names};
 use crate::data::{self, DataFile};
 use crate::format::superblock::{Found, Superblock, VERSION};
@@ -221,7 +221,6 @@ fn recover(
             logged_since_checkpoint: HashSet::new(),
         }),
         checkpoints: Checkpoints::new(newest.checkpoint_seq, newest.checkpoint_lsn, found.seq),
-        group: GroupCommit::default(),
         changes: Changes::default(),
         given_back: Mutex::default(),
         reports: Reports::default(),

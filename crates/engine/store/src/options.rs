@@ -65,7 +65,7 @@ pub struct StoreOptions {
     pub(crate) held_journal_bytes: Option<u64>,
     /// The journal's write mode: a simulated disk is not probed for the best one.
     #[cfg(test)]
-    pub(crate) journal_mode: pagekeeper_log::LogMode,
+    pub(crate) journal_mode: pagekeeper_wal::LogMode,
 }
 
 impl Default for StoreOptions {
@@ -90,7 +90,7 @@ impl Default for StoreOptions {
             #[cfg(test)]
             held_journal_bytes: None,
             #[cfg(test)]
-            journal_mode: pagekeeper_log::LogMode::Auto,
+            journal_mode: pagekeeper_wal::LogMode::Auto,
         }
     }
 }
@@ -353,7 +353,8 @@ impl fmt::Debug for StoreOptions {
 
 #[cfg(test)]
 mod tests {
-    use pagekeeper_io::{Access, Create as CreateFile, SimDisk};
+    use pagekeeper_io::{Access, Create as CreateFile};
+    use pagekeeper_simdisk::SimDisk;
 
     use super::*;
 

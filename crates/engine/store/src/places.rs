@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pagekeeper_log::Error as LogError;
+use pagekeeper_wal::Error as LogError;
 
 use crate::core::Core;
 use crate::format::entry::Change;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_io::Io;
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_log::{LogMode, Recovered, RedoLog, RedoOptions};
+use pagekeeper_wal::{LogMode, RecoveredRecord, RedoLog, RedoOptions};
 
 use crate::budget::{buffer_bytes, held_share};
 use crate::format::entry::{self, Change, EntryFault, EntryReader};
@@ -141,7 +141,7 @@ impl<'a> Replay<'a> {
         Self { found, end: newest.checkpoint_lsn, fault: None, reader, held_upto, newest, path }
     }
 
-    fn take(&mut self, record: &Recovered) {
+    fn take(&mut self, record: &RecoveredRecord) {
         self.end = record.end;
         if self.fault.is_none() {
             self.fault = self.take_sound(record).err();
@@ -151,7 +151,7 @@ impl<'a> Replay<'a> {
 
 /// Returns the content of the commits before the first invalid one, and why that is invalid.
 pub(crate) fn replay_to_fault(
-    records: &[Recovered],
+    records: &[RecoveredRecord],
     newest: &Superblock,
     page_size: usize,
     path: &Path,
@@ -165,7 +165,7 @@ pub(crate) fn replay_to_fault(
 
 impl Replay<'_> {
     /// Takes in a record, and the commit that ends with it, if any.
-    fn take_sound(&mut self, record: &Recovered) -> Result<(), Error> {
+    fn take_sound(&mut self, record: &RecoveredRecord) -> Result<(), Error> {
         let Self { found, reader, held_upto, newest, path, .. } = self;
         let corrupt = |what: String| Error::Corrupt { path: path.to_path_buf(), what };
         if record.body.is_empty() {

@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 use pagekeeper_io::Io;
 use pagekeeper_kernel::mutex::ignore_poison;
 use pagekeeper_kernel::text::escaped;
-use pagekeeper_log::RedoLog;
+use pagekeeper_wal::RedoLog;
 
 use crate::Error;
 use crate::commit::{max_entry_bytes, max_page_entry};

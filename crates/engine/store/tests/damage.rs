@@ -4,7 +4,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, AlignedBuf, Create, Io, SimDisk, Times, WriteFault, WriteMode};
+use pagekeeper_io::{Access, AlignedBuf, Create, Io, WriteMode};
+use pagekeeper_simdisk::{SimDisk, Times, WriteFault};
 use pagekeeper_store::{Durability, Error, Store, StoreOptions};
 
 const PAGE: u64 = 4096;
@@ -134,12 +135,12 @@ fn a_page_that_is_old_blank_or_of_no_commit_is_found() {
         (&older, "of commit 1, but not what was written there last"),
         (&newer, "of commit 9, but not what was written there last"),
     ] {
-        let disk = made.after_power_cut(pagekeeper_io::Persistence::All, 0);
+        let disk = made.after_power_cut(pagekeeper_simdisk::Persistence::All, 0);
         write(&disk, "data", 3 * PAGE, bytes);
         is_found(&options(&disk).open(dir()).unwrap(), said);
     }
     // Also if memory has the right page.
-    let disk = made.after_power_cut(pagekeeper_io::Persistence::All, 0);
+    let disk = made.after_power_cut(pagekeeper_simdisk::Persistence::All, 0);
     let store = options(&disk).open(dir()).unwrap();
     assert_eq!(store.begin_read().unwrap().read(3).unwrap()[0], 2);
     write(&disk, "data", 3 * PAGE, &zeros);
@@ -175,7 +176,7 @@ fn a_page_of_a_commit_that_was_lost_is_not_taken_for_one_that_came_later() {
 #[test]
 fn a_commit_of_a_newer_version_in_the_journal_is_said_to_be_one() {
     let disk = disk();
-    let journal = pagekeeper_log::RedoLog::options().io(Arc::new(disk.clone())).without_threads();
+    let journal = pagekeeper_wal::RedoLog::options().io(Arc::new(disk.clone())).without_threads();
     let (log, _) = journal.recover(&dir().join("journal"), None).unwrap();
     let end = log.try_append(&[2; 16]).unwrap();
     log.sync_upto(end).unwrap();
@@ -211,7 +212,7 @@ fn one_place_of_the_page_map_may_be_lost_and_both_hide_no_page() {
     let made = disk();
     for places in [&[0][..], &[1], &[0, 1]] {
         for how in [&[0_u8; 4096][..], &[7; 4096]] {
-            let disk = made.after_power_cut(pagekeeper_io::Persistence::All, 0);
+            let disk = made.after_power_cut(pagekeeper_simdisk::Persistence::All, 0);
             for place in places {
                 write(&disk, "map", place * 4096, how);
             }

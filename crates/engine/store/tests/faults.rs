@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, Create, Io, Persistence, SimDisk, Times, WriteFault, WriteMode};
+use pagekeeper_io::{Access, Create, Io, WriteMode};
+use pagekeeper_simdisk::{Persistence, SimDisk, Times, WriteFault};
 use pagekeeper_store::{Durability, Error, FullPageImages, Store, StoreOptions};
 
 fn dir() -> &'static Path {

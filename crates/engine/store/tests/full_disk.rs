@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::SimDisk;
+use pagekeeper_simdisk::SimDisk;
 use pagekeeper_store::{Durability, Error, Store, StoreOptions};
 use pagekeeper_testing::Mounted;
 

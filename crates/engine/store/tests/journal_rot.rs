@@ -6,9 +6,10 @@ mod common;
 use common::{commit, dir};
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, Damage, Io, Persistence, SimDisk};
-use pagekeeper_log::RedoLog;
+use pagekeeper_io::{Access, Io};
+use pagekeeper_simdisk::{Damage, Persistence, SimDisk};
 use pagekeeper_store::{Error, Store, StoreOptions};
+use pagekeeper_wal::RedoLog;
 
 const FILES: u64 = 4;
 

@@ -4,7 +4,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, Create, Fault, Io, SimDisk, Times, WriteMode};
+use pagekeeper_io::{Access, Create, Io, WriteMode};
+use pagekeeper_simdisk::{Fault, SimDisk, Times};
 use pagekeeper_store::{Durability, Error, Store, StoreOptions};
 
 const PAGES: u64 = 40;
@@ -185,7 +186,7 @@ fn openings_that_fail_for_a_file_that_was_cut_off_use_nothing_up() {
 fn openings_that_fail_for_what_a_newer_pagekeeper_wrote_use_nothing_up() {
     for closed in [false, true] {
         let disk = with_journal(true);
-        let journal = pagekeeper_log::RedoLog::options().io(Arc::new(disk.clone())).without_threads();
+        let journal = pagekeeper_wal::RedoLog::options().io(Arc::new(disk.clone())).without_threads();
         let (log, _) = journal.recover(&dir().join("journal"), None).unwrap();
         let end = log.try_append(&[2; 16]).unwrap();
         log.sync_upto(end).unwrap();

@@ -5,7 +5,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use pagekeeper_io::{Damage, Io, Persistence, SimDisk};
+use pagekeeper_io::Io;
+use pagekeeper_simdisk::{Damage, Persistence, SimDisk};
 use pagekeeper_store::{Create, Durability, Error, Store, StoreOptions};
 use pagekeeper_testing::Mounted;
 

@@ -6,9 +6,8 @@ mod common;
 use std::path::Path;
 
 use common::{commit, dir};
-use pagekeeper_io::{
-    Access, AlignedBuf, Create as CreateFile, Fault, Io, Persistence, SimDisk, Times, WriteMode,
-};
+use pagekeeper_io::{Access, AlignedBuf, Create as CreateFile, Io, WriteMode};
+use pagekeeper_simdisk::{Fault, Persistence, SimDisk, Times};
 use pagekeeper_store::{Create, Durability, Error, Store, StoreOptions};
 
 const SLOT: usize = 4096;

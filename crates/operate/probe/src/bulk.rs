@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use pagekeeper_bulk::{BulkMode, BulkWriter};
 use pagekeeper_io::{IoFile, WriteMode};
 use pagekeeper_kernel::pressure::DirtyReport;
-use pagekeeper_log::{BulkMode, BulkWriter};
 use pagekeeper_policy::BulkProfile;
 use serde::Serialize;
 
@@ -182,7 +182,7 @@ pub(crate) fn measure(work: &ProbeContext<'_>, events: &mut Events) -> Result<Bu
     Ok(BulkReport { cases, slows_from_bytes, buffered_bytes_max })
 }
 
-fn options(io: &Arc<dyn pagekeeper_io::Io>, beside: BulkBeside) -> Option<pagekeeper_log::BulkOptions> {
+fn options(io: &Arc<dyn pagekeeper_io::Io>, beside: BulkBeside) -> Option<pagekeeper_bulk::BulkOptions> {
     Some(BulkWriter::options().mode(beside.mode()?).io(Arc::clone(io)))
 }
 

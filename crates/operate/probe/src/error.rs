@@ -89,9 +89,6 @@ pub enum Error {
     /// A query of the kernel failed.
     #[error(transparent)]
     Kernel(#[from] pagekeeper_kernel::Error),
-    /// Bulk output failed.
-    #[error(transparent)]
-    Log(#[from] pagekeeper_log::Error),
 }
 
 /// The result of a measurement.

@@ -287,8 +287,8 @@ mod tests {
     fn bulk_output_has_no_name() {
         let dir = disk_dir();
         let io = UnnamedFiles::shared(pagekeeper_io::best());
-        for mode in [pagekeeper_log::BulkMode::Auto, pagekeeper_log::BulkMode::Buffered] {
-            let options = pagekeeper_log::BulkWriter::options().mode(mode).io(Arc::clone(&io));
+        for mode in [pagekeeper_bulk::BulkMode::Auto, pagekeeper_bulk::BulkMode::Buffered] {
+            let options = pagekeeper_bulk::BulkWriter::options().mode(mode).io(Arc::clone(&io));
             let mut output = options.create(dir.path().join("bulk")).unwrap();
             output.write_all(&random_piece(3 << 20)).unwrap();
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);

@@ -190,7 +190,8 @@ fn together(
 mod tests {
     use std::time::Duration;
 
-    use pagekeeper_io::{Access, SimDisk};
+    use pagekeeper_io::Access;
+    use pagekeeper_simdisk::SimDisk;
 
     use super::*;
     use pagekeeper_testing::disk_dir;

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pagekeeper_log::{
-    BinLog, BinLogOptions, Error as LogError, LogMode, Position, Purge, RedoLog, RedoOptions,
-};
 use pagekeeper_store::{Durability, Store, StoreOptions, WriteTxn};
 use pagekeeper_testing::Rng;
+use pagekeeper_wal::{
+    BinLog, BinLogOptions, Error as LogError, LogMode, Position, PurgeMode, RedoLog, RedoOptions,
+};
 
 use crate::oracle::{Commit, Line};
 
@@ -311,7 +311,7 @@ fn run_binlog(dir: &Path, mode: LogMode, cycle: u64, only_look: bool) -> Result<
             }
             if thread == 1 && rng.one_in(100) {
                 let segment = log.end().segment.saturating_sub(2).max(log.first().segment);
-                log.purge_to(Position { segment, offset: 0 }, Purge::Forced).map_err(text)?;
+                log.purge_to(Position { segment, offset: 0 }, PurgeMode::Forced).map_err(text)?;
             }
         }
         Ok(())

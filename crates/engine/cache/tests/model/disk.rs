@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use pagekeeper_cache::{Backend, Builder};
-use pagekeeper_io::{Fault, RandomFaults, SimDisk, Times};
+use pagekeeper_simdisk::{Fault, RandomFaults, SimDisk, Times};
 use tempfile::TempDir;
 
 use crate::support::{bytes, write_patterned};

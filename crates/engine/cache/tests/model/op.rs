@@ -1,6 +1,6 @@
 //! The operations, and their random choice.
 
-use pagekeeper_io::{Fault, Times};
+use pagekeeper_simdisk::{Fault, Times};
 use proptest::prelude::*;
 
 /// A position in a file, known only when its length is.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Context;
 
 use pagekeeper_cache::{Builder, CachedFile, Error, PageCache, PageRef, ReadRequest};
-use pagekeeper_io::{Fault, Times};
+use pagekeeper_simdisk::{Fault, Times};
 
 use crate::disk::Disk;
 use crate::op::{FilePosition, Length, Op, Size};

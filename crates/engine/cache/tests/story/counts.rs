@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pagekeeper_cache::{PageCache, ReadRequest, Stats};
-use pagekeeper_io::SimDisk;
+use pagekeeper_simdisk::SimDisk;
 
 use crate::support::tasks::block_on;
 use crate::support::{PAGE, SEED, check, sim};

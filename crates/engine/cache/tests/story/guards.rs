@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use pagekeeper_cache::{PageCache, PageRef};
-use pagekeeper_io::{Fault, SimDisk, Times};
+use pagekeeper_simdisk::{Fault, SimDisk, Times};
 
 use crate::support::tasks::block_on;
 use crate::support::{PAGE, SEED, bytes, check, sim, sim_cache};

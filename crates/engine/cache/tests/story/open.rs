@@ -8,8 +8,9 @@ use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::thread;
 
 use pagekeeper_cache::{Backend, Builder, PageCache};
-use pagekeeper_io::{Access, BatchRead, Io, IoFile, OwnedRead, SimDisk, Threads};
+use pagekeeper_io::{Access, BatchRead, Io, IoFile, OwnedRead, Threads};
 use pagekeeper_kernel::{InspectedFile, Links, residency};
+use pagekeeper_simdisk::SimDisk;
 
 use crate::support::{PAGE, SEED, bytes, check, sim, sim_cache, write_patterned};
 use pagekeeper_testing::{disk_dir, skip};

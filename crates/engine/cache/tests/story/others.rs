@@ -79,7 +79,7 @@ fn where_barriers_are_forbidden_later_reads_go_past_the_cache() {
         assert!(child.status().unwrap().success());
         return;
     }
-    let disk = pagekeeper_io::SimDisk::new();
+    let disk = pagekeeper_simdisk::SimDisk::new();
     disk.create_patterned("/file", 500 * LEN, SEED).unwrap();
     let cache = sim_cache(&disk, 64, PAGE);
     let file = cache.open("/file").unwrap();

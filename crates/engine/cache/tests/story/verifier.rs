@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use pagekeeper_cache::{CachedFile, Error, LoadedPage, OpenOptions, PageCache, ReadRequest};
-use pagekeeper_io::SimDisk;
+use pagekeeper_simdisk::SimDisk;
 
 use crate::support::tasks::{block_on, block_on_all};
 use crate::support::{PAGE, SEED, await_coalesced, bytes, check, sim_builder, write_patterned};

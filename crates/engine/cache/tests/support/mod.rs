@@ -13,7 +13,7 @@ use std::io::Write;
 use std::path::Path;
 
 use pagekeeper_cache::{Builder, PageCache};
-use pagekeeper_io::{SimDisk, pattern};
+use pagekeeper_simdisk::{SimDisk, pattern};
 
 /// Bytes of a page, unless a test sets another size.
 pub(crate) const PAGE: usize = 4096;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use io_uring::{IoUring, opcode, types};
 use libc::iovec;
 
-use crate::transfer::Kind;
+use crate::transfer::TransferKind;
 use crate::{Error, pwrite};
 
 /// A completion: the token of its transfer, and the byte count or the error number.
@@ -67,7 +67,7 @@ impl Ring {
     #[expect(unsafe_code, reason = "the kernel writes where it is asked to")]
     pub(super) unsafe fn transfer(
         &mut self,
-        kind: Kind,
+        kind: TransferKind,
         fd: BorrowedFd<'_>,
         pieces: &[iovec],
         offset: u64,
@@ -78,11 +78,13 @@ impl Ring {
         let len = |piece: &iovec| u32::try_from(piece.iov_len).unwrap_or(1 << 30);
         let count = u32::try_from(pieces.len()).unwrap_or(u32::MAX);
         let entry = match (kind, pieces) {
-            (Kind::Read, [piece]) => {
+            (TransferKind::Read, [piece]) => {
                 opcode::Read::new(fd, piece.iov_base.cast(), len(piece)).offset(offset).build()
             }
-            (Kind::Read, pieces) => opcode::Readv::new(fd, pieces.as_ptr(), count).offset(offset).build(),
-            (Kind::Write(mode), pieces) => {
+            (TransferKind::Read, pieces) => {
+                opcode::Readv::new(fd, pieces.as_ptr(), count).offset(offset).build()
+            }
+            (TransferKind::Write(mode), pieces) => {
                 let flags = pwrite::flags(mode).bits().cast_signed();
                 opcode::Writev::new(fd, pieces.as_ptr(), count).offset(offset).rw_flags(flags).build()
             }

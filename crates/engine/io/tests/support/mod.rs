@@ -33,6 +33,6 @@ impl DerefMut for Memory {
 /// Returns bytes that differ from offset to offset.
 pub(crate) fn noise(len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    pagekeeper_io::pattern(99, 0, &mut bytes);
+    pagekeeper_simdisk::pattern(99, 0, &mut bytes);
     bytes
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pagekeeper_io::Io;
-use pagekeeper_log::Error as LogError;
+use pagekeeper_wal::Error as LogError;
 
 use super::Repair;
 use crate::format::superblock::{Meta, Superblock};

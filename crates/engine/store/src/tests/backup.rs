@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use pagekeeper_io::{Access, AlignedBuf, Create as CreateFile, Io, Persistence, SimDisk, WriteMode};
+use pagekeeper_io::{Access, AlignedBuf, Create as CreateFile, Io, WriteMode};
 use pagekeeper_kernel::mutex::lock;
+use pagekeeper_simdisk::{Persistence, SimDisk};
 
 use super::disk::{Meanwhile, Prompt};
 use crate::{Backup, Create, Durability, Error, Store, StoreOptions};

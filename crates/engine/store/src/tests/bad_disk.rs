@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_hook};
 
-use pagekeeper_io::{Persistence, SimDisk, Times, WriteFault};
+use pagekeeper_simdisk::{Persistence, SimDisk, Times, WriteFault};
 
 use super::damage_lives::{Life, is_in_ring, random_op, ring_file, shows_what_it_should, size};
 use super::life::{Made, crashes};

@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_h
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, Create, Io, Persistence, SimDisk, Times, WriteFault};
+use pagekeeper_io::{Access, Create, Io};
+use pagekeeper_simdisk::{Persistence, SimDisk, Times, WriteFault};
 use pagekeeper_testing::Seed;
 
 use super::life::{Made, OF_A_LIFE, crashes, life};

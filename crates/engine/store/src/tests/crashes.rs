@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use pagekeeper_io::Persistence;
+use pagekeeper_simdisk::Persistence;
 use pagekeeper_testing::Seed;
 
 use super::life::{Made, OF_A_LIFE, crashes, life};

@@ -10,7 +10,8 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind, set_hook, take_hook};
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, Damage, Io, Persistence, SimDisk};
+use pagekeeper_io::{Access, Io};
+use pagekeeper_simdisk::{Damage, Persistence, SimDisk};
 
 use super::life::{Made, crashes};
 use super::oracle::{StoreState, Subject};
@@ -200,7 +201,7 @@ fn is_refused(life: &Life, is_expected: impl Fn(&Error) -> bool) {
 
 /// Appends an entry of a newer version to the journal.
 fn append_newer(disk: &SimDisk) -> bool {
-    let journal = pagekeeper_log::RedoLog::options().io(Arc::new(disk.clone())).without_threads();
+    let journal = pagekeeper_wal::RedoLog::options().io(Arc::new(disk.clone())).without_threads();
     let (log, _) = journal.recover(&dir().join("journal"), None).expect("it is whole");
     let is_appended = log.try_append(&[2; 16]).is_ok_and(|end| log.sync_upto(end).is_ok());
     log.close().expect("nothing fails");
@@ -334,7 +335,7 @@ fn damages_are_found_or_do_no_harm() {
 
 #[test]
 fn injected_faults_that_damage_shows_are_found() {
-    use pagekeeper_log::InjectedFault as OfJournal;
+    use pagekeeper_wal::InjectedFault as OfJournal;
     let (seed, made) = (Seed(5), Made::new());
     let hook = take_hook();
     set_hook(Box::new(|_| {}));

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use pagekeeper_io::{Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite, SimDisk};
+use pagekeeper_io::{Access, BatchRead, Create, Error, Io, IoFile, Lock, OwnedRead, OwnedWrite};
+use pagekeeper_simdisk::SimDisk;
 
 use pagekeeper_kernel::mutex::lock;
 

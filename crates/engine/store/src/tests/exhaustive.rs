@@ -1,7 +1,7 @@
 //! Crashes at every operation of short scripts, with each persistence pattern, and again during the next opening.
 
-use pagekeeper_io::Persistence;
-use pagekeeper_log::LogMode;
+use pagekeeper_simdisk::Persistence;
+use pagekeeper_wal::LogMode;
 
 use super::world::{Crash, Op, Setting, World};
 use crate::Durability;

@@ -3,8 +3,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use pagekeeper_io::{Persistence, SimDisk};
-use pagekeeper_log::LogMode;
+use pagekeeper_simdisk::{Persistence, SimDisk};
+use pagekeeper_wal::LogMode;
 
 use super::world::{Crash, Failing, Op, Setting, Step, World, random_durability};
 use crate::injected_fault::InjectedFault;

@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 
-use pagekeeper_log::InjectedFault as OfJournal;
+use pagekeeper_wal::InjectedFault as OfJournal;
 
 use super::life::{Made, OF_A_LIFE, life};
 use crate::injected_fault::InjectedFault;

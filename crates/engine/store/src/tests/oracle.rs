@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use pagekeeper_io::SimDisk;
+use pagekeeper_simdisk::SimDisk;
 
 use crate::{Durability, Error, PageNo, ReadTxn, Seq, Store, WriteTxn};
 use pagekeeper_kernel::mutex::lock;

@@ -4,7 +4,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, AlignedBuf, Create, Fault, Io, Persistence, SimDisk, Times, WriteMode};
+use pagekeeper_io::{Access, AlignedBuf, Create, Io, WriteMode};
+use pagekeeper_simdisk::{Fault, Persistence, SimDisk, Times};
 
 use crate::data::Use;
 use crate::depth::Depth;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use pagekeeper_io::{Damage, Fault, Persistence, SimDisk, Times};
+use pagekeeper_simdisk::{Damage, Fault, Persistence, SimDisk, Times};
 use pagekeeper_testing::Seed;
 
 use super::disk::{Meanwhile, Prompt};
@@ -158,7 +158,7 @@ fn a_place_that_rots_after_the_opening_is_an_error_until_the_page_is_written() {
     drop(read);
     // An opening finds it at once.
     let error = options(&disk.after_kill()).open(dir()).expect_err("it is rotten");
-    assert!(matches!(error, Error::Journal(pagekeeper_log::Error::Corrupt { .. })), "{error}");
+    assert!(matches!(error, Error::Journal(pagekeeper_wal::Error::Corrupt { .. })), "{error}");
     write(&store, [1].into_iter(), 0);
     store.sync().expect("nothing is wrong any more");
     assert!(has(&store.begin_read().expect("nothing fails").read(1).expect("it is there"), 1, 0));

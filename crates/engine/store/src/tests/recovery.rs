@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagekeeper_io::{Fault, Persistence, SimDisk, Times};
 use pagekeeper_policy::DiskProfile;
+use pagekeeper_simdisk::{Fault, Persistence, SimDisk, Times};
 
 use super::disk::{Meanwhile, Prompt};
 use super::world::dir;

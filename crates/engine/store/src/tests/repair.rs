@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, AlignedBuf, Create as CreateFile, Fault, Io, IoFile, SimDisk, Times, WriteMode};
+use pagekeeper_io::{Access, AlignedBuf, Create as CreateFile, Io, IoFile, WriteMode};
+use pagekeeper_simdisk::{Fault, SimDisk, Times};
 use pagekeeper_testing::{Rng, Seed};
 
 use super::disk::{Meanwhile, Prompt};

@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::{Access, Create, Damage, Io, Persistence, SimDisk};
+use pagekeeper_io::{Access, Create, Io};
+use pagekeeper_simdisk::{Damage, Persistence, SimDisk};
 
 use super::world::dir;
 use crate::injected_fault::InjectedFault;

@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use pagekeeper_io::{Access, AlignedBuf, Create as CreateFile, Io, Persistence, SimDisk, WriteMode};
+use pagekeeper_io::{Access, AlignedBuf, Create as CreateFile, Io, WriteMode};
+use pagekeeper_simdisk::{Persistence, SimDisk};
 
 use super::backup::{PAGE, commit, content, dir, is_whole, made, open, options, reopened, to};
 use super::disk::Meanwhile;

@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use pagekeeper_io::SimDisk;
+use pagekeeper_simdisk::SimDisk;
 
 use super::disk::{Meanwhile, Prompt};
 use super::world::dir;

@@ -3,10 +3,9 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use pagekeeper_io::{
-    Access, AlignedBuf, Create, Damage, Fault, Io, Persistence, SimDisk, Times, WriteFault, WriteMode,
-};
-use pagekeeper_log::LogMode;
+use pagekeeper_io::{Access, AlignedBuf, Create, Io, WriteMode};
+use pagekeeper_simdisk::{Damage, Fault, Persistence, SimDisk, Times, WriteFault};
+use pagekeeper_wal::LogMode;
 
 use super::disk::{Meanwhile, Prompt};
 use super::oracle::{Oracle, StoreState, Subject};

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::SimDisk;
+use pagekeeper_simdisk::SimDisk;
 use pagekeeper_store::{Durability, Store, StoreOptions};
 
 /// Returns its directory.

@@ -4,10 +4,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_log::{BinLogOptions, BulkWriter, LogMode, Position, Purge, RedoLog};
+use pagekeeper_bulk::BulkWriter;
 use pagekeeper_store::tree::{Tree, TreeError};
 use pagekeeper_store::{Durability, Error, Store};
 use pagekeeper_testing::{ChildEnd, disk_dir, forked};
+use pagekeeper_wal::{BinLogOptions, LogMode, Position, PurgeMode, RedoLog};
 
 use crate::things::{Answer, taken};
 
@@ -122,12 +123,12 @@ fn readers_of_logs_and_output_begun_before_a_fork_go_on_in_the_parent_alone() {
         let refused = [
             Answer::of_log(taken(&records).next().unwrap()),
             Answer::of_log(taken(&follower).next_timeout(Duration::MAX)),
-            Answer::of_log(own.write_all(b"more")),
-            Answer::of_log(own.finish()),
+            Answer::of_io(own.write_all(b"more")),
+            Answer::of_io(own.finish()),
             Answer::of_log(redo.read_again(std::slice::from_ref(&(0..4)), 1 << 20)),
             Answer::of_log(redo.control_faults()),
             Answer::of_log(redo.settle()),
-            Answer::of_log(binlog.purge_to(binlog.first(), Purge::Forced)),
+            Answer::of_log(binlog.purge_to(binlog.first(), PurgeMode::Forced)),
         ];
         let is_nothing_known =
             binlog.end() == Position { segment: 0, offset: 0 } && binlog.resident().is_none();

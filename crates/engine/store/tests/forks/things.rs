@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pagekeeper_io::Error as IoError;
-use pagekeeper_log::{BinLog, BinLogOptions, Error as LogError, RedoLog};
 use pagekeeper_store::{Durability, Error, Store, StoreOptions};
+use pagekeeper_wal::{BinLog, BinLogOptions, Error as LogError, RedoLog};
 
 /// An object that the parent has open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +58,10 @@ impl Answer {
             Some(error) if of_io(&error) == Some(&IoError::Forked) => Self::Refused,
             Some(error) => Self::Other(format!("{error:?}")),
         }
+    }
+
+    pub(crate) fn of_io<T>(result: Result<T, IoError>) -> Self {
+        Self::of(result.err(), |error| Some(error))
     }
 
     pub(crate) fn of_store<T>(result: Result<T, Error>) -> Self {

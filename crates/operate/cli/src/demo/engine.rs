@@ -13,10 +13,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use pagekeeper_bulk::{BulkMode, BulkWriter};
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{InspectedFile, Links, residency};
-use pagekeeper_log::{BinLog, BinLogOptions, BulkMode, BulkWriter, LogMode, Position, Purge, RedoLog};
+use pagekeeper_wal::{BinLog, BinLogOptions, LogMode, Position, PurgeMode, RedoLog};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -195,7 +196,7 @@ impl Engine {
             let (first, last) = (self.binlog.first().segment, self.binlog.end().segment);
             if last - first >= BINLOG_FILES_MAX {
                 let keep = Position { segment: last + 1 - BINLOG_FILES_MAX, offset: 0 };
-                self.binlog.purge_to(keep, Purge::UnlessFollowed).context("can't purge the binlog")?;
+                self.binlog.purge_to(keep, PurgeMode::UnlessFollowed).context("can't purge the binlog")?;
             }
             thread::sleep(LOOK_EACH);
         }

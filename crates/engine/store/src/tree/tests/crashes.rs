@@ -1,6 +1,6 @@
 //! Power cuts at any operation of the disk: the tree is that of one commit, no older than the last durable one.
 
-use pagekeeper_io::Persistence;
+use pagekeeper_simdisk::Persistence;
 use pagekeeper_testing::Seed;
 
 use super::*;

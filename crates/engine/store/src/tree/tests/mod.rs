@@ -11,7 +11,7 @@ use std::ops::{Bound, ControlFlow, RangeBounds};
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_io::SimDisk;
+use pagekeeper_simdisk::SimDisk;
 use pagekeeper_testing::Rng;
 
 use super::{MAX_KEY_BYTES, Pages, Tree, unused_pages};

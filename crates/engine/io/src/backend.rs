@@ -1,0 +1,12 @@
+//! The parts that all back-ends share: requests, the loop that retries raw reads and writes, and lists of memory.
+//!
+//! They are for the back-end of `pagekeeper-simdisk`, and may change with any release.
+#![doc(hidden)]
+
+pub use crate::job::{BatchPart, Job, Request};
+pub use crate::transfer::{Transfer, TransferKind};
+
+/// Lists of pieces of memory.
+pub mod scatter {
+    pub use crate::scatter::{are_aligned, rest, total};
+}

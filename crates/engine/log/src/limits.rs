@@ -1,7 +1,0 @@
-//! Limits and names that all logs share.
-
-/// The maximum length of a record's body, in bytes: the length field has 28 bits.
-pub(crate) const LONGEST: usize = (1 << 28) - 1;
-
-/// The name at the root of a file system. A directory with nothing else in it counts as empty.
-pub(crate) const LOST_AND_FOUND: &str = "lost+found";

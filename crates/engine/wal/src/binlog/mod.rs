@@ -1,0 +1,325 @@
+//! A log in segments, with followers.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `options` | settings, and opening |
+//! | `position`, `segment`, `index`, `frame` | the contents of the directory and of a segment |
+//! | `segment_store`, `recover` | creating segments, and recovery after a crash |
+//! | `commit_queue`, `writer` | the batches of the group commit, and writing |
+//! | `progress`, `follower` | the ends of the log, and its readers |
+//! | `page_releaser` | the pages that stay resident |
+//! | `sync` | the primitives by which `commit_queue` and `progress` coordinate threads; the models replace them |
+//!
+//! Data is durable once it is synced: see [`BinLogOptions::sync_every`]. A group is there as a whole or not at all,
+//! also after a crash.
+
+mod commit_queue;
+mod follower;
+mod frame;
+mod index;
+mod injected_fault;
+#[cfg(test)]
+mod model;
+mod options;
+mod page_releaser;
+mod progress;
+mod recover;
+mod segment;
+mod segment_store;
+mod shared;
+mod sync;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use pagekeeper_io::{Access, Lock, WriteMode};
+
+use crate::group_commit;
+use crate::limits::RECORD_BYTES_MAX;
+use crate::position::Position;
+use crate::{Error, LogMode};
+use commit_queue::{BatchLeader, PlacedPart, PlacedParts, SubmitOutcome};
+pub use follower::{Event, Follower};
+pub use options::BinLogOptions;
+use progress::LogProgress;
+use segment_store::SegmentStore;
+use shared::SharedLog;
+use writer::SegmentWriter;
+
+/// The treatment of followers by [`BinLog::purge_to`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PurgeMode {
+    /// Fails if a follower has yet to read a segment that would be removed.
+    UnlessFollowed,
+    /// Cuts off followers that have yet to read a removed segment: they get [`Error::Purged`].
+    Forced,
+}
+
+/// A log in segments. Any number of threads append to it, any number of followers read it, and it releases its
+/// pages.
+///
+/// If it is dropped without [`BinLog::close`], the log is as after a crash: nothing that was acknowledged as
+/// durable is lost.
+///
+/// After a failed write or sync the log accepts nothing more, and every call fails with [`Error::Poisoned`]. The
+/// kernel reports such a failure once, so earlier writes can't be trusted either. Followers still get the synced
+/// records. Open the log again to find out what it holds.
+///
+/// A full disk is different: only the write of that group failed. The append returns the error and may be repeated.
+///
+/// A log and its followers belong to the process that opened it. In a forked child every call fails with
+/// [`Forked`](pagekeeper_io::Error::Forked), positions are zeros, and a drop does nothing.
+///
+/// ```
+/// use pagekeeper_simdisk::SimDisk;
+/// use pagekeeper_wal::BinLogOptions;
+/// use std::sync::Arc;
+///
+/// let log = BinLogOptions::new().io(Arc::new(SimDisk::new())).open("/binlog")?;
+/// let mut follower = log.follow(log.first())?;
+/// let position = log.append_group(&[b"insert", b"commit"])?;
+/// let event = follower.try_next()?.unwrap();
+/// assert_eq!((&*event.bytes, event.ends_group), (&b"insert"[..], false));
+/// let event = follower.try_next()?.unwrap();
+/// assert_eq!((&*event.bytes, event.next), (&b"commit"[..], position));
+/// log.close()?;
+/// # Ok::<(), pagekeeper_wal::Error>(())
+/// ```
+pub struct BinLog {
+    shared: Arc<SharedLog<SegmentWriter>>,
+    _lock: Option<Lock>,
+}
+
+impl BinLog {
+    fn open(dir: &Path, options: BinLogOptions) -> Result<Self, Error> {
+        options.check()?;
+        let io = options.io.clone().unwrap_or_else(pagekeeper_io::best);
+        let store = SegmentStore::new(io, dir.to_path_buf(), options);
+        let opened = recover::open(&store)?;
+        let progress = LogProgress::new(opened.segments, opened.writer.end);
+        let shared = SharedLog::new(store, opened.writer, progress);
+        Ok(Self { shared, _lock: opened.lock })
+    }
+
+    /// Appends records that belong together, and returns the position past them. If [`BinLogOptions::sync_every`]
+    /// is 1, they are durable when this returns.
+    ///
+    /// Threads that append at the same time share a write and a sync. The order of the groups is that of the calls.
+    ///
+    /// A group takes 24 extra bytes for each record, and is never split between segments. Fails with
+    /// [`Error::GroupTooLarge`] if it is larger than a segment, with [`Error::EmptyGroup`], or with the error of a
+    /// failed write.
+    pub fn append_group(&self, records: &[&[u8]]) -> Result<Position, Error> {
+        self.shared.process.require()?;
+        if records.is_empty() {
+            return Err(Error::EmptyGroup);
+        }
+        self.check_writable()?;
+        let (len, room) = (frame::padded_size(records), self.shared.store.options.room());
+        let longest = records.iter().map(|record| record.len()).max().unwrap_or(0);
+        if len > room || longest > RECORD_BYTES_MAX {
+            return Err(Error::GroupTooLarge { bytes: len, max: room });
+        }
+        let (placed, end) = self.submit(records, false)?;
+        let of_group = |part: &&PlacedPart| end <= part.upto;
+        match placed.iter().find(of_group) {
+            Some(PlacedPart { from, at: Ok((segment, offset)), .. }) => {
+                Ok(Position { segment: *segment, offset: offset + (end - from) as u64 })
+            }
+            Some(PlacedPart { at: Err(error), .. }) => Err(error.clone()),
+            None => Err(Error::Abandoned),
+        }
+    }
+
+    /// Makes everything appended before durable, and returns the durable end.
+    pub fn sync(&self) -> Result<Position, Error> {
+        self.shared.process.require()?;
+        let (placed, _) = self.submit(&[], true)?;
+        match placed.last() {
+            Some(PlacedPart { at: Err(error), .. }) => Err(error.clone()),
+            _ => Ok(self.durable_end()),
+        }
+    }
+
+    fn check_writable(&self) -> Result<(), Error> {
+        if self.shared.store.options.read_only { Err(Error::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Submits a group or a request for a sync, and writes the batch if this caller leads. Returns the placement of
+    /// the batch's parts, and the end of the caller's group in the batch.
+    fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(PlacedParts, usize), Error> {
+        let (outcome, end) = self.shared.queue.submit(records, sync)?;
+        let placed = match outcome {
+            SubmitOutcome::Written(placed) => placed,
+            SubmitOutcome::Leads(mut leader) => {
+                let placed = leader.writer.write_batch(&self.shared, &mut leader.batch).into();
+                self.hand_over(leader, &placed);
+                placed
+            }
+        };
+        Ok((placed, end))
+    }
+
+    fn hand_over(&self, mut leader: BatchLeader<'_, SegmentWriter>, placed: &PlacedParts) {
+        let may_release = std::mem::take(&mut leader.writer.may_release);
+        leader.hand_over(placed);
+        if may_release {
+            self.shared.release_pages();
+        }
+    }
+
+    /// Acts as the only writer of the log.
+    fn exclusively<T>(
+        &self,
+        act: impl FnOnce(&mut SegmentWriter, &SharedLog<SegmentWriter>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut leader = self.shared.queue.exclusive()?;
+        let done = act(&mut leader.writer, &self.shared);
+        self.hand_over(leader, &[].into());
+        done
+    }
+
+    /// Seals the current segment and begins a new one. Returns the start of the new segment. Everything appended
+    /// before is then durable. An empty segment is left as it is.
+    pub fn rotate(&self) -> Result<Position, Error> {
+        self.shared.process.require()?;
+        self.check_writable()?;
+        self.exclusively(|writer, shared| {
+            if writer.end > segment::SEGMENT_HEADER_BYTES {
+                writer.rotate(shared)?;
+            }
+            Ok(Position { segment: writer.segment, offset: writer.end })
+        })
+    }
+
+    /// Follows the log from a position on: [`Self::first`], [`Self::end`], or one from an append or a follower. The
+    /// follower sees each record as soon as it is written. After a crash, an unsynced record may be gone from the
+    /// log.
+    ///
+    /// Fails if the position was purged, or lies past the end of the log or of its segment.
+    pub fn follow(&self, from: Position) -> Result<Follower, Error> {
+        self.shared.process.require()?;
+        Follower::new(&self.shared, from, false)
+    }
+
+    /// Follows the log like [`Self::follow`], but sees each record only when it is durable.
+    pub fn follow_durable(&self, from: Position) -> Result<Follower, Error> {
+        self.shared.process.require()?;
+        Follower::new(&self.shared, from, true)
+    }
+
+    /// Removes the segments before that of the position, and returns their number.
+    ///
+    /// Fails with [`Error::Followed`] if a follower has yet to read one of them, unless forced, and with
+    /// [`Error::PastEnd`] if the position's segment does not exist yet.
+    pub fn purge_to(&self, position: Position, purge: PurgeMode) -> Result<u64, Error> {
+        self.shared.process.require()?;
+        self.check_writable()?;
+        let end = self.end();
+        if position.segment > end.segment {
+            return Err(Error::PastEnd { position, end });
+        }
+        let is_forced = purge == PurgeMode::Forced;
+        let purged = self.exclusively(|writer, shared| writer.purge(shared, position.segment, is_forced))?;
+        if let Some(releaser) = self.shared.releaser.get() {
+            releaser.purged(position.segment);
+        }
+        for segment in &purged {
+            index::remove_if_there(&*self.shared.store.io, &self.shared.store.segment_path(segment.number))?;
+        }
+        Ok(purged.len() as u64)
+    }
+
+    /// Returns the position at which the oldest record of the log begins, or will begin.
+    pub fn first(&self) -> Position {
+        self.position(LogProgress::first)
+    }
+
+    /// Returns the position past the last appended record.
+    pub fn end(&self) -> Position {
+        self.position(LogProgress::end)
+    }
+
+    /// Returns the position before which everything is durable.
+    pub fn durable_end(&self) -> Position {
+        self.position(LogProgress::durable)
+    }
+
+    /// Returns a position; zeros in a forked child.
+    fn position(&self, of: fn(&LogProgress) -> Position) -> Position {
+        let is_own = self.shared.process.is_current();
+        if is_own { of(&self.shared.progress) } else { Position { segment: 0, offset: 0 } }
+    }
+
+    /// Returns how segments are written, and why. Support for [`LogMode::Uncached`] and [`LogMode::Direct`] is
+    /// found by a test, which needs some room on the disk. The test runs at the first append, or when this is
+    /// called.
+    pub fn mode(&self) -> (LogMode, &str) {
+        if !self.shared.process.is_current() {
+            return (LogMode::Buffered, "nothing is tried in a forked child");
+        }
+        let Ok(how) = self.shared.store.how() else { return (LogMode::Buffered, "nothing can be tried now") };
+        let mode = match (how.access, how.write_mode) {
+            (Access::Direct, _) => LogMode::Direct,
+            (Access::Buffered, WriteMode::Uncached) => LogMode::Uncached,
+            (Access::Buffered, _) => LogMode::Buffered,
+        };
+        (mode, &how.why)
+    }
+
+    /// Returns the resident bytes of the log, as far as the log tracks them and the kernel reports them; `None` if
+    /// the log leaves its pages to the kernel.
+    pub fn resident(&self) -> Option<u64> {
+        self.shared.process.require().ok()?;
+        match self.shared.releaser.get() {
+            Some(releaser) => releaser.resident(),
+            None => (self.shared.store.access() == Access::Direct).then_some(0),
+        }
+    }
+
+    /// Makes everything durable and seals the last segment; readers detect any later change in it. Followers read
+    /// the remaining records, then end. A log to which nothing was appended is left as it is.
+    pub fn close(self) -> Result<(), Error> {
+        self.shared.process.require()?;
+        self.exclusively(SegmentWriter::seal)
+    }
+}
+
+impl BinLogOptions {
+    /// Opens the log in a directory for appending, or creates one if the directory is empty or missing. After a
+    /// crash the log is recovered; no group that was acknowledged as durable is lost. Nothing is written to an
+    /// existing log before the first append, rotation or purge.
+    ///
+    /// Fails, and changes nothing, in these cases:
+    /// - Another opener has the log open.
+    /// - The directory has other files in it.
+    /// - A segment is missing, cut, damaged, or from another log.
+    /// - A setting is out of its range.
+    pub fn open(self, dir: impl AsRef<Path>) -> Result<BinLog, Error> {
+        BinLog::open(dir.as_ref(), self)
+    }
+}
+
+impl Drop for BinLog {
+    fn drop(&mut self) {
+        if !self.shared.process.is_current() {
+            // The parent's resources are never dropped here.
+            return std::mem::forget(Arc::clone(&self.shared));
+        }
+        self.shared.progress.closed();
+    }
+}
+
+impl fmt::Debug for BinLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BinLog")
+            .field("dir", &self.shared.store.dir)
+            .field("end", &self.end())
+            .field("durable_end", &self.durable_end())
+            .finish_non_exhaustive()
+    }
+}

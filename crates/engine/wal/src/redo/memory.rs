@@ -1,0 +1,55 @@
+//! The bytes of the log buffer, written by many threads at once and read by one.
+//!
+//! The exclusive access of threads to bytes is not checked here: the log buffer guarantees it. Memory is allocated
+//! as it is touched.
+
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+use super::mapping::Mapping;
+
+/// Aligned memory without access checks.
+#[derive(Debug)]
+pub(super) struct UncheckedMemory {
+    start: NonNull<u8>,
+    len: usize,
+    /// Owns the memory that `start` points to, and is not touched until the drop.
+    _owner: Mapping,
+}
+
+// SAFETY: plain memory that it owns; the caller of each access rules out conflicts.
+unsafe impl Send for UncheckedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for UncheckedMemory {}
+
+impl UncheckedMemory {
+    pub(super) fn new(len: usize) -> Self {
+        let mut owner = Mapping::new(len);
+        Self { start: NonNull::from(&mut owner[..]).cast(), len, _owner: owner }
+    }
+
+    /// Copies `bytes` to `at`.
+    ///
+    /// # Safety
+    ///
+    /// They fit, and nobody else reads or writes that range meanwhile.
+    pub(super) unsafe fn write(&self, at: usize, bytes: &[u8]) {
+        debug_assert!(at + bytes.len() <= self.len);
+        // SAFETY: in bounds and without concurrent access, as the caller promises.
+        unsafe {
+            self.start.add(at).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len());
+        }
+    }
+
+    /// Returns the `len` bytes at `at`.
+    ///
+    /// # Safety
+    ///
+    /// They are in bounds, and nobody writes to that range as long as they are borrowed.
+    pub(super) unsafe fn read(&self, at: usize, len: usize) -> &[u8] {
+        debug_assert!(at + len <= self.len);
+        // SAFETY: in bounds, initialised from the start, and not written to, as the caller promises.
+        unsafe { NonNull::slice_from_raw_parts(self.start.add(at), len).as_ref() }
+    }
+}

@@ -1,0 +1,109 @@
+//! Reads the log while it is open.
+//!
+//! Reads bypass the page cache if possible, with many requests in flight. They go up to the durable end at the
+//! creation of the reader, or to the written end if commits don't wait for syncs. They fail if a checkpoint freed
+//! the range and it was overwritten.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pagekeeper_io::Process;
+use pagekeeper_kernel::mutex::lock;
+
+use super::core::Core;
+use super::options::FlushPolicy;
+use super::ring::RingSource;
+use crate::Error;
+use crate::record::{BufferedSource, LogSource, RecordReader};
+
+/// A record of the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RedoRecord {
+    /// The start of the record.
+    pub lsn: u64,
+    /// The end of the record, as returned by its append. Continue reading from here.
+    pub end: u64,
+    /// The body as it was appended.
+    pub body: Vec<u8>,
+}
+
+/// Reads the records of a log in order; from [`RedoLog::read_from`](crate::RedoLog::read_from). After an error it
+/// has ended.
+#[derive(Debug)]
+pub struct RedoReader {
+    reader: RecordReader<BufferedSource<LiveSource>>,
+    failed: bool,
+    process: Process,
+}
+
+impl RedoReader {
+    pub(super) fn new(core: &Arc<Core>, lsn: u64) -> Result<Self, Error> {
+        let end = match core.config.policy {
+            FlushPolicy::EachCommit => core.durable(),
+            FlushPolicy::Every(_) | FlushPolicy::Os => core.buffer.taken(),
+        };
+        let from = core.checkpoint();
+        if !(from..=end).contains(&lsn) || !lsn.is_multiple_of(8) {
+            return Err(Error::NotInLog { lsn, from, upto: end });
+        }
+        let (salt, later, end) = {
+            let epochs = lock(&core.epoch.epochs);
+            // Nothing stands past the old end of the log until the first append.
+            let end = epochs.due.map_or(end, |due| end.min(due.previous_end));
+            (epochs.salt_at(lsn), epochs.past(lsn), end)
+        };
+        let ring = core.source(end);
+        let source = LiveSource { ring, core: Arc::clone(core) };
+        let reader = RecordReader::new(source, lsn, salt).with_epochs(later.into_iter()).until(end);
+        Ok(Self { reader, failed: false, process: core.process })
+    }
+}
+
+impl Iterator for RedoReader {
+    type Item = Result<RedoRecord, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        match self.process.require().map_err(Error::from).and_then(|()| self.reader.next()) {
+            Ok(entry) => entry
+                .map(|entry| Ok(RedoRecord { lsn: entry.lsn, end: entry.next, body: entry.body.to_vec() })),
+            Err(error) => {
+                self.failed = true;
+                Some(Err(error))
+            }
+        }
+    }
+}
+
+/// The ring while it is being written to.
+struct LiveSource {
+    ring: RingSource,
+    core: Arc<Core>,
+}
+
+impl LogSource for LiveSource {
+    fn read(&mut self, lsn: u64, bytes: &mut [u8]) -> Result<usize, Error> {
+        let got = self.ring.read(lsn, bytes)?;
+        // After a wraparound these bytes are overwritten only after they were reserved.
+        if self.core.buffer.reserved() > lsn + self.core.config.geometry.capacity() {
+            return Err(Error::Overtaken { lsn });
+        }
+        Ok(got)
+    }
+
+    fn end(&self) -> u64 {
+        self.ring.end()
+    }
+
+    fn locate(&self, lsn: u64) -> (PathBuf, u64) {
+        self.ring.locate(lsn)
+    }
+}
+
+impl std::fmt::Debug for LiveSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.ring.fmt(f)
+    }
+}
