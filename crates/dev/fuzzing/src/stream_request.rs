@@ -1,7 +1,7 @@
 //! Requests that users write to the guard's socket for streams, and the answers that a client reads there: any
 //! bytes are parsed or rejected.
 
-use pagekeeper_guard::stream_request::{StreamAnswer, StreamSums, check_request, request_line};
+use pagekeeper_streams::stream_request::{StreamAnswer, StreamSums, check_request, request_line};
 
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {

@@ -1,11 +1,13 @@
 //! Finds databases among the processes, by their names and by the files that they hold open. No credentials are
 //! needed.
 //!
-//! A process is inspected when it is first seen and when it becomes another program. It is inspected again since a
-//! database may be opened long after its process started. The intervals grow, in proportion to the processor time
-//! that an inspection takes, up to the second of [`PAUSES`]. New processes come first, and those with few
-//! descriptors before those with many, so that no process keeps another from being found. A budget of processor
-//! time limits each call. Workers of a database (processes whose parent has the same profile) belong to it.
+//! A process is inspected when it is first seen and when it becomes another program. It is
+//! inspected again since a database may be opened long after its process started. The intervals
+//! grow, in proportion to the processor time that an inspection takes, up to the second of
+//! [`PAUSES`]. New processes come first, and those with few descriptors before those with many, and
+//! users take turns, so that no process keeps another from being found. A budget of processor time
+//! limits each call. Workers of a database (processes whose parent has the same profile) belong to
+//! it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::RawFd;
@@ -17,6 +19,7 @@ use pagekeeper_kernel::process::{FdRounds, FdVisitor, ProcRoot};
 use pagekeeper_kernel::{Error, Result};
 
 use crate::markers::MarkerCheck;
+use crate::party::Party;
 use crate::process_table::{CHECK_WITHIN, Process, ProcessTable};
 use crate::profile::Profile;
 
@@ -35,6 +38,8 @@ pub struct FoundProcess {
     pub pid: u32,
     /// Its start time, in clock ticks since boot.
     pub started: u64,
+    /// The party whose share it counts towards.
+    pub party: Party,
     /// The profile that it matched.
     pub recognised: Recognised,
 }
@@ -84,12 +89,13 @@ pub struct Discovery {
     table: ProcessTable,
     listed: Option<Instant>,
     others: HashMap<u32, OtherProcess>,
-    rounds: FdRounds<Evidence>,
+    rounds: FdRounds<Evidence, Party>,
     of_own_disks: bool,
 }
 
 #[derive(Debug)]
 struct OtherProcess {
+    party: Party,
     /// `None` while it waits for its inspection or is being inspected.
     due: Option<Instant>,
     pause: Duration,
@@ -98,8 +104,8 @@ struct OtherProcess {
 }
 
 impl OtherProcess {
-    fn new() -> Self {
-        Self { due: None, pause: PAUSES.0, new: true }
+    fn new(party: Party) -> Self {
+        Self { party, due: None, pause: PAUSES.0, new: true }
     }
 
     /// Sets the next inspection, after one that took this much processor time.
@@ -140,8 +146,9 @@ impl Discovery {
         for pid in changed {
             let is_program = table.get(pid).is_some_and(|process| !process.kernel_thread);
             if is_program && pid != std::process::id() {
-                self.others.insert(pid, OtherProcess::new());
-                self.rounds.push_first(pid);
+                let party = Party::of(proc, pid);
+                self.others.insert(pid, OtherProcess::new(party));
+                self.rounds.push_first_in(party, pid);
             }
         }
         Ok(())
@@ -160,7 +167,7 @@ impl Discovery {
         for (pid, other) in &mut self.others {
             if other.due.is_some_and(|due| now >= due) && !KnownProcess::is_certain(known, *pid) {
                 other.due = None;
-                self.rounds.push(*pid);
+                self.rounds.push_in(other.party, *pid);
             }
         }
         let budget = if self.others.values().any(|other| other.new) { budget.new } else { budget.old };
@@ -237,9 +244,10 @@ impl Inspection<'_> {
         let Some(recognised) = recognised.filter(|recognised| recognised.certain || !is_known) else {
             return;
         };
-        let started = process.started;
+        let (started, party) =
+            (process.started, self.others.get(&pid).map_or(Party::Unknown, |other| other.party));
         found.map(|at| self.found.swap_remove(at));
-        self.found.push(FoundProcess { pid, started, recognised });
+        self.found.push(FoundProcess { pid, started, party, recognised });
     }
 }
 
@@ -605,7 +613,7 @@ mod tests {
     fn what_takes_long_is_inspected_again_later_but_within_fifteen_seconds() {
         let now = Instant::now();
         let pauses = |cost: Duration| {
-            let mut other = OtherProcess::new();
+            let mut other = OtherProcess::new(Party::Unknown);
             let mut next = || {
                 other.inspected(now, cost);
                 other.due.unwrap().duration_since(now).as_secs()
@@ -654,5 +662,24 @@ mod tests {
         process(proc.path(), 61, "mariadbd", 1, &[]);
         assert!(found(1) + found(2) > 0);
         assert!(!discovery.has_seen_all(), "the other one goes on");
+    }
+
+    #[test]
+    fn a_new_server_is_found_beside_a_crowd_of_another_user_that_has_its_name() {
+        let proc = tempfile::tempdir().unwrap();
+        let of_user = |pid: u32, user: u32| {
+            process(proc.path(), pid, "mariadbd", 1, &[]);
+            let users = format!("Uid:\t{user}\t{user}\t{user}\t{user}\nGid:\t1\t1\t1\t1\nGroups:\t\n");
+            std::fs::write(proc.path().join(format!("{pid}/status")), users).unwrap();
+        };
+        (100..400).for_each(|pid| of_user(pid, 1001));
+        of_user(400, 1002);
+        let root = ProcRoot::at(proc.path());
+        // Time for one process in each call.
+        let slice = Budget { new: Duration::ZERO, old: Duration::ZERO };
+        let (mut discovery, now) = (Discovery::default(), Instant::now());
+        let mut advance = || discovery.advance(&root, &BTreeMap::new(), &profiles(), slice, now).unwrap();
+        let found: Vec<_> = (0..2).flat_map(|_| advance()).map(|found| found.party).collect();
+        assert!(found.contains(&Party::User(1002)), "{found:?}");
     }
 }

@@ -7,13 +7,13 @@
 //! 2. Only a header of at most 12 KiB is read, without read-ahead, and only after its file has changed.
 //!    `pg_control`, which is not watched, is read at most every [`CONTROL_READ_INTERVAL`].
 //! 3. A log is read after its residency was sampled, because the policy wants that for a ring.
-//! 4. Only [`CheckpointRead::read`] does I/O, in a thread that may be left behind.
+//! 4. Only [`Checkpoints::read`] does I/O, in a thread that may be left behind.
 //!
 //! If a checkpoint can't be read, it counts as unknown, and all of its log stays. That is reported at the
 //! second failure in a row: a header that is being written may be seen half written.
 
-use std::collections::{HashMap, HashSet};
-use std::ffi::{OsStr, OsString};
+use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -37,12 +37,11 @@ const CONTROL_READ_INTERVAL: Duration = Duration::from_secs(2);
 /// Number of failures in a row at which they are reported.
 const FAILURES_REPORTED: u32 = 2;
 
-/// The checkpoints of watched logs, as far as they are known.
+/// The checkpoints of a directory's logs, as far as its database's files state them.
 #[derive(Default)]
 pub(crate) struct Checkpoints {
     logs: HashMap<LogId, LogCheckpoint>,
-    headers: HashMap<FileId, Header>,
-    problems: Vec<(PathBuf, String)>,
+    headers: HashMap<FileId, RedoHeaderState>,
 }
 
 /// The state of one log.
@@ -53,92 +52,69 @@ struct LogCheckpoint {
     failures: u32,
 }
 
-/// A header that was read.
-struct Header {
+/// The header of a file of InnoDB's redo log.
+struct RedoHeaderState {
     /// The time of the file's last change when it was read, in nanoseconds of the epoch.
     changed: i128,
     parsed: Result<RedoHeader, String>,
 }
 
-/// A file that is to be read in a directory.
-#[derive(Debug)]
-pub(crate) enum CheckpointRead {
-    /// `pg_control`, for this log.
-    Control(LogId),
-    /// The header of a file of InnoDB's redo log, with its name and the time of its last change.
-    Header { file: FileId, name: OsString, inode: Inode, changed: i128 },
-}
-
-/// The content that was read.
-pub(crate) enum CheckpointContent {
-    Control(LogId, Result<ControlFile, String>),
-    Header(FileId, i128, Result<RedoHeader, String>),
-}
-
-impl CheckpointRead {
-    /// Returns whether the file may be on another file system than the directory.
-    pub(crate) fn is_elsewhere(&self) -> bool {
-        matches!(self, Self::Control(_))
-    }
-
-    /// Reads the file; a file system may block that for any time.
-    pub(crate) fn read(self, directory: &Directory, proc: &ProcRoot) -> CheckpointContent {
-        match self {
-            Self::Control(log) => CheckpointContent::Control(log, read_pg_control(directory, proc)),
-            Self::Header { file, name, inode, changed } => {
-                CheckpointContent::Header(file, changed, read_redo_header(directory, &name, inode, proc))
-            }
-        }
-    }
-}
-
 impl Checkpoints {
-    /// Returns the files that are to be read for a directory's logs before [`Checkpoints::add`].
-    pub(crate) fn wanted(&self, directory: &Directory, now: Instant) -> Vec<CheckpointRead> {
-        let mut wanted = Vec::new();
+    /// Reads the files that are due; a file system may block that for any time. Calls `begins`
+    /// before each file, and says whether it may be on another file system than the directory.
+    pub(crate) fn read(
+        &mut self,
+        directory: &Directory,
+        proc: &ProcRoot,
+        now: Instant,
+        begins: &dyn Fn(bool),
+    ) {
         for (log, files) in logs_of(directory) {
             match directory.spec(log).checkpoint {
-                CheckpointSpec::PgControl => {
-                    let known = self.logs.get(&log).and_then(|known| known.control.as_ref());
-                    let is_fresh = |(read, control): &(Instant, Result<_, _>)| {
-                        control.is_ok() && now.saturating_duration_since(*read) < CONTROL_READ_INTERVAL
-                    };
-                    if known.is_none_or(|known| !is_fresh(known)) {
-                        wanted.push(CheckpointRead::Control(log));
+                CheckpointSpec::PgControl if self.is_control_due(log, now) => {
+                    begins(true);
+                    let control = read_pg_control(directory, proc);
+                    self.logs.entry(log).or_default().control = Some((now, control));
+                }
+                CheckpointSpec::Innodb => {
+                    begins(false);
+                    for (name, entry) in files {
+                        if !self.is_header_due(entry) {
+                            continue;
+                        }
+                        let parsed = read_redo_header(directory, name, entry.inode, proc);
+                        self.headers.insert(entry.id, RedoHeaderState { changed: entry.changed, parsed });
                     }
                 }
-                CheckpointSpec::Innodb => wanted.extend(files.iter().filter_map(|(name, entry)| {
-                    let known = self.headers.get(&entry.id);
-                    let is_current =
-                        |header: &Header| header.changed == entry.changed && header.parsed.is_ok();
-                    let (file, inode, changed) = (entry.id, entry.inode, entry.changed);
-                    let header = CheckpointRead::Header { file, name: (*name).to_owned(), inode, changed };
-                    known.is_none_or(|known| !is_current(known)).then_some(header)
-                })),
-                CheckpointSpec::Unknown
-                | CheckpointSpec::AllFiles
-                | CheckpointSpec::NoFile
-                | CheckpointSpec::LastFile => {}
-            }
-        }
-        wanted
-    }
-
-    /// Takes in content that was read at this time.
-    pub(crate) fn take(&mut self, found: CheckpointContent, now: Instant) {
-        match found {
-            CheckpointContent::Control(log, control) => {
-                self.logs.entry(log).or_default().control = Some((now, control));
-            }
-            CheckpointContent::Header(file, changed, parsed) => {
-                self.headers.insert(file, Header { changed, parsed });
+                _ => {}
             }
         }
     }
 
-    /// Adds the checkpoints of the logs in a directory, whose files are among the facts already, from the
-    /// content that was read.
-    pub(crate) fn add(&mut self, directory: &Directory, facts: &mut Facts) {
+    fn is_control_due(&self, log: LogId, now: Instant) -> bool {
+        let known = self.logs.get(&log).and_then(|known| known.control.as_ref());
+        known.is_none_or(|(read, control)| {
+            control.is_err() || now.saturating_duration_since(*read) >= CONTROL_READ_INTERVAL
+        })
+    }
+
+    fn is_header_due(&self, entry: &Entry) -> bool {
+        let known = self.headers.get(&entry.id);
+        known.is_none_or(|header| header.changed != entry.changed || header.parsed.is_err())
+    }
+
+    /// Adds the checkpoints of the logs in the directory, whose files are among the facts already,
+    /// from the content that was read. Calls `problem` for what could not be read.
+    pub(crate) fn add(
+        &mut self,
+        directory: &Directory,
+        facts: &mut Facts,
+        problem: &mut dyn FnMut(PathBuf, String),
+    ) {
+        self.logs.retain(|log, _| directory.logs.contains_key(log));
+        if self.headers.len() > directory.entries.len() {
+            self.headers.retain(|file, _| directory.entries.values().any(|entry| entry.id == *file));
+        }
         for (log, files) in logs_of(directory) {
             let found = match directory.spec(log).checkpoint {
                 CheckpointSpec::Unknown => Err("its profile does not say where its checkpoint is".to_owned()),
@@ -148,44 +124,22 @@ impl Checkpoints {
                 CheckpointSpec::PgControl => self.postgresql(directory, log),
                 CheckpointSpec::Innodb => self.innodb(&files),
             };
-            let first = files.first().map_or(OsStr::new(""), |(name, _)| name);
-            let at = self.note(log, directory.path_of(first), found);
-            facts.checkpoints.extend(at.map(|at| CheckpointFacts { log, at }));
-        }
-    }
-
-    /// Forgets logs and files that are not watched any more. Returns what could not be read since the last
-    /// call.
-    pub(crate) fn finish(&mut self, directories: &[Box<Directory>]) -> Vec<(PathBuf, String)> {
-        self.logs.retain(|log, _| directories.iter().any(|directory| directory.logs.contains_key(log)));
-        if !self.headers.is_empty() {
-            let entries = directories.iter().flat_map(|directory| directory.entries.values());
-            let watched: HashSet<FileId> = entries.map(|entry| entry.id).collect();
-            self.headers.retain(|file, _| watched.contains(file));
-        }
-        std::mem::take(&mut self.problems)
-    }
-
-    fn note(
-        &mut self,
-        log: LogId,
-        path: PathBuf,
-        found: Result<Option<Checkpoint>, String>,
-    ) -> Option<Checkpoint> {
-        let known = self.logs.entry(log).or_default();
-        match found {
-            Ok(at) => {
-                known.failures = 0;
-                at
-            }
-            Err(reason) => {
-                known.failures = known.failures.saturating_add(1);
-                if known.failures == FAILURES_REPORTED {
-                    let problem =
-                        format!("where its crash recovery starts is not known, so all of it stays: {reason}");
-                    self.problems.push((path, problem));
+            let failures = &mut self.logs.entry(log).or_default().failures;
+            match found {
+                Ok(at) => {
+                    *failures = 0;
+                    facts.checkpoints.extend(at.map(|at| CheckpointFacts { log, at }));
                 }
-                None
+                Err(reason) => {
+                    *failures = failures.saturating_add(1);
+                    if *failures == FAILURES_REPORTED {
+                        let first = files.first().map_or(OsStr::new(""), |(name, _)| name);
+                        let said = format!(
+                            "where its crash recovery starts is not known, so all of it stays: {reason}"
+                        );
+                        problem(directory.path_of(first), said);
+                    }
+                }
             }
         }
     }
@@ -230,7 +184,7 @@ impl Checkpoints {
 }
 
 /// Returns whether a rule for a log of this directory depends on checkpoints.
-pub(crate) fn are_asked_for(directory: &Directory) -> bool {
+fn are_asked_for(directory: &Directory) -> bool {
     directory.profile.logs.iter().any(|log| matches!(log.rule, Rule::ReleaseBeforeCheckpoint { .. }))
 }
 

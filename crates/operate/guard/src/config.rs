@@ -20,8 +20,8 @@ use pagekeeper_policy::{DiskProfile, FileClass, Rule};
 use serde::{Deserialize, Deserializer};
 
 use crate::targets::{Targets, path_glob};
+pub use streams::Streams;
 use streams::StreamsText;
-pub use streams::{StreamSocket, Streams, stream_name};
 
 /// The guard's options.
 #[derive(Debug, Clone)]
@@ -307,6 +307,7 @@ impl Settings {
 mod tests {
     use super::*;
     use pagekeeper_catalog::STREAMING_PROGRAMS;
+    use pagekeeper_streams::stream_name;
 
     fn parse(text: &str) -> Result<Options, ProfileError> {
         Options::parse(text, Path::new("guard.toml"))

@@ -1,19 +1,20 @@
 //! A descriptor of a log file in some process, as it was read last.
 
+use std::collections::HashSet;
 use std::os::fd::RawFd;
 
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::Access;
 use pagekeeper_policy::FileId;
 
-use crate::ids::{DirectoryId, IdSet};
+use crate::ids::DirectoryId;
 
 /// The most descriptors of databases whose positions are read in one tick, and as many of other processes. If
 /// there are more, they take turns.
 pub(crate) const POLLED_PER_TICK: usize = 256;
 /// Up to this many descriptors, all of a process's files are sampled at each tick, even if no descriptor is
 /// seen to move: not every write moves one.
-pub(crate) const FEW_DESCRIPTORS: usize = 64;
+pub(crate) const FEW_DESCRIPTORS_MAX: usize = 64;
 
 /// A descriptor of a log file.
 #[derive(Debug, Clone)]
@@ -45,17 +46,17 @@ impl Descriptor {
 #[derive(Debug, Default)]
 pub(crate) struct FilesInUse {
     /// To be sampled at each tick.
-    pub(crate) busy: IdSet<FileId>,
+    pub(crate) busy: HashSet<FileId>,
     /// Open in a process with very many descriptors, and no descriptor was seen to move at this tick.
-    pub(crate) held: IdSet<FileId>,
+    pub(crate) held: HashSet<FileId>,
     /// The directories of the files to be sampled at each tick.
-    pub(crate) directories: IdSet<DirectoryId>,
+    pub(crate) directories: HashSet<DirectoryId>,
 }
 
 impl FilesInUse {
     /// Adds the descriptors of one process.
     pub(crate) fn add(&mut self, of_process: &[Descriptor]) {
-        let are_few = of_process.len() <= FEW_DESCRIPTORS;
+        let are_few = of_process.len() <= FEW_DESCRIPTORS_MAX;
         for descriptor in of_process {
             if are_few || descriptor.moved {
                 self.busy.insert(descriptor.file);

@@ -7,7 +7,7 @@
 //!    never reused.
 //! 3. It is one directory, identified by its [`Pin`], wherever its path leads later. Only those of its files
 //!    are opened that count by its [`FileOwnership`].
-//! 4. Results derived from its files (their [sums](Sums), the policy's facts, for how long none is due) are
+//! 4. Results derived from its files (the policy's facts, for how long none is due) are
 //!    kept until [`Directory::touch`] is called. Every change of a file, or of what is known about one, calls
 //!    it.
 //!
@@ -36,18 +36,19 @@ use pagekeeper_policy::{LogId, Rewrite, Rule};
 
 use crate::entry::{Entry, NextDue, OfDatabase};
 use crate::facts_cache::FactsCache;
-pub(crate) use crate::ids::{DatabaseKey, DirectoryId, Ids};
-use crate::ids::{IdMap, new_version};
+use crate::ids::new_version;
+pub(crate) use crate::ids::{DatabaseKey, DirectoryId};
 use crate::listing::{LogSettings, NameListing};
 use crate::sample::KnownFileSystem;
 use crate::server_settings::ServerSettings;
+use crate::state_files::StateFiles;
 use crate::warning_dedup::WarningDedup;
 use pagekeeper_catalog::ownership::{FileOwnership, Identity, Pin};
 
 /// Beyond this many changes between two ticks, a directory is listed at intervals instead.
 pub(crate) const INOTIFY_STORM_CHANGES: usize = 1000;
 /// That interval.
-const AFTER_STORM: Duration = Duration::from_secs(10);
+const STORM_LIST_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Watched directories, boxed: ticks move thousands of them from vector to vector.
 #[allow(clippy::vec_box, reason = "moving them themselves was a tenth of what a tick takes")]
@@ -81,7 +82,7 @@ pub(crate) struct Directory {
     /// Whether its logs follow tighter rules: the memory cgroup has too much page cache.
     pub(crate) tight: bool,
     pub(crate) entries: BTreeMap<OsString, Entry>,
-    pub(crate) logs: IdMap<LogId, Log>,
+    pub(crate) logs: HashMap<LogId, Log>,
     by_stem: HashMap<(usize, Vec<u8>), LogId>,
     /// The settings of its server.
     pub(crate) server: Arc<ServerSettings>,
@@ -106,13 +107,13 @@ pub(crate) struct Directory {
     version: u64,
     /// The name after which sampling continues, if there was no time for all.
     sampled_to: Option<OsString>,
-    /// The sums of its files, while none of them changes.
-    sums: Option<Sums>,
     /// The facts that the policy was given for it, while nothing changes.
     pub(crate) facts_cache: FactsCache,
     next_due: NextDue,
     /// The file system of its files.
     file_system: KnownFileSystem,
+    /// What its database's own files state about its logs.
+    pub(crate) state_files: StateFiles,
 }
 
 /// Sums over the files of a directory.
@@ -160,7 +161,7 @@ impl Directory {
             acts: true,
             tight: false,
             entries: BTreeMap::new(),
-            logs: IdMap::default(),
+            logs: HashMap::new(),
             by_stem: HashMap::new(),
             server: Arc::default(),
             stale: true,
@@ -174,16 +175,15 @@ impl Directory {
             database: OfDatabase { files: 0, sees_openers: true },
             version: new_version(),
             sampled_to: None,
-            sums: None,
             facts_cache: FactsCache::default(),
             next_due: NextDue::default(),
             file_system: None,
+            state_files: StateFiles::default(),
         }
     }
 
     /// Invalidates everything derived from its files: they changed, or what is known of them.
     pub(crate) fn touch(&mut self) {
-        self.sums = None;
         self.facts_cache.forget();
         self.next_due.until_due = 0;
     }
@@ -195,15 +195,13 @@ impl Directory {
     }
 
     /// Returns the sums of its files.
-    pub(crate) fn sums(&mut self) -> Sums {
+    pub(crate) fn sums(&self) -> Sums {
         let sum = |sums: Sums, entry: &Entry| Sums {
             resident: sums.resident + entry.sample.resident,
             unwritten: sums.unwritten + entry.sample.unwritten,
             windows: sums.windows + entry.sample.windows.len(),
         };
-        let sums = || self.entries.values().fold(Sums::default(), sum);
-        debug_assert!(self.sums.is_none_or(|known| known == sums()), "they changed since: {:?}", self.sums);
-        *self.sums.get_or_insert_with(sums)
+        self.entries.values().fold(Sums::default(), sum)
     }
 
     /// Finds the directory for use in one tick: to open its files, not to list them. If its path leads to
@@ -265,16 +263,10 @@ impl Directory {
         }
     }
 
-    /// Returns the key of its notifications. A path alone may be that of another directory in another
-    /// namespace.
-    pub(crate) fn key(&self) -> (Option<u32>, PathBuf) {
-        (self.owner, self.path.clone())
-    }
-
     /// Records that so many names come and go in it that its notifications were stopped.
     pub(crate) fn in_storm(&mut self, now: Instant) {
         self.stale = true;
-        self.list_earliest = self.list_earliest.max(now + AFTER_STORM);
+        self.list_earliest = self.list_earliest.max(now + STORM_LIST_INTERVAL);
     }
 
     /// Records that its file system answers again. Anything may have happened meanwhile.

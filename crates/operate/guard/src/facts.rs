@@ -8,7 +8,6 @@
 //! write(2).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use pagekeeper_catalog::{LogSpec, NewestSpec, PositionSpec};
 use pagekeeper_kernel::process::Access;
@@ -19,12 +18,13 @@ use pagekeeper_policy::{
 };
 
 use crate::descriptors::Descriptor;
-use crate::directory::{DatabaseKey, Directory, Log};
+use crate::directory::{Directory, Log};
 use crate::entry::Entry;
-use crate::ids::IdMap;
+use crate::facts_cache::state_of;
+use crate::ids::hash_of;
 
 /// The descriptors of each file.
-type ByFile<'a> = IdMap<FileId, Vec<&'a Descriptor>>;
+type ByFile<'a> = HashMap<FileId, Vec<&'a Descriptor>>;
 
 /// Updates where the writers of a directory's logs are, and adds the directory's facts: the cached ones, if
 /// nothing has changed since. `strangers` are processes that neither are a database nor were started by one.
@@ -34,7 +34,8 @@ pub(crate) fn see(
     strangers: &HashSet<u32>,
     facts: &mut Facts,
 ) {
-    if cfg!(debug_assertions) || !directory.facts_cache.is_of(directory.tight, descriptors, strangers) {
+    let state = state_of(directory.tight, descriptors, strangers);
+    if cfg!(debug_assertions) || !directory.facts_cache.is_of(state) {
         let by_file = by_file(descriptors.iter().copied());
         for log in overwritten_logs(directory, &by_file) {
             directory.overwrites(log);
@@ -42,14 +43,14 @@ pub(crate) fn see(
         recognise_relay_logs(directory, &by_file);
         let mut seen = Facts::default();
         add(directory, &by_file, strangers, &mut seen);
-        directory.facts_cache.take(directory.tight, descriptors, strangers, seen);
+        directory.facts_cache.take(state, seen);
     }
     directory.facts_cache.add_to(facts);
 }
 
 /// Groups descriptors by file.
 fn by_file<'a>(descriptors: impl Iterator<Item = &'a Descriptor>) -> ByFile<'a> {
-    let mut grouped: ByFile<'a> = IdMap::default();
+    let mut grouped: ByFile<'a> = HashMap::new();
     for descriptor in descriptors {
         grouped.entry(descriptor.file).or_default().push(descriptor);
     }
@@ -117,7 +118,7 @@ fn short_of_end(entry: &Entry, by_file: &ByFile<'_>) -> Option<u64> {
 }
 
 /// The files of one log that matter now.
-struct Group<'a> {
+struct ActiveLog<'a> {
     /// The files with resident pages, or open in some process.
     active: Vec<&'a Entry>,
     /// The file with the highest number.
@@ -128,7 +129,7 @@ struct Group<'a> {
     by_change: Vec<&'a Entry>,
 }
 
-impl Group<'_> {
+impl ActiveLog<'_> {
     /// Returns a file's place in the log.
     fn sequence(&self, entry: &Entry) -> u64 {
         if entry.number != Number::None {
@@ -142,9 +143,9 @@ impl Group<'_> {
 
 /// Adds the facts of one directory: the files that matter now, and the followers among `by_file`.
 fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, facts: &mut Facts) {
-    let mut logs: BTreeMap<LogId, Group<'_>> = BTreeMap::new();
+    let mut logs: BTreeMap<LogId, ActiveLog<'_>> = BTreeMap::new();
     for entry in directory.entries.values() {
-        let group = logs.entry(entry.log).or_insert_with(|| Group {
+        let group = logs.entry(entry.log).or_insert_with(|| ActiveLog {
             active: Vec::new(),
             highest: entry,
             latest: entry,
@@ -163,7 +164,7 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, fa
             group.latest = entry;
         }
     }
-    let database = database_id(&directory.database());
+    let database = DatabaseId(hash_of(&directory.database()));
     for (log, mut group) in logs {
         let spec = directory.spec(log);
         let rewrite = directory.logs[&log].rewrite;
@@ -227,15 +228,8 @@ fn forget_rotated_files(readers: &mut Vec<(u32, bool, FollowerFacts)>) {
     readers.retain(|(pid, is_finished, follower)| !is_finished || last.get(pid) == Some(&follower.sequence));
 }
 
-/// Returns the database's id in the policy.
-fn database_id(key: &DatabaseKey) -> DatabaseId {
-    let mut hasher = DefaultHasher::new();
-    key.hash(&mut hasher);
-    DatabaseId(hasher.finish())
-}
-
 /// Returns the files of a log that its writer may be writing, and adds them to the active ones.
-fn newest(by: NewestSpec, group: &mut Group<'_>, by_file: &ByFile<'_>) -> Vec<FileId> {
+fn newest(by: NewestSpec, group: &mut ActiveLog<'_>, by_file: &ByFile<'_>) -> Vec<FileId> {
     let open_for_writing =
         |entry: &&&Entry| by_file.get(&entry.id).into_iter().flatten().any(|descriptor| descriptor.writes());
     let open = group.active.iter().filter(open_for_writing);
@@ -302,9 +296,8 @@ fn follower(
         Access::ReadWrite if spec.class == FileClass::Relay || spec.indexed => Position::Unknown,
         Access::ReadWrite | Access::WriteOnly | Access::Neither => return None,
     };
-    let mut hasher = DefaultHasher::new();
-    (descriptor.pid, descriptor.fd).hash(&mut hasher);
-    Some(FollowerFacts { id: FollowerId(hasher.finish()), log: entry.log, sequence, position, near_files: 0 })
+    let id = FollowerId(hash_of(&(descriptor.pid, descriptor.fd)));
+    Some(FollowerFacts { id, log: entry.log, sequence, position, near_files: 0 })
 }
 
 #[cfg(test)]

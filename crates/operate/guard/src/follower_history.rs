@@ -5,11 +5,10 @@
 //! descriptors are matched so that the followers have moved the least. Pages of files that this misses are
 //! found a little later, when the file is sampled anyway.
 
+use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 use pagekeeper_policy::{FollowerFacts, LogId};
-
-use crate::ids::IdMap;
 
 /// Ticks for which a follower without an open file, as between two files, is remembered.
 const REMEMBERED_TICKS: u8 = 8;
@@ -17,7 +16,7 @@ const REMEMBERED_TICKS: u8 = 8;
 /// The positions of followers by log: there may be thousands of logs, each with few followers.
 #[derive(Debug, Default)]
 pub(crate) struct FollowerHistory {
-    seen: IdMap<LogId, Vec<FollowerSighting>>,
+    seen: HashMap<LogId, Vec<FollowerSighting>>,
 }
 
 #[derive(Debug)]

@@ -11,13 +11,13 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_policy::FileId;
 
 use crate::directory::Directory;
-use crate::ids::DirectoryId;
+use crate::ids::{DirectoryId, hash_of};
 
 /// An index of watched files by name and inode. See the module.
 #[derive(Debug, Default)]
 pub(crate) struct KnownNames {
-    /// The state of the directories that it was made from: their number and a checksum of their versions.
-    made_of: Option<(usize, u64)>,
+    /// The versions of the directories that it was made from, as a hash.
+    made_of: Option<u64>,
     files: HashMap<OsString, HashMap<Inode, (FileId, DirectoryId)>>,
     /// The number of rebuilds.
     #[cfg(test)]
@@ -27,9 +27,10 @@ pub(crate) struct KnownNames {
 impl KnownNames {
     /// Rebuilds the index from these directories, unless it is up to date.
     pub(crate) fn update(&mut self, directories: &[Box<Directory>]) {
-        // Versions are unique, so another state has another sum, except by a chance of one in 2^64.
-        let versions = directories.iter().map(|directory| mixed(directory.version()));
-        let state = (directories.len(), versions.fold(0, u64::wrapping_add));
+        // Versions are unique, so another state has another hash, except by a chance of one in
+        // 2^64.
+        let versions: Vec<u64> = directories.iter().map(|directory| directory.version()).collect();
+        let state = hash_of(&versions);
         if self.made_of == Some(state) {
             return;
         }
@@ -64,18 +65,11 @@ impl KnownNames {
     }
 }
 
-/// Mixes a number so that each bit of the result depends on all bits (splitmix64).
-fn mixed(number: u64) -> u64 {
-    let number = (number ^ (number >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    number ^ (number >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::budget::{Slice, Turn};
-    use crate::directory::{Directories, Ids};
+    use crate::directory::Directories;
     use pagekeeper_catalog::ownership::FileOwnership;
     use pagekeeper_catalog::{Profile, find_profile};
     use std::os::fd::AsFd;
@@ -86,13 +80,13 @@ mod tests {
     fn names_are_taken_in_anew_where_files_came_or_went_alone() {
         let dirs: Vec<_> = (0..3).map(|_| pagekeeper_testing::disk_dir()).collect();
         let profile = Arc::new(find_profile(&Profile::built_in(), "rocksdb").unwrap().clone());
-        let (ids, endless) = (Ids::default(), Duration::from_secs(3600));
+        let endless = Duration::from_secs(3600);
         let list = |directory: &mut Directory| {
             let fd = std::fs::File::open(&directory.path).unwrap();
             directory.stale = true;
             assert!(directory.begin_listing(usize::MAX, Instant::now() + endless));
             let turn = Turn::begin(Slice { cpu: endless, wall: endless });
-            directory.list(fd.as_fd(), &ids, &turn).unwrap();
+            directory.list(fd.as_fd(), &turn).unwrap();
         };
         let mut directories: Directories = Vec::new();
         for dir in &dirs {

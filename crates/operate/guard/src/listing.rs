@@ -74,8 +74,6 @@ pub(crate) struct ListingResult {
     /// A log file that is not the database's and was not taken up; an empty name if that holds for the
     /// directory.
     pub(crate) refused: Option<OsString>,
-    /// Whether there are more log files than may be watched.
-    pub(crate) left_out: bool,
     /// New logs that are released because of settings of their database: a file, and the settings.
     pub(crate) decided: Vec<(OsString, String)>,
     /// Reports about logs of unknown form, each with a file.

@@ -52,7 +52,7 @@ impl Drop for MadeWatch {
 
 /// A change in watched directories.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Change<'a, K> {
+pub(crate) enum DirectoryChange<'a, K> {
     /// This name came or went in this directory; without a name, the directory itself went.
     In(&'a K, Option<&'a OsStr>),
     /// This directory changed so often that it is not watched any more.
@@ -96,7 +96,7 @@ impl<K: PartialEq> Notifications<K> {
 
     /// Passes the changes since the last call to `each`; never waits. Stops watching a directory with more
     /// than `storm` changes since then, whose events would keep the guard from everything else.
-    pub(crate) fn changes(&mut self, storm: usize, mut each: impl FnMut(Change<'_, K>)) {
+    pub(crate) fn changes(&mut self, storm: usize, mut each: impl FnMut(DirectoryChange<'_, K>)) {
         let Some(inotify) = &mut self.inotify else { return };
         let mut buffer = [0; 16 << 10];
         let mut counts: HashMap<WatchDescriptor, usize> = HashMap::new();
@@ -107,12 +107,12 @@ impl<K: PartialEq> Notifications<K> {
                 let count = counts.entry(event.wd.clone()).or_default();
                 *count += 1;
                 if event.mask.contains(EventMask::Q_OVERFLOW) {
-                    each(Change::Anywhere);
+                    each(DirectoryChange::Anywhere);
                 } else if let Some(key) = self.keys.get(&event.wd) {
                     if *count <= storm {
-                        each(Change::In(key, event.name));
+                        each(DirectoryChange::In(key, event.name));
                     } else {
-                        each(Change::Storm(key));
+                        each(DirectoryChange::Storm(key));
                     }
                 }
                 if *count > storm && self.keys.remove(&event.wd).is_some() {

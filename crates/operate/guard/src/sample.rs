@@ -73,7 +73,7 @@ impl LastStat {
 
 /// A file that is due to be sampled.
 #[derive(Debug)]
-pub(crate) struct Due {
+pub(crate) struct DueFile {
     pub(crate) name: OsString,
     /// The file's inode. Another file of that name is left alone.
     pub(crate) inode: Inode,
@@ -94,14 +94,6 @@ pub(crate) struct WindowRoom {
     pub(crate) least: usize,
 }
 
-/// The result of sampling one file.
-#[derive(Debug)]
-pub(crate) struct Sampled {
-    pub(crate) name: OsString,
-    /// `None` if the file was not opened, see [`Due::unless`].
-    pub(crate) seen: Result<Option<FileSample>>,
-}
-
 /// A sample of a file.
 #[derive(Debug)]
 pub(crate) struct FileSample {
@@ -118,7 +110,7 @@ pub(crate) struct FileSample {
 
 /// The result of sampling files of a directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct SampledFiles {
+pub(crate) struct SamplingResult {
     /// Whether anything has changed.
     pub(crate) changed: bool,
     /// Whether there was no room for all windows.
@@ -128,53 +120,33 @@ pub(crate) struct SampledFiles {
 /// The file system of a device, once a file on that device was asked for it.
 pub(crate) type KnownFileSystem = Option<(u64, FileSystem)>;
 
-/// Samples files of a directory while the turn lasts, but at least one. `known` is the file system of these
-/// files, and is learned from them.
-pub(crate) fn sample_due(
+/// Samples a file of a directory; `None` if it was not opened, see [`DueFile::unless`]. `known` is
+/// the file system of the directory's files, and is learned from them.
+pub(crate) fn sample_file(
     fd: BorrowedFd<'_>,
     path: &Path,
     known: &mut KnownFileSystem,
-    due: Vec<Due>,
+    due: &DueFile,
     room: &mut WindowRoom,
     turn: &Turn,
-) -> Vec<Sampled> {
-    let mut all = Vec::new();
-    for due in due {
-        let is_unchanged = |last: LastStat| {
-            stat_in(fd, due.name.as_os_str(), due.inode, path).is_ok_and(|stat| last.is(due.inode, &stat))
-        };
-        if due.unless.is_some_and(is_unchanged) {
-            all.push(Sampled { name: due.name, seen: Ok(None) });
-            if turn.step() {
-                break;
-            }
-            continue;
-        }
-        let all_room = room.left.saturating_add(due.windows);
-        let opened = InspectedFile::open_in(
-            fd,
-            due.name.as_os_str(),
-            Expected::Inode(due.inode),
-            path.join(&due.name),
-        );
-        let seen = opened.and_then(|file| {
-            let dev = file.inode().dev;
-            let file = file.on(known.filter(|known| known.0 == dev).map(|known| known.1));
-            let had_some = due.windows > 0;
-            let limits = SampleLimits { from: due.from, had_some, room: all_room.max(room.least), turn };
-            let Scan { sample, next, no_room } = sample(&file, &limits)?;
-            *known = file.known_file_system().map(|found| (dev, found)).or(*known);
-            let stat = LastStat { size: file.size(), status_changed: file.status_changed() };
-            Ok(FileSample { stat, changed: file.modified(), sample, next, no_room })
-        });
-        let taken = seen.as_ref().map_or(0, |seen| seen.sample.windows.len());
-        room.left = all_room.saturating_sub(taken);
-        all.push(Sampled { name: due.name, seen: seen.map(Some) });
-        if turn.is_over() {
-            break;
-        }
+) -> Result<Option<FileSample>> {
+    let (name, inode) = (due.name.as_os_str(), due.inode);
+    let is_unchanged =
+        |last: LastStat| stat_in(fd, name, inode, path).is_ok_and(|stat| last.is(inode, &stat));
+    if due.unless.is_some_and(is_unchanged) {
+        return Ok(None);
     }
-    all
+    room.left = room.left.saturating_add(due.windows);
+    let file = InspectedFile::open_in(fd, name, Expected::Inode(inode), path.join(name))?;
+    let dev = file.inode().dev;
+    let file = file.on(known.filter(|known| known.0 == dev).map(|known| known.1));
+    let (had_some, most) = (due.windows > 0, room.left.max(room.least));
+    let limits = SampleLimits { from: due.from, had_some, room: most, turn };
+    let SampleScan { sample, next, no_room } = sample(&file, &limits)?;
+    *known = file.known_file_system().map(|found| (dev, found)).or(*known);
+    room.left = room.left.saturating_sub(sample.windows.len());
+    let stat = LastStat { size: file.size(), status_changed: file.status_changed() };
+    Ok(Some(FileSample { stat, changed: file.modified(), sample, next, no_room }))
 }
 
 /// The limits of a sample.
@@ -191,7 +163,7 @@ pub(crate) struct SampleLimits<'a> {
 
 /// A sample in progress, and how far it has come.
 #[derive(Debug, Default)]
-pub(crate) struct Scan {
+pub(crate) struct SampleScan {
     pub(crate) sample: Sample,
     /// The offset at which it stopped, unless at the end.
     pub(crate) next: Option<u64>,
@@ -200,9 +172,9 @@ pub(crate) struct Scan {
 }
 
 /// Samples a file. The sums cover the whole file, the windows only what is reached.
-pub(crate) fn sample(file: &InspectedFile, limits: &SampleLimits<'_>) -> Result<Scan> {
+pub(crate) fn sample(file: &InspectedFile, limits: &SampleLimits<'_>) -> Result<SampleScan> {
     let size = file.size();
-    let mut scan = Scan::default();
+    let mut scan = SampleScan::default();
     // The file has few windows.
     let at_once = limits.had_some && limits.from == 0 && size > 0 && width_of(size) <= FAN_OUT * WINDOW;
     if at_once {
@@ -222,7 +194,7 @@ pub(crate) fn sample(file: &InspectedFile, limits: &SampleLimits<'_>) -> Result<
 
 /// Returns the windows with resident pages in a range of a file.
 pub(crate) fn sample_again(file: &InspectedFile, range: Range<u64>) -> Result<Vec<Window>> {
-    let mut scan = Scan::default();
+    let mut scan = SampleScan::default();
     let counts = residency(file, range.clone())?;
     if counts.resident > 0 && !range.is_empty() {
         let width = width_of(range.end - range.start);
@@ -244,7 +216,7 @@ fn width_of(size: u64) -> u64 {
     width
 }
 
-impl Scan {
+impl SampleScan {
     /// Adds the windows of `range`, which is at most twice `width` wide and has the counts `seen`.
     fn descend(
         &mut self,
@@ -441,10 +413,9 @@ mod tests {
         let of = is_asked.then_some((inode.dev, found));
         let turn = turn(Duration::from_secs(3600));
         let learned = |mut known: KnownFileSystem| {
-            let due = Due { name: "log".into(), inode, from: 0, windows: 0, unless: None };
+            let due = DueFile { name: "log".into(), inode, from: 0, windows: 0, unless: None };
             let mut room = WindowRoom { left: 60, least: 20 };
-            let seen =
-                sample_due(fd.as_fd(), dir.path(), &mut known, vec![due], &mut room, &turn).remove(0).seen;
+            let seen = sample_file(fd.as_fd(), dir.path(), &mut known, &due, &mut room, &turn);
             assert_eq!(seen.unwrap().unwrap().sample, Sample::default());
             known
         };
@@ -463,10 +434,9 @@ mod tests {
         let fd = pagekeeper_kernel::open_directory(dir.path(), Links::Refuse).unwrap();
         let turn = turn(Duration::from_secs(3600));
         let seen = |inode: Inode, unless: Option<LastStat>| {
-            let due = Due { name: "log".into(), inode, from: 0, windows: 0, unless };
+            let due = DueFile { name: "log".into(), inode, from: 0, windows: 0, unless };
             let mut room = WindowRoom { left: 60, least: 20 };
-            let sampled = sample_due(fd.as_fd(), dir.path(), &mut None, vec![due], &mut room, &turn);
-            sampled.into_iter().next().unwrap().seen
+            sample_file(fd.as_fd(), dir.path(), &mut None, &due, &mut room, &turn)
         };
         let inode = InspectedFile::open(&path, Links::Refuse).unwrap().inode();
         let last = seen(inode, None).unwrap().unwrap().stat;
@@ -510,7 +480,7 @@ mod tests {
             let both = names.iter().zip(windows);
             let inode =
                 |name: &OsString| InspectedFile::open(dir.path().join(name), Links::Refuse).unwrap().inode();
-            let due = |(name, windows): (&OsString, usize)| Due {
+            let due = |(name, windows): (&OsString, usize)| DueFile {
                 name: name.clone(),
                 inode: inode(name),
                 from: 0,
@@ -519,12 +489,13 @@ mod tests {
             };
             both.map(due).collect::<Vec<_>>()
         };
-        let windows = |all: Vec<Sampled>| -> Vec<usize> {
-            all.into_iter().map(|sampled| sampled.seen.unwrap().unwrap().sample.windows.len()).collect()
-        };
         let turn = turn(Duration::from_secs(3600));
         let mut room = WindowRoom { left: 60, least: 20 };
-        let first = windows(sample_due(fd.as_fd(), dir.path(), &mut None, due([0; 3]), &mut room, &turn));
+        let mut windows = |due: &DueFile| {
+            let seen = sample_file(fd.as_fd(), dir.path(), &mut None, due, &mut room, &turn);
+            seen.unwrap().unwrap().sample.windows.len()
+        };
+        let first: Vec<usize> = due([0; 3]).iter().map(&mut windows).collect();
         assert_eq!(first, [50, 20, 20]);
         assert_eq!(room.left, 0);
     }

@@ -16,13 +16,13 @@ use pagekeeper_kernel::text::unescaped;
 /// The settings of one server.
 #[derive(Debug, Default)]
 pub(crate) struct ServerSettings {
-    whose: Option<Arc<Whose>>,
+    whose: Option<Arc<SettingsSource>>,
     read: OnceLock<Settings>,
 }
 
 /// The place from which the settings are read.
 #[derive(Debug)]
-struct Whose {
+struct SettingsSource {
     proc: ProcRoot,
     pid: Option<u32>,
     profile: Arc<Profile>,
@@ -31,25 +31,17 @@ struct Whose {
 }
 
 impl ServerSettings {
-    /// Returns the settings of a process.
-    pub(crate) fn of_process(
+    /// Returns the settings of a process, or of whatever server works in a directory.
+    pub(crate) fn of(
         proc: &ProcRoot,
-        pid: u32,
+        pid: Option<u32>,
+        directory: PathBuf,
         profile: &Arc<Profile>,
         is_certain: bool,
     ) -> Arc<Self> {
-        let (proc, profile, directory) = (proc.clone(), Arc::clone(profile), PathBuf::new());
-        Self::of(Whose { proc, pid: Some(pid), profile, is_certain, directory })
-    }
-
-    /// Returns the settings of whatever server works in a directory.
-    pub(crate) fn of_directory(proc: &ProcRoot, directory: PathBuf, profile: &Arc<Profile>) -> Arc<Self> {
         let (proc, profile) = (proc.clone(), Arc::clone(profile));
-        Self::of(Whose { proc, pid: None, profile, is_certain: true, directory })
-    }
-
-    fn of(whose: Whose) -> Arc<Self> {
-        Arc::new(Self { whose: Some(Arc::new(whose)), read: OnceLock::new() })
+        let whose = Arc::new(SettingsSource { proc, pid, profile, is_certain, directory });
+        Arc::new(Self { whose: Some(whose), read: OnceLock::new() })
     }
 
     /// Returns the settings of the same server, to be read anew.
@@ -76,7 +68,7 @@ impl ServerSettings {
     }
 }
 
-impl Whose {
+impl SettingsSource {
     fn server(&self) -> Server {
         let name = self.pid.and_then(|pid| self.proc.name(pid).ok()).unwrap_or_default();
         let mut engines = self.profile.names().map(|profile| Engine::of(profile, &unescaped(&name)));
@@ -115,7 +107,7 @@ mod tests {
         let options = "[DBOptions]\n  bytes_per_sync=0\n  recycle_log_file_num=4\n";
         std::fs::write(data.join("OPTIONS-000007"), options).unwrap();
         let profile = Arc::new(find_profile(&Profile::built_in(), "rocksdb").unwrap().clone());
-        let settings = ServerSettings::of_directory(&ProcRoot::default(), data, &profile);
+        let settings = ServerSettings::of(&ProcRoot::default(), None, data, &profile, true);
         assert!(settings.are_wanted(&profile), "the log may lie apart from its options");
         let names: Vec<&str> = settings.get().all().iter().map(|setting| setting.name.as_str()).collect();
         assert_eq!(names, ["recycle_log_file_num"]);

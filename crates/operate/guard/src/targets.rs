@@ -124,6 +124,12 @@ impl Display for Selector {
     }
 }
 
+impl PartialEq for Selector {
+    fn eq(&self, other: &Self) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
 impl Selector {
     /// Returns whether a process is in the unit or control group.
     pub(crate) fn has_member(&self, proc: &ProcRoot, pid: u32) -> bool {

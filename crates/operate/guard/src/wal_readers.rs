@@ -10,8 +10,8 @@
 //! 2. A directory is read at most every [`WAL_READERS_INTERVAL`], with at most [`NOTES_MAX`] notes and
 //!    [`SLOTS_MAX`] slots. More would take the processor time that its database has for samples. The owner of
 //!    the directories may have put any file there: see [`ReplicationSlot::parse`].
-//! 3. Nothing is read unless the log's rule depends on followers. Only [`FoundReaders::of_slots`] and
-//!    [`WantedNotes::read_notes`] do I/O, in a thread that may be left behind.
+//! 3. Nothing is read unless the log's rule depends on followers. Only [`WalReaders::read`] does
+//!    I/O, in a thread that may be left behind.
 //!
 //! A note or slot that can't be read holds nothing. That is reported, unless it has disappeared meanwhile. At
 //! most one slot of a directory is reported, and always the same: their owner may make ever new ones. If
@@ -19,7 +19,6 @@
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -34,9 +33,9 @@ use pagekeeper_policy::names::{Number, SegmentSize};
 use pagekeeper_policy::{Facts, FileId, FollowerFacts, FollowerId, LogId, Position, Rule};
 
 use crate::config::WalReaderLimits;
-use crate::directory::{Directory, DirectoryId};
+use crate::directory::Directory;
 use crate::entry::Entry;
-use crate::ids::IdMap;
+use crate::ids::hash_of;
 
 /// Time between two looks.
 const WAL_READERS_INTERVAL: Duration = Duration::from_secs(1);
@@ -45,23 +44,18 @@ const NOTES_MAX: usize = 256;
 /// The most slots that are read; PostgreSQL has 10 unless `max_replication_slots` says otherwise.
 const SLOTS_MAX: usize = 256;
 
-/// The readers of the WAL in each watched directory.
+/// The readers of the WAL in a directory, as far as files show them.
 #[derive(Default)]
 pub(crate) struct WalReaders {
-    known: HashMap<DirectoryId, KnownReaders>,
-    problems: Vec<(PathBuf, String)>,
-}
-
-#[derive(Default)]
-struct KnownReaders {
     slots: Vec<NamedSlot>,
     read: Option<Instant>,
     /// The notes of segments, unless `archive_status` can't be read, or the server has no archiver.
-    notes: Option<IdMap<FileId, Note>>,
+    notes: Option<HashMap<FileId, ArchiveNote>>,
     /// The report of the first slot that could not be read.
     odd_slot: Option<(PathBuf, String)>,
     /// Whether the server had an archiver at the last look.
-    has_archiver: bool,
+    has_archiver: Option<bool>,
+    problems: Vec<(PathBuf, String)>,
 }
 
 /// A slot, with the name of its directory.
@@ -69,7 +63,7 @@ type NamedSlot = (OsString, ReplicationSlot);
 
 /// The note that `archive_status` has for a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Note {
+enum ArchiveNote {
     /// It is archived, and stays so.
     Done,
     /// It is to be archived.
@@ -77,51 +71,71 @@ enum Note {
     Missing,
 }
 
-/// The notes to be read for a directory.
-pub(crate) struct WantedNotes {
-    /// Segments whose notes are needed, if any are.
-    segments: Option<Vec<(FileId, OsString)>>,
-}
+impl WalReaders {
+    /// Returns whether [`Self::read`] is due.
+    pub(crate) fn are_due(&self, directory: &Directory, now: Instant) -> bool {
+        let is_due = |read| now.saturating_duration_since(read) >= WAL_READERS_INTERVAL;
+        FollowedWal::of(directory).is_some() && self.read.is_none_or(is_due)
+    }
 
-/// The content that was read for a directory.
-pub(crate) struct FoundReaders {
-    directory: DirectoryId,
-    slots: Vec<NamedSlot>,
-    notes: Option<Vec<(FileId, Note)>>,
-    /// The report of a slot that could not be read.
-    odd_slot: Option<(PathBuf, String)>,
-    problems: Vec<(PathBuf, String)>,
-}
+    /// Reads slots and notes; a file system may block that for any time. Calls `begins` before
+    /// each, and says whether it may be on another file system than the directory.
+    pub(crate) fn read(
+        &mut self,
+        directory: &Directory,
+        proc: &ProcRoot,
+        limits: &WalReaderLimits,
+        now: Instant,
+        begins: &dyn Fn(bool),
+    ) {
+        let Some(wal) = FollowedWal::of(directory) else { return };
+        self.read = Some(now);
+        begins(true);
+        self.read_slots(directory, proc);
+        begins(false);
+        // For a directory that was named no process is known.
+        let may_archive = directory.owner.is_none() || self.has_archiver != Some(false);
+        let writer = wal.entries(directory).max_by_key(|(_, entry)| (entry.changed, entry.sequence));
+        match writer.filter(|_| may_archive) {
+            Some((_, writer)) => self.read_notes(&wal, directory, proc, (writer.sequence, limits)),
+            None => self.notes = None,
+        }
+    }
 
-impl WantedNotes {
-    /// Reads the notes in the directory.
-    pub(crate) fn read_notes(self, directory: &Directory, proc: &ProcRoot, found: &mut FoundReaders) {
-        let Some(segments) = self.segments else { return };
+    /// Reads the notes of the segments up to the writer's that are yet to be archived, as far as is
+    /// known.
+    fn read_notes(
+        &mut self,
+        wal: &FollowedWal,
+        directory: &Directory,
+        proc: &ProcRoot,
+        (writer, limits): (u64, &WalReaderLimits),
+    ) {
         let path = directory.path_of(OsStr::new("archive_status"));
         let opened = directory.find(proc).and_then(|wal| {
             Handle::in_directory(wal.as_fd(), "archive_status", path.clone())?.open_directory(Expected::Any)
         });
-        match opened {
-            Ok(status) => {
-                let note = |(file, name): (FileId, OsString)| (file, note_of(status.as_fd(), &path, &name));
-                found.notes = Some(segments.into_iter().map(note).collect());
+        let status = match opened {
+            Ok(status) => status,
+            Err(error) => {
+                self.notes = None;
+                return self.note_problem(path, &error);
             }
-            Err(error) => note_problem(&mut found.problems, path, &error),
+        };
+        let notes = self.notes.get_or_insert_default();
+        let is_open = |entry: &Entry| notes.get(&entry.id) != Some(&ArchiveNote::Done);
+        let mut segments: Vec<_> = wal.unarchived_near(directory, writer, limits, is_open).collect();
+        segments.sort_unstable_by_key(|(_, entry)| entry.sequence);
+        segments.truncate(NOTES_MAX);
+        for (name, entry) in segments {
+            notes.insert(entry.id, note_of(status.as_fd(), &path, name));
         }
     }
-}
 
-impl FoundReaders {
-    /// Reads the slots of the database, but no notes yet: those in `pg_replslot`, in the server's working
-    /// directory, or beside the directory of the WAL.
-    pub(crate) fn of_slots(directory: &Directory, proc: &ProcRoot) -> Self {
-        let mut found = Self {
-            directory: directory.id,
-            slots: Vec::new(),
-            notes: None,
-            odd_slot: None,
-            problems: Vec::new(),
-        };
+    /// Reads the slots in `pg_replslot`, in the server's working directory, or beside the directory
+    /// of the WAL.
+    fn read_slots(&mut self, directory: &Directory, proc: &ProcRoot) {
+        self.slots.clear();
         let path = directory.path.parent().unwrap_or(Path::new("/")).join("pg_replslot");
         let opened = match directory.owner {
             // The WAL may be elsewhere, behind a link; the server's working directory is its data directory.
@@ -132,88 +146,46 @@ impl FoundReaders {
             opened.and_then(|opened| Ok((first_names(opened.as_fd(), &path, SLOTS_MAX + 1)?, opened)));
         let (mut names, opened) = match names {
             Ok(names) => names,
-            Err(error) => {
-                note_problem(&mut found.problems, path, &error);
-                return found;
-            }
+            Err(error) => return self.note_problem(path, &error),
         };
         if names.len() > SLOTS_MAX {
             let problem =
                 format!("it has more than {SLOTS_MAX} slots: the readers of others are not waited for");
-            found.problems.push((path.clone(), problem));
+            self.problems.push((path.clone(), problem));
             names.truncate(SLOTS_MAX);
         }
+        let mut has_odd = false;
         for name in names {
             let state = path.join(&name).join("state");
             let reason = match read_slot(opened.as_fd(), &name, state.clone()) {
                 Ok(Ok(slot)) => {
-                    found.slots.push((name, slot));
+                    self.slots.push((name, slot));
                     continue;
                 }
                 Ok(Err(reason)) => format!("{}: {reason}", escaped(&state)),
                 Err(error) if error.is_gone() => continue,
                 Err(error) => error.to_string(),
             };
-            found.odd_slot.get_or_insert_with(|| {
+            has_odd = true;
+            self.odd_slot.get_or_insert_with(|| {
                 (path.clone(), format!("the readers of some of its slots are not waited for: {reason}"))
             });
         }
-        found
-    }
-}
-
-impl WalReaders {
-    /// Returns what is to be read for a directory before [`WalReaders::add`]; `None` if that is not due, or
-    /// no rule would use it.
-    pub(crate) fn wanted(
-        &self,
-        directory: &Directory,
-        limits: &WalReaderLimits,
-        now: Instant,
-    ) -> Option<WantedNotes> {
-        let wal = Wal::of(directory)?;
-        let known = self.known.get(&directory.id);
-        let read = known.and_then(|known| known.read);
-        if read.is_some_and(|read| now.saturating_duration_since(read) < WAL_READERS_INTERVAL) {
-            return None;
-        }
-        // For a directory that was named no process is known.
-        let may_archive = directory.owner.is_none() || known.is_none_or(|known| known.has_archiver);
-        let segments = || {
-            let notes = known.and_then(|known| known.notes.as_ref());
-            let is_open = |entry: &Entry| notes.and_then(|notes| notes.get(&entry.id)) != Some(&Note::Done);
-            let writer = wal.entries(directory).max_by_key(|(_, entry)| (entry.changed, entry.sequence));
-            let writer = writer?.1.sequence;
-            let mut segments: Vec<_> = wal.unarchived_near(directory, writer, limits, is_open).collect();
-            segments.sort_unstable_by_key(|(_, entry)| entry.sequence);
-            segments.truncate(NOTES_MAX);
-            Some(segments.into_iter().map(|(name, entry)| (entry.id, name.to_owned())).collect())
-        };
-        Some(WantedNotes { segments: if may_archive { segments() } else { None } })
+        self.problems.extend(self.odd_slot.clone().filter(|_| has_odd));
     }
 
-    /// Takes in content that was read at this time.
-    pub(crate) fn take(&mut self, found: FoundReaders, now: Instant) {
-        let known = self.known.entry(found.directory).or_default();
-        (known.slots, known.read) = (found.slots, Some(now));
-        match found.notes {
-            Some(notes) => known.notes.get_or_insert_default().extend(notes),
-            None => known.notes = None,
-        }
-        self.problems.extend(found.problems);
-        self.problems.extend(found.odd_slot.map(|odd| known.odd_slot.get_or_insert(odd).clone()));
-    }
-
-    /// Adds the readers of the WAL in a directory, whose files are among the facts already. `titles` are
-    /// those of the server's processes.
+    /// Adds the readers of the WAL in the directory, whose files are among the facts already.
+    /// `titles` are those of the server's processes. Calls `problem` for what could not be read.
     pub(crate) fn add(
         &mut self,
         directory: &Directory,
         titles: &[(u32, String)],
         limits: &WalReaderLimits,
         facts: &mut Facts,
+        problem: &mut dyn FnMut(PathBuf, String),
     ) {
-        let Some(wal) = Wal::of(directory) else { return };
+        let Some(wal) = FollowedWal::of(directory) else { return };
+        self.problems.drain(..).for_each(|(path, text)| problem(path, text));
         let files = facts.files.iter().filter(|file| file.log == wal.log && file.writer.is_some());
         let writer = files.map(|file| file.sequence).max();
         let mut readers = Vec::new();
@@ -231,14 +203,13 @@ impl WalReaders {
             let id = FollowerId(u64::from(*pid));
             readers.extend(reader.place.map(|place| wal.follower(id, place, near_files)));
         }
-        let known = self.known.get_mut(&directory.id);
-        let place = match known.as_ref().and_then(|known| Some((known.notes.as_ref()?, writer?))) {
+        let place = match self.notes.as_ref().zip(writer) {
             Some((notes, writer)) => {
                 let is_open = |entry: &Entry| match notes.get(&entry.id) {
-                    Some(Note::Done) => false,
-                    Some(Note::Ready) => true,
+                    Some(ArchiveNote::Done) => false,
+                    Some(ArchiveNote::Ready) => true,
                     // The server makes the note once the segment is full.
-                    Some(Note::Missing) => archiver.is_some(),
+                    Some(ArchiveNote::Missing) => archiver.is_some(),
                     // Its note was not looked up after the segment became full.
                     None => archiver.is_some() || (directory.owner.is_none() && entry.sequence < writer),
                 };
@@ -247,39 +218,32 @@ impl WalReaders {
             }
             None => archiver.flatten(),
         };
-        let id = FollowerId(hash(&("archiver", wal.log.0)));
+        let id = FollowerId(hash_of(&("archiver", wal.log.0)));
         readers.extend(place.map(|place| wal.follower(id, place, wal.files_in(limits.archiver))));
-        if let Some(known) = known {
-            known.has_archiver = archiver.is_some();
-            readers.extend(wal.followers_of_slots(&known.slots));
-            known.forget_files_gone_from(directory);
-        }
+        readers.extend(wal.followers_of_slots(&self.slots));
         facts.followers.extend(readers);
-    }
-
-    /// Forgets directories that are not watched any more. Returns what could not be read since the last call.
-    pub(crate) fn finish(&mut self, directories: &[Box<Directory>]) -> Vec<(PathBuf, String)> {
-        self.known.retain(|id, _| directories.iter().any(|directory| directory.id == *id));
-        std::mem::take(&mut self.problems)
-    }
-}
-
-impl KnownReaders {
-    fn forget_files_gone_from(&mut self, directory: &Directory) {
+        self.has_archiver = self.read.map(|_| archiver.is_some());
         if let Some(notes) = self.notes.as_mut().filter(|notes| notes.len() > directory.entries.len()) {
             notes.retain(|file, _| directory.entries.values().any(|entry| entry.id == *file));
+        }
+    }
+
+    /// Records an error, unless it is that the file or directory does not exist (any more).
+    fn note_problem(&mut self, path: PathBuf, error: &Error) {
+        if !error.is_gone() {
+            self.problems.push((path, format!("who has yet to read WAL is known in part: {error}")));
         }
     }
 }
 
 /// The WAL in a directory, if its rule depends on followers.
-struct Wal {
+struct FollowedWal {
     log: LogId,
     segment_size: Option<SegmentSize>,
     near_files: u64,
 }
 
-impl Wal {
+impl FollowedWal {
     fn of(directory: &Directory) -> Option<Self> {
         if !directory.profile.postgresql_titles {
             return None;
@@ -341,32 +305,26 @@ impl Wal {
         let size = self.segment_size.unwrap_or(SegmentSize::DEFAULT);
         let follower = |(name, slot): &NamedSlot| {
             let (sequence, offset) = size.place_of(slot.restart_lsn?);
-            let id = FollowerId(hash(&("slot", name, self.log.0)));
+            let id = FollowerId(hash_of(&("slot", name, self.log.0)));
             Some(self.follower(id, (sequence, Position::At(offset)), 0))
         };
         slots.iter().filter_map(follower).collect()
     }
 }
 
-fn hash(what: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    what.hash(&mut hasher);
-    hasher.finish()
-}
-
 /// Returns the note of a segment in a directory of notes.
-fn note_of(status: BorrowedFd<'_>, path: &Path, segment: &OsStr) -> Note {
+fn note_of(status: BorrowedFd<'_>, path: &Path, segment: &OsStr) -> ArchiveNote {
     let exists = |suffix: &str| {
         let mut name = segment.to_owned();
         name.push(suffix);
         Handle::in_directory(status, name.as_os_str(), path.join(&name)).is_ok()
     };
     if exists(".done") {
-        Note::Done
+        ArchiveNote::Done
     } else if exists(".ready") {
-        Note::Ready
+        ArchiveNote::Ready
     } else {
-        Note::Missing
+        ArchiveNote::Missing
     }
 }
 
@@ -382,13 +340,6 @@ fn read_slot(
         Err(error) => return Ok(Err(format!("it can't be read: {error}"))),
     };
     Ok(ReplicationSlot::parse(&bytes[..len]).map_err(|error| error.to_string()))
-}
-
-/// Records an error, unless it is that the file or directory does not exist (any more).
-fn note_problem(problems: &mut Vec<(PathBuf, String)>, path: PathBuf, error: &Error) {
-    if !error.is_gone() {
-        problems.push((path, format!("who has yet to read WAL is known in part: {error}")));
-    }
 }
 
 #[cfg(test)]

@@ -13,27 +13,23 @@ use std::collections::HashSet;
 /// few variants.
 const WARNINGS_MAX: usize = 32;
 
-/// The warnings given so far.
+/// The warnings given so far, and one more once there were too many.
 #[derive(Debug, Default)]
-pub(crate) struct WarningDedup {
-    texts: HashSet<String>,
-    is_full: bool,
-}
+pub(crate) struct WarningDedup(HashSet<String>);
 
 impl WarningDedup {
     /// Returns what is to be reported for a warning; `None` if it was given before.
     pub(crate) fn news(&mut self, warning: String) -> Option<String> {
-        if self.is_full || self.texts.contains(&warning) {
+        if self.0.len() > WARNINGS_MAX || !self.0.insert(warning.clone()) {
             return None;
         }
-        if self.texts.len() == WARNINGS_MAX {
-            self.is_full = true;
-            return Some(format!(
+        let is_one_too_many = self.0.len() > WARNINGS_MAX;
+        let notice = || {
+            format!(
                 "there are more than {WARNINGS_MAX} different warnings here: no further ones are reported"
-            ));
-        }
-        self.texts.insert(warning.clone());
-        Some(warning)
+            )
+        };
+        Some(if is_one_too_many { notice() } else { warning })
     }
 }
 

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use pagekeeper_kernel::pressure::{DirtyReport, MemInfo};
+use pagekeeper_kernel::process::OwnCost;
 use pagekeeper_trace::TraceLevel;
 
 use crate::digest::DatabaseFigures;
@@ -14,7 +15,6 @@ use crate::events::EventFigures;
 use crate::headers::Format;
 use crate::host::RESOURCES;
 use crate::names::DatabaseName;
-use crate::own_cost::OwnCost;
 use crate::sheet::{Labels, SampleValue, Sheet};
 use crate::state::{Figures, TraceStatus};
 use crate::totals::{FileTotals, ReleaseTotals, TaskWaits};
@@ -262,7 +262,7 @@ mod tests {
 
     use std::collections::BTreeMap;
 
-    use pagekeeper_guard::StreamFigures;
+    use pagekeeper_guard::StreamReport;
     use pagekeeper_kernel::pressure::SysRoots;
 
     use crate::digest::{Digest, TracedWaits};
@@ -299,11 +299,11 @@ mod tests {
         state.ticked(
             Duration::from_millis(2),
             &[],
-            &StreamFigures {
+            &StreamReport {
                 released_by_program: [("tar".to_owned(), 7)].into(),
                 released_by_user: [(Some(34), 5), (None, 2)].into(),
                 lost_bytes: 3,
-                ..StreamFigures::default()
+                ..StreamReport::default()
             },
             [(1, Duration::from_millis(4))].into(),
         );

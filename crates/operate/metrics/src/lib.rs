@@ -18,7 +18,6 @@ mod host;
 mod http;
 mod names;
 mod nested_directories;
-mod own_cost;
 mod page_data;
 mod release_origin;
 mod series;
@@ -37,7 +36,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use pagekeeper_guard::{Done, Event, Options, StreamFigures};
+use pagekeeper_guard::{Done, Event, Options, StreamReport};
 use pagekeeper_kernel::pressure::SysRoots;
 
 use crate::host::HostFigures;
@@ -119,7 +118,7 @@ impl Metrics {
 
     /// Records the end of a tick and its actions; `streamed` has the stream figures so far, `took` the tick's
     /// duration by process.
-    pub fn ticked(&self, done: &[Done], streamed: &StreamFigures, took: BTreeMap<u32, Duration>) {
+    pub fn ticked(&self, done: &[Done], streamed: &StreamReport, took: BTreeMap<u32, Duration>) {
         self.state.ticked(self.resumed.get().elapsed(), done, streamed, took);
     }
 

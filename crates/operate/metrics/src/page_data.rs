@@ -1,6 +1,7 @@
 //! The data of the page as JSON: the present, and the last quarter of an hour. Sizes are in bytes, durations in
 //! seconds, times in seconds since 1970; unknown values are `null`.
 
+use pagekeeper_kernel::process::OwnCost;
 use pagekeeper_text::json_escaped;
 use serde::Serialize;
 use serde_json::json;
@@ -8,7 +9,6 @@ use serde_json::json;
 use crate::digest::DatabaseFigures;
 use crate::exposition::level_label;
 use crate::names::DatabaseName;
-use crate::own_cost::OwnCost;
 use crate::state::{Figures, POINT_EVERY, unix_now};
 use crate::totals::{FileTotals, TaskWaits};
 

@@ -12,9 +12,10 @@ use std::sync::Arc;
 
 use httparse::Request;
 
+use pagekeeper_kernel::process::OwnCost;
+
 use crate::headers::{Format, accepted_format, is_this_host};
 use crate::http::{Response, path, values};
-use crate::own_cost::OwnCost;
 use crate::state::MetricsState;
 use crate::{exposition, page_data};
 

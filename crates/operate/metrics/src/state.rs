@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
-use pagekeeper_guard::{Done, Event, StreamFigures};
+use pagekeeper_guard::{Done, Event, StreamReport};
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_trace::{Losses, TraceLevel};
@@ -52,7 +52,7 @@ pub(crate) struct Figures {
     /// By database and file class.
     pub(crate) released: BTreeMap<(DatabaseName, &'static str), ReleaseTotals>,
     /// The results on streaming programs.
-    pub(crate) streamed: StreamFigures,
+    pub(crate) streamed: StreamReport,
     pub(crate) host: HostFigures,
     pub(crate) samples: SampleStats,
     pub(crate) databases: Vec<DatabaseFigures>,
@@ -132,7 +132,7 @@ impl MetricsState {
         &self,
         took: Duration,
         done: &[Done],
-        streamed: &StreamFigures,
+        streamed: &StreamReport,
         by_process: BTreeMap<u32, Duration>,
     ) {
         let mut figures = lock(&self.0);
@@ -380,14 +380,14 @@ mod tests {
         state.ticked(
             Duration::from_millis(3),
             &[done(7, 100), done(8, 10)],
-            &StreamFigures::default(),
+            &StreamReport::default(),
             BTreeMap::new(),
         );
         assert!(state.figures().released.is_empty());
         state.host_sampled(&HostFigures::default());
         assert_eq!(state.figures().history[0].released, 110, "the history has it already");
         sample(&state, vec![seen(7, "/var/lib/mysql")]);
-        state.ticked(Duration::from_millis(3), &[done(7, 1)], &StreamFigures::default(), BTreeMap::new());
+        state.ticked(Duration::from_millis(3), &[done(7, 1)], &StreamReport::default(), BTreeMap::new());
         let known = state.figures();
         let bytes = |directory| known.released[&(name(directory), "binlog")].released;
         assert_eq!((bytes("/var/lib/mysql"), bytes("/logs"), known.acts), (101, 10, 3));
@@ -397,9 +397,9 @@ mod tests {
     fn a_restarted_database_goes_on_under_its_name() {
         let state = state();
         sample(&state, vec![seen(7, "/a")]);
-        state.ticked(Duration::ZERO, &[done(7, 5)], &StreamFigures::default(), BTreeMap::new());
+        state.ticked(Duration::ZERO, &[done(7, 5)], &StreamReport::default(), BTreeMap::new());
         sample(&state, vec![seen(9, "/a")]);
-        state.ticked(Duration::ZERO, &[done(9, 6)], &StreamFigures::default(), BTreeMap::new());
+        state.ticked(Duration::ZERO, &[done(9, 6)], &StreamReport::default(), BTreeMap::new());
         let known = state.figures();
         assert_eq!(known.released.len(), 1);
         assert_eq!(

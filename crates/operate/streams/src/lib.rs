@@ -19,9 +19,13 @@ mod others;
 mod processes;
 mod report;
 mod requests;
+mod service;
 mod source;
+mod stream_name;
+pub mod stream_request;
 #[cfg(test)]
 mod tests;
+mod thread;
 mod turns;
 mod writing;
 
@@ -37,6 +41,9 @@ use pagekeeper_trace::page_events::{FollowedNames, PageEvents};
 use follow::Follower;
 pub use others::OthersOnDisks;
 pub use requests::{RequestId, RequestReport, Requester};
+pub use service::{CurrentLink, Service, StreamSocket, ThreadLink};
+pub use stream_name::stream_name;
+pub use thread::{StreamThread, StreamUpdate};
 
 /// The decision about a stream's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

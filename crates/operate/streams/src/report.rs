@@ -21,6 +21,22 @@ pub(crate) fn add(sum: &mut StreamTotals, more: StreamTotals) {
     sum.resident += more.resident;
 }
 
+impl StreamReport {
+    /// Adds the figures of a later report. The processes that run are the later one's.
+    pub fn add(&mut self, later: &Self) {
+        add(&mut self.totals, later.totals);
+        self.running = later.running;
+        self.lost_bytes += later.lost_bytes;
+        self.held += later.held;
+        for (program, bytes) in &later.released_by_program {
+            *self.released_by_program.entry(program.clone()).or_default() += bytes;
+        }
+        for (user, bytes) in &later.released_by_user {
+            *self.released_by_user.entry(*user).or_default() += bytes;
+        }
+    }
+}
+
 /// The totals of files that are no longer kept.
 #[derive(Default)]
 pub(crate) struct Sums {

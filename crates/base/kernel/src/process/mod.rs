@@ -29,6 +29,7 @@ mod mounts;
 mod namespace;
 mod open_files;
 mod origin;
+mod own_cost;
 mod page_out;
 mod peer;
 mod reading;
@@ -48,6 +49,7 @@ pub use open_files::{
     HeldFile, InodeSet, MappedFile, Mappings, OpenFiles, OpenFilesScan, ProcessFiles, Selection,
 };
 pub use origin::Origin;
+pub use own_cost::OwnCost;
 use pagekeeper_text::unescaped;
 pub use peer::peer_process;
 pub(crate) use reading::{malformed, read, read_text};

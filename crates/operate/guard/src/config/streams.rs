@@ -1,18 +1,18 @@
 //! The section `[streams]`: which programs are followed, and who may ask for more.
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
+use pagekeeper_catalog::STREAMING_PROGRAMS;
 use pagekeeper_catalog::units::parse_pace;
-use pagekeeper_catalog::{STREAMING_PROGRAMS, Spelled};
-use pagekeeper_policy::stream_pace::StreamPace;
-use serde::Deserialize;
+use pagekeeper_streams::{StreamPace, StreamSocket, stream_name};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
 use crate::targets::{Selector, named_id};
 
 /// The handling of streaming programs: pages that such a process brings into the page cache are released
 /// behind it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Streams {
     /// Whether streaming programs are followed.
     pub on: bool,
@@ -24,18 +24,6 @@ pub struct Streams {
     pub pace: StreamPace,
     /// The socket on which users ask for their own processes to be followed.
     pub socket: Option<StreamSocket>,
-}
-
-/// A socket on which users ask for their own processes to be followed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StreamSocket {
-    /// Its path.
-    pub path: PathBuf,
-    /// Its permissions, which decide who may connect. By default everybody may, since users can ask only for
-    /// their own processes.
-    pub mode: u32,
-    /// The number of its group; `None` for the guard's own.
-    pub group: Option<u32>,
 }
 
 impl Default for Streams {
@@ -50,149 +38,105 @@ impl Default for Streams {
     }
 }
 
-/// The bytes of a process's name that the kernel keeps.
-const NAME_MAX: usize = 15;
+/// The section as it is written.
+#[derive(Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct StreamsText {
+    /// Names, and units and control groups.
+    #[serde(deserialize_with = "processes")]
+    processes: (Vec<String>, Vec<Selector>),
+    #[serde(deserialize_with = "pace")]
+    pace: StreamPace,
+    #[serde(deserialize_with = "socket_path")]
+    socket: Option<PathBuf>,
+    #[serde(deserialize_with = "socket_mode")]
+    socket_mode: u32,
+    #[serde(deserialize_with = "socket_group")]
+    socket_group: Option<u32>,
+    /// Always refused.
+    #[serde(rename = "tick", deserialize_with = "removed_tick")]
+    _tick: (),
+}
 
-/// Returns a name of processes as the kernel compares it: cut to the bytes that it keeps, with an optional
-/// `*` at its end. Fails with a sentence for any other glob.
-pub fn stream_name(text: &str) -> Result<String, String> {
-    let (name, star) = text.strip_suffix('*').map_or((text, ""), |start| (start, "*"));
-    if text.is_empty() || name.contains(['*', '?', '[', ']', '{', '}', '\\']) {
-        return Err(format!(
-            "\"{text}\" can't be compared by the kernel, which follows streams by their names: give a whole name, or the beginning of one \
-             and * at the end"
-        ));
+impl Default for StreamsText {
+    fn default() -> Self {
+        let Streams { processes, groups, pace, .. } = Streams::default();
+        let (socket, socket_mode, socket_group) = (None, 0o666, None);
+        Self { processes: (processes, groups), pace, socket, socket_mode, socket_group, _tick: () }
     }
-    let ends = name.char_indices().map(|(at, character)| at + character.len_utf8());
-    let end = ends.take_while(|end| *end <= NAME_MAX).last().unwrap_or(0);
-    Ok(if end < name.len() { name[..end].to_owned() } else { format!("{name}{star}") })
 }
 
-/// One entry of `processes`.
-enum StreamSelector {
-    Name(String),
-    Group(Selector),
+impl StreamsText {
+    /// Returns the settings. A section turns streams on, unless its `processes` are empty and it
+    /// names no socket.
+    pub(super) fn streams(self) -> Streams {
+        let (processes, groups) = self.processes;
+        let (mode, group) = (self.socket_mode, self.socket_group);
+        let socket = self.socket.map(|path| StreamSocket { path, mode, group });
+        let on = !processes.is_empty() || !groups.is_empty() || socket.is_some();
+        Streams { on, processes, groups, pace: self.pace, socket }
+    }
 }
 
-impl FromStr for StreamSelector {
-    type Err = String;
+/// Reads a value written as text.
+fn parsed<'de, T, D: Deserializer<'de>>(
+    deserializer: D,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<T, D::Error> {
+    parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
+fn processes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(Vec<String>, Vec<Selector>), D::Error> {
+    let (mut names, mut groups) = (Vec::new(), Vec::new());
+    for text in Vec::<String>::deserialize(deserializer)? {
         if text.starts_with("unit:") || text.starts_with("cgroup:") {
-            text.parse().map(Self::Group)
+            groups.push(text.parse().map_err(D::Error::custom)?);
         } else {
-            stream_name(text).map(Self::Name)
+            names.push(stream_name(&text).map_err(D::Error::custom)?);
         }
     }
+    Ok((names, groups))
 }
 
-/// The value of `pace`.
-struct PaceText(StreamPace);
-
-impl FromStr for PaceText {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        parse_pace(text).map(Self)
-    }
+fn pace<'de, D: Deserializer<'de>>(deserializer: D) -> Result<StreamPace, D::Error> {
+    parsed(deserializer, parse_pace)
 }
 
-/// The value of `socket`: a path without links that could resolve differently later.
-struct SocketPath(PathBuf);
-
-impl FromStr for SocketPath {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        /// The room that the kernel has (`sun_path` of unix(7)), minus the terminating zero.
-        const PATH_MAX: usize = 107;
+/// Reads a path without links that could resolve differently later.
+fn socket_path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
+    /// The room that the kernel has (`sun_path` of unix(7)), minus the terminating zero.
+    const PATH_MAX: usize = 107;
+    parsed(deserializer, |text| {
         let path = Path::new(text);
         if !path.is_absolute() || path.file_name().is_none() || text.len() > PATH_MAX {
             return Err(format!(
                 "\"{text}\" is no place for a socket: give an absolute path of at most {PATH_MAX} bytes"
             ));
         }
-        Ok(Self(path.to_path_buf()))
-    }
+        Ok(Some(path.to_path_buf()))
+    })
 }
 
-/// The value of `socket_mode`.
-struct SocketMode(u32);
-
-impl FromStr for SocketMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+fn socket_mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    parsed(deserializer, |text| {
         let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
-        let mode = mode.map(Self);
         mode.ok_or_else(|| format!("\"{text}\" is no mode: give permissions in octal, like 0666 or 0660"))
-    }
+    })
 }
 
-/// The value of `socket_group`.
-struct SocketGroup(u32);
-
-impl FromStr for SocketGroup {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+fn socket_group<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    parsed(deserializer, |text| {
         let id = text.parse().ok().or_else(|| named_id("/etc/group", text));
-        id.map(Self).ok_or_else(|| format!("/etc/group has no group \"{text}\"; a number will do"))
-    }
+        id.map(Some).ok_or_else(|| format!("/etc/group has no group \"{text}\"; a number will do"))
+    })
 }
 
-/// The removed key `tick`, the time between samples of streams: they are not sampled any more.
-struct RemovedTick;
-
-impl FromStr for RemovedTick {
-    type Err = String;
-
-    fn from_str(_: &str) -> Result<Self, String> {
+/// Refuses the removed key `tick`, the time between samples of streams: they are not sampled any
+/// more.
+fn removed_tick<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
+    parsed(deserializer, |_| {
         Err("streams are followed by events of the kernel, not by samples: remove this key".to_owned())
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct StreamsText {
-    processes: Option<Vec<Spelled<StreamSelector>>>,
-    pace: Option<Spelled<PaceText>>,
-    socket: Option<Spelled<SocketPath>>,
-    socket_mode: Option<Spelled<SocketMode>>,
-    socket_group: Option<Spelled<SocketGroup>>,
-    /// Always refused.
-    #[serde(rename = "tick", default)]
-    _tick: Option<Spelled<RemovedTick>>,
-}
-
-impl StreamsText {
-    /// Returns the settings. A section turns streams on, unless its `processes` are empty and it names no
-    /// socket.
-    pub(super) fn streams(self) -> Streams {
-        let defaults = Streams::default();
-        let is_named = self.processes.is_some();
-        let (mut names, mut groups) = (Vec::new(), Vec::new());
-        for selector in self.processes.into_iter().flatten() {
-            match selector.0 {
-                StreamSelector::Name(name) => names.push(name),
-                StreamSelector::Group(group) => groups.push(group),
-            }
-        }
-        let processes = if is_named { names } else { defaults.processes };
-        let (mode, group) = (self.socket_mode, self.socket_group);
-        let socket = self.socket.map(|path| StreamSocket {
-            path: path.0.0,
-            mode: mode.map_or(0o666, |mode| mode.0.0),
-            group: group.map(|group| group.0.0),
-        });
-        Streams {
-            on: !processes.is_empty() || !groups.is_empty() || socket.is_some(),
-            processes,
-            groups,
-            pace: self.pace.map_or(defaults.pace, |pace| pace.0.0),
-            socket,
-        }
-    }
+    })
 }
 
 #[cfg(test)]

@@ -15,14 +15,14 @@ const COUNTED_PROCESSES_MAX: usize = 4096;
 
 /// The number of descriptors of each process. See the module.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
+pub(super) struct DescriptorCounts {
     /// The number of descriptors of each process before it was last read.
     counts: BTreeMap<u32, u64>,
     /// Processes that lost a descriptor of a log since all were read, and when.
     lost: BTreeMap<u32, Instant>,
 }
 
-impl Changes {
+impl DescriptorCounts {
     /// Returns whether changes of so many processes can be seen. The kernel reports the number of descriptors
     /// since Linux 6.2.
     pub(super) fn are_seen(proc: &ProcRoot, processes: usize) -> bool {
@@ -71,7 +71,7 @@ mod tests {
         // An empty directory has no size on some file systems.
         std::fs::create_dir_all(tree.path().join("7/fd/3")).unwrap();
         let (proc, now) = (ProcRoot::at(tree.path()), Instant::now());
-        let mut changes = Changes::default();
+        let mut changes = DescriptorCounts::default();
         assert!(changes.may_have(7, &proc), "it was never read");
         changes.read(7, proc.fd_count(7));
         changes.lost(7, now);
@@ -87,8 +87,8 @@ mod tests {
 
     #[test]
     fn of_very_many_processes_none_is_counted_and_none_that_ended_kept() {
-        let (proc, mut changes) = (ProcRoot::default(), Changes::default());
-        assert!(!Changes::are_seen(&proc, COUNTED_PROCESSES_MAX + 1));
+        let (proc, mut changes) = (ProcRoot::default(), DescriptorCounts::default());
+        assert!(!DescriptorCounts::are_seen(&proc, COUNTED_PROCESSES_MAX + 1));
         (0..1000).for_each(|pid| changes.read(pid, Some(3)));
         changes.keep(&[7, 500, 2000]);
         assert_eq!(changes.counts.into_keys().collect::<Vec<_>>(), [7, 500]);

@@ -11,7 +11,6 @@ use pagekeeper_kernel::process::{Access, FdVisitor, OpenFile, ProcRoot};
 
 use crate::budget::DESCRIPTORS_PER_PROCESS;
 use crate::descriptor::Descriptor;
-use crate::directory::Directory;
 use crate::known_names::KnownNames;
 
 /// The suffix that the kernel appends to the name of a removed file that is open.
@@ -44,16 +43,6 @@ pub(super) fn descriptor(pid: u32, file: &OpenFile, names: &KnownNames) -> Optio
     })
 }
 
-/// The names by which files are relevant.
-pub(crate) struct RelevantNames<'a> {
-    /// The directories of the watched files.
-    pub(crate) directories: &'a [Box<Directory>],
-    /// The names of these files.
-    pub(crate) names: &'a mut KnownNames,
-    /// Returns whether a removed file of this name was a log, in a process that has it open.
-    pub(crate) was_log: &'a dyn Fn(u32, &Path) -> bool,
-}
-
 /// The listing of a process, finished or still being read.
 #[derive(Debug)]
 pub(crate) struct ListedProcess {
@@ -62,8 +51,9 @@ pub(crate) struct ListedProcess {
     pub(crate) began: Instant,
     /// The number of its descriptors then, if the kernel reports it.
     pub(crate) count: Option<u64>,
-    /// Its descriptors of regular files with relevant names.
+    /// Its descriptors of regular files with relevant names, and those of them that were removed.
     pub(crate) open: Vec<OpenFile>,
+    pub(crate) removed: Vec<OpenFile>,
     /// Files that no pattern names and that it has open for writing, up to the limits.
     pub(crate) unnamed: Vec<OpenFile>,
     /// The number of descriptors of unnamed files that were looked at.
@@ -87,27 +77,14 @@ impl ListedProcess {
 
 /// Lists descriptors of files with relevant names.
 pub(crate) struct Lister<'a> {
-    proc: &'a ProcRoot,
-    wanted: &'a dyn Fn(u32, &Path) -> bool,
-    kept: &'a dyn Fn(&OpenFile) -> bool,
-    unnamed: &'a dyn Fn(u32, &Path) -> bool,
+    pub(crate) proc: &'a ProcRoot,
+    /// Returns whether a name is relevant.
+    pub(crate) wanted: &'a dyn Fn(u32, &Path) -> bool,
+    /// Returns whether a file of such a name is.
+    pub(crate) kept: &'a dyn Fn(&OpenFile) -> bool,
+    /// Returns whether no pattern names a file; those that are open for writing are listed as well.
+    pub(crate) unnamed: &'a dyn Fn(u32, &Path) -> bool,
     pub(crate) done: Vec<ListedProcess>,
-}
-
-impl<'a> Lister<'a> {
-    /// Lists files whose names are `wanted` and that are `kept`.
-    pub(crate) fn new(
-        proc: &'a ProcRoot,
-        wanted: &'a dyn Fn(u32, &Path) -> bool,
-        kept: &'a dyn Fn(&OpenFile) -> bool,
-    ) -> Self {
-        Self { proc, wanted, kept, unnamed: &|_, _| false, done: Vec::new() }
-    }
-
-    /// Lists files that are open for writing and that no pattern names as well.
-    pub(crate) fn with_unnamed(self, unnamed: &'a dyn Fn(u32, &Path) -> bool) -> Self {
-        Self { unnamed, ..self }
-    }
 }
 
 /// Returns whether a file is open for writing.
@@ -124,6 +101,7 @@ impl FdVisitor for Lister<'_> {
             began: Instant::now(),
             count: self.proc.fd_count(pid),
             open: Vec::new(),
+            removed: Vec::new(),
             unnamed: Vec::new(),
             looked_at: 0,
             has_more_unnamed: false,
@@ -135,12 +113,15 @@ impl FdVisitor for Lister<'_> {
 
     fn descriptor(&mut self, listing: &mut ListedProcess, fd: RawFd, target: &Path) {
         if (self.wanted)(listing.pid, target) {
-            if listing.open.len() >= DESCRIPTORS_PER_PROCESS {
+            if listing.open.len() + listing.removed.len() >= DESCRIPTORS_PER_PROCESS {
                 listing.left_out = true;
                 return;
             }
             let file = self.proc.open_file_at(listing.pid, fd, target);
-            listing.open.extend(file.filter(|file| (self.kept)(file)));
+            if let Some(file) = file.filter(|file| (self.kept)(file)) {
+                let those = if file.deleted { &mut listing.removed } else { &mut listing.open };
+                those.push(file);
+            }
         } else if listing.looked_at >= UNNAMED_MAX.0 || listing.unnamed.len() >= UNNAMED_MAX.1 {
             listing.has_more_unnamed = true;
         } else if (self.unnamed)(listing.pid, target) {

@@ -30,7 +30,7 @@ use pagekeeper_kernel::process::{ProcRoot, Selection};
 use pagekeeper_policy::FileId;
 
 use super::lister::descriptor;
-use super::poll::Polled;
+use super::poll::PollResult;
 use super::schedule::Extent;
 use crate::descriptor::Descriptor;
 use crate::known_names::KnownNames;
@@ -85,7 +85,7 @@ impl LogFdPredictor {
     }
 
     /// Takes in the result of reading known descriptors again.
-    pub(super) fn polled(&mut self, polled: &Polled) {
+    pub(super) fn polled(&mut self, polled: &PollResult) {
         self.all_read = polled.all;
         for number in &polled.lost {
             self.remember(*number);
@@ -157,7 +157,7 @@ mod tests {
     use super::super::Descriptors;
     use super::*;
     use crate::budget::{Slice, Turn};
-    use crate::directory::{Directories, Directory, Ids};
+    use crate::directory::{Directories, Directory};
     use pagekeeper_catalog::ownership::FileOwnership;
 
     const PID: u32 = 7;
@@ -167,7 +167,6 @@ mod tests {
         tree: tempfile::TempDir,
         directories: Directories,
         names: KnownNames,
-        ids: Ids,
         descriptors: Descriptors,
         /// The number of its descriptors, if the kernel reports it.
         count: Option<u64>,
@@ -186,9 +185,8 @@ mod tests {
             let profile = Arc::new(find_profile(&Profile::built_in(), "mariadb").unwrap().clone());
             let directory = Directory::new(data, None, None, profile, FileOwnership::Operator);
             let descriptors = Descriptors::new(Instant::now());
-            let (names, ids, count) = (KnownNames::default(), Ids::default(), Some(100));
-            let mut server =
-                Self { tree, directories: vec![Box::new(directory)], names, ids, descriptors, count };
+            let (names, count) = (KnownNames::default(), Some(100));
+            let mut server = Self { tree, directories: vec![Box::new(directory)], names, descriptors, count };
             server.make(1);
             server.open(30, 1, true);
             server.list_all();
@@ -210,7 +208,7 @@ mod tests {
             assert!(directory.begin_listing(usize::MAX, Instant::now() + endless));
             let turn = Turn::begin(Slice { cpu: endless, wall: endless });
             let fd = std::fs::File::open(&directory.path).unwrap();
-            let grown = directory.list(fd.as_fd(), &self.ids, &turn).unwrap().grown;
+            let grown = directory.list(fd.as_fd(), &turn).unwrap().grown;
             assert_eq!(grown.len(), 1, "it has one log");
             self.descriptors.expect(grown.into_iter());
             self.names.update(&self.directories);

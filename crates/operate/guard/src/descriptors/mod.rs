@@ -35,7 +35,7 @@ pub(crate) use crate::descriptor::{Descriptor, FilesInUse, POLLED_PER_TICK};
 use crate::known_names::KnownNames;
 
 use self::lister::descriptor;
-pub(crate) use self::lister::{ListedProcess, Lister, RelevantNames, is_written, name_of_removed};
+pub(crate) use self::lister::{ListedProcess, Lister, is_written, name_of_removed};
 use self::log_fd_predictor::LogFdPredictor;
 pub(crate) use self::others::ForeignDescriptors;
 use self::poll::poll;

@@ -11,12 +11,13 @@ use pagekeeper_catalog::Party;
 use pagekeeper_kernel::process::{FdRounds, OpenFile, ProcRoot, thread_cpu_time};
 use pagekeeper_policy::shares::shares_by_party;
 
-use super::changes::Changes;
-use super::lister::{ListedProcess, Lister, RelevantNames, descriptor, name_of_removed};
+use super::changes::DescriptorCounts;
+use super::lister::{ListedProcess, Lister, descriptor, name_of_removed};
 use super::poll::poll;
 use super::schedule::{Extent, Schedule};
 use crate::budget::{FOREIGN_DESCRIPTORS_MAX, ListingTime};
 use crate::descriptor::{Descriptor, POLLED_PER_TICK};
+use crate::known_names::KnownNames;
 
 /// The descriptors of watched files in processes that are not watched databases, kept up to date.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ pub(crate) struct ForeignDescriptors {
     /// [`ForeignDescriptors::left_out`].
     left_out: Vec<u32>,
     full_listing: FullListing,
-    changes: Changes,
+    changes: DescriptorCounts,
 }
 
 /// Since when all processes have been read. One with very many descriptors may be read for longer than a
@@ -86,7 +87,7 @@ impl ForeignDescriptors {
     pub(crate) fn new(now: Instant) -> Self {
         let (known, cost, left_out) = (BTreeMap::new(), Duration::ZERO, Vec::new());
         let (schedule, rounds, time) = (Schedule::new(now), FdRounds::default(), ListingTime::new(now));
-        let (full_listing, changes) = (FullListing::default(), Changes::default());
+        let (full_listing, changes) = (FullListing::default(), DescriptorCounts::default());
         Self { known, schedule, rounds, time, cost, left_out, full_listing, changes }
     }
 
@@ -97,7 +98,7 @@ impl ForeignDescriptors {
 
     /// Returns all known descriptors.
     pub(crate) fn known(&self) -> impl Iterator<Item = &Descriptor> {
-        self.known.values().flat_map(|known| &known.descriptors)
+        self.by_process().flatten()
     }
 
     /// Returns all known descriptors, by process.
@@ -141,13 +142,14 @@ impl ForeignDescriptors {
         shares_by_party(all, &wanted)
     }
 
-    /// Lists the descriptors of these processes if that is due, or continues a listing. Returns the processes
-    /// that were listed, and the removed logs that they have open.
+    /// Lists the descriptors of these processes if that is due, or continues a listing. `was_log` says whether a
+    /// removed file of this name was a log, in a process that has it open. Returns the processes that were listed.
     pub(crate) fn list(
         &mut self,
         proc: &ProcRoot,
         pids: impl Iterator<Item = u32>,
-        wanted: RelevantNames<'_>,
+        names: &KnownNames,
+        was_log: &dyn Fn(u32, &Path) -> bool,
         now: Instant,
     ) -> Vec<ListedProcess> {
         if let Some(extent) = self.schedule.begin(now) {
@@ -158,27 +160,23 @@ impl ForeignDescriptors {
         }
         let Some(slice) = self.time.slice(self.schedule.slice(), now) else { return Vec::new() };
         let before = thread_cpu_time();
-        let RelevantNames { directories, names, was_log } = wanted;
-        names.update(directories);
-        let names = &*names;
         let wanted = |pid: u32, path: &Path| {
             names.has(path) || name_of_removed(path).is_some_and(|name| was_log(pid, name))
         };
         let kept = |file: &OpenFile| {
             file.deleted || file.path.file_name().is_some_and(|name| names.find(name, file.inode).is_some())
         };
-        let mut lister = Lister::new(proc, &wanted, &kept);
+        let mut lister =
+            Lister { proc, wanted: &wanted, kept: &kept, unnamed: &|_, _| false, done: Vec::new() };
         self.rounds.advance(proc, &mut lister, slice);
-        let mut all_removed = Vec::new();
+        let listed = lister.done;
         // Processes that may not be inspected were reported at the start.
-        for mut done in lister.done {
+        for done in &listed {
             self.cost += done.cost;
             self.full_listing.read(done.pid, done.began);
             self.changes.read(done.pid, done.count);
-            let (removed, open): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut done.open).into_iter().partition(|file| file.deleted);
             let descriptors: Vec<Descriptor> =
-                open.iter().filter_map(|file| descriptor(done.pid, file, names)).collect();
+                done.open.iter().filter_map(|file| descriptor(done.pid, file, names)).collect();
             if done.left_out {
                 self.left_out.push(done.pid);
             }
@@ -188,7 +186,6 @@ impl ForeignDescriptors {
                 let party = Party::of(proc, done.pid);
                 self.known.insert(done.pid, ForeignProcess { descriptors, party, turn: 0 });
             }
-            all_removed.push(ListedProcess { open: removed, ..done });
         }
         let shares = self.shares(FOREIGN_DESCRIPTORS_MAX);
         for ((pid, known), share) in self.known.iter_mut().zip(shares) {
@@ -206,14 +203,14 @@ impl ForeignDescriptors {
                 self.changes.all_read(began);
             }
         }
-        all_removed
+        listed
     }
 
     /// Begins a listing of these processes, or of those that may have changed.
     fn begin(&mut self, extent: Extent, proc: &ProcRoot, mut pids: Vec<u32>, now: Instant) {
         let before = thread_cpu_time();
         let has_time = self.time.slice(Duration::MAX, now).is_some();
-        if extent == Extent::Changes && has_time && Changes::are_seen(proc, pids.len()) {
+        if extent == Extent::Changes && has_time && DescriptorCounts::are_seen(proc, pids.len()) {
             let (known, changes) = (&self.known, &self.changes);
             pids.retain(|pid| known.contains_key(pid) || changes.may_have(*pid, proc));
         } else {

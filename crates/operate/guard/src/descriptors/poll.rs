@@ -5,15 +5,15 @@ use std::os::fd::RawFd;
 
 use pagekeeper_kernel::process::ProcRoot;
 
-use crate::descriptor::{Descriptor, FEW_DESCRIPTORS};
+use crate::descriptor::{Descriptor, FEW_DESCRIPTORS_MAX};
 
-/// For a process with more than [`FEW_DESCRIPTORS`] descriptors, the most idle ones that are read in one
-/// tick.
+/// For a process with more than [`FEW_DESCRIPTORS_MAX`] descriptors, the most idle ones that are
+/// read in one tick.
 const IDLE_POLLED_PER_TICK: usize = 16;
 
 /// The result of reading positions again.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Polled {
+pub(super) struct PollResult {
     /// The numbers of descriptors that are closed or became other files; they are forgotten.
     pub(super) lost: Vec<RawFd>,
     /// Whether all were read.
@@ -22,14 +22,19 @@ pub(super) struct Polled {
 
 /// Reads up to `share` positions again. If there are many, those that moved when they were last read come
 /// first, and the others take turns.
-pub(super) fn poll(known: &mut Vec<Descriptor>, turn: &mut usize, proc: &ProcRoot, share: usize) -> Polled {
+pub(super) fn poll(
+    known: &mut Vec<Descriptor>,
+    turn: &mut usize,
+    proc: &ProcRoot,
+    share: usize,
+) -> PollResult {
     let count = known.len();
-    let in_turn = if count > FEW_DESCRIPTORS { share.min(IDLE_POLLED_PER_TICK) } else { share };
+    let in_turn = if count > FEW_DESCRIPTORS_MAX { share.min(IDLE_POLLED_PER_TICK) } else { share };
     // Some descriptors may have been forgotten since.
     let first = if *turn < count { *turn } else { 0 };
     *turn = if count > in_turn { (first + in_turn) % count } else { 0 };
     let (mut at, mut lively) = (0, share.saturating_sub(in_turn));
-    let mut polled = Polled { lost: Vec::new(), all: true };
+    let mut polled = PollResult { lost: Vec::new(), all: true };
     known.retain_mut(|descriptor| {
         let is_in_turn = (at + count - first) % count < in_turn;
         let is_due = is_in_turn || (descriptor.lively && lively > 0);
@@ -104,7 +109,7 @@ mod tests {
             }
             assert_eq!(
                 poll(&mut known, &mut turn, &proc, POLLED_PER_TICK),
-                Polled::default(),
+                PollResult::default(),
                 "they are too many for one tick"
             );
             seen_at.push((known[299].position, known[10].position));
@@ -121,7 +126,7 @@ mod tests {
         let lost: Vec<RawFd> =
             (0..20).flat_map(|_| poll(&mut known, &mut turn, &proc, POLLED_PER_TICK).lost).collect();
         assert_eq!((lost, known.len()), (vec![5], 299));
-        known.truncate(FEW_DESCRIPTORS);
+        known.truncate(FEW_DESCRIPTORS_MAX);
         assert!(poll(&mut known, &mut turn, &proc, POLLED_PER_TICK).all);
     }
 }

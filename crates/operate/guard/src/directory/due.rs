@@ -1,8 +1,9 @@
 //! Decides when the files of a directory are sampled, and takes in their samples.
 //!
-//! Invariant: a file where nothing happens is sampled ever less often, but at least every [`IDLE_TICKS_MAX`]
-//! ticks. In a database with more than [`MANY_FILES`] files, a file without resident pages is sampled at
-//! least every [`EMPTY_TICKS_MAX`](crate::entry::EMPTY_TICKS_MAX) ticks. That needs that
+//! Invariant: a file where nothing happens is sampled ever less often, but at least every
+//! [`IDLE_TICKS_MAX`] ticks. In a database with more than [`MANY_FILES_MIN`] files, a file without
+//! resident pages is sampled at least every [`EMPTY_TICKS_MAX`](crate::entry::EMPTY_TICKS_MAX)
+//! ticks. That needs that
 //! 1. the file had resident pages, or is not new;
 //! 2. it is not the last of its log;
 //! 3. all files that the database's process has open are seen (those of its helpers may not be).
@@ -11,7 +12,7 @@
 //!
 //! A file that can't be inspected is reported, and sampled rarely from then on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::ops::{Bound, Range};
 use std::os::fd::BorrowedFd;
@@ -25,8 +26,7 @@ use super::Directory;
 use crate::budget::Turn;
 use crate::descriptor::FilesInUse;
 use crate::entry::{Entry, IDLE_TICKS_MAX, OfDatabase, SAMPLES_PER_COUNT};
-use crate::ids::IdMap;
-use crate::sample::{Due, Sample, Sampled, SampledFiles, WindowRoom, sample_again, sample_due};
+use crate::sample::{DueFile, Sample, SamplingResult, WindowRoom, sample_again, sample_file};
 
 /// Number of files that are sampled together, which takes opening their directory once.
 const FILES_PER_OPEN: u64 = 16;
@@ -41,7 +41,7 @@ const CHECK_TICKS: u64 = 16;
 /// The same where its database has many files.
 const CHECK_TICKS_OF_MANY: u64 = 64;
 /// In a database with more log files than this, idle files are sampled less often.
-const MANY_FILES: usize = 256;
+const MANY_FILES_MIN: usize = 256;
 /// The most files that are collected at once: all of these are visited before the first one is sampled, and
 /// that must not take much of a turn.
 const DUE_BATCH_MAX: usize = 256;
@@ -68,8 +68,8 @@ impl Directory {
     }
 
     /// Returns the last file of each log: where its writer continues, unless it reuses older ones.
-    fn last_of_logs(&self) -> IdMap<LogId, u64> {
-        let mut last: IdMap<LogId, u64> = IdMap::default();
+    fn last_of_logs(&self) -> HashMap<LogId, u64> {
+        let mut last: HashMap<LogId, u64> = HashMap::new();
         for entry in self.entries.values() {
             let last = last.entry(entry.log).or_default();
             *last = entry.sequence.max(*last);
@@ -79,7 +79,7 @@ impl Directory {
 
     /// Returns whether its database has many files.
     fn is_among_many(&self) -> bool {
-        self.database.files.max(self.entries.len()) > MANY_FILES
+        self.database.files.max(self.entries.len()) > MANY_FILES_MIN
     }
 
     /// Begins a tick. Returns whether there are files to be [sampled](Self::due) in it: those that are due,
@@ -112,11 +112,11 @@ impl Directory {
 
     /// Returns the next files to be sampled now, beginning after the last one that was sampled; none if all
     /// were.
-    pub(crate) fn due(&mut self) -> Vec<Due> {
+    pub(crate) fn due(&mut self) -> Vec<DueFile> {
         let among_many = self.is_among_many();
         let due = |(name, entry): (&OsString, &Entry)| {
             let windows = entry.sample.windows.len();
-            (entry.due == 0).then(|| Due {
+            (entry.due == 0).then(|| DueFile {
                 name: name.clone(),
                 inode: entry.inode,
                 from: entry.from,
@@ -124,7 +124,7 @@ impl Directory {
                 unless: entry.uncounted_while(among_many),
             })
         };
-        let files: Vec<Due> = match &self.sampled_to {
+        let files: Vec<DueFile> = match &self.sampled_to {
             None => self.entries.iter().filter_map(due).take(DUE_BATCH_MAX).collect(),
             Some(last) => {
                 let behind = self.entries.range::<OsString, _>((Bound::Excluded(last), Bound::Unbounded));
@@ -141,10 +141,10 @@ impl Directory {
         self.sampled_to.is_some()
     }
 
-    /// Removes those from `due` that need not be opened, see [`Due::unless`], as far as their path shows it:
-    /// then the directory need not be opened either. Does nothing where the path is another process's, since
-    /// it leads elsewhere here.
-    pub(crate) fn take_unchanged(&mut self, due: &mut Vec<Due>) {
+    /// Removes those from `due` that need not be opened, see [`DueFile::unless`], as far as their
+    /// path shows it: then the directory need not be opened either. Does nothing where the path is
+    /// another process's, since it leads elsewhere here.
+    pub(crate) fn take_unchanged(&mut self, due: &mut Vec<DueFile>) {
         if self.through.is_some() {
             return;
         }
@@ -162,43 +162,36 @@ impl Directory {
         });
     }
 
-    /// Samples the files that are [due](Self::due) while the turn lasts. Calls `problem` for those that can't
-    /// be inspected.
+    /// Samples the files that are [due](Self::due) while the turn lasts, but at least one. Calls
+    /// `problem` for those that can't be inspected.
     pub(crate) fn sample(
         &mut self,
         fd: BorrowedFd<'_>,
-        due: Vec<Due>,
+        due: Vec<DueFile>,
         room: &mut WindowRoom,
         turn: &Turn,
-        problem: impl FnMut(&Path, &Error),
-    ) -> SampledFiles {
-        let wanted = due.len();
-        let sampled = sample_due(fd, &self.path, &mut self.file_system, due, room, turn);
-        if sampled.iter().any(|sampled| !matches!(sampled.seen, Ok(None))) {
-            self.touch();
-        }
-        self.take_samples(sampled, wanted, problem)
-    }
-
-    /// Takes in samples of files, of which `wanted` were to be sampled.
-    fn take_samples(
-        &mut self,
-        sampled: Vec<Sampled>,
-        wanted: usize,
         mut problem: impl FnMut(&Path, &Error),
-    ) -> SampledFiles {
-        let mut all = SampledFiles::default();
-        if sampled.len() < wanted
-            && let Some(last) = sampled.last()
-        {
-            self.sampled_to = Some(last.name.clone());
-        }
+    ) -> SamplingResult {
+        let mut all = SamplingResult::default();
         let (mut resized, mut others) = (BTreeSet::new(), Vec::new());
         let among_many = self.is_among_many();
-        let may_rest = !sampled.is_empty() && self.database.sees_openers && among_many;
+        let may_rest = !due.is_empty() && self.database.sees_openers && among_many;
         let last = may_rest.then(|| self.last_of_logs());
         let place = self.place();
-        for Sampled { name, seen } in sampled {
+        let mut waiting = due.len();
+        for due in due {
+            waiting -= 1;
+            let seen = sample_file(fd, &self.path, &mut self.file_system, &due, room, turn);
+            let is_over = if matches!(seen, Ok(None)) {
+                turn.step()
+            } else {
+                self.touch();
+                turn.is_over()
+            };
+            let DueFile { name, .. } = due;
+            if is_over && waiting > 0 {
+                self.sampled_to = Some(name.clone());
+            }
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             match seen {
                 Ok(None) => entry.take_unchanged(place + entry.id.0 / FILES_PER_OPEN),
@@ -209,7 +202,7 @@ impl Directory {
                     }
                     all.no_room |= seen.no_room;
                     let turn = place + entry.id.0 / FILES_PER_OPEN;
-                    let is_last = |last: &IdMap<LogId, u64>| last.get(&entry.log) == Some(&entry.sequence);
+                    let is_last = |last: &HashMap<LogId, u64>| last.get(&entry.log) == Some(&entry.sequence);
                     let may_rest = last.as_ref().is_some_and(|last| !is_last(last));
                     all.changed |= entry.take(seen, among_many, may_rest, turn);
                 }
@@ -225,6 +218,9 @@ impl Directory {
                         problem(&self.path.join(&name), &error);
                     }
                 }
+            }
+            if is_over {
+                break;
             }
         }
         for name in others {

@@ -18,7 +18,7 @@ use pagekeeper_policy::{FileClass, FileId, LogId, Rewrite, RewriteSource};
 use super::{Directory, Log};
 use crate::budget::Turn;
 use crate::entry::Entry;
-use crate::ids::{Ids, new_version};
+use crate::ids::{new_id, new_version};
 use crate::listing::{Inspection, ListingResult, LogFormat, NameListing, NewFile};
 use crate::sample::Sample;
 use pagekeeper_catalog::ownership::{FileOwnership, Identity};
@@ -87,9 +87,9 @@ impl Directory {
     }
 
     /// Continues the listing while the turn lasts. Forgets names that are gone, and takes up new ones.
-    pub(crate) fn list(&mut self, fd: BorrowedFd<'_>, ids: &Ids, turn: &Turn) -> Result<ListingResult> {
+    pub(crate) fn list(&mut self, fd: BorrowedFd<'_>, turn: &Turn) -> Result<ListingResult> {
         let before = turn.spent();
-        let listed = self.list_on(fd, ids, turn);
+        let listed = self.list_on(fd, turn);
         self.list_cost += turn.spent().saturating_sub(before);
         if listed.is_err() {
             self.listing = None;
@@ -101,7 +101,7 @@ impl Directory {
         listed
     }
 
-    fn list_on(&mut self, fd: BorrowedFd<'_>, ids: &Ids, turn: &Turn) -> Result<ListingResult> {
+    fn list_on(&mut self, fd: BorrowedFd<'_>, turn: &Turn) -> Result<ListingResult> {
         let mut listed = ListingResult::default();
         if let Some(listing) = &mut self.listing {
             if !listing.read(fd, &self.path, &self.profile, turn)? {
@@ -109,7 +109,6 @@ impl Directory {
             }
             let names = self.listing.take().map(NameListing::finish).unwrap_or_default();
             self.left_out = names.left_out;
-            listed.left_out = names.left_out > 0;
             let unknown = names.unknown.into_iter();
             listed.unknown =
                 unknown.map(|(file, name)| (name, of_unknown_name(&self.profile.files[file]))).collect();
@@ -139,7 +138,7 @@ impl Directory {
         for file in found {
             if self.is_its_own(&file) || !file.linked && held.contains(&file.log()) {
                 let (name, format) = (file.name.clone(), file.settings.format);
-                let (log, decided) = self.add(file, ids);
+                let (log, decided) = self.add(file);
                 listed.unknown.extend(self.take_format(log, &name, format));
                 grown.insert(log);
                 listed.decided.extend(decided.map(|by| (name, by)));
@@ -199,15 +198,15 @@ impl Directory {
 
     /// Takes up a log file. Returns its log, and the settings if the log is new and is released because of
     /// them.
-    fn add(&mut self, file: NewFile, ids: &Ids) -> (LogId, Option<String>) {
-        let log = *self.by_stem.entry((file.spec, file.stem)).or_insert_with(|| LogId(ids.next()));
+    fn add(&mut self, file: NewFile) -> (LogId, Option<String>) {
+        let log = *self.by_stem.entry((file.spec, file.stem)).or_insert_with(|| LogId(new_id()));
         let (spec, rewrite, settings) = (file.spec, file.rewrite, file.settings);
         let is_new = !self.logs.contains_key(&log);
         let decided =
             settings.by.as_deref().filter(|_| is_new && !rewrite.needs_old_pages()).map(str::to_owned);
         self.logs.entry(log).or_insert(Log { spec, rewrite, settings, segment_size: None });
         let entry = Entry {
-            id: FileId(ids.next()),
+            id: FileId(new_id()),
             log,
             number: file.number,
             sequence: file.number.sequence(None),

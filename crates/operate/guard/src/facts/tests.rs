@@ -3,7 +3,6 @@
 use super::*;
 use crate::budget::{Slice, Turn};
 use crate::descriptors::FilesInUse;
-use crate::directory::Ids;
 use crate::sample::WindowRoom;
 use pagekeeper_catalog::ownership::FileOwnership;
 use pagekeeper_catalog::{Profile, find_profile};
@@ -17,21 +16,21 @@ use std::time::{Duration, Instant};
 /// A process that is not a database's.
 const STRANGER: u32 = 2;
 
-pub(crate) fn directory(path: &Path, profile: &str, ids: &Ids) -> Directory {
+pub(crate) fn directory(path: &Path, profile: &str) -> Directory {
     let profile = find_profile(&Profile::built_in(), profile).unwrap().clone();
     let mut directory =
         Directory::new(path.to_path_buf(), None, None, Arc::new(profile), FileOwnership::Operator);
-    take_samples(&mut directory, ids);
+    take_samples(&mut directory);
     directory
 }
 
-fn take_samples(directory: &mut Directory, ids: &Ids) {
+fn take_samples(directory: &mut Directory) {
     let fd = std::fs::File::open(&directory.path).unwrap();
     let endless = Duration::from_secs(3600);
     let turn = Turn::begin(Slice { cpu: endless, wall: endless });
     directory.stale = true;
     assert!(directory.begin_listing(usize::MAX, Instant::now() + endless));
-    directory.list(fd.as_fd(), ids, &turn).unwrap();
+    directory.list(fd.as_fd(), &turn).unwrap();
     let mut room = WindowRoom { left: usize::MAX, least: 1 };
     directory.begin_tick(&FilesInUse::default());
     let due = directory.due();
@@ -69,7 +68,7 @@ fn the_files_of_a_text_log_are_one_log_in_the_order_of_their_last_change() {
         std::fs::write(dir.path().join(name), vec![1; 9000]).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    let mut directory = directory(dir.path(), "postgresql", &Ids::default());
+    let mut directory = directory(dir.path(), "postgresql");
     directory.owner = Some(1);
     let reader = descriptor(&directory, "db-Wed.csv", Access::ReadOnly, 4096);
     let of = |seen: &Facts, name: &str| {
@@ -100,7 +99,7 @@ fn a_reader_of_rotated_files_that_has_a_later_one_open_has_left_them() {
         std::fs::write(dir.path().join(name), vec![1; 9000]).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    let directory = directory(dir.path(), "postgresql", &Ids::default());
+    let directory = directory(dir.path(), "postgresql");
     let reader = |pid: u32, file: usize, position: u64| Descriptor {
         pid,
         ..descriptor(&directory, names[file], Access::ReadOnly, position)
@@ -127,7 +126,7 @@ fn text_logs_of_different_names_are_different_logs() {
     for name in ["error.log.1", "error.log", "general.log", "slow.log"] {
         std::fs::write(dir.path().join(name), vec![1; 9000]).unwrap();
     }
-    let mut directory = directory(dir.path(), "mariadb", &Ids::default());
+    let mut directory = directory(dir.path(), "mariadb");
     directory.owner = Some(1);
     let writers = ["error.log", "general.log", "slow.log"]
         .map(|name| descriptor(&directory, name, Access::WriteOnly, 9000));
@@ -150,7 +149,7 @@ fn a_binlog_has_its_writer_at_the_end_of_its_newest_file() {
     {
         std::fs::write(dir.path().join(name), vec![1; len]).unwrap();
     }
-    let directory = directory(dir.path(), "mariadb", &Ids::default());
+    let directory = directory(dir.path(), "mariadb");
     assert_eq!(directory.entries.len(), 2, "t.000009 has no index: no log");
     let seen = facts(
         &directory,
@@ -174,8 +173,7 @@ fn what_is_remembered_of_a_directory_holds_until_something_changes() {
     for path in [log(1), log(2), dir.path().join("binlog.index")] {
         std::fs::write(path, vec![1; 9000]).unwrap();
     }
-    let ids = Ids::default();
-    let mut directory = directory(dir.path(), "mariadb", &ids);
+    let mut directory = directory(dir.path(), "mariadb");
     // A rule that can be tightened.
     let rule = Rule::ReleaseBehindFollowers { near_files: 3, slack: 64 << 20 };
     Arc::make_mut(&mut directory.profile).logs.iter_mut().for_each(|log| log.rule = rule);
@@ -206,7 +204,7 @@ fn what_is_remembered_of_a_directory_holds_until_something_changes() {
     // The writer continues.
     std::fs::write(log(2), vec![1; 20_000]).unwrap();
     directory.sample_now(|_| true);
-    take_samples(&mut directory, &ids);
+    take_samples(&mut directory);
     assert_eq!(size(&seen(&mut directory, &moved)), Some(20_000));
     assert_eq!(directory.sums().resident, resident_of(&[log(1), log(2)]));
     // A file is removed.
@@ -220,7 +218,7 @@ fn what_is_remembered_of_a_directory_holds_until_something_changes() {
 fn what_is_remembered_does_not_hold_once_a_writer_turns_out_to_be_a_stranger() {
     let dir = pagekeeper_testing::disk_dir();
     std::fs::write(dir.path().join("host-slow.log"), vec![1; 9000]).unwrap();
-    let mut directory = directory(dir.path(), "mariadb", &Ids::default());
+    let mut directory = directory(dir.path(), "mariadb");
     directory.owner = Some(1);
     let writer = descriptor(&directory, "host-slow.log", Access::WriteOnly, 9000);
     let descriptors = [Descriptor { pid: STRANGER, ..writer }];
@@ -244,7 +242,7 @@ fn a_shared_descriptor_of_a_relay_log_is_a_follower_somewhere_in_it() {
     for (name, len) in [("host-relay-bin.000001", 9000), ("host-relay-bin.index", 10)] {
         std::fs::write(dir.path().join(name), vec![1; len]).unwrap();
     }
-    let directory = directory(dir.path(), "mariadb", &Ids::default());
+    let directory = directory(dir.path(), "mariadb");
     let seen = facts(&directory, &[descriptor(&directory, "host-relay-bin.000001", Access::ReadWrite, 700)]);
     assert_eq!(seen.files[0].writer, Some(Position::At(9000)));
     assert_eq!(seen.followers[0].position, Position::Unknown);
@@ -256,7 +254,7 @@ fn a_relay_log_of_any_name_is_one_by_how_it_is_open() {
     for name in ["received.000001", "received.000002", "received.index", "bin.000001", "bin.index"] {
         std::fs::write(dir.path().join(name), vec![1; 9000]).unwrap();
     }
-    let mut directory = directory(dir.path(), "mariadb", &Ids::default());
+    let mut directory = directory(dir.path(), "mariadb");
     // The directory belongs to a process; it was not named.
     directory.owner = Some(1);
     let descriptors = [
@@ -282,13 +280,12 @@ fn a_redo_log_whose_unknown_format_is_seen_later_is_kept_from_then_on() {
     for name in ["#ib_redo1", "#ib_redo2"] {
         std::fs::File::create(redo.join(name)).unwrap().set_len(1 << 20).unwrap();
     }
-    let ids = Ids::default();
-    let mut directory = directory(&redo, "mysql", &ids);
+    let mut directory = directory(&redo, "mysql");
     let is_kept = |directory: &Directory| directory.logs.values().all(|log| log.rewrite.needs_old_pages());
     assert!(!is_kept(&directory) && directory.logs.len() == 1);
     let file = std::fs::File::options().write(true).open(redo.join("#ib_redo1")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, b"Tape", 0).unwrap();
-    take_samples(&mut directory, &ids);
+    take_samples(&mut directory);
     assert!(is_kept(&directory));
 }
 
@@ -304,15 +301,14 @@ fn a_log_of_a_named_directory_is_kept_once_settings_read_anew_say_so() {
     };
     set(0);
     std::fs::write(wal.join("000003.log"), b"x").unwrap();
-    let ids = Ids::default();
-    let mut directory = directory(&wal, "rocksdb", &ids);
+    let mut directory = directory(&wal, "rocksdb");
     let proc = pagekeeper_kernel::process::ProcRoot::default();
     directory.server =
-        crate::server_settings::ServerSettings::of_directory(&proc, data.clone(), &directory.profile);
+        crate::server_settings::ServerSettings::of(&proc, None, data.clone(), &directory.profile, true);
     let is_kept = |directory: &Directory| directory.logs.values().all(|log| log.rewrite.needs_old_pages());
     for (files, expected) in [(0, false), (2, true), (0, true)] {
         set(files);
-        take_samples(&mut directory, &ids);
+        take_samples(&mut directory);
         assert_eq!(is_kept(&directory), expected, "{files}");
     }
 }
@@ -321,9 +317,8 @@ fn a_log_of_a_named_directory_is_kept_once_settings_read_anew_say_so() {
 fn a_wal_written_short_of_its_end_is_recycled() {
     let dir = pagekeeper_testing::disk_dir();
     std::fs::write(dir.path().join("000007.log"), vec![1; 1 << 20]).unwrap();
-    let ids = Ids::default();
-    let mut directory = directory(dir.path(), "rocksdb", &ids);
-    take_samples(&mut directory, &ids);
+    let mut directory = directory(dir.path(), "rocksdb");
+    take_samples(&mut directory);
     let seen_at = |directory: &mut Directory, position| {
         let descriptors = [descriptor(directory, "000007.log", Access::WriteOnly, position)];
         for log in overwritten_logs(directory, &by_file(descriptors.iter())) {
@@ -354,11 +349,10 @@ fn a_preallocated_wal_has_its_writer_where_the_descriptor_is_and_is_not_recycled
     assert_ne!(text, detected);
     for text in [text, &detected] {
         let profile = Profile::parse(text, Path::new("etcd.toml")).unwrap();
-        let ids = Ids::default();
         let mut directory =
             Directory::new(wal.clone(), None, None, Arc::new(profile), FileOwnership::Operator);
-        take_samples(&mut directory, &ids);
-        take_samples(&mut directory, &ids);
+        take_samples(&mut directory);
+        take_samples(&mut directory);
         for position in [70_000, 80_000, 4_323_816] {
             let descriptors = [descriptor(&directory, name, Access::WriteOnly, position)];
             assert_eq!(overwritten_logs(&mut directory, &by_file(descriptors.iter())), []);
@@ -378,11 +372,10 @@ fn a_wal_renamed_to_a_later_number_is_recycled() {
     write("000003.log");
     std::thread::sleep(std::time::Duration::from_millis(20));
     write("000004.log");
-    let ids = Ids::default();
-    let mut directory = directory(dir.path(), "rocksdb", &ids);
+    let mut directory = directory(dir.path(), "rocksdb");
     assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::Never));
     std::fs::rename(dir.path().join("000003.log"), dir.path().join("000005.log")).unwrap();
-    take_samples(&mut directory, &ids);
+    take_samples(&mut directory);
     assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::SubPages));
 }
 
@@ -393,7 +386,7 @@ fn binlogs_restored_in_another_order_are_not_recycled() {
     std::fs::write(dir.path().join("binlog.000004"), b"x").unwrap();
     std::thread::sleep(std::time::Duration::from_millis(20));
     std::fs::write(dir.path().join("binlog.000003"), b"x").unwrap();
-    let directory = directory(dir.path(), "mysql", &Ids::default());
+    let directory = directory(dir.path(), "mysql");
     assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::Never));
 }
 
@@ -402,7 +395,7 @@ fn a_rocksdb_that_says_it_recycles_is_believed_from_the_start() {
     let dir = pagekeeper_testing::disk_dir();
     std::fs::write(dir.path().join("000003.log"), b"x").unwrap();
     std::fs::write(dir.path().join("OPTIONS-000005"), "[DBOptions]\n  recycle_log_file_num=2\n").unwrap();
-    let directory = directory(dir.path(), "rocksdb", &Ids::default());
+    let directory = directory(dir.path(), "rocksdb");
     assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::SubPages));
 }
 
@@ -414,7 +407,7 @@ fn of_postgresql_segments_the_one_changed_last_is_the_writers() {
     std::fs::write(wal.join("000000010000000000000009"), vec![0; 4096]).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(20));
     std::fs::write(wal.join("000000010000000000000004"), vec![0; 4096]).unwrap();
-    let directory = directory(&wal, "postgresql", &Ids::default());
+    let directory = directory(&wal, "postgresql");
     let seen = facts(&directory, &[]);
     let writers: Vec<u64> =
         seen.files.iter().filter(|file| file.writer.is_some()).map(|file| file.sequence).collect();
@@ -430,7 +423,7 @@ fn who_has_a_segment_open_without_a_position_may_be_anywhere_in_it() {
     std::fs::create_dir(&wal).unwrap();
     let name = "000000010000000000000009";
     std::fs::write(wal.join(name), vec![0; 4096]).unwrap();
-    let directory = directory(&wal, "postgresql", &Ids::default());
+    let directory = directory(&wal, "postgresql");
     for (position, expected) in [(0, Position::Unknown), (700, Position::At(700))] {
         let seen = facts(&directory, &[descriptor(&directory, name, Access::ReadOnly, position)]);
         assert_eq!(seen.followers[0].position, expected);
@@ -443,10 +436,9 @@ fn sequences_of_segments_follow_the_size_that_most_files_have() {
     let wal = dir.path().join("pg_wal");
     std::fs::create_dir(&wal).unwrap();
     let (last, first) = ("00000001000000000000003F", "000000010000000100000000");
-    let ids = Ids::default();
     std::fs::write(wal.join(last), b"").unwrap();
     std::fs::write(wal.join(first), b"").unwrap();
-    let mut directory = directory(&wal, "postgresql", &ids);
+    let mut directory = directory(&wal, "postgresql");
     let distance = |directory: &Directory| {
         let sequence = |name: &str| directory.entries[std::ffi::OsStr::new(name)].sequence;
         sequence(first) - sequence(last)
@@ -454,6 +446,6 @@ fn sequences_of_segments_follow_the_size_that_most_files_have() {
     assert_eq!(distance(&directory), 193, "of no known size: as if they were of 16 MiB");
     std::fs::File::options().write(true).open(wal.join(last)).unwrap().set_len(64 << 20).unwrap();
     // An idle file is not sampled at every tick.
-    (0..4).for_each(|_| take_samples(&mut directory, &ids));
+    (0..4).for_each(|_| take_samples(&mut directory));
     assert_eq!(distance(&directory), 1);
 }

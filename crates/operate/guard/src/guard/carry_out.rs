@@ -14,10 +14,11 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, InspectedFile, start_writeback};
 use pagekeeper_policy::{FileId, Window};
 
-use super::hung::{Job, JobPlace};
+use super::jobs::{Job, JobPlace};
 use super::release_pieces::release_pieces;
 use super::report::Report;
-use super::watched::Watched;
+use super::turns::Turns;
+use super::watched::WatchList;
 use crate::budget::{Slice, Turn};
 use crate::config::Settings;
 use crate::decision::{Action, Decision, FileAct};
@@ -55,7 +56,7 @@ pub(super) struct ReleasedRange {
 /// Carries out a decision, or reports it.
 pub(super) fn carry_out(
     decision: Decision,
-    watched: &mut Watched,
+    watched: &mut WatchList,
     settings: &Settings,
     report: &mut Report,
 ) -> CarriedOut {
@@ -82,7 +83,8 @@ pub(super) fn carry_out(
         by_database.borrow_mut().entry(database).or_default().push(act);
     }
     let mut waiting = u32::try_from(by_database.borrow().len()).unwrap_or(u32::MAX);
-    let prepare = |watched: &mut Watched, key: &DatabaseKey, indices: &[usize], _: &mut [Box<Directory>]| {
+    let WatchList { proc, directories, jobs, .. } = watched;
+    let prepare = |turns: &mut Turns, key: &DatabaseKey, indices: &[usize], _: &mut [Box<Directory>]| {
         let mut acts = by_database.borrow().get(key)?.clone();
         for act in &mut acts {
             act.directory = indices.iter().position(|index| *index == act.directory)?;
@@ -90,26 +92,27 @@ pub(super) fn carry_out(
         // Time that one database does not need goes to the others.
         let left = deadline.saturating_duration_since(Instant::now()) / waiting.max(1);
         waiting = waiting.saturating_sub(1);
-        let slice = watched.turns.slice_on_account(key).map(|slice| Slice { wall: left, ..slice });
-        let proc = watched.proc.clone();
-        let job: Job<Acts> = Box::new(move |own, place| Acts::carry_out(acts, own, place, &proc, slice));
+        let slice = turns.slice_on_account(key).map(|slice| Slice { wall: left, ..slice });
+        let proc = proc.clone();
+        let job: Job<DatabaseActs> =
+            Box::new(move |own, place| DatabaseActs::carry_out(acts, own, place, &proc, slice));
         Some(job)
     };
-    let done = |watched: &mut Watched, key: &DatabaseKey, own: &mut [Box<Directory>], acts: Acts| {
+    let done = |turns: &mut Turns, key: &DatabaseKey, own: &mut [Box<Directory>], acts: DatabaseActs| {
         by_database.borrow_mut().remove(key);
         let released = acts.done.iter().map(|done| done.released).sum();
-        watched.turns.earn(key, acts.spent, released);
+        turns.earn(key, acts.spent, released);
         carried_out.released += released;
         carried_out.ranges.extend(acts.ranges);
         carried_out.not_done.extend(acts.not_done);
         for done in acts.done {
-            report.act_done(&done.act, &own[done.act.directory], done.released, done.kept);
+            report.act_done(&done.act, &mut own[done.act.directory], done.released, done.kept);
         }
         for (path, error) in acts.problems {
             report.problem(path, &error);
         }
     };
-    watched.serve(prepare, done);
+    jobs.serve(directories, prepare, done);
     let left = by_database.into_inner().into_values().flatten();
     carried_out.not_done.extend(left.map(|act| (act.file, act.range)));
     carried_out
@@ -117,7 +120,7 @@ pub(super) fn carry_out(
 
 /// The results of the acts on the files of one database.
 #[derive(Default)]
-struct Acts {
+struct DatabaseActs {
     done: Vec<DoneAct>,
     ranges: Vec<ReleasedRange>,
     not_done: Ranges,
@@ -132,7 +135,7 @@ struct DoneAct {
     kept: u64,
 }
 
-impl Acts {
+impl DatabaseActs {
     /// Carries out the acts for one database while its turn lasts, and none without a turn. Directories are
     /// identified by their indices in `own`.
     fn carry_out(

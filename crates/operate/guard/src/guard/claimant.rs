@@ -11,6 +11,7 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::{OpenFile, ProcRoot};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 
+use super::watched::Database;
 use crate::server_settings::ServerSettings;
 use crate::targets::{ProcessTraits, Targets};
 use pagekeeper_catalog::ownership::{self, Identity, ProcessRight};
@@ -50,10 +51,9 @@ pub(super) struct Claimant {
     pub(super) listed: Vec<OpenFile>,
     /// Text logs that its loggers write: a server may have a process for that alone.
     logged: BTreeMap<u32, Vec<OpenFile>>,
-    /// Directories whose claims are to be examined, as the process sees them.
-    pub(super) todo: BTreeSet<PathBuf>,
-    /// The basis on which these are examined, until the process shows something else.
-    pub(super) examined: Option<Arc<ExaminedDatabase>>,
+    /// Directories whose claims are to be examined, as the process sees them, and the basis for
+    /// that.
+    pub(super) waiting: Option<(Arc<ExaminedDatabase>, BTreeSet<PathBuf>)>,
 }
 
 impl Claimant {
@@ -84,11 +84,6 @@ impl Claimant {
         self.listed.iter().chain(self.logged.values().flatten())
     }
 
-    /// Discards the basis on which its claims are examined.
-    pub(super) fn examine_anew(&mut self) {
-        self.examined = None;
-    }
-
     /// Returns whether it is never to be touched, as a whole or in one of these directories, or that can't be
     /// ruled out.
     pub(super) fn is_never<'a>(&self, targets: &Targets, claims: impl Iterator<Item = &'a PathBuf>) -> bool {
@@ -98,12 +93,12 @@ impl Claimant {
 
     /// Returns whether its last listing was fully taken in.
     pub(super) fn is_settled(&self) -> bool {
-        self.todo.is_empty() && self.listed.is_empty()
+        !self.waits() && self.listed.is_empty()
     }
 
     /// Returns whether claims of it wait to be examined.
     pub(super) fn waits(&self) -> bool {
-        !self.todo.is_empty()
+        self.waiting.is_some()
     }
 }
 
@@ -135,13 +130,8 @@ pub(super) enum Evidence {
 }
 
 impl ExaminedDatabase {
-    pub(super) fn of(
-        proc: &ProcRoot,
-        (pid, certain): (u32, bool),
-        profile: &Arc<Profile>,
-        server: &Arc<ServerSettings>,
-        claimant: &Claimant,
-    ) -> Self {
+    pub(super) fn of(proc: &ProcRoot, database: &Database) -> Self {
+        let &Database { pid, certain, ref profile, ref server, ref claimant, .. } = database;
         let (right, view) = (claimant.right(), proc.view_of(pid));
         let mut held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>> = HashMap::new();
         for file in claimant.open() {

@@ -23,9 +23,9 @@ use pagekeeper_kernel::process::OpenFile;
 
 use super::claimant::{Claim, Evidence, ExaminedDatabase, named_directories};
 use super::directory_eviction::{DirectoryRoom, room_for};
+use super::jobs::measured;
 use super::report::{Report, TickContext};
-use super::serve::measured;
-use super::watched::{Database, Watched};
+use super::watched::{Database, WatchList};
 use crate::budget::Budget;
 use crate::descriptors::{Extent, is_written};
 use crate::directory::{DatabaseKey, Directory};
@@ -38,7 +38,7 @@ const REEXAMINE_AFTER: Duration = Duration::from_secs(10);
 /// between.
 const CLAIMS_SLICE: Duration = Duration::from_millis(100);
 
-impl Watched {
+impl WatchList {
     /// Takes in the descriptors of a database; its claims are examined later.
     pub(super) fn note_claims(&mut self, index: usize, listed: Vec<OpenFile>, tick: &mut TickContext<'_>) {
         let (proc, database) = (&self.proc, &mut self.databases[index]);
@@ -73,8 +73,9 @@ impl Watched {
         database.claims.retain(|path, claim| claim.is_held() || found.contains(path));
         let claims = &database.claims;
         let due = |path: &PathBuf| claims.get(path).is_none_or(|claim| claim.is_due(changed, tick.now));
-        database.claimant.todo = found.into_iter().filter(due).collect();
-        database.claimant.examine_anew();
+        let todo: BTreeSet<PathBuf> = found.into_iter().filter(due).collect();
+        let is_any = !todo.is_empty();
+        database.claimant.waiting = is_any.then(|| (Arc::new(ExaminedDatabase::of(proc, database)), todo));
         if selects_other {
             self.select_again(index, tick);
         }
@@ -118,7 +119,7 @@ impl Watched {
         let from = std::mem::take(&mut self.claims_from).min(count);
         for index in (from..count).chain(0..from) {
             let key = DatabaseKey::Process(self.databases[index].pid);
-            if !self.databases[index].claimant.waits() || self.turns.slice_to_find(&key).is_none() {
+            if !self.databases[index].claimant.waits() || self.jobs.turns.slice_to_find(&key).is_none() {
                 continue;
             }
             let Database { pid, started, .. } = self.databases[index];
@@ -126,36 +127,34 @@ impl Watched {
                 // Another process may have its number by now; the next listing of processes shows that.
                 continue;
             }
-            let claimant = self.examined(index);
-            let todo = std::mem::take(&mut self.databases[index].claimant.todo);
+            let Some((claimant, todo)) = self.databases[index].claimant.waiting.take() else { continue };
             let (mut left, mut taken) = (BTreeSet::new(), Vec::new());
             for path in todo {
-                if began.elapsed() >= CLAIMS_SLICE || self.turns.slice_to_find(&key).is_none() {
+                if began.elapsed() >= CLAIMS_SLICE || self.jobs.turns.slice_to_find(&key).is_none() {
                     left.insert(path);
                     continue;
                 }
                 let examine = || self.examine(&claimant, path.clone(), tick);
                 let (claim, spent) = measured(examine);
-                self.turns.spend(&key, spent);
+                self.jobs.turns.spend(&key, spent);
                 if claim.is_held() {
                     taken.push(path.clone());
                 }
                 self.databases[index].reported |= !matches!(claim, Claim::Refused(_));
                 self.databases[index].claims.insert(path, claim);
             }
-            if !left.is_empty() && self.claims_from == 0 {
-                self.claims_from = index + 1;
-            }
-            self.databases[index].claimant.todo = left;
-            if !self.databases[index].claimant.waits() {
-                self.databases[index].claimant.examine_anew();
+            if !left.is_empty() {
+                if self.claims_from == 0 {
+                    self.claims_from = index + 1;
+                }
+                self.databases[index].claimant.waiting = Some((claimant, left));
             }
             if !taken.is_empty() {
                 is_new = true;
-                self.list_stale(tick, Some(&DatabaseKey::Process(claimant.pid)));
+                self.list_stale(tick, Some(&key));
                 let profile = &self.databases[index].profile;
                 tick.report.events.push(Event::Found {
-                    pid: Some(claimant.pid),
+                    pid: Some(pid),
                     profile: profile.name.clone(),
                     also: profile.also.clone(),
                     directories: taken,
@@ -175,23 +174,10 @@ impl Watched {
         for database in self.databases.iter_mut().filter(|database| is_waiting(database)) {
             let claimant = &mut database.claimant;
             database.descriptors.settle(database.pid, &claimant.listed, names);
-            if claimant.todo.is_empty() {
+            if !claimant.waits() {
                 claimant.listed = Vec::new();
             }
         }
-    }
-
-    /// Returns the basis on which a database's claims are examined. It is made once for all evidence, which
-    /// may take several ticks.
-    fn examined(&mut self, index: usize) -> Arc<ExaminedDatabase> {
-        let known = self.databases[index].claimant.examined.take();
-        let database = &mut self.databases[index];
-        let Database { pid, certain, profile, server, claimant, .. } = database;
-        let examined = known.unwrap_or_else(|| {
-            Arc::new(ExaminedDatabase::of(&self.proc, (*pid, *certain), profile, server, claimant))
-        });
-        claimant.examined = Some(Arc::clone(&examined));
-        examined
     }
 
     /// Examines one claim: whether the directory may be watched, and what the process shows for it.
@@ -205,8 +191,7 @@ impl Watched {
         let (targets, traits) = (&tick.settings.options.targets, Some(&claimant.traits));
         let named = tick.settings.options.pids.contains(&claimant.pid);
         if let Some(reason) = targets.refusal(traits, &path, named) {
-            tick.report.refused(Some(claimant.pid), &profile.name, path, reason);
-            return Claim::Refused(tick.now + REEXAMINE_AFTER);
+            return refuse(claimant, path, reason, tick);
         }
         let right = FileOwnership::Process(Arc::clone(&claimant.right));
         let mut directory =
@@ -220,7 +205,7 @@ impl Watched {
             return refused;
         }
         let (proc, examined, asked) = (self.proc.clone(), Arc::clone(claimant), directory.path.clone());
-        let opened = self.find_out(key, &asked, move || {
+        let opened = self.jobs.find_out(&key, &asked, move || {
             let opened = directory.resolve(&proc).map(|(found, identity)| {
                 let evidence = examined.evidence(&proc, found.as_fd(), &directory.path);
                 (identity, evidence)
@@ -249,7 +234,7 @@ impl Watched {
         evidence: Option<Evidence>,
         tick: &mut TickContext<'_>,
     ) -> Claim {
-        let (profile, refused) = (&claimant.profile, Claim::Refused(tick.now + REEXAMINE_AFTER));
+        let profile = &claimant.profile;
         let writes = evidence == Some(Evidence::Writes);
         let strength = claimant.right.claim(identity.user, writes, claimant.certain);
         let strength = strength.filter(|_| evidence.is_some());
@@ -266,8 +251,7 @@ impl Watched {
                 // It reads files that another database of its kind writes.
                 return Claim::Shared;
             }
-            tick.report.refused(Some(claimant.pid), &profile.name, directory.path, Refusal::NotOwner);
-            return refused;
+            return refuse(claimant, directory.path, Refusal::NotOwner, tick);
         };
         if let Some(at) = holder {
             let Some(held_by) = self.directories[at].owner else { return Claim::Shared };
@@ -281,15 +265,7 @@ impl Watched {
                     });
                     return Claim::Shared;
                 }
-                Contest::Lost => {
-                    tick.report.refused(
-                        Some(claimant.pid),
-                        &profile.name,
-                        directory.path,
-                        Refusal::OtherDatabase,
-                    );
-                    return refused;
-                }
+                Contest::Lost => return refuse(claimant, directory.path, Refusal::OtherDatabase, tick),
                 Contest::Won => {}
             }
             self.give_up(at, tick.now);
@@ -357,7 +333,7 @@ impl Watched {
 
     /// Records that a directory is not watched any more; its claim is examined again later.
     fn forget_claim(&mut self, directory: &Directory, now: Instant) {
-        self.notifications.unwatch(&directory.key());
+        self.notifications.unwatch(&directory.id);
         let database = self.databases.iter_mut().find(|database| Some(database.pid) == directory.owner);
         if let Some(database) = database {
             database.claims.insert(directory.path.clone(), Claim::Refused(now + REEXAMINE_AFTER));
@@ -369,7 +345,7 @@ impl Watched {
         for (pid, path) in changed {
             let is_changed = |directory: &Directory| directory.owner == Some(*pid) && directory.path == *path;
             for directory in self.directories.extract_if(.., |directory| is_changed(directory)) {
-                self.notifications.unwatch(&directory.key());
+                self.notifications.unwatch(&directory.id);
                 report.refused(
                     Some(*pid),
                     &directory.profile.name,
@@ -383,4 +359,10 @@ impl Watched {
             }
         }
     }
+}
+
+/// Refuses a claim, and reports that once.
+fn refuse(claimant: &ExaminedDatabase, path: PathBuf, reason: Refusal, tick: &mut TickContext<'_>) -> Claim {
+    tick.report.refused(Some(claimant.pid), &claimant.profile.name, path, reason);
+    Claim::Refused(tick.now + REEXAMINE_AFTER)
 }

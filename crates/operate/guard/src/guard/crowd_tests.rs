@@ -2,8 +2,9 @@
 //!
 //! What they cost is counted, not timed: calls of read(2) in a tick, and listings of descriptors.
 
+use std::ops::Range;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_testing::fake_process;
@@ -12,6 +13,7 @@ use tempfile::TempDir;
 use super::Guard;
 use super::claim_tests::{ATTACKER, DATABASE};
 use crate::config::Options;
+use crate::directory::DatabaseKey;
 
 /// Number of the attacker's processes.
 const CROWD: u32 = 1000;
@@ -93,4 +95,34 @@ fn a_new_server_of_another_user_is_listed_beside_a_crowd_at_once() {
     let listed = |at: usize| guard.watched.databases[at].descriptors.schedule.ended;
     let others: usize = (0..CROWD as usize).map(listed).sum();
     assert_eq!(listed(server(&guard).unwrap()), 1, "after {others} of the crowd");
+}
+
+#[test]
+fn a_crowd_whose_user_has_no_time_left_is_not_looked_at_and_a_server_of_another_user_is() {
+    let (tree, mut guard) = guard_beside_a_crowd("mariadbd");
+    let listed = |guard: &Guard, pids: Range<u32>| -> usize {
+        let those = guard.watched.databases.iter().filter(|one| pids.contains(&one.pid));
+        those.map(|one| one.descriptors.schedule.ended).sum()
+    };
+    let tick = |guard: &mut Guard| {
+        guard.watched.listing_time.hurry();
+        guard.tick(&mut |_| {});
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    guard.watched.jobs.turns.spend(&DatabaseKey::Process(FIRST_PID), Duration::from_secs(3600));
+    // Listings that have begun are finished.
+    while !guard.watched.listings.is_empty() {
+        tick(&mut guard);
+    }
+    let before = listed(&guard, FIRST_PID..SERVER_PID);
+    add_process(tree.path(), SERVER_PID, "mariadbd", DATABASE, &[]);
+    add_process(tree.path(), SERVER_PID + 1, "mariadbd", ATTACKER, &[]);
+    let began = Instant::now();
+    // Without the limit each of the crowd would be listed again within a second.
+    while listed(&guard, SERVER_PID..SERVER_PID + 1) == 0 || began.elapsed() < Duration::from_secs(3) {
+        assert!(began.elapsed() < Duration::from_secs(60), "the server is not listed");
+        tick(&mut guard);
+    }
+    assert_eq!(listed(&guard, FIRST_PID..SERVER_PID), before);
+    assert!(guard.watched.databases.iter().all(|one| one.pid != SERVER_PID + 1));
 }

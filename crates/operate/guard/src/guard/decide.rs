@@ -1,31 +1,25 @@
 //! Decides: turns observations into facts for the policy, and the policy's acts into acts on files.
 
-use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::ops::{Range, RangeInclusive};
 use std::time::{Duration, Instant};
 
-use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_policy::names::Number;
 use pagekeeper_policy::{Act, Facts, FileId, LogId, StepState, Warning, step};
 
 use super::carry_out::ReleasedRange;
-use super::hung::{Job, JobPlace};
 use super::report::Report;
 use super::sampling::descriptors;
-use super::watched::{Watched, title};
-use crate::checkpoints::{self, CheckpointContent, CheckpointRead, Checkpoints};
+use super::watched::{WatchList, title};
 use crate::config::Settings;
 use crate::decision::{Action, Decision, FileAct, FileWarning};
-use crate::directory::{DatabaseKey, Directories, Directory};
+use crate::descriptors::Descriptor;
 use crate::disks::{self, Leftovers};
 use crate::entry::Entry;
 use crate::facts::see;
-use crate::facts_cache::ByDirectory;
 use crate::follower_history::FollowerHistory;
-use crate::ids::IdSet;
-use crate::wal_readers::{FoundReaders, WalReaders, WantedNotes};
+use crate::ids::DirectoryId;
 
 /// Releases that were not complete are retried this often.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
@@ -34,8 +28,6 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) struct Decider {
     policy: StepState,
     followers: FollowerHistory,
-    checkpoints: Checkpoints,
-    wal_readers: WalReaders,
     retry: u64,
     retry_due: Instant,
 }
@@ -45,8 +37,6 @@ impl Decider {
         Self {
             policy: StepState::default(),
             followers: FollowerHistory::default(),
-            checkpoints: Checkpoints::default(),
-            wal_readers: WalReaders::default(),
             retry: 0,
             retry_due: now + RETRY_INTERVAL,
         }
@@ -66,7 +56,7 @@ impl Decider {
 
     /// Takes in the ranges that were released, after the decision on these facts.
     pub(super) fn released(&mut self, facts: &Facts, released: &[ReleasedRange]) {
-        let ids: IdSet<FileId> = released.iter().map(|released| released.file).collect();
+        let ids: HashSet<FileId> = released.iter().map(|released| released.file).collect();
         for file in facts.files.iter().filter(|file| !ids.is_empty() && ids.contains(&file.id)) {
             for released in released.iter().filter(|released| released.file == file.id) {
                 self.policy.released(file, &released.range, &released.left);
@@ -76,7 +66,7 @@ impl Decider {
 
     /// Reports released bytes that readers read back, as of the last decision. Returns the bytes, and the
     /// number of logs that are kept because they are read back.
-    pub(super) fn report_read_back(&self, watched: &Watched, report: &mut Report) -> (u64, usize) {
+    pub(super) fn report_read_back(&self, watched: &WatchList, report: &mut Report) -> (u64, usize) {
         let read_back = self.policy.read_back();
         let files = find_files(read_back.iter().map(|(file, _)| *file), watched);
         for (file, bytes) in read_back {
@@ -91,7 +81,7 @@ impl Decider {
     /// Returns the facts for the policy.
     pub(super) fn facts(
         &mut self,
-        watched: &mut Watched,
+        watched: &mut WatchList,
         settings: &Settings,
         report: &mut Report,
         now: Instant,
@@ -100,22 +90,25 @@ impl Decider {
             self.retry += 1;
             self.retry_due = now + RETRY_INTERVAL;
             let entries = watched.directories.iter().flat_map(|directory| directory.entries.values());
-            let files: IdSet<FileId> = entries.map(|entry| entry.id).collect();
+            let files: HashSet<FileId> = entries.map(|entry| entry.id).collect();
             self.policy.retain_files(|file| files.contains(&file));
         }
-        self.read_state_files(watched, settings, now);
+        let limits = settings.options.wal_readers;
         let mut facts = Facts { retry: self.retry, ..Facts::default() };
-        let strangers = strangers(watched);
-        let Watched { databases, others, directories, .. } = watched;
-        let by_directory = ByDirectory::new(descriptors(databases, others));
-        for directory in directories {
-            see(directory, by_directory.of(directory.id), &strangers, &mut facts);
-            self.checkpoints.add(directory, &mut facts);
+        let (strangers, titles) = (strangers(watched), titles(watched));
+        let WatchList { databases, others, directories, .. } = watched;
+        let mut by_directory: HashMap<DirectoryId, Vec<&Descriptor>> = HashMap::new();
+        for descriptor in descriptors(databases, others) {
+            by_directory.entry(descriptor.directory).or_default().push(descriptor);
         }
-        self.add_wal_readers(watched, settings, &mut facts);
-        let problems = self.checkpoints.finish(&watched.directories);
-        for (path, problem) in problems.into_iter().chain(self.wal_readers.finish(&watched.directories)) {
-            report.problem(path, &problem);
+        for directory in directories {
+            let own = by_directory.get(&directory.id).map_or(&[][..], Vec::as_slice);
+            see(directory, own, &strangers, &mut facts);
+            let of_owner = directory.owner.and_then(|owner| titles.get(&owner));
+            let titles = of_owner.map_or(&[][..], Vec::as_slice);
+            directory.add_state_files(titles, &limits, &mut facts, &mut |path, problem| {
+                report.problem(path, &problem);
+            });
         }
         // Files that followers went through since the last tick have pages that nothing else shows.
         let mut passed: HashMap<LogId, Vec<RangeInclusive<u64>>> = HashMap::new();
@@ -129,54 +122,8 @@ impl Decider {
         facts
     }
 
-    /// Reads the databases' own files that state checkpoints and readers of WAL, as far as that is due.
-    fn read_state_files(&mut self, watched: &mut Watched, settings: &Settings, now: Instant) {
-        let is_asked = |directory: &Directory| {
-            checkpoints::are_asked_for(directory) || directory.profile.postgresql_titles
-        };
-        if !watched.directories.iter().any(|directory| is_asked(directory)) {
-            return;
-        }
-        let limits = &settings.options.wal_readers;
-        let known = RefCell::new((&mut self.checkpoints, &mut self.wal_readers));
-        let prepare = |watched: &mut Watched, _: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
-            let known = known.borrow();
-            let of = |directory: &Directory| {
-                (known.0.wanted(directory, now), known.1.wanted(directory, limits, now))
-            };
-            let wanted: Vec<_> = own.iter().map(|directory| of(directory)).collect();
-            let is_any = wanted.iter().any(|(reads, notes)| !reads.is_empty() || notes.is_some());
-            let proc = watched.proc.clone();
-            let job =
-                move |own: &mut Directories, place: &JobPlace| StateFiles::read(wanted, own, place, &proc);
-            is_any.then(|| -> Job<StateFiles> { Box::new(job) })
-        };
-        let done = |_: &mut Watched, _: &DatabaseKey, _: &mut [Box<Directory>], found: StateFiles| {
-            let (checkpoints, readers) = &mut *known.borrow_mut();
-            found.checkpoints.into_iter().for_each(|found| checkpoints.take(found, now));
-            found.readers.into_iter().for_each(|found| readers.take(found, now));
-        };
-        watched.serve(prepare, done);
-    }
-
-    /// Adds those readers of PostgreSQL's WAL that no descriptor shows.
-    fn add_wal_readers(&mut self, watched: &Watched, settings: &Settings, facts: &mut Facts) {
-        let with_titles = watched.databases.iter().filter(|database| !database.titled.is_empty());
-        let titles: HashMap<u32, Vec<(u32, String)>> = with_titles
-            .map(|database| {
-                let titles = database.titled.iter().map(|&pid| (pid, title(&watched.proc, pid)));
-                (database.pid, titles.collect())
-            })
-            .collect();
-        for directory in &watched.directories {
-            let of_owner = directory.owner.and_then(|owner| titles.get(&owner));
-            let titles = of_owner.map_or(&[][..], Vec::as_slice);
-            self.wal_readers.add(directory, titles, &settings.options.wal_readers, facts);
-        }
-    }
-
     /// Returns the acts that the policy's rules decide on.
-    pub(super) fn decide(&mut self, facts: &Facts, watched: &mut Watched, settings: &Settings) -> Decision {
+    pub(super) fn decide(&mut self, facts: &Facts, watched: &mut WatchList, settings: &Settings) -> Decision {
         let acts = step(&mut self.policy, facts);
         if acts.is_empty() {
             return Decision::default();
@@ -222,44 +169,18 @@ impl Decider {
     }
 }
 
-/// What a database's own files state.
-#[derive(Default)]
-struct StateFiles {
-    checkpoints: Vec<CheckpointContent>,
-    readers: Vec<FoundReaders>,
-}
-
-impl StateFiles {
-    /// Reads the files that are wanted of each directory.
-    fn read(
-        wanted: Vec<(Vec<CheckpointRead>, Option<WantedNotes>)>,
-        own: &[Box<Directory>],
-        place: &JobPlace,
-        proc: &ProcRoot,
-    ) -> Self {
-        let mut found = Self::default();
-        for (index, (directory, (reads, notes))) in own.iter().zip(wanted).enumerate() {
-            for read in reads {
-                if read.is_elsewhere() {
-                    place.elsewhere();
-                } else {
-                    place.at(index);
-                }
-                found.checkpoints.push(read.read(directory, proc));
-            }
-            let Some(notes) = notes else { continue };
-            place.elsewhere();
-            let mut of_directory = FoundReaders::of_slots(directory, proc);
-            place.at(index);
-            notes.read_notes(directory, proc, &mut of_directory);
-            found.readers.push(of_directory);
-        }
-        found
-    }
+/// Returns the titles of PostgreSQL's processes that show readers of WAL, by server.
+fn titles(watched: &WatchList) -> HashMap<u32, Vec<(u32, String)>> {
+    let with_titles = watched.databases.iter().filter(|database| !database.titled.is_empty());
+    let titles = with_titles.map(|database| {
+        let titles = database.titled.iter().map(|&pid| (pid, title(&watched.proc, pid)));
+        (database.pid, titles.collect())
+    });
+    titles.collect()
 }
 
 /// Returns the processes that write a watched file and neither are a database nor were started by one.
-fn strangers(watched: &Watched) -> HashSet<u32> {
+fn strangers(watched: &WatchList) -> HashSet<u32> {
     let table = watched.discovery.processes();
     let mut strangers: HashSet<u32> =
         watched.others.known().filter(|known| known.writes()).map(|descriptor| descriptor.pid).collect();
@@ -274,9 +195,9 @@ fn strangers(watched: &Watched) -> HashSet<u32> {
 /// Returns files by their ids: the index of their directory, their name and entry.
 fn find_files(
     ids: impl Iterator<Item = FileId>,
-    watched: &Watched,
+    watched: &WatchList,
 ) -> HashMap<FileId, (usize, &OsStr, &Entry)> {
-    let wanted: IdSet<FileId> = ids.collect();
+    let wanted: HashSet<FileId> = ids.collect();
     if wanted.is_empty() {
         return HashMap::new();
     }
@@ -290,7 +211,7 @@ fn find_files(
 
 /// Returns the cost of leftovers for the directories for which a warning states it. A directory whose file
 /// system does not answer is left alone, and its cost is unknown.
-fn leftovers(acts: &[Act], watched: &mut Watched, settings: &Settings) -> HashMap<usize, Leftovers> {
+fn leftovers(acts: &[Act], watched: &mut WatchList, settings: &Settings) -> HashMap<usize, Leftovers> {
     let warns = |act: &&Act| matches!(act, Act::Warn { warning: Warning::DirectButResident, .. });
     let warned = find_files(acts.iter().filter(warns).map(file_of), watched);
     let directories: HashSet<usize> = warned.into_values().map(|(index, _, _)| index).collect();
@@ -299,7 +220,7 @@ fn leftovers(acts: &[Act], watched: &mut Watched, settings: &Settings) -> HashMa
         let directory = &watched.directories[index];
         let (key, path, same) = (directory.database(), directory.path.clone(), directory.without_files());
         let (proc, given) = (watched.proc.clone(), settings.options.disk_profiles.clone());
-        let disk = watched.find_out(key, &path, move || disks::of(&given, same.find(&proc).ok()?));
+        let disk = watched.jobs.find_out(&key, &path, move || disks::of(&given, same.find(&proc).ok()?));
         found.insert(index, Leftovers::of(disk.flatten().as_ref()));
     }
     found
@@ -339,7 +260,6 @@ fn file_of(act: &Act) -> FileId {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::directory::Ids;
     use crate::facts::tests::directory;
 
     #[test]
@@ -348,7 +268,7 @@ mod tests {
         for name in ["general.log", "general.log.1", "binlog.index", "binlog.000003", "binlog.000004"] {
             std::fs::write(dir.path().join(name), b"x").unwrap();
         }
-        let directory = directory(dir.path(), "mariadb", &Ids::default());
+        let directory = directory(dir.path(), "mariadb");
         let passed = |name: &str, sequences: RangeInclusive<u64>| {
             let entry = &directory.entries[OsStr::new(name)];
             is_passed(&HashMap::from([(entry.log, vec![sequences])]), entry)

@@ -31,10 +31,10 @@ use pagekeeper_kernel::{Error, page_size};
 use pagekeeper_policy::group::{GroupReason, GroupRule, GroupSample, GroupState, GroupStep};
 
 use super::group_sight::GroupSight;
-use super::hung::are_too_many;
-use super::members::{CgroupPlace, GroupAccess, Members, Owner};
+use super::jobs::are_too_many;
+use super::members::{CgroupPlace, GroupAccess, Members, OwnerProcess};
 use super::report::Report;
-use super::watched::{Database, Watched};
+use super::watched::{Database, WatchList};
 use crate::config::Settings;
 use crate::event::{Event, GroupNews};
 
@@ -77,10 +77,10 @@ struct SeenGroup {
 }
 
 /// The result of a call, and by how much the group's page cache shrank.
-type Outcome = (Result<Reclaim, Error>, u64);
+type ReclaimOutcome = (Result<Reclaim, Error>, u64);
 
 /// A call, and the party that it is made for.
-struct Call {
+struct ReclaimCall {
     id: u64,
     party: Party,
     path: PathBuf,
@@ -93,7 +93,7 @@ pub(super) struct CgroupWatch {
     known: BTreeMap<u64, CgroupRecord>,
     members: Members,
     sight: GroupSight,
-    away: Vec<(Call, Receiver<Outcome>)>,
+    away: Vec<(ReclaimCall, Receiver<ReclaimOutcome>)>,
     began: Instant,
     due: Instant,
     pass: u64,
@@ -119,7 +119,7 @@ impl CgroupWatch {
     }
 
     /// Forgets everything, for another configuration.
-    pub(super) fn forget(&mut self, watched: &mut Watched) {
+    pub(super) fn forget(&mut self, watched: &mut WatchList) {
         self.known.clear();
         self.members.forget();
         self.sight = GroupSight::default();
@@ -134,7 +134,7 @@ impl CgroupWatch {
     /// Looks at all groups once, if it is time for that. Acts on them if `acts`, and reports otherwise.
     pub(super) fn look(
         &mut self,
-        watched: &mut Watched,
+        watched: &mut WatchList,
         settings: &Settings,
         report: &mut Report,
         acts: bool,
@@ -161,7 +161,7 @@ impl CgroupWatch {
             let Ok(bytes) = step.reclaim else { continue };
             match self.members.access_in(&met.path) {
                 Some(GroupAccess::Acts) if acts => {
-                    let call = Call { id, party, path: met.path.clone(), sample };
+                    let call = ReclaimCall { id, party, path: met.path.clone(), sample };
                     self.reclaim(call, met, bytes, report);
                     continue;
                 }
@@ -186,7 +186,7 @@ impl CgroupWatch {
     /// how many passes a group that was not seen is forgotten.
     fn meet(
         &mut self,
-        watched: &Watched,
+        watched: &WatchList,
         settings: &Settings,
         report: &mut Report,
     ) -> (BTreeMap<u64, (Party, SeenGroup)>, u64) {
@@ -219,7 +219,7 @@ impl CgroupWatch {
     }
 
     /// Asks the kernel to reclaim, unless earlier calls hang or no time is left in this pass.
-    fn reclaim(&mut self, call: Call, met: SeenGroup, bytes: u64, report: &mut Report) {
+    fn reclaim(&mut self, call: ReclaimCall, met: SeenGroup, bytes: u64, report: &mut Report) {
         let parties = self.away.iter().map(|(call, _)| call.party);
         let hangs = are_too_many(parties, call.party, CALLS_IN_FLIGHT_MAX)
             || self.away.iter().any(|(other, _)| other.id == call.id);
@@ -248,7 +248,7 @@ impl CgroupWatch {
     }
 
     /// Takes in the result of a call.
-    fn take(&mut self, call: &Call, (outcome, released): Outcome, report: &mut Report) {
+    fn take(&mut self, call: &ReclaimCall, (outcome, released): ReclaimOutcome, report: &mut Report) {
         let (path, sample) = (&call.path, &call.sample);
         match outcome {
             Ok(outcome @ (Reclaim::All | Reclaim::Part)) => {
@@ -294,7 +294,7 @@ impl CgroupWatch {
     }
 
     /// Tightens the rules for logs of databases in groups that are over their share.
-    fn tighten(&self, watched: &mut Watched) {
+    fn tighten(&self, watched: &mut WatchList) {
         let tight = self.known.iter().filter(|(_, known)| known.tight).map(|(id, _)| *id).collect();
         let tight = self.members.in_groups(&tight);
         for directory in &mut watched.directories {
@@ -345,9 +345,9 @@ impl CgroupRecord {
     }
 }
 
-impl Watched {
+impl WatchList {
     /// Returns the processes of databases that are watched, or are never to be watched.
-    fn owners(&self, settings: &Settings, members: &Members) -> BTreeMap<u32, Owner> {
+    fn owners(&self, settings: &Settings, members: &Members) -> BTreeMap<u32, OwnerProcess> {
         let mut accesses: BTreeMap<u32, GroupAccess> = BTreeMap::new();
         for directory in &self.directories {
             let Some(owner) = directory.owner else { continue };
@@ -363,10 +363,10 @@ impl Watched {
                 *access
             } else {
                 // Its directories are away.
-                let hangs = self.hung.iter().any(|hung| hung.is_of(pid));
+                let hangs = self.jobs.hung.iter().any(|hung| hung.is_of(pid));
                 hangs.then(|| members.access(pid, started).unwrap_or(GroupAccess::Reported))?
             };
-            Some((pid, Owner { started, party: database.right().party(), access }))
+            Some((pid, OwnerProcess { started, party: database.right().party(), access }))
         };
         self.databases.iter().filter_map(owner).collect()
     }

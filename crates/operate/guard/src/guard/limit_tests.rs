@@ -19,7 +19,7 @@ use super::claim_tests::{Watch, scratch};
 use crate::budget::{DIRECTORIES_PER_DATABASE, Slice, Turn};
 use crate::config::Options;
 use crate::descriptors::{Descriptor, FilesInUse};
-use crate::directory::{DatabaseKey, Directories, Directory, Ids};
+use crate::directory::{DatabaseKey, Directories, Directory};
 use crate::event::Event;
 use crate::sample::WindowRoom;
 
@@ -105,15 +105,15 @@ fn a_job_that_fails_late_is_reported_and_its_database_is_found_again() {
         std::thread::sleep(Duration::from_secs(3));
         panic!("as a job that fails does");
     });
-    assert!(guard.watched.attempt::<()>(&key, own, fails).is_none());
-    assert_eq!((guard.watched.directories.len(), guard.watched.hung_databases()), (0, 1));
+    assert!(guard.watched.jobs.attempt::<()>(&key, own, fails).is_none());
+    assert_eq!((guard.watched.directories.len(), guard.watched.jobs.hung_databases()), (0, 1));
     let mut said = Vec::new();
     let began = Instant::now();
     while guard.watched.directories.is_empty() && began.elapsed() < Duration::from_secs(60) {
         guard.tick(&mut |event| said.push(event.clone()));
         std::thread::sleep(Duration::from_millis(100));
     }
-    assert_eq!((guard.watched.directories.len(), guard.watched.hung_databases()), (1, 0));
+    assert_eq!((guard.watched.directories.len(), guard.watched.jobs.hung_databases()), (1, 0));
     let failed =
         |event: &Event| matches!(event, Event::Problem { problem, .. } if problem.contains("failed"));
     assert_eq!(said.iter().filter(|event| failed(event)).count(), 1, "{said:#?}");
@@ -128,7 +128,7 @@ fn what_was_decided_for_a_database_that_hangs_is_not_taken_for_done() {
     let (key, own) = take(&mut guard);
     let (answer, question) = std::sync::mpsc::channel::<()>();
     let waits = Box::new(move |_: &mut Directories, _: &_| question.recv().unwrap_or(()));
-    assert!(guard.watched.attempt(&key, own, waits).is_none());
+    assert!(guard.watched.jobs.attempt(&key, own, waits).is_none());
     let decision = guard.decider.decide(&facts, &mut guard.watched, &guard.settings);
     let decided = decision.acts.len();
     assert!(decided > 0, "nothing was decided");
@@ -155,13 +155,15 @@ fn a_job_hangs_at_the_device_of_the_directory_that_it_is_at() {
     let (key, mut own) = take(&mut guard);
     own.push(second);
     let (answer, question) = std::sync::mpsc::channel::<()>();
-    let waits = Box::new(move |_: &mut Directories, place: &super::serve::JobPlace| {
+    let waits = Box::new(move |_: &mut Directories, place: &super::jobs::JobPlace| {
         place.at(1);
         question.recv().unwrap_or(());
     });
-    assert!(guard.watched.attempt(&key, own, waits).is_none());
+    assert!(guard.watched.jobs.attempt(&key, own, waits).is_none());
     let mut served = 0;
-    guard.watched.serve::<()>(
+    let watched = &mut guard.watched;
+    watched.jobs.serve::<()>(
+        &mut watched.directories,
         |_, _, _, _| {
             served += 1;
             None
@@ -389,7 +391,7 @@ fn a_new_empty_log_of_a_database_with_many_is_sampled_soon() {
     let found = directory.find(&ProcRoot::default()).unwrap();
     let fd = found.open_directory(Expected::Any).unwrap();
     assert!(directory.begin_listing(100, Instant::now()));
-    assert_eq!(directory.list(fd.as_fd(), &Ids::default(), &turn).unwrap().grown.len(), 1);
+    assert_eq!(directory.list(fd.as_fd(), &turn).unwrap().grown.len(), 1);
     let samples = |directory: &mut Directory, ticks: usize| -> [usize; 2] {
         let mut counts = [0; 2];
         for _ in 0..ticks {

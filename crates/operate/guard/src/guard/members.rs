@@ -33,7 +33,7 @@ pub(super) enum GroupAccess {
 
 /// A database's process.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Owner {
+pub(super) struct OwnerProcess {
     pub(super) started: u64,
     pub(super) party: Party,
     pub(super) access: GroupAccess,
@@ -48,7 +48,7 @@ pub(super) struct CgroupPlace {
     pub(super) group: Option<u64>,
 }
 
-struct Member {
+struct GroupMember {
     started: u64,
     access: GroupAccess,
     place: CgroupPlace,
@@ -57,7 +57,7 @@ struct Member {
 /// The processes that were looked at.
 #[derive(Default)]
 pub(super) struct Members {
-    known: BTreeMap<u32, Member>,
+    known: BTreeMap<u32, GroupMember>,
     /// The processes of each party, in the order of their turns.
     queues: BTreeMap<Party, VecDeque<u32>>,
     /// Whether a process that is not to be acted on was not looked at yet.
@@ -79,7 +79,7 @@ impl Members {
     /// Looks at the processes whose turn it is. Returns the number of passes after which all have had a turn.
     pub(super) fn take_turns(
         &mut self,
-        owners: &BTreeMap<u32, Owner>,
+        owners: &BTreeMap<u32, OwnerProcess>,
         mut look: impl FnMut(u32, Party) -> CgroupPlace,
     ) -> usize {
         self.known.retain(|pid, member| owners.get(pid).is_some_and(|owner| owner.started == member.started));
@@ -100,8 +100,8 @@ impl Members {
                 queue.push_back(pid);
                 let place = look(pid, *party);
                 named += usize::from(place.group.is_some());
-                let Owner { started, access, .. } = owners[&pid];
-                self.known.insert(pid, Member { started, access, place });
+                let OwnerProcess { started, access, .. } = owners[&pid];
+                self.known.insert(pid, GroupMember { started, access, place });
             }
         }
         let is_new = |pid: &u32| !self.known.contains_key(pid);
@@ -111,7 +111,7 @@ impl Members {
     }
 
     /// Queues new processes, and forgets those that have ended.
-    fn queue(&mut self, owners: &BTreeMap<u32, Owner>) {
+    fn queue(&mut self, owners: &BTreeMap<u32, OwnerProcess>) {
         self.queues.retain(|party, queue| {
             queue.retain(|pid| owners.get(pid).is_some_and(|owner| owner.party == *party));
             !queue.is_empty()
@@ -125,7 +125,7 @@ impl Members {
     /// Returns the acts that are allowed on a group: the least of those for the processes in it and below it.
     /// `None` until that is known.
     pub(super) fn access_in(&self, group: &Path) -> Option<GroupAccess> {
-        let is_in = |member: &&Member| {
+        let is_in = |member: &&GroupMember| {
             let path = member.place.path.as_ref();
             path.is_some_and(|path| path.starts_with(group))
         };
@@ -140,7 +140,7 @@ impl Members {
 
     /// Returns the processes whose memory is charged to one of these groups.
     pub(super) fn in_groups(&self, groups: &BTreeSet<u64>) -> BTreeSet<u32> {
-        let is_in = |member: &Member| member.place.group.is_some_and(|group| groups.contains(&group));
+        let is_in = |member: &GroupMember| member.place.group.is_some_and(|group| groups.contains(&group));
         self.known.iter().filter(|(_, member)| is_in(member)).map(|(pid, _)| *pid).collect()
     }
 }
@@ -149,8 +149,9 @@ impl Members {
 mod tests {
     use super::*;
 
-    fn owners(of: impl IntoIterator<Item = (u32, u32, GroupAccess)>) -> BTreeMap<u32, Owner> {
-        let owner = |(pid, user, access)| (pid, Owner { started: 1, party: Party::User(user), access });
+    fn owners(of: impl IntoIterator<Item = (u32, u32, GroupAccess)>) -> BTreeMap<u32, OwnerProcess> {
+        let owner =
+            |(pid, user, access)| (pid, OwnerProcess { started: 1, party: Party::User(user), access });
         of.into_iter().map(owner).collect()
     }
 
@@ -211,7 +212,7 @@ mod tests {
         members.take_turns(&all, look);
         assert_eq!(members.access_in(Path::new("/db")), Some(GroupAccess::Acts), "it has ended");
         // A process that reuses the number is another one.
-        all.insert(400, Owner { started: 2, party: Party::User(9), access: GroupAccess::Reported });
+        all.insert(400, OwnerProcess { started: 2, party: Party::User(9), access: GroupAccess::Reported });
         assert_eq!(members.access(400, 2), None);
     }
 

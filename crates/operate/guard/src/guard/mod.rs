@@ -21,7 +21,7 @@ mod decide;
 mod directory_eviction;
 mod group_sight;
 mod groups;
-mod hung;
+mod jobs;
 #[cfg(test)]
 mod limit_tests;
 mod members;
@@ -37,7 +37,6 @@ mod rotation_tests;
 mod sampling;
 #[cfg(test)]
 mod selection_tests;
-mod serve;
 #[cfg(test)]
 mod stranger_tests;
 mod streams;
@@ -56,14 +55,14 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::unescaped;
 use pagekeeper_policy::Facts;
+use pagekeeper_streams::StreamReport;
 
 use self::carry_out::carry_out;
 use self::decide::Decider;
 use self::groups::CgroupWatch;
 use self::report::{Report, TickContext};
-pub use self::streams::StreamFigures;
 use self::streams::StreamWatch;
-use self::watched::Watched;
+use self::watched::WatchList;
 use crate::config::{Options, Settings};
 use crate::decision::Decision;
 use crate::directory::Directory;
@@ -71,7 +70,7 @@ use crate::event::{Done, Event, Summary, Tick};
 use crate::visibility;
 
 /// Ticks without any change after which the guard takes samples less often.
-const IDLE_AFTER: u32 = 20;
+const IDLE_AFTER_TICKS: u32 = 20;
 
 /// After this time [`Guard::has_seen_all`] no longer waits for new databases.
 const SEEN_WITHIN: Duration = Duration::from_secs(60);
@@ -88,7 +87,7 @@ pub enum Control {
 /// The guard. See the module.
 pub struct Guard {
     settings: Settings,
-    watched: Watched,
+    watched: WatchList,
     decider: Decider,
     streams: StreamWatch,
     groups: CgroupWatch,
@@ -122,7 +121,7 @@ impl Guard {
         let mut guard = Self {
             streams: StreamWatch::new(proc.clone(), &settings, &mut report),
             settings,
-            watched: Watched::new(proc, now),
+            watched: WatchList::new(proc, now),
             decider: Decider::new(now),
             groups: CgroupWatch::new(now),
             report,
@@ -156,7 +155,7 @@ impl Guard {
             let began = Instant::now();
             self.tick(report);
             let options = &self.settings.options;
-            let pause = if self.quiet_ticks >= IDLE_AFTER { options.idle_tick } else { options.tick };
+            let pause = if self.quiet_ticks >= IDLE_AFTER_TICKS { options.idle_tick } else { options.tick };
             if wait(self, pause.saturating_sub(began.elapsed())) == Control::Stop {
                 self.streams.stop(&mut self.report);
                 self.report.pass_on(report);
@@ -195,7 +194,7 @@ impl Guard {
     /// first minute, as for [`Self::has_seen_all`].
     pub fn is_behind(&self) -> bool {
         let is_listed = |directory: &Directory| directory.is_listed_now();
-        let waits = self.watched.turns.anyone_waits()
+        let waits = self.watched.jobs.turns.anyone_waits()
             || self.watched.directories.iter().any(|directory| is_listed(directory));
         waits && self.report.seconds() < SEEN_WITHIN.as_secs_f64()
     }
@@ -229,8 +228,8 @@ impl Guard {
             databases: self.watched.databases.iter().filter(|database| database.is_watched()).count(),
             files: directories.iter().map(|directory| directory.entries.len()).sum(),
             followers: facts.followers.len(),
-            hung: self.watched.hung_databases(),
-            hung_seconds: self.watched.hung_for().as_secs_f64(),
+            hung: self.watched.jobs.hung_databases(),
+            hung_seconds: self.watched.jobs.hung_for().as_secs_f64(),
             left_out_files: directories.iter().map(|directory| directory.left_out).sum(),
             ..Tick::default()
         };
@@ -255,7 +254,7 @@ impl Guard {
             self.watched.report_unreleased(&mut self.report, Instant::now());
         }
 
-        for directory in &mut self.watched.directories {
+        for directory in &self.watched.directories {
             let sums = directory.sums();
             tick.resident_bytes += sums.resident;
             tick.unwritten_bytes += sums.unwritten;
@@ -272,10 +271,10 @@ impl Guard {
     fn sample(&mut self, acts: bool, now: Instant) -> (Facts, bool) {
         let watched = &mut self.watched;
         let mut tick = TickContext { settings: &self.settings, report: &mut self.report, now };
-        watched.took.clear();
+        watched.jobs.took.clear();
         watched.find_databases(&mut tick);
         watched.list_directories(&mut tick);
-        let moved = watched.sample_descriptors(&mut tick) | watched.sample_files(tick.report);
+        let moved = watched.sample_descriptors(&mut tick) | watched.sample_files(&mut tick);
         let report = tick.report;
         if self.decider.is_retry_due(now) {
             watched.watch_named_directories(&self.settings, report);
@@ -291,11 +290,11 @@ impl Guard {
 
     /// Returns how long the last tick took for each database's process: listing, sampling and acts.
     pub fn tick_by_process(&self) -> BTreeMap<u32, Duration> {
-        self.watched.took.iter().filter_map(|(key, took)| Some((key.pid()?, *took))).collect()
+        self.watched.jobs.took.iter().filter_map(|(key, took)| Some((key.pid()?, *took))).collect()
     }
 
     /// Returns the figures about streams so far.
-    pub fn streams(&self) -> StreamFigures {
+    pub fn streams(&self) -> StreamReport {
         self.streams.figures()
     }
 

@@ -37,9 +37,10 @@ use pagekeeper_kernel::process::{OpenFile, ProcRoot};
 use pagekeeper_policy::shares::shares_by_party;
 use pagekeeper_policy::{FileId, WINDOW};
 
-use self::pass::Item;
+use self::pass::RemovalItem;
 use crate::decision::{Action, FileAct};
 use crate::directory::Directory;
+use crate::ids::new_id;
 
 /// Time between two passes.
 const PASS_INTERVAL: Duration = Duration::from_secs(2);
@@ -56,7 +57,7 @@ const RELEASE_TRIES_MAX: u32 = 3;
 
 /// A descriptor of a removed file.
 #[derive(Debug, Clone, Copy)]
-struct Opener {
+struct FileOpener {
     pid: u32,
     fd: RawFd,
     /// The inode number that fdinfo shows.
@@ -78,7 +79,7 @@ struct OpenerProcess {
 
 /// A removed file.
 #[derive(Debug)]
-struct File {
+struct RemovedFile {
     database: u32,
     /// The watched directory that it was in, and its name there.
     directory: Inode,
@@ -111,11 +112,11 @@ struct RemovedFileState {
 
 /// All removed files. See the module.
 #[derive(Debug)]
-pub(super) struct Removed {
+pub(super) struct RemovedFiles {
     held: BTreeMap<u32, OpenerProcess>,
     /// The total number of descriptors.
     count: usize,
-    files: BTreeMap<Inode, File>,
+    files: BTreeMap<Inode, RemovedFile>,
     names: HashSet<OsString>,
     due: Instant,
     pass: usize,
@@ -123,7 +124,7 @@ pub(super) struct Removed {
     pub(super) quiet: Duration,
 }
 
-impl Removed {
+impl RemovedFiles {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             held: BTreeMap::new(),
@@ -161,7 +162,8 @@ impl Removed {
             if let Some(((directory, database), name)) = directory.zip(of).zip(file.path.file_name()) {
                 self.names.insert(name.to_os_string());
                 let name = name.to_os_string();
-                self.files.insert(file.inode, File { database, directory, name, since: now, known: None });
+                self.files
+                    .insert(file.inode, RemovedFile { database, directory, name, since: now, known: None });
             }
             open.push((file.fd, file.inode, file.shown_inode));
         }
@@ -228,13 +230,13 @@ impl Removed {
     }
 
     /// Returns the openers of each file.
-    fn openers(&self) -> HashMap<Inode, Vec<Opener>> {
-        let mut openers: HashMap<Inode, Vec<Opener>> = HashMap::new();
+    fn openers(&self) -> HashMap<Inode, Vec<FileOpener>> {
+        let mut openers: HashMap<Inode, Vec<FileOpener>> = HashMap::new();
         for (pid, process) in &self.held {
             for (fd, inode, shown) in &process.open {
                 let database = self.files.get(inode).map(|file| file.database);
                 let is_own = process.of == database;
-                let opener = Opener { pid: *pid, fd: *fd, shown: *shown, is_own };
+                let opener = FileOpener { pid: *pid, fd: *fd, shown: *shown, is_own };
                 openers.entry(*inode).or_default().push(opener);
             }
         }
@@ -245,11 +247,10 @@ impl Removed {
     fn items(
         &self,
         mut files: Vec<Inode>,
-        openers: &mut HashMap<Inode, Vec<Opener>>,
+        openers: &mut HashMap<Inode, Vec<FileOpener>>,
         own: &[Box<Directory>],
         all_listed: Option<Instant>,
-        new_id: impl Fn() -> u64,
-    ) -> Vec<Item> {
+    ) -> Vec<RemovalItem> {
         let count = files.len();
         files.rotate_left(self.pass % count.max(1));
         let directories: HashMap<Inode, usize> =
@@ -273,7 +274,7 @@ impl Removed {
             };
             let all_listed = all_listed.is_some_and(|all| all > file.since);
             let (database, known) = (file.database, file.known.clone());
-            Some(Item { act, database, openers, all_listed, known })
+            Some(RemovalItem { act, database, openers, all_listed, known })
         };
         files.into_iter().take(FILES_PER_PASS_MAX).filter_map(item).collect()
     }

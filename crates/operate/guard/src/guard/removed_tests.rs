@@ -168,7 +168,7 @@ fn nothing_is_done_for_a_hostile_database_that_owes_what_it_took() {
     watch.tick();
     std::fs::remove_file(data.join("binlog.000001")).unwrap();
     let key = DatabaseKey::Process(server.pid());
-    watch.guard.watched.turns.spend(&key, Duration::from_secs(3600));
+    watch.guard.watched.jobs.turns.spend(&key, Duration::from_secs(3600));
     let began = Instant::now();
     while watch.guard.watched.removed.looked_at().is_empty() {
         assert!(began.elapsed() < Duration::from_secs(60), "{:#?}", watch.said);

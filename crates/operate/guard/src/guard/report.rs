@@ -6,6 +6,7 @@ use std::hash::Hash;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use pagekeeper_kernel::process::OwnCost;
 use pagekeeper_policy::FileClass;
 
 use crate::budget::Budget;
@@ -14,7 +15,6 @@ use crate::decision::{Action, FileAct};
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Done, Event, Refusal, Summary};
 use crate::listing::ListingResult;
-use crate::usage;
 use crate::warning_dedup::WarningDedup;
 
 /// The parts of a tick that all its steps share.
@@ -28,9 +28,9 @@ pub(super) struct TickContext<'a> {
 const REPORTS_REMEMBERED: usize = 10_000;
 
 /// Reports of one kind that were made.
-struct Reported<T>(HashSet<T>);
+struct ReportOnce<T>(HashSet<T>);
 
-impl<T: Eq + Hash> Reported<T> {
+impl<T: Eq + Hash> ReportOnce<T> {
     /// Returns whether this is to be reported: it was not yet, and can be remembered.
     fn is_news(&mut self, report: T) -> bool {
         self.0.len() < REPORTS_REMEMBERED && self.0.insert(report)
@@ -48,9 +48,9 @@ pub(super) struct Report {
     summary: Summary,
     /// Whether the summary has the figures of a first sample.
     sampled: bool,
-    problems: Reported<(PathBuf, String)>,
-    in_part: Reported<(DatabaseKey, Budget)>,
-    refused: Reported<(Option<u32>, PathBuf, Refusal)>,
+    problems: ReportOnce<(PathBuf, String)>,
+    in_part: ReportOnce<(DatabaseKey, Budget)>,
+    refused: ReportOnce<(Option<u32>, PathBuf, Refusal)>,
     began: Instant,
     cpu_before: Duration,
 }
@@ -63,11 +63,11 @@ impl Report {
             streamed: 0,
             summary: Summary::default(),
             sampled: false,
-            problems: Reported(HashSet::new()),
-            in_part: Reported(HashSet::new()),
-            refused: Reported(HashSet::new()),
+            problems: ReportOnce(HashSet::new()),
+            in_part: ReportOnce(HashSet::new()),
+            refused: ReportOnce(HashSet::new()),
             began: now,
-            cpu_before: usage::cpu_time(),
+            cpu_before: OwnCost::read().cpu,
         }
     }
 
@@ -109,7 +109,7 @@ impl Report {
     /// Reports files that a listing refused, a directory with too many files, and logs that are released
     /// because of settings.
     pub(super) fn listed(&mut self, directory: &mut Directory, listed: &ListingResult) {
-        if listed.left_out {
+        if directory.left_out > 0 {
             self.in_part(directory, Budget::Names);
         }
         for (name, setting) in &listed.decided {
@@ -171,7 +171,8 @@ impl Report {
     }
 
     /// Takes in an act on a file of this directory.
-    pub(super) fn act_done(&mut self, act: &FileAct, directory: &Directory, released: u64, kept: u64) {
+    pub(super) fn act_done(&mut self, act: &FileAct, directory: &mut Directory, released: u64, kept: u64) {
+        directory.unreleased_since = directory.unreleased_since.filter(|_| released == 0);
         match act.action {
             Action::StartWriteback => {}
             Action::Release => {
@@ -221,12 +222,13 @@ impl Report {
     /// Returns the summary of the run so far, without the figures about streams and memory cgroups.
     pub(super) fn summary(&self) -> Summary {
         let seconds = self.seconds();
-        let cpu_seconds = usage::cpu_time().saturating_sub(self.cpu_before).as_secs_f64();
+        let cost = OwnCost::read();
+        let cpu_seconds = cost.cpu.saturating_sub(self.cpu_before).as_secs_f64();
         Summary {
             seconds,
             cpu_seconds,
             cpu_percent: cpu_seconds / seconds.max(f64::MIN_POSITIVE) * 100.0,
-            memory_peak_bytes: usage::memory_peak(),
+            memory_peak_bytes: cost.memory_peak,
             ..self.summary.clone()
         }
     }

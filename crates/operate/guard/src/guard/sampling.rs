@@ -18,83 +18,72 @@ use pagekeeper_policy::shares::shares_by_party;
 use pagekeeper_policy::unnamed::APPENDED_MUCH;
 
 use super::claimant::Claim;
-use super::hung::Job;
+use super::jobs::{Job, measured};
 use super::report::{Report, TickContext};
-use super::watched::{Database, RELIST_INTERVAL, Watched};
+use super::turns::Turns;
+use super::watched::{Database, RELIST_INTERVAL, WatchList};
 use crate::budget::{Budget, Slice, Turn};
+use crate::config::WalReaderLimits;
 use crate::descriptors::{
-    Descriptor, Extent, FilesInUse, ForeignDescriptors, ListedProcess, Lister, POLLED_PER_TICK,
-    RelevantNames, is_written, name_of_removed,
+    Descriptor, Extent, FilesInUse, ForeignDescriptors, ListedProcess, Lister, POLLED_PER_TICK, is_written,
+    name_of_removed,
 };
-use crate::directory::{DatabaseKey, Directory, INOTIFY_STORM_CHANGES};
+use crate::directory::{DatabaseKey, Directories, Directory, DirectoryId, INOTIFY_STORM_CHANGES};
 use crate::event::Event;
 use crate::listing::ListingResult;
-use crate::notify::{Change, MadeWatch};
-use crate::sample::{SampledFiles, WindowRoom};
+use crate::notify::{DirectoryChange, MadeWatch, WatchMaker};
+use crate::sample::{SamplingResult, WindowRoom};
 
 /// Files that a process has open there are not logs: devices, the kernel's own files, shared memory.
-const NO_LOGS: [&str; 3] = ["/dev", "/proc", "/sys"];
+const NO_LOG_DIRECTORIES: [&str; 3] = ["/dev", "/proc", "/sys"];
 
-impl Watched {
+impl WatchList {
     /// Lists the directories in which names came or went.
     pub(super) fn list_directories(&mut self, tick: &mut TickContext<'_>) {
         self.take_back(tick);
         let of = |database: &Database| (DatabaseKey::Process(database.pid), database.right().party());
-        self.turns.begin_tick(&self.directories, self.databases.iter().map(of), tick.now);
+        self.jobs.turns.begin_tick(&self.directories, self.databases.iter().map(of), tick.now);
         if tick.now >= self.list_due {
             self.list_due = tick.now + RELIST_INTERVAL;
             self.directories.iter_mut().for_each(|directory| directory.stale = true);
         }
         let directories = &mut self.directories;
-        let mut of = |(owner, path): &(Option<u32>, PathBuf), what: &mut dyn FnMut(&mut Directory)| {
-            let same = |directory: &&mut Box<Directory>| directory.owner == *owner && directory.path == *path;
-            directories.iter_mut().filter(same).for_each(|directory| what(directory));
-        };
-        let mut anywhere = false;
         self.notifications.changes(INOTIFY_STORM_CHANGES, |change| match change {
-            Change::In(key, name) => of(key, &mut |directory| directory.changed(name)),
-            Change::Storm(key) => of(key, &mut |directory| directory.in_storm(tick.now)),
-            Change::Anywhere => anywhere = true,
+            DirectoryChange::In(id, name) => {
+                of_id(directories, *id).for_each(|directory| directory.changed(name));
+            }
+            DirectoryChange::Storm(id) => {
+                of_id(directories, *id).for_each(|directory| directory.in_storm(tick.now));
+            }
+            DirectoryChange::Anywhere => directories.iter_mut().for_each(|directory| directory.stale = true),
         });
-        for directory in &mut self.directories {
-            directory.stale |= anywhere;
-        }
         self.list_stale(tick, None);
     }
 
     /// Continues listings, of all databases or of one.
     pub(super) fn list_stale(&mut self, tick: &mut TickContext<'_>, only: Option<&DatabaseKey>) {
-        // The limit of names for each directory changes with the number of directories.
-        let is_due = |directory: &Directory| directory.stale || directory.is_listed_now();
-        let count = self.directories.len();
-        if only.is_none()
-            && self.listed_of == count
-            && !self.directories.iter().any(|directory| is_due(directory))
-        {
-            return;
-        }
-        if only.is_none() {
-            self.listed_of = count;
-        }
         let (mut grown, mut moved) = (Vec::new(), Vec::new());
-        let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
+        let Self { proc, notifications, directories, jobs, .. } = self;
+        let maker = notifications.maker();
+        let prepare = |turns: &mut Turns, key: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
             if only.is_some_and(|only| only != key) {
                 return None;
             }
-            let limit = watched.turns.names(own);
+            // It changes with the number of directories.
+            let limit = turns.names(own);
             let begun = own.iter_mut().map(|directory| directory.begin_listing(limit, tick.now));
             if begun.filter(|begun| *begun).count() == 0 {
                 return None;
             }
             // A directory that was just found is listed at once, and with it everything that its database has
             // in progress.
-            let slice = watched.turns.slice_to_find(key)?;
-            Some(watched.listing_job(slice, limit, tick.now))
+            let slice = turns.slice_to_find(key)?;
+            Some(listing_job(proc.clone(), maker.clone(), (slice, limit, tick.now)))
         };
-        let done = |watched: &mut Self, _: &DatabaseKey, own: &mut [Box<Directory>], done: ListingDone| {
+        let done = |_: &mut Turns, _: &DatabaseKey, own: &mut [Box<Directory>], done: ListingDone| {
             moved.extend(done.moved);
             for (watch, directory) in done.watches {
-                watched.notifications.made(watch, own[directory].key());
+                notifications.made(watch, own[directory].id);
             }
             for (index, listed) in done.listed {
                 let directory = &mut own[index];
@@ -116,7 +105,7 @@ impl Watched {
                 }
             }
         };
-        self.serve(prepare, done);
+        jobs.serve(directories, prepare, done);
         self.forget_changed(&moved, tick.report);
         if !grown.is_empty() {
             // Their writers and followers are to be seen at once.
@@ -136,60 +125,8 @@ impl Watched {
         }
     }
 
-    /// Returns a job that lists those directories of a database whose listing has begun.
-    fn listing_job(&self, slice: Slice, limit: usize, now: Instant) -> Job<ListingDone> {
-        let (proc, ids, mut maker) = (self.proc.clone(), self.ids.clone(), self.notifications.maker());
-        Box::new(move |own, place| {
-            let turn = Turn::begin(slice);
-            let mut done = ListingDone::default();
-            for (index, directory) in own.iter_mut().enumerate() {
-                if !directory.is_listed_now() || turn.is_over() {
-                    continue;
-                }
-                if directory.server.are_wanted(&directory.profile) {
-                    place.elsewhere();
-                    directory.server.get();
-                }
-                place.at(index);
-                let listed = directory.resolve(&proc).and_then(|(found, identity)| {
-                    if directory.pin.is_some_and(|pin| !pin.is(&identity.pin)) {
-                        directory.forget_files();
-                        directory.stale = true;
-                        if let Some(pid) = directory.owner {
-                            done.moved.push((pid, directory.path.clone()));
-                            return Ok(ListingResult::default());
-                        }
-                        // The operator named the path, so another directory there is listed from the
-                        // beginning.
-                        directory.begin_listing(limit, now);
-                    }
-                    if !directory.right.may_enter(identity.user) {
-                        directory.forget_files();
-                        directory.pin = None;
-                        return Ok(ListingResult {
-                            refused: Some(OsString::new()),
-                            ..ListingResult::default()
-                        });
-                    }
-                    directory.pin = Some(identity.pin);
-                    let fd = found.open_directory(Expected::Inode(identity.pin.inode))?;
-                    // Watched again: it may be another directory of that name.
-                    done.watches.extend(maker.watch(fd.as_fd()).map(|watch| (watch, index)));
-                    directory.list(fd.as_fd(), &ids, &turn)
-                });
-                done.listed.push((index, listed));
-            }
-            done
-        })
-    }
-
     /// Reads the positions of descriptors. Returns whether any has moved.
     pub(super) fn sample_descriptors(&mut self, tick: &mut TickContext<'_>) -> bool {
-        let positions = |watched: &Self| -> Vec<u64> {
-            let all = descriptors(&watched.databases, &watched.others);
-            all.map(|descriptor| descriptor.position).collect()
-        };
-        let before = positions(self);
         for listed in self.list_databases(tick.now) {
             let Some(index) = self.databases.iter().position(|database| database.pid == listed.pid) else {
                 self.take_logger(listed, tick.report);
@@ -210,9 +147,13 @@ impl Watched {
             let is_read = listed.read.is_ok();
             self.databases[index].sees_descriptors = is_read && !listed.left_out;
             let is_cut = listed.left_out || listed.is_unread();
-            let (removed, open) = listed.open.into_iter().partition(|file| file.deleted);
-            self.note_removed(index, removed, is_cut, tick.now);
-            self.note_claims(index, open, tick);
+            self.note_removed(listed.pid, Some(index), (listed.removed, is_cut), tick.now);
+            let (is_first_look, party) =
+                (self.databases[index].is_idle(), self.databases[index].right().party());
+            let ((), spent) = measured(|| self.note_claims(index, listed.open, tick));
+            if is_first_look {
+                self.jobs.turns.charge(party, spent);
+            }
             let database = &mut self.databases[index];
             if is_read && database.shows_no_log() && tick.settings.options.pids.contains(&database.pid) {
                 let (pid, profile) = (database.pid, &database.profile.name);
@@ -243,16 +184,24 @@ impl Watched {
                 };
                 removed.has_name(name) || is_of_parent().is_some()
             };
-            let wanted =
-                RelevantNames { directories: &self.directories, names: &mut self.names, was_log: &was_log };
-            let found = self.others.list(&self.proc, others, wanted, tick.now);
-            self.note_removed_of_others(found, tick.now);
+            self.names.update(&self.directories);
+            let found = self.others.list(&self.proc, others, &self.names, &was_log, tick.now);
+            for one in found.into_iter().filter(|one| !one.is_unread()) {
+                let index = if one.removed.is_empty() { None } else { self.parent_of(one.pid) };
+                self.note_removed(one.pid, index, (one.removed, one.left_out), tick.now);
+            }
         }
         for pid in self.others.left_out() {
             let problem = "it has more log files open than the guard keeps in mind: what of them it has yet to read is known in part";
             tick.report.problem(self.proc.root(pid), &problem);
         }
-        positions(self) != before
+        descriptors(&self.databases, &self.others).any(|descriptor| descriptor.moved)
+    }
+
+    /// Returns the database that is the parent of a process.
+    fn parent_of(&self, pid: u32) -> Option<usize> {
+        let parent = self.discovery.processes().get(pid)?.parent;
+        self.databases.iter().position(|database| database.pid == parent)
     }
 
     /// Takes in the descriptors of a process that writes text logs for a database.
@@ -263,7 +212,7 @@ impl Watched {
         let database = &mut self.databases[index];
         let profile = Arc::clone(&database.profile);
         let mut open = listed.open;
-        open.retain(|file| !file.deleted && is_written(file) && profile.is_open_log(&file.path, true));
+        open.retain(|file| is_written(file) && profile.is_open_log(&file.path, true));
         if database.claimant.note_logged(listed.pid, open) {
             database.descriptors.schedule.ask(Extent::All);
         }
@@ -304,7 +253,11 @@ impl Watched {
         let has_time = self.listing_time.slice(Duration::MAX, now).is_some();
         for (database, share) in self.databases.iter_mut().zip(shares) {
             database.descriptors.poll(&self.proc, share);
-            let is_listed = match database.descriptors.begin(now) {
+            let (party, is_idle) = (database.right().party(), database.is_idle());
+            // Whoever has very many processes without a log waits for their own budget.
+            let may_begin = !is_idle || self.jobs.turns.has_time(party);
+            let begun = if may_begin { database.descriptors.begin(now) } else { None };
+            let is_listed = match begun {
                 None => false,
                 Some(Extent::All) => true,
                 Some(Extent::Changes) => {
@@ -320,7 +273,6 @@ impl Watched {
                 }
             };
             if is_listed {
-                let party = database.right().party();
                 if database.claims.is_empty() {
                     self.listings.push_first_in(party, database.pid);
                 } else {
@@ -349,45 +301,50 @@ impl Watched {
             path.is_absolute() && (is_log() || names.has(path) || was_log())
         };
         let unnamed = |pid: u32, path: &Path| {
-            let is_on_disk = || path.is_absolute() && !NO_LOGS.iter().any(|below| path.starts_with(below));
+            let is_on_disk =
+                || path.is_absolute() && !NO_LOG_DIRECTORIES.iter().any(|below| path.starts_with(below));
             is_on_disk() && profiles.get(&pid).is_some_and(|profile| profile.is_unnamed(path))
         };
-        let mut lister = Lister::new(&self.proc, &wanted, &|_| true).with_unnamed(&unnamed);
-        self.listings.advance(&self.proc, &mut lister, slice);
+        let proc = &self.proc;
+        let mut lister =
+            Lister { proc, wanted: &wanted, kept: &|_| true, unnamed: &unnamed, done: Vec::new() };
+        self.listings.advance(proc, &mut lister, slice);
         let done = lister.done;
         self.listing_time.spend(thread_cpu_time().saturating_sub(before));
         done
     }
 
     /// Samples the files that are due. Returns whether any has changed.
-    pub(super) fn sample_files(&mut self, report: &mut Report) -> bool {
+    pub(super) fn sample_files(&mut self, tick: &mut TickContext<'_>) -> bool {
         let mut changed = false;
-        let report = RefCell::new(report);
+        let (limits, now, report) =
+            (tick.settings.options.wal_readers, tick.now, RefCell::new(&mut *tick.report));
         let mut in_use = FilesInUse::default();
         let databases = self.databases.iter().map(|database| &*database.descriptors.known);
         databases.chain(self.others.by_process()).for_each(|of_process| in_use.add(of_process));
         let in_use = Arc::new(in_use);
-        let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
-            let Some(slice) = watched.turns.slice_to_sample(key) else {
-                if let Some(first) = own.first().filter(|_| watched.turns.has_waited(key)) {
+        let Self { proc, databases, directories, jobs, .. } = self;
+        let prepare = |turns: &mut Turns, key: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
+            let Some(slice) = turns.slice_to_sample(key) else {
+                if let Some(first) = own.first().filter(|_| turns.has_waited(key)) {
                     report.borrow_mut().in_part(first, Budget::Time);
                 }
                 return None;
             };
             let files: usize = own.iter().map(|directory| directory.entries.len()).sum();
-            let process = watched.databases.iter().find(|database| Some(database.pid) == key.pid());
+            let process = databases.iter().find(|database| Some(database.pid) == key.pid());
             // For a named directory it is not known which process opens its files.
             let sees_openers = process.is_some_and(|database| database.sees_descriptors);
             for directory in own.iter_mut() {
                 directory.of_database_with(files, sees_openers);
             }
-            let windows: usize = own.iter_mut().map(|directory| directory.sums().windows).sum();
-            let limit = watched.turns.windows(own);
+            let windows: usize = own.iter().map(|directory| directory.sums().windows).sum();
+            let limit = turns.windows(own);
             let room =
                 WindowRoom { left: limit.saturating_sub(windows), least: (limit / files.max(1)).max(1) };
-            Some(watched.sampling_job(slice, room, Arc::clone(&in_use)))
+            Some(sampling_job(proc.clone(), (slice, room), Arc::clone(&in_use), (limits, now)))
         };
-        let done = |_: &mut Self, _: &DatabaseKey, own: &mut [Box<Directory>], done: SamplingDone| {
+        let done = |_: &mut Turns, _: &DatabaseKey, own: &mut [Box<Directory>], done: SamplingDone| {
             changed |= done.changed;
             if let Some(index) = done.no_room {
                 report.borrow_mut().in_part(&own[index], Budget::Windows);
@@ -396,35 +353,91 @@ impl Watched {
                 report.borrow_mut().problem(path, &problem);
             }
         };
-        self.serve(prepare, done);
+        jobs.serve(directories, prepare, done);
         changed
     }
+}
 
-    /// Returns a job that samples the files of a database that are due.
-    fn sampling_job(&self, slice: Slice, room: WindowRoom, in_use: Arc<FilesInUse>) -> Job<SamplingDone> {
-        let proc = self.proc.clone();
-        Box::new(move |own, place| {
-            let turn = Turn::begin(slice);
-            let (mut done, mut room) = (SamplingDone::default(), room);
-            for (index, directory) in own.iter_mut().enumerate() {
-                // In most directories no file is due: the clocks are read only where one is.
-                let is_due = directory.begin_tick(&in_use);
-                if is_due && turn.step() {
-                    break;
-                }
-                place.at(index);
-                let problems = &mut done.problems;
-                let sampled = sample_directory(directory, is_due, &proc, &mut room, &turn, |path, error| {
-                    problems.push((path.to_path_buf(), unknown(error)));
-                });
-                done.changed |= sampled.changed;
-                if sampled.no_room {
-                    done.no_room = Some(index);
-                }
+/// Returns a job that lists those directories of a database whose listing has begun.
+fn listing_job(
+    proc: ProcRoot,
+    mut maker: WatchMaker,
+    (slice, limit, now): (Slice, usize, Instant),
+) -> Job<ListingDone> {
+    Box::new(move |own, place| {
+        let turn = Turn::begin(slice);
+        let mut done = ListingDone::default();
+        for (index, directory) in own.iter_mut().enumerate() {
+            if !directory.is_listed_now() || turn.is_over() {
+                continue;
             }
-            done
-        })
-    }
+            if directory.server.are_wanted(&directory.profile) {
+                place.elsewhere();
+                directory.server.get();
+            }
+            place.at(index);
+            let listed = directory.resolve(&proc).and_then(|(found, identity)| {
+                if directory.pin.is_some_and(|pin| !pin.is(&identity.pin)) {
+                    directory.forget_files();
+                    directory.stale = true;
+                    if let Some(pid) = directory.owner {
+                        done.moved.push((pid, directory.path.clone()));
+                        return Ok(ListingResult::default());
+                    }
+                    // The operator named the path, so another directory there is listed from the
+                    // beginning.
+                    directory.begin_listing(limit, now);
+                }
+                if !directory.right.may_enter(identity.user) {
+                    directory.forget_files();
+                    directory.pin = None;
+                    return Ok(ListingResult { refused: Some(OsString::new()), ..ListingResult::default() });
+                }
+                directory.pin = Some(identity.pin);
+                let fd = found.open_directory(Expected::Inode(identity.pin.inode))?;
+                // Watched again: it may be another directory of that name.
+                done.watches.extend(maker.watch(fd.as_fd()).map(|watch| (watch, index)));
+                directory.list(fd.as_fd(), &turn)
+            });
+            done.listed.push((index, listed));
+        }
+        done
+    })
+}
+
+/// Returns a job that samples the files of a database that are due, and then reads the files that
+/// state something about its logs.
+fn sampling_job(
+    proc: ProcRoot,
+    (slice, room): (Slice, WindowRoom),
+    in_use: Arc<FilesInUse>,
+    (limits, now): (WalReaderLimits, Instant),
+) -> Job<SamplingDone> {
+    Box::new(move |own, place| {
+        let turn = Turn::begin(slice);
+        let (mut done, mut room) = (SamplingDone::default(), room);
+        for (index, directory) in own.iter_mut().enumerate() {
+            // In most directories no file is due: the clocks are read only where one is.
+            let is_due = directory.begin_tick(&in_use);
+            if is_due && turn.step() {
+                break;
+            }
+            place.at(index);
+            let problems = &mut done.problems;
+            let sampled = sample_directory(directory, is_due, &proc, &mut room, &turn, |path, error| {
+                problems.push((path.to_path_buf(), unknown(error)));
+            });
+            done.changed |= sampled.changed;
+            if sampled.no_room {
+                done.no_room = Some(index);
+            }
+        }
+        for (index, directory) in own.iter_mut().enumerate() {
+            let begins = |is_elsewhere| if is_elsewhere { place.elsewhere() } else { place.at(index) };
+            directory.read_state_files(&proc, &limits, now, &begins);
+        }
+        done
+    })
 }
 
 /// Samples the files of a directory that are due, if there are any, while the turn lasts.
@@ -435,8 +448,8 @@ fn sample_directory(
     room: &mut WindowRoom,
     turn: &Turn,
     mut problem: impl FnMut(&Path, &Error),
-) -> SampledFiles {
-    let mut all = SampledFiles::default();
+) -> SamplingResult {
+    let mut all = SamplingResult::default();
     let mut is_checked = directory.is_checked_now();
     loop {
         // If no file is due, the files are not visited.
@@ -457,6 +470,11 @@ fn sample_directory(
             return all;
         }
     }
+}
+
+/// Returns the directory of this id, if it is not away.
+fn of_id(directories: &mut Directories, id: DirectoryId) -> impl Iterator<Item = &mut Box<Directory>> {
+    directories.iter_mut().filter(move |directory| directory.id == id)
 }
 
 /// Returns the descriptors of watched files.

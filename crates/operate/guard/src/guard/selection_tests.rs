@@ -78,7 +78,7 @@ fn what_is_never_to_be_watched_is_not_even_if_it_is_named() {
     assert_eq!(watch.said.iter().filter(refused).count(), 1, "{:#?}", watch.said);
     // As after SIGHUP, which a guard that has spent all its time heeds just as soon.
     watch.guard.watched.listing_time.spend(Duration::from_secs(3600));
-    watch.guard.watched.turns.spend(&DatabaseKey::Process(two.pid()), Duration::from_secs(3600));
+    watch.guard.watched.jobs.turns.spend(&DatabaseKey::Process(two.pid()), Duration::from_secs(3600));
     options.targets = Targets::default();
     watch.guard.reload(options).unwrap();
     watch.until_released(&two.old);

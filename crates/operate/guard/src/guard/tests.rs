@@ -12,7 +12,7 @@ use pagekeeper_testing::disk_dir;
 use super::Guard;
 use super::carry_out::carry_out;
 use super::report::Report;
-use super::watched::Watched;
+use super::watched::WatchList;
 use crate::config::{Options, Settings};
 use crate::decision::{Action, Decision, FileWarning};
 use crate::directory::Directory;
@@ -289,7 +289,7 @@ fn two_databases_with_the_same_path_are_warned_of_each() {
     let path = std::path::PathBuf::from("/var/lib/mysql");
     let profile = Arc::new(pagekeeper_catalog::Profile::built_in().remove(0));
     let now = Instant::now();
-    let (mut watched, mut report) = (Watched::new(ProcRoot::default(), now), Report::new(now));
+    let (mut watched, mut report) = (WatchList::new(ProcRoot::default(), now), Report::new(now));
     // Each in a mount namespace of its own.
     for pid in [10, 11] {
         let right = FileOwnership::Process(Arc::default());
@@ -298,7 +298,7 @@ fn two_databases_with_the_same_path_are_warned_of_each() {
         watched.directories.push(Box::new(directory));
     }
     let settings = Settings::new(Options { find: false, ..Options::default() }).unwrap();
-    let mut warn = |watched: &mut Watched, directory| {
+    let mut warn = |watched: &mut WatchList, directory| {
         let warning = FileWarning {
             path: path.join("ib_logfile0"),
             inode: Inode { dev: 1, ino: 1 },

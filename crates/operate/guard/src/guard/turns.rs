@@ -18,7 +18,7 @@ use crate::directory::{DatabaseKey, Directory};
 /// The ticks that a database has to wait before that is reported.
 const WAITED_TICKS: u32 = 8;
 /// Releases may be paid for later, up to this much: otherwise samples alone could use up a small budget.
-const ON_ACCOUNT: Duration = Duration::from_millis(50);
+const CREDIT_CPU_MAX: Duration = Duration::from_millis(50);
 
 /// The users of all databases, and what these may still spend.
 pub(super) struct Turns {
@@ -108,7 +108,7 @@ impl Turns {
 
     /// Returns what a database may spend on releases now, in part on credit.
     pub(super) fn slice_on_account(&mut self, key: &DatabaseKey) -> Option<Slice> {
-        self.part(key, 1, ON_ACCOUNT)
+        self.part(key, 1, CREDIT_CPU_MAX)
     }
 
     /// Returns one of `parts` of what a database may spend, with `beside` on credit.
@@ -134,6 +134,16 @@ impl Turns {
         self.budget.spend(self.user(key), cpu);
     }
 
+    /// Returns whether a user has time left for a first look at another process.
+    pub(super) fn has_time(&mut self, user: Party) -> bool {
+        self.budget.available(user, Duration::ZERO).is_some()
+    }
+
+    /// Deducts processor time that a first look at a user's process took.
+    pub(super) fn charge(&mut self, user: Party, cpu: Duration) {
+        self.budget.spend(user, cpu);
+    }
+
     /// Gives back the part of `cpu`, spent on releasing `bytes`, that these bytes earned.
     pub(super) fn earn(&mut self, key: &DatabaseKey, cpu: Duration, bytes: u64) {
         self.budget.earn(self.user(key), cpu, bytes);
@@ -151,7 +161,8 @@ impl Turns {
         self.windows.share(&self.counts, user)
     }
 
-    fn user(&self, key: &DatabaseKey) -> Party {
+    /// Returns the user of a database.
+    pub(super) fn user(&self, key: &DatabaseKey) -> Party {
         self.present.get(key).or_else(|| self.users.get(key)).copied().unwrap_or(match key {
             DatabaseKey::Named(_) => Party::Operator,
             DatabaseKey::Process(_) => Party::Unknown,

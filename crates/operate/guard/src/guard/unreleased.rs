@@ -7,37 +7,33 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::units::Size;
 
 use super::report::Report;
-use super::watched::Watched;
+use super::watched::WatchList;
 
 /// Time without a release after which a directory is reported.
-const SILENT_FOR: Duration = Duration::from_secs(180);
+const UNRELEASED_REPORT_AFTER: Duration = Duration::from_secs(180);
 /// The profile that is checked.
-const GENERIC: &str = "generic";
+const GENERIC_PROFILE: &str = "generic";
 
-impl Watched {
+impl WatchList {
     /// Reports the directories of which nothing was released.
     pub(super) fn report_unreleased(&mut self, report: &mut Report, now: Instant) {
-        for directory in self.directories.iter_mut().filter(|directory| directory.profile.name == GENERIC) {
+        for directory in
+            self.directories.iter_mut().filter(|directory| directory.profile.name == GENERIC_PROFILE)
+        {
             if !directory.acts {
                 directory.unreleased_since = directory.unreleased_since.map(|_| now);
                 continue;
             }
-            let is_of = |done: &&crate::event::Done| {
-                done.pid == directory.owner && done.directory == directory.path && done.released_bytes > 0
-            };
-            if report.done.iter().any(|done| is_of(&done)) {
-                directory.unreleased_since = None;
-            }
             let since = directory.unreleased_since;
-            if since.is_none_or(|since| now.saturating_duration_since(since) < SILENT_FOR) {
+            if since.is_none_or(|since| now.saturating_duration_since(since) < UNRELEASED_REPORT_AFTER) {
                 continue;
             }
             directory.unreleased_since = None;
             let (files, resident) = (directory.entries.len(), directory.sums().resident);
             let warning = format!(
-                "nothing of it was released in {} minutes: the patterns of the profile \"{GENERIC}\" name {files} log files in it, of \
-                 which {} are resident; `pagekeeper guard --print-profile {GENERIC}` shows the patterns",
-                SILENT_FOR.as_secs() / 60,
+                "nothing of it was released in {} minutes: the patterns of the profile \"{GENERIC_PROFILE}\" name {files} log files in it, of \
+                 which {} are resident; `pagekeeper guard --print-profile {GENERIC_PROFILE}` shows the patterns",
+                UNRELEASED_REPORT_AFTER.as_secs() / 60,
                 Size(resident)
             );
             let path = directory.path.clone();
@@ -76,18 +72,18 @@ mod tests {
         let options = Options {
             find: false,
             directories: vec![dir.path().to_path_buf()],
-            profile: Some(GENERIC.to_owned()),
+            profile: Some(GENERIC_PROFILE.to_owned()),
             ..Options::default()
         };
         let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
         guard.tick(&mut |_| ());
         let acts = |guard: &mut Guard, acts| guard.watched.directories[0].acts = acts;
         acts(&mut guard, false);
-        let later = Instant::now() + SILENT_FOR;
+        let later = Instant::now() + UNRELEASED_REPORT_AFTER;
         assert_eq!(said(&mut guard, later), [] as [std::path::PathBuf; 0]);
         acts(&mut guard, true);
         assert_eq!(said(&mut guard, later), [] as [std::path::PathBuf; 0], "it acts since now");
-        assert_eq!(said(&mut guard, later + SILENT_FOR), [dir.path().canonicalize().unwrap()]);
+        assert_eq!(said(&mut guard, later + UNRELEASED_REPORT_AFTER), [dir.path().canonicalize().unwrap()]);
     }
 
     #[test]
@@ -104,11 +100,11 @@ mod tests {
         let options = Options {
             find: false,
             directories: dirs.iter().map(|dir| dir.path().to_path_buf()).collect(),
-            profile: Some(GENERIC.to_owned()),
+            profile: Some(GENERIC_PROFILE.to_owned()),
             ..Options::default()
         };
         let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
-        let later = Instant::now() + SILENT_FOR;
+        let later = Instant::now() + UNRELEASED_REPORT_AFTER;
         let mut said = Vec::new();
         let mut note = |event: &Event| {
             if let Event::Warning { path, warning } = event

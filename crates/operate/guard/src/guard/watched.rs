@@ -20,33 +20,31 @@ use pagekeeper_kernel::text::unescaped;
 use pagekeeper_policy::unnamed::AppendedFiles;
 
 use super::claimant::{Claim, Claimant};
-use super::hung::Hung;
-use super::removed::Removed;
+use super::jobs::{Jobs, measured};
+use super::removed::RemovedFiles;
 use super::report::{Report, TickContext};
-use super::turns::Turns;
 use crate::budget::ListingTime;
 use crate::config::Settings;
 use crate::descriptors::{Descriptors, Extent, ForeignDescriptors, ListedProcess};
-use crate::directory::{DatabaseKey, Directories, Directory, Ids};
+use crate::directory::{DatabaseKey, Directories, Directory, DirectoryId};
 use crate::event::Event;
 use crate::known_names::KnownNames;
 use crate::notify::Notifications;
 use crate::server_settings::ServerSettings;
 use crate::targets::Targets;
 use crate::warning_dedup::WarningDedup;
-use pagekeeper_kernel::hang::Crew;
 
 /// Processor time per tick for inspecting the processes that were there at the start, and how long that may
 /// take.
 const FIRST_INSPECTION: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
-/// Later the time is a fraction 1/`NEW_SHARE` of the time since the last tick for new processes, and
-/// 1/`OLD_SHARE` for old ones. At most `SINCE_MAX` of that time counts.
-const NEW_SHARE: u32 = 100;
-const OLD_SHARE: u32 = 300;
+/// Later the time is a fraction 1/`NEW_PROCESSES_DIVISOR` of the time since the last tick for new
+/// processes, and 1/`OLD_PROCESSES_DIVISOR` for old ones. At most `SINCE_MAX` of that time counts.
+const NEW_PROCESSES_DIVISOR: u32 = 100;
+const OLD_PROCESSES_DIVISOR: u32 = 300;
 const SINCE_MAX: Duration = Duration::from_secs(2);
 /// A scan of the named processes that takes a millisecond of processor time is repeated after this many
 /// milliseconds, but after about a second at the earliest and [`SCAN_INTERVAL_MAX`] at the latest.
-const SCAN_SHARE: u32 = 1000;
+const SCAN_COST_FACTOR: u32 = 1000;
 const SCAN_INTERVAL_MAX: Duration = Duration::from_secs(15);
 /// The most processes of one database that count as writers of its text logs. PostgreSQL has one.
 const LOGGERS_MAX: usize = 2;
@@ -117,7 +115,7 @@ impl Database {
 }
 
 /// Everything that is watched.
-pub(super) struct Watched {
+pub(super) struct WatchList {
     pub(super) proc: ProcRoot,
     pub(super) databases: Vec<Database>,
     pub(super) directories: Directories,
@@ -129,20 +127,13 @@ pub(super) struct Watched {
     pub(super) listing_time: ListingTime,
     /// The names of the watched files.
     pub(super) names: KnownNames,
-    /// The number of directories when all were last asked whether they are to be listed.
-    pub(super) listed_of: usize,
-    pub(super) ids: Ids,
-    pub(super) notifications: Notifications<(Option<u32>, PathBuf)>,
+    pub(super) notifications: Notifications<DirectoryId>,
     pub(super) list_due: Instant,
-    pub(super) turns: Turns,
-    pub(super) crew: Crew,
-    pub(super) hung: Vec<Hung>,
+    pub(super) jobs: Jobs,
     /// Log files without names that databases have open.
-    pub(super) removed: Removed,
+    pub(super) removed: RemovedFiles,
     /// The database with which the examination of claims begins.
     pub(super) claims_from: usize,
-    /// The duration of the last tick, by database.
-    pub(super) took: BTreeMap<DatabaseKey, Duration>,
     pub(super) discovery: Discovery,
     /// When the inspection of all processes began, until it is complete.
     unsettled: Option<Instant>,
@@ -151,7 +142,7 @@ pub(super) struct Watched {
     scan_due: Instant,
 }
 
-impl Watched {
+impl WatchList {
     /// Watches nothing yet.
     pub(super) fn new(proc: ProcRoot, now: Instant) -> Self {
         Self {
@@ -162,16 +153,11 @@ impl Watched {
             listings: FdRounds::default(),
             listing_time: ListingTime::new(now),
             names: KnownNames::default(),
-            listed_of: 0,
-            ids: Ids::default(),
             notifications: Notifications::new(),
             list_due: now + RELIST_INTERVAL,
-            turns: Turns::new(now),
-            crew: Crew::default(),
-            hung: Vec::new(),
-            removed: Removed::new(now),
+            jobs: Jobs::new(now),
+            removed: RemovedFiles::new(now),
             claims_from: 0,
-            took: BTreeMap::new(),
             discovery: Discovery::default(),
             unsettled: Some(now),
             inspected: now,
@@ -179,23 +165,13 @@ impl Watched {
         }
     }
 
-    /// Forgets everything, which is then found anew. Ids of files are not reused.
+    /// Forgets everything, which is then found anew with full budgets: a slow machine would
+    /// otherwise watch nothing for minutes, until its debt is paid.
     pub(super) fn forget(&mut self, now: Instant) {
-        for directory in std::mem::take(&mut self.directories) {
-            self.notifications.unwatch(&directory.key());
-        }
-        self.drop_hung();
-        self.databases.clear();
-        self.discovery.forget();
-        self.unsettled = Some(now);
-        self.scan_due = now;
-        // Files get new ids: until followers are seen anew, their pages would look unneeded.
-        self.others = ForeignDescriptors::new(now);
-        self.removed = Removed::new(now);
-        // As at the start: a slow machine would otherwise watch nothing for minutes, until its debt is paid.
-        self.listing_time = ListingTime::new(now);
-        self.turns = Turns::new(now);
-        self.listings.clear();
+        self.jobs.drop_hung();
+        let hung = std::mem::take(&mut self.jobs.hung);
+        *self = Self::new(self.proc.clone(), now);
+        self.jobs.hung = hung;
     }
 
     /// Drops databases that ended, and takes up new ones.
@@ -243,7 +219,8 @@ impl Watched {
             }
         }
         let cost = thread_cpu_time().saturating_sub(began);
-        self.scan_due = tick.now + (cost * SCAN_SHARE).clamp(Duration::from_millis(900), SCAN_INTERVAL_MAX);
+        self.scan_due =
+            tick.now + (cost * SCAN_COST_FACTOR).clamp(Duration::from_millis(900), SCAN_INTERVAL_MAX);
     }
 
     /// Inspects processes, as far as there is time.
@@ -255,8 +232,8 @@ impl Watched {
         };
         let known = self.databases.iter().map(|database| (database.pid, of(database))).collect();
         let since = now.saturating_duration_since(self.inspected).min(SINCE_MAX);
-        let new = if self.unsettled.is_some() { FIRST_INSPECTION.0 } else { since / NEW_SHARE };
-        let budget = Budget { new, old: since / OLD_SHARE };
+        let new = if self.unsettled.is_some() { FIRST_INSPECTION.0 } else { since / NEW_PROCESSES_DIVISOR };
+        let budget = Budget { new, old: since / OLD_PROCESSES_DIVISOR };
         self.inspected = now;
         let found = self.discovery.advance(&self.proc, &known, &tick.settings.candidates(), budget, now);
         self.unsettled = self.unsettled.filter(|began| {
@@ -264,11 +241,14 @@ impl Watched {
         });
         match found {
             Ok(found) => {
-                for FoundProcess { pid, recognised, .. } in found {
+                for FoundProcess { pid, party, recognised, .. } in found {
                     if known.contains_key(&pid) {
                         self.make_certain(pid, recognised);
-                    } else {
-                        self.take_up(tick.settings, pid, recognised, tick.now);
+                    } else if self.jobs.turns.has_time(party) {
+                        // Otherwise it is found again at its next inspection.
+                        let take_up = || self.take_up(tick.settings, pid, recognised, tick.now);
+                        let (_, spent) = measured(take_up);
+                        self.jobs.turns.charge(party, spent);
                     }
                 }
             }
@@ -291,12 +271,10 @@ impl Watched {
     }
 
     pub(super) fn forget_directories_of(&mut self, pids: &[u32]) {
-        for directory in &self.directories {
-            if directory.owner.is_some_and(|owner| pids.contains(&owner)) {
-                self.notifications.unwatch(&directory.key());
-            }
+        let is_theirs = |directory: &Directory| directory.owner.is_some_and(|owner| pids.contains(&owner));
+        for directory in self.directories.extract_if(.., |directory| is_theirs(directory)) {
+            self.notifications.unwatch(&directory.id);
         }
-        self.directories.retain(|directory| directory.owner.is_none_or(|owner| !pids.contains(&owner)));
         for database in &mut self.databases {
             // A directory that was another database's may be its own now.
             database.claims.retain(|_, claim| claim.is_held() && !pids.contains(&database.pid));
@@ -322,10 +300,12 @@ impl Watched {
     fn make_certain(&mut self, pid: u32, recognised: Recognised) {
         let Some(database) = self.databases.iter_mut().find(|database| database.pid == pid) else { return };
         database.certain = true;
-        database.claimant.examine_anew();
+        database.claimant.waiting = None;
         database.claims.retain(|_, claim| claim.is_held());
+        database.descriptors.schedule.ask(Extent::All);
         if !database.profile.is_same_as(&recognised.profile) {
-            database.server = ServerSettings::of_process(&self.proc, pid, &recognised.profile, true);
+            database.server =
+                ServerSettings::of(&self.proc, Some(pid), PathBuf::new(), &recognised.profile, true);
             database.profile = recognised.profile;
             self.forget_directories_of(&[pid]);
         }
@@ -400,7 +380,7 @@ impl Watched {
             pid,
             started,
             certain,
-            server: ServerSettings::of_process(&self.proc, pid, &recognised.profile, certain),
+            server: ServerSettings::of(&self.proc, Some(pid), PathBuf::new(), &recognised.profile, certain),
             profile: recognised.profile,
             descriptors: Descriptors::new(now),
             titled: Vec::new(),
@@ -427,7 +407,7 @@ impl Watched {
                 .map(|directory| (directory.path.clone(), Arc::clone(&directory.profile)))
                 .collect();
             let (path, candidates) = (named.clone(), settings.candidates());
-            let found = self.find_out(DatabaseKey::Named(named.clone()), named, move || {
+            let found = self.jobs.find_out(&DatabaseKey::Named(named.clone()), named, move || {
                 let path = std::fs::canonicalize(&path).map_err(|error| (path, error))?;
                 // The profile that was chosen once stays: its files may all be purged by now.
                 let chosen = known.into_iter().find(|(other, _)| *other == path);
@@ -460,7 +440,7 @@ impl Watched {
             }
             let watched = |path: &PathBuf| {
                 self.directories.iter().any(|other| other.owner.is_none() && other.path == *path)
-                    || self.may_not_open(&DatabaseKey::Named(path.clone()))
+                    || self.jobs.may_not_open(&DatabaseKey::Named(path.clone()))
             };
             found.retain(|(_, path)| !watched(path));
             found.retain(|(_, path)| {
@@ -485,7 +465,7 @@ impl Watched {
             }
             let proc = &self.proc;
             for (right, directory) in found {
-                let server = ServerSettings::of_directory(proc, directory.clone(), &profile);
+                let server = ServerSettings::of(proc, None, directory.clone(), &profile, true);
                 let acts = settings.options.targets.acts_on(None, &directory);
                 let mut named = Directory::new(directory, None, None, Arc::clone(&profile), right);
                 (named.acts, named.server) = (acts, server);
@@ -495,7 +475,7 @@ impl Watched {
     }
 }
 
-impl Watched {
+impl WatchList {
     /// Updates which files count in a watched directory that was named, or lies below one: its owner may have
     /// changed. A directory that the operator named itself keeps the operator's authority.
     fn credit(&mut self, path: &Path, right: &FileOwnership) {

@@ -3,7 +3,6 @@ use std::os::unix::fs::symlink;
 use pagekeeper_policy::{Act, StepState, step};
 
 use super::*;
-use crate::directory::Ids;
 use crate::facts::tests::{directory, facts};
 
 const MIB: u64 = 1 << 20;
@@ -48,21 +47,19 @@ impl Data {
     }
 
     fn watched(&self) -> Directory {
-        directory(&self.path("pg_wal"), "postgresql", &Ids::default())
+        directory(&self.path("pg_wal"), "postgresql")
     }
 
     /// Returns the readers that are seen beside processes of these titles, and what could not be read.
     fn read(&self, titles: &[&str], limits: &WalReaderLimits) -> (Facts, Vec<(PathBuf, String)>) {
         let (watched, mut readers, now) = (self.watched(), WalReaders::default(), Instant::now());
-        let wanted = readers.wanted(&watched, limits, now).unwrap();
-        let proc = ProcRoot::default();
-        let mut found = FoundReaders::of_slots(&watched, &proc);
-        wanted.read_notes(&watched, &proc, &mut found);
-        readers.take(found, now);
+        assert!(readers.are_due(&watched, now));
+        readers.read(&watched, &ProcRoot::default(), limits, now, &|_| {});
+        assert!(!readers.are_due(&watched, now));
         let titles: Vec<_> = (10..).zip(titles.iter().map(ToString::to_string)).collect();
-        let mut seen = facts(&watched, &[]);
-        readers.add(&watched, &titles, limits, &mut seen);
-        (seen, readers.finish(&[Box::new(watched)]))
+        let (mut seen, mut problems) = (facts(&watched, &[]), Vec::new());
+        readers.add(&watched, &titles, limits, &mut seen, &mut |path, text| problems.push((path, text)));
+        (seen, problems)
     }
 
     /// Returns where readers are seen: segments and offsets.
@@ -254,15 +251,14 @@ fn odd_slots_hold_nothing_and_one_of_them_is_reported() {
     std::fs::create_dir(state("directory")).unwrap();
     // A slot that is being made or dropped.
     std::fs::create_dir(slots.join("dropped")).unwrap();
-    let read = || FoundReaders::of_slots(&data.watched(), &ProcRoot::default());
     let (watched, mut readers) = (data.watched(), WalReaders::default());
-    let mut take = |found: FoundReaders| {
-        readers.take(FoundReaders { directory: watched.id, ..found }, Instant::now());
-        std::mem::take(&mut readers.problems)
+    let mut read = || {
+        readers.read_slots(&watched, &ProcRoot::default());
+        let names = readers.slots.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        (names, std::mem::take(&mut readers.problems))
     };
-    let found = read();
-    assert_eq!(found.slots.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>(), ["good"]);
-    let problems = take(found);
+    let (names, problems) = read();
+    assert_eq!(names, ["good"]);
     assert_eq!(problems.iter().map(|(path, _)| path).collect::<Vec<_>>(), [&slots]);
     // Their owner makes others in their place.
     for name in ["link", "fifo", "huge", "empty"] {
@@ -270,8 +266,7 @@ fn odd_slots_hold_nothing_and_one_of_them_is_reported() {
     }
     std::fs::remove_file(slots.join("linked")).unwrap();
     std::fs::remove_dir_all(slots.join("directory")).unwrap();
-    assert_eq!(take(read()), problems);
-    assert_eq!(readers.problems, []);
+    assert_eq!(read().1, problems);
 }
 
 #[test]
@@ -290,7 +285,7 @@ fn a_log_whose_rule_goes_by_no_follower_is_left_alone() {
     let data = series(3);
     let mut watched = data.watched();
     let readers = WalReaders::default();
-    assert!(readers.wanted(&watched, &LIMITS, Instant::now()).is_some());
+    assert!(readers.are_due(&watched, Instant::now()));
     std::sync::Arc::make_mut(&mut watched.profile).logs[0].rule = Rule::ReleaseBehindWriter { slack: 0 };
-    assert!(readers.wanted(&watched, &LIMITS, Instant::now()).is_none());
+    assert!(!readers.are_due(&watched, Instant::now()));
 }

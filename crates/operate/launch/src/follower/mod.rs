@@ -26,7 +26,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagekeeper_guard::stream_request::STREAM_SOCKET;
+use pagekeeper_streams::stream_request::STREAM_SOCKET;
 use rustix::thread::CapabilitySet;
 
 pub(crate) use beside::BUSY_INTERVAL;

@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::Path;
 
 use pagekeeper_catalog::units::Size;
-use pagekeeper_guard::stream_request::StreamSums;
 use pagekeeper_kernel::text::{escaped, unescaped};
+use pagekeeper_streams::stream_request::StreamSums;
 use pagekeeper_streams::{FileReport, StayReason, StreamReport};
 use serde::{Deserialize, Serialize};
 
@@ -69,24 +69,17 @@ impl LeftReason {
 impl FollowedPages {
     /// Converts the state so far; `goes_on` says whether some of the processes still run.
     pub(crate) fn of(report: &StreamReport, goes_on: bool) -> Self {
-        let totals = report.totals;
         Self {
-            by_guard: false,
-            added_bytes: totals.added,
-            released_bytes: totals.released,
-            used_by_others_bytes: totals.handed_on,
-            gone_bytes: totals.gone,
-            left_bytes: totals.resident,
             lost_bytes: report.lost_bytes,
-            goes_on,
             left: report.stayed.iter().take(NAMED_MAX).map(LeftOfFile::of).collect(),
+            ..Self::of_sums(StreamSums::of(report.totals, goes_on))
         }
     }
 
-    /// Converts the sums of the guard's service, which names no files.
-    pub(super) fn of_sums(sums: &StreamSums) -> Self {
+    /// Converts sums, which name no files.
+    pub(super) fn of_sums(sums: StreamSums) -> Self {
         Self {
-            by_guard: true,
+            by_guard: false,
             added_bytes: sums.added_bytes,
             released_bytes: sums.released_bytes,
             used_by_others_bytes: sums.used_by_others_bytes,

@@ -3,11 +3,10 @@
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use pagekeeper_guard::stream_name;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_policy::names;
 use pagekeeper_preload::settings::{Role, Settings};
-use pagekeeper_streams::{StreamOptions, StreamPace, Streams, Unavailable, Verdict};
+use pagekeeper_streams::{StreamOptions, StreamPace, Streams, Unavailable, Verdict, stream_name};
 
 use crate::command_line::MANY_IN_ONE;
 use crate::means::Followed;

@@ -1,5 +1,5 @@
 //! The guard's service, which follows the command for a user without permission: see
-//! `pagekeeper_guard::stream_request`.
+//! `pagekeeper_streams::stream_request`.
 //!
 //! Invariants: this process itself is followed, and so is everything it starts or becomes. The connection is
 //! closed when it becomes the command. Each wait is bounded. If nobody listens, nothing is reported, since the
@@ -11,8 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_guard::stream_request::{LINE_MAX, StreamAnswer, connect, request_line};
 use pagekeeper_kernel::text::escaped;
+use pagekeeper_streams::stream_request::{LINE_MAX, StreamAnswer, connect, request_line};
 
 use super::pages::FollowedPages;
 
@@ -65,7 +65,9 @@ impl Service {
     pub(super) fn end(self) -> Result<FollowedPages, &'static str> {
         let _ = self.0.shutdown(Shutdown::Write);
         match next_answer(&self.0) {
-            Some(StreamAnswer::Report(sums)) => Ok(FollowedPages::of_sums(&sums)),
+            Some(StreamAnswer::Report(sums)) => {
+                Ok(FollowedPages { by_guard: true, ..FollowedPages::of_sums(sums) })
+            }
             _ => Err(
                 "the guard that followed it has ended, or follows other streams now: what it brought in since then stays",
             ),

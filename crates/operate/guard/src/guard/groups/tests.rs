@@ -95,7 +95,7 @@ fn a_group_that_goes_away_is_forgotten_and_its_call_too() {
     let now = Instant::now();
     let groups = &mut guard.groups;
     groups.known.insert(5, CgroupRecord { path: "/gone".into(), tight: true, ..CgroupRecord::default() });
-    let (give, take) = std::sync::mpsc::channel::<Outcome>();
+    let (give, take) = std::sync::mpsc::channel::<ReclaimOutcome>();
     groups.away.push((call(5, 1), take));
     drop(give);
     let settings = settings(&["/**"]);
@@ -124,8 +124,8 @@ fn seen(file: u64) -> GroupSample {
     }
 }
 
-fn call(id: u64, user: u32) -> Call {
-    Call { id, party: Party::User(user), path: "/db".into(), sample: seen(1 << 29) }
+fn call(id: u64, user: u32) -> ReclaimCall {
+    ReclaimCall { id, party: Party::User(user), path: "/db".into(), sample: seen(1 << 29) }
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn one_party_with_many_groups_keeps_none_of_anothers_waiting() {
     let mut guard = Guard::new(options(&["/**"]), ProcRoot::default()).unwrap();
     let mut gives = Vec::new();
     for id in 0..4 {
-        let (give, take) = std::sync::mpsc::channel::<Outcome>();
+        let (give, take) = std::sync::mpsc::channel::<ReclaimOutcome>();
         gives.push(give);
         guard.groups.away.push((call(id, 1), take));
     }

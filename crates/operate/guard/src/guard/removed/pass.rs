@@ -9,20 +9,20 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::process::{Access, ProcRoot};
 use pagekeeper_kernel::{Error, Expected, Handle, Inode, page_size, residency};
 
-use super::{Opener, RemovedFileStat, RemovedFileState};
+use super::{FileOpener, RemovedFileStat, RemovedFileState};
 use crate::budget::{Slice, Turn};
 use crate::decision::FileAct;
 use crate::directory::Directory;
-use crate::guard::hung::Job;
+use crate::guard::jobs::Job;
 use crate::guard::release_pieces::release_pieces;
 use pagekeeper_catalog::ownership::FileOwnership;
 
 /// A file that is to be examined.
-pub(super) struct Item {
+pub(super) struct RemovalItem {
     /// The act, whose range is not known yet.
     pub(super) act: FileAct,
     pub(super) database: u32,
-    pub(super) openers: Vec<Opener>,
+    pub(super) openers: Vec<FileOpener>,
     /// Whether all processes that may have it open were listed since it was first seen.
     pub(super) all_listed: bool,
     pub(super) known: Option<RemovedFileState>,
@@ -58,12 +58,12 @@ impl RemovalOutcome {
 
 /// The outcomes for the files of a database.
 pub(super) struct PassOutcome {
-    pub(super) all: Vec<(Item, RemovalOutcome)>,
+    pub(super) all: Vec<(RemovalItem, RemovalOutcome)>,
     pub(super) spent: Duration,
 }
 
 /// The reason why a file is not to be touched now.
-enum Unclear {
+enum RemovalObstacle {
     /// A descriptor is closed or another file by now: the file may have another descriptor.
     Moved,
     /// It has a name, is not the database's, or that can't be seen.
@@ -72,7 +72,7 @@ enum Unclear {
 
 impl RemovalPass {
     /// Examines files of one database while its turn lasts.
-    pub(super) fn job(self, items: Vec<Item>, slice: Slice) -> Job<PassOutcome> {
+    pub(super) fn job(self, items: Vec<RemovalItem>, slice: Slice) -> Job<PassOutcome> {
         Box::new(move |own, place| {
             let (turn, deadline) = (Turn::begin(slice), Instant::now() + slice.wall);
             let mut all = Vec::new();
@@ -90,11 +90,11 @@ impl RemovalPass {
     }
 
     /// Examines one file, and releases the pages that may go.
-    fn one(&self, item: &mut Item, directory: &Directory, deadline: Instant) -> RemovalOutcome {
+    fn one(&self, item: &mut RemovalItem, directory: &Directory, deadline: Instant) -> RemovalOutcome {
         let (handle, seen) = match item.find(&self.proc, &directory.right) {
             Ok(found) => found,
-            Err(Unclear::Moved) => return RemovalOutcome::Anew,
-            Err(Unclear::LeftAlone) => {
+            Err(RemovalObstacle::Moved) => return RemovalOutcome::Anew,
+            Err(RemovalObstacle::LeftAlone) => {
                 item.known = None;
                 return RemovalOutcome::Nothing;
             }
@@ -117,9 +117,13 @@ impl RemovalPass {
     }
 }
 
-impl Item {
+impl RemovalItem {
     /// Finds the file behind a descriptor of the database's, and where its readers are.
-    fn find(&self, proc: &ProcRoot, right: &FileOwnership) -> Result<(Handle, RemovedFileStat), Unclear> {
+    fn find(
+        &self,
+        proc: &ProcRoot,
+        right: &FileOwnership,
+    ) -> Result<(Handle, RemovedFileStat), RemovalObstacle> {
         let mut handle = None;
         for opener in self.openers.iter().filter(|opener| opener.is_own) {
             match Handle::of_magic_link(&proc.fd_path(opener.pid, opener.fd), self.act.path.clone()) {
@@ -129,24 +133,24 @@ impl Item {
                 }
                 Ok(_) => {}
                 Err(error) if error.is_gone() => {}
-                Err(_) => return Err(Unclear::LeftAlone),
+                Err(_) => return Err(RemovalObstacle::LeftAlone),
             }
         }
-        let Some(handle) = handle else { return Err(Unclear::Moved) };
+        let Some(handle) = handle else { return Err(RemovalObstacle::Moved) };
         let (mut readers, mut is_written_by_it) = (None, false);
         for opener in &self.openers {
             let info = match proc.fd_info(opener.pid, opener.fd) {
                 Ok(info) => info,
                 Err(error) if error.is_gone() && proc.start_time(opener.pid).is_err() => continue,
-                Err(error) if error.is_gone() => return Err(Unclear::Moved),
-                Err(_) => return Err(Unclear::LeftAlone),
+                Err(error) if error.is_gone() => return Err(RemovalObstacle::Moved),
+                Err(_) => return Err(RemovalObstacle::LeftAlone),
             };
             // Before Linux 5.14, which has no counts of pages either.
             if info.inode_number.is_none() || opener.shown.is_none() {
-                return Err(Unclear::LeftAlone);
+                return Err(RemovalObstacle::LeftAlone);
             }
             if info.inode_number != opener.shown {
-                return Err(Unclear::Moved);
+                return Err(RemovalObstacle::Moved);
             }
             let writes = matches!(info.access(), Access::WriteOnly | Access::ReadWrite);
             is_written_by_it |= writes && opener.pid == self.database;
@@ -165,7 +169,7 @@ impl Item {
         };
         let size = u64::try_from(stat.st_size).ok();
         let Some(size) = size.filter(|_| stat.st_nlink == 0 && is_its_own) else {
-            return Err(Unclear::LeftAlone);
+            return Err(RemovalObstacle::LeftAlone);
         };
         let changed = [
             stat.st_mtime,

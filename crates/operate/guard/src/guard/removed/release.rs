@@ -1,6 +1,6 @@
 //! Notes the removed files that processes have open, and releases those that may go.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,50 +10,26 @@ use pagekeeper_kernel::process::{OpenFile, thread_cpu_time};
 use pagekeeper_policy::Rule;
 
 use super::ListedSince;
-use super::pass::{Item, PassOutcome, RemovalOutcome, RemovalPass};
+use super::pass::{PassOutcome, RemovalItem, RemovalOutcome, RemovalPass};
 use crate::budget::Slice;
-use crate::descriptors::ListedProcess;
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::Event;
+use crate::guard::jobs::measured;
 use crate::guard::report::TickContext;
-use crate::guard::watched::Watched;
+use crate::guard::turns::Turns;
+use crate::guard::watched::WatchList;
 
 /// The longest time for a pass.
 const PASS_TIME_MAX: Duration = Duration::from_millis(250);
 
-impl Watched {
-    /// Takes in the removed files that a database has open; the list may be incomplete.
+impl WatchList {
+    /// Takes in the removed files that a process has open, a list that may be incomplete. `index`
+    /// is the database that it is, or whose child it is.
     pub(in crate::guard) fn note_removed(
-        &mut self,
-        index: usize,
-        open: Vec<OpenFile>,
-        is_cut: bool,
-        now: Instant,
-    ) {
-        let pid = self.databases[index].pid;
-        self.note_removed_of(pid, Some(index), open, is_cut, now);
-    }
-
-    /// Takes in the same for processes that are not databases.
-    pub(in crate::guard) fn note_removed_of_others(&mut self, listed: Vec<ListedProcess>, now: Instant) {
-        for one in listed {
-            if one.is_unread() {
-                continue;
-            }
-            let parent = self.discovery.processes().get(one.pid).map(|process| process.parent);
-            let has_any = !one.open.is_empty();
-            let is_of = || self.databases.iter().position(|database| Some(database.pid) == parent);
-            let index = if has_any { is_of() } else { None };
-            self.note_removed_of(one.pid, index, one.open, one.left_out, now);
-        }
-    }
-
-    fn note_removed_of(
         &mut self,
         pid: u32,
         index: Option<usize>,
-        open: Vec<OpenFile>,
-        is_cut: bool,
+        (open, is_cut): (Vec<OpenFile>, bool),
         now: Instant,
     ) {
         if open.is_empty() && !is_cut {
@@ -99,52 +75,52 @@ impl Watched {
         }
         let (mut openers, listed) = (self.removed.openers(), self.all_listed());
         let deadline = Instant::now() + PASS_TIME_MAX;
-        let prepare = |watched: &mut Self, key: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
+        let Self { proc, directories, jobs, .. } = self;
+        let removed = RefCell::new(&mut self.removed);
+        let prepare = |turns: &mut Turns, key: &DatabaseKey, _: &[usize], own: &mut [Box<Directory>]| {
             let files = files.remove(&key.pid()?)?;
-            let slice = watched.turns.slice_on_account(key)?;
+            let slice = turns.slice_on_account(key)?;
             let wall = slice.wall.min(deadline.saturating_duration_since(Instant::now()));
             if wall.is_zero() {
                 return None;
             }
-            let before = thread_cpu_time();
+            let removed = removed.borrow();
             let all_listed = listed.since(own.first()?.right.party());
-            let ids = &watched.ids;
-            let items = watched.removed.items(files, &mut openers, own, all_listed, || ids.next());
-            watched.turns.spend(key, thread_cpu_time().saturating_sub(before));
+            let (items, spent) = measured(|| removed.items(files, &mut openers, own, all_listed));
+            turns.spend(key, spent);
             let pass = RemovalPass {
-                proc: watched.proc.clone(),
-                quiet: watched.removed.quiet,
+                proc: proc.clone(),
+                quiet: removed.quiet,
                 is_dry: tick.settings.options.dry_run,
                 now: tick.now,
             };
             (!items.is_empty()).then(|| pass.job(items, Slice { wall, ..slice }))
         };
-        let take =
-            |watched: &mut Self, key: &DatabaseKey, own: &mut [Box<Directory>], looked: PassOutcome| {
-                let released = looked.all.iter().map(|(_, outcome)| outcome.released()).sum();
-                watched.turns.earn(key, looked.spent, released);
-                for (Item { act, known, .. }, outcome) in looked.all {
-                    if let Some(file) = watched.removed.files.get_mut(&act.inode) {
-                        file.known = known;
-                        if matches!(outcome, RemovalOutcome::Anew) {
-                            file.since = tick.now;
-                        }
-                    }
-                    match outcome {
-                        RemovalOutcome::Nothing | RemovalOutcome::Anew => {}
-                        RemovalOutcome::Would(end) => {
-                            let (path, action) = (act.path, act.action);
-                            tick.report.events.push(Event::Would { path, action, start: 0, end });
-                        }
-                        RemovalOutcome::Released(released, kept) => {
-                            done = (done.0 + released, done.1 + 1);
-                            tick.report.act_done(&act, &own[act.directory], released, kept);
-                        }
-                        RemovalOutcome::Failed(error) => tick.report.problem(act.path, &error),
+        let take = |turns: &mut Turns, key: &DatabaseKey, own: &mut [Box<Directory>], looked: PassOutcome| {
+            let released = looked.all.iter().map(|(_, outcome)| outcome.released()).sum();
+            turns.earn(key, looked.spent, released);
+            for (RemovalItem { act, known, .. }, outcome) in looked.all {
+                if let Some(file) = removed.borrow_mut().files.get_mut(&act.inode) {
+                    file.known = known;
+                    if matches!(outcome, RemovalOutcome::Anew) {
+                        file.since = tick.now;
                     }
                 }
-            };
-        self.serve(prepare, take);
+                match outcome {
+                    RemovalOutcome::Nothing | RemovalOutcome::Anew => {}
+                    RemovalOutcome::Would(end) => {
+                        let (path, action) = (act.path, act.action);
+                        tick.report.events.push(Event::Would { path, action, start: 0, end });
+                    }
+                    RemovalOutcome::Released(released, kept) => {
+                        done = (done.0 + released, done.1 + 1);
+                        tick.report.act_done(&act, &mut own[act.directory], released, kept);
+                    }
+                    RemovalOutcome::Failed(error) => tick.report.problem(act.path, &error),
+                }
+            }
+        };
+        jobs.serve(directories, prepare, take);
         done
     }
 

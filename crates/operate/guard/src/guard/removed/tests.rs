@@ -69,7 +69,7 @@ fn open(from: u64, count: u64) -> Vec<OpenFile> {
 #[test]
 fn what_a_hostile_user_holds_open_takes_a_fixed_part_of_memory_and_nothing_of_others() {
     let now = Instant::now();
-    let mut removed = Removed::new(now);
+    let mut removed = RemovedFiles::new(now);
     let (hostile, other) = (Party::User(1), Party::User(2));
     // Not in a watched directory, however many there are and however long their paths.
     removed.note(5, (hostile, Some(5)), (open(10, 2000), false), |_| None, now);

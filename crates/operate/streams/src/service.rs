@@ -13,26 +13,30 @@
 //! 3. The number of connections is bounded, per user and in all; each has deadlines.
 //! 4. No descriptor is accepted.
 
+mod listener;
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::{ProcRoot, peer_process};
-use pagekeeper_streams::{RequestId, RequestReport, Requester, Streams};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::UCred;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{PidfdFlags, pidfd_open};
 
-use super::listener::Listener;
-use crate::config::StreamSocket;
+use self::listener::Listener;
 use crate::stream_request::{LINE_MAX, StreamAnswer, StreamSums, check_request};
+use crate::{RequestId, RequestReport, Requester, Streams};
 
 /// The most connections at a time: each has a thread.
 const CONNECTIONS_MAX: usize = 64;
@@ -46,6 +50,18 @@ const THREAD_MAX: Duration = Duration::from_secs(5);
 const REPORTED_AFTER: Duration = Duration::from_secs(2);
 /// Time between two checks for that.
 const REPORT_POLL: Duration = Duration::from_millis(50);
+
+/// A socket on which users ask for their own processes to be followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamSocket {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its permissions, which decide who may connect. By default everybody may, since users can ask
+    /// only for their own processes.
+    pub mode: u32,
+    /// The number of its group; `None` for the guard's own.
+    pub group: Option<u32>,
+}
 
 /// A message from a connection to the thread that follows streams.
 pub(super) enum Ask {
@@ -72,7 +88,7 @@ impl Drop for FollowedRequest {
 
 /// The sending end of the channel to the thread that follows streams.
 #[derive(Clone)]
-pub(super) struct ThreadLink {
+pub struct ThreadLink {
     asks: Sender<Ask>,
     wake: Arc<OwnedFd>,
     /// Returns why a process may not be followed.
@@ -87,7 +103,7 @@ pub(super) struct Asks {
 }
 
 /// The sending end to the thread that follows streams now, if there is one.
-pub(super) type CurrentLink = Arc<Mutex<Option<ThreadLink>>>;
+pub type CurrentLink = Arc<Mutex<Option<ThreadLink>>>;
 
 /// Makes both ends of a channel to a thread.
 pub(super) fn link(
@@ -156,15 +172,15 @@ impl Asks {
 }
 
 /// The service; it ends when this is dropped.
-pub(super) struct Service {
-    pub(super) socket: StreamSocket,
+pub struct Service {
+    socket: StreamSocket,
     stop: Arc<OwnedFd>,
     acceptor: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Service {
-    /// Starts to listen.
-    pub(super) fn start(proc: ProcRoot, socket: &StreamSocket, link: CurrentLink) -> Result<Self, String> {
+    /// Starts to listen. Fails with a sentence.
+    pub fn start(proc: ProcRoot, socket: &StreamSocket, link: CurrentLink) -> Result<Self, String> {
         let listener = Listener::bind(socket)?;
         let connections = Connections::new(proc, link)?;
         let stop = Arc::clone(&connections.stop);
@@ -172,6 +188,11 @@ impl Service {
         let acceptor = std::thread::Builder::new().name("streams-socket".to_owned()).spawn(run);
         let acceptor = acceptor.map_err(|error| format!("no thread can be started: {error}"))?;
         Ok(Self { socket: socket.clone(), stop, acceptor: Some(acceptor) })
+    }
+
+    /// Returns the socket on which it listens.
+    pub fn socket(&self) -> &StreamSocket {
+        &self.socket
     }
 }
 
@@ -329,23 +350,12 @@ impl Connections {
         let until = Instant::now() + REPORTED_AFTER;
         while let Some(report) = request.link.report(request.id) {
             if (report.files == 0 && report.running == 0) || Instant::now() >= until {
-                let _ = answer(stream, &StreamAnswer::Report(sums(&report)));
+                let sums = StreamSums::of(report.totals, report.running > 0);
+                let _ = answer(stream, &StreamAnswer::Report(sums));
                 return;
             }
             std::thread::sleep(REPORT_POLL);
         }
-    }
-}
-
-fn sums(report: &RequestReport) -> StreamSums {
-    let totals = report.totals;
-    StreamSums {
-        added_bytes: totals.added,
-        released_bytes: totals.released,
-        used_by_others_bytes: totals.handed_on,
-        gone_bytes: totals.gone,
-        left_bytes: totals.resident,
-        goes_on: report.running > 0,
     }
 }
 

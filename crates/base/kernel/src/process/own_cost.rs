@@ -6,18 +6,18 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// CPU time and memory of this process.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct OwnCost {
+pub struct OwnCost {
     /// CPU time so far, user and system.
-    pub(crate) cpu: Duration,
+    pub cpu: Duration,
     /// Resident memory in bytes; `None` if `/proc` does not show it.
-    pub(crate) memory: Option<u64>,
+    pub memory: Option<u64>,
     /// Peak resident memory in bytes.
-    pub(crate) memory_peak: Option<u64>,
+    pub memory_peak: Option<u64>,
 }
 
 impl OwnCost {
     /// Reads the current state.
-    pub(crate) fn read() -> Self {
+    pub fn read() -> Self {
         #[allow(clippy::disallowed_methods, reason = "of /proc")]
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let bytes = |name: &str| {

@@ -9,6 +9,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use pagekeeper_policy::stream_pages::StreamTotals;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +67,20 @@ pub struct StreamSums {
     pub left_bytes: u64,
     /// Whether some of the processes still run, and are followed.
     pub goes_on: bool,
+}
+
+impl StreamSums {
+    /// Converts totals; `goes_on` as in the field.
+    pub fn of(totals: StreamTotals, goes_on: bool) -> Self {
+        Self {
+            added_bytes: totals.added,
+            released_bytes: totals.released,
+            used_by_others_bytes: totals.handed_on,
+            gone_bytes: totals.gone,
+            left_bytes: totals.resident,
+            goes_on,
+        }
+    }
 }
 
 /// Connects to the service without waiting for it. Fails with [`io::ErrorKind::WouldBlock`] while its queue

@@ -10,11 +10,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Links, open_directory};
+use pagekeeper_text::escaped;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, chownat, fstat, statat, unlinkat};
 
-use crate::config::StreamSocket;
+use super::StreamSocket;
 use crate::stream_request::connect;
 
 /// A listening socket; its path is removed when this is dropped.

@@ -12,14 +12,13 @@ use std::sync::{Arc, Mutex};
 
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_streams::{Requester, StreamOptions, StreamPace, Streams, Verdict};
 use pagekeeper_testing::{as_nobody, skip};
 use rustix::net::UCred;
 use rustix::process::{Gid, Pid, PidfdFlags, Uid, pidfd_open};
 
-use super::service::{Ask, Connections, CurrentLink, Service, link};
-use crate::config::StreamSocket;
+use super::{Ask, Connections, CurrentLink, Service, StreamSocket, link};
 use crate::stream_request::{LINE_MAX, StreamAnswer, request_line};
+use crate::{Requester, StreamOptions, StreamPace, Streams, Verdict};
 
 /// A service that refuses everyone it could follow, and the processes that it was asked about.
 struct Case {

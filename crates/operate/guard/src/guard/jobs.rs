@@ -1,0 +1,415 @@
+//! Runs the jobs of one database after another, so that each may hang alone.
+//!
+//! A database's directories move with each job into the worker's thread
+//! ([`Crew`](pagekeeper_kernel::hang::Crew)) and come back with it. A database whose job does not come back
+//! is *hung*: its directories are away, and the ticks go on without it. When the job comes back, the database
+//! is served again. Databases on the file system at which its job hangs are left alone until then.
+//!
+//! Not done in jobs: the first look at a process (its names, descriptors and root), which asks only `/proc`.
+//! Streams have a thread and workers of their own (`streams`).
+//!
+//! Invariants:
+//! 1. A database has at most one job at a time, so there are no more hung threads than databases.
+//! 2. A new directory is not opened while [`HUNG_DATABASES_MAX`] databases of its user are hung.
+//!    They still count for that user after their processes have ended.
+//! 3. If no thread can be started, nothing is done.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::TryRecvError;
+use std::time::{Duration, Instant};
+
+use pagekeeper_catalog::Party;
+use pagekeeper_catalog::ownership::FileOwnership;
+use pagekeeper_kernel::hang::Crew;
+use pagekeeper_kernel::process::thread_cpu_time;
+
+use super::report::TickContext;
+use super::turns::Turns;
+use super::watched::WatchList;
+use crate::descriptors::Extent;
+use crate::directory::{DatabaseKey, Directories, Directory};
+use crate::event::Event;
+
+/// The time that a tick waits for one job.
+const JOB_WAIT_MAX: Duration = Duration::from_secs(2);
+/// Time until the first report that a job does not come back, and the factor by which that time
+/// grows with each report.
+const HANG_REPORT_AFTER: Duration = Duration::from_secs(5);
+const HANG_REPORT_FACTOR: u32 = 12;
+/// Limits on hung databases, per user and in all; beyond them no new directory is opened.
+const HUNG_DATABASES_MAX: (usize, usize) = (16, 128);
+
+/// A job on the directories of one database, run in the worker's thread.
+pub(super) type Job<R> = Box<dyn FnOnce(&mut Directories, &JobPlace) -> R + Send>;
+
+/// The index of the directory that a job is working on.
+#[derive(Debug, Clone, Default)]
+pub(super) struct JobPlace(Arc<AtomicUsize>);
+
+impl JobPlace {
+    /// Records that the job continues with the directory of this index.
+    pub(super) fn at(&self, index: usize) {
+        self.0.store(index, Ordering::Relaxed);
+    }
+
+    /// Records that the job continues on a file system that may be none of its directories'.
+    pub(super) fn elsewhere(&self) {
+        self.at(usize::MAX);
+    }
+}
+
+/// A job that has not come back.
+pub(super) struct HungJob {
+    key: DatabaseKey,
+    /// The party of its database when it began.
+    party: Party,
+    path: PathBuf,
+    profile: Option<String>,
+    /// The devices of its directories, as far as they are known. `place` says at which of them it
+    /// hangs.
+    devices: Vec<Option<u64>>,
+    place: JobPlace,
+    since: Instant,
+    report_after: Duration,
+    /// Whether its database is not to be watched any more.
+    is_dropped: bool,
+    /// Returns its directories once it has come back.
+    back: Box<dyn FnMut() -> Result<Directories, TryRecvError>>,
+}
+
+impl HungJob {
+    /// Returns whether it is a job of the database of this process.
+    pub(super) fn is_of(&self, pid: u32) -> bool {
+        self.key.pid() == Some(pid)
+    }
+
+    /// Returns the device that does not answer, if it is known.
+    fn device(&self) -> Option<u64> {
+        self.devices.get(self.place.0.load(Ordering::Relaxed)).copied().flatten()
+    }
+
+    /// Returns the report that it does not come back, if that is due.
+    fn report_hang(&mut self) -> Option<Event> {
+        let elapsed = self.since.elapsed();
+        if self.is_dropped || elapsed < self.report_after {
+            return None;
+        }
+        self.report_after *= HANG_REPORT_FACTOR;
+        let (profile, path) = (self.profile.clone(), self.path.clone());
+        Some(Event::Hung { pid: self.key.pid(), profile, path, seconds: elapsed.as_secs_f64() })
+    }
+
+    /// Returns the report that it has come back, if it was reported before.
+    fn report_answer(&self) -> Option<Event> {
+        let (profile, path) = (self.profile.clone(), self.path.clone());
+        let seconds = self.since.elapsed().as_secs_f64();
+        let event = Event::Answers { pid: self.key.pid(), profile, path, seconds };
+        (self.report_after > HANG_REPORT_AFTER).then_some(event)
+    }
+}
+
+/// The jobs, and what each database may spend on them.
+pub(super) struct Jobs {
+    crew: Crew,
+    pub(super) turns: Turns,
+    pub(super) hung: Vec<HungJob>,
+    /// The duration of the last tick, by database.
+    pub(super) took: BTreeMap<DatabaseKey, Duration>,
+}
+
+impl Jobs {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { crew: Crew::default(), turns: Turns::new(now), hung: Vec::new(), took: BTreeMap::new() }
+    }
+
+    /// Runs a job on the directories of each database, in turn. `prepare` returns the job, if there is one;
+    /// `done` takes its result.
+    pub(super) fn serve<R: Send + 'static>(
+        &mut self,
+        directories: &mut Directories,
+        mut prepare: impl FnMut(&mut Turns, &DatabaseKey, &[usize], &mut [Box<Directory>]) -> Option<Job<R>>,
+        mut done: impl FnMut(&mut Turns, &DatabaseKey, &mut [Box<Directory>], R),
+    ) {
+        let order = self.turns.order(directories);
+        let mut slots: Vec<Option<Box<Directory>>> =
+            std::mem::take(directories).into_iter().map(Some).collect();
+        for (key, indices) in order {
+            let mut own: Directories = indices.iter().filter_map(|index| slots[*index].take()).collect();
+            let may_begin = !self.is_hung(&own) && self.crew.is_ready();
+            let job = if may_begin { prepare(&mut self.turns, &key, &indices, &mut own) } else { None };
+            if let Some(job) = job {
+                let Some((mut back, result)) = self.attempt(&key, own, job) else { continue };
+                done(&mut self.turns, &key, &mut back, result);
+                own = back;
+            }
+            for (index, directory) in indices.into_iter().zip(own) {
+                slots[index] = Some(directory);
+            }
+        }
+        *directories = slots.into_iter().flatten().collect();
+    }
+
+    /// Runs one job, which its database pays for. Returns `None` if it hangs: then its directories are away.
+    pub(super) fn attempt<R: Send + 'static>(
+        &mut self,
+        key: &DatabaseKey,
+        own: Directories,
+        job: Job<R>,
+    ) -> Option<(Directories, R)> {
+        let first = own.first()?;
+        let (party, path, profile) =
+            (first.right.party(), first.path.clone(), Some(first.profile.name.clone()));
+        self.run(key, party, path, profile, own, job)
+    }
+
+    /// Finds out something about a path for a database, which pays for it; `None` while that hangs.
+    pub(super) fn find_out<R: Send + 'static>(
+        &mut self,
+        key: &DatabaseKey,
+        path: &Path,
+        job: impl FnOnce() -> R + Send + 'static,
+    ) -> Option<R> {
+        if self.may_not_open(key) || !self.crew.is_ready() {
+            return None;
+        }
+        let (party, job) = (self.turns.user(key), Box::new(|_: &mut Directories, _: &JobPlace| job()));
+        self.run(key, party, path.to_path_buf(), None, Vec::new(), job).map(|(_, result)| result)
+    }
+
+    fn run<R: Send + 'static>(
+        &mut self,
+        key: &DatabaseKey,
+        party: Party,
+        path: PathBuf,
+        profile: Option<String>,
+        own: Directories,
+        job: Job<R>,
+    ) -> Option<(Directories, R)> {
+        let devices = own.iter().map(|directory| Some(directory.pin?.inode.dev)).collect();
+        let (place, since) = (JobPlace::default(), Instant::now());
+        let of_job = place.clone();
+        let outcome = self.crew.run(JOB_WAIT_MAX, move || {
+            let mut own = own;
+            let result = measured(|| job(&mut own, &of_job));
+            (own, result)
+        });
+        *self.took.entry(key.clone()).or_default() += since.elapsed();
+        match outcome {
+            Ok((own, (result, spent))) => {
+                self.turns.spend(key, spent);
+                Some((own, result))
+            }
+            Err(waiting) => {
+                let back = Box::new(move || waiting.try_recv().map(|(own, _)| own));
+                let (key, report_after, is_dropped) = (key.clone(), HANG_REPORT_AFTER, false);
+                let hung = HungJob {
+                    key,
+                    party,
+                    path,
+                    profile,
+                    devices,
+                    place,
+                    since,
+                    report_after,
+                    is_dropped,
+                    back,
+                };
+                self.hung.push(hung);
+                None
+            }
+        }
+    }
+
+    /// Returns whether any of these directories is on a file system that does not answer.
+    fn is_hung(&self, directories: &[Box<Directory>]) -> bool {
+        let on_hung = |directory: &Directory| {
+            let device = directory.pin.map(|pin| pin.inode.dev);
+            device.is_some() && self.hung.iter().any(|hung| hung.device() == device)
+        };
+        directories.iter().any(|directory| on_hung(directory))
+    }
+
+    /// Returns whether no new directory of a database is to be opened now: so many of its jobs
+    /// hang, or of its user's.
+    pub(super) fn may_not_open(&self, key: &DatabaseKey) -> bool {
+        let parties = self.hung.iter().map(|hung| hung.party);
+        self.hung.iter().any(|hung| hung.key == *key)
+            || are_too_many(parties, self.turns.user(key), HUNG_DATABASES_MAX)
+    }
+
+    fn watched(&self) -> impl Iterator<Item = &HungJob> {
+        self.hung.iter().filter(|hung| !hung.is_dropped)
+    }
+
+    /// Returns the number of databases whose file systems do not answer.
+    pub(super) fn hung_databases(&self) -> usize {
+        self.watched().count()
+    }
+
+    /// Returns how long the first of them has not answered.
+    pub(super) fn hung_for(&self) -> Duration {
+        self.watched().map(|hung| hung.since.elapsed()).max().unwrap_or_default()
+    }
+
+    /// Stops watching all databases that do not answer.
+    pub(super) fn drop_hung(&mut self) {
+        self.hung.iter_mut().for_each(|hung| hung.is_dropped = true);
+    }
+}
+
+/// Runs a job. Returns its result, and the processor time that it took.
+pub(super) fn measured<R>(job: impl FnOnce() -> R) -> (R, Duration) {
+    let before = thread_cpu_time();
+    let result = job();
+    (result, thread_cpu_time().saturating_sub(before))
+}
+
+/// Returns whether the limits on hung jobs, per party and in all, are reached.
+pub(super) fn are_too_many(
+    hung: impl Iterator<Item = Party>,
+    party: Party,
+    (of_party, of_all): (usize, usize),
+) -> bool {
+    let (own, all) = hung.fold((0, 0), |(own, all), other| (own + usize::from(other == party), all + 1));
+    own >= of_party || all >= of_all
+}
+
+impl WatchList {
+    /// Takes back databases that answer again, and reports those that do not.
+    pub(super) fn take_back(&mut self, tick: &mut TickContext<'_>) {
+        if !self.jobs.crew.is_ready() {
+            let problem = "no thread can be started (RLIMIT_NPROC, TasksMax or memory): the files of databases are left alone";
+            tick.report.problem(self.proc.path().to_path_buf(), &problem);
+        }
+        for mut hung in std::mem::take(&mut self.jobs.hung) {
+            let index = self.databases.iter().position(|database| hung.is_of(database.pid));
+            hung.is_dropped |= index.is_none() && hung.key.pid().is_some();
+            match (hung.back)() {
+                Err(TryRecvError::Empty) => {
+                    tick.report.events.extend(hung.report_hang());
+                    self.jobs.hung.push(hung);
+                }
+                _ if hung.is_dropped => {}
+                Ok(directories) => {
+                    tick.report.events.extend(hung.report_answer());
+                    for directory in directories {
+                        self.take_up_again(directory, tick);
+                    }
+                    // Its process may have changed meanwhile.
+                    if let Some(index) = index {
+                        self.select_again(index, tick);
+                    }
+                }
+                Err(TryRecvError::Disconnected) => {
+                    let problem = "the guard failed at its files: it is examined anew";
+                    tick.report.problem(hung.path, &problem);
+                    if let Some(index) = index {
+                        self.databases[index].claims.clear();
+                        self.databases[index].descriptors.schedule.ask(Extent::All);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Watches a directory again that was away, if there is room for it. Uses what its process is and has
+    /// open now.
+    fn take_up_again(&mut self, mut directory: Box<Directory>, tick: &mut TickContext<'_>) {
+        let database = self.databases.iter().find(|database| Some(database.pid) == directory.owner);
+        if let Some(database) = database {
+            directory.right = FileOwnership::Process(database.right());
+        }
+        let taken = self.directories.iter().any(|other| {
+            let pins = other.pin.zip(directory.pin);
+            pins.is_some_and(|(other, own)| other.is(&own))
+        });
+        if taken || !self.has_room_again(&directory, tick) {
+            return;
+        }
+        directory.came_back();
+        self.directories.push(directory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::{DIRECTORIES_MAX, DIRECTORIES_PER_DATABASE};
+    use crate::config::Options;
+    use crate::guard::Guard;
+    use pagekeeper_catalog::Profile;
+    use pagekeeper_catalog::ownership::ProcessRight;
+    use pagekeeper_kernel::process::ProcRoot;
+    use std::collections::HashSet;
+    use std::sync::Arc;
+
+    #[test]
+    fn hung_databases_stay_their_users_when_their_processes_have_ended() {
+        let mut guard =
+            Guard::new(Options { find: false, ..Options::default() }, ProcRoot::default()).unwrap();
+        let jobs = &mut guard.watched.jobs;
+        let attacker = Party::User(54_321);
+        for pid in 0..u32::try_from(HUNG_DATABASES_MAX.0).unwrap() {
+            // None of these is among the databases: they have ended.
+            jobs.hung.push(HungJob {
+                key: DatabaseKey::Process(u32::MAX - pid),
+                party: attacker,
+                path: "/".into(),
+                profile: None,
+                devices: Vec::new(),
+                place: JobPlace::default(),
+                since: Instant::now(),
+                report_after: HANG_REPORT_AFTER,
+                is_dropped: false,
+                back: Box::new(|| Err(TryRecvError::Empty)),
+            });
+        }
+        let keys = [1, 2].map(DatabaseKey::Process);
+        let users = keys.clone().into_iter().zip([attacker, Party::User(54_322)]);
+        jobs.turns.begin_tick(&[], users, Instant::now());
+        assert_eq!(keys.map(|key| jobs.may_not_open(&key)), [true, false]);
+        assert!(!jobs.may_not_open(&DatabaseKey::Named("/elsewhere".into())), "the operator's word");
+    }
+
+    #[test]
+    fn what_comes_back_finds_no_more_places_than_there_are() {
+        let profile = Arc::new(Profile::built_in().swap_remove(0));
+        let of = |number: usize, pid: u32, party| {
+            let right = FileOwnership::Process(Arc::new(ProcessRight::new(None, party, HashSet::new())));
+            let path = format!("/{pid}/{number}").into();
+            Box::new(Directory::new(path, Some(pid), None, Arc::clone(&profile), right))
+        };
+        let parties = [(1, Party::User(1)), (2, Party::User(1)), (3, Party::User(2)), (4, Party::User(2))];
+        let mut guard =
+            Guard::new(Options { find: false, ..Options::default() }, ProcRoot::default()).unwrap();
+        let (watched, now) = (&mut guard.watched, Instant::now());
+        let mut tick = TickContext { settings: &guard.settings, report: &mut guard.report, now };
+        for (pid, party) in parties {
+            watched.directories.extend((0..DIRECTORIES_PER_DATABASE).map(|number| of(number, pid, party)));
+        }
+        let count = |watched: &WatchList, pid: u32| {
+            watched.directories.iter().filter(|directory| directory.owner == Some(pid)).count()
+        };
+        assert_eq!(watched.directories.len(), DIRECTORIES_MAX);
+        // Directories of a process at its limit, and of one whose user is at the limit.
+        watched.take_up_again(of(DIRECTORIES_PER_DATABASE, 1, Party::User(1)), &mut tick);
+        assert_eq!(count(watched, 1), DIRECTORIES_PER_DATABASE);
+        for number in 0..DIRECTORIES_PER_DATABASE {
+            watched.take_up_again(of(number, 5, Party::User(2)), &mut tick);
+        }
+        assert_eq!(
+            (watched.directories.len(), count(watched, 1)),
+            (DIRECTORIES_MAX, DIRECTORIES_PER_DATABASE)
+        );
+        assert!((600..DIRECTORIES_PER_DATABASE).contains(&count(watched, 5)), "{}", count(watched, 5));
+        // Another user's directories take the places of the user who has most.
+        for number in 0..10 {
+            watched.take_up_again(of(number, 6, Party::User(3)), &mut tick);
+        }
+        assert_eq!((watched.directories.len(), count(watched, 6)), (DIRECTORIES_MAX, 10));
+        assert!(tick.report.events.iter().any(|event| matches!(event, Event::InPart { .. })));
+    }
+}
