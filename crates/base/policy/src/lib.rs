@@ -1,37 +1,44 @@
-//! The rules of pagekeeper: from facts about files, writers and followers they decide which ranges to write back,
-//! release, keep or warn about. No I/O, no clock, no threads: plain data in, plain data out.
+//! The rules of pagekeeper: from facts about files, writers and followers they decide which ranges
+//! to write back, release, keep or warn about. No I/O, no clock, no threads: plain data in, plain
+//! data out.
 //!
-//! * *Logs* have one rule in two halves. [`allowance`] decides what may be released, from the positions of a log's
-//!   writer and followers. The exact half serves callers that know the positions: an engine's own logs
-//!   ([`exact`]), and a process whose writes are seen one by one ([`log`], which finds the writer's position from
-//!   them). The inferring half, [`step()`], serves an observer. It gets windows with their resident and dirty
-//!   bytes, infers a writer's position from its traces if none is visible, and remembers its actions, since
-//!   windows may resist or fill again. It notices when unknown readers read released pages back, and then keeps
-//!   their logs.
-//! * *Recovery*: the part of a log that crash recovery would read ([`recovery`]) follows from its checkpoint,
-//!   which only the database knows.
-//! * *Bulk output* ([`write_behind`], at places that [`output_offset`] finds) asks a different question: how output goes to its disk so that others hardly
-//!   wait for it ([`pacer`]). It shares only the form of due work ([`exact::Due`]) with the exact half.
-//! * *Streams* decide which pages a program brought in and may give back. [`stream`] serves the preloaded library:
-//!   it sees each read in advance and samples residency just ahead of the reader, page by page, in fixed memory.
-//!   [`scattered`] does the same for readers that jump, and [`uncached_reads`] where residency cannot be seen;
-//!   [`reader_state`] says which of them applies. [`stream_pages`] serves observers, to whom the kernel
-//!   reports which pages a stream adds and who used them since; it keeps bits of those pages alone. Both leave
-//!   pages that others use and the pages around the reader, and retry pages that resisted. They keep their state
-//!   differently: per-page bits of whole files would cost an observer of hundreds of files too much, and growing
-//!   lists can't be kept in a signal handler.
-//! * *Pacing*: both kinds of streams yield where others wait for their disk ([`stream_pace`]), writers by
-//!   [`pacer`] and readers by [`read_pace`]. How much they yield to known others follows from the requests of
-//!   those others ([`disk_contention`]). Writers that outrun their disk are held ([`stream_hold`]).
-//! * *Processes* of unknown programs count as streams if they go through their files once ([`once_through`]).
+//! * *Logs* have one rule in two halves. [`allowance`] decides what may be released, from the
+//!   positions of a log's writer and followers. The exact half serves callers that know the
+//!   positions: an engine's own logs ([`exact`]), and a process whose writes are seen one by one
+//!   ([`log`], which finds the writer's position from them; [`log_rule`] says how much of it
+//!   stays; [`file_action`] names what such a process does with each file). The inferring half, [`step()`], serves an observer. It gets windows with their
+//!   resident and dirty bytes, infers a writer's position from its traces if none is visible, and
+//!   remembers its actions, since windows may resist or fill again. It notices when unknown readers
+//!   read released pages back, and then keeps their logs.
+//! * *Recovery*: the part of a log that crash recovery would read ([`recovery`]) follows from its
+//!   checkpoint, which only the database knows.
+//! * *Bulk output* ([`write_behind`], at places that [`output_offset`] finds; [`writer_state`] says
+//!   how it stands, [`write_parts`] what of it is in flight) asks a different question: how output goes to its disk so that others hardly
+//!   wait for it ([`pacer`]). It shares only the form of due work ([`exact::Due`]) with the exact
+//!   half.
+//! * *Streams* decide which pages a program brought in and may give back. [`stream`] serves the
+//!   preloaded library: it sees each read in advance and samples residency just ahead of the
+//!   reader, page by page, in fixed memory. [`scattered`] does the same for readers that jump, and
+//!   [`uncached_reads`] where residency cannot be seen; [`reader_state`] says which of them
+//!   applies. [`stream_pages`] serves observers, to whom the kernel reports which pages a stream
+//!   adds and who used them since; it keeps bits of those pages alone. Both leave pages that others
+//!   use and the pages around the reader, and retry pages that resisted. They keep their state
+//!   differently: per-page bits of whole files would cost an observer of hundreds of files too
+//!   much, and growing lists can't be kept in a signal handler.
+//! * *Pacing*: both kinds of streams yield where others wait for their disk ([`stream_pace`]),
+//!   writers by [`pacer`] and readers by [`read_pace`]. How much they yield to known others follows
+//!   from the requests of those others ([`disk_contention`]). Writers that outrun their disk are
+//!   held ([`stream_hold`]).
+//! * *Processes* of unknown programs count as streams if they go through their files once
+//!   ([`once_through`]).
 //! * *Names* decide which files belong to a log, and how far apart two of them are ([`names`]).
 //! * *Unnamed files* that a server appends much to are reported ([`unnamed`]).
-//! * *Groups* decide when a memory cgroup's page cache takes too much of its limit, and how much of it to give up
-//!   next ([`mod@group`]).
+//! * *Groups* decide when a memory cgroup's page cache takes too much of its limit, and how much of
+//!   it to give up next ([`mod@group`]).
 //! * *Shares* divide a common total ([`mod@shares`]).
 //!
-//! Modules that do not require the feature `std` below allocate nothing and need no standard library. They serve
-//! the library that is preloaded into other programs.
+//! Modules that do not require the feature `std` below allocate nothing and need no standard
+//! library. They serve the library that is preloaded into other programs.
 
 #![cfg_attr(not(feature = "std"), no_std)]
 
@@ -41,21 +48,25 @@ pub mod allowance;
 #[cfg(feature = "std")]
 mod disk;
 pub mod disk_contention;
+pub mod disk_turn;
 pub mod exact;
 #[cfg(all(test, feature = "std"))]
 mod examples;
 #[cfg(feature = "std")]
 mod facts;
+pub mod file_action;
 #[cfg(feature = "std")]
 mod followed;
 pub mod group;
 #[cfg(feature = "std")]
 mod history;
 pub mod log;
+pub mod log_rule;
 pub mod names;
 pub mod once_through;
 pub mod output_offset;
 pub mod pacer;
+pub mod pending_ranges;
 #[cfg(feature = "std")]
 pub mod ranges;
 #[cfg(feature = "std")]
@@ -83,6 +94,9 @@ pub mod uncached_reads;
 #[cfg(feature = "std")]
 pub mod unnamed;
 pub mod write_behind;
+pub mod write_parts;
+pub mod write_queue;
+pub mod writer_state;
 
 #[cfg(feature = "std")]
 pub use act::{Act, Warning};
@@ -104,10 +118,12 @@ pub use state::StepState;
 #[cfg(feature = "std")]
 pub use step::step;
 
-/// Alignment and minimum size of released ranges, in bytes (2 MiB): the largest folio of ext4 and XFS on x86-64.
-/// Releasing a smaller range inside a large folio drops nothing (measured on Linux 6.18).
+/// Alignment and minimum size of released ranges, in bytes (2 MiB): the largest folio of ext4 and
+/// XFS on x86-64. Releasing a smaller range inside a large folio drops nothing (measured on Linux
+/// 6.18).
 pub const WINDOW: u64 = 2 << 20;
 
-/// Bytes ahead of a moving far follower that stay resident (8 MiB), so that a release does not drop what the
-/// kernel has just read ahead for it. This is the largest `read_ahead_kb` seen (ext4, Linux 6.18).
+/// Bytes ahead of a moving far follower that stay resident (8 MiB), so that a release does not drop
+/// what the kernel has just read ahead for it. This is the largest `read_ahead_kb` seen (ext4,
+/// Linux 6.18).
 pub const READ_AHEAD: u64 = 8 << 20;

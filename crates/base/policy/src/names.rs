@@ -10,20 +10,21 @@
 //! | `{x}` | a PostgreSQL WAL segment: 24 upper-case hexadecimal digits                                        |
 //! | `{_}` | hexadecimal digits of either case that neither order files nor distinguish logs; at most once      |
 //!
-//! A name has at most one of `{n}`, `{h}` and `{x}`: it orders the files. The name without its numbers is its
-//! *stem*: files with equal stems in one directory form one log. If a pattern has no number, files form one log if
-//! their names differ only in dates or in the number of a rotated file, as `error.csv`, `error-2026-11-29.csv` and
-//! `error.csv.1` do. A pattern may start with directory names, separated by `/`, in which only `*` has a meaning
-//! (`base/*/{n}*`).
+//! A name has at most one of `{n}`, `{h}` and `{x}`: it orders the files. The name without its
+//! numbers is its *stem*: files with equal stems in one directory form one log. If a pattern has no
+//! number, files form one log if their names differ only in dates or in the number of a rotated
+//! file, as `error.csv`, `error-2026-11-29.csv` and `error.csv.1` do. A pattern may start with
+//! directory names, separated by `/`, in which only `*` has a meaning (`base/*/{n}*`).
 //!
 //! Invariants:
-//! 1. Neighbouring files of a log have sequences that differ by exactly 1 ([`Number::sequence`]), so a difference
-//!    of two sequences is a distance in files.
-//! 2. A number always includes all adjacent digits: a `*` never takes some of them. A number that does not fit in
-//!    64 bits does not match.
-//! 3. A path is normalised before it is matched: `.` and repeated `/` are ignored, and `..` matches no pattern.
-//! 4. Matching allocates nothing and never panics. Its time grows with the name's length to the power of the
-//!    number of `*`.
+//! 1. Neighbouring files of a log have sequences that differ by exactly 1 ([`Number::sequence`]),
+//!    so a difference of two sequences is a distance in files.
+//! 2. A number always includes all adjacent digits: a `*` never takes some of them. A number that
+//!    does not fit in 64 bits does not match.
+//! 3. A path is normalised before it is matched: `.` and repeated `/` are ignored, and `..` matches
+//!    no pattern.
+//! 4. Matching allocates nothing and never panics. Its time grows with the name's length to the
+//!    power of the number of `*`.
 
 mod number;
 #[cfg(feature = "std")]
@@ -78,8 +79,8 @@ impl<'n> Matched<'n> {
         [piece(0, first.0), piece(first.1, second.0), piece(second.1, self.name.len())]
     }
 
-    /// Returns start and end of the text between two suffixes of the name: from the start of `rest` to the start
-    /// of `after`.
+    /// Returns start and end of the text between two suffixes of the name: from the start of `rest`
+    /// to the start of `after`.
     fn span(&self, rest: &[u8], after: &[u8]) -> (usize, usize) {
         (self.name.len().saturating_sub(rest.len()), self.name.len().saturating_sub(after.len()))
     }
@@ -116,8 +117,8 @@ impl<'n> Matched<'n> {
         }
     }
 
-    /// Matches `rest` against a `*` followed by `later`. The `*` takes as many characters as possible, so that in
-    /// `*.{n}` the stem of `a.b.000001` is `a.b.`.
+    /// Matches `rest` against a `*` followed by `later`. The `*` takes as many characters as
+    /// possible, so that in `*.{n}` the stem of `a.b.000001` is `a.b.`.
     fn fits_after_any(&mut self, later: &[u8], rest: &'n [u8]) -> bool {
         // Most patterns can match in one way only.
         if tail(later).len() == later.len() {
@@ -145,7 +146,8 @@ enum Piece {
 }
 
 impl Piece {
-    /// Splits a pattern into its first piece and the rest. Braces without a special meaning stand for themselves.
+    /// Splits a pattern into its first piece and the rest. Braces without a special meaning stand
+    /// for themselves.
     const fn first_of(pattern: &[u8]) -> Option<(Self, &[u8])> {
         match pattern {
             [] => None,
@@ -159,7 +161,8 @@ impl Piece {
     }
 }
 
-/// Matches the last components of a path: the file name, and as many directories above it as the pattern names.
+/// Matches the last components of a path: the file name, and as many directories above it as the
+/// pattern names.
 ///
 /// ```
 /// use pagekeeper_policy::names::matches;
@@ -193,8 +196,9 @@ pub fn matches_name<'n>(pattern: &[u8], name: &'n [u8]) -> Option<Matched<'n>> {
     matched.fits(pattern, name).then_some(matched)
 }
 
-/// Finds the ordering number of a name that no pattern describes. A name of 24 upper-case hexadecimal digits is a
-/// WAL segment. Otherwise its last decimal number orders it, if that fits in 64 bits.
+/// Finds the ordering number of a name that no pattern describes. A name of 24 upper-case
+/// hexadecimal digits is a WAL segment. Otherwise its last decimal number orders it, if that fits
+/// in 64 bits.
 ///
 /// ```
 /// use pagekeeper_policy::names::by_last_number;
@@ -217,11 +221,48 @@ pub fn by_last_number(name: &[u8]) -> Matched<'_> {
     matched
 }
 
-/// Returns the plain text at the end of a pattern, with which every matching name ends. Most files are ruled out
-/// by it.
+/// Returns the plain text at the end of a pattern, with which every matching name ends. Most files
+/// are ruled out by it.
 pub fn tail(pattern: &[u8]) -> &[u8] {
     let start = pattern.iter().rposition(|byte| matches!(byte, b'/' | b'*' | b'}'));
     pattern.get(start.map_or(0, |at| at.saturating_add(1))..).unwrap_or_default()
+}
+
+/// Returns the last four bytes of a name, the last one lowest, padded with zeros.
+pub fn last_four(name: &[u8]) -> u32 {
+    match name.last_chunk() {
+        Some(&last) => u32::from_be_bytes(last),
+        None => name.iter().fold(0, |word, &byte| word << 8 | u32::from(byte)),
+    }
+}
+
+/// Returns what the last four bytes of a name may be for a pattern: words of a mask, in the upper
+/// half, and a value. A name that fits none of them does not match: a quick "no" for most.
+///
+/// ```
+/// use pagekeeper_policy::names::{fits_end, last_four, pattern_ends};
+///
+/// let fits = |pattern, name| pattern_ends(pattern).any(|end| fits_end(end, last_four(name)));
+/// assert!(fits(b"*.sst", b"/d/1.sst") && !fits(b"*.sst", b"1.lst") && !fits(b"*.sst", b"sst"));
+/// assert!(fits(b"base/{n}", b"/base/9") && !fits(b"base/{n}", b"b") && fits(b"relay*", b""));
+/// ```
+pub fn pattern_ends(pattern: &[u8]) -> impl Iterator<Item = u64> {
+    let end = |mask: u64, value: u32| mask << 32 | u64::from(value);
+    let tail = tail(pattern);
+    let bits = tail.len().min(4) * 8;
+    let ends = match pattern {
+        // Digits, and letters up to the seventh: somewhat more than the pattern takes.
+        [.., b'{', b'n', b'}'] => [Some(end(0xf0, 0x30)), None],
+        [.., b'{', b'x', b'}'] => [Some(end(0xf0, 0x30)), Some(end(0xd8, 0x40))],
+        _ => [Some(end((1 << bits) - 1, last_four(tail))), None],
+    };
+    ends.into_iter().flatten()
+}
+
+/// Whether a name with these last bytes fits an end of a pattern.
+pub const fn fits_end(end: u64, last: u32) -> bool {
+    let (mask, value) = ((end >> 32) as u32, (end & 0xffff_ffff) as u32);
+    last & mask == value
 }
 
 /// Returns the last name of a path or a pattern.
@@ -286,8 +327,8 @@ fn split_last(path: &[u8]) -> (Option<&[u8]>, &[u8]) {
     }
 }
 
-/// Splits off the name of the directory that a path ends with. Returns `None` at the root, and where `..` hides
-/// the name.
+/// Splits off the name of the directory that a path ends with. Returns `None` at the root, and
+/// where `..` hides the name.
 fn last_directory(path: &[u8]) -> Option<(Option<&[u8]>, &[u8])> {
     let mut path = path;
     loop {
@@ -365,20 +406,22 @@ mod tests {
         assert_eq!(directories(b"base/*/{n}*"), 2);
     }
 
-    /// Cases in which two earlier matchers, one for watched directories and one inside of processes, disagreed.
+    /// Cases in which two earlier matchers, one for watched directories and one inside of
+    /// processes, disagreed.
     #[test]
     fn odd_names_have_one_meaning() {
         for (pattern, path, expected) in [
             // PostgreSQL writes upper-case digits only, and takes no other file for a segment.
             ("pg_wal/{x}", "/d/pg_wal/00000001000000000000000f", None),
-            // A number that does not fit can't order files, so the file belongs to no log. Leading zeros do not
-            // count as digits.
+            // A number that does not fit can't order files, so the file belongs to no log. Leading
+            // zeros do not count as digits.
             ("*.{n}", "/d/binlog.99999999999999999999999", None),
             ("{h}", "/d/10000000000000000", None),
             ("{n}.log", "/d/18446744073709551615.log", Some((".log", u64::MAX))),
             ("{n}.log", "/d/18446744073709551616.log", None),
             ("{n}.log", "/d/000000000000000000000000000000007.log", Some((".log", 7))),
-            // The whole number orders the files, not just the last digit: 9 and 10 belong to one log.
+            // The whole number orders the files, not just the last digit: 9 and 10 belong to one
+            // log.
             ("redo*{n}.log", "redo0009.log", Some(("redo.log", 9))),
             ("redo*{n}.log", "redo0010.log", Some(("redo.log", 10))),
             ("redo*{n}.log", "redo-a1-0010.log", Some(("redo-a1-.log", 10))),

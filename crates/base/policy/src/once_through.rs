@@ -1,15 +1,16 @@
-//! Decides whether a process goes through its files once, as a stream does, or comes back to data it read and
-//! wrote, as a database does.
+//! Decides whether a process goes through its files once, as a stream does, or comes back to data
+//! it read and wrote, as a database does.
 //!
-//! A transfer that starts at or before the file's furthest offset and extends it is *in order*. The bytes of a
-//! transfer below the furthest offset come *again*. A transfer that skips ahead is neither.
+//! A transfer that starts at or before the file's furthest offset and extends it is *in order*. The
+//! bytes of a transfer below the furthest offset come *again*. A transfer that skips ahead is
+//! neither.
 //!
 //! Invariant: no byte of a transfer counts twice. Nothing is allocated.
 
 /// Bytes in order, or again, after which a process is judged.
 pub const STREAM_BYTES: u64 = 64 << 20;
-/// A stream rereads at most one byte per this many bytes in order: headers that are written last, indexes that are
-/// read first.
+/// A stream rereads at most one byte per this many bytes in order: headers that are written last,
+/// indexes that are read first.
 const IN_ORDER_PER_AGAIN: u64 = 8;
 
 /// The furthest offset reached in one file.

@@ -25,13 +25,28 @@ impl OutputOffset {
         self.known.is_none() || self.unplaced >= CHECK_BYTES
     }
 
+    /// Takes in the offset of a file that is also read or written by calls that were not seen.
+    /// Returns the bytes that were passed since the last query, or since the file was opened.
+    ///
+    /// ```
+    /// use pagekeeper_policy::output_offset::OutputOffset;
+    ///
+    /// let mut output = OutputOffset::NEW;
+    /// assert_eq!((output.passed(1000), output.passed(1500), output.passed(70)), (0..1000, 1000..1500, 70..70));
+    /// ```
+    pub fn passed(&mut self, end: u64) -> Range<u64> {
+        self.unplaced = 0;
+        self.known.replace(end).unwrap_or(0).min(end)..end
+    }
+
     /// Whether there are bytes whose place is not known.
     pub const fn is_due(&self) -> bool {
         self.unplaced > 0
     }
 
-    /// Takes in the offset, and returns where the bytes are. If the program moved it meanwhile, only the `last` bytes
-    /// are known to end there; 0: the last write is long ago, and all are taken to.
+    /// Takes in the offset, and returns where the bytes are. If the program moved it meanwhile,
+    /// only the `last` bytes are known to end there; 0: the last write is long ago, and all are
+    /// taken to.
     ///
     /// ```
     /// use pagekeeper_policy::output_offset::OutputOffset;

@@ -1,25 +1,27 @@
-//! Paces the output of streams to one disk. Output goes in pieces, one in flight at a time, with a pause after a
-//! piece that took longer than it costs when nobody else waits.
+//! Paces the output of streams to one disk. Output goes in pieces, one in flight at a time, with a
+//! pause after a piece that took longer than it costs when nobody else waits.
 //!
-//! A database's commit waits behind everything in the device's queue, and on ext4 and XFS behind the data that the
-//! file system's journal orders before it. A short piece shortens that wait, and the pause leaves the device to
-//! those who wait.
+//! A database's commit waits behind everything in the device's queue, and on ext4 and XFS behind
+//! the data that the file system's journal orders before it. A short piece shortens that wait, and
+//! the pause leaves the device to those who wait.
 //!
-//! The price of a piece is a low quantile of the times of recent pieces. A piece that took longer than its price
-//! is evidence that somebody else waits, and is followed by a pause of twice its time. If the requests of others
-//! are known ([`Pacer::others`]), each piece is followed by a pause of their share. A piece is as long as the disk
-//! writes in [`PIECE_NS`]. A disk that is slow per request but serves many in parallel ("wide") gets longer
-//! pieces, as far as these make it faster.
+//! The price of a piece is a low quantile of the times of recent pieces. A piece that took longer
+//! than its price is evidence that somebody else waits, and is followed by a pause of twice its
+//! time. If the requests of others are known ([`Pacer::others`]), each piece is followed by a pause
+//! of their share. A piece is as long as the disk writes in [`PIECE_NS`]. A disk that is slow per
+//! request but serves many in parallel ("wide") gets longer pieces, as far as these make it faster.
 //!
-//! Invariants: a piece is never shorter than [`PIECE_MIN`] or longer than [`WIDE_PIECE_MAX`]. No pause is longer
-//! than [`PAUSE_MAX_NS`]. Any mixture of the words of two pacers is a valid pacer. Nothing here fails.
+//! Invariants: a piece is never shorter than [`PIECE_MIN`] or longer than [`WIDE_PIECE_MAX`]. No
+//! pause is longer than [`PAUSE_MAX_NS`]. Any mixture of the words of two pacers is a valid pacer.
+//! Nothing here fails.
 
 use crate::disk_contention::YieldShare;
 use crate::write_behind::Pace;
 
 /// Nanoseconds of disk work in flight at once.
 pub const PIECE_NS: u64 = 3_000_000;
-/// Bytes of the shortest piece, and the unit of piece lengths: smaller requests make most disks slower.
+/// Bytes of the shortest piece, and the unit of piece lengths: smaller requests make most disks
+/// slower.
 pub const PIECE_MIN: u64 = 256 << 10;
 /// Bytes of the longest piece on a disk that gains nothing from longer ones.
 pub const PIECE_MAX: u64 = 4 << 20;
@@ -27,32 +29,34 @@ pub const PIECE_MAX: u64 = 4 << 20;
 pub const WIDE_PIECE_MAX: u64 = BACKLOG_MAX;
 /// Nanoseconds of the longest pause.
 pub const PAUSE_MAX_NS: u64 = 100_000_000;
-/// Bytes that writers may have unwritten. This is less than what makes the kernel's own flusher start.
+/// Bytes that writers may have unwritten. This is less than what makes the kernel's own flusher
+/// start.
 pub const BACKLOG_MAX: u64 = 16 << 20;
 /// Bytes that writers may have unwritten on the slowest disk.
 pub const BACKLOG_MIN: u64 = 1 << 20;
-/// Nanoseconds of disk work that writers may have unwritten: a process that ends waits until that is written, with
-/// its pauses.
+/// Nanoseconds of disk work that writers may have unwritten: a process that ends waits until that
+/// is written, with its pauses.
 const BACKLOG_NS: u64 = 500_000_000;
 /// Bytes of the largest folio that a single write makes. Steps do not grow with larger writes.
 const STEP_BY_CALL_MAX: u64 = 1 << 20;
 /// Bytes of the smallest step that a share of the backlog is cut to.
 const STEP_MIN: u64 = 64 << 10;
-/// Nanoseconds of delay, beyond half a piece's price, that are no evidence of others: a thread may be scheduled
-/// that late.
+/// Nanoseconds of delay, beyond half a piece's price, that are no evidence of others: a thread may
+/// be scheduled that late.
 const SLACK_NS: u64 = 2_000_000;
 /// Minimum length of the window after which the rate is judged: nanoseconds, and parts of pieces.
 const WINDOW_NS: u64 = 100_000_000;
 const WINDOW_PARTS: u64 = 4;
-/// Windows between two trials of another length: after the first rate, after a trial without gain, and at most.
+/// Windows between two trials of another length: after the first rate, after a trial without gain,
+/// and at most.
 const REST_FIRST: u64 = 1;
 const REST: u64 = 16;
 const REST_MAX: u64 = 1024;
 const SECOND: u64 = 1_000_000_000;
 
 impl Pace {
-    /// Computes the pace of a writer that may have `backlog` bytes unwritten and writes `length` bytes per call,
-    /// on a disk with parts of `part` bytes ([`Pacer::part`]).
+    /// Computes the pace of a writer that may have `backlog` bytes unwritten and writes `length`
+    /// bytes per call, on a disk with parts of `part` bytes ([`Pacer::part`]).
     pub fn of(part: u64, backlog: u64, length: u64, release: bool) -> Self {
         // A folio is written as a whole.
         let folio = length.clamp(1, STEP_BY_CALL_MAX).next_power_of_two();
@@ -73,8 +77,8 @@ pub struct WrittenPart {
     pub took_min: u64,
     /// Upper bound of its duration in nanoseconds: it was seen to be written then.
     pub took_max: u64,
-    /// Nanoseconds since the previous part was written, if the writer waited for the disk all that time; else
-    /// `None`.
+    /// Nanoseconds since the previous part was written, if the writer waited for the disk all that
+    /// time; else `None`.
     pub busy: Option<u64>,
 }
 
@@ -90,8 +94,8 @@ impl WrittenPart {
 enum Trial {
     /// No trial, for some windows.
     Rest,
-    /// Tries whether the disk is faster with pieces of twice the length. The first window has both lengths; the
-    /// next one counts.
+    /// Tries whether the disk is faster with pieces of twice the length. The first window has both
+    /// lengths; the next one counts.
     LongerBegun,
     Longer,
     /// Tries whether a wide disk is as fast with pieces of half the length.
@@ -178,9 +182,9 @@ impl Pacer {
         whole.clamp(PIECE_MIN, PIECE_MAX).max(self.wide.min(WIDE_PIECE_MAX))
     }
 
-    /// Returns the bytes that are to be started at once. Two parts make a piece while nobody else is there, so that
-    /// the disk has the second one when it is done with the first. Beside others a piece is one part, so that the
-    /// pause after it leaves the disk without output.
+    /// Returns the bytes that are to be started at once. Two parts make a piece while nobody else
+    /// is there, so that the disk has the second one when it is done with the first. Beside others
+    /// a piece is one part, so that the pause after it leaves the disk without output.
     pub fn part(&self) -> u64 {
         if self.share.is_none() && !self.is_late { self.piece() / 2 } else { self.piece() }
     }
@@ -199,7 +203,8 @@ impl Pacer {
         self.price
     }
 
-    /// Returns the expected price with `in_flight` bytes, which may exceed a piece during or after a trial.
+    /// Returns the expected price with `in_flight` bytes, which may exceed a piece during or after
+    /// a trial.
     fn price_of(&self, in_flight: u64) -> u64 {
         let price =
             u128::from(self.price) * u128::from(in_flight.max(self.length())) / u128::from(self.length());
@@ -207,8 +212,8 @@ impl Pacer {
     }
 
     /// Sets the share to leave to others, as computed from their requests
-    /// ([`DiskContention`](crate::disk_contention::DiskContention)). Without it, the durations of the pieces alone
-    /// show whether somebody waits.
+    /// ([`DiskContention`](crate::disk_contention::DiskContention)). Without it, the durations of
+    /// the pieces alone show whether somebody waits.
     pub fn others(&mut self, share: YieldShare) {
         self.share = share;
     }
@@ -255,8 +260,8 @@ impl Pacer {
         price > 0 && part.took_min > price.saturating_add(price / 2).saturating_add(SLACK_NS)
     }
 
-    /// Follows a low quantile of the durations of parts. Late parts count very slowly: a disk may have become
-    /// slower for good.
+    /// Follows a low quantile of the durations of parts. Late parts count very slowly: a disk may
+    /// have become slower for good.
     fn learn_price(&mut self, took: u64, is_late: bool) {
         let took = took.max(1);
         if self.price == 0 {
@@ -307,7 +312,8 @@ impl Pacer {
         let is_first = self.rate == 0;
         self.rate = if is_first { rate } else { self.rate - self.rate / 4 + rate / 4 };
         if self.length() > length {
-            // Lengths double once at a time, and the new length's price differs from the current one.
+            // Lengths double once at a time, and the new length's price differs from the current
+            // one.
             let by_rate = length.saturating_mul(2).saturating_mul(1_000_000) / PIECE_NS * 1000;
             self.rate = self.rate.min(by_rate.max(rate / 8));
             self.price = self.price.saturating_mul(2);
@@ -330,7 +336,8 @@ impl Pacer {
         self.price = price(self.price);
     }
 
-    /// Encodes the pacer as words, for callers that keep it in atomics. [`Pacer::NEW`] is all zeros.
+    /// Encodes the pacer as words, for callers that keep it in atomics. [`Pacer::NEW`] is all
+    /// zeros.
     pub fn to_words(self) -> [u64; WORDS] {
         let flags = self.trial as u64 | u64::from(self.is_late) << 3 | u64::from(self.tried_shorter) << 4;
         let counts =

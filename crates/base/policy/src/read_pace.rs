@@ -1,17 +1,17 @@
 //! Decides when a reading stream yields.
 //!
-//! An observer outside ([`ReadDuty`]) lets the stream read for [`READ_RUN_NS`], then holds it for the time left to
-//! others ([`YieldShare`]), in turns. Read-ahead can't be switched off from outside, so the runs are short: others
-//! wait at most for one run and the read-ahead at its end.
+//! An observer outside ([`ReadDuty`]) lets the stream read for [`READ_RUN_NS`], then holds it for
+//! the time left to others ([`YieldShare`]), in turns. Read-ahead can't be switched off from
+//! outside, so the runs are short: others wait at most for one run and the read-ahead at its end.
 //!
-//! Inside the process, without permission to count the requests of others ([`ReadPace`]), the stream pauses after
-//! a read that waited far longer than its bytes take. A stream under the rules reads faster than a plain one,
-//! since it finds free memory at once. On a device that grants its rate in portions, as a throttle does, it would
-//! use up each portion sooner, and others would wait longer for the next one. So the stream pauses for half of the
-//! time it waited.
+//! Inside the process, without permission to count the requests of others ([`ReadPace`]), the
+//! stream pauses after a read that waited far longer than its bytes take. A stream under the rules
+//! reads faster than a plain one, since it finds free memory at once. On a device that grants its
+//! rate in portions, as a throttle does, it would use up each portion sooner, and others would wait
+//! longer for the next one. So the stream pauses for half of the time it waited.
 //!
-//! Invariants: no hold is longer than [`READ_HOLD_MAX_NS`]. No pause is longer than [`READ_PAUSE_MAX_NS`], or than
-//! half of the read before it.
+//! Invariants: no hold is longer than [`READ_HOLD_MAX_NS`]. No pause is longer than
+//! [`READ_PAUSE_MAX_NS`], or than half of the read before it.
 
 use crate::disk_contention::YieldShare;
 
@@ -23,8 +23,8 @@ const READ_AHEAD_NS: u64 = 10_000_000;
 pub const READ_HOLD_MAX_NS: u64 = YieldShare::MAX.after(READ_RUN_NS + READ_AHEAD_NS);
 /// Nanoseconds of the longest pause.
 pub const READ_PAUSE_MAX_NS: u64 = 50_000_000;
-/// A read is late if it takes more than this many times its expected duration plus this many nanoseconds: a
-/// rotating disk may seek meanwhile, and a thread may wait for its processor.
+/// A read is late if it takes more than this many times its expected duration plus this many
+/// nanoseconds: a rotating disk may seek meanwhile, and a thread may wait for its processor.
 const LATE_TIMES: u64 = 8;
 const LATE_NS: u64 = 10_000_000;
 /// Nanoseconds between two measurements of the rate.
@@ -50,8 +50,8 @@ impl ReadPace {
     /// The initial state, with nothing known.
     pub const NEW: Self = Self { ns_per_mib: 0, since: 0, bytes: 0 };
 
-    /// Takes in that a read of `bytes` ended at `now` after `took` nanoseconds. Returns the nanoseconds for which
-    /// to read nothing.
+    /// Takes in that a read of `bytes` ended at `now` after `took` nanoseconds. Returns the
+    /// nanoseconds for which to read nothing.
     ///
     /// ```
     /// use pagekeeper_policy::read_pace::ReadPace;
@@ -91,7 +91,8 @@ pub struct ReadDuty {
 }
 
 impl ReadDuty {
-    /// Returns until when the streams are to be held, or `None` if they may read. Call it every 10 ms.
+    /// Returns until when the streams are to be held, or `None` if they may read. Call it every 10
+    /// ms.
     ///
     /// ```
     /// use pagekeeper_policy::disk_contention::YieldShare;
@@ -126,7 +127,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Returns how many reads of 128 KiB, with these durations in nanoseconds, were followed by a pause.
+    /// Returns how many reads of 128 KiB, with these durations in nanoseconds, were followed by a
+    /// pause.
     fn pauses(took: impl Fn(u64) -> u64) -> usize {
         let (mut pace, mut now) = (ReadPace::NEW, 5);
         let paused = |nth| {

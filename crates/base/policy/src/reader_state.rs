@@ -1,8 +1,8 @@
-//! How the pages that reads of a file bring in are found, by a reader that sees its own calls: its states, and the
-//! events that change them.
+//! How the pages that reads of a file bring in are found, by a reader that sees its own calls: its
+//! states, and the events that change them.
 //!
-//! Invariants: residency that could not be seen once is not asked for again. Reads by several threads stay such
-//! reads.
+//! Invariants: residency that could not be seen once is not asked for again. Reads by several
+//! threads stay such reads.
 
 /// How the pages of a file's reads are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,7 +13,8 @@ pub enum ReaderState {
     Scattered,
     /// Pages are sampled ahead of the reads of several threads.
     Shared,
-    /// Residency cannot be seen: reads are uncached, or the pages ahead of them are handled by somebody else.
+    /// Residency cannot be seen: reads are uncached, or the pages ahead of them are handled by
+    /// somebody else.
     Uncached,
     /// The same, for the reads of several threads.
     SharedUncached,

@@ -1,27 +1,29 @@
 //! Streams: the pages of a file that a stream of reads brought in, and so may give back.
 //!
-//! Windows of 2 MiB are sampled before the kernel's read-ahead reaches them. A window without resident pages
-//! belongs to the stream; of other windows, only the pages that were missing do. Windows behind the reader are
-//! released. The last window of each release is released once more with the next, since pages that are still being
-//! read in stay. At the end, read-ahead pages are released too: as far as reads of this size can have caused them,
-//! and only in windows that were sampled recently.
+//! Windows of 2 MiB are sampled before the kernel's read-ahead reaches them. A window without
+//! resident pages belongs to the stream; of other windows, only the pages that were missing do.
+//! Windows behind the reader are released. The last window of each release is released once more
+//! with the next, since pages that are still being read in stay. At the end, read-ahead pages are
+//! released too: as far as reads of this size can have caused them, and only in windows that were
+//! sampled recently.
 //!
-//! For a reader at a new position, only one window more is sampled until its reads are in order. Readers that keep
-//! jumping are handled by [`crate::scattered`].
+//! For a reader at a new position, only one window more is sampled until its reads are in order.
+//! Readers that keep jumping are handled by [`crate::scattered`].
 //!
 //! Invariants:
-//! 1. A page is released only if it was sampled before the stream came near it, and was not resident then.
-//! 2. Pages that were not, or could not be, sampled are left alone. So are pages beyond the end that the file had
-//!    when it was sampled.
+//! 1. A page is released only if it was sampled before the stream came near it, and was not
+//!    resident then.
+//! 2. Pages that were not, or could not be, sampled are left alone. So are pages beyond the end
+//!    that the file had when it was sampled.
 //! 3. Nothing is allocated, and nothing panics for any position.
 
 use core::ops::Range;
 
 use crate::WINDOW;
 
-/// Bytes sampled ahead of a reader. Read-ahead is up to two of its windows ahead, each at most 8 MiB on most
-/// disks, and `POSIX_FADV_SEQUENTIAL` doubles it (Linux 6.18). Pages that a larger read-ahead brings in beyond
-/// this are left alone.
+/// Bytes sampled ahead of a reader. Read-ahead is up to two of its windows ahead, each at most 8
+/// MiB on most disks, and `POSIX_FADV_SEQUENTIAL` doubles it (Linux 6.18). Pages that a larger
+/// read-ahead brings in beyond this are left alone.
 pub const HORIZON: u64 = 40 << 20;
 /// Bytes ahead of a reader that read-ahead may have reached. Windows beyond can be sampled again
 /// ([`Stream::sample_again`]).
@@ -43,8 +45,9 @@ const KNOWN: usize = 128;
 const PAGES: u64 = WINDOW / PAGE;
 /// File ends are rounded up to this size: the largest page.
 const END: u64 = 64 << 10;
-/// Upper limit of bytes read ahead per byte read. The first read-ahead is up to 8 times the first read, each
-/// further one 4 times the previous one, and each starts when the reader reaches the previous one.
+/// Upper limit of bytes read ahead per byte read. The first read-ahead is up to 8 times the first
+/// read, each further one 4 times the previous one, and each starts when the reader reaches the
+/// previous one.
 const AHEAD: u64 = 64;
 /// The largest file offset: offsets are signed.
 const LAST: u64 = i64::MAX as u64;
@@ -55,15 +58,16 @@ const EMPTY: u8 = 1;
 const FULL: u8 = 2;
 const SOME: u8 = 3;
 
-/// The state of a file that is read as a stream and whose reads are all seen: about 1.8 KiB, without other memory.
+/// The state of a file that is read as a stream and whose reads are all seen: about 1.8 KiB,
+/// without other memory.
 pub type Stream = StreamOf<26>;
 
-/// The state of a file that is only sampled now and then. All windows may be partly resident, since many are
-/// sampled ahead. 8 KiB.
+/// The state of a file that is only sampled now and then. All windows may be partly resident, since
+/// many are sampled ahead. 8 KiB.
 pub type WatchedStream = StreamOf<KNOWN>;
 
-/// The state of a file that is read as a stream. At most `PARTLY` of the known windows may be partly resident; the
-/// maximum is 128.
+/// The state of a file that is read as a stream. At most `PARTLY` of the known windows may be
+/// partly resident; the maximum is 128.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamOf<const PARTLY: usize> {
     /// The known windows: from `first` up to `sampled`.
@@ -75,7 +79,8 @@ pub struct StreamOf<const PARTLY: usize> {
     position: u64,
     run: u64,
     begun: bool,
-    /// The furthest position reached, the total bytes read, and the end of the program's own prefetches.
+    /// The furthest position reached, the total bytes read, and the end of the program's own
+    /// prefetches.
     reached: u64,
     sum: u64,
     prefetched: u64,
@@ -113,17 +118,17 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         bits: [[0; (PAGES / 64) as usize]; PARTLY],
     };
 
-    /// Whether a read at `at` is so far from the earlier ones that it is a new start. The caller then releases
-    /// what is [left](Self::left) and [forgets](Self::forget) everything.
+    /// Whether a read at `at` is so far from the earlier ones that it is a new start. The caller
+    /// then releases what is [left](Self::left) and [forgets](Self::forget) everything.
     pub fn jumps(&self, at: u64) -> bool {
         self.begun
             && at != self.position
             && !(self.first * WINDOW <= at && at <= self.sampled.saturating_mul(WINDOW))
     }
 
-    /// Returns the range to sample before `length` bytes are read at `at` of a file of `size` bytes. The range
-    /// ends at the end of the file or of a window. The caller reports the samples by [`saw`](Self::saw); parts
-    /// that are not reported are left alone.
+    /// Returns the range to sample before `length` bytes are read at `at` of a file of `size`
+    /// bytes. The range ends at the end of the file or of a window. The caller reports the samples
+    /// by [`saw`](Self::saw); parts that are not reported are left alone.
     ///
     /// ```
     /// use pagekeeper_policy::stream::Stream;
@@ -158,8 +163,9 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         self.extend((read + ahead).min(end), size)
     }
 
-    /// Returns the range to sample before the program prefetches `length` bytes at `at` and continues at its
-    /// position, as in [`sample_for_read`](Self::sample_for_read). Parts without room in the state are left alone.
+    /// Returns the range to sample before the program prefetches `length` bytes at `at` and
+    /// continues at its position, as in [`sample_for_read`](Self::sample_for_read). Parts without
+    /// room in the state are left alone.
     ///
     /// ```
     /// use pagekeeper_policy::stream::Stream;
@@ -175,7 +181,8 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         let (at, size) = (at.min(LAST), size.min(LAST));
         let range = if self.begun {
             let to = at.saturating_add(length).min(size).div_ceil(WINDOW);
-            // Where nothing is known, or the state has no room up to there, the windows would belong to no reader.
+            // Where nothing is known, or the state has no room up to there, the windows would
+            // belong to no reader.
             let is_near = !self.is_idle() && self.first <= at / WINDOW && at / WINDOW < self.room();
             if is_near { self.extend(to, size) } else { None }
         } else {
@@ -187,7 +194,8 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         range
     }
 
-    /// Returns the end of the windows that can be known without forgetting windows yet to be released.
+    /// Returns the end of the windows that can be known without forgetting windows yet to be
+    /// released.
     fn room(&self) -> u64 {
         self.first.max(self.released.saturating_sub(1)) + KNOWN as u64
     }
@@ -212,9 +220,10 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         Some(range)
     }
 
-    /// Takes in that the last sample is old, with the reader at `at`. Windows beyond the reach of read-ahead must
-    /// be sampled again before they count as the stream's, since others may have brought them in. Nearer windows
-    /// are released when the reader passes them, but not if it ends before.
+    /// Takes in that the last sample is old, with the reader at `at`. Windows beyond the reach of
+    /// read-ahead must be sampled again before they count as the stream's, since others may have
+    /// brought them in. Nearer windows are released when the reader passes them, but not if it ends
+    /// before.
     ///
     /// ```
     /// use pagekeeper_policy::stream::{AGAIN, Stream};
@@ -236,9 +245,9 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
     }
 
     /// Takes in that `resident` bytes of a range are resident. The range is one that
-    /// [`sample_for_read`](Self::sample_for_read) returned, or one window of it. Returns false if that is not
-    /// enough, since only some are resident. The caller then reports each window alone, and a window for which
-    /// that is not enough by its pages ([`saw_pages`](Self::saw_pages)).
+    /// [`sample_for_read`](Self::sample_for_read) returned, or one window of it. Returns false if
+    /// that is not enough, since only some are resident. The caller then reports each window alone,
+    /// and a window for which that is not enough by its pages ([`saw_pages`](Self::saw_pages)).
     #[must_use]
     pub fn saw(&mut self, range: &Range<u64>, resident: u64) -> bool {
         let length = range.end.saturating_sub(range.start);
@@ -260,8 +269,8 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         true
     }
 
-    /// Takes in, for each page of `page` bytes of a window, whether it is resident: in the lowest bit of a byte,
-    /// as mincore(2) returns it. Pages beyond the last byte are left alone.
+    /// Takes in, for each page of `page` bytes of a window, whether it is resident: in the lowest
+    /// bit of a byte, as mincore(2) returns it. Pages beyond the last byte are left alone.
     pub fn saw_pages(&mut self, window: u64, page: u64, resident: &[u8]) {
         let each = (page / PAGE).max(1);
         self.set_pages(window / WINDOW, |nth| {
@@ -294,14 +303,15 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         self.ranges(from, passed)
     }
 
-    /// Returns the ranges to release once the reader is at the end of the file, jumps or closes it, including
-    /// pages read ahead for it.
+    /// Returns the ranges to release once the reader is at the end of the file, jumps or closes it,
+    /// including pages read ahead for it.
     pub fn left(&self) -> Ranges<'_, PARTLY> {
         let from = self.released.saturating_sub(1).max(self.first);
         Ranges { stream: self, page: from * PAGES, end: self.limit() }
     }
 
-    /// Returns the pages that were not resident before but are left anyway, since others may have brought them in.
+    /// Returns the pages that were not resident before but are left anyway, since others may have
+    /// brought them in.
     pub fn doubtful(&self) -> Ranges<'_, PARTLY> {
         let from = self.released.saturating_sub(1).max(self.first) * PAGES;
         Ranges { stream: self, page: self.limit().max(from), end: self.sampled * PAGES }
@@ -328,8 +338,8 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
 
     /// Forgets everything: the next read is a new start.
     pub fn forget(&mut self) {
-        // In place: a new value would first lie on the stack, which may be a signal handler's. Unused bits are
-        // never read.
+        // In place: a new value would first lie on the stack, which may be a signal handler's.
+        // Unused bits are never read.
         let Self {
             first,
             sampled,
@@ -376,8 +386,8 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         end.saturating_sub(start).saturating_sub(own)
     }
 
-    /// Returns the windows of a file of `size` bytes that belong to the stream entirely: the first known window,
-    /// and one bit for each window from there on.
+    /// Returns the windows of a file of `size` bytes that belong to the stream entirely: the first
+    /// known window, and one bit for each window from there on.
     ///
     /// ```
     /// use pagekeeper_policy::stream::Stream;
@@ -400,8 +410,8 @@ impl<const PARTLY: usize> StreamOf<PARTLY> {
         (self.first, bits)
     }
 
-    /// Returns the start of the part that was not released yet, in bytes. The window before it is released once
-    /// more.
+    /// Returns the start of the part that was not released yet, in bytes. The window before it is
+    /// released once more.
     pub fn released(&self) -> u64 {
         self.released * WINDOW
     }
@@ -512,6 +522,23 @@ fn slot(window: u64) -> usize {
     (window % KNOWN as u64) as usize
 }
 
+/// Returns a bit for each window from `from` on, where `bits` has them from the window `first` on.
+///
+/// ```
+/// use pagekeeper_policy::stream::windows_from;
+///
+/// assert_eq!((windows_from(10, 0b1011, 11), windows_from(10, 0b1011, 8)), (0b101, 0b10_1100));
+/// assert_eq!((windows_from(10, 1, 210), windows_from(u64::MAX, 1, 0)), (0, 0));
+/// ```
+pub fn windows_from(first: u64, bits: u128, from: u64) -> u128 {
+    let shift = |by: u64| u32::try_from(by).unwrap_or(u32::MAX);
+    if first <= from {
+        bits.checked_shr(shift(from - first)).unwrap_or(0)
+    } else {
+        bits.checked_shl(shift(first - from)).unwrap_or(0)
+    }
+}
+
 #[cfg(all(test, feature = "std"))]
 #[allow(clippy::single_range_in_vec_init, reason = "one range is what is meant")]
 mod tests {
@@ -603,7 +630,8 @@ mod tests {
                 // The data was read to its last byte: everything but that page is released.
                 let released: Vec<_> = stream.passed(0, 3 * WINDOW).collect();
                 assert_eq!(released, own, "page {hot} of {page} bytes");
-                // Read again with another page resident in the last window, which ends in the middle of a page.
+                // Read again with another page resident in the last window, which ends in the
+                // middle of a page.
                 let size = 3 * WINDOW - page / 2;
                 let mut stream = Stream::NEW;
                 assert!(stream.sample_for_read(0, MIB, size).is_some());
@@ -653,8 +681,8 @@ mod tests {
         let left = 65536 + AHEAD * 65536;
         assert_eq!(stream.left().collect::<Vec<_>>(), [0..left]);
         assert_eq!(stream.doubtful().collect::<Vec<_>>(), [left..HORIZON + WINDOW]);
-        // Later others may have read that, too: only the pages that were read, and the window before them, are
-        // released.
+        // Later others may have read that, too: only the pages that were read, and the window
+        // before them, are released.
         stream.sample_again(65536);
         assert_eq!(stream.left().collect::<Vec<_>>(), [0..65536]);
         assert!(stream.sample_for_read(65536, 4096, size).is_some_and(|range| stream.saw(&range, 0)));
@@ -682,7 +710,8 @@ mod tests {
             assert_eq!(stream.released(), (at + MIB) / WINDOW * WINDOW);
         }
         assert_eq!(stream.left().last(), Some(298 * MIB..380 * MIB));
-        // A prefetch at the position of the next reads counts as one. None makes the reader's position forgotten.
+        // A prefetch at the position of the next reads counts as one. None makes the reader's
+        // position forgotten.
         let mut stream = Stream::NEW;
         assert_eq!(stream.sample_for_prefetch(0, 4 * MIB, size), Some(0..44 * MIB));
         assert!(!stream.has_read());

@@ -1,7 +1,9 @@
-//! Reads of a file whose residency cannot be seen: which of them are in order, and whether each can be uncached.
+//! Reads of a file whose residency cannot be seen: which of them are in order, and whether each can
+//! be uncached.
 //!
-//! An uncached read drops the pages that it touched. A call that ends within a page would drop that page, and the
-//! next call would read it again, with others behind it. So only calls of whole pages are uncached.
+//! An uncached read drops the pages that it touched. A call that ends within a page would drop that
+//! page, and the next call would read it again, with others behind it. So only calls of whole pages
+//! are uncached.
 //!
 //! Invariant: nothing panics for any position.
 
@@ -26,7 +28,8 @@ impl UncachedReads {
     /// The state before the first read: all zeros.
     pub const NEW: Self = Self { next: 0, run: 0, alone_until: 0, is_plain: false };
 
-    /// Takes in that the next read is at `at`. Returns whether it is somewhere else than the last one ended.
+    /// Takes in that the next read is at `at`. Returns whether it is somewhere else than the last
+    /// one ended.
     pub fn jumps(&mut self, at: u64) -> bool {
         let jumps = at != self.next;
         if jumps {

@@ -1,16 +1,16 @@
 //! Write-behind: decides which parts of a writer's output to write, to wait for and to release now.
 //!
-//! A writer that is ahead of its disk fills the page cache with dirty pages, until the kernel makes every writer
-//! of that disk wait. So writeback of each step is started as soon as it is complete, and the writer itself waits
-//! for the data a budget of bytes behind it.
+//! A writer that is ahead of its disk fills the page cache with dirty pages, until the kernel makes
+//! every writer of that disk wait. So writeback of each step is started as soon as it is complete,
+//! and the writer itself waits for the data a budget of bytes behind it.
 //!
-//! One run of output in order is followed; it may leave holes at the end of the file. Data rewritten inside the
-//! run is written and released once it amounts to a step, and again at the end. Output elsewhere starts a new run.
-//! The rests of the last few runs are remembered.
+//! One run of output in order is followed; it may leave holes at the end of the file. Data
+//! rewritten inside the run is written and released once it amounts to a step, and again at the
+//! end. Output elsewhere starts a new run. The rests of the last few runs are remembered.
 //!
-//! Invariants: a range that is waited for was started. A released range was waited for since it was written in
-//! order, and holds only this writer's data or nobody's. A run's ranges ascend. The window that the writer is in
-//! is not released before the end.
+//! Invariants: a range that is waited for was started. A released range was waited for since it was
+//! written in order, and holds only this writer's data or nobody's. A run's ranges ascend. The
+//! window that the writer is in is not released before the end.
 
 use core::ops::Range;
 
@@ -19,7 +19,8 @@ use crate::exact::Due;
 
 /// Older runs remembered besides the current one.
 const OLD: usize = 4;
-/// The smallest page size. If the run starts in the middle of a page, the rest of the page is somebody else's.
+/// The smallest page size. If the run starts in the middle of a page, the rest of the page is
+/// somebody else's.
 const PAGE: u64 = 4096;
 
 /// How to treat a writer's output, in bytes.
@@ -27,7 +28,8 @@ const PAGE: u64 = 4096;
 pub struct Pace {
     /// The size of the steps in which writeback is started.
     pub step: u64,
-    /// The writer waits for data this far behind it. With `u64::MAX` it does not wait; a later write does.
+    /// The writer waits for data this far behind it. With `u64::MAX` it does not wait; a later
+    /// write does.
     pub budget: u64,
     /// Whether to release pages once they are written.
     pub release: bool,
@@ -44,8 +46,8 @@ pub struct WriteBehind {
     written: u64,
     /// The end of the file, as far as known.
     size: u64,
-    /// The data rewritten inside the run since it was last waited for: its range, its bytes, and how many of them
-    /// were started.
+    /// The data rewritten inside the run since it was last waited for: its range, its bytes, and
+    /// how many of them were started.
     again: (u64, u64),
     again_bytes: u64,
     again_started: u64,
@@ -122,7 +124,8 @@ impl WriteBehind {
         self.size = self.size.max(range.end);
         let mut due = Due { start, ..Due::default() };
         let whole = self.written - self.written % step;
-        // If the rest of an older run has to be started as well, this one is started with the next write.
+        // If the rest of an older run has to be started as well, this one is started with the next
+        // write.
         if whole > self.started && due.start.is_none() {
             due.start = Some(self.started..whole);
             self.started = whole;
@@ -143,12 +146,12 @@ impl WriteBehind {
         due
     }
 
-    /// Takes in that all written data is on disk. Returns the range to drop, which needs no wait, if `release` is
-    /// set.
+    /// Takes in that all written data is on disk. Returns the range to drop, which needs no wait,
+    /// if `release` is set.
     pub fn synced(&mut self, release: bool) -> Option<Range<u64>> {
         (self.started, self.waited) = (self.written, self.written);
-        // Rewritten data is released at the end, or once there is much of it: a page that is synced often is soon
-        // rewritten.
+        // Rewritten data is released at the end, or once there is much of it: a page that is synced
+        // often is soon rewritten.
         self.again_started = self.again_bytes;
         let due = self.waited - self.waited % WINDOW;
         if !release || due <= self.released {
@@ -159,8 +162,8 @@ impl WriteBehind {
         Some(range)
     }
 
-    /// Returns the remaining ranges at the end: to be written, waited for and released. An end of `u64::MAX` means
-    /// the end of the file.
+    /// Returns the remaining ranges at the end: to be written, waited for and released. An end of
+    /// `u64::MAX` means the end of the file.
     pub fn rest(&self, release: bool) -> impl Iterator<Item = Range<u64>> {
         let from = self.with_again(if release { self.release_from() } else { self.waited });
         let end = if self.written >= self.size { u64::MAX } else { self.written };
@@ -224,7 +227,8 @@ impl WriteBehind {
         (self.again, self.again_bytes, self.again_started) = ((0, 0), 0, 0);
     }
 
-    /// Starts a new run. Returns the rest of the previous one if that was long: it is to be started.
+    /// Starts a new run. Returns the rest of the previous one if that was long: it is to be
+    /// started.
     fn begin(&mut self, at: u64, step: u64) -> Option<Range<u64>> {
         let rest = self.with_again(self.release_from())..self.written;
         let is_long = self.length() >= step;
@@ -338,7 +342,8 @@ mod tests {
         assert!(behind.wrote(12 * MIB..13 * MIB - 1, PACE).is_none());
         let again = 12 * MIB..17 * MIB + 9;
         assert_eq!(behind.wrote(12 * MIB..15 * MIB, PACE), due(again.clone(), again.clone(), again));
-        // A write elsewhere in existing data: the rest of the previous run is started and remembered.
+        // A write elsewhere in existing data: the rest of the previous run is started and
+        // remembered.
         assert_eq!(behind.wrote(0..9, PACE), due(12 * MIB..19 * MIB, 0..0, 0..0));
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [12 * MIB..19 * MIB, 0..9]);
         // Scattered writes are left to the kernel.

@@ -10,11 +10,13 @@ use globset::GlobMatcher;
 use pagekeeper_catalog::{FileSpec, LogSpec, Profile, STREAMING_PROGRAMS, find_profile};
 use pagekeeper_guard::Options;
 use pagekeeper_kernel::page_size;
+use pagekeeper_policy::file_action::FileAction;
 use pagekeeper_policy::{FileClass, Rule};
-use pagekeeper_preload::settings::{Action, FileRule, ProfileRules, RULES_MAX, Role, Settings, TEXT_MAX};
+use pagekeeper_preload::settings::{RULES_MAX, TEXT_MAX};
 
 use crate::budget;
 use crate::command_line::COMM_MAX;
+use crate::settings::{FileRule, ProfileRules, Role, Settings};
 
 /// Programs that stream when started by hand or by a script, in addition to those that the guard looks for among
 /// all processes. The guard must leave these alone, since they also do other things.
@@ -161,31 +163,31 @@ fn files(profile: &Profile, options: &Options) -> Vec<FileRule> {
     logs.chain(files).collect()
 }
 
-fn log_action(rule: Rule, log: &LogSpec) -> Action {
+fn log_action(rule: Rule, log: &LogSpec) -> FileAction {
     match rule {
         Rule::ReleaseBehindWriter { .. }
         | Rule::ReleaseBehindFollowers { .. }
         | Rule::Budget { .. }
-        | Rule::ReleaseOnRotation => Action::Log { rule, rewrite: log.rewrite_on(page_size()) },
-        Rule::Direct => Action::Data { direct_only: true },
+        | Rule::ReleaseOnRotation => FileAction::Log { rule, rewrite: log.rewrite_on(page_size()) },
+        Rule::Direct => FileAction::Data { direct_only: true },
         // The library sees no checkpoint, so it does not know what recovery would read, and everything stays.
-        Rule::Keep | Rule::ReleaseBeforeCheckpoint { .. } => Action::Leave,
+        Rule::Keep | Rule::ReleaseBeforeCheckpoint { .. } => FileAction::Leave,
     }
 }
 
-fn file_action(file: &FileSpec) -> Action {
+fn file_action(file: &FileSpec) -> FileAction {
     if let Some(pages) = file.bulk {
-        return Action::Bulk(pages);
+        return FileAction::Bulk(pages);
     }
     match file.class {
-        FileClass::Data => Action::Data { direct_only: file.direct_only },
+        FileClass::Data => FileAction::Data { direct_only: file.direct_only },
         FileClass::Redo
         | FileClass::Binlog
         | FileClass::Relay
         | FileClass::Wal
         | FileClass::Messages
         | FileClass::Text
-        | FileClass::Temp => Action::Leave,
+        | FileClass::Temp => FileAction::Leave,
     }
 }
 
@@ -211,8 +213,8 @@ mod tests {
     const FOLLOWED: Rule =
         Rule::ReleaseBehindFollowers { near_files: DEFAULT_NEAR_FILES, slack: DEFAULT_SLACK };
 
-    fn log(rule: Rule, rewrite: RewriteSource) -> Action {
-        Action::Log { rule, rewrite }
+    fn log(rule: Rule, rewrite: RewriteSource) -> FileAction {
+        FileAction::Log { rule, rewrite }
     }
 
     #[test]
@@ -234,11 +236,17 @@ mod tests {
         }
         assert_eq!(plan("sh").part, Part::Undecided);
         let rocksdb = plan("db_bench");
-        assert_eq!(rocksdb.action_for(b"/d/000012.sst"), Some(Action::Bulk(BulkPages::Keep)));
-        assert_eq!(rocksdb.action_for(b"/d/000012.log"), Some(log(BEHIND_WRITER, RewriteSource::Detect)));
-        assert_eq!(rocksdb.action_for(b"/d/LOG"), None);
         assert_eq!(
-            plan("postgres").action_for(b"pg_wal/000000010000000000000001"),
+            rocksdb.rule_for(b"/d/000012.sst").map(|rule| rule.1),
+            Some(FileAction::Bulk(BulkPages::Keep))
+        );
+        assert_eq!(
+            rocksdb.rule_for(b"/d/000012.log").map(|rule| rule.1),
+            Some(log(BEHIND_WRITER, RewriteSource::Detect))
+        );
+        assert_eq!(rocksdb.rule_for(b"/d/LOG").map(|rule| rule.1), None);
+        assert_eq!(
+            plan("postgres").rule_for(b"pg_wal/000000010000000000000001").map(|rule| rule.1),
             Some(log(FOLLOWED, RewriteSource::Known(Rewrite::WholePages)))
         );
     }
@@ -248,24 +256,33 @@ mod tests {
         let text = text(&Choice::default());
         for (comm, redo) in [("mysqld", true), ("mariadbd", false)] {
             let plan = Plan::decode(text.as_bytes(), comm.as_bytes()).unwrap();
-            let mysql = plan.action_for(b"/d/#innodb_redo/#ib_redo7");
+            let mysql = plan.rule_for(b"/d/#innodb_redo/#ib_redo7").map(|rule| rule.1);
             assert_eq!(
                 mysql,
                 redo.then(|| log(BEHIND_WRITER, RewriteSource::Known(Rewrite::WholePages))),
                 "{comm}"
             );
             assert_eq!(
-                plan.action_for(b"/d/ib_logfile0"),
+                plan.rule_for(b"/d/ib_logfile0").map(|rule| rule.1),
                 Some(log(BEHIND_WRITER, RewriteSource::DeviceBlocks))
             );
             assert_eq!(
-                plan.action_for(b"/d/bin.000002"),
+                plan.rule_for(b"/d/bin.000002").map(|rule| rule.1),
                 Some(log(FOLLOWED, RewriteSource::Known(Rewrite::Never)))
             );
-            assert_eq!(plan.action_for(b"/d/shop/orders.ibd"), Some(Action::Data { direct_only: true }));
-            assert_eq!(plan.action_for(b"/d/shop/t.MYD"), Some(Action::Data { direct_only: false }));
-            assert_eq!(plan.action_for(b"/d/#sql-1.ibd"), Some(Action::Leave));
-            assert_eq!(plan.action_for(b"/d/#rocksdb/1.sst"), Some(Action::Bulk(BulkPages::Keep)));
+            assert_eq!(
+                plan.rule_for(b"/d/shop/orders.ibd").map(|rule| rule.1),
+                Some(FileAction::Data { direct_only: true })
+            );
+            assert_eq!(
+                plan.rule_for(b"/d/shop/t.MYD").map(|rule| rule.1),
+                Some(FileAction::Data { direct_only: false })
+            );
+            assert_eq!(plan.rule_for(b"/d/#sql-1.ibd").map(|rule| rule.1), Some(FileAction::Leave));
+            assert_eq!(
+                plan.rule_for(b"/d/#rocksdb/1.sst").map(|rule| rule.1),
+                Some(FileAction::Bulk(BulkPages::Keep))
+            );
         }
     }
 
@@ -300,9 +317,12 @@ mod tests {
         let plan = |comm: &str| Plan::decode(text.as_bytes(), comm.as_bytes()).unwrap();
         assert_eq!((plan("my-backup").part, plan("tar").part), (Part::Stream, Part::Undecided));
         let own = plan("a-name-that-is-");
-        assert_eq!(own.action_for(b"x.7"), Some(log(Rule::ReleaseOnRotation, RewriteSource::Detect)));
-        assert_eq!(own.action_for(b"y"), Some(Action::Bulk(BulkPages::Release)));
-        assert_eq!(plan("mariadbd").action_for(b"bin.000001"), Some(Action::Leave));
+        assert_eq!(
+            own.rule_for(b"x.7").map(|rule| rule.1),
+            Some(log(Rule::ReleaseOnRotation, RewriteSource::Detect))
+        );
+        assert_eq!(own.rule_for(b"y").map(|rule| rule.1), Some(FileAction::Bulk(BulkPages::Release)));
+        assert_eq!(plan("mariadbd").rule_for(b"bin.000001").map(|rule| rule.1), Some(FileAction::Leave));
     }
 
     #[test]

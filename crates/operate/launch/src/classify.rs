@@ -10,10 +10,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use crate::settings::{Role, Settings};
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::names;
 use pagekeeper_preload::launcher::{ELSEWHERE, MAPPING};
-use pagekeeper_preload::settings::{Role, Settings};
 
 use crate::command_line::{
     MANY_IN_ONE, SHELLS, base, behind_prefixes, behind_starters, comm, first_program, is_in_scope, is_one_of,
@@ -199,7 +199,7 @@ fn are_given_a_server(words: &[OsString], settings: &Settings) -> bool {
 mod tests {
     use super::*;
     use crate::choice::Choice;
-    use pagekeeper_preload::settings::ProfileRules;
+    use crate::settings::ProfileRules;
 
     fn covered(role: Role, words: &[&str]) -> Cover {
         let settings = Settings {

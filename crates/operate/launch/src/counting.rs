@@ -1,15 +1,16 @@
 //! The file in which a command's processes count, beside the library.
 //!
-//! It is removed when this process ends. A process that is killed leaves it behind, so its creator holds a lock on
-//! it, and the next run removes unlocked files. Invariant: no file is removed while its launcher lives. Removing
-//! never fails: a file that can't be inspected stays.
+//! It is removed when this process ends. A process that is killed leaves it behind, so its creator
+//! holds a lock on it, and the next run removes unlocked files. Invariant: no file is removed while
+//! its launcher lives. Removing never fails: a file that can't be inspected stays.
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use pagekeeper_preload::counters::Report;
+use pagekeeper_preload::counters::{self, MappedReport};
 use rustix::fs::{FlockOperation, OFlags, flock};
 
 use crate::library::{self, NoPlace};
@@ -21,7 +22,7 @@ const ATTEMPTS: usize = 16;
 
 /// A report that is being counted.
 pub(crate) struct Counting {
-    pub(crate) report: Report,
+    pub(crate) report: &'static MappedReport,
     file: tempfile::NamedTempFile,
 }
 
@@ -31,7 +32,9 @@ impl Counting {
         library::beside(library, |directory| {
             remove_left(directory);
             let file = locked(directory)?;
-            Ok(Self { report: Report::begin(file.as_file().try_clone()?)?, file })
+            let report = counters::begin_report(file.as_file().as_raw_fd());
+            let report = report.map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
+            Ok(Self { report, file })
         })
     }
 

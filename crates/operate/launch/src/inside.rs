@@ -12,9 +12,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
+use crate::settings::Settings;
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_preload::counters::{self, Count};
-use pagekeeper_preload::settings::Settings;
 
 use crate::classify::{Cover, Hindrance};
 use crate::find::NotStarted;

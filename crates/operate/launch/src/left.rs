@@ -7,12 +7,15 @@
 //! (removed, renamed by an unseen call, in another root), the state at the file's close counts. Never fails.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{Expected, Handle, Inode, Links, residency};
-use pagekeeper_preload::tracked_place::{FileEvents, TrackedFile};
+use pagekeeper_preload::tracked_place::{FileEvents, TrackedPlace, UNKNOWN};
 use serde::{Serialize, Serializer};
 
 /// Maximum number of files listed for people; the others are summed up in one line.
@@ -52,6 +55,28 @@ impl StayCause {
     }
 }
 
+/// A tracked file, as the command's processes left it.
+#[derive(Clone, Copy)]
+struct TrackedFile<'a> {
+    place: &'a TrackedPlace,
+    /// Bytes resident before a process of the command opened it; `None` if that could not be seen.
+    before: Option<u64>,
+    at_close: u64,
+    unobserved: u64,
+}
+
+impl<'a> TrackedFile<'a> {
+    fn of(place: &'a TrackedPlace) -> Self {
+        let [before, at_close, unobserved] =
+            [&place.before, &place.at_close, &place.unobserved].map(|bytes| bytes.load(Ordering::Relaxed));
+        Self { place, before: Some(before).filter(|before| *before != UNKNOWN), at_close, unobserved }
+    }
+
+    fn path(&self) -> PathBuf {
+        OsString::from_vec(self.place.path().collect()).into()
+    }
+}
+
 /// The pages of one file that stayed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LeftFile {
@@ -73,15 +98,13 @@ pub struct PagesLeft(Vec<LeftFile>);
 
 impl PagesLeft {
     /// Checks the files.
-    pub(crate) fn now(noted: Vec<TrackedFile>) -> Self {
-        let mut files: BTreeMap<Inode, TrackedFile> = BTreeMap::new();
-        for file in noted {
-            let inode = Inode { dev: file.device, ino: file.inode };
-            // For a file recorded twice, the first state counts as the earlier one.
-            files
-                .entry(inode)
-                .and_modify(|other| other.before = other.before.min(file.before))
-                .or_insert(file);
+    pub(crate) fn now(places: &[TrackedPlace]) -> Self {
+        // Two processes that opened a file at once may have recorded it twice.
+        let mut files: BTreeMap<Inode, TrackedFile<'_>> = BTreeMap::new();
+        for place in places.iter().filter(|place| place.is_tracked()) {
+            let (file, known) = (place.file.get(), TrackedFile::of(place));
+            let first = files.entry(Inode { dev: file.device, ino: file.inode }).or_insert(known);
+            first.before = first.before.min(known.before);
         }
         let mut left: Vec<LeftFile> =
             files.into_iter().filter_map(|(inode, file)| left_of(inode, &file)).collect();
@@ -109,8 +132,9 @@ impl PagesLeft {
 }
 
 /// Returns what stayed of a file; `None` if nothing did.
-fn left_of(inode: Inode, file: &TrackedFile) -> Option<LeftFile> {
-    let opened = Handle::at(&file.path, Links::Refuse).and_then(|handle| handle.open(Expected::Inode(inode)));
+fn left_of(inode: Inode, file: &TrackedFile<'_>) -> Option<LeftFile> {
+    let path = file.path();
+    let opened = Handle::at(&path, Links::Refuse).and_then(|handle| handle.open(Expected::Inode(inode)));
     let seen = opened.as_ref().ok().map(|opened| residency(opened, 0..u64::MAX));
     let (stayed_bytes, why, checked) = match (seen, file.before) {
         (Some(Ok(now)), Some(before)) => {
@@ -123,23 +147,23 @@ fn left_of(inode: Inode, file: &TrackedFile) -> Option<LeftFile> {
         (Some(Err(_)), _) => (file.unobserved, StayCause::NotPermitted, false),
         (None, _) => (file.at_close, why(file, file.at_close), false),
     };
-    (stayed_bytes > 0).then(|| LeftFile { path: file.path.clone(), stayed_bytes, why, checked })
+    (stayed_bytes > 0).then(|| LeftFile { path, stayed_bytes, why, checked })
 }
 
 /// Returns why clean pages of a file stayed.
-fn why(file: &TrackedFile, stayed: u64) -> StayCause {
-    if file.has(FileEvents::Mapped) {
+fn why(file: &TrackedFile<'_>, stayed: u64) -> StayCause {
+    if file.place.has(FileEvents::Mapped) {
         StayCause::Mapped
-    } else if file.has(FileEvents::Open) {
+    } else if file.place.has(FileEvents::Open) {
         StayCause::Killed
     } else if stayed > file.at_close && file.at_close == 0 {
         // There were none when it was closed.
         StayCause::AnotherReader
-    } else if file.has(FileEvents::Sent) {
+    } else if file.place.has(FileEvents::Sent) {
         StayCause::InFlight
-    } else if file.has(FileEvents::NotWaitedFor) {
+    } else if file.place.has(FileEvents::NotWaitedFor) {
         StayCause::NotWaitedFor
-    } else if file.has(FileEvents::Unseen) {
+    } else if file.place.has(FileEvents::Unseen) {
         StayCause::Unseen
     } else {
         StayCause::AnotherReader

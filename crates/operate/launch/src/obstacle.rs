@@ -5,17 +5,19 @@
 //! ordinary one: the library is offered, and the loader omits it if it has to. Never fails.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::Read;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::text::escaped;
 
+use pagekeeper_preload::program::{self, ExecutableKind};
+use pagekeeper_preload::sys as preload_sys;
 use rustix::fs::StatVfsMountFlags;
 
-use crate::elf::{self, FileKind};
 use crate::find;
 
 /// Bytes of a script's first line that the kernel reads (`BINPRM_BUF_SIZE`).
@@ -23,9 +25,6 @@ const FIRST_LINE_MAX: u64 = 256;
 /// Depth of interpreters that are scripts: the kernel follows five (`exec_binprm`), and `env` is followed as often
 /// here.
 const DEPTH_MAX: usize = 5;
-const S_ISUID: u32 = 0o4000;
-const S_ISGID: u32 = 0o2000;
-const S_IXGRP: u32 = 0o0010;
 
 /// Why the library can't be loaded into a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -57,50 +56,34 @@ pub(crate) fn obstacle(path: &Path) -> Option<Obstacle> {
     for _ in 0..DEPTH_MAX {
         // Opening a FIFO would block until somebody writes to it.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).ok()?;
-        let metadata = file.metadata().ok()?;
-        if !metadata.is_file() {
+        if !file.metadata().ok()?.is_file() {
             return None;
         }
-        let why = match elf::inspect(&file).ok()? {
-            FileKind::Foreign => ObstacleReason::Foreign,
-            FileKind::Other => {
+        let why = match program::kind(&|at, into| file.read_at(into, at).unwrap_or(0)) {
+            ExecutableKind::Foreign => ObstacleReason::Foreign,
+            ExecutableKind::Other => {
                 path = interpreter(&file)?;
                 continue;
             }
-            FileKind::Native(program) if program.go => ObstacleReason::Go,
-            FileKind::Native(program) => match &program.loader {
-                None => ObstacleReason::Static,
-                Some(loader) if is_musl(loader) => ObstacleReason::Musl,
-                Some(_) if is_privileged(&file, &metadata) => ObstacleReason::Privileged,
-                Some(_) => return None,
-            },
+            ExecutableKind::Go => ObstacleReason::Go,
+            ExecutableKind::Static => ObstacleReason::Static,
+            ExecutableKind::Musl => ObstacleReason::Musl,
+            ExecutableKind::Loads if is_privileged(&file) => ObstacleReason::Privileged,
+            ExecutableKind::Loads => return None,
         };
         return Some(Obstacle { program: path, why });
     }
     None
 }
 
-fn is_musl(loader: &[u8]) -> bool {
-    let name = loader.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-    name.starts_with(b"ld-musl-")
-}
-
 /// Whether the loader of this program will run in secure mode (`AT_SECURE`): execve(2) changes the user or group,
 /// or adds capabilities to a user other than root (`cap_bprm_creds_from_file` of `security/commoncap.c`).
-fn is_privileged(file: &File, metadata: &Metadata) -> bool {
+fn is_privileged(file: &File) -> bool {
     let mount = rustix::fs::fstatvfs(file);
-    let ignored = mount.is_ok_and(|mount| mount.f_flag.contains(StatVfsMountFlags::NOSUID))
+    let is_ignored = mount.is_ok_and(|mount| mount.f_flag.contains(StatVfsMountFlags::NOSUID))
         || rustix::thread::no_new_privs().unwrap_or(false);
-    if ignored {
-        return false;
-    }
-    let mode = metadata.mode();
-    let user = mode & S_ISUID != 0 && metadata.uid() != rustix::process::getuid().as_raw();
-    let group = mode & (S_ISGID | S_IXGRP) == S_ISGID | S_IXGRP
-        && metadata.gid() != rustix::process::getgid().as_raw();
-    let capable = !rustix::process::getuid().is_root()
-        && rustix::fs::fgetxattr(file, c"security.capability", &mut [0_u8; 64][..]).is_ok();
-    user || group || capable
+    let fd = file.as_raw_fd();
+    !is_ignored && preload_sys::fstat(fd).is_ok_and(|stat| program::is_privileged(&stat, Some(fd)))
 }
 
 /// Returns the program that a script's first line names.
@@ -159,11 +142,6 @@ mod tests {
         let own = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(own.path(), format!("#!{}\n", own.path().display())).unwrap();
         assert_eq!(obstacle(own.path()), None);
-    }
-
-    #[test]
-    fn the_loader_of_musl_is_known_by_its_name() {
-        assert!(is_musl(b"/lib/ld-musl-x86_64.so.1") && !is_musl(b"/lib64/ld-linux-x86-64.so.2"));
     }
 
     #[test]

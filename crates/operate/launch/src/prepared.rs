@@ -1,15 +1,18 @@
 //! A command that is ready to start, with its means.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::settings::{Launcher, Settings};
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::stream_pace::StreamPace;
-use pagekeeper_preload::open_readers;
-use pagekeeper_preload::settings::{Launcher, Settings};
+use pagekeeper_preload::open_readers::TABLE_BYTES;
+use rustix::fs::FallocateFlags;
 
 use crate::counting::{self, Counting};
 use crate::find::{self, NotStarted};
@@ -38,13 +41,14 @@ pub struct PreparedCommand {
 pub struct EndedCommand {
     /// Its end.
     pub end: CommandEnd,
-    /// The report; fails if the counts can't be read.
-    pub report: io::Result<LaunchReport>,
+    /// The report.
+    pub report: LaunchReport,
 }
 
 impl PreparedCommand {
-    /// Prepares the command of these words, and starts its means. With `is_required`, fails where the rules don't reach
-    /// the command; with another pace than [`StreamPace::Auto`], where it is not followed by events.
+    /// Prepares the command of these words, and starts its means. With `is_required`, fails where
+    /// the rules don't reach the command; with another pace than [`StreamPace::Auto`], where it is
+    /// not followed by events.
     pub fn new(
         words: &[OsString],
         settings: Settings,
@@ -66,7 +70,7 @@ impl PreparedCommand {
         };
         let library = reach.library.as_deref().ok();
         library.and_then(Path::parent).into_iter().for_each(counting::remove_left);
-        let readers = library.and_then(|library| library::in_memory(library, open_readers::make).ok());
+        let readers = library.and_then(|library| library::in_memory(library, make_readers).ok());
         // The descendants of a followed command are followed, too.
         let launcher = reach.follower.is_none().then(|| launcher(is_required)).flatten();
         let settings = Settings { launcher, readers, ..settings };
@@ -92,8 +96,8 @@ impl PreparedCommand {
         Self { command, name: name.to_owned(), reach, settings, encoded, warning, counting: None }
     }
 
-    /// Returns a sentence for the user before the command is started: the part that is not reached, or how an unknown
-    /// command is treated.
+    /// Returns a sentence for the user before the command is started: the part that is not reached,
+    /// or how an unknown command is treated.
     pub fn warning(&self) -> Option<&str> {
         self.warning.as_deref()
     }
@@ -126,10 +130,10 @@ impl PreparedCommand {
             None => (None, self.reach.refusal.map(|refusal| refusal.to_string())),
         };
         let report = match &self.counting {
-            Some(counting) => LaunchReport::counted(&counting.report),
-            None => Ok(LaunchReport::uncounted(self.reach.library.is_ok())),
+            Some(counting) => LaunchReport::counted(counting.report),
+            None => LaunchReport::uncounted(self.reach.library.is_ok()),
         };
-        Ok(EndedCommand { end, report: report.map(|report| LaunchReport { events, no_events, ..report }) })
+        Ok(EndedCommand { end, report: LaunchReport { events, no_events, ..report } })
     }
 }
 
@@ -144,4 +148,28 @@ fn taken_for_stream(command: &str) -> String {
     format!(
         "{command} is taken for a stream: pages that it brings in are released, and servers that it starts have no rules (--as stream: it is a stream; --profile NAME: it is or starts a server)"
     )
+}
+
+/// Creates the file that commands share, or finds it, and allocates its blocks. The directory
+/// should be on tmpfs: elsewhere a disk that is full later may end a process by a signal.
+fn make_readers(directory: &Path) -> io::Result<PathBuf> {
+    // Another version of this program may have another layout.
+    let path = directory.join(format!("readers-1-{TABLE_BYTES}"));
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    rustix::fs::fallocate(options.open(&path)?, FallocateFlags::empty(), 0, TABLE_BYTES)?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_is_made_once_with_its_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = make_readers(directory.path()).unwrap();
+        assert_eq!(make_readers(directory.path()).unwrap(), path);
+        assert!(std::fs::metadata(&path).unwrap().len() >= TABLE_BYTES);
+    }
 }

@@ -5,9 +5,9 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use crate::settings::Settings;
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::stream_pace::StreamPace;
-use pagekeeper_preload::settings::Settings;
 
 use crate::classify::{self, Cover, Hindrance};
 use crate::follower::{FollowPlan, FollowRefusal, Follower};

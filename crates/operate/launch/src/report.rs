@@ -1,12 +1,13 @@
 //! The report on what the rules did, after the command has ended.
 //!
-//! The processes count in a file that they map, beside the library ([`crate::counting`]). Only this user may open it, so
-//! that nobody else can truncate it under them; processes that became another user thus can't count.
+//! The processes count in a file that they map, beside the library ([`crate::counting`]). Only this
+//! user may open it, so that nobody else can truncate it under them; processes that became another
+//! user thus can't count.
 
-use std::io;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use pagekeeper_preload::counters::{COUNTS, Count, ProcessCounts, RECORDS, Report};
+use pagekeeper_preload::counters::{COUNTS, Count, MappedReport, RECORDS, Record};
 use serde::{Serialize, Serializer};
 
 use crate::follower::FollowedPages;
@@ -90,7 +91,7 @@ impl RuleSums {
         Duration::from_nanos(self.get(count)).as_secs_f64()
     }
 
-    fn add(&mut self, process: &ProcessCounts) {
+    fn add(&mut self, process: &Record) {
         for (_, count) in FIELDS {
             self.0[count as usize] += process.get(count);
         }
@@ -115,15 +116,16 @@ impl LaunchReport {
     }
 
     /// Reads the counts, and checks what stayed of the streams' files.
-    pub(crate) fn counted(report: &Report) -> io::Result<Self> {
-        let stayed = PagesLeft::now(report.files()?);
-        let summary = Self::of(&report.processes()?, report.claimed()?);
-        Ok(Self { stream_stayed_bytes: stayed.bytes(), stayed, ..summary })
+    pub(crate) fn counted(report: &MappedReport) -> Self {
+        let stayed = PagesLeft::now(&report.places);
+        let claimed = report.header.claimed.load(Ordering::Relaxed);
+        let summary = Self::of(report.claimed(), claimed);
+        Self { stream_stayed_bytes: stayed.bytes(), stayed, ..summary }
     }
 
     /// Sums up the processes; `claimed` is the number of those that asked for room.
-    pub fn of(processes: &[ProcessCounts], claimed: u64) -> Self {
-        let sums = |processes: &[ProcessCounts]| {
+    pub fn of(processes: &[Record], claimed: u64) -> Self {
+        let sums = |processes: &[Record]| {
             let mut sums = RuleSums::default();
             for process in processes {
                 sums.add(process);
@@ -131,8 +133,8 @@ impl LaunchReport {
             sums
         };
         let each = processes.iter().map(|process| ProcessReport {
-            pid: process.pid,
-            name: process.comm.clone(),
+            pid: process.pid.load(Ordering::Acquire),
+            name: String::from_utf8_lossy(&process.name()).trim_end_matches('\0').to_owned(),
             sums: sums(std::slice::from_ref(process)),
         });
         Self {

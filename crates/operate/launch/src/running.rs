@@ -8,12 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::settings::Settings;
 use libc::{SIGHUP, SIGINT, SIGTERM};
 use pagekeeper_catalog::{Profile, recognise_process};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::stream_pace::StreamPace;
-use pagekeeper_preload::settings::Settings;
 use pagekeeper_streams::Streams;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};

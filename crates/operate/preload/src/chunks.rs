@@ -1,10 +1,12 @@
-//! Static arrays whose memory is allocated one chunk at a time, on first use, and never freed. A process without rules therefore has no
-//! such memory to lock (`mlockall(2)`) or to account for (`vm.overcommit_memory`).
+//! Static arrays whose memory is allocated one chunk at a time, on first use, and never freed. A
+//! process without rules therefore has no such memory to lock (`mlockall(2)`) or to account for
+//! (`vm.overcommit_memory`).
 //!
 //! Invariants:
-//! 1. A chunk's pointer is null, or points to memory that is never freed. It is set once, to memory that is all zero.
-//! 2. Allocating a chunk never waits and calls no allocator. A signal handler that interrupts an allocation allocates its own chunk, and
-//!    the first to publish wins.
+//! 1. A chunk's pointer is null, or points to memory that is never freed. It is set once, to memory
+//!    that is all zero.
+//! 2. Allocating a chunk never waits and calls no allocator. A signal handler that interrupts an
+//!    allocation allocates its own chunk, and the first to publish wins.
 
 use core::sync::atomic::{AtomicPtr, Ordering};
 
@@ -19,21 +21,22 @@ impl<T: Sync, const EACH: usize, const CHUNKS: usize> Chunks<T, EACH, CHUNKS> {
     /// # Safety
     ///
     /// A `T` with all bits zero is valid, needs no drop, and is aligned to at most a page.
-    #[allow(unsafe_code, reason = "makes values of zeros")]
     pub const unsafe fn new() -> Self {
         Self([const { AtomicPtr::new(core::ptr::null_mut()) }; CHUNKS])
     }
 
-    /// Returns the value at the index; `None` if its chunk is not allocated or the index is out of range.
+    /// Returns the value at the index; `None` if its chunk is not allocated or the index is out of
+    /// range.
     #[inline]
-    #[allow(unsafe_code, reason = "follows the pointer to a chunk")]
     pub fn get(&self, index: usize) -> Option<&T> {
         let chunk = self.0.get(index / EACH)?.load(Ordering::Acquire);
-        // SAFETY: null, or a chunk that is never freed, and whose memory was seen with the pointer (invariant 1).
+        // SAFETY: null, or a chunk that is never freed, and whose memory was seen with the pointer
+        // (invariant 1).
         unsafe { chunk.as_ref() }?.get(index % EACH)
     }
 
-    /// Returns the value at the index and allocates its chunk if necessary. `None` if there is no memory or the index is out of range.
+    /// Returns the value at the index and allocates its chunk if necessary. `None` if there is no
+    /// memory or the index is out of range.
     pub fn take(&self, index: usize) -> Option<&T> {
         if self.get(index).is_none() {
             Self::take_chunk(self.0.get(index / EACH)?);
@@ -42,7 +45,6 @@ impl<T: Sync, const EACH: usize, const CHUNKS: usize> Chunks<T, EACH, CHUNKS> {
     }
 
     #[cold]
-    #[allow(unsafe_code, reason = "takes memory by the page")]
     fn take_chunk(pointer: &AtomicPtr<[T; EACH]>) {
         let size = size_of::<[T; EACH]>();
         let Ok(memory) = sys::take_memory(size, libc::MAP_PRIVATE) else { return };
@@ -76,7 +78,6 @@ mod tests {
     #[test]
     fn memory_is_there_once_it_is_needed() {
         // SAFETY: a number.
-        #[allow(unsafe_code, reason = "makes values of zeros")]
         let numbers = unsafe { Chunks::<AtomicU64, 100, 8>::new() };
         assert!(numbers.get(0).is_none() && numbers.taken().next().is_none());
         numbers.take(799).unwrap().store(7, Ordering::Relaxed);
@@ -90,7 +91,6 @@ mod tests {
     #[test]
     fn who_comes_second_uses_what_the_first_took() {
         // SAFETY: a number.
-        #[allow(unsafe_code, reason = "makes values of zeros")]
         let numbers = unsafe { Chunks::<AtomicU64, 512, 64>::new() };
         std::thread::scope(|scope| {
             for _ in 0..4 {

@@ -1,7 +1,9 @@
-//! Counts of what the rules did: one record for each process, in its own memory or in a file that all processes of a tree map.
+//! Counts of what the rules did: one record for each process, in its own memory or in a file that
+//! all processes of a tree map.
 //!
-//! Invariants: counting is an atomic addition; a record is claimed once and never given back; a process that finds no free record counts in
-//! its own memory alone. The counts of a killed process stay.
+//! Invariants: counting is an atomic addition; a record is claimed once and never given back; a
+//! process that finds no free record counts in its own memory alone. The counts of a killed process
+//! stay.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -11,7 +13,7 @@ use crate::tracked_place::{PLACES, TrackedPlace};
 
 /// The magic number of a report file, with the version of its layout.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"pkreport") ^ 4;
-/// Records in a report. Further processes are counted in [`Header::claimed`] alone.
+/// Records in a report. Further processes are counted in [`ReportHeader::claimed`] alone.
 pub const RECORDS: usize = 4096;
 
 /// The quantities that are counted, in bytes unless the description says otherwise.
@@ -44,7 +46,8 @@ pub enum Count {
     LogsKept,
     /// Bytes released of files in direct I/O.
     MixedReleased,
-    /// Number of files opened for direct I/O whose resident pages were kept because the program may read them.
+    /// Number of files opened for direct I/O whose resident pages were kept because the program may
+    /// read them.
     MixedKeptOpens,
     /// Number of times that a file in direct I/O was written through the cache.
     MixedWriters,
@@ -54,7 +57,8 @@ pub enum Count {
     ThrottledNs,
     /// Nanoseconds spent in the rules in all, including waits.
     InsideNs,
-    /// Number of files that a rule applied to and that were not followed: there were too many, or the descriptor was too high.
+    /// Number of files that a rule applied to and that were not followed: there were too many, or
+    /// the descriptor was too high.
     NotFollowed,
     /// Number of pagekeeper's own calls that failed.
     Failures,
@@ -62,9 +66,11 @@ pub enum Count {
     NotTracked,
     /// 1 in a process that is followed by kernel events. Its pages are not counted here.
     Followed,
-    /// 1 in a process that was started without the rules because neither the library nor kernel events reach it.
+    /// 1 in a process that was started without the rules because neither the library nor kernel
+    /// events reach it.
     NotReached,
-    /// 1 in a process whose rules are disabled because a seccomp filter would kill it for the rules' system calls.
+    /// 1 in a process whose rules are disabled because a seccomp filter would kill it for the
+    /// rules' system calls.
     Filtered,
 }
 
@@ -84,18 +90,19 @@ pub struct Record {
 
 impl Record {
     /// A free record.
-    #[allow(clippy::declare_interior_mutable_const, reason = "the start of a static array")]
-    pub const EMPTY: Self = Self {
-        pid: AtomicU32::new(0),
-        _pad: 0,
-        comm: [const { AtomicU64::new(0) }; 2],
-        counts: [const { AtomicU64::new(0) }; COUNTS],
-    };
+    // SAFETY: numbers.
+    pub const EMPTY: Self = unsafe { core::mem::zeroed() };
 
     /// Adds to a count.
     #[inline]
     pub fn add(&self, count: Count, much: u64) {
         self.counts[count as usize].fetch_add(much, Ordering::Relaxed);
+    }
+
+    /// Returns the process's name.
+    pub fn name(&self) -> [u8; 16] {
+        let [first, second] = self.comm.each_ref().map(|half| half.load(Ordering::Relaxed));
+        (u128::from(first) | u128::from(second) << 64).to_le_bytes()
     }
 
     /// Returns a count.
@@ -106,7 +113,7 @@ impl Record {
 
 /// The start of a report's file.
 #[repr(C, align(64))]
-pub struct Header {
+pub struct ReportHeader {
     /// [`MAGIC`].
     pub magic: AtomicU64,
     /// The number of processes that asked for a record.
@@ -115,16 +122,22 @@ pub struct Header {
 
 /// The whole file, as it is mapped.
 #[repr(C)]
-pub struct Mapped {
+pub struct MappedReport {
     /// The file's header.
-    pub header: Header,
+    pub header: ReportHeader,
     /// One record for each process.
     pub records: [Record; RECORDS],
     /// The files that are tracked.
     pub places: [TrackedPlace; PLACES],
 }
 
-impl Mapped {
+impl MappedReport {
+    /// Returns the records that were claimed, in the order of the claims.
+    pub fn claimed(&self) -> &[Record] {
+        let count = self.header.claimed.load(Ordering::Acquire).min(RECORDS as u64) as usize;
+        self.records.get(..count).unwrap_or_default()
+    }
+
     /// Claims a record for this process; `None` if all are taken or the file is not a report.
     pub fn claim(&self, pid: u32, comm: &[u8]) -> Option<&Record> {
         if self.header.magic.load(Ordering::Acquire) != MAGIC {
@@ -136,35 +149,42 @@ impl Mapped {
         let length = comm.len().min(15);
         name[..length].copy_from_slice(&comm[..length]);
         for (half, bytes) in record.comm.iter().zip(name.chunks_exact(8)) {
-            half.store(u64::from_ne_bytes(bytes.try_into().unwrap_or_default()), Ordering::Relaxed);
+            half.store(u64::from_le_bytes(bytes.try_into().unwrap_or_default()), Ordering::Relaxed);
         }
         record.pid.store(pid, Ordering::Release);
         Some(record)
     }
 }
 
-/// The longest path of a report, in bytes, including the terminating null. The path is copied to the stack, which may be a signal
-/// handler's.
+/// Makes an empty file a report, and maps it. Allocates its blocks now: a process that touched a
+/// page without space on the file system would end by a signal (SIGBUS).
+pub fn begin_report(fd: libc::c_int) -> Result<&'static MappedReport, sys::Errno> {
+    sys::take_room(fd, size_of::<MappedReport>() as u64)?;
+    map_report(fd).inspect(|report| report.header.magic.store(MAGIC, Ordering::Release))
+}
+
+/// The longest path of a report, in bytes, including the terminating null. The path is copied to
+/// the stack, which may be a signal handler's.
 const REPORT_PATH_MAX: usize = 1024;
 
 /// Maps the report at that path.
-pub fn open_report(path: &[u8]) -> Option<&'static Mapped> {
-    map_file(path, size_of::<Mapped>()).map(mapped_at)
+pub fn open_report(path: &[u8]) -> Option<&'static MappedReport> {
+    map_file(path, size_of::<MappedReport>()).map(mapped_at)
 }
 
 /// Maps a report's file for the lifetime of the process.
-pub fn map_report(fd: libc::c_int) -> Result<&'static Mapped, sys::Errno> {
-    map(fd, size_of::<Mapped>()).map(mapped_at)
+pub fn map_report(fd: libc::c_int) -> Result<&'static MappedReport, sys::Errno> {
+    map(fd, size_of::<MappedReport>()).map(mapped_at)
 }
 
-#[allow(unsafe_code, reason = "takes a mapping for a report")]
-fn mapped_at(at: usize) -> &'static Mapped {
-    // SAFETY: a mapping that is long enough, and never unmapped; all bits are valid, and all of it is atomic, so that other processes may
-    // change it.
-    unsafe { &*core::ptr::with_exposed_provenance::<Mapped>(at) }
+fn mapped_at(at: usize) -> &'static MappedReport {
+    // SAFETY: a mapping that is long enough, and never unmapped; all bits are valid, and all of it
+    // is atomic, so that other processes may change it.
+    unsafe { &*core::ptr::with_exposed_provenance::<MappedReport>(at) }
 }
 
-/// Maps the file at that path for the lifetime of the process and returns the address. Fails if the file is smaller than `size`.
+/// Maps the file at that path for the lifetime of the process and returns the address. Fails if the
+/// file is smaller than `size`.
 pub(crate) fn map_file(path: &[u8], size: usize) -> Option<usize> {
     let mut name = [0_u8; REPORT_PATH_MAX];
     let fd = sys::open(join(&mut name, &[path])?, libc::O_RDWR).ok()?;
@@ -175,99 +195,12 @@ pub(crate) fn map_file(path: &[u8], size: usize) -> Option<usize> {
 
 fn map(fd: libc::c_int, size: usize) -> Result<usize, sys::Errno> {
     let stat = sys::fstat(fd)?;
-    // Without allocated blocks, touching a page on a full file system would end the process (SIGBUS).
+    // Without allocated blocks, touching a page on a full file system would end the process
+    // (SIGBUS).
     if stat.st_size < size as i64 || stat.st_blocks * 512 < size as i64 {
         return Err(sys::Errno(libc::EINVAL));
     }
     sys::map(0, size, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
-}
-
-/// A report's file. The launcher creates it before it starts the first process, and reads it afterwards.
-#[cfg(not(feature = "interpose"))]
-#[derive(Debug)]
-pub struct Report {
-    file: std::fs::File,
-}
-
-/// The counts of one process, as read from a report.
-#[cfg(not(feature = "interpose"))]
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProcessCounts {
-    /// The process id.
-    pub pid: u32,
-    /// The process's name.
-    pub comm: String,
-    counts: [u64; COUNTS],
-}
-
-#[cfg(not(feature = "interpose"))]
-impl ProcessCounts {
-    /// Returns a count.
-    pub fn get(&self, count: Count) -> u64 {
-        self.counts[count as usize]
-    }
-}
-
-#[cfg(not(feature = "interpose"))]
-impl Report {
-    /// Makes an empty file a report. Allocates its blocks now: a process that touched a page without space on the file system would end by
-    /// a signal (SIGBUS).
-    pub fn begin(file: std::fs::File) -> std::io::Result<Self> {
-        use std::os::unix::fs::FileExt;
-
-        sys::take_room(std::os::fd::AsRawFd::as_raw_fd(&file), size_of::<Mapped>() as u64)
-            .map_err(|errno| std::io::Error::from_raw_os_error(errno.0))?;
-        file.write_all_at(&MAGIC.to_ne_bytes(), 0)?;
-        Ok(Self { file })
-    }
-
-    /// Returns the counts of each process that claimed a record, in the order of the claims.
-    pub fn processes(&self) -> std::io::Result<Vec<ProcessCounts>> {
-        use std::os::unix::fs::FileExt;
-
-        let mut header = [0; 16];
-        self.file.read_exact_at(&mut header, 0)?;
-        let word =
-            |bytes: &[u8], at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
-        let claimed = word(&header, 8).min(RECORDS as u64);
-        let mut processes = Vec::new();
-        for index in 0..claimed {
-            let mut bytes = [0; size_of::<Record>()];
-            let at = (core::mem::offset_of!(Mapped, records) + size_of::<Record>() * index as usize) as u64;
-            self.file.read_exact_at(&mut bytes, at)?;
-            let name = &bytes[core::mem::offset_of!(Record, comm)..][..16];
-            let length = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-            let mut counts = [0; COUNTS];
-            for (nth, count) in counts.iter_mut().enumerate() {
-                *count = word(&bytes, core::mem::offset_of!(Record, counts) + 8 * nth);
-            }
-            processes.push(ProcessCounts {
-                pid: word(&bytes, 0) as u32,
-                comm: String::from_utf8_lossy(&name[..length]).into_owned(),
-                counts,
-            });
-        }
-        Ok(processes)
-    }
-
-    /// Returns the files that are tracked.
-    pub fn files(&self) -> std::io::Result<Vec<crate::tracked_place::TrackedFile>> {
-        use std::os::unix::fs::FileExt;
-
-        let mut bytes = vec![0; size_of::<[TrackedPlace; PLACES]>()];
-        self.file.read_exact_at(&mut bytes, core::mem::offset_of!(Mapped, places) as u64)?;
-        let places = bytes.chunks_exact(size_of::<TrackedPlace>());
-        Ok(places.filter_map(crate::tracked_place::TrackedFile::from_bytes).collect())
-    }
-
-    /// Returns how many processes asked for a record. Those beyond [`RECORDS`] counted in their own memory alone.
-    pub fn claimed(&self) -> std::io::Result<u64> {
-        use std::os::unix::fs::FileExt;
-
-        let mut claimed = [0; 8];
-        self.file.read_exact_at(&mut claimed, 8)?;
-        Ok(u64::from_ne_bytes(claimed))
-    }
 }
 
 #[cfg(all(test, not(feature = "interpose")))]
@@ -277,20 +210,21 @@ mod tests {
     #[test]
     fn a_report_has_what_each_process_counted() {
         let file = tempfile::tempfile().unwrap();
-        let report = Report::begin(file.try_clone().unwrap()).unwrap();
-        assert!(report.processes().unwrap().is_empty());
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let report = begin_report(fd).unwrap();
+        assert!(report.claimed().is_empty());
 
-        let mapped = map_report(std::os::fd::AsRawFd::as_raw_fd(&file)).unwrap();
+        let mapped = map_report(fd).unwrap();
         let record = mapped.claim(77, b"a-name-that-is-too-long").unwrap();
         record.add(Count::StreamRead, 5);
         record.add(Count::Failures, 1);
         mapped.claim(78, b"tar").unwrap().add(Count::StreamRead, 7);
-        let seen = report.processes().unwrap();
-        assert_eq!((seen[0].pid, seen[0].comm.as_str()), (77, "a-name-that-is-"));
+        let seen = report.claimed();
+        assert_eq!((seen[0].pid.load(Ordering::Relaxed), &seen[0].name()), (77, b"a-name-that-is-\0"));
         assert_eq!((seen[0].get(Count::StreamRead), seen[0].get(Count::Failures)), (5, 1));
-        assert_eq!((seen[1].comm.as_str(), seen[1].get(Count::StreamRead)), ("tar", 7));
+        assert_eq!((&seen[1].name()[..4], seen[1].get(Count::StreamRead)), (&b"tar\0"[..], 7));
         while mapped.claim(79, b"many").is_some() {}
-        assert_eq!(report.processes().unwrap().len(), RECORDS);
-        assert_eq!(report.claimed().unwrap(), RECORDS as u64 + 1);
+        assert_eq!(report.claimed().len(), RECORDS);
+        assert_eq!(report.header.claimed.load(Ordering::Relaxed), RECORDS as u64 + 1);
     }
 }

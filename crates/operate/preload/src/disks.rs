@@ -1,78 +1,42 @@
-//! The disks that this process writes to: the pacing state of each, the writer whose turn it is, and each writer's share of the bytes that
-//! may be unwritten.
+//! The disks that this process writes to: the pacing state of each, the writer whose turn it is,
+//! and each writer's share of the bytes that may be unwritten.
 //!
-//! Invariants: a writer takes off what it counted here ([`Share`]); nobody waits. A turn ends by itself, since its writer may never come
-//! back to end it. Only its holder ends it earlier or prolongs it. A holder does not prolong its turn while another writer waits, and lets
-//! that one begin next. The state of a disk is a few words that two threads may change at once: any mixture of them is valid ([`Pacer`]).
+//! Invariants: a writer takes off what it counted here ([`DiskShare`]); nobody waits. A turn ends
+//! by itself, since its writer may never come back to end it. Only its holder ends it earlier or
+//! prolongs it. The state of a disk is a few words that two threads may change at once: any mixture
+//! of them is valid ([`Pacer`]).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use pagekeeper_policy::disk_turn::{TurnAnswer, TurnClaim, TurnRequest, answer};
 use pagekeeper_policy::pacer::{Pacer, WORDS, WrittenPart};
 use pagekeeper_policy::write_behind::Pace;
 
 use crate::sys;
 
 /// Disks followed at a time; further ones share the last place.
-const DISKS: usize = 8;
-/// The shortest and the longest turn, in nanoseconds. In between, a turn lasts `TURN_PRICES` times the expected time of a part.
-const TURN_MIN: u64 = 20_000_000;
-const TURN_MAX: u64 = 1_000_000_000;
-const TURN_PRICES: u64 = 4;
-/// Nanoseconds for which a writer counts as waiting after a refused attempt: a few of its polls.
-const WAITING_NS: u64 = 2_000_000;
-
-/// A writer and a time in one word: the holder of a turn and the turn's end, or a waiting writer and the time until which it counts as
-/// waiting.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Claim {
-    writer: u64,
-    until: u64,
-}
-
-impl Claim {
-    const WRITER_BITS: u32 = 16;
-    /// Times are kept in microseconds, rounded up.
-    const UNIT_NS: u64 = 1000;
-
-    fn to_word(self) -> u64 {
-        self.until.div_ceil(Self::UNIT_NS) << Self::WRITER_BITS | self.writer
-    }
-
-    fn of_word(word: u64) -> Self {
-        let writer = word & ((1 << Self::WRITER_BITS) - 1);
-        Self { writer, until: (word >> Self::WRITER_BITS) * Self::UNIT_NS }
-    }
-}
-
-struct Disk {
+const DISKS_MAX: usize = 8;
+struct WrittenDisk {
     /// The device number plus one; 0 in a free place.
     device: AtomicU64,
     /// Writers that have written more than one step.
     writers: AtomicU64,
     /// No writer begins a part before this time.
     pause_until: AtomicU64,
-    /// The writer whose turn it is, and one that waits for its turn: [`Claim`]s.
+    /// The writer whose turn it is, and one that waits for its turn: [`TurnClaim`]s.
     turn: AtomicU64,
     waiting: AtomicU64,
     pacer: [AtomicU64; WORDS],
 }
 
-static DISKS_WRITTEN: [Disk; DISKS] = [const {
-    Disk {
-        device: AtomicU64::new(0),
-        writers: AtomicU64::new(0),
-        pause_until: AtomicU64::new(0),
-        turn: AtomicU64::new(0),
-        waiting: AtomicU64::new(0),
-        pacer: [const { AtomicU64::new(0) }; WORDS],
-    }
-}; DISKS];
+// SAFETY: numbers.
+static DISKS_WRITTEN: [WrittenDisk; DISKS_MAX] = unsafe { core::mem::zeroed() };
 /// Writers of all disks that have written more than one step.
-static WRITERS: AtomicU64 = AtomicU64::new(0);
+static ALL_WRITERS: AtomicU64 = AtomicU64::new(0);
 /// The number of the next share.
 static NEXT_WRITER: AtomicU64 = AtomicU64::new(0);
 
-impl Disk {
+impl WrittenDisk {
     fn of(device: u64) -> Option<&'static Self> {
         let name = device.wrapping_add(1);
         let is_it = |disk: &&Self| {
@@ -90,41 +54,35 @@ impl Disk {
         Pacer::from_words(words)
     }
 
-    fn turn(&self) -> Claim {
-        Claim::of_word(self.turn.load(Ordering::Relaxed))
+    fn turn(&self) -> TurnClaim {
+        TurnClaim::of_word(self.turn.load(Ordering::Relaxed))
     }
 
     /// Replaces the turn, unless somebody changed it since `seen`.
-    fn change_turn(&self, seen: Claim, to: Claim) -> bool {
+    fn change_turn(&self, seen: TurnClaim, to: TurnClaim) -> bool {
         let (seen, to) = (seen.to_word(), to.to_word());
         self.turn.compare_exchange(seen, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    }
-
-    /// Whether another writer waits for its turn.
-    fn is_wanted_beside(&self, writer: u64, now: u64) -> bool {
-        let waiting = Claim::of_word(self.waiting.load(Ordering::Relaxed));
-        waiting.writer != writer && waiting.until > now
     }
 }
 
 /// A writer's share of its disk.
-pub(crate) struct Share {
-    disk: Option<&'static Disk>,
+pub(crate) struct DiskShare {
+    disk: Option<&'static WrittenDisk>,
     /// Whether it is counted as a writer.
     is_counted: bool,
     /// Its number among the writers of this process, which identifies its turns.
     writer: u64,
 }
 
-impl Share {
+impl DiskShare {
     /// A share without a disk.
     pub(crate) const NONE: Self = Self { disk: None, is_counted: false, writer: 0 };
 
     /// Returns the share of a new writer to that device.
     pub(crate) fn of(device: u64) -> Self {
         let number = NEXT_WRITER.fetch_add(1, Ordering::Relaxed);
-        let writer = number % ((1 << Claim::WRITER_BITS) - 1) + 1;
-        Self { disk: Disk::of(device), is_counted: false, writer }
+        let writer = number % TurnClaim::WRITERS + 1;
+        Self { disk: WrittenDisk::of(device), is_counted: false, writer }
     }
 
     /// Whether the disk is known.
@@ -133,10 +91,11 @@ impl Share {
     }
 
     fn pacer(&self) -> Pacer {
-        self.disk.map_or(Pacer::NEW, Disk::pacer)
+        self.disk.map_or(Pacer::NEW, WrittenDisk::pacer)
     }
 
-    /// Returns the pace of this writer for calls of `length` bytes, in a process whose writers together may have `budget` bytes unwritten.
+    /// Returns the pace of this writer for calls of `length` bytes, in a process whose writers
+    /// together may have `budget` bytes unwritten.
     pub(crate) fn pace(&self, budget: u64, length: u64, release: bool) -> Pace {
         let pacer = self.pacer();
         let others = |writers: &AtomicU64| {
@@ -144,7 +103,7 @@ impl Share {
             counted.saturating_add(u64::from(!self.is_counted)).max(1)
         };
         let on_disk = self.disk.map_or(1, |disk| others(&disk.writers));
-        let backlog = (pacer.backlog() / on_disk).min(budget / others(&WRITERS));
+        let backlog = (pacer.backlog() / on_disk).min(budget / others(&ALL_WRITERS));
         Pace::of(pacer.part(), backlog, length, release)
     }
 
@@ -153,7 +112,7 @@ impl Share {
         if let (false, Some(disk)) = (self.is_counted, self.disk) {
             self.is_counted = true;
             disk.writers.fetch_add(1, Ordering::Relaxed);
-            WRITERS.fetch_add(1, Ordering::Relaxed);
+            ALL_WRITERS.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -167,7 +126,8 @@ impl Share {
         self.disk.map_or(0, |disk| disk.pause_until.load(Ordering::Relaxed).saturating_sub(now))
     }
 
-    /// Whether a part of `bytes` may be begun, after which `in_flight` bytes of this writer would be in flight. If so, it takes the turn.
+    /// Whether a part of `bytes` may be begun, after which `in_flight` bytes of this writer would
+    /// be in flight. If so, it takes the turn.
     pub(crate) fn may_begin(&self, in_flight: u64, bytes: u64, now: u64) -> bool {
         let Some(disk) = self.disk else { return true };
         let pacer = disk.pacer();
@@ -175,20 +135,17 @@ impl Share {
         if self.pause(now) > 0 || (!is_first && in_flight > pacer.piece()) {
             return false;
         }
-        let turn = pacer.price().saturating_mul(TURN_PRICES).saturating_add(TURN_MIN).min(TURN_MAX);
-        let mine = Claim { writer: self.writer, until: now.saturating_add(turn) };
-        let held = disk.turn();
-        let is_wanted = disk.is_wanted_beside(self.writer, now);
-        if held.writer != self.writer && held.until > now {
-            let waiting = Claim { writer: self.writer, until: now.saturating_add(WAITING_NS) };
-            disk.waiting.store(waiting.to_word(), Ordering::Relaxed);
-            return false;
+        let (held, waiting) = (disk.turn(), TurnClaim::of_word(disk.waiting.load(Ordering::Relaxed)));
+        match answer(held, waiting, TurnRequest { writer: self.writer, is_first, price: pacer.price(), now })
+        {
+            TurnAnswer::Begin => true,
+            TurnAnswer::Take(turn) => disk.change_turn(held, turn),
+            TurnAnswer::Wait(waiting) => {
+                disk.waiting.store(waiting.to_word(), Ordering::Relaxed);
+                false
+            }
+            TurnAnswer::Leave => false,
         }
-        if held.writer == self.writer && is_wanted {
-            // The turn goes on to its end while parts are in flight; the next turn belongs to the other writer.
-            return !is_first && held.until > now;
-        }
-        disk.change_turn(held, mine)
     }
 
     /// Ends this writer's turn, if it has it.
@@ -196,7 +153,7 @@ impl Share {
         if let Some(disk) = self.disk {
             let held = disk.turn();
             if held.writer == self.writer && held.until > now {
-                disk.change_turn(held, Claim { until: 0, ..held });
+                disk.change_turn(held, TurnClaim { until: 0, ..held });
             }
         }
     }
@@ -221,7 +178,7 @@ impl Share {
         self.end_turn(sys::now());
         if core::mem::take(&mut self.is_counted) {
             decrease(&disk.writers);
-            decrease(&WRITERS);
+            decrease(&ALL_WRITERS);
         }
     }
 
@@ -231,31 +188,36 @@ impl Share {
     }
 }
 
-/// Counts one writer less, but not below 0: a child of fork begins at 0, and a writer of its parent may still be marked as counted.
+/// Counts one writer less, but not below 0: a child of fork begins at 0, and a writer of its parent
+/// may still be marked as counted.
 fn decrease(writers: &AtomicU64) {
     let less = |count: u64| count.checked_sub(1);
     let _ = writers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
 }
 
-impl Drop for Share {
-    // The state of a descriptor that the program closed by a call we do not see is replaced, and so dropped.
+impl Drop for DiskShare {
+    // The state of a descriptor that the program closed by a call we do not see is replaced, and so
+    // dropped.
     fn drop(&mut self) {
         self.clear();
     }
 }
 
-/// Resets all counts and turns in a child of fork, whose writers have forgotten that they were counted.
+/// Resets all counts and turns in a child of fork, whose writers have forgotten that they were
+/// counted.
 pub(crate) fn after_fork() {
     for disk in &DISKS_WRITTEN {
         for word in [&disk.writers, &disk.pause_until, &disk.turn, &disk.waiting] {
             word.store(0, Ordering::Relaxed);
         }
     }
-    WRITERS.store(0, Ordering::Relaxed);
+    ALL_WRITERS.store(0, Ordering::Relaxed);
 }
 
 #[cfg(all(test, not(feature = "interpose")))]
 mod tests {
+    use pagekeeper_policy::disk_turn::{TURN_MAX_NS, WAITING_NS};
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -266,8 +228,8 @@ mod tests {
 
     #[test]
     fn writers_share_what_their_disk_may_have_unwritten() {
-        let [mut one, mut other] = [7, 7].map(|number| Share::of(u64::MAX - number));
-        let of = |share: &Share, budget| {
+        let [mut one, mut other] = [7, 7].map(|number| DiskShare::of(u64::MAX - number));
+        let of = |share: &DiskShare, budget| {
             let pace = share.pace(budget, 1, true);
             pace.budget + pace.step
         };
@@ -276,14 +238,14 @@ mod tests {
         other.count();
         assert_eq!(of(&one, 256 * MIB), alone / 2);
         // Other tests may have more writers at this moment.
-        assert!(of(&Share::of(u64::MAX - 8), 3 * MIB) <= MIB);
+        assert!(of(&DiskShare::of(u64::MAX - 8), 3 * MIB) <= MIB);
         drop(other);
         assert_eq!(of(&one, 256 * MIB), alone);
     }
 
     #[test]
     fn one_writer_at_a_time_has_a_piece_on_its_way() {
-        let [one, other, elsewhere] = [9, 9, 10].map(|number| Share::of(u64::MAX - number));
+        let [one, other, elsewhere] = [9, 9, 10].map(|number| DiskShare::of(u64::MAX - number));
         let now = 1_000_000_000;
         assert!(one.may_begin(MIB / 8, MIB / 8, now) && one.may_begin(MIB / 4, MIB / 8, now));
         assert!(!one.may_begin(MIB / 2, MIB / 8, now), "longer than a piece");
@@ -292,13 +254,14 @@ mod tests {
         assert!(other.may_begin(MIB / 8, MIB / 8, now + 1));
         // A writer that never says that it is done holds its turn for a while.
         assert!(
-            !one.may_begin(MIB / 8, MIB / 8, now + 2) && one.may_begin(MIB / 8, MIB / 8, now + TURN_MAX + 2)
+            !one.may_begin(MIB / 8, MIB / 8, now + 2)
+                && one.may_begin(MIB / 8, MIB / 8, now + TURN_MAX_NS + 2)
         );
     }
 
     #[test]
     fn a_writer_lets_the_one_that_waits_begin_next() {
-        let [one, other] = [13, 13].map(|number| Share::of(u64::MAX - number));
+        let [one, other] = [13, 13].map(|number| DiskShare::of(u64::MAX - number));
         let (step, mut now) = (MIB / 8, 1_000_000_000);
         for _ in 0..10 {
             assert!(one.may_begin(step, step, now) && !other.may_begin(step, step, now));
@@ -321,16 +284,16 @@ mod tests {
 
     #[test]
     fn the_turn_of_another_writer_is_not_ended() {
-        let [one, other, third] = [14, 14, 14].map(|number| Share::of(u64::MAX - number));
+        let [one, other, third] = [14, 14, 14].map(|number| DiskShare::of(u64::MAX - number));
         let now = 1_000_000_000;
-        assert!(one.may_begin(1, 1, now) && other.may_begin(1, 1, now + TURN_MAX + 1000));
-        one.written(part(3_000_000), true, now + TURN_MAX + 2000);
-        assert!(!third.may_begin(1, 1, now + TURN_MAX + 3000));
+        assert!(one.may_begin(1, 1, now) && other.may_begin(1, 1, now + TURN_MAX_NS + 1000));
+        one.written(part(3_000_000), true, now + TURN_MAX_NS + 2000);
+        assert!(!third.may_begin(1, 1, now + TURN_MAX_NS + 3000));
     }
 
     #[test]
     fn after_a_late_part_nobody_begins_for_a_while() {
-        let [one, other, elsewhere] = [11, 11, 12].map(|number| Share::of(u64::MAX - number));
+        let [one, other, elsewhere] = [11, 11, 12].map(|number| DiskShare::of(u64::MAX - number));
         one.written(part(3_000_000), true, 0);
         one.written(part(30_000_000), true, 0);
         assert!(!one.may_begin(1, 1, 59_000_000) && !other.may_begin(1, 1, 59_000_000));

@@ -1,11 +1,13 @@
-//! Readers of logs: the position of each, and the files to release once they are read. They are in memory that a process shares with its
-//! forked children, because a server's WAL senders and its archiver read what its other processes write.
+//! Readers of logs: the position of each, and the files to release once they are read. They are in
+//! memory that a process shares with its forked children, because a server's WAL senders and its
+//! archiver read what its other processes write.
 //!
-//! An archiver starts other programs that read. It renames a file to show what it has archived (`rules::archive`). It has one entry
-//! for each series of logs, as a reader at the first file that is not archived yet.
+//! An archiver starts other programs that read. It renames a file to show what it has archived
+//! (`rules::archive`). It has one entry for each series of logs, as a reader at the first file that
+//! is not archived yet.
 //!
-//! Invariants: nobody waits; without a free entry, a reader is unknown, and pages that it is about to read may be released. The entry of a
-//! process that has ended does not count.
+//! Invariants: nobody waits; without a free entry, a reader is unknown, and pages that it is about
+//! to read may be released. The entry of a process that has ended does not count.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -14,17 +16,18 @@ use pagekeeper_policy::allowance::is_near;
 use crate::sys::{self, Errno};
 
 /// Readers known at a time.
-const READERS: usize = 64;
+const READERS_MAX: usize = 64;
 /// Files waiting to be released.
 const PENDING_RELEASE_MAX: usize = 64;
 /// The owner of an entry that is being filled in.
-const BUSY: u32 = u32::MAX;
+const BUSY_OWNER: u32 = u32::MAX;
 /// The owner of an archiver's entry, which belongs to no process.
-const ARCHIVER: u32 = u32::MAX - 1;
+const ARCHIVER_OWNER: u32 = u32::MAX - 1;
 
-/// The entry of a reader.
-struct Reader {
-    /// Its process, or [`BUSY`] or [`ARCHIVER`]; 0 if the entry is free.
+/// A reader, as others see it.
+#[derive(Debug)]
+struct LogReader {
+    /// Its process, or [`BUSY_OWNER`] or [`ARCHIVER_OWNER`]; 0 if the entry is free.
     owner: AtomicU32,
     inode: AtomicU64,
     series: AtomicU64,
@@ -32,22 +35,13 @@ struct Reader {
     place: AtomicU64,
 }
 
-impl Reader {
-    #[allow(clippy::declare_interior_mutable_const, reason = "what an entry begins with")]
-    const NONE: Self = Self {
-        owner: AtomicU32::new(0),
-        inode: AtomicU64::new(0),
-        series: AtomicU64::new(0),
-        sequence: AtomicU64::new(0),
-        place: AtomicU64::new(0),
-    };
-
+impl LogReader {
     /// Whether the entry is in use. Frees the entry of a process that has ended.
     fn is_there(&self) -> bool {
         let owner = self.owner.load(Ordering::Acquire);
         match owner {
-            0 | BUSY => false,
-            ARCHIVER => true,
+            0 | BUSY_OWNER => false,
+            ARCHIVER_OWNER => true,
             _ if owner == sys::getpid() || sys::is_process(owner) => true,
             _ => {
                 let _ = self.owner.compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed);
@@ -57,56 +51,74 @@ impl Reader {
     }
 }
 
+/// The entry of a reader, which others see until it is dropped. The state of a descriptor that the
+/// program closed by a call we do not see is replaced, and so dropped.
+#[derive(Debug)]
+pub struct ReaderEntry<'a>(&'a LogReader);
+
+impl ReaderEntry<'_> {
+    /// Records the reader's position.
+    pub fn comes_to(&self, place: u64) {
+        self.0.place.store(place, Ordering::Relaxed);
+    }
+}
+
+impl Drop for ReaderEntry<'_> {
+    // In a child of fork, the entry is the parent's.
+    fn drop(&mut self) {
+        let _ = self.0.owner.compare_exchange(sys::getpid(), 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
 /// All readers and files.
-pub struct Followers {
-    readers: [Reader; READERS],
+pub struct LogFollowers {
+    readers: [LogReader; READERS_MAX],
     /// Inodes of files to release once their last reader has read them.
     owed: [AtomicU64; PENDING_RELEASE_MAX],
 }
 
-static OWN: Followers = Followers::NEW;
-/// Memory shared with children of fork, or [`OWN`].
-static SHARED: AtomicPtr<Followers> = AtomicPtr::new((&raw const OWN).cast_mut());
+static OWN_FOLLOWERS: LogFollowers = LogFollowers::NEW;
+/// Memory shared with children of fork, or [`OWN_FOLLOWERS`].
+static SHARED_FOLLOWERS: AtomicPtr<LogFollowers> = AtomicPtr::new((&raw const OWN_FOLLOWERS).cast_mut());
 
 /// Shares the entries with the children of this process.
 ///
 /// # Errors
 ///
 /// If there is no memory. Then each process knows its own readers alone.
-#[allow(unsafe_code, reason = "a mapping of shared memory")]
 pub fn share() -> Result<(), Errno> {
-    let at = sys::take_memory(size_of::<Followers>(), libc::MAP_SHARED)?;
+    let at = sys::take_memory(size_of::<LogFollowers>(), libc::MAP_SHARED)?;
     // Zeroes are the initial state.
-    SHARED.store(at.cast(), Ordering::Release);
+    SHARED_FOLLOWERS.store(at.cast(), Ordering::Release);
     Ok(())
 }
 
 /// Returns the readers and files that this process knows.
-#[allow(unsafe_code, reason = "follows the pointer to it")]
-pub fn all() -> &'static Followers {
-    // SAFETY: `OWN`, or memory of that size that is never freed, in which all bits are valid and all fields are atomic.
-    unsafe { &*SHARED.load(Ordering::Acquire) }
+pub fn all() -> &'static LogFollowers {
+    // SAFETY: `OWN_FOLLOWERS`, or memory of that size that is never freed, in which all bits are
+    // valid and all fields are atomic.
+    unsafe { &*SHARED_FOLLOWERS.load(Ordering::Acquire) }
 }
 
-impl Followers {
+impl LogFollowers {
     /// No readers and no files.
-    #[allow(clippy::declare_interior_mutable_const, reason = "the start of a static")]
-    pub const NEW: Self =
-        Self { readers: [Reader::NONE; READERS], owed: [const { AtomicU64::new(0) }; PENDING_RELEASE_MAX] };
+    // SAFETY: numbers.
+    pub const NEW: Self = unsafe { core::mem::zeroed() };
 
     /// Adds a reader at the start of a file. `None` if there is no free entry.
-    pub fn begin(&self, inode: u64, series: u64, sequence: u64) -> Option<usize> {
-        self.enter(sys::getpid(), inode, series, sequence)
+    pub fn begin(&self, inode: u64, series: u64, sequence: u64) -> Option<ReaderEntry<'_>> {
+        self.enter(sys::getpid(), inode, series, sequence).map(ReaderEntry)
     }
 
-    fn enter(&self, owner: u32, inode: u64, series: u64, sequence: u64) -> Option<usize> {
+    fn enter(&self, owner: u32, inode: u64, series: u64, sequence: u64) -> Option<&LogReader> {
         // If no entry is free, the second round frees those whose process has ended.
         for frees in [false, true] {
-            for (nth, reader) in self.readers.iter().enumerate() {
+            for reader in &self.readers {
                 if frees {
                     reader.is_there();
                 }
-                if reader.owner.compare_exchange(0, BUSY, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                if reader.owner.compare_exchange(0, BUSY_OWNER, Ordering::AcqRel, Ordering::Relaxed).is_err()
+                {
                     continue;
                 }
                 reader.inode.store(inode, Ordering::Relaxed);
@@ -114,27 +126,14 @@ impl Followers {
                 reader.sequence.store(sequence, Ordering::Relaxed);
                 reader.place.store(0, Ordering::Relaxed);
                 reader.owner.store(owner, Ordering::Release);
-                return Some(nth);
+                return Some(reader);
             }
         }
         None
     }
 
-    /// Records the position of a reader.
-    pub fn comes_to(&self, reader: usize, place: u64) {
-        if let Some(reader) = self.readers.get(reader) {
-            reader.place.store(place, Ordering::Relaxed);
-        }
-    }
-
-    /// Removes a reader.
-    pub fn end(&self, reader: usize) {
-        if let Some(reader) = self.readers.get(reader) {
-            let _ = reader.owner.compare_exchange(sys::getpid(), 0, Ordering::AcqRel, Ordering::Relaxed);
-        }
-    }
-
-    /// Returns the readers near the writer, which is at file `sequence` of the series: the file each reads, and its position there.
+    /// Returns the readers near the writer, which is at file `sequence` of the series: the file
+    /// each reads, and its position there.
     pub fn near(&self, series: u64, sequence: u64, near_files: u64) -> impl Iterator<Item = (u64, u64)> {
         self.readers.iter().filter_map(move |reader| {
             let at = reader.sequence.load(Ordering::Relaxed);
@@ -148,7 +147,7 @@ impl Followers {
     /// Whether a reader has that file.
     pub fn reads(&self, inode: u64) -> bool {
         self.readers.iter().any(|reader| {
-            reader.owner.load(Ordering::Acquire) != ARCHIVER
+            reader.owner.load(Ordering::Acquire) != ARCHIVER_OWNER
                 && reader.inode.load(Ordering::Relaxed) == inode
                 && reader.is_there()
         })
@@ -158,12 +157,12 @@ impl Followers {
     pub fn archived(&self, series: u64, sequence: u64) {
         let next = sequence.saturating_add(1);
         let known = self.readers.iter().find(|reader| {
-            reader.owner.load(Ordering::Acquire) == ARCHIVER
+            reader.owner.load(Ordering::Acquire) == ARCHIVER_OWNER
                 && reader.series.load(Ordering::Relaxed) == series
         });
         match known {
             Some(archiver) => drop(archiver.sequence.fetch_max(next, Ordering::AcqRel)),
-            None => drop(self.enter(ARCHIVER, 0, series, next)),
+            None => drop(self.enter(ARCHIVER_OWNER, 0, series, next)),
         }
     }
 
@@ -204,36 +203,37 @@ mod tests {
 
     #[test]
     fn readers_are_near_until_they_end() {
-        let followers = Followers::NEW;
+        let followers = LogFollowers::NEW;
         let near = |series, sequence| followers.near(series, sequence, 3).collect::<Vec<_>>();
         let one = followers.begin(11, 1, 7).unwrap();
         let two = followers.begin(12, 1, 9).unwrap();
-        followers.comes_to(one, 4096);
+        one.comes_to(4096);
         assert_eq!((near(1, 10), near(1, 11), near(2, 10)), (vec![(7, 4096), (9, 0)], vec![(9, 0)], vec![]));
         assert!(followers.reads(11) && !followers.reads(13));
-        followers.end(one);
+        drop(one);
         assert!(!followers.reads(11) && near(1, 10) == [(9, 0)]);
-        followers.end(two);
+        drop(two);
         assert!(near(1, 10).is_empty());
     }
 
     #[test]
     fn a_reader_whose_process_has_ended_is_none() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        let followers = Followers::NEW;
+        let followers = LogFollowers::NEW;
         followers.enter(child.id(), 11, 1, 7).unwrap();
         child.wait().unwrap();
         assert!(followers.near(1, 8, 3).next().is_none() && !followers.reads(11));
         // Without a free entry, those of ended processes are reused.
-        for _ in 0..READERS {
+        for _ in 0..READERS_MAX {
             followers.enter(child.id(), 11, 1, 7).unwrap();
         }
-        assert_eq!(followers.begin(12, 1, 8), Some(0));
+        let entry = followers.begin(12, 1, 8).unwrap();
+        assert!(core::ptr::eq(entry.0, &raw const followers.readers[0]));
     }
 
     #[test]
     fn an_archiver_is_at_the_first_file_that_is_not_archived() {
-        let followers = Followers::NEW;
+        let followers = LogFollowers::NEW;
         for archived in [7, 9, 8] {
             followers.archived(1, archived);
         }

@@ -1,4 +1,5 @@
-//! Which file it is, by its device and inode: as a value, and as words that threads or processes share.
+//! Which file it is, by its device and inode: as a value, and as words that threads or processes
+//! share.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,7 +24,8 @@ impl FileIdentity {
     }
 }
 
-/// An identity in shared memory. All bits may be zero. Who reads it while it is set may get a mixture.
+/// An identity in shared memory. All bits may be zero. Who reads it while it is set may get a
+/// mixture.
 #[repr(C)]
 pub struct SharedIdentity {
     pub(crate) device: AtomicU64,
@@ -31,10 +33,6 @@ pub struct SharedIdentity {
 }
 
 impl SharedIdentity {
-    /// The initial value.
-    #[allow(clippy::declare_interior_mutable_const, reason = "the start of a static")]
-    pub const NONE: Self = Self { device: AtomicU64::new(0), inode: AtomicU64::new(0) };
-
     /// Sets it.
     pub fn set(&self, to: FileIdentity) {
         self.device.store(to.device, Ordering::Relaxed);

@@ -1,59 +1,63 @@
 //! The library's start and end in a process, and its replacement for the standard library.
 //!
-//! Before the program's own code runs, the constructor reads the settings of the process, looks up the C library's functions, and follows
-//! the descriptors that the process was started with. In a process without settings it does nothing.
+//! Before the program's own code runs, the constructor reads the settings of the process, looks up
+//! the C library's functions, and follows the descriptors that the process was started with. In a
+//! process without settings it does nothing.
 //!
-//! How it fails: the rules stay off in three cases: the settings are not understood; the program is set-user-ID or has another C library;
-//! or a seccomp filter would kill the process for the rules' system calls (the report counts that). If the report cannot be mapped, nothing
-//! is counted in it. The code should never panic. If it does, the rules are turned off and the process aborts.
-
-#![allow(unsafe_code, reason = "is entered by the C library, as the process starts and ends")]
+//! How it fails: the rules stay off in three cases: the settings are not understood; the program is
+//! set-user-ID or has another C library; or a seccomp filter would kill the process for the rules'
+//! system calls (the report counts that). If the report cannot be mapped, nothing is counted in it.
+//! The code should never panic. If it does, the rules are turned off and the process aborts.
 
 use core::cell::UnsafeCell;
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::{c_char, c_int};
 
 use crate::counters::Count;
-use crate::hooks::{formatted, stdio};
+use crate::hooks::{self, stdio};
 use crate::settings::{Part, Plan, TEXT_MAX, VARIABLE};
 use crate::{
     counters, followers, helper, introspection, launcher, open_readers, process, real, rules, sys,
     tracked_files,
 };
 
-/// A copy of the settings' text, because a program may overwrite its environment. A null byte stays behind the text.
-struct Text(UnsafeCell<[u8; TEXT_MAX + 1]>);
+/// A copy of the settings' text, because a program may overwrite its environment. A null byte stays
+/// behind the text.
+struct SettingsText(UnsafeCell<[u8; TEXT_MAX + 1]>);
 
 // SAFETY: written by `begin` alone, before the program's own code runs.
-unsafe impl Sync for Text {}
+unsafe impl Sync for SettingsText {}
 
-static TEXT: Text = Text(UnsafeCell::new([0; TEXT_MAX + 1]));
+static TEXT_COPY: SettingsText = SettingsText(UnsafeCell::new([0; TEXT_MAX + 1]));
 
-/// Standard input, output and error: a shell redirects these. In a process that no name decides, only these are examined at the start.
-const STANDARD: core::ops::Range<c_int> = 0..3;
+/// Standard input, output and error: a shell redirects these. In a process that no name decides,
+/// only these are examined at the start.
+const STANDARD_DESCRIPTORS: core::ops::Range<c_int> = 0..3;
 
-type Begin = unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char);
+type BeginFunction = unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char);
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static BEGIN: Begin = begin;
+static BEGIN_ENTRY: BeginFunction = begin;
 
 #[used]
 #[unsafe(link_section = ".fini_array")]
-static END: unsafe extern "C" fn() = end;
+static END_ENTRY: unsafe extern "C" fn() = end;
 
 /// The constructor. The C library passes it the arguments of `main`.
 unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environment: *const *const c_char) {
-    if real::find_all() {
-        formatted::find_all();
+    if real::must_find_all() {
+        hooks::find_all();
     }
     // Another C library may pass other arguments.
     if introspection::is_secure() || !real::is_for_this() {
         return;
     }
-    // SAFETY: the environment as the C library keeps it: strings, ended by a null pointer.
-    let Some(text) = (unsafe { find(environment) }) else { return };
+    // SAFETY: the environment as the C library keeps it.
+    let mut variables = unsafe { launcher::strings(environment) };
+    let of_ours = |one: &'static [u8]| one.strip_prefix(VARIABLE.as_bytes())?.strip_prefix(b"=");
+    let Some(text) = variables.find_map(of_ours) else { return };
     // SAFETY: nobody else uses it yet.
-    let whole = unsafe { &mut *TEXT.0.get() };
+    let whole = unsafe { &mut *TEXT_COPY.0.get() };
     let Some(kept) = whole.get_mut(..text.len()).filter(|kept| kept.len() <= TEXT_MAX) else { return };
     kept.copy_from_slice(text);
     let whole: &'static [u8; TEXT_MAX + 1] = whole;
@@ -109,33 +113,9 @@ unsafe extern "C" fn begin(_count: c_int, _args: *const *const c_char, environme
         }
     };
     if plan.part == Part::Undecided {
-        STANDARD.for_each(follow);
+        STANDARD_DESCRIPTORS.for_each(follow);
     } else {
         introspection::descriptors(follow);
-    }
-}
-
-/// Finds the settings' text in the environment.
-///
-/// # Safety
-///
-/// `environment` is null, or an array of strings ended by a null pointer.
-unsafe fn find<'a>(mut environment: *const *const c_char) -> Option<&'a [u8]> {
-    if environment.is_null() {
-        return None;
-    }
-    loop {
-        // SAFETY: by this function's contract, since the null pointer was not reached yet.
-        let one = unsafe { *environment };
-        if one.is_null() {
-            return None;
-        }
-        // SAFETY: by this function's contract.
-        let one = unsafe { CStr::from_ptr(one) }.to_bytes();
-        if let Some(text) = one.strip_prefix(VARIABLE.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) {
-            return Some(text);
-        }
-        environment = environment.wrapping_add(1);
     }
 }
 

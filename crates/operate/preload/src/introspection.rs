@@ -1,17 +1,18 @@
 //! Reads the process and its memory for the hooks, by system calls, which report a bad address.
 //!
-//! Invariant: nothing here reads the program's memory directly, so that a bad address of the program fails in its own call.
-
-#![allow(unsafe_code, reason = "system calls with pointers")]
+//! Invariant: nothing here reads the program's memory directly, so that a bad address of the
+//! program fails in its own call.
 
 use core::mem::MaybeUninit;
 
 use libc::{c_int, c_long};
 use pagekeeper_policy::number;
 
+use crate::paths::DescriptorPath;
 use crate::sys::{self, Errno};
 
-/// Copies `count` values, at most `N`, from an address of the process; `None` unless all of them can be read.
+/// Copies `count` values, at most `N`, from an address of the process; `None` unless all of them
+/// can be read.
 ///
 /// # Safety
 ///
@@ -22,22 +23,25 @@ pub unsafe fn peek<T: Copy, const N: usize>(address: usize, count: usize) -> Opt
     let ours = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: length };
     let theirs = libc::iovec { iov_base: address as *mut _, iov_len: length };
     let args = [sys::getpid() as usize, (&raw const ours) as usize, 1, (&raw const theirs) as usize, 1, 0];
-    // SAFETY: `ours` has room for the bytes read; `theirs` is read by the kernel, which reports a bad address.
+    // SAFETY: `ours` has room for the bytes read; `theirs` is read by the kernel, which reports a
+    // bad address.
     let done = unsafe { sys::call(libc::SYS_process_vm_readv, args) };
-    // SAFETY: all of it was zeroed, and then set as far as it was read; all bits are valid by this function's contract.
+    // SAFETY: all of it was zeroed, and then set as far as it was read; all bits are valid by this
+    // function's contract.
     (done == Ok(length)).then(|| unsafe { to.assume_init() })
 }
 
 /// Returns the bytes of a vectored call's buffers; 0 if they cannot be read.
 pub fn length_of(parts: *const libc::iovec, count: c_int) -> u64 {
-    const FEW: usize = 16;
+    const PARTS_MAX: usize = 16;
     let Ok(count) = usize::try_from(count) else { return 0 };
     // SAFETY: all bits are valid for two numbers, which are struct iovec's layout.
-    let Some(parts) = (unsafe { peek::<[usize; 2], FEW>(parts as usize, count) }) else { return 0 };
+    let Some(parts) = (unsafe { peek::<[usize; 2], PARTS_MAX>(parts as usize, count) }) else { return 0 };
     parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part[1] as u64))
 }
 
-/// Returns the offset that a call was given by reference, or the file offset if that is null; `None` if it cannot be known.
+/// Returns the offset that a call was given by reference, or the file offset if that is null;
+/// `None` if it cannot be known.
 pub fn position(fd: c_int, given: *const i64) -> Option<u64> {
     if given.is_null() {
         return sys::position(fd).ok();
@@ -47,7 +51,8 @@ pub fn position(fd: c_int, given: *const i64) -> Option<u64> {
     u64::try_from(at).ok()
 }
 
-/// Returns the name of the calling thread (`comm`), without its null byte. The first thread's name is the process's.
+/// Returns the name of the calling thread (`comm`), without its null byte. The first thread's name
+/// is the process's.
 pub fn comm(to: &mut [u8; 16]) -> &[u8] {
     // SAFETY: `to` has the 16 bytes that are written.
     let done = unsafe { sys::call(libc::SYS_prctl, [libc::PR_GET_NAME as usize, to.as_mut_ptr() as usize]) };
@@ -55,13 +60,23 @@ pub fn comm(to: &mut [u8; 16]) -> &[u8] {
     if done.is_ok() { to.get(..length).unwrap_or_default() } else { &[] }
 }
 
-/// Calls `act` with the process's name, which is its first thread's, from any thread.
-pub fn with_process_name<R>(act: impl FnOnce(&[u8]) -> R) -> R {
-    let mut text = [0; 16];
-    match sys::text_of(c"/proc/self/comm", &mut text) {
-        b"" => act(comm(&mut [0; 16])),
-        name => act(name.strip_suffix(b"\n").unwrap_or(name)),
+/// Returns the process's name, which is its first thread's, from any thread.
+pub fn process_name(to: &mut [u8; 16]) -> &[u8] {
+    match sys::text_of(c"/proc/self/comm", to).len().checked_sub(1) {
+        Some(length) => to.get(..length).unwrap_or_default(),
+        None => comm(to),
     }
+}
+
+/// Returns the program's offset in the file that its descriptor names, from /proc.
+pub fn position_of(fd: c_int) -> Option<u64> {
+    position_in(sys::text_of(DescriptorPath::new(b"/proc/self/fdinfo/", fd).as_c_str(), &mut [0; 64]))
+}
+
+/// Parses the offset from the text of /proc/PID/fdinfo: its first line is `pos:`, blanks, and the
+/// number.
+fn position_in(text: &[u8]) -> Option<u64> {
+    number(text.strip_prefix(b"pos:")?.split(|&byte| byte == b'\n').next()?.trim_ascii())
 }
 
 /// Whether the system started the program with privileges that its caller does not have.
@@ -70,20 +85,23 @@ pub fn is_secure() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// Whether a seccomp filter that the process was started under would kill it for the rules' system calls. Tests this in a child. A filter
-/// that refuses the calls is handled like a kernel without them.
+/// Whether a seccomp filter that the process was started under would kill it for the rules' system
+/// calls. Tests this in a child. A filter that refuses the calls is handled like a kernel without
+/// them.
 pub fn is_deadly() -> bool {
-    const FILTERED: usize = 2;
+    const MODE_FILTER: usize = 2;
     // SAFETY: no pointers.
-    let is_filtered = unsafe { sys::call(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize]) } == Ok(FILTERED);
+    let is_filtered =
+        unsafe { sys::call(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize]) } == Ok(MODE_FILTER);
     is_filtered && !is_survived(try_calls)
 }
 
-/// Runs `act` in a child with a copy of all memory, which leaves no core dump however it ends. Returns whether the child reached the end.
-/// `act` makes system calls only.
+/// Runs `act` in a child with a copy of all memory, which leaves no core dump however it ends.
+/// Returns whether the child reached the end. `act` makes system calls only.
 pub fn is_survived(act: impl FnOnce()) -> bool {
-    // SAFETY: a child with a copy of all memory and no signal at its end. It goes on from here, on a copy of this stack, and makes system
-    // calls only. The status is written to a variable that has room for it; a limit is two numbers.
+    // SAFETY: a child with a copy of all memory and no signal at its end. It goes on from here, on
+    // a copy of this stack, and makes system calls only. The status is written to a variable that
+    // has room for it; a limit is two numbers.
     unsafe {
         let child = match sys::call(libc::SYS_clone, [0]) {
             Ok(0) => {
@@ -110,7 +128,7 @@ pub fn is_survived(act: impl FnOnce()) -> bool {
 fn try_calls() {
     const NONE: usize = usize::MAX;
     /// Bytes of the kernel's set of signals.
-    const SIGNALS: usize = 8;
+    const SIGNAL_SET_BYTES: usize = 8;
     let zeros = [0_u64; 2];
     let nothing = zeros.as_ptr() as usize;
     let name = c"pagekeeper".as_ptr() as usize;
@@ -137,13 +155,14 @@ fn try_calls() {
         (libc::SYS_ppoll, [0, 0, nothing, 0, 0, 0]),
         (libc::SYS_prctl, [libc::PR_SET_NAME as usize, name, 0, 0, 0, 0]),
         (libc::SYS_mmap, [0, 4096, read_only, shared, NONE, 0]),
-        (libc::SYS_rt_sigprocmask, [0, 0, 0, SIGNALS, 0, 0]),
-        (libc::SYS_rt_sigaction, [0, 0, 0, SIGNALS, 0, 0]),
+        (libc::SYS_rt_sigprocmask, [0, 0, 0, SIGNAL_SET_BYTES, 0, 0]),
+        (libc::SYS_rt_sigaction, [0, 0, 0, SIGNAL_SET_BYTES, 0, 0]),
     ];
     let on_no_file = on_no_file.into_iter().map(|number| (number, [NONE, 0, 0, 0, 0, 0]));
     let on_nothing = on_nothing.into_iter().map(|number| (number, [0; 6]));
     for (number, args) in on_no_file.chain(on_nothing).chain(others) {
-        // SAFETY: no descriptor, nothing to read, or valid arguments: limits of two numbers, a zero time, a name.
+        // SAFETY: no descriptor, nothing to read, or valid arguments: limits of two numbers, a zero
+        // time, a name.
         let _ = unsafe { sys::call(number, args) };
     }
     let _ = sys::cachestat(-1, 0..1);
@@ -152,19 +171,19 @@ fn try_calls() {
     let _ = unsafe { sys::call(libc::SYS_exit, [0]) };
 }
 
-/// Calls `each` for all descriptors of the process, from /proc; for the first few numbers without /proc.
+/// Calls `each` for all descriptors of the process, from /proc; for the first few numbers without
+/// /proc.
 pub fn descriptors(mut each: impl FnMut(c_int)) {
-    const UNSEEN: c_int = 64;
+    const TRIED_MAX: c_int = 64;
     if !named_descriptors(&mut each) {
-        (0..UNSEEN).for_each(each);
+        (0..TRIED_MAX).for_each(each);
     }
 }
 
-/// Calls `each`, which may close it, for all descriptors of the process. Returns `false` without /proc.
+/// Calls `each`, which may close it, for all descriptors of the process. Returns `false` without
+/// /proc.
 pub fn named_descriptors(mut each: impl FnMut(c_int)) -> bool {
-    let Ok(directory) = sys::open(c"/proc/self/fd", libc::O_RDONLY | libc::O_DIRECTORY) else {
-        return false;
-    };
+    let Ok(directory) = sys::open(c"/proc/self/fd", libc::O_RDONLY | libc::O_DIRECTORY) else { return false };
     let mut names = [0_u64; 256];
     loop {
         let args = [directory as usize, names.as_mut_ptr() as usize, size_of_val(&names)];
@@ -182,7 +201,8 @@ pub fn named_descriptors(mut each: impl FnMut(c_int)) -> bool {
     true
 }
 
-/// Calls `each` for the numbers among the names of directory entries (`struct linux_dirent64`: its length is at offset 16, its name at 19).
+/// Calls `each` for the numbers among the names of directory entries (`struct linux_dirent64`: its
+/// length is at offset 16, its name at 19).
 fn entries(mut bytes: &[u8], mut each: impl FnMut(c_int)) {
     while let Some(&[low, high]) = bytes.get(16..18) {
         let length = usize::from(u16::from_ne_bytes([low, high]));
@@ -238,6 +258,14 @@ mod tests {
     }
 
     #[test]
+    fn the_position_is_read_from_proc() {
+        assert_eq!(position_in(b"pos:\t4096\nflags:\t0100002\n"), Some(4096));
+        for text in [&b""[..], b"pos:", b"pos:\t\nflags", b"pos:\tx\n", b"flags:\t1\n"] {
+            assert_eq!(position_in(text), None);
+        }
+    }
+
+    #[test]
     fn all_descriptors_are_found() {
         let files: Vec<_> = (0..100).map(|_| tempfile::tempfile().unwrap()).collect();
         let mut seen = Vec::new();
@@ -251,11 +279,11 @@ mod tests {
 
     #[test]
     fn a_filter_that_kills_is_found_by_a_child() {
-        const NUMBER: u32 = 0;
+        const NUMBER_OFFSET: u32 = 0;
         let under = |action: u32, call: u32| {
             let statement = |code: u32, k| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
             let mut filter = [
-                statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, NUMBER),
+                statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, NUMBER_OFFSET),
                 libc::sock_filter { jf: 1, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call) },
                 statement(libc::BPF_RET | libc::BPF_K, action),
                 statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
@@ -289,6 +317,8 @@ mod tests {
         let named = std::thread::Builder::new().name("a-name".to_owned());
         let seen = named.spawn(|| comm(&mut [0; 16]).to_vec()).unwrap().join().unwrap();
         assert_eq!(seen, b"a-name");
+        let name = std::fs::read("/proc/self/comm").unwrap();
+        assert_eq!(process_name(&mut [0; 16]), name.trim_ascii_end());
         assert!(!is_secure());
     }
 }

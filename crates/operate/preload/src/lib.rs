@@ -1,19 +1,24 @@
-//! The rules inside an unmodified process: a library to preload (`LD_PRELOAD`) that stands between a program and its C library where files
-//! are opened, read, written, synced and closed.
+//! The rules inside an unmodified process: a library to preload (`LD_PRELOAD`) that stands between
+//! a program and its C library where files are opened, read, written, synced and closed.
 //!
-//! As the preloaded library (feature `interpose`, `--crate-type cdylib`) it does without the standard library. Without the feature it has
-//! what the launcher ([`settings`], [`counters`]) and the tests need.
+//! As the preloaded library (feature `interpose`, `--crate-type cdylib`) it does without the
+//! standard library. Without the feature it has what the launcher ([`settings`], [`counters`]) and
+//! the tests need.
 //!
 //! Invariants of each hook:
-//! 1. The program's call is made once, with the program's arguments, and returns what the C library returned; `errno` is the call's own.
-//! 2. It takes no memory, waits for no lock and sets up no thread-local storage, unless the helper is needed and does not exist yet. That
-//!    happens only where a file is opened, closed, first seen to be used by calls that are not hooked, or was written much. The C library
-//!    then creates the helper's thread, as for any `pthread_create`. In a signal handler no thread is created. The table's memory comes
-//!    directly from the kernel ([`chunks`]).
+//! 1. The program's call is made once, with the program's arguments, and returns what the C library
+//!    returned; `errno` is the call's own.
+//! 2. It takes no memory, waits for no lock and sets up no thread-local storage, unless the helper
+//!    is needed and does not exist yet. That happens only where a file is opened, closed, first
+//!    seen to be used by calls that are not hooked, or was written much. The C library then creates
+//!    the helper's thread, as for any `pthread_create`. In a signal handler no thread is created.
+//!    The table's memory comes directly from the kernel ([`chunks`]).
 //! 3. A call on a file that no rule applies to costs two loads and a jump.
 //! 4. Any failure in here turns off a rule, or the whole library, never the program.
 
 #![cfg_attr(feature = "interpose", no_std)]
+#![allow(unsafe_code, reason = "stands between a program, its C library and the kernel")]
+#![allow(clippy::declare_interior_mutable_const, reason = "statics and memory of zeros begin as these")]
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_possible_wrap,
@@ -38,6 +43,7 @@ pub mod page_probe;
 pub mod parts;
 pub mod paths;
 pub mod process;
+pub mod program;
 #[cfg(feature = "interpose")]
 mod real;
 pub mod residency;

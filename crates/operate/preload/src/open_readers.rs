@@ -1,29 +1,33 @@
-//! A table in which streams share their knowledge of open files: a page that another stream brought in is a stream's, too. Without the
-//! table each would take the others' pages for resident before, and they would stay for good.
+//! A table in which streams share their knowledge of open files: a page that another stream brought
+//! in is a stream's, too. Without the table each would take the others' pages for resident before,
+//! and they would stay for good.
 //!
-//! A reader publishes which windows it found empty. Another reader that finds pages in such a window takes them for a stream's. All readers
-//! of a process share one table; all commands of a user do if the launcher has created a file for it ([`share`]).
+//! A reader publishes which windows it found empty. Another reader that finds pages in such a
+//! window takes them for a stream's. All readers of a process share one table; all commands of a
+//! user do if the launcher has created a file for it ([`share`]).
 //!
-//! Invariants: nobody waits and nothing is allocated; all bits may be zero. An entry is valid for `LEASE` after its last update, so that
-//! the entry of a killed reader expires. Without a free place a reader publishes nothing, and others leave its pages.
+//! Invariants: nobody waits and nothing is allocated; all bits may be zero. An entry is valid for
+//! `LEASE_NS` after its last update, so that the entry of a killed reader expires. Without a free
+//! place a reader publishes nothing, and others leave its pages.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 use pagekeeper_policy::WINDOW;
+use pagekeeper_policy::stream::windows_from;
 
 use crate::identity::{FileIdentity, SharedIdentity};
 use crate::{counters, sys};
 
 /// Readers that have a place at a time.
-const READERS: usize = 256;
+const READERS_MAX: usize = 256;
 /// Nanoseconds for which an entry is valid after its last update.
-const LEASE: u64 = 30_000_000_000;
-/// Nanoseconds for which the entry is valid of a reader that has left and whose pages a socket or a pipe still holds.
-const LEASE_OF_SENT: u64 = 5_000_000_000;
+const LEASE_NS: u64 = 30_000_000_000;
+/// Nanoseconds for which the entry is valid of a reader that has left and whose pages a socket or a
+/// pipe still holds.
+const LEASE_OF_SENT_NS: u64 = 5_000_000_000;
 /// Bytes of the table's file.
-#[cfg(not(feature = "interpose"))]
-const ROOM: u64 = size_of::<OpenReaders>() as u64;
+pub const TABLE_BYTES: u64 = size_of::<OpenReaders>() as u64;
 
 /// The entry of one reader. The version is odd while the words after it are changed.
 #[repr(C, align(64))]
@@ -34,71 +38,45 @@ struct Entry {
     pid: AtomicU32,
     version: AtomicU32,
     file: SharedIdentity,
-    /// The first window, and a bit for each from it on that was found empty. [`ALL`]: the whole file is the reader's.
+    /// The first window, and a bit for each from it on that was found empty. [`ALL_FIRST`]: the
+    /// whole file is the reader's.
     first: AtomicU64,
     low: AtomicU64,
     high: AtomicU64,
-    /// The number of times that the place was taken. A reader that lost it to another one of the same process sees that here.
+    /// The number of times that the place was taken. A reader that lost it to another one of the
+    /// same process sees that here.
     takings: AtomicU32,
 }
 
 /// In place of a first window: the reader created the file.
-const ALL: u64 = u64::MAX;
+const ALL_FIRST: u64 = u64::MAX;
 /// The windows of a file that the reader created: all.
-pub const ALL_WINDOWS: (u64, u128) = (ALL, u128::MAX);
+pub const ALL_WINDOWS: (u64, u128) = (ALL_FIRST, u128::MAX);
 
 /// The table.
 #[repr(C)]
 pub struct OpenReaders {
     /// Places from this one on were never taken.
     used: AtomicU32,
-    entries: [Entry; READERS],
+    entries: [Entry; READERS_MAX],
 }
 
-static OWN: OpenReaders = OpenReaders {
-    used: AtomicU32::new(0),
-    entries: [const {
-        Entry {
-            until: AtomicU64::new(0),
-            pid: AtomicU32::new(0),
-            version: AtomicU32::new(0),
-            file: SharedIdentity::NONE,
-            first: AtomicU64::new(0),
-            low: AtomicU64::new(0),
-            high: AtomicU64::new(0),
-            takings: AtomicU32::new(0),
-        }
-    }; READERS],
-};
+// SAFETY: numbers.
+static OWN_READERS: OpenReaders = unsafe { core::mem::zeroed() };
 
-static SHARED: AtomicPtr<OpenReaders> = AtomicPtr::new(core::ptr::null_mut());
+static SHARED_READERS: AtomicPtr<OpenReaders> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Shares the table with the user's other commands, by the file at that path, if it is such a table.
+/// Shares the table with the user's other commands, by the file at that path, if it is such a
+/// table.
 pub fn share(path: &[u8]) {
     let Some(at) = counters::map_file(path, size_of::<OpenReaders>()) else { return };
-    SHARED.store(core::ptr::with_exposed_provenance_mut(at), Ordering::Release);
+    SHARED_READERS.store(core::ptr::with_exposed_provenance_mut(at), Ordering::Release);
 }
 
-#[allow(unsafe_code, reason = "follows the pointer to the table")]
 fn table() -> &'static OpenReaders {
-    // SAFETY: null, or a mapping that is never unmapped, long enough, and valid with all bits; all of it is atomic.
-    unsafe { SHARED.load(Ordering::Acquire).as_ref() }.unwrap_or(&OWN)
-}
-
-/// Creates the file that commands share, or finds it, and allocates its blocks. The directory should be on tmpfs: elsewhere a disk that is
-/// full later may end a process by a signal.
-#[cfg(not(feature = "interpose"))]
-pub fn make(directory: &std::path::Path) -> std::io::Result<std::path::PathBuf> {
-    use std::os::fd::AsRawFd as _;
-    use std::os::unix::fs::OpenOptionsExt as _;
-
-    // Another version of this program may have another layout.
-    let path = directory.join(format!("readers-1-{ROOM}"));
-    let mut options = std::fs::OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    let file = options.open(&path)?;
-    sys::take_room(file.as_raw_fd(), ROOM).map_err(|errno| std::io::Error::from_raw_os_error(errno.0))?;
-    Ok(path)
+    // SAFETY: null, or a mapping that is never unmapped, long enough, and valid with all bits; all
+    // of it is atomic.
+    unsafe { SHARED_READERS.load(Ordering::Acquire).as_ref() }.unwrap_or(&OWN_READERS)
 }
 
 /// A reader's place, which it gives up when dropped.
@@ -115,10 +93,15 @@ impl ReaderPlace {
         let take = |entry: &Entry| {
             let until = entry.until.load(Ordering::Relaxed);
             // A lease that ends too late is from before a reboot.
-            (until <= now || until > now.saturating_add(LEASE))
+            (until <= now || until > now.saturating_add(LEASE_NS))
                 && entry
                     .until
-                    .compare_exchange(until, now.saturating_add(LEASE), Ordering::AcqRel, Ordering::Relaxed)
+                    .compare_exchange(
+                        until,
+                        now.saturating_add(LEASE_NS),
+                        Ordering::AcqRel,
+                        Ordering::Relaxed,
+                    )
                     .is_ok()
         };
         let (index, entry) = table.entries.iter().enumerate().find(|(_, entry)| take(entry))?;
@@ -132,7 +115,8 @@ impl ReaderPlace {
 
     fn entry(&self) -> Option<&'static Entry> {
         let entry = table().entries.get(self.index)?;
-        // A reader without an update for too long has lost its place. In a child of fork, the place is the parent's.
+        // A reader without an update for too long has lost its place. In a child of fork, the place
+        // is the parent's.
         let is_own = entry.takings.load(Ordering::Acquire) == self.taking
             && entry.pid.load(Ordering::Relaxed) == sys::getpid();
         is_own.then_some(entry)
@@ -141,7 +125,7 @@ impl ReaderPlace {
     /// Gives the place up later: nobody else knows of the pages that are still held.
     pub fn linger(self) {
         if let Some(entry) = self.entry() {
-            entry.until.store(sys::now().saturating_add(LEASE_OF_SENT), Ordering::Release);
+            entry.until.store(sys::now().saturating_add(LEASE_OF_SENT_NS), Ordering::Release);
         }
         core::mem::forget(self);
     }
@@ -155,8 +139,8 @@ impl Drop for ReaderPlace {
     }
 }
 
-/// Publishes which windows of a file a reader found empty: those with a bit in `bits`, from the window `first` on. For a file that it
-/// created, these are all ([`ALL_WINDOWS`]).
+/// Publishes which windows of a file a reader found empty: those with a bit in `bits`, from the
+/// window `first` on. For a file that it created, these are all ([`ALL_WINDOWS`]).
 pub fn say(place: &mut Option<ReaderPlace>, file: FileIdentity, (first, bits): (u64, u128)) {
     let now = sys::now();
     if place.is_none() {
@@ -170,10 +154,11 @@ pub fn say(place: &mut Option<ReaderPlace>, file: FileIdentity, (first, bits): (
     entry.low.store(bits as u64, Ordering::Relaxed);
     entry.high.store((bits >> 64) as u64, Ordering::Relaxed);
     entry.version.fetch_add(1, Ordering::Release);
-    entry.until.store(now.saturating_add(LEASE), Ordering::Release);
+    entry.until.store(now.saturating_add(LEASE_NS), Ordering::Release);
 }
 
-/// Returns the windows of a range that other readers of the file found empty: a bit for each, from its first on.
+/// Returns the windows of a range that other readers of the file found empty: a bit for each, from
+/// its first on.
 pub fn others(own: Option<&ReaderPlace>, file: FileIdentity, range: &Range<u64>) -> u128 {
     let (table, now) = (table(), sys::now());
     let used = table.used.load(Ordering::Acquire) as usize;
@@ -188,7 +173,7 @@ impl Entry {
     fn windows(&self, file: FileIdentity, from: u64, now: u64) -> Option<u128> {
         let until = self.until.load(Ordering::Acquire);
         // A lease that ends too late is from before a reboot.
-        if until <= now || until > now.saturating_add(LEASE) {
+        if until <= now || until > now.saturating_add(LEASE_NS) {
             return None;
         }
         let version = self.version.load(Ordering::Acquire);
@@ -201,13 +186,7 @@ impl Entry {
             return None;
         }
         let bits = u128::from(low) | u128::from(high) << 64;
-        Some(if first == ALL {
-            u128::MAX
-        } else if first <= from {
-            u32::try_from(from - first).map_or(0, |by| bits.checked_shr(by).unwrap_or(0))
-        } else {
-            u32::try_from(first - from).map_or(0, |by| bits.checked_shl(by).unwrap_or(0))
-        })
+        Some(if first == ALL_FIRST { u128::MAX } else { windows_from(first, bits, from) })
     }
 }
 
@@ -248,7 +227,7 @@ mod tests {
         let entry = one.as_ref().unwrap().entry().unwrap();
         let now = sys::now();
         assert_eq!(entry.windows(file, 0, now), Some(1));
-        assert_eq!(entry.windows(file, 0, now + LEASE + 1_000_000_000), None);
+        assert_eq!(entry.windows(file, 0, now + LEASE_NS + 1_000_000_000), None);
         // A clock that was reset.
         assert_eq!(entry.windows(file, 0, now.saturating_sub(1_000_000_000)), None);
     }
@@ -266,13 +245,5 @@ mod tests {
         assert!(taken.iter().any(|place| place.index == index));
         assert!(one.as_ref().unwrap().entry().is_none());
         assert!(entry.version.load(Ordering::Acquire).is_multiple_of(2));
-    }
-
-    #[test]
-    fn the_file_is_made_once_with_its_room() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = make(directory.path()).unwrap();
-        assert_eq!(make(directory.path()).unwrap(), path);
-        assert!(std::fs::metadata(&path).unwrap().len() >= size_of::<OpenReaders>() as u64);
     }
 }

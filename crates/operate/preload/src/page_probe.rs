@@ -1,12 +1,13 @@
-//! Finds the resident pages of a file for a user who may use neither cachestat(2) nor mincore(2) on it.
+//! Finds the resident pages of a file for a user who may use neither cachestat(2) nor mincore(2) on
+//! it.
 //!
-//! It brings in the first page of each 64 KiB, by reads that do not wait and that return whether the page was there. Then it maps the window
-//! and accesses these pages, whereupon the kernel maps the resident ones of the 64 KiB (`fault_around_bytes`). /proc/self/pagemap shows which
-//! these were.
+//! It brings in the first page of each 64 KiB, by reads that do not wait and that return whether
+//! the page was there. Then it maps the window and accesses these pages, whereupon the kernel maps
+//! the resident ones of the 64 KiB (`fault_around_bytes`). /proc/self/pagemap shows which these
+//! were.
 //!
-//! Invariants: nothing is allocated; no child of fork inherits the mapping, which would keep the file; it replaces no other mapping.
-
-#![allow(unsafe_code, reason = "system calls with pointers")]
+//! Invariants: nothing is allocated; no child of fork inherits the mapping, which would keep the
+//! file; it replaces no other mapping.
 
 use core::ops::Range;
 
@@ -14,18 +15,20 @@ use libc::c_int;
 
 use crate::sys::{self, Errno, call, page_size};
 
-/// The kernel maps the resident pages among this many bytes around an accessed page: the default of `fault_around_bytes`.
-const AROUND: u64 = 64 << 10;
+/// The kernel maps the resident pages among this many bytes around an accessed page: the default of
+/// `fault_around_bytes`.
+const FAULT_AROUND_BYTES: u64 = 64 << 10;
 /// The most parts of that size, and the most pages, in a window.
 const BLOCKS_MAX: usize = 32;
 const PAGES_MAX: usize = 512;
 
-/// Finds which pages of a window were resident, each in the lowest bit of a byte. The open file must have `POSIX_FADV_RANDOM`.
+/// Finds which pages of a window were resident, each in the lowest bit of a byte. The open file
+/// must have `POSIX_FADV_RANDOM`.
 pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Errno> {
-    const PRESENT: u64 = 1 << 63;
+    const PAGE_PRESENT: u64 = 1 << 63;
     let page = page_size();
     // With larger pages, fewer are mapped around one.
-    let each = (AROUND / page).max(1) as usize;
+    let each = (FAULT_AROUND_BYTES / page).max(1) as usize;
     let count = (window.end.saturating_sub(window.start)).div_ceil(page) as usize;
     let (Some(pages), true) = (pages.get_mut(..count), count <= (each * BLOCKS_MAX).min(PAGES_MAX)) else {
         return Err(Errno(libc::EINVAL));
@@ -49,13 +52,14 @@ pub fn probe(fd: c_int, window: &Range<u64>, pages: &mut [u8]) -> Result<(), Err
     read_page_map(fd, window, (each, blocks), seen.get_mut(..count).unwrap_or_default())?;
     for (nth, (page, seen)) in pages.iter_mut().zip(seen).enumerate() {
         if !nth.is_multiple_of(each) {
-            *page = u8::from(seen & PRESENT != 0);
+            *page = u8::from(seen & PAGE_PRESENT != 0);
         }
     }
     Ok(())
 }
 
-/// Maps a window, accesses the first page of each of its blocks of `each` pages, and reads the kernel's entries of all pages into `seen`.
+/// Maps a window, accesses the first page of each of its blocks of `each` pages, and reads the
+/// kernel's entries of all pages into `seen`.
 fn read_page_map(
     fd: c_int,
     window: &Range<u64>,
@@ -76,8 +80,8 @@ fn read_page_map(
         let args = [sys::getpid() as usize, ours, 1, theirs, blocks, 0];
         let (into, size) = (seen.as_mut_ptr() as usize, size_of_val(seen));
         let from = at / page * size_of::<u64>();
-        // SAFETY: a mapping that nobody else knows, and which only the kernel reads, into bytes that live for the call; `seen` has a number
-        // for each of its pages.
+        // SAFETY: a mapping that nobody else knows, and which only the kernel reads, into bytes
+        // that live for the call; `seen` has a number for each of its pages.
         unsafe {
             sys::advise_memory(at, length, libc::MADV_DONTFORK);
             sys::advise_memory(at, length, libc::MADV_RANDOM);
@@ -91,14 +95,15 @@ fn read_page_map(
     if done? { Ok(()) } else { Err(Errno(libc::EIO)) }
 }
 
-/// Maps a part of a file for reading at a multiple of [`AROUND`]; otherwise the last pages would not be mapped with the first of their 64
-/// KiB. The address is a hint: it replaces nothing that other threads have mapped meanwhile. Fails with `EAGAIN` if they were quicker each
+/// Maps a part of a file for reading at a multiple of [`FAULT_AROUND_BYTES`]; otherwise the last
+/// pages would not be mapped with the first of their 64 KiB. The address is a hint: it replaces
+/// nothing that other threads have mapped meanwhile. Fails with `EAGAIN` if they were quicker each
 /// time.
 fn map_at_around(fd: c_int, start: u64, length: usize) -> Result<usize, Errno> {
-    const TRIES: usize = 4;
+    const MAP_TRIES: usize = 4;
     let reserved = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let around = AROUND as usize;
-    for _ in 0..TRIES {
+    let around = FAULT_AROUND_BYTES as usize;
+    for _ in 0..MAP_TRIES {
         let whole = length + around;
         let room = sys::map(0, whole, libc::PROT_NONE, reserved, -1, 0)?;
         // SAFETY: made just before, and nobody else knows of it.

@@ -1,4 +1,5 @@
-//! Paths that are put together on the stack: of the program's descriptors in /proc, and of files in directories.
+//! Paths that are put together on the stack: of the program's descriptors in /proc, and of files in
+//! directories.
 //!
 //! Invariant: nothing is allocated; a path that does not fit is none.
 
@@ -41,15 +42,16 @@ impl DescriptorPath {
     }
 }
 
-/// Returns the path of the file that `fd` names in the calling thread's descriptor table. It may be cut off if it fills `into`.
+/// Returns the path of the file that `fd` names in the calling thread's descriptor table. It may be
+/// cut off if it fills `into`.
 pub fn path_of(fd: c_int, into: &mut [u8]) -> Result<&[u8], Errno> {
     let link = DescriptorPath::of_thread(fd);
     let link = if fd == libc::AT_FDCWD { c"/proc/thread-self/cwd" } else { link.as_c_str() };
     sys::read_link(link, into)
 }
 
-/// Opens the file that `fd` names in the calling thread's table anew, read-only. Leaves the file's access time alone if the user may have
-/// that.
+/// Opens the file that `fd` names in the calling thread's table anew, read-only. Leaves the file's
+/// access time alone if the user may have that.
 pub fn reopen(fd: c_int) -> Result<c_int, Errno> {
     let path = DescriptorPath::of_thread(fd);
     let flags = libc::O_RDONLY | libc::O_NONBLOCK;
@@ -59,14 +61,15 @@ pub fn reopen(fd: c_int) -> Result<c_int, Errno> {
     }
 }
 
-/// Opens a descriptor that only names the file of another (`O_PATH`). Closing it keeps the process's record locks on the file, which
-/// closing any other descriptor of it would release (fcntl(2)).
+/// Opens a descriptor that only names the file of another (`O_PATH`). Closing it keeps the
+/// process's record locks on the file, which closing any other descriptor of it would release
+/// (fcntl(2)).
 pub fn name_of(fd: c_int) -> Result<c_int, Errno> {
     sys::open(DescriptorPath::of_thread(fd).as_c_str(), libc::O_PATH)
 }
 
-/// Writes the parts one after the other into `into`, with a null byte behind them. `None` if there is too little room, or a part has a null
-/// byte.
+/// Writes the parts one after the other into `into`, with a null byte behind them. `None` if there
+/// is too little room, or a part has a null byte.
 pub fn join<'a>(into: &'a mut [u8], parts: &[&[u8]]) -> Option<&'a CStr> {
     let length = parts.iter().map(|part| part.len()).sum();
     let (end, room) = into.get_mut(..=length)?.split_last_mut()?;

@@ -1,4 +1,5 @@
-//! Finds resident pages of a file, by cachestat(2) or mincore(2), for those who read, watch or drop them.
+//! Finds resident pages of a file, by cachestat(2) or mincore(2), for those who read, watch or drop
+//! them.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -12,9 +13,9 @@ use crate::process::count;
 use crate::sys::{self, Errno};
 
 /// Nanoseconds after which pages further ahead are sampled again: others may have brought them in.
-pub const STALE: u64 = 2_000_000_000;
+pub const STALE_NS: u64 = 2_000_000_000;
 /// The largest number of pages in a window.
-pub(crate) const PAGES: usize = (WINDOW / 4096) as usize;
+pub(crate) const WINDOW_PAGES_MAX: usize = (WINDOW / 4096) as usize;
 
 /// Whether cachestat(2) is missing, or forbidden to the process.
 static NO_CACHESTAT: AtomicBool = AtomicBool::new(false);
@@ -37,7 +38,8 @@ impl ResidencyProbe {
         Self { has_counts, ..Self::NEW }
     }
 
-    /// Samples a range of a file of `size` bytes, for a stream. Returns `false` if that is not possible.
+    /// Samples a range of a file of `size` bytes, for a stream. Returns `false` if that is not
+    /// possible.
     pub fn sample<const PARTLY: usize>(
         &mut self,
         stream: &mut StreamOf<PARTLY>,
@@ -45,7 +47,14 @@ impl ResidencyProbe {
         range: &Range<u64>,
         size: u64,
     ) -> bool {
-        self.by_cachestat(stream, fd, range, size) || self.by_mincore(stream, fd, range, size)
+        if self.by_cachestat(stream, fd, range, size) {
+            return true;
+        }
+        let can = self.sees_pages(fd, size);
+        for window in windows(range).filter(|_| can) {
+            self.sample_pages(stream, fd, &window, size);
+        }
+        can
     }
 
     /// Returns the resident bytes of the range; `None` if they cannot be seen.
@@ -56,8 +65,17 @@ impl ResidencyProbe {
         if self.sees != Some(true) {
             return None;
         }
-        windows(range)
-            .try_fold(0_u64, |sum, window| Some(sum + resident_pages(fd, &window, &mut [0; PAGES])?))
+        windows(range).try_fold(0_u64, |sum, window| {
+            Some(sum + resident_pages(fd, &window, &mut [0; WINDOW_PAGES_MAX])?)
+        })
+    }
+
+    /// Drops the pages of a range. Returns the bytes that went, and those that stayed.
+    pub(crate) fn drop_range(&mut self, fd: c_int, range: &Range<u64>) -> Result<(u64, u64), Errno> {
+        let there = self.resident(fd, range).unwrap_or(0);
+        sys::drop_pages(fd, range.clone())?;
+        let left = self.resident(fd, range).unwrap_or(0);
+        Ok((there.saturating_sub(left), left))
     }
 
     /// Whether the residency of a file of `size` bytes can be seen.
@@ -65,13 +83,6 @@ impl ResidencyProbe {
         self.has_counts = has_counts;
         let counts = has_counts && !NO_CACHESTAT.load(Ordering::Relaxed);
         (counts && resident(fd, &(0..1)).is_ok()) || self.sees_pages(fd, size)
-    }
-
-    /// Finds out how [`resident`](Self::resident) can see the file's pages.
-    pub fn learn(&mut self, fd: c_int) {
-        if !self.has_counts {
-            self.sees_pages(fd, sys::size(fd));
-        }
     }
 
     /// Samples by cachestat(2). Returns `false` if that is not possible.
@@ -109,21 +120,6 @@ impl ResidencyProbe {
         true
     }
 
-    /// Samples by mincore(2). Returns `false` if that is not possible.
-    fn by_mincore<const PARTLY: usize>(
-        &mut self,
-        stream: &mut StreamOf<PARTLY>,
-        fd: c_int,
-        range: &Range<u64>,
-        size: u64,
-    ) -> bool {
-        let can = self.sees_pages(fd, size);
-        for window in windows(range).filter(|_| can) {
-            self.sample_pages(stream, fd, &window, size);
-        }
-        can
-    }
-
     /// Calls [`sees_pages`] once, and keeps the result.
     fn sees_pages(&mut self, fd: c_int, size: u64) -> bool {
         *self.sees.get_or_insert_with(|| sees_pages(fd, size))
@@ -137,11 +133,9 @@ impl ResidencyProbe {
         window: &Range<u64>,
         size: u64,
     ) {
-        let mut pages = [0_u8; PAGES];
+        let mut pages = [0_u8; WINDOW_PAGES_MAX];
         let bytes = if self.sees_pages(fd, size) { resident_pages(fd, window, &mut pages) } else { None };
-        let Some(bytes) = bytes else {
-            return count(Count::StreamUnobserved, window.end - window.start);
-        };
+        let Some(bytes) = bytes else { return count(Count::StreamUnobserved, window.end - window.start) };
         if !stream.saw(window, bytes) {
             let count = (window.end - window.start).div_ceil(sys::page_size()) as usize;
             stream.saw_pages(window.start, sys::page_size(), pages.get(..count).unwrap_or_default());
@@ -159,8 +153,8 @@ pub(crate) fn windows(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// Whether mincore(2) is right for this process. Without permission, it reports all pages as resident, even those behind the end of the
-/// file.
+/// Whether mincore(2) is right for this process. Without permission, it reports all pages as
+/// resident, even those behind the end of the file.
 pub(crate) fn sees_pages(fd: c_int, size: u64) -> bool {
     let page = sys::page_size();
     let behind = size.saturating_add(1 << 30) / page * page;
@@ -169,7 +163,11 @@ pub(crate) fn sees_pages(fd: c_int, size: u64) -> bool {
 }
 
 /// Returns the resident bytes of a window by mincore(2), and marks its resident pages.
-pub(crate) fn resident_pages(fd: c_int, window: &Range<u64>, pages: &mut [u8; PAGES]) -> Option<u64> {
+pub(crate) fn resident_pages(
+    fd: c_int,
+    window: &Range<u64>,
+    pages: &mut [u8; WINDOW_PAGES_MAX],
+) -> Option<u64> {
     let page = sys::page_size();
     let pages = pages.get_mut(..(window.end - window.start).div_ceil(page) as usize)?;
     sys::mincore(fd, window, pages).ok()?;
@@ -187,7 +185,8 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::FileExt;
 
-    /// Pages may have any size: around an accessed page the kernel maps the others of its 64 KiB, which may be a single page.
+    /// Pages may have any size: around an accessed page the kernel maps the others of its 64 KiB,
+    /// which may be a single page.
     #[test]
     fn what_is_probed_is_what_is_resident() {
         let dir = pagekeeper_testing::disk_dir();
@@ -198,17 +197,18 @@ mod tests {
         file.sync_all().unwrap();
         let fd = file.as_raw_fd();
         sys::drop_pages(fd, 0..u64::MAX).unwrap();
-        sys::read_in_no_order(fd);
+        sys::advise_order(fd, libc::POSIX_FADV_RANDOM);
         for at in [0, 70_000, 1 << 20, (1 << 20) + 2 * page, WINDOW - 1, WINDOW, size - 1] {
             file.read_exact_at(&mut [0], at).unwrap();
         }
         for window in windows(&(0..size)) {
             let count = usize::try_from((window.end - window.start).div_ceil(page)).unwrap();
             let differs = || {
-                let (mut probed, mut resident) = ([1; PAGES], [0; PAGES]);
+                let (mut probed, mut resident) = ([1; WINDOW_PAGES_MAX], [0; WINDOW_PAGES_MAX]);
                 resident_pages(fd, &window, &mut resident).unwrap();
                 crate::page_probe::probe(fd, &window, &mut probed).unwrap();
-                // The first page of each 64 KiB is read. It may already be there when the read returns that it was not.
+                // The first page of each 64 KiB is read. It may already be there when the read
+                // returns that it was not.
                 let is_first = |nth: usize| (nth as u64 * page).is_multiple_of(64 << 10);
                 (0..count)
                     .find(|&nth| probed[nth] != resident[nth] & 1 && !(is_first(nth) && probed[nth] == 1))

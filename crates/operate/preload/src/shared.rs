@@ -1,8 +1,8 @@
-//! State that threads with one open file share: what is known of the file, for threads that find its state busy, and what these did
-//! meanwhile, for the next thread that has the state.
+//! State that threads with one open file share: what is known of the file, for threads that find
+//! its state busy, and what these did meanwhile, for the next thread that has the state.
 //!
-//! Invariants: nobody waits; all bits may be zero. A read without a free place is lost, and the thread that leaves it is notified. A thread
-//! that is ended in the middle takes one place with it.
+//! Invariants: nobody waits; all bits may be zero. A read without a free place is lost, and the
+//! thread that leaves it is notified. A thread that is ended in the middle takes one place with it.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
@@ -10,49 +10,33 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 use crate::sys;
 
 /// Ranges that can be left for the next thread with the state.
-const MISSED: usize = 12;
+const MISSED_MAX: usize = 12;
 /// Places of a file that are read at a time.
-pub const PLACES: usize = 8;
+pub const PLACES_MAX: usize = 8;
 /// The length of a place that is being filled in.
-const TAKEN: u64 = u64::MAX;
+const LENGTH_TAKEN: u64 = u64::MAX;
 
 /// A range: its start and its length.
-struct Place {
+struct SharedRange {
     at: AtomicU64,
     length: AtomicU64,
 }
 
-impl Place {
-    #[allow(clippy::declare_interior_mutable_const, reason = "what a place begins with")]
-    const NONE: Self = Self { at: AtomicU64::new(0), length: AtomicU64::new(0) };
-}
-
 /// The shared state of one open file.
 pub struct Shared {
-    /// The thread that began the last read, the number of reads in progress, and whether several threads read at a time.
+    /// The thread that began the last read, the number of reads in progress, and whether several
+    /// threads read at a time.
     thread: AtomicUsize,
     reads: AtomicU32,
     is_by_many: AtomicBool,
     is_uncached: AtomicBool,
     /// Bytes that were read at the file offset.
     bytes: AtomicU64,
-    missed: [Place; MISSED],
-    known: [Place; PLACES],
+    missed: [SharedRange; MISSED_MAX],
+    known: [SharedRange; PLACES_MAX],
 }
 
 impl Shared {
-    /// The initial state.
-    #[allow(clippy::declare_interior_mutable_const, reason = "what a slot begins with")]
-    pub const NEW: Self = Self {
-        thread: AtomicUsize::new(0),
-        reads: AtomicU32::new(0),
-        is_by_many: AtomicBool::new(false),
-        is_uncached: AtomicBool::new(false),
-        bytes: AtomicU64::new(0),
-        missed: [Place::NONE; MISSED],
-        known: [Place::NONE; PLACES],
-    };
-
     /// Forgets everything.
     pub fn forget(&self) {
         self.thread.store(0, Ordering::Relaxed);
@@ -65,7 +49,8 @@ impl Shared {
         }
     }
 
-    /// Begins a read by this thread. A thread whose handler jumped out of a read does not count as another one.
+    /// Begins a read by this thread. A thread whose handler jumped out of a read does not count as
+    /// another one.
     pub fn comes(&self) {
         let before = self.thread.swap(sys::thread(), Ordering::Relaxed);
         if self.reads.fetch_add(1, Ordering::Relaxed) > 0 && before != sys::thread() {
@@ -117,29 +102,34 @@ impl Shared {
             })
     }
 
-    /// Leaves a read of `done` bytes, there or at the file offset, for the thread that has the state. Returns `false` if there is no free
-    /// place.
+    /// Leaves a read of `done` bytes, there or at the file offset, for the thread that has the
+    /// state. Returns `false` if there is no free place.
     pub fn leave(&self, at: Option<u64>, done: u64) -> bool {
         let Some(at) = at else {
             self.bytes.fetch_add(done, Ordering::Relaxed);
             return true;
         };
         for place in &self.missed {
-            if place.length.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            if place.length.compare_exchange(0, LENGTH_TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 place.at.store(at, Ordering::Relaxed);
-                place.length.store(done.min(TAKEN - 1), Ordering::Release);
+                place.length.store(done.min(LENGTH_TAKEN - 1), Ordering::Release);
                 return true;
             }
         }
         false
     }
 
-    /// Whether something is left. Called by a thread that has given up the state, or has left something.
+    /// Whether something is left. Called by a thread that has given up the state, or has left
+    /// something.
     pub fn has_missed(&self) -> bool {
-        // Either this thread sees what was left, or the one that left it sees that the state is free.
+        // Either this thread sees what was left, or the one that left it sees that the state is
+        // free.
         fence(Ordering::SeqCst);
         self.bytes.load(Ordering::Relaxed) > 0
-            || self.missed.iter().any(|place| !matches!(place.length.load(Ordering::Relaxed), 0 | TAKEN))
+            || self
+                .missed
+                .iter()
+                .any(|place| !matches!(place.length.load(Ordering::Relaxed), 0 | LENGTH_TAKEN))
     }
 
     /// Takes the bytes left at the file offset. Only for the next thread that has the state.
@@ -151,7 +141,7 @@ impl Shared {
     pub fn take(&self) -> impl Iterator<Item = (u64, u64)> {
         self.missed.iter().filter_map(|place| {
             let length = place.length.load(Ordering::Acquire);
-            if matches!(length, 0 | TAKEN) {
+            if matches!(length, 0 | LENGTH_TAKEN) {
                 return None;
             }
             let at = place.at.load(Ordering::Relaxed);
@@ -165,24 +155,27 @@ impl Shared {
 mod tests {
     use super::*;
 
+    // SAFETY: numbers and flags.
+    const NEW: Shared = unsafe { core::mem::zeroed() };
+
     #[test]
     fn what_is_left_is_taken_once() {
-        let shared = Shared::NEW;
+        let shared = NEW;
         assert!(!shared.has_missed() && shared.leave(None, 5) && shared.leave(None, 6));
-        for at in 0..MISSED as u64 {
+        for at in 0..MISSED_MAX as u64 {
             assert!(shared.leave(Some(at), 1 + at));
         }
         assert!(shared.has_missed() && !shared.leave(Some(77), 1));
         assert_eq!((shared.take_bytes(), shared.take_bytes()), (11, 0));
         let taken: Vec<_> = shared.take().collect();
-        assert_eq!(taken, (0..MISSED as u64).map(|at| (at, 1 + at)).collect::<Vec<_>>());
+        assert_eq!(taken, (0..MISSED_MAX as u64).map(|at| (at, 1 + at)).collect::<Vec<_>>());
         assert!(!shared.has_missed() && shared.leave(Some(3), 4));
         assert_eq!(shared.take().collect::<Vec<_>>(), [(3, 4)]);
     }
 
     #[test]
     fn what_is_known_is_known_by_place() {
-        let shared = Shared::NEW;
+        let shared = NEW;
         assert!(!shared.is_known(None, 0));
         shared.knows(1, &(10..20), false);
         shared.knows(2, &(50..60), false);
@@ -196,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_second_thread_is_seen_that_reads_meanwhile() {
-        let shared = Shared::NEW;
+        let shared = NEW;
         let by_another = || {
             std::thread::scope(|scope| scope.spawn(|| shared.comes()).join()).unwrap();
             shared.goes();

@@ -1,19 +1,19 @@
-//! Finds the definitions of names, as dlsym(3) does, in the objects of the loader: in the loader's search order, by the objects' own hash
-//! tables.
+//! Finds the definitions of names, as dlsym(3) does, in the objects of the loader: in the loader's
+//! search order, by the objects' own hash tables.
 //!
-//! Before 2.34, dlsym(3) is in libdl, and each process would have to map the files of libdl and libpthread. That takes as long as the rest
-//! of the library's start. dlsym(3) also creates a message for each name that it does not find, which allocates.
+//! Before 2.34, dlsym(3) is in libdl, and each process would have to map the files of libdl and
+//! libpthread. That takes as long as the rest of the library's start. dlsym(3) also creates a
+//! message for each name that it does not find, which allocates.
 //!
-//! The loader's list is found as a debugger finds it (`DT_DEBUG` of the program). In unclear cases the result is [`Found::Unknown`], and
-//! dlsym(3) is asked: if there is no list, an object has no GNU hash table, there are more than `OBJECTS`, or a function selects its
-//! implementation when it is looked up (`STT_GNU_IFUNC`).
-
-#![allow(unsafe_code, reason = "reads what the loader keeps of the objects that it has mapped")]
+//! The loader's list is found as a debugger finds it (`DT_DEBUG` of the program). In unclear cases
+//! the result is [`Found::Unknown`], and dlsym(3) is asked: if there is no list, an object has no
+//! GNU hash table, there are more than `OBJECTS_MAX`, or a function selects its implementation when
+//! it is looked up (`STT_GNU_IFUNC`).
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
 /// Objects of a process that are searched.
-const OBJECTS: usize = 384;
+const OBJECTS_MAX: usize = 384;
 
 const DT_NULL: i64 = 0;
 const DT_STRTAB: i64 = 5;
@@ -22,12 +22,12 @@ const DT_DEBUG: i64 = 21;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 const DT_VERSYM: i64 = 0x6fff_fff0;
 /// A version that only objects that ask for it are bound to.
-const HIDDEN: u16 = 0x8000;
+const VERSION_HIDDEN: u16 = 0x8000;
 
 /// An entry of an object's dynamic section (`Elf64_Dyn`).
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Dynamic {
+struct DynamicEntry {
     tag: i64,
     value: usize,
 }
@@ -49,7 +49,7 @@ struct Symbol {
 struct LinkMap {
     bias: usize,
     name: *const c_char,
-    dynamic: *const Dynamic,
+    dynamic: *const DynamicEntry,
     next: *const LinkMap,
 }
 
@@ -73,7 +73,7 @@ pub enum Found {
 
 /// An object that can be searched.
 #[derive(Clone, Copy)]
-struct Object {
+struct LoadedObject {
     bias: usize,
     names: *const c_char,
     symbols: *const Symbol,
@@ -82,7 +82,7 @@ struct Object {
     hash: *const u32,
 }
 
-impl Object {
+impl LoadedObject {
     const NONE: Self = Self {
         bias: 0,
         names: core::ptr::null(),
@@ -100,7 +100,8 @@ impl Object {
         let mut object = Self { bias: map.bias, ..Self::NONE };
         // SAFETY: by this function's contract.
         for entry in unsafe { entries(map.dynamic) } {
-            // The loader has relocated these addresses, except where the section cannot be written (the kernel's own object).
+            // The loader has relocated these addresses, except where the section cannot be written
+            // (the kernel's own object).
             let address =
                 if entry.value < map.bias { entry.value.wrapping_add(map.bias) } else { entry.value };
             match entry.tag {
@@ -125,13 +126,14 @@ impl Object {
         reason = "the words of a filter are aligned as addresses are, by the format"
     )]
     unsafe fn find(&self, name: &CStr, hash: u32) -> Option<Found> {
-        const BITS: usize = usize::BITS as usize;
-        // SAFETY: an object's hash table: four numbers, words of a filter, buckets, and a number for each symbol from `first` on.
+        const WORD_BITS: usize = usize::BITS as usize;
+        // SAFETY: an object's hash table: four numbers, words of a filter, buckets, and a number
+        // for each symbol from `first` on.
         unsafe {
             let [buckets, first, words, shift] = *self.hash.cast::<[u32; 4]>();
             let filter = self.hash.add(4).cast::<usize>();
-            let word = *filter.add((hash as usize / BITS).checked_rem(words as usize)?);
-            let seen = |hash: u32| word >> (hash as usize % BITS) & 1 == 1;
+            let word = *filter.add((hash as usize / WORD_BITS).checked_rem(words as usize)?);
+            let seen = |hash: u32| word >> (hash as usize % WORD_BITS) & 1 == 1;
             if !seen(hash) || !seen(hash.checked_shr(shift)?) {
                 return None;
             }
@@ -154,17 +156,18 @@ impl Object {
         None
     }
 
-    /// Returns the definition of the symbol at that index, if it has that name and is bound without a version.
+    /// Returns the definition of the symbol at that index, if it has that name and is bound without
+    /// a version.
     ///
     /// # Safety
     ///
     /// The object is mapped, and has that symbol.
     unsafe fn symbol(&self, index: u32, name: &CStr) -> Option<Found> {
         /// No type, data, function, and a function that selects its implementation.
-        const KINDS: [u8; 4] = [0, 1, 2, CHOOSES];
-        const CHOOSES: u8 = 10;
+        const SYMBOL_KINDS: [u8; 4] = [0, 1, 2, STT_GNU_IFUNC];
+        const STT_GNU_IFUNC: u8 = 10;
         /// Not local.
-        const BOUND: core::ops::RangeInclusive<u8> = 1..=2;
+        const BOUND_KINDS: core::ops::RangeInclusive<u8> = 1..=2;
         // SAFETY: by this function's contract.
         let (symbol, version, own) = unsafe {
             let symbol = *self.symbols.add(index as usize);
@@ -173,18 +176,19 @@ impl Object {
         };
         let is_there = symbol.section != 0
             && symbol.value != 0
-            && KINDS.contains(&(symbol.info & 0xf))
-            && BOUND.contains(&(symbol.info >> 4))
-            && version.is_none_or(|version| version & HIDDEN == 0)
+            && SYMBOL_KINDS.contains(&(symbol.info & 0xf))
+            && BOUND_KINDS.contains(&(symbol.info >> 4))
+            && version.is_none_or(|version| version & VERSION_HIDDEN == 0)
             && own == name;
         let address = || core::ptr::with_exposed_provenance_mut(self.bias.wrapping_add(symbol.value));
-        is_there.then(|| if symbol.info & 0xf == CHOOSES { Found::Unknown } else { Found::At(address()) })
+        is_there
+            .then(|| if symbol.info & 0xf == STT_GNU_IFUNC { Found::Unknown } else { Found::At(address()) })
     }
 }
 
 /// The objects of the process, in the loader's search order.
 pub struct Objects {
-    all: [Object; OBJECTS],
+    all: [LoadedObject; OBJECTS_MAX],
     count: usize,
     /// The number of objects up to and including the one that `next` starts from.
     own: usize,
@@ -194,13 +198,14 @@ pub struct Objects {
 
 impl Objects {
     /// No objects: all zero, so that a static one takes no space in the library's file.
-    pub const NONE: Self = Self { all: [Object::NONE; OBJECTS], count: 0, own: 0, are_all: false };
+    pub const NONE: Self = Self { all: [LoadedObject::NONE; OBJECTS_MAX], count: 0, own: 0, are_all: false };
 
     /// Fills in the current objects. `next` starts behind the object that contains `address`.
     pub fn fill(&mut self, address: usize) {
         let (mut map, mut nearest) = (first(), 0);
         (self.count, self.own, self.are_all) = (0, 0, !map.is_null());
-        // SAFETY: the loader's list, which it changes when objects come and go: none does at the start of a program.
+        // SAFETY: the loader's list, which it changes when objects come and go: none does at the
+        // start of a program.
         while let Some(one) = unsafe { map.as_ref() } {
             map = one.next;
             // Nobody searches the kernel's own object.
@@ -208,7 +213,7 @@ impl Objects {
                 continue;
             }
             // SAFETY: an entry of the loader.
-            match (unsafe { Object::of(one) }, self.all.get_mut(self.count)) {
+            match (unsafe { LoadedObject::of(one) }, self.all.get_mut(self.count)) {
                 (Some(object), Some(free)) => {
                     *free = object;
                     self.count += 1;
@@ -254,7 +259,7 @@ impl Objects {
 /// # Safety
 ///
 /// `section` is null, or a dynamic section that stays mapped.
-unsafe fn entries<'a>(section: *const Dynamic) -> impl Iterator<Item = &'a Dynamic> {
+unsafe fn entries<'a>(section: *const DynamicEntry) -> impl Iterator<Item = &'a DynamicEntry> {
     // SAFETY: by this function's contract, since the last entry was not reached yet.
     let entry = move |nth| unsafe { section.as_ref().map(|_| &*section.add(nth)) };
     (0..).map_while(entry).take_while(|entry| entry.tag != DT_NULL)

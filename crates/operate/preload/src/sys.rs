@@ -1,9 +1,12 @@
-//! System calls by hand. The C library's functions would change `errno`, pass through hooks, or be cancellation points.
+//! System calls by hand. The C library's functions would change `errno`, pass through hooks, or be
+//! cancellation points. rustix does none of these, but it lacks cachestat(2), `sync_file_range(2)`,
+//! mincore(2) and more, checks each descriptor by an assertion that could end the program, and
+//! chooses the numbers of its calls itself, where [`crate::introspection`] must try exactly those
+//! that are made.
 //!
-//! Each function is a thin wrapper that returns the kernel's result: a value or an error number. Unless its description says otherwise, a
-//! call here changes no byte of a file and none of the program's descriptors.
-
-#![allow(unsafe_code, reason = "the one door to the kernel")]
+//! Each function is a thin wrapper that returns the kernel's result: a value or an error number.
+//! Unless its description says otherwise, a call here changes no byte of a file and none of the
+//! program's descriptors.
 
 use core::arch::asm;
 use core::ffi::CStr;
@@ -18,7 +21,7 @@ use libc::{c_int, c_long};
 pub struct Errno(pub c_int);
 
 /// cachestat(2), Linux 6.5.
-const CACHESTAT: c_long = 451;
+const SYS_CACHESTAT: c_long = 451;
 /// `RWF_DONTCACHE` of preadv2(2), Linux 6.14.
 pub const UNCACHED: c_int = 0x80;
 
@@ -42,7 +45,8 @@ pub struct Resident {
 ///
 /// # Safety
 ///
-/// The arguments must be what the call `number` takes: pointers must be valid for what it reads and writes there.
+/// The arguments must be what the call `number` takes: pointers must be valid for what it reads and
+/// writes there.
 #[inline]
 pub unsafe fn call<const N: usize>(number: c_long, given: [usize; N]) -> Result<usize, Errno> {
     let mut args = [0; 6];
@@ -51,14 +55,15 @@ pub unsafe fn call<const N: usize>(number: c_long, given: [usize; N]) -> Result<
     }
     let result: isize;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the calling convention of Linux on x86-64 (syscall(2)): rcx and r11 are overwritten, all else is kept; the caller
-    // vouches for the arguments.
+    // SAFETY: the calling convention of Linux on x86-64 (syscall(2)): rcx and r11 are overwritten,
+    // all else is kept; the caller vouches for the arguments.
     unsafe {
         asm!("syscall", inlateout("rax") number as isize => result, in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
             in("r10") args[3], in("r8") args[4], in("r9") args[5], lateout("rcx") _, lateout("r11") _, options(nostack));
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: the calling convention of Linux on aarch64 (syscall(2)): all but x0 is kept; the caller vouches for the arguments.
+    // SAFETY: the calling convention of Linux on aarch64 (syscall(2)): all but x0 is kept; the
+    // caller vouches for the arguments.
     unsafe {
         asm!("svc 0", in("x8") number, inlateout("x0") args[0] as isize => result, in("x1") args[1], in("x2") args[2],
             in("x3") args[3], in("x4") args[4], in("x5") args[5], options(nostack));
@@ -86,13 +91,14 @@ unsafe fn filled<T>(make: impl FnOnce(usize) -> Result<usize, Errno>) -> Result<
     Ok(unsafe { filled.assume_init() })
 }
 
-/// Returns a value that distinguishes the calling thread from the process's others, without a system call: the address of its thread-local
-/// storage. Never 0; the same in a child of fork.
+/// Returns a value that distinguishes the calling thread from the process's others, without a
+/// system call: the address of its thread-local storage. Never 0; the same in a child of fork.
 #[inline]
 pub fn thread() -> usize {
     let pointer: usize;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: fs points to a word that holds its own address (the ABI of thread-local storage on x86-64).
+    // SAFETY: fs points to a word that holds its own address (the ABI of thread-local storage on
+    // x86-64).
     unsafe {
         asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags));
     }
@@ -128,7 +134,8 @@ pub fn is_on_other_stack() -> bool {
         .is_ok_and(|stack| stack.ss_flags & libc::SS_ONSTACK != 0)
 }
 
-/// Blocks all signals of the calling thread while it exists, so that no handler interrupts it, which might never return.
+/// Blocks all signals of the calling thread while it exists, so that no handler interrupts it,
+/// which might never return.
 pub struct SignalsBlocked(u64);
 
 impl SignalsBlocked {
@@ -165,8 +172,9 @@ fn of(fd: c_int) -> usize {
 /// Counts the pages of the range; up to the end of the file if `range.end` is `u64::MAX`.
 pub fn cachestat(fd: c_int, range: Range<u64>) -> Result<Resident, Errno> {
     let wanted = [range.start, length(&range) as u64];
-    // SAFETY: `wanted` and the result have the layout of struct cachestat_range and struct cachestat.
-    unsafe { filled(|seen| call(CACHESTAT, [of(fd), wanted.as_ptr() as usize, seen])) }
+    // SAFETY: `wanted` and the result have the layout of struct cachestat_range and struct
+    // cachestat.
+    unsafe { filled(|seen| call(SYS_CACHESTAT, [of(fd), wanted.as_ptr() as usize, seen])) }
 }
 
 fn advise(fd: c_int, range: &Range<u64>, advice: c_int) -> Result<(), Errno> {
@@ -174,34 +182,33 @@ fn advise(fd: c_int, range: &Range<u64>, advice: c_int) -> Result<(), Errno> {
     by_numbers(libc::SYS_fadvise64, args).map(drop)
 }
 
-/// `posix_fadvise(2)` with `POSIX_FADV_DONTNEED`: drops pages that are clean, unmapped and wholly in the range.
+/// `posix_fadvise(2)` with `POSIX_FADV_DONTNEED`: drops pages that are clean, unmapped and wholly
+/// in the range.
 pub fn drop_pages(fd: c_int, range: Range<u64>) -> Result<(), Errno> {
     advise(fd, &range, libc::POSIX_FADV_DONTNEED)
 }
 
-/// `POSIX_FADV_RANDOM`: reads of the open file bring in single pages.
-pub fn read_in_no_order(fd: c_int) {
-    let _ = advise(fd, &(0..0), libc::POSIX_FADV_RANDOM);
+/// `POSIX_FADV_RANDOM`: reads of the open file bring in single pages; `POSIX_FADV_NORMAL`: the
+/// kernel reads ahead again.
+pub fn advise_order(fd: c_int, advice: c_int) {
+    let _ = advise(fd, &(0..0), advice);
 }
 
-/// `POSIX_FADV_NORMAL`: the kernel reads ahead again.
-pub fn read_in_order(fd: c_int) {
-    let _ = advise(fd, &(0..0), libc::POSIX_FADV_NORMAL);
-}
-
-/// Starts to read a range, in parts: for one call the kernel reads no more than its read-ahead size.
+/// Starts to read a range, in parts: for one call the kernel reads no more than its read-ahead
+/// size.
 pub fn read_soon(fd: c_int, range: &Range<u64>) {
     /// The read-ahead size of most disks.
-    const PART: u64 = 128 << 10;
+    const READ_AHEAD_BYTES: u64 = 128 << 10;
     let mut start = range.start;
     while start < range.end {
-        let end = start.saturating_add(PART).min(range.end);
+        let end = start.saturating_add(READ_AHEAD_BYTES).min(range.end);
         let _ = advise(fd, &(start..end), libc::POSIX_FADV_WILLNEED);
         start = end;
     }
 }
 
-/// Starts the writeback of a range: `sync_file_range(2)` without a wait; up to the end of the file if `range.end` is `u64::MAX`.
+/// Starts the writeback of a range: `sync_file_range(2)` without a wait; up to the end of the file
+/// if `range.end` is `u64::MAX`.
 pub fn begin_writeback(fd: c_int, range: &Range<u64>) -> Result<(), Errno> {
     let flags = libc::SYNC_FILE_RANGE_WRITE as usize;
     by_numbers(libc::SYS_sync_file_range, [of(fd), range.start as usize, length(range), flags]).map(drop)
@@ -215,12 +222,12 @@ pub fn position(fd: c_int) -> Result<u64, Errno> {
 /// fstat(2); for a block device also its size.
 pub fn fstat(fd: c_int) -> Result<libc::stat, Errno> {
     /// `BLKGETSIZE64` of linux/fs.h.
-    const SIZE: usize = 0x8008_1272;
+    const GET_SIZE64: usize = 0x8008_1272;
     // SAFETY: the kernel's structure is the C library's on both architectures; all bits are valid.
     let mut stat: libc::stat = unsafe { filled(|to| call(libc::SYS_fstat, [of(fd), to])) }?;
     if is_block_device(&stat) {
         // SAFETY: the call only queries, and writes a number of 8 bytes.
-        let size = unsafe { filled::<u64>(|to| call(libc::SYS_ioctl, [of(fd), SIZE, to])) };
+        let size = unsafe { filled::<u64>(|to| call(libc::SYS_ioctl, [of(fd), GET_SIZE64, to])) };
         stat.st_size = size.map_or(stat.st_size, |size| size as i64);
     }
     Ok(stat)
@@ -247,7 +254,8 @@ pub fn lstat_at(at: c_int, path: usize) -> Result<libc::stat, Errno> {
 }
 
 fn stat_at(at: c_int, path: usize, flags: c_int) -> Result<libc::stat, Errno> {
-    // SAFETY: the kernel itself checks whether there is a path at that address; the structure is as for `fstat`.
+    // SAFETY: the kernel itself checks whether there is a path at that address; the structure is as
+    // for `fstat`.
     unsafe { filled(|to| call(libc::SYS_newfstatat, [of(at), path, to, flags as usize])) }
 }
 
@@ -268,8 +276,8 @@ pub fn file_system(fd: c_int) -> Option<u64> {
     system.ok().map(|system| system.f_type as u64)
 }
 
-/// Whether cachestat(2) counts the file's pages. Not on overlayfs, where it counts none for any file, since their pages belong to the layer
-/// below. True if unknown.
+/// Whether cachestat(2) counts the file's pages. Not on overlayfs, where it counts none for any
+/// file, since their pages belong to the layer below. True if unknown.
 pub fn has_counts(fd: c_int) -> bool {
     counts_pages(file_system(fd))
 }
@@ -277,36 +285,38 @@ pub fn has_counts(fd: c_int) -> bool {
 /// Whether cachestat(2) counts pages on a type of file system.
 pub fn counts_pages(kind: Option<u64>) -> bool {
     /// `OVERLAYFS_SUPER_MAGIC`.
-    const OVERLAY: u64 = 0x794c_7630;
-    kind != Some(OVERLAY)
+    const OVERLAY_MAGIC: u64 = 0x794c_7630;
+    kind != Some(OVERLAY_MAGIC)
 }
 
-/// Whether the kernel generates the files of that type of file system (proc, sysfs, cgroups and similar ones): they have no cached pages,
-/// and opening one may have an effect.
+/// Whether the kernel generates the files of that type of file system (proc, sysfs, cgroups and
+/// similar ones): they have no cached pages, and opening one may have an effect.
 #[rustfmt::skip]
 pub fn is_of_the_kernel(kind: Option<u64>) -> bool {
-    /// linux/magic.h: proc, sysfs, tracefs, debugfs, cgroup, cgroup2, configfs, securityfs, pstore, efivarfs, bpf, `SELinux`, smackfs,
-    /// resctrl, `binfmt_misc`, functionfs.
-    const MADE: [u64; 16] = [
+    /// linux/magic.h: proc, sysfs, tracefs, debugfs, cgroup, cgroup2, configfs, securityfs, pstore,
+    /// efivarfs, bpf, `SELinux`, smackfs, resctrl, `binfmt_misc`, functionfs.
+    const GENERATED_MAGICS: [u64; 16] = [
         0x9fa0, 0x6265_6572, 0x7472_6163, 0x6462_6720, 0x0027_e0eb, 0x6367_7270, 0x6265_6570, 0x7363_6673,
         0x6165_676c, 0xde5e_81e4, 0xcafe_4a11, 0xf97c_ff8c, 0x4341_5d53, 0x0765_5821, 0x4249_4e4d, 0x0a64_7361,
     ];
-    kind.is_some_and(|kind| MADE.contains(&kind))
+    kind.is_some_and(|kind| GENERATED_MAGICS.contains(&kind))
 }
 
-/// Whether closing the file may take a write error, even that of another writer. FUSE does so in its flush. A file system that does not
-/// tell its type may be FUSE, since its program need not answer statfs(2).
+/// Whether closing the file may take a write error, even that of another writer. FUSE does so in
+/// its flush. A file system that does not tell its type may be FUSE, since its program need not
+/// answer statfs(2).
 pub fn close_takes_errors(fd: c_int) -> bool {
     /// `FUSE_SUPER_MAGIC`.
-    const FUSE: u64 = 0x6573_5546;
-    file_system(fd).is_none_or(|kind| kind == FUSE)
+    const FUSE_MAGIC: u64 = 0x6573_5546;
+    file_system(fd).is_none_or(|kind| kind == FUSE_MAGIC)
 }
 
 fn control(fd: c_int, command: c_int, argument: c_int) -> Result<c_int, Errno> {
     by_numbers(libc::SYS_fcntl, [of(fd), command as usize, of(argument)]).map(|result| result as c_int)
 }
 
-/// Whether the program has a lease on the open file, which another opener would break (fcntl(2), `F_GETLEASE`).
+/// Whether the program has a lease on the open file, which another opener would break (fcntl(2),
+/// `F_GETLEASE`).
 pub fn has_lease(fd: c_int) -> bool {
     control(fd, libc::F_GETLEASE, 0).is_ok_and(|lease| lease != libc::F_UNLCK)
 }
@@ -394,7 +404,8 @@ pub fn read_at(fd: c_int, into: &mut [u8], at: u64) -> Result<usize, Errno> {
     unsafe { call(libc::SYS_pread64, [of(fd), into.as_mut_ptr() as usize, into.len(), at as usize]) }
 }
 
-/// Returns the start of a file's text, as far as `into` has room for it; an empty one if it cannot be read.
+/// Returns the start of a file's text, as far as `into` has room for it; an empty one if it cannot
+/// be read.
 pub fn text_of<'a>(path: &CStr, into: &'a mut [u8]) -> &'a [u8] {
     let file = open(path, libc::O_RDONLY).map(OwnedDescriptor);
     let length = file.and_then(|file| read(file.0, into)).unwrap_or(0);
@@ -418,22 +429,25 @@ pub fn read_byte(fd: c_int, at: u64, flags: c_int) -> Result<usize, Errno> {
     unsafe { call(libc::SYS_preadv2, args) }
 }
 
-/// Whether reads of the file can be uncached (`RWF_DONTCACHE`). Tries one behind its end, where nothing is read.
+/// Whether reads of the file can be uncached (`RWF_DONTCACHE`). Tries one behind its end, where
+/// nothing is read.
 pub fn reads_uncached(fd: c_int, size: u64) -> bool {
     // Far behind the end, so that nothing is read if the file grows meanwhile.
     read_byte(fd, size.saturating_add(1 << 40).min(i64::MAX as u64 - 4096), UNCACHED).is_ok()
 }
 
-/// Reads a part of a file uncached, keeps none of its bytes, and returns their number; at most 128 KiB. The pages that it brings in are
-/// marked, and the next read of them drops them; it drops marked pages that it finds. With `begins` it does not wait: if the first page is
-/// missing, it starts to read all missing pages and fails with `EAGAIN`; otherwise it ends before the first missing one.
+/// Reads a part of a file uncached, keeps none of its bytes, and returns their number; at most 128
+/// KiB. The pages that it brings in are marked, and the next read of them drops them; it drops
+/// marked pages that it finds. With `begins` it does not wait: if the first page is missing, it
+/// starts to read all missing pages and fails with `EAGAIN`; otherwise it ends before the first
+/// missing one.
 pub fn read_nowhere(fd: c_int, at: u64, length: u64, begins: bool) -> Result<u64, Errno> {
-    const EACH: usize = 4096;
-    const PARTS: usize = 32;
-    let mut bytes = [0_u8; EACH];
-    let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: EACH };
-    let parts = [part; PARTS];
-    let count = (length as usize).div_ceil(EACH).min(PARTS);
+    const PART_BYTES: usize = 4096;
+    const PARTS_MAX: usize = 32;
+    let mut bytes = [0_u8; PART_BYTES];
+    let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: PART_BYTES };
+    let parts = [part; PARTS_MAX];
+    let count = (length as usize).div_ceil(PART_BYTES).min(PARTS_MAX);
     let flags = UNCACHED | if begins { libc::RWF_NOWAIT } else { 0 };
     let args = [of(fd), parts.as_ptr() as usize, count, at as usize, 0, flags as usize];
     // SAFETY: each part is the whole of `bytes`, which lives for the call and is read by nobody.
@@ -466,7 +480,8 @@ pub unsafe fn unmap(at: usize, length: usize) -> Result<(), Errno> {
     unsafe { call(libc::SYS_munmap, [at, length]) }.map(drop)
 }
 
-/// Allocates zeroed memory in whole pages: private memory (`MAP_PRIVATE`), or memory that children of fork share (`MAP_SHARED`).
+/// Allocates zeroed memory in whole pages: private memory (`MAP_PRIVATE`), or memory that children
+/// of fork share (`MAP_SHARED`).
 pub fn take_memory(size: usize, kind: c_int) -> Result<*mut u8, Errno> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     map(0, size, access, kind | libc::MAP_ANONYMOUS, -1, 0).map(core::ptr::with_exposed_provenance_mut)
@@ -492,16 +507,19 @@ pub unsafe fn advise_memory(at: usize, length: usize, advice: c_int) {
     let _ = unsafe { call(libc::SYS_madvise, [at, length, advice as usize]) };
 }
 
-/// mincore(2) of a range that begins at a page: whether each of its pages is resident, in the lowest bit of a byte. Maps the range for the
-/// call; no child of fork inherits the mapping. A user who neither owns the file nor may write to it gets all pages as resident.
+/// mincore(2) of a range that begins at a page: whether each of its pages is resident, in the
+/// lowest bit of a byte. Maps the range for the call; no child of fork inherits the mapping. A user
+/// who neither owns the file nor may write to it gets all pages as resident.
 pub fn mincore(fd: c_int, range: &Range<u64>, pages: &mut [u8]) -> Result<(), Errno> {
     let length = length(range);
     if (pages.len() as u64) < (length as u64).div_ceil(page_size()) {
         return Err(Errno(libc::EINVAL));
     }
-    // Without access rights, so that a process that locks all its memory (mlockall(2)) does not read the range in here.
+    // Without access rights, so that a process that locks all its memory (mlockall(2)) does not
+    // read the range in here.
     let at = map(0, length, libc::PROT_NONE, libc::MAP_SHARED, fd, range.start)?;
-    // SAFETY: a mapping that nobody else knows, and which is not accessed; `pages` has a byte for each of its pages.
+    // SAFETY: a mapping that nobody else knows, and which is not accessed; `pages` has a byte for
+    // each of its pages.
     unsafe {
         advise_memory(at, length, libc::MADV_DONTFORK);
         let seen = call(libc::SYS_mincore, [at, length, pages.as_mut_ptr() as usize]);
@@ -553,7 +571,8 @@ fn timespec(ns: u64) -> libc::timespec {
     libc::timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
 }
 
-/// Sleeps for `ns` nanoseconds, or less if a signal comes. Uses the same system call as the C library, which filters know.
+/// Sleeps for `ns` nanoseconds, or less if a signal comes. Uses the same system call as the C
+/// library, which filters know.
 pub fn sleep(ns: u64) {
     let time = timespec(ns);
     let args = [libc::CLOCK_MONOTONIC as usize, 0, (&raw const time) as usize];
@@ -570,6 +589,28 @@ pub fn futex_wait(word: &AtomicU32, value: u32, ns: u64) {
     let _ = unsafe { call(libc::SYS_futex, args) };
 }
 
+/// Waits until `done` returns something, for at most `max` nanoseconds. It is called with the value
+/// of `word` whenever that changes, and after `poll` nanoseconds.
+pub fn wait_until<R>(
+    word: &AtomicU32,
+    poll: u64,
+    max: u64,
+    mut done: impl FnMut(u32) -> Option<R>,
+) -> Option<R> {
+    let mut end = None;
+    loop {
+        let value = word.load(Ordering::SeqCst);
+        if let Some(result) = done(value) {
+            return Some(result);
+        }
+        let now = now();
+        if now >= *end.get_or_insert(now.saturating_add(max)) {
+            return None;
+        }
+        futex_wait(word, value, poll);
+    }
+}
+
 /// Wakes all threads that wait for `word`.
 pub fn futex_wake(word: &AtomicU32) {
     let op = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
@@ -577,7 +618,8 @@ pub fn futex_wake(word: &AtomicU32) {
     let _ = unsafe { call(libc::SYS_futex, [word.as_ptr() as usize, op, c_int::MAX as usize]) };
 }
 
-/// Waits until `fd` has something to read or has ended, for at most `ns` nanoseconds (`None`: no limit). Returns whether it has.
+/// Waits until `fd` has something to read or has ended, for at most `ns` nanoseconds (`None`: no
+/// limit). Returns whether it has.
 pub fn readable(fd: c_int, ns: Option<u64>) -> bool {
     let mut wanted = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let time = timespec(ns.unwrap_or_default());
@@ -588,19 +630,19 @@ pub fn readable(fd: c_int, ns: Option<u64>) -> bool {
 
 /// Returns the bytes of a page.
 pub fn page_size() -> u64 {
-    static SIZE: AtomicU64 = AtomicU64::new(0);
-    let known = SIZE.load(Ordering::Relaxed);
+    static PAGE_BYTES: AtomicU64 = AtomicU64::new(0);
+    let known = PAGE_BYTES.load(Ordering::Relaxed);
     if known != 0 {
         return known;
     }
-    // SAFETY: it reads a value that the kernel passed to the process at its start, which is always there, and allocates nothing.
+    // SAFETY: it reads a value that the kernel passed to the process at its start, which is always
+    // there, and allocates nothing.
     let size = unsafe { libc::getauxval(libc::AT_PAGESZ) }.max(4096);
-    SIZE.store(size, Ordering::Relaxed);
+    PAGE_BYTES.store(size, Ordering::Relaxed);
     size
 }
 
 /// Lengthens a file to `length` bytes and allocates its blocks: `fallocate(2)`.
-#[cfg(not(feature = "interpose"))]
 pub fn take_room(fd: c_int, length: u64) -> Result<(), Errno> {
     by_numbers(libc::SYS_fallocate, [of(fd), 0, 0, length as usize]).map(drop)
 }

@@ -1,17 +1,21 @@
-//! The table of followed descriptors: it leads from a descriptor's number to a slot with the state of its file.
+//! The table of followed descriptors: it leads from a descriptor's number to a slot with the state
+//! of its file.
 //!
-//! Its memory is allocated as files are followed ([`crate::chunks`]); a lookup is two loads. Descriptors that share an open file (dup)
-//! share its slot.
+//! Its memory is allocated as files are followed ([`crate::chunks`]); a lookup is two loads.
+//! Descriptors that share an open file (dup) share its slot.
 //!
 //! Invariants:
 //! 1. An entry is 0, or the index of a slot in use plus one.
-//! 2. A slot's `refs` is the number of entries that name it. At 0 the slot is free again, or will be once `busy` is given up.
-//! 3. The state of a file ([`Slot::with`]) is accessed only by the thread that set `busy`. Nobody waits for it: a thread that finds it set
-//!    skips the rule for this call. So a signal handler in the middle of a rule, or a thread that was ended there, blocks nobody. A thread
-//!    whose handler jumped out of the middle finds that out at its next call, and begins anew. A child of fork resets `busy` of threads
-//!    that it does not have ([`Table::after_fork`]).
-//! 4. A program that closes descriptors by calls we do not see leaves stale entries. A rule may then give advice on another file, which
-//!    loses no byte. An entry is replaced whenever a hooked call hands out its number.
+//! 2. A slot's `refs` is the number of entries that name it. At 0 the slot is free again, or will
+//!    be once `busy` is given up.
+//! 3. The state of a file ([`Slot::with`]) is accessed only by the thread that set `busy`. Nobody
+//!    waits for it: a thread that finds it set skips the rule for this call. So a signal handler in
+//!    the middle of a rule, or a thread that was ended there, blocks nobody. A thread whose handler
+//!    jumped out of the middle finds that out at its next call, and begins anew. A child of fork
+//!    resets `busy` of threads that it does not have ([`Table::after_fork`]).
+//! 4. A program that closes descriptors by calls we do not see leaves stale entries. A rule may
+//!    then give advice on another file, which loses no byte. An entry is replaced whenever a hooked
+//!    call hands out its number.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -25,11 +29,12 @@ use crate::shared::Shared;
 use crate::sys;
 
 /// Descriptors that can be followed: the kernel's usual highest limit (`fs.nr_open`).
-pub const DESCRIPTORS: usize = 1 << 20;
+pub const DESCRIPTORS_MAX: usize = 1 << 20;
 /// Open files that rules apply to at a time.
-pub const SLOTS: usize = 4096;
-/// Slots that data files leave to others: a database may open thousands of them before its next log.
-pub const RESERVED: usize = 1024;
+pub const SLOTS_MAX: usize = 4096;
+/// Slots that data files leave to others: a database may open thousands of them before its next
+/// log.
+pub const RESERVED_SLOTS: usize = 1024;
 
 /// Entries and slots that are allocated at once.
 const ENTRIES_EACH: usize = 4096;
@@ -43,33 +48,34 @@ pub trait Fresh: Send {
 
 /// The table; `S` is the state of an open file.
 pub struct Table<S: 'static> {
-    entries: Chunks<AtomicU16, ENTRIES_EACH, { DESCRIPTORS / ENTRIES_EACH }>,
+    entries: Chunks<AtomicU16, ENTRIES_EACH, { DESCRIPTORS_MAX / ENTRIES_EACH }>,
     /// The highest descriptor that was ever followed.
     highest: AtomicU32,
-    slots: Chunks<Slot<S>, SLOTS_EACH, { SLOTS / SLOTS_EACH }>,
+    slots: Chunks<Slot<S>, SLOTS_EACH, { SLOTS_MAX / SLOTS_EACH }>,
     /// All slots, and those that data files may take.
-    rooms: [Room; 2],
+    rooms: [SlotRoom; 2],
 }
 
 /// The slots from one index on.
-struct Room {
+struct SlotRoom {
     from: usize,
-    /// The index at which the search for a free slot begins. Slots before it are in use, except for a few that were just given up.
+    /// The index at which the search for a free slot begins. Slots before it are in use, except for
+    /// a few that were just given up.
     next: AtomicUsize,
     /// Slots in use.
     used: AtomicUsize,
 }
 
-impl Room {
+impl SlotRoom {
     const fn from(from: usize) -> Self {
         Self { from, next: AtomicUsize::new(from), used: AtomicUsize::new(0) }
     }
 
     /// Returns the indices, beginning where a free one is likely; none if all are in use.
     fn indices(&self) -> impl Iterator<Item = usize> {
-        let is_full = self.used.load(Ordering::Relaxed) >= SLOTS - self.from;
-        let next = self.next.load(Ordering::Relaxed).max(self.from).min(SLOTS);
-        let (ahead, again) = if is_full { (0..0, 0..0) } else { (next..SLOTS, self.from..next) };
+        let is_full = self.used.load(Ordering::Relaxed) >= SLOTS_MAX - self.from;
+        let next = self.next.load(Ordering::Relaxed).max(self.from).min(SLOTS_MAX);
+        let (ahead, again) = if is_full { (0..0, 0..0) } else { (next..SLOTS_MAX, self.from..next) };
         ahead.chain(again)
     }
 }
@@ -130,7 +136,6 @@ pub struct Slot<S> {
 }
 
 // SAFETY: `state` is accessed only by the thread that set `busy` (invariant 3); all else is atomic.
-#[allow(unsafe_code, reason = "shared by the threads of the process")]
 unsafe impl<S: Send> Sync for Slot<S> {}
 
 impl<S: Fresh> Slot<S> {
@@ -152,7 +157,8 @@ impl<S: Fresh> Slot<S> {
         self.role.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Whether cachestat(2) counts the file's pages. Otherwise it reports none, which must not be relied on.
+    /// Whether cachestat(2) counts the file's pages. Otherwise it reports none, which must not be
+    /// relied on.
     pub fn has_counts(&self) -> bool {
         self.counts.load(Ordering::Relaxed)
     }
@@ -167,8 +173,9 @@ impl<S: Fresh> Slot<S> {
         self.refs.load(Ordering::Acquire) <= 1
     }
 
-    /// Sets `busy`. `Some(true)`: it was set by this thread, which jumped out of the middle (siglongjmp), so that `state` is unknown. A
-    /// thread deeper in the same stack is in its signal handler.
+    /// Sets `busy`. `Some(true)`: it was set by this thread, which jumped out of the middle
+    /// (siglongjmp), so that `state` is unknown. A thread deeper in the same stack is in its signal
+    /// handler.
     #[inline]
     fn set_busy(&self) -> Option<bool> {
         let (thread, stack) = (sys::thread(), sys::stack_pointer());
@@ -193,28 +200,29 @@ impl<S: Fresh> Slot<S> {
     }
 
     /// Accesses the state of the file, unless another thread has it now.
-    #[allow(unsafe_code, reason = "the data that `busy` guards")]
     pub fn with<R>(&self, act: impl FnOnce(&mut S) -> R) -> Option<R> {
         let was_left = self.set_busy()?;
         if was_left {
             // SAFETY: `busy` is ours; the old state is not dropped, since it may be half changed.
             unsafe { (*self.state.get()).write(S::FRESH) };
         }
-        // SAFETY: `busy` was ours to set, and is given up below; nobody else accesses `state` meanwhile. It is initialised: a slot is found
-        // by its references. The first one exists only once `begin` had set `busy`, and `begin` gave that up with `state` set.
+        // SAFETY: `busy` was ours to set, and is given up below; nobody else accesses `state`
+        // meanwhile. It is initialised: a slot is found by its references. The first one exists
+        // only once `begin` had set `busy`, and `begin` gave that up with `state` set.
         let result = act(unsafe { (*self.state.get()).assume_init_mut() });
         self.busy.store(0, Ordering::Release);
         Some(result)
     }
 
     /// Takes a free slot, with a first reference; returns whether it was free.
-    #[allow(unsafe_code, reason = "the data that `busy` guards")]
     fn begin(&self, role: FileRole, file: FileIdentity) -> bool {
-        // Only a thread that came too late can be busy with a slot without references: it is then left alone.
+        // Only a thread that came too late can be busy with a slot without references: it is then
+        // left alone.
         let Some(was_left) = self.set_busy() else { return false };
         let is_free = self.refs.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if is_free {
-            // SAFETY: `busy` was ours to set, so that nobody else accesses `state`, which is initialised if the slot ever had a role.
+            // SAFETY: `busy` was ours to set, so that nobody else accesses `state`, which is
+            // initialised if the slot ever had a role.
             unsafe {
                 let state = &mut *self.state.get();
                 if was_left || self.role.load(Ordering::Relaxed) == 0 {
@@ -244,16 +252,16 @@ impl<S: Fresh> Default for Table<S> {
 
 impl<S: Fresh> Table<S> {
     /// Creates a table that follows nothing and has no memory yet.
-    #[allow(unsafe_code, reason = "memory of zeros")]
     pub const fn new() -> Self {
         const { assert!(align_of::<Slot<S>>() <= 4096) };
         Self {
             // SAFETY: numbers.
             entries: unsafe { Chunks::new() },
             highest: AtomicU32::new(0),
-            // SAFETY: numbers, flags that are not set, and `state`, which may be anything; no part of it needs a drop.
+            // SAFETY: numbers, flags that are not set, and `state`, which may be anything; no part
+            // of it needs a drop.
             slots: unsafe { Chunks::new() },
-            rooms: [Room::from(0), Room::from(RESERVED)],
+            rooms: [SlotRoom::from(0), SlotRoom::from(RESERVED_SLOTS)],
         }
     }
 
@@ -269,7 +277,8 @@ impl<S: Fresh> Table<S> {
         if entry == 0 { None } else { self.named(entry) }
     }
 
-    /// Whether cachestat(2) counts the pages of the file that the program's descriptor names ([`Slot::has_counts`]).
+    /// Whether cachestat(2) counts the pages of the file that the program's descriptor names
+    /// ([`Slot::has_counts`]).
     pub fn has_counts(&self, fd: c_int) -> bool {
         self.slot_of(fd).is_none_or(Slot::has_counts)
     }
@@ -285,7 +294,8 @@ impl<S: Fresh> Table<S> {
         self.highest.load(Ordering::Relaxed)
     }
 
-    /// Follows a file that was opened as `fd`. `None` if there are too many, the number is too high, or there is no memory.
+    /// Follows a file that was opened as `fd`. `None` if there are too many, the number is too
+    /// high, or there is no memory.
     pub fn enter(&self, fd: c_int, role: FileRole, file: FileIdentity) -> Option<&Slot<S>> {
         let entry = self.entries.take(fd as usize)?;
         let room = self.room_for(role);
@@ -321,7 +331,8 @@ impl<S: Fresh> Table<S> {
         self.release(to.swap(index, Ordering::AcqRel));
     }
 
-    /// Forgets a descriptor: it is about to be closed, or its number was handed out for a file that no rule applies to.
+    /// Forgets a descriptor: it is about to be closed, or its number was handed out for a file that
+    /// no rule applies to.
     pub fn forget(&self, fd: c_int) {
         if let Some(entry) = self.entries.get(fd as usize) {
             // Most are empty: a load is cheaper than a swap.
@@ -331,17 +342,18 @@ impl<S: Fresh> Table<S> {
         }
     }
 
-    /// Iterates over the followed descriptors from `from` to `to`, both included, in ascending order.
+    /// Iterates over the followed descriptors from `from` to `to`, both included, in ascending
+    /// order.
     pub fn entered(&self, from: u32, to: u32) -> impl Iterator<Item = (c_int, &Slot<S>)> {
-        let end = (to.min(self.highest()) as usize).saturating_add(1).min(DESCRIPTORS);
+        let end = (to.min(self.highest()) as usize).saturating_add(1).min(DESCRIPTORS_MAX);
         (from as usize..end).filter_map(|fd| {
             let fd = fd as c_int;
             self.slot_of(fd).map(|slot| (fd, slot))
         })
     }
 
-    /// Resets `busy` of the parent's other threads in a child of fork, and leaves the state as it was then. The caller's own `busy` stays,
-    /// if a signal handler forked in the middle.
+    /// Resets `busy` of the parent's other threads in a child of fork, and leaves the state as it
+    /// was then. The caller's own `busy` stays, if a signal handler forked in the middle.
     pub fn after_fork(&self) {
         for (_, slot) in self.slots.taken() {
             let at_work = slot.busy.load(Ordering::Relaxed);
@@ -361,7 +373,7 @@ impl<S: Fresh> Table<S> {
     }
 
     /// Returns the slots that files of that role may take.
-    fn room_for(&self, role: FileRole) -> &Room {
+    fn room_for(&self, role: FileRole) -> &SlotRoom {
         let [all, data] = &self.rooms;
         if matches!(role, FileRole::Data | FileRole::Direct | FileRole::Undecided) { data } else { all }
     }
@@ -407,8 +419,8 @@ mod tests {
         used
     }
 
-    /// Forks while another thread has one slot and this thread has another; returns which the child finds busy.
-    #[allow(unsafe_code, reason = "forks")]
+    /// Forks while another thread has one slot and this thread has another; returns which the child
+    /// finds busy.
     fn busy_in_a_child(theirs: &'static Slot<Nothing>, ours: &'static Slot<Nothing>) -> [bool; 2] {
         let (begun, is_begun) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
@@ -420,7 +432,8 @@ mod tests {
         });
         is_begun.recv().unwrap();
         let mut status = 0;
-        // SAFETY: the child makes no call except to end; the status is written to a variable that has room for it.
+        // SAFETY: the child makes no call except to end; the status is written to a variable that
+        // has room for it.
         ours.with(|_| unsafe {
             let child = libc::fork();
             if child == 0 {
@@ -485,26 +498,30 @@ mod tests {
 
         let base = 10_000;
         let slots: Vec<_> =
-            (0..SLOTS as c_int).map_while(|n| FILES.enter(base + n, FileRole::Log, file(1))).collect();
-        assert_eq!(slots.len(), SLOTS);
+            (0..SLOTS_MAX as c_int).map_while(|n| FILES.enter(base + n, FileRole::Log, file(1))).collect();
+        assert_eq!(slots.len(), SLOTS_MAX);
         assert!(FILES.enter(9000, FileRole::Log, file(1)).is_none());
         // A busy one leaves others out, and nobody waits for it.
         slots[0].with(|_| assert!(slots[0].with(|_| ()).is_none())).unwrap();
-        for n in 0..SLOTS as c_int {
+        for n in 0..SLOTS_MAX as c_int {
             FILES.forget(base + n);
         }
         assert_eq!(in_use(), 0);
 
         // Data files leave slots for a log.
         let taken = (0..5000).filter(|n| FILES.enter(base + n, FileRole::Data, file(1)).is_some()).count();
-        assert_eq!((taken, FILES.rooms[1].indices().count()), (SLOTS - RESERVED, 0));
-        let logs: Vec<_> =
-            (0..RESERVED as c_int).map_while(|n| FILES.enter(base - 1 - n, FileRole::Log, file(1))).collect();
-        assert!(logs.len() == RESERVED && FILES.enter(9, FileRole::Stream, file(1)).is_none());
+        assert_eq!((taken, FILES.rooms[1].indices().count()), (SLOTS_MAX - RESERVED_SLOTS, 0));
+        let logs: Vec<_> = (0..RESERVED_SLOTS as c_int)
+            .map_while(|n| FILES.enter(base - 1 - n, FileRole::Log, file(1)))
+            .collect();
+        assert!(logs.len() == RESERVED_SLOTS && FILES.enter(9, FileRole::Stream, file(1)).is_none());
         // The next file takes the slot that became free, and finds it at once.
         FILES.forget(base + 7);
         FILES.forget(base - 2);
-        assert_eq!(FILES.rooms.each_ref().map(|room| room.indices().next()), [Some(1), Some(RESERVED + 7)]);
+        assert_eq!(
+            FILES.rooms.each_ref().map(|room| room.indices().next()),
+            [Some(1), Some(RESERVED_SLOTS + 7)]
+        );
         assert!(core::ptr::eq(FILES.enter(9, FileRole::Log, file(1)).unwrap(), logs[1]));
         assert!(
             FILES.enter(base + 7, FileRole::Direct, file(1)).is_some()

@@ -1,16 +1,19 @@
-//! Temporary files: those that a process creates to read them again soon, as `sort` does. Their pages are neither written nor dropped at
-//! once, since they would have to be read back from the disk.
+//! Temporary files: those that a process creates to read them again soon, as `sort` does. Their
+//! pages are neither written nor dropped at once, since they would have to be read back from the
+//! disk.
 //!
-//! A temporary file is recognised by its creation: as a new file for reading and writing (`O_RDWR | O_CREAT | O_EXCL`, which mkstemp(3)
-//! uses, or `O_TMPFILE`). If one turns out to be a result (it gets another name, as by rsync), the process keeps none any more. Files are
-//! kept until they have no name left, for at most [`KEEP_MAX`], or to the end of the process or its next fork. Then they are released like
-//! any output.
+//! A temporary file is recognised by its creation: as a new file for reading and writing
+//! (`O_RDWR | O_CREAT | O_EXCL`, which mkstemp(3) uses, or `O_TMPFILE`). If one turns out to be a
+//! result (it gets another name, as by rsync), the process keeps none any more. Files are kept
+//! until they have no name left, for at most [`KEEP_MAX_NS`], or to the end of the process or its
+//! next fork. Then they are released like any output.
 //!
 //! Invariants:
-//! 1. A process keeps at most its budget, in at most [`FILES`] files. The first [`UNWRITTEN`] bytes wait for no writeback; further bytes
-//!    are written behind their writer.
-//! 2. An entry has one owner: the state of the open file (`rules::writer`, or the helper's watch), and then the helper. Only the owner
-//!    gives it up.
+//! 1. A process keeps at most its budget, in at most [`KEPT_FILES_MAX`] files. The first
+//!    [`UNWRITTEN_BYTES`] bytes wait for no writeback; further bytes are written behind their
+//!    writer.
+//! 2. An entry has one owner: the state of the open file (`rules::writer`, or the helper's watch),
+//!    and then the helper. Only the owner gives it up.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -22,41 +25,40 @@ use crate::process::count;
 use crate::sys;
 
 /// Files kept at a time.
-pub const FILES: usize = 256;
+pub const KEPT_FILES_MAX: usize = 256;
 /// Bytes of them that are left to the kernel to write.
-pub const UNWRITTEN: u64 = 64 << 20;
+pub const UNWRITTEN_BYTES: u64 = 64 << 20;
 /// Nanoseconds for which a file is kept after it was closed.
-pub const KEEP_MAX: u64 = 120_000_000_000;
+pub const KEEP_MAX_NS: u64 = 120_000_000_000;
 
 /// The entry is free.
-const FREE: u32 = 0;
+const ENTRY_FREE: u32 = 0;
 /// It is being filled in.
 const BEING_TAKEN: u32 = 1;
 /// The file is still open.
-const OPEN: u32 = 2;
+const ENTRY_OPEN: u32 = 2;
 /// It was closed, and the helper has it.
-const CLOSED: u32 = 3;
+const ENTRY_CLOSED: u32 = 3;
 /// The helper must let go of it: its last name is about to go.
-const LOST: u32 = 4;
+const ENTRY_LOST: u32 = 4;
 
-struct File {
+struct KeptEntry {
     state: AtomicU32,
     identity: SharedIdentity,
     bytes: AtomicU64,
 }
 
-static KEPT: [File; FILES] = [const {
-    File { state: AtomicU32::new(FREE), identity: SharedIdentity::NONE, bytes: AtomicU64::new(0) }
-}; FILES];
+// SAFETY: numbers.
+static KEPT_FILES: [KeptEntry; KEPT_FILES_MAX] = unsafe { core::mem::zeroed() };
 /// Entries in use, and the bytes of all.
-static COUNT: AtomicU32 = AtomicU32::new(0);
-static BYTES: AtomicU64 = AtomicU64::new(0);
+static KEPT_COUNT: AtomicU32 = AtomicU32::new(0);
+static KEPT_BYTES: AtomicU64 = AtomicU64::new(0);
 /// Whether one turned out to be a result.
 static ARE_RESULTS: AtomicBool = AtomicBool::new(false);
 
 /// The current treatment of a temporary file's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keep {
+pub enum KeepChoice {
     /// Nothing is done.
     Unwritten,
     /// It is written, and stays.
@@ -67,7 +69,7 @@ pub enum Keep {
 
 /// The entry of a temporary file that is kept. It is given up when dropped.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Temporary(u32);
+pub struct Temporary(u8);
 
 impl Temporary {
     /// Takes an entry for a new file; `None` if the file is not kept.
@@ -78,71 +80,72 @@ impl Temporary {
         if !is_temporary || are_results() {
             return None;
         }
-        let take = |file: &File| {
-            file.state.compare_exchange(FREE, BEING_TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let take = |file: &KeptEntry| {
+            file.state.compare_exchange(ENTRY_FREE, BEING_TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
-        let (index, file) = KEPT.iter().enumerate().find(|(_, file)| take(file))?;
-        COUNT.fetch_add(1, Ordering::Relaxed);
+        let (index, file) = KEPT_FILES.iter().enumerate().find(|(_, file)| take(file))?;
+        KEPT_COUNT.fetch_add(1, Ordering::Relaxed);
         file.identity.set(FileIdentity::of(stat));
         file.bytes.store(0, Ordering::Relaxed);
-        file.state.store(OPEN, Ordering::Release);
-        Some(Self(index as u32))
+        file.state.store(ENTRY_OPEN, Ordering::Release);
+        Some(Self(index as u8))
     }
 
     /// Returns the entry of that number, which its owner gave away.
-    pub fn from_number(number: u32) -> Option<Self> {
-        ((number as usize) < FILES).then_some(Self(number))
+    pub fn from_number(number: u8) -> Self {
+        Self(number)
     }
 
     /// Gives the entry away to the receiver of the number.
-    pub fn into_number(self) -> u32 {
+    pub fn into_number(self) -> u8 {
         let number = self.0;
         core::mem::forget(self);
         number
     }
 
-    fn file(&self) -> Option<&'static File> {
-        KEPT.get(self.0 as usize)
+    fn file(&self) -> &'static KeptEntry {
+        &KEPT_FILES[usize::from(self.0)]
     }
 
-    /// Records that the file reaches up to `end` now, and returns its treatment in a process that may keep `budget` bytes.
-    pub fn grows(&self, end: u64, budget: u64) -> Keep {
-        let Some(file) = self.file().filter(|_| !are_results()) else { return Keep::No };
-        let more = end.saturating_sub(file.bytes.fetch_max(end, Ordering::Relaxed));
-        let all = BYTES.fetch_add(more, Ordering::Relaxed).saturating_add(more);
+    /// Records that the file reaches up to `end` now, and returns its treatment in a process that
+    /// may keep `budget` bytes.
+    pub fn grows(&self, end: u64, budget: u64) -> KeepChoice {
+        if are_results() {
+            return KeepChoice::No;
+        }
+        let more = end.saturating_sub(self.file().bytes.fetch_max(end, Ordering::Relaxed));
+        let all = KEPT_BYTES.fetch_add(more, Ordering::Relaxed).saturating_add(more);
         if all > budget {
-            Keep::No
-        } else if all > UNWRITTEN {
-            Keep::Written
+            KeepChoice::No
+        } else if all > UNWRITTEN_BYTES {
+            KeepChoice::Written
         } else {
-            Keep::Unwritten
+            KeepChoice::Unwritten
         }
     }
 
     /// Records that the file was closed: the helper keeps it.
     pub fn close(&self) {
-        if let Some(file) = self.file() {
-            file.state.store(CLOSED, Ordering::Release);
-        }
+        self.file().state.store(ENTRY_CLOSED, Ordering::Release);
     }
 
     /// Whether its last name is about to go.
     pub fn is_lost(&self) -> bool {
-        self.file().is_none_or(|file| file.state.load(Ordering::Acquire) == LOST)
+        self.file().state.load(Ordering::Acquire) == ENTRY_LOST
     }
 
     /// Counts the bytes kept of a file that went with its last name.
     pub fn went(&self) {
-        count(Count::StreamKept, self.file().map_or(0, |file| file.bytes.load(Ordering::Relaxed)));
+        count(Count::StreamKept, self.file().bytes.load(Ordering::Relaxed));
     }
 }
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        let Some(file) = self.file() else { return };
-        BYTES.fetch_sub(file.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
-        COUNT.fetch_sub(1, Ordering::Relaxed);
-        file.state.store(FREE, Ordering::Release);
+        let file = self.file();
+        KEPT_BYTES.fetch_sub(file.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        KEPT_COUNT.fetch_sub(1, Ordering::Relaxed);
+        file.state.store(ENTRY_FREE, Ordering::Release);
         sys::futex_wake(&file.state);
     }
 }
@@ -150,7 +153,7 @@ impl Drop for Temporary {
 /// Whether any file is kept. One load.
 #[inline]
 pub fn has_some() -> bool {
-    COUNT.load(Ordering::Relaxed) > 0
+    KEPT_COUNT.load(Ordering::Relaxed) > 0
 }
 
 /// Whether files that look temporary are results, so that none is kept.
@@ -158,9 +161,11 @@ pub fn are_results() -> bool {
     ARE_RESULTS.load(Ordering::Relaxed)
 }
 
-fn find(stat: &libc::stat) -> Option<&'static File> {
+fn find(stat: &libc::stat) -> Option<&'static KeptEntry> {
     let wanted = FileIdentity::of(stat);
-    KEPT.iter().find(|file| file.state.load(Ordering::Acquire) >= OPEN && file.identity.get() == wanted)
+    KEPT_FILES
+        .iter()
+        .find(|file| file.state.load(Ordering::Acquire) >= ENTRY_OPEN && file.identity.get() == wanted)
 }
 
 /// Handles a file's new name. Returns whether it was a kept one, which is then a result.
@@ -172,32 +177,31 @@ pub fn renamed(stat: &libc::stat) -> bool {
     is_result
 }
 
-/// Handles a file that is about to lose its last name. If the helper keeps it, `wait` waits for the helper to let go of it; it gets the
-/// word to wait on, and its value until then.
+/// Handles a file that is about to lose its last name. If the helper keeps it, `wait` waits for the
+/// helper to let go of it; it gets the word to wait on, and its value until then.
 pub fn lose(stat: &libc::stat, wait: impl FnOnce(&'static AtomicU32, u32)) {
     if let Some(file) = find(stat)
-        && file.state.compare_exchange(CLOSED, LOST, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        && file.state.compare_exchange(ENTRY_CLOSED, ENTRY_LOST, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     {
-        wait(&file.state, LOST);
+        wait(&file.state, ENTRY_LOST);
     }
 }
 
 /// Forgets all entries in a child of fork: they are the parent's.
 pub fn after_fork() {
     if has_some() {
-        for file in &KEPT {
-            file.state.store(FREE, Ordering::Relaxed);
+        for file in &KEPT_FILES {
+            file.state.store(ENTRY_FREE, Ordering::Relaxed);
         }
     }
-    COUNT.store(0, Ordering::Relaxed);
-    BYTES.store(0, Ordering::Relaxed);
+    KEPT_COUNT.store(0, Ordering::Relaxed);
+    KEPT_BYTES.store(0, Ordering::Relaxed);
 }
 
 #[cfg(all(test, not(feature = "interpose")))]
 mod tests {
     use super::*;
 
-    #[allow(unsafe_code, reason = "a struct of numbers")]
     fn file(inode: u64) -> libc::stat {
         // SAFETY: numbers.
         let mut stat: libc::stat = unsafe { core::mem::zeroed() };
@@ -205,7 +209,7 @@ mod tests {
         stat
     }
 
-    const MADE: c_int = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
+    const CREATED_FLAGS: c_int = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
 
     #[test]
     fn a_temporary_file_is_kept_within_the_budget_until_it_is_a_result() {
@@ -217,17 +221,17 @@ mod tests {
         ] {
             assert_eq!(Temporary::begin(&file(1), flags), None, "{flags:#o}");
         }
-        let one = Temporary::begin(&file(1), MADE).unwrap();
+        let one = Temporary::begin(&file(1), CREATED_FLAGS).unwrap();
         let other = Temporary::begin(&file(2), libc::O_RDWR | libc::O_TMPFILE).unwrap();
-        let budget = 2 * UNWRITTEN;
-        assert_eq!(one.grows(UNWRITTEN, budget), Keep::Unwritten);
+        let budget = 2 * UNWRITTEN_BYTES;
+        assert_eq!(one.grows(UNWRITTEN_BYTES, budget), KeepChoice::Unwritten);
         // Overwritten bytes do not add up.
-        assert_eq!(one.grows(5, budget), Keep::Unwritten);
-        assert_eq!(other.grows(1, budget), Keep::Written);
-        assert_eq!(other.grows(UNWRITTEN, budget), Keep::Written);
-        assert_eq!(other.grows(UNWRITTEN + 1, budget), Keep::No);
+        assert_eq!(one.grows(5, budget), KeepChoice::Unwritten);
+        assert_eq!(other.grows(1, budget), KeepChoice::Written);
+        assert_eq!(other.grows(UNWRITTEN_BYTES, budget), KeepChoice::Written);
+        assert_eq!(other.grows(UNWRITTEN_BYTES + 1, budget), KeepChoice::No);
         drop(other);
-        assert_eq!(one.grows(0, budget), Keep::Unwritten);
+        assert_eq!(one.grows(0, budget), KeepChoice::Unwritten);
         // Nobody waits for a file that is open or not kept.
         lose(&file(1), |_, _| panic!("it is open"));
         one.close();
@@ -235,16 +239,17 @@ mod tests {
         let mut waited = false;
         lose(&file(1), |state, lost| waited = state.load(Ordering::Relaxed) == lost);
         assert!(waited && one.is_lost() && has_some());
-        let one = Temporary::from_number(one.into_number()).unwrap();
+        let one = Temporary::from_number(one.into_number());
         drop(one);
-        assert!(!has_some() && BYTES.load(Ordering::Relaxed) == 0);
+        assert!(!has_some() && KEPT_BYTES.load(Ordering::Relaxed) == 0);
         // The number of entries is bounded.
-        let all: Vec<Temporary> =
-            (0..FILES as u64).map(|inode| Temporary::begin(&file(inode), MADE).unwrap()).collect();
-        assert_eq!(Temporary::begin(&file(1000), MADE), None);
+        let all: Vec<Temporary> = (0..KEPT_FILES_MAX as u64)
+            .map(|inode| Temporary::begin(&file(inode), CREATED_FLAGS).unwrap())
+            .collect();
+        assert_eq!(Temporary::begin(&file(1000), CREATED_FLAGS), None);
         assert!(!renamed(&file(1000)) && !are_results());
-        assert!(renamed(&file(3)) && all[3].grows(1, budget) == Keep::No);
+        assert!(renamed(&file(3)) && all[3].grows(1, budget) == KeepChoice::No);
         drop(all);
-        assert_eq!(Temporary::begin(&file(1), MADE), None);
+        assert_eq!(Temporary::begin(&file(1), CREATED_FLAGS), None);
     }
 }

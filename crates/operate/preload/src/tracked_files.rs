@@ -1,19 +1,19 @@
-//! Files whose pages the rules are to release, tracked in the report's file. At the end, the launcher checks there how much of each is still
-//! resident.
+//! Files whose pages the rules are to release, tracked in the report's file. At the end, the
+//! launcher checks there how much of each is still resident.
 //!
-//! A file is tracked from its first open by a process of the command, with its resident bytes at that time. If all of its pages were gone
-//! when it was closed, its place may be reused.
+//! A file is tracked from its first open by a process of the command, with its resident bytes at
+//! that time. If all of its pages were gone when it was closed, its place may be reused.
 //!
-//! Invariants: nobody waits. Whoever takes a place may change it; it counts once it is [`TRACKED`]. One file may have two places if two
-//! processes opened it at once; the launcher handles that. Without a free place, [`Count::NotTracked`] counts the file. Without a report
-//! nothing is done.
+//! Invariants: nobody waits. Whoever takes a place may change it; it counts once it is [`TRACKED`].
+//! One file may have two places if two processes opened it at once; the launcher handles that.
+//! Without a free place, [`Count::NotTracked`] counts the file. Without a report nothing is done.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::c_int;
 
-use crate::counters::{Count, Mapped};
+use crate::counters::{Count, MappedReport};
 use crate::identity::FileIdentity;
 use crate::paths::{join, path_of};
 use crate::process::count;
@@ -22,25 +22,24 @@ use crate::sys;
 use crate::tracked_place::{FileEvents, PATH, PLACES, TRACKED, TrackedPlace, UNKNOWN};
 
 /// Places that a file may take, from the one of its hash on.
-const NEAR: usize = 32;
+const NEAR_PLACES: usize = 32;
 
-static REPORT: AtomicPtr<Mapped> = AtomicPtr::new(core::ptr::null_mut());
+static TRACKING_REPORT: AtomicPtr<MappedReport> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Tracks files in a report from now on.
-pub fn track_in(report: &'static Mapped) {
-    REPORT.store((&raw const *report).cast_mut(), Ordering::Release);
+pub fn track_in(report: &'static MappedReport) {
+    TRACKING_REPORT.store((&raw const *report).cast_mut(), Ordering::Release);
 }
 
-#[allow(unsafe_code, reason = "follows the pointer to the report")]
 fn places() -> Option<&'static [TrackedPlace; PLACES]> {
     // SAFETY: null, or the argument of `track_in`, which lives as long as the process.
-    unsafe { REPORT.load(Ordering::Acquire).as_ref() }.map(|report| &report.places)
+    unsafe { TRACKING_REPORT.load(Ordering::Acquire).as_ref() }.map(|report| &report.places)
 }
 
 /// Returns the places that a file may take.
 fn near(places: &[TrackedPlace; PLACES], file: FileIdentity) -> impl Iterator<Item = &TrackedPlace> + Clone {
     let first = (file.hash() >> 48) as usize;
-    (0..NEAR).filter_map(move |nth| places.get((first + nth) % PLACES))
+    (0..NEAR_PLACES).filter_map(move |nth| places.get((first + nth) % PLACES))
 }
 
 fn find(file: FileIdentity) -> Option<&'static TrackedPlace> {
@@ -53,7 +52,6 @@ fn resident(fd: c_int, size: u64, has_counts: bool) -> u64 {
     if !probe.can_see(fd, size, has_counts) {
         return UNKNOWN;
     }
-    probe.learn(fd);
     probe.resident(fd, &(0..size)).unwrap_or(UNKNOWN)
 }
 
@@ -95,7 +93,8 @@ pub fn saw(file: FileIdentity, what: FileEvents) {
     }
 }
 
-/// Records that a file is about to be closed. `unobserved`: the bytes read whose residency could not be seen.
+/// Records that a file is about to be closed. `unobserved`: the bytes read whose residency could
+/// not be seen.
 pub fn closing(fd: c_int, file: FileIdentity, unobserved: u64, has_counts: bool) {
     let Some(place) = find(file) else { return };
     place.unobserved.fetch_add(unobserved, Ordering::Relaxed);
@@ -119,7 +118,7 @@ pub fn lost(stat: &libc::stat) {
 /// Whether files are tracked.
 #[inline]
 pub fn is_on() -> bool {
-    !REPORT.load(Ordering::Relaxed).is_null()
+    !TRACKING_REPORT.load(Ordering::Relaxed).is_null()
 }
 
 /// Records that a file was released after it was closed.
@@ -131,7 +130,8 @@ pub fn released(fd: c_int) {
     }
 }
 
-/// Records the new name of a file, relative to the directory `at`. Neither is read unless files are tracked.
+/// Records the new name of a file, relative to the directory `at`. Neither is read unless files are
+/// tracked.
 #[inline(never)]
 pub fn renamed(at: c_int, path: &CStr) {
     if !is_on() {
@@ -145,6 +145,7 @@ pub fn renamed(at: c_int, path: &CStr) {
     }
     let (mut directory, mut whole) = ([0; PATH], [0; PATH]);
     let directory = path_of(at, &mut directory).unwrap_or_default();
-    // The launcher does not find a file by a path that is too long; it then reports its last known state.
+    // The launcher does not find a file by a path that is too long; it then reports its last known
+    // state.
     place.name(join(&mut whole, &[directory, b"/", path]).map_or(path, CStr::to_bytes));
 }

@@ -1,5 +1,5 @@
-//! Tests the helper in its own process, which is this one: the descriptors it leaves in the process's table, its work on files, the loss of
-//! its descriptor, and children of fork.
+//! Tests the helper in its own process, which is this one: the descriptors it leaves in the
+//! process's table, its work on files, the loss of its descriptor, and children of fork.
 
 #![allow(unsafe_code, clippy::cast_possible_truncation, reason = "sets the library up; forks")]
 
@@ -75,7 +75,8 @@ fn the_helper_holds_nothing_of_the_program() {
         return pagekeeper_testing::skip("no cachestat(2) here");
     }
     assert!(!send_after_close(&File::open(&path).unwrap()) && !helper::is_off(), "nothing is set up yet");
-    // SAFETY: the only calls in this process, which nobody else calls into; the functions are the C library's.
+    // SAFETY: the only calls in this process, which nobody else calls into; the functions are the C
+    // library's.
     unsafe {
         process::set_up(&Plan::NONE);
         helper::set_up(find);
@@ -171,7 +172,8 @@ fn is_waited_for(path: &Path) {
         comes(|| helper::wait_dropped(file.as_raw_fd(), &range, Count::StreamReleased, most))
     };
     assert!(goes(100..(4 << 20) + 5));
-    // Whole windows go. In the window where the range ends, a folio may reach beyond the range, and stays.
+    // Whole windows go. In the window where the range ends, a folio may reach beyond the range, and
+    // stays.
     let left = resident(&file) * sys::page_size();
     assert!((2 << 20..=6 << 20).contains(&left), "{left}");
     assert!(goes(0..u64::MAX));
@@ -188,7 +190,8 @@ fn is_waited_for(path: &Path) {
     assert!(!helper::wait_dropped(memory.as_raw_fd(), &(0..u64::MAX), Count::StreamReleased, most));
 }
 
-/// A written program can be executed at once, and a lock is free at once, whatever files the helper has.
+/// A written program can be executed at once, and a lock is free at once, whatever files the helper
+/// has.
 fn can_be_used_at_once(program: &Path) {
     for _ in 0..20 {
         std::fs::copy("/bin/true", program).unwrap();
@@ -217,7 +220,8 @@ fn its_number_is_taken(path: &Path) {
     helper::drain();
     assert!(comes(|| resident(&file) == 0));
 
-    // It is closed by a call that the library does not see, and its number names another file: no message reaches that file.
+    // It is closed by a call that the library does not see, and its number names another file: no
+    // message reaches that file.
     let other = File::open("/dev/null").unwrap();
     // SAFETY: no pointers; nobody misses `moved`.
     assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), moved) }, moved);
@@ -232,7 +236,8 @@ fn its_number_is_taken(path: &Path) {
 
 /// Runs `holds` in a child of fork, and asserts it.
 fn in_a_child(holds: impl FnOnce() -> bool) {
-    // SAFETY: the C library makes the child's allocator usable; the child does not run the rest of the test.
+    // SAFETY: the C library makes the child's allocator usable; the child does not run the rest of
+    // the test.
     let child = unsafe { libc::fork() };
     if child == 0 {
         process::entered_child();
@@ -256,7 +261,8 @@ fn has_none_until_it_opens_a_file(path: &Path) -> bool {
     is_sent && comes(|| resident(&file) == 0)
 }
 
-/// In a process that gave up its privileges, a file that cannot be opened anew is not taken; others are.
+/// In a process that gave up its privileges, a file that cannot be opened anew is not taken; others
+/// are.
 fn goes_on_without_rights(path: &Path) -> bool {
     let other = written(&path.with_extension("other"), 1 << 20);
     // Without privileges, the writeback of another user's file cannot be seen.
@@ -276,7 +282,8 @@ fn goes_on_without_rights(path: &Path) -> bool {
     is_refused && !helper::is_off() && is_other_sent && comes(|| resident(&other) == 0)
 }
 
-/// A signal handler may open files, but not create a thread, however it was installed. A blocked signal is not a handler.
+/// A signal handler may open files, but not create a thread, however it was installed. A blocked
+/// signal is not a handler.
 fn is_not_made_in_a_handler() -> bool {
     extern "C" fn handler(_: c_int) {
         assert!(!helper::prepare());

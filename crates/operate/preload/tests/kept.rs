@@ -1,4 +1,5 @@
-//! Tests the rules for logs and data files in direct I/O, called as hooks call them, in this process and on a real disk: which pages stay.
+//! Tests the rules for logs and data files in direct I/O, called as hooks call them, in this
+//! process and on a real disk: which pages stay.
 
 #![allow(
     unsafe_code,
@@ -37,16 +38,18 @@ fn find(name: &CStr) -> *mut c_void {
 
 static COUNTS: Record = Record::EMPTY;
 
-/// Sets up the process, for one test at a time, since they share the helper. Returns a directory on a disk, since tmpfs keeps pages that
-/// are dropped; `None` if residency cannot be seen.
+/// Sets up the process, for one test at a time, since they share the helper. Returns a directory on
+/// a disk, since tmpfs keeps pages that are dropped; `None` if residency cannot be seen.
 fn set_up() -> Option<(tempfile::TempDir, MutexGuard<'static, bool>)> {
     static DONE: Mutex<bool> = Mutex::new(false);
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !*done {
         let (sender, receiver) = std::sync::mpsc::channel();
-        // In a thread that stays: the thread that sets the library up counts as the process's first, and ends the helper when it leaves.
+        // In a thread that stays: the thread that sets the library up counts as the process's
+        // first, and ends the helper when it leaves.
         std::thread::spawn(move || {
-            // SAFETY: the only calls in this process, before any other into the library; the functions are the C library's.
+            // SAFETY: the only calls in this process, before any other into the library; the
+            // functions are the C library's.
             unsafe {
                 process::set_up(&Plan::decode(TEXT, b"test").unwrap());
                 helper::set_up(find);
@@ -112,7 +115,8 @@ impl Followed {
     }
 }
 
-/// Has the helper finish its work, and asserts which windows of 1 MiB are resident: `#` wholly, `+` in part, `-` not at all.
+/// Has the helper finish its work, and asserts which windows of 1 MiB are resident: `#` wholly, `+`
+/// in part, `-` not at all.
 #[track_caller]
 fn assert_resident(path: &Path, expected: &str, why: &str) {
     helper::drain();

@@ -1,4 +1,5 @@
-//! Tests streams and bulk output in this process, calling the rules as its hooks would. Measures the page cache itself, page by page.
+//! Tests streams and bulk output in this process, calling the rules as its hooks would. Measures
+//! the page cache itself, page by page.
 
 #![allow(
     unsafe_code,
@@ -125,8 +126,9 @@ fn reads_leave_the_cache_as_it_was(dir: &Path) {
     }
 }
 
-/// Reads a cold file at `places`, with the given lengths at each, closes it, and returns how many of its pages are resident. Repeats if
-/// many are: without a helper, what a busy disk still reads ahead then stays.
+/// Reads a cold file at `places`, with the given lengths at each, closes it, and returns how many
+/// of its pages are resident. Repeats if many are: without a helper, what a busy disk still reads
+/// ahead then stays.
 fn left_of(path: &Path, places: &[(u64, &[usize])]) -> usize {
     let read_once = || {
         drop_all(&File::open(path).unwrap());
@@ -154,7 +156,8 @@ fn a_part_that_was_read_is_released(dir: &Path) {
     // Few bytes by small reads: at the beginning, and at further places.
     let small: &[usize] = &[4096, 80_000];
     let places = [(0, small), (50 * MIB, small), (30 * MIB, small), (10 * MIB, &small[..1])];
-    // The file offset is not queried at each small read: the first one at a new place is not sampled.
+    // The file offset is not queried at each small read: the first one at a new place is not
+    // sampled.
     let left = left_of(&path, &places);
     assert!(left <= 3, "{left} pages stay");
     assert_eq!(left_of(&path, &[(0, &small[..1])]), 0);
@@ -169,7 +172,8 @@ fn what_cannot_be_seen_is_left_or_read_uncached(dir: &Path) {
     let file = File::open(&path).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // SAFETY: no pointers; for this thread alone, since it bypasses the C library's wrapper.
+            // SAFETY: no pointers; for this thread alone, since it bypasses the C library's
+            // wrapper.
             assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
             let fd = file.as_raw_fd();
             let slot = opened(&file, libc::O_RDONLY);

@@ -1,5 +1,5 @@
-//! Tests files that are read and written by unhooked calls: which pages stay, on a real disk, while the helper of this process watches
-//! them.
+//! Tests files that are read and written by unhooked calls: which pages stay, on a real disk, while
+//! the helper of this process watches them.
 
 #![allow(unsafe_code, reason = "sets the library up")]
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use pagekeeper_preload::counters::Count;
 use pagekeeper_preload::helper::{self, HelperRequest, closings};
-use pagekeeper_preload::residency::STALE;
+use pagekeeper_preload::residency::STALE_NS;
 use pagekeeper_preload::settings::Plan;
 use pagekeeper_preload::{process, sys};
 use pagekeeper_testing::skip;
@@ -53,16 +53,12 @@ fn is_in_hand(path: &Path) -> bool {
     descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok()).any(|name| name == path)
 }
 
-/// Has the helper watch a file that it does not have, and waits until it does so: then it sleeps until the next check.
+/// Has the helper watch a file that it does not have, and waits until it does so: then it sleeps
+/// until the next check.
 fn watch(file: &File, path: &Path, flags: i32) {
     until("watches of it before have ended", || !is_in_hand(path));
-    let request = HelperRequest::Watch {
-        flags,
-        release: true,
-        count: Count::StreamReleased,
-        used: Count::StreamRead,
-        kept: None,
-    };
+    let request =
+        HelperRequest::Watch { flags, count: Count::StreamReleased, used: Count::StreamRead, kept: None };
     assert!(helper::send(file.as_raw_fd(), &request));
     until("the watch begins", || {
         let stat = |task: PathBuf| std::fs::read_to_string(task.join("stat")).unwrap();
@@ -80,7 +76,8 @@ fn make_cold(file: &File) {
 
 #[test]
 fn a_file_whose_calls_are_not_seen_is_watched() {
-    // SAFETY: the only calls in this process, before any other into the library; the functions are the C library's.
+    // SAFETY: the only calls in this process, before any other into the library; the functions are
+    // the C library's.
     unsafe {
         process::set_up(&Plan::NONE);
         helper::set_up(find);
@@ -122,7 +119,8 @@ fn a_file_whose_calls_are_not_seen_is_watched() {
     more_files_than_watches(directory.path());
 }
 
-/// Enough time for the helper to look at a watched file, even on a busy machine: nothing shows that it has.
+/// Enough time for the helper to look at a watched file, even on a busy machine: nothing shows that
+/// it has.
 const BEGUN: Duration = Duration::from_millis(600);
 
 /// Reads all of it, as another program does.
@@ -150,7 +148,7 @@ fn others_keep_what_nobody_passed(directory: &Path) {
         warm(&path);
         let passed = if flags == libc::O_RDWR { 0 } else { read as u64 };
         // Longer than the stream's read-ahead counts as its own.
-        std::thread::sleep(Duration::from_nanos(STALE + 500_000_000));
+        std::thread::sleep(Duration::from_nanos(STALE_NS + 500_000_000));
         drop(user);
         settle();
         let gone = (64 * MIB).saturating_sub(cached(&file, 0..u64::MAX) * sys::page_size());
@@ -198,7 +196,8 @@ fn all_but_the_pages_of_others_goes(directory: &Path) {
     }
 }
 
-/// Files that are closed one after another make room for the next at once, and their offsets at the close are known.
+/// Files that are closed one after another make room for the next at once, and their offsets at the
+/// close are known.
 fn more_files_than_watches(directory: &Path) {
     let paths: Vec<_> = (0..40).map(|nth| directory.join(format!("small-{nth}"))).collect();
     for path in &paths {

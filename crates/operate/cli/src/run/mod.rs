@@ -139,7 +139,7 @@ fn run_and_report(mut prepared: PreparedCommand, to: &Path, is_json: bool) -> Ex
     }
     match prepared.run() {
         Ok(ended) => {
-            printer.print(ended.report);
+            printer.print(&ended.report);
             if let CommandEnd::Unknown(error) = &ended.end {
                 output::complain(format_args!("how the command ended can't be known: {error}"));
             }

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_policy::names;
-use pagekeeper_preload::settings::{Role, Settings};
 use pagekeeper_streams::{StreamOptions, StreamPace, Streams, Unavailable, Verdict, stream_name};
 
 use crate::command_line::MANY_IN_ONE;
 use crate::means::Followed;
+use crate::settings::{Role, Settings};
 
 /// The processes to follow, and the way to follow them.
 #[derive(Debug)]

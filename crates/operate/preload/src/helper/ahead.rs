@@ -1,18 +1,23 @@
-//! Reads ahead of streams whose files' residency this user may not see, so that the kernel itself marks which pages they brought in.
+//! Reads ahead of streams whose files' residency this user may not see, so that the kernel itself
+//! marks which pages they brought in.
 //!
-//! An uncached read (`RWF_DONTCACHE`) marks the pages that it brings in, and any read drops a marked page that it has touched. Pages that
-//! were resident before have no mark, and stay. But the kernel's own read-ahead brings in large folios, which go as soon as a part of them
-//! was read, and are then read from the disk again. With `POSIX_FADV_RANDOM` pages come alone, and an uncached read that must not wait
-//! (`RWF_NOWAIT`) starts to bring in its whole range and returns. The helper makes such reads, on its own open file, ahead of the reader:
-//! each byte is read from the disk once.
+//! An uncached read (`RWF_DONTCACHE`) marks the pages that it brings in, and any read drops a
+//! marked page that it has touched. Pages that were resident before have no mark, and stay. But the
+//! kernel's own read-ahead brings in large folios, which go as soon as a part of them was read, and
+//! are then read from the disk again. With `POSIX_FADV_RANDOM` pages come alone, and an uncached
+//! read that must not wait (`RWF_NOWAIT`) starts to bring in its whole range and returns. The
+//! helper makes such reads, on its own open file, ahead of the reader: each byte is read from the
+//! disk once.
 //!
-//! A call that ends within a page would drop that page, which the next call reads again. For readers that make such calls, reads are plain,
-//! and the helper probes which pages ahead of them are resident ([`crate::page_probe`]). A probe reads one page of each 64 KiB. The same holds for
+//! A call that ends within a page would drop that page, which the next call reads again. For
+//! readers that make such calls, reads are plain, and the helper probes which pages ahead of them
+//! are resident ([`crate::page_probe`]). A probe reads one page of each 64 KiB. The same holds for
 //! readers whose calls we do not see, since those might get ahead of the helper before it notices.
 //!
-//! Invariants: a place in [`PLACES`] is free once both sides have given it up, the program's ([`ReadAhead`]) and the helper's ([`Reader`]).
-//! Pages that were read ahead and never reached are dropped when the helper ends the reader. Nobody waits for a read that the helper will
-//! not begin: the helper says that it has left, and the program begins anew.
+//! Invariants: a place in [`AHEAD_PLACES`] is free once both sides have given it up, the program's
+//! ([`ReadAhead`]) and the helper's ([`AheadReader`]). Pages that were read ahead and never reached
+//! are dropped when the helper ends the reader. Nobody waits for a read that the helper will not
+//! begin: the helper says that it has left, and the program begins anew.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -21,38 +26,42 @@ use libc::c_int;
 use pagekeeper_policy::stream::{AGAIN, IN_ORDER, WatchedStream};
 
 use super::helper_files::HeldFile;
-use super::position::position_of;
 use super::{HelperRequest, prepare, send};
 use crate::counters::Count;
-use crate::residency::{PAGES, windows};
+use crate::introspection::position_of;
+use crate::residency::{WINDOW_PAGES_MAX, windows};
 use crate::sys::{self, Errno};
 use crate::{page_probe, process};
 
 /// Readers at a time. For further ones, the program's own reads are uncached, without read-ahead.
-const READERS: usize = 8;
+const READERS_MAX: usize = 8;
 /// Bytes read ahead by one call.
-const STEP: u64 = 128 << 10;
+const STEP_BYTES: u64 = 128 << 10;
 /// Bytes to stay ahead of a reader: at first and at most. In between, twice what it has read.
-const NEAR: u64 = 512 << 10;
-const FAR: u64 = 32 << 20;
+const AHEAD_MIN_BYTES: u64 = 512 << 10;
+const AHEAD_MAX_BYTES: u64 = 32 << 20;
 /// The most bytes ahead of the position that a reader waits for.
 const WANTED_MAX: u64 = 64 << 20;
-/// Nanoseconds between two checks: of a moving reader, and of one that has not moved for `WHILE`.
-const SOON: u64 = 1_000_000;
-const LATE: u64 = 25_000_000;
-const WHILE: u64 = 100_000_000;
-/// The longest time that a reader waits for the helper, and the time between two polls, in nanoseconds.
-const WAIT_MAX: u64 = 200_000_000;
-const POLL: u64 = 100_000;
+/// Nanoseconds between two checks: of a moving reader, and of one that has not moved for
+/// `RESTS_AFTER_NS`.
+const CHECK_MIN_NS: u64 = 1_000_000;
+const CHECK_MAX_NS: u64 = 25_000_000;
+const RESTS_AFTER_NS: u64 = 100_000_000;
+/// The longest time that a reader waits for the helper, and the time between two polls, in
+/// nanoseconds.
+const WAIT_MAX_NS: u64 = 200_000_000;
+const POLL_NS: u64 = 100_000;
 
 /// The state that a reader and the helper share.
-struct Place {
-    /// The number of sides that use it: [`BOTH`] at first, 0 if it is free.
+#[derive(Debug)]
+struct AheadPlace {
+    /// The number of sides that use it: [`BOTH_SIDES`] at first, 0 if it is free.
     sides: AtomicU32,
     /// Whether the program's side has given it up, and the helper's.
     is_over: AtomicBool,
     is_left: AtomicBool,
-    /// Whether the helper drops the pages behind the reader, since the kernel's copies drop nothing.
+    /// Whether the helper drops the pages behind the reader, since the kernel's copies drop
+    /// nothing.
     copies: AtomicBool,
     /// Whether the reader's calls end within pages, so that reads are plain.
     is_plain: AtomicBool,
@@ -65,23 +74,12 @@ struct Place {
 }
 
 /// The program's side and the helper's.
-const BOTH: u32 = 2;
+const BOTH_SIDES: u32 = 2;
 
-static PLACES: [Place; READERS] = [const {
-    Place {
-        sides: AtomicU32::new(0),
-        is_over: AtomicBool::new(false),
-        is_left: AtomicBool::new(false),
-        copies: AtomicBool::new(false),
-        is_plain: AtomicBool::new(false),
-        unseen: AtomicI32::new(-1),
-        position: AtomicU64::new(0),
-        wanted: AtomicU64::new(0),
-        begun: AtomicU64::new(0),
-    }
-}; READERS];
+// SAFETY: numbers and flags.
+static AHEAD_PLACES: [AheadPlace; READERS_MAX] = unsafe { core::mem::zeroed() };
 
-impl Place {
+impl AheadPlace {
     /// Gives the place up for one side.
     fn give_up(&self) {
         // In a child of fork, born in the middle of this, no side is left.
@@ -120,16 +118,17 @@ pub enum CallKind {
 
 /// The reader's side. Read-ahead ends when it is dropped.
 #[derive(Debug)]
-pub struct ReadAhead(usize);
+pub struct ReadAhead(&'static AheadPlace);
 
 impl ReadAhead {
-    /// Asks the helper to read ahead of a reader at `position` of the file that `fd` names. `None` if there is no helper, or no free place.
+    /// Asks the helper to read ahead of a reader at `position` of the file that `fd` names. `None`
+    /// if there is no helper, or no free place.
     pub fn begin(fd: c_int, position: u64, calls: CallKind) -> Option<Self> {
-        let is_free = |place: &Place| {
-            place.sides.compare_exchange(0, BOTH, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let is_free = |place: &AheadPlace| {
+            place.sides.compare_exchange(0, BOTH_SIDES, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
-        let index = if prepare() { PLACES.iter().position(is_free) } else { None }?;
-        let place = PLACES.get(index)?;
+        let index = if prepare() { AHEAD_PLACES.iter().position(is_free) } else { None }?;
+        let place = AHEAD_PLACES.get(index)?;
         place.is_over.store(false, Ordering::Relaxed);
         place.is_left.store(false, Ordering::Relaxed);
         place.copies.store(false, Ordering::Relaxed);
@@ -142,54 +141,47 @@ impl ReadAhead {
             place.sides.store(0, Ordering::Release);
             return None;
         }
-        Some(Self(index))
+        Some(Self(place))
     }
 
     /// Whether reads must be plain.
     pub fn is_plain(&self) -> bool {
-        self.place().is_some_and(|place| place.is_plain.load(Ordering::Relaxed))
-    }
-
-    fn place(&self) -> Option<&'static Place> {
-        PLACES.get(self.0)
+        self.0.is_plain.load(Ordering::Relaxed)
     }
 
     /// Records that the reader has come to `position`.
     pub fn passed(&self, position: u64) {
-        if let Some(place) = self.place() {
-            place.position.store(position, Ordering::Release);
-        }
+        self.0.position.store(position, Ordering::Release);
     }
 
-    /// Waits until the reads of all or nearly all pages up to `end` were begun, for at most `WAIT_MAX`.
+    /// Waits until the reads of all or nearly all pages up to `end` were begun, for at most
+    /// `WAIT_MAX_NS`.
     pub fn wait_for(&self, end: u64) -> WaitOutcome {
-        let Some(place) = self.place() else { return WaitOutcome::Left };
-        let beyond = if self.is_plain() { AGAIN } else { 0 };
-        let end = end.saturating_add(beyond);
+        let place = self.0;
+        let end = end.saturating_add(if self.is_plain() { AGAIN } else { 0 });
         let end = end.min(place.position.load(Ordering::Relaxed).saturating_add(WANTED_MAX));
         place.wanted.store(end, Ordering::Release);
         let mut until = None;
         while place.begun.load(Ordering::Acquire) < end {
             let now = sys::now();
-            if now > *until.get_or_insert(now.saturating_add(WAIT_MAX)) {
+            if now > *until.get_or_insert(now.saturating_add(WAIT_MAX_NS)) {
                 return WaitOutcome::InVain;
             }
-            sys::sleep(POLL);
+            sys::sleep(POLL_NS);
         }
         if place.is_left.load(Ordering::Acquire) { WaitOutcome::Left } else { WaitOutcome::Begun }
     }
 
     /// Records that the reader uses read calls, which drop the pages that they touch.
     pub fn reads(&self) {
-        if let Some(place) = self.place() {
-            place.copies.store(false, Ordering::Relaxed);
-        }
+        self.0.copies.store(false, Ordering::Relaxed);
     }
 
-    /// Waits as [`wait_for`](Self::wait_for) does, before a copy by the kernel. The helper drops the pages behind the copy.
+    /// Waits as [`wait_for`](Self::wait_for) does, before a copy by the kernel. The helper drops
+    /// the pages behind the copy.
     pub fn wait_to_copy(&self, end: u64) -> WaitOutcome {
-        if let (false, Some(place)) = (self.is_plain(), self.place()) {
-            place.copies.store(true, Ordering::Relaxed);
+        if !self.is_plain() {
+            self.0.copies.store(true, Ordering::Relaxed);
         }
         self.wait_for(end)
     }
@@ -197,16 +189,14 @@ impl ReadAhead {
 
 impl Drop for ReadAhead {
     fn drop(&mut self) {
-        if let Some(place) = self.place() {
-            place.is_over.store(true, Ordering::Release);
-            place.give_up();
-        }
+        self.0.is_over.store(true, Ordering::Release);
+        self.0.give_up();
     }
 }
 
 /// Ends the read-ahead of a file that could not be opened anew. Another attempt would fail, too.
 pub(super) fn was_refused(index: u32) {
-    if let Some(place) = PLACES.get(index as usize) {
+    if let Some(place) = AHEAD_PLACES.get(index as usize) {
         place.begun.store(u64::MAX, Ordering::Release);
         place.give_up();
     }
@@ -214,7 +204,7 @@ pub(super) fn was_refused(index: u32) {
 
 /// Ends all read-ahead in a child of fork, which has no helper.
 pub(super) fn after_fork() {
-    for place in &PLACES {
+    for place in &AHEAD_PLACES {
         // Writing only where needed keeps the memory shared with the parent.
         if place.sides.load(Ordering::Relaxed) > 0 {
             place.is_left.store(true, Ordering::Relaxed);
@@ -225,8 +215,8 @@ pub(super) fn after_fork() {
 }
 
 /// The helper's state of a reader.
-struct Reader {
-    index: usize,
+struct AheadReader {
+    place: &'static AheadPlace,
     file: HeldFile,
     from: u64,
     begun: u64,
@@ -239,9 +229,9 @@ struct Reader {
 }
 
 /// All readers.
-pub(super) struct Readers([Option<Reader>; READERS]);
+pub(super) struct AheadReaders([Option<AheadReader>; READERS_MAX]);
 
-impl Readers {
+impl AheadReaders {
     /// Creates an empty set: 64 KiB, made in place.
     pub(super) fn none() -> Self {
         Self(core::array::from_fn(|_| None))
@@ -249,18 +239,18 @@ impl Readers {
 
     /// Returns the nanoseconds until the next check.
     pub(super) fn due(&self, now: u64) -> Option<u64> {
-        let rests = |reader: &Reader| now.saturating_sub(reader.moved_at) > WHILE;
-        self.0.iter().flatten().map(|reader| if rests(reader) { LATE } else { SOON }).min()
+        let rests = |reader: &AheadReader| now.saturating_sub(reader.moved_at) > RESTS_AFTER_NS;
+        self.0.iter().flatten().map(|reader| if rests(reader) { CHECK_MAX_NS } else { CHECK_MIN_NS }).min()
     }
 
     /// Starts to read ahead for the place `index`; `file` is the helper's own.
     pub(super) fn add(&mut self, index: u32, file: HeldFile) {
         let index = index as usize;
-        let (Some(free), Some(place)) = (self.0.get_mut(index), PLACES.get(index)) else { return };
-        sys::read_in_no_order(file.fd());
+        let (Some(free), Some(place)) = (self.0.get_mut(index), AHEAD_PLACES.get(index)) else { return };
+        sys::advise_order(file.fd(), libc::POSIX_FADV_RANDOM);
         let from = place.position.load(Ordering::Acquire) / sys::page_size() * sys::page_size();
-        *free = Some(Reader {
-            index,
+        *free = Some(AheadReader {
+            place,
             file,
             from,
             begun: from,
@@ -292,10 +282,10 @@ impl Readers {
     }
 }
 
-impl Reader {
+impl AheadReader {
     /// Advances the reader; `false` if it is over.
     fn go_on(&mut self) -> bool {
-        let Some(place) = PLACES.get(self.index) else { return false };
+        let place = self.place;
         let is_over = place.is_over.load(Ordering::Acquire);
         let unseen = place.unseen.load(Ordering::Relaxed);
         let seen = if unseen >= 0 && !is_over { position_of(unseen) } else { None };
@@ -305,7 +295,7 @@ impl Reader {
             (self.position, self.moved_at) = (position, sys::now());
         }
         if place.is_plain.load(Ordering::Relaxed) {
-            self.probe(place, was);
+            self.probe(was);
             if is_over {
                 self.stream.left().for_each(|range| release(self.file.fd(), range));
             }
@@ -323,15 +313,16 @@ impl Reader {
         if is_over {
             return false;
         }
-        let ahead = position.saturating_sub(self.from).saturating_mul(2).clamp(NEAR, FAR);
+        let ahead =
+            position.saturating_sub(self.from).saturating_mul(2).clamp(AHEAD_MIN_BYTES, AHEAD_MAX_BYTES);
         let size = sys::size(self.file.fd());
         let end = position.saturating_add(ahead).max(place.wanted.load(Ordering::Acquire)).min(size);
-        self.begun = self.begun.max(position / STEP * STEP);
+        self.begun = self.begun.max(position / STEP_BYTES * STEP_BYTES);
         while self.begun < end && !self.is_refused {
-            match sys::read_nowhere(self.file.fd(), self.begun, STEP, true) {
+            match sys::read_nowhere(self.file.fd(), self.begun, STEP_BYTES, true) {
                 Ok(0) => break,
                 Ok(more) => self.begun = self.begun.saturating_add(more),
-                Err(Errno(libc::EAGAIN)) => self.begun = (self.begun / STEP + 1) * STEP,
+                Err(Errno(libc::EAGAIN)) => self.begun = (self.begun / STEP_BYTES + 1) * STEP_BYTES,
                 Err(_) => self.is_refused = true,
             }
             place.begun.store(self.begun, Ordering::Release);
@@ -343,17 +334,18 @@ impl Reader {
     }
 
     /// Probes the pages ahead of plain reads, and drops those that the reads brought in.
-    fn probe(&mut self, place: &Place, was: u64) {
+    fn probe(&mut self, was: u64) {
+        let place = self.place;
         let (file, at) = (self.file.fd(), self.position);
         process::count(Count::StreamWasResident, self.stream.foreign(&(was..at)));
         self.stream.passed(was, at.saturating_sub(was)).for_each(|range| release(file, range));
         let size = sys::size(file);
         if let Some(range) = self.stream.sample_for_read(at, IN_ORDER, size) {
             for window in windows(&range) {
-                let mut pages = [1; PAGES];
+                let mut pages = [1; WINDOW_PAGES_MAX];
                 if !self.is_refused && page_probe::probe(file, &window, &mut pages).is_err() {
                     self.is_refused = true;
-                    pages = [1; PAGES];
+                    pages = [1; WINDOW_PAGES_MAX];
                 }
                 let page = sys::page_size();
                 let count = (window.end - window.start).div_ceil(page);
@@ -376,7 +368,7 @@ impl Reader {
     /// Drops the marked pages of a range: those that a read touches.
     fn drop_marked(&self, mut at: u64, end: u64) -> Result<(), Errno> {
         while at < end {
-            match sys::read_nowhere(self.file.fd(), at, STEP.min(end - at), false)? {
+            match sys::read_nowhere(self.file.fd(), at, STEP_BYTES.min(end - at), false)? {
                 0 => break,
                 more => at = at.saturating_add(more),
             }
@@ -393,10 +385,8 @@ fn release(file: c_int, range: Range<u64>) {
     }
 }
 
-impl Drop for Reader {
+impl Drop for AheadReader {
     fn drop(&mut self) {
-        if let Some(place) = PLACES.get(self.index) {
-            place.leave();
-        }
+        self.place.leave();
     }
 }

@@ -1,9 +1,10 @@
 //! The channel to the helper: a socket pair. Each message carries the file that it is about.
 //!
-//! Invariants: a message that is not understood is ignored; sending never blocks. Sending reaches no socket other than ours, unless the
-//! program reuses our descriptor number by its own system call between the check and the sending.
+//! Invariants: a message without our number and length is ignored; sending never blocks. Sending
+//! reaches no socket other than ours, unless the program reuses our descriptor number by its own
+//! system call between the check and the sending.
 
-use core::ops::Range;
+use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 use libc::{c_int, c_void};
@@ -11,7 +12,7 @@ use libc::{c_int, c_void};
 use super::forks::ForkGuard;
 use super::helper_files::{FileHash, HeldFile};
 use super::{
-    AWAITED, DONE, DRAIN_MAX, HelperRequest, NO_ACCESS_PRECHECK, NONE, ON, SENDER, SENDER_INODE, SENDING,
+    AWAITED, DONE, DRAIN_MAX_NS, HelperRequest, NO_ACCESS_PRECHECK, NONE, ON, SENDER, SENDER_INODE, SENDING,
     SENT, STATE, STATES,
 };
 use crate::counters::Count;
@@ -20,70 +21,47 @@ use crate::process;
 use crate::sys::{self, Errno, OwnedDescriptor};
 
 /// The lowest descriptor number for our sockets, if the process's limit allows it.
-const FROM: u64 = 1000;
-
-// The kinds of requests on files.
-const CLOSED: u32 = 1;
-const RELEASE: u32 = 2;
-const WATCH: u32 = 3;
-const DROP: u32 = 6;
-const AHEAD: u32 = 9;
-const LATER: u32 = 11;
-const KEEP: u32 = 12;
+const NUMBER_MIN: u64 = 1000;
 
 /// An order, which is about no file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(super) enum Order {
+pub(super) enum HelperOrder {
     /// Finish all work now.
-    Drain = 4,
+    Drain,
     /// End the helper.
-    Leave = 5,
+    Leave,
     /// Check for files to let go of.
-    Check = 7,
+    Check,
     /// Finish the work on closed files now.
-    Finish = 10,
+    Finish,
 }
 
-impl Order {
-    const ALL: [Self; 4] = [Self::Drain, Self::Leave, Self::Check, Self::Finish];
+/// The content of a message.
+enum MessageContent {
+    HelperOrder(HelperOrder),
+    Request(HelperRequest),
 }
 
-/// The counts that a message can name.
-const COUNTED: [Count; 8] = [
-    Count::StreamReleased,
-    Count::BulkReleased,
-    Count::LogReleased,
-    Count::MixedReleased,
-    Count::StreamRead,
-    Count::StreamWritten,
-    Count::BulkWritten,
-    Count::LogWritten,
-];
-
+/// Nanoseconds after which a thread that waits for the helper looks again.
+const POLL_NS: u64 = 1_000_000;
 /// The magic number of our messages.
-const MAGIC: u32 = 0x706b_6a31;
+const MESSAGE_MAGIC: u64 = u64::from_le_bytes(*b"pkhelper");
 
+/// A message, which stays within this process. It holds no pointer.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Message {
-    magic: u32,
-    kind: u32,
-    start: u64,
-    end: u64,
-    count: u32,
-    release: u32,
+struct HelperMessage {
+    magic: u64,
+    /// The number that names the file in the program's table, and the file's hash.
     fd: c_int,
-    flags: c_int,
-    number: u32,
-    hash: u32,
-    /// The number of a temporary file's entry plus one.
-    kept: u32,
-    _pad: u32,
+    hash: FileHash,
+    /// For a watch: the file's size and offset at the time of sending.
+    size: u64,
+    position: u64,
+    content: MessageContent,
 }
 
-/// A request on a file: the helper's own file, the number that named it in the program's table, and, for a watch, the file's size and
-/// position at the time of sending.
+/// A request on a file: the helper's own file, the number that named it in the program's table,
+/// and, for a watch, the file's size and position at the time of sending.
 pub(super) struct FileRequest {
     pub(super) request: HelperRequest,
     pub(super) file: HeldFile,
@@ -93,13 +71,14 @@ pub(super) struct FileRequest {
 }
 
 /// A received message.
-pub(super) enum Received {
+pub(super) enum ReceivedMessage {
     /// A request on a file.
     Request(FileRequest),
-    /// A request on a file that the helper cannot open, and the number that named it in the program's table.
+    /// A request on a file that the helper cannot open, and the number that named it in the
+    /// program's table.
     Refused(HelperRequest, c_int),
     /// An order.
-    Order(Order),
+    HelperOrder(HelperOrder),
     /// The sending end is closed.
     End,
     /// The message is not understood.
@@ -108,7 +87,7 @@ pub(super) enum Received {
 
 /// Space for one descriptor: `CMSG_SPACE(4)` on both architectures.
 #[repr(C, align(8))]
-struct Control {
+struct ControlMessage {
     length: usize,
     level: c_int,
     kind: c_int,
@@ -119,7 +98,6 @@ struct Control {
 const CONTROL_LENGTH: usize = 20;
 
 /// Creates a socket pair and returns the sending and the receiving end.
-#[allow(unsafe_code, reason = "a system call")]
 pub(super) fn pair() -> Result<(c_int, c_int), Errno> {
     let mut ends = [-1 as c_int; 2];
     let kind = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as usize;
@@ -132,7 +110,7 @@ pub(super) fn pair() -> Result<(c_int, c_int), Errno> {
 
 /// Moves a descriptor to a high number if possible: programs rely on the low ones.
 fn high(fd: c_int) -> c_int {
-    let from = FROM.min(sys::descriptor_limit().saturating_sub(16)) as c_int;
+    let from = NUMBER_MIN.min(sys::descriptor_limit().saturating_sub(16)) as c_int;
     match sys::duplicate(fd, from) {
         Ok(other) => {
             sys::close(fd);
@@ -162,7 +140,8 @@ pub(super) fn move_away(fd: c_int) {
     wait_for_senders();
 }
 
-/// Waits for threads that have checked the old number and are about to send to it. That is short: sending does not block.
+/// Waits for threads that have checked the old number and are about to send to it. That is short:
+/// sending does not block.
 fn wait_for_senders() {
     for _ in 0..1000 {
         if SENDING.load(Ordering::Acquire) == 0 {
@@ -181,13 +160,10 @@ pub(super) fn close_sender() {
     }
 }
 
-fn index_of(count: Count) -> u32 {
-    COUNTED.iter().position(|&counted| counted == count).unwrap_or(COUNTED.len()) as u32
-}
-
 pub(super) fn send_request(fd: c_int, request: &HelperRequest) -> bool {
-    // A file is not opened anew if another opener would break its lease, or if closing it would take its errors. Nor is a block device,
-    // which would stay busy after the program has closed it.
+    // A file is not opened anew if another opener would break its lease, or if closing it would
+    // take its errors. Nor is a block device, which would stay busy after the program has closed
+    // it.
     let ends_with_its_user = matches!(request, HelperRequest::Watch { .. } | HelperRequest::ReadAhead { .. });
     if sys::has_lease(fd)
         || sys::close_takes_errors(fd)
@@ -215,56 +191,37 @@ pub(super) fn send_request(fd: c_int, request: &HelperRequest) -> bool {
         return true;
     }
     let hash = FileHash::of(&stat);
-    let message = Message { fd, hash: hash.number(), ..Message::of(fd, request) };
     hash.take();
-    let is_sent = send_message(message, Some(file.0));
+    let is_sent = send_message(HelperMessage::about(fd, hash, request), Some(file.0));
     if !is_sent {
         hash.give_back();
     }
     is_sent
 }
 
-impl Message {
+impl HelperMessage {
+    const fn of(content: MessageContent) -> Self {
+        Self { magic: MESSAGE_MAGIC, fd: -1, hash: FileHash::NONE, size: 0, position: 0, content }
+    }
+
     /// Returns the message for a request on the file that `fd` names.
-    fn of(fd: c_int, request: &HelperRequest) -> Self {
-        let about = |kind, range: &Range<u64>, count| Self {
-            kind,
-            start: range.start,
-            end: range.end,
-            count: index_of(count),
-            ..Self::default()
-        };
-        match request {
-            HelperRequest::AfterClose { range, release, count } => {
-                Self { release: u32::from(*release), ..about(CLOSED, range, *count) }
-            }
-            HelperRequest::Release { range, count } => about(RELEASE, range, *count),
-            HelperRequest::DropLater { range, count } => about(LATER, range, *count),
-            HelperRequest::Drop { range, count, number } => {
-                Self { number: *number, ..about(DROP, range, *count) }
-            }
-            HelperRequest::Keep { entry } => {
-                Self { kind: KEEP, kept: entry.saturating_add(1), ..Self::default() }
-            }
-            HelperRequest::ReadAhead { index } => Self { kind: AHEAD, number: *index, ..Self::default() },
-            HelperRequest::Watch { flags, release, count, used, kept } => {
-                // In a file without resident pages, all pages that come are the program's, even within its size: some programs lay files
-                // out first.
-                let is_empty =
-                    sys::cachestat(fd, 0..u64::MAX).is_ok_and(|seen| seen.cached + seen.writeback == 0);
-                // A descriptor opened with O_PATH does not show a device's size.
-                let size = if is_empty { 0 } else { sys::size(fd) };
-                let (flags, release, number) = (*flags, u32::from(*release), index_of(*used));
-                let kept = kept.map_or(0, |kept| kept.saturating_add(1));
-                let at = about(WATCH, &(size..sys::position(fd).unwrap_or(0)), *count);
-                Self { release, flags, number, kept, ..at }
-            }
+    fn about(fd: c_int, hash: FileHash, request: &HelperRequest) -> Self {
+        let mut message = Self { fd, hash, ..Self::of(MessageContent::Request(request.clone())) };
+        if matches!(request, HelperRequest::Watch { .. }) {
+            // In a file without resident pages, all pages that come are the program's, even within
+            // its size: some programs lay files out first.
+            let is_empty =
+                sys::cachestat(fd, 0..u64::MAX).is_ok_and(|seen| seen.cached + seen.writeback == 0);
+            // A descriptor opened with O_PATH does not show a device's size.
+            message.size = if is_empty { 0 } else { sys::size(fd) };
+            message.position = sys::position(fd).unwrap_or(0);
         }
+        message
     }
 }
 
-/// Whether this process may open the file anew for reading. Also true where the kernel cannot say so: then the helper finds out.
-#[allow(unsafe_code, reason = "a system call")]
+/// Whether this process may open the file anew for reading. Also true where the kernel cannot say
+/// so: then the helper finds out.
 fn may_be_read(file: c_int) -> bool {
     let flags = (libc::AT_EMPTY_PATH | libc::AT_EACCESS) as usize;
     let args = [file as usize, c"".as_ptr() as usize, libc::R_OK as usize, flags];
@@ -278,12 +235,12 @@ fn may_be_read(file: c_int) -> bool {
 }
 
 /// Sends an order. Fails as a request does.
-pub(super) fn send(order: Order) -> bool {
-    send_message(Message { kind: order as u32, ..Message::default() }, None)
+pub(super) fn send(order: HelperOrder) -> bool {
+    send_message(HelperMessage::of(MessageContent::HelperOrder(order)), None)
 }
 
 /// Sends a message. Fails if the queue is full or the socket is not ours.
-fn send_message(message: Message, file: Option<c_int>) -> bool {
+fn send_message(message: HelperMessage, file: Option<c_int>) -> bool {
     SENDING.fetch_add(1, Ordering::AcqRel);
     SENT.fetch_add(1, Ordering::AcqRel);
     let fd = SENDER.load(Ordering::Acquire);
@@ -294,7 +251,8 @@ fn send_message(message: Message, file: Option<c_int>) -> bool {
     }
     SENDING.fetch_sub(1, Ordering::AcqRel);
     if !is_ours {
-        // The program has closed it by a call we do not see: the helper ends, and the next file starts a new one.
+        // The program has closed it by a call we do not see: the helper ends, and the next file
+        // starts a new one.
         let state = STATE.load(Ordering::Acquire);
         if state & STATES == ON
             && SENDER.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -306,12 +264,10 @@ fn send_message(message: Message, file: Option<c_int>) -> bool {
     sent
 }
 
-#[allow(unsafe_code, reason = "a system call")]
-fn send_on(fd: c_int, mut message: Message, file: Option<c_int>) -> Result<(), Errno> {
-    message.magic = MAGIC;
+fn send_on(fd: c_int, mut message: HelperMessage, file: Option<c_int>) -> Result<(), Errno> {
     let mut data =
-        libc::iovec { iov_base: (&raw mut message).cast::<c_void>(), iov_len: size_of::<Message>() };
-    let control = Control {
+        libc::iovec { iov_base: (&raw mut message).cast::<c_void>(), iov_len: size_of::<HelperMessage>() };
+    let control = ControlMessage {
         length: CONTROL_LENGTH,
         level: libc::SOL_SOCKET,
         kind: libc::SCM_RIGHTS,
@@ -319,8 +275,9 @@ fn send_on(fd: c_int, mut message: Message, file: Option<c_int>) -> Result<(), E
         _pad: 0,
     };
     let (control_at, control_length) =
-        if file.is_some() { ((&raw const control) as usize, size_of::<Control>()) } else { (0, 0) };
-    // The kernel's struct msghdr: name, its length, data, their number, control data, their length, flags.
+        if file.is_some() { ((&raw const control) as usize, size_of::<ControlMessage>()) } else { (0, 0) };
+    // The kernel's struct msghdr: name, its length, data, their number, control data, their length,
+    // flags.
     let header = [0, 0, (&raw mut data) as usize, 1, control_at, control_length, 0];
     let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
     // SAFETY: all that `header` points to lives for the call, and has the lengths that it says.
@@ -328,16 +285,15 @@ fn send_on(fd: c_int, mut message: Message, file: Option<c_int>) -> Result<(), E
 }
 
 /// Receives the next message; blocks until there is one.
-#[allow(unsafe_code, reason = "a system call")]
-pub(super) fn receive(fd: c_int) -> Received {
-    let mut message = Message::default();
-    let mut control = Control { length: 0, level: 0, kind: 0, fd: -1, _pad: 0 };
-    let mut data =
-        libc::iovec { iov_base: (&raw mut message).cast::<c_void>(), iov_len: size_of::<Message>() };
+pub(super) fn receive(fd: c_int) -> ReceivedMessage {
+    let mut message = MaybeUninit::<HelperMessage>::zeroed();
+    let mut control = ControlMessage { length: 0, level: 0, kind: 0, fd: -1, _pad: 0 };
+    let mut data = libc::iovec { iov_base: message.as_mut_ptr().cast(), iov_len: size_of::<HelperMessage>() };
     let mut header =
-        [0, 0, (&raw mut data) as usize, 1, (&raw mut control) as usize, size_of::<Control>(), 0];
+        [0, 0, (&raw mut data) as usize, 1, (&raw mut control) as usize, size_of::<ControlMessage>(), 0];
     let flags = libc::MSG_CMSG_CLOEXEC as usize;
-    // SAFETY: all that `header` points to lives for the call, and has room for the lengths that it says; all bits are valid in it.
+    // SAFETY: all that `header` points to lives for the call, and has room for the lengths that it
+    // says; all bits are valid in it.
     let got = unsafe { sys::call(libc::SYS_recvmsg, [fd as usize, header.as_mut_ptr() as usize, flags]) };
     let named = (control.length >= CONTROL_LENGTH
         && control.level == libc::SOL_SOCKET
@@ -347,66 +303,47 @@ pub(super) fn receive(fd: c_int) -> Received {
     let file = named.map(OwnedDescriptor).and_then(|named| {
         reopen(named.0).inspect_err(|&error| super::was_refused(error)).map(OwnedDescriptor).ok()
     });
+    // SAFETY: all bits are valid in the first field.
+    let magic = unsafe { *message.as_ptr().cast::<u64>() };
     match got {
-        Ok(length) if length == size_of::<Message>() && message.magic == MAGIC => understand(&message, file),
-        Ok(1..) | Err(Errno(libc::EINTR)) => Received::Nothing,
-        Ok(_) | Err(_) => Received::End,
+        Ok(length) if length == size_of::<HelperMessage>() && magic == MESSAGE_MAGIC => {
+            // SAFETY: a copy of a message that this code in this process made: nobody else writes
+            // to the socket, and none of its length with this number.
+            understand(unsafe { message.assume_init() }, file)
+        }
+        Ok(1..) | Err(Errno(libc::EINTR)) => ReceivedMessage::Nothing,
+        Ok(_) | Err(_) => ReceivedMessage::End,
     }
 }
 
-fn understand(message: &Message, file: Option<OwnedDescriptor>) -> Received {
-    let range = message.start..message.end;
-    let release = message.release != 0;
-    let counted = |index: u32| COUNTED.get(index as usize).copied().unwrap_or(Count::StreamReleased);
-    let count = counted(message.count);
-    let request = match message.kind {
-        CLOSED => HelperRequest::AfterClose { range, release, count },
-        RELEASE => HelperRequest::Release { range, count },
-        LATER => HelperRequest::DropLater { range, count },
-        DROP => HelperRequest::Drop { range, count, number: message.number },
-        WATCH => {
-            let (flags, used, kept) = (message.flags, counted(message.number), message.kept.checked_sub(1));
-            HelperRequest::Watch { flags, release, count, used, kept }
-        }
-        KEEP => HelperRequest::Keep { entry: message.kept.wrapping_sub(1) },
-        AHEAD => HelperRequest::ReadAhead { index: message.number },
-        kind => {
-            let order = Order::ALL.into_iter().find(|&order| order as u32 == kind);
-            return order.map_or(Received::Nothing, Received::Order);
-        }
+fn understand(message: HelperMessage, file: Option<OwnedDescriptor>) -> ReceivedMessage {
+    let HelperMessage { fd, hash, size, position, content, .. } = message;
+    let request = match content {
+        MessageContent::HelperOrder(order) => return ReceivedMessage::HelperOrder(order),
+        MessageContent::Request(request) => request,
     };
-    let hash = FileHash::from_number(message.hash);
     let Some(file) = file else {
-        // The helper's table has no room for a descriptor, or the process may not open the file anew.
+        // The helper's table has no room for a descriptor, or the process may not open the file
+        // anew.
         process::count(Count::Failures, 1);
         hash.give_back();
-        return Received::Refused(request, message.fd);
+        return ReceivedMessage::Refused(request, fd);
     };
     let file = HeldFile::of(file.into_number(), hash);
-    let (fd, size, position) = (message.fd, message.start, message.end);
-    Received::Request(FileRequest { request, file, fd, size, position })
+    ReceivedMessage::Request(FileRequest { request, file, fd, size, position })
 }
 
 /// Tells the helper to finish all work, and waits for that.
 pub(super) fn drain() {
-    let end = sys::now().saturating_add(DRAIN_MAX);
     AWAITED.store(true, Ordering::Release);
-    let mut asked = send(Order::Drain);
+    let mut is_asked = send(HelperOrder::Drain);
     let target = SENT.load(Ordering::Acquire);
-    loop {
-        let done = DONE.load(Ordering::Acquire);
+    sys::wait_until(&DONE, POLL_NS, DRAIN_MAX_NS, |done| {
+        // A full queue has room again once the helper has done a request.
+        is_asked = is_asked || send(HelperOrder::Drain);
         // Both counters wrap: the helper is behind if the difference is small.
         let left = target.wrapping_sub(done);
-        let now = sys::now();
-        if left == 0 || left > u32::MAX / 2 || now >= end || super::ours().is_none() {
-            break;
-        }
-        // A full queue has room again once the helper has done a request.
-        let wait = if asked { end - now } else { 1_000_000 };
-        sys::futex_wait(&DONE, done, wait);
-        if !asked {
-            asked = send(Order::Drain);
-        }
-    }
+        (left == 0 || left > u32::MAX / 2 || super::ours().is_none()).then_some(())
+    });
     AWAITED.store(false, Ordering::Release);
 }

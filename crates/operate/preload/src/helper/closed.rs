@@ -1,5 +1,6 @@
-//! Closed files whose pages are to be written, and then dropped unless they are kept. The helper does so a little later: when it has many of
-//! them, or no request came for a while. It starts to write small ones at once.
+//! Closed files whose pages are to be written, and then dropped unless they are kept. The helper
+//! does so a little later: when it has many of them, or no request came for a while. It starts to
+//! write small ones at once.
 //!
 //! Invariant: a request counts as done once its file is given up.
 
@@ -10,7 +11,7 @@ use pagekeeper_policy::pacer::PIECE_MIN;
 use super::drop::{begin, write_and_drop};
 use super::helper_files::HeldFile;
 use crate::counters::Count;
-use crate::disks::Share;
+use crate::disks::DiskShare;
 use crate::writeback::{can_count, write_in_pieces};
 use crate::{process, sys, tracked_files};
 
@@ -53,7 +54,7 @@ impl ClosedFile {
         } else if sys::has_counts(fd)
             && let Ok(stat) = sys::fstat(fd)
         {
-            write_in_pieces(fd, &self.range, &Share::of(stat.st_dev), &|| self.file.is_lost());
+            write_in_pieces(fd, &self.range, &DiskShare::of(stat.st_dev), &|| self.file.is_lost());
         }
         self.give_up();
     }

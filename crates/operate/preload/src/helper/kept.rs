@@ -1,16 +1,17 @@
 //! Closed temporary files that are kept until they have no name left: [`crate::temporary`].
 //!
-//! Invariants: without such files there is no timer. A file that is released was written by this process alone. Files are released one at a
-//! time, so that a request does not wait for all of them. Each entry is given up once its file is closed.
+//! Invariants: without such files there is no timer. A file that is released was written by this
+//! process alone. Files are released one at a time, so that a request does not wait for all of
+//! them. Each entry is given up once its file is closed.
 
 use super::drop::{begin, write_and_drop};
 use super::helper_files::{self, HeldFile};
 use crate::counters::Count;
-use crate::temporary::{self, FILES, KEEP_MAX, Temporary};
+use crate::temporary::{self, KEEP_MAX_NS, KEPT_FILES_MAX, Temporary};
 use crate::{process, sys, tracked_files};
 
 /// Nanoseconds between two checks whether other processes removed the names.
-const CHECK: u64 = 1_000_000_000;
+const CHECK_NS: u64 = 1_000_000_000;
 
 /// A kept file.
 struct KeptFile {
@@ -41,14 +42,14 @@ impl KeptFile {
 }
 
 /// All kept files.
-pub(super) struct Kept {
-    files: [Option<KeptFile>; FILES],
+pub(super) struct KeptFiles {
+    files: [Option<KeptFile>; KEPT_FILES_MAX],
     count: usize,
     check_at: u64,
 }
 
-impl Kept {
-    pub(super) const NONE: Self = Self { files: [const { None }; FILES], count: 0, check_at: 0 };
+impl KeptFiles {
+    pub(super) const NONE: Self = Self { files: [const { None }; KEPT_FILES_MAX], count: 0, check_at: 0 };
 
     /// Returns the nanoseconds until the next check.
     pub(super) fn due(&self, now: u64) -> Option<u64> {
@@ -56,11 +57,12 @@ impl Kept {
         (self.count > 0).then_some(wait)
     }
 
-    /// Adds a file that was closed. A thread that removes it waits until it is no longer counted, and from then on for its entry.
+    /// Adds a file that was closed. A thread that removes it waits until it is no longer counted,
+    /// and from then on for its entry.
     pub(super) fn add(&mut self, mut file: HeldFile, entry: Temporary) {
         let now = sys::now();
         if self.count == 0 {
-            self.check_at = now.saturating_add(CHECK);
+            self.check_at = now.saturating_add(CHECK_NS);
         }
         entry.close();
         file.keep();
@@ -88,12 +90,12 @@ impl Kept {
         if temporary::are_results() {
             self.release_one(now);
         } else if self.count > 0 && now >= self.check_at {
-            self.check_at = now.saturating_add(CHECK);
+            self.check_at = now.saturating_add(CHECK_NS);
             self.let_go();
             // Another process gave it a second name.
             let result = self.taken(|kept| helper_files::has_names(kept.file.fd())).next();
             result.into_iter().for_each(KeptFile::release);
-            self.release_one(now.saturating_sub(KEEP_MAX));
+            self.release_one(now.saturating_sub(KEEP_MAX_NS));
         }
     }
 

@@ -1,7 +1,8 @@
-//! Retries pages that stayed when their file was closed because the queue of a socket or pipe holds them.
+//! Retries pages that stayed when their file was closed because the queue of a socket or pipe holds
+//! them.
 //!
-//! Invariants: without such pages there is no timer. Retries back off, and end after [`GIVE_UP`] without another page gone. If there is no
-//! free place, pages stay; the report shows that.
+//! Invariants: without such pages there is no timer. Retries back off, and end after [`GIVE_UP_NS`]
+//! without another page gone. If there is no free place, pages stay; the report shows that.
 
 use core::ops::Range;
 
@@ -12,12 +13,12 @@ use crate::residency::resident;
 use crate::{process, sys, tracked_files};
 
 /// Ranges at a time.
-const RANGES: usize = 128;
+const RANGES_MAX: usize = 128;
 /// Nanoseconds between two retries: at first and at most.
-const SOON: u64 = 5_000_000;
-const LATE: u64 = 1_000_000_000;
+const RETRY_MIN_NS: u64 = 5_000_000;
+const RETRY_MAX_NS: u64 = 1_000_000_000;
 /// Give up after this many nanoseconds without another page gone.
-const GIVE_UP: u64 = 120_000_000_000;
+const GIVE_UP_NS: u64 = 120_000_000_000;
 
 /// A range of a file.
 struct DeferredDrop {
@@ -38,12 +39,12 @@ impl DeferredDrop {
         let went = drop_written(self.file.fd(), self.range.clone());
         process::count(self.count, went);
         if went > 0 {
-            (self.interval, self.went_at) = (SOON, now);
+            (self.interval, self.went_at) = (RETRY_MIN_NS, now);
         }
         self.due = now.saturating_add(self.interval);
-        self.interval = (self.interval * 2).min(LATE);
+        self.interval = (self.interval * 2).min(RETRY_MAX_NS);
         let is_gone = resident(self.file.fd(), &self.range).unwrap_or(0) == 0;
-        is_gone || now.saturating_sub(self.went_at) > GIVE_UP
+        is_gone || now.saturating_sub(self.went_at) > GIVE_UP_NS
     }
 }
 
@@ -54,10 +55,10 @@ impl Drop for DeferredDrop {
 }
 
 /// All ranges.
-pub(super) struct DeferredDrops([Option<DeferredDrop>; RANGES]);
+pub(super) struct DeferredDrops([Option<DeferredDrop>; RANGES_MAX]);
 
 impl DeferredDrops {
-    pub(super) const NONE: Self = Self([const { None }; RANGES]);
+    pub(super) const NONE: Self = Self([const { None }; RANGES_MAX]);
 
     /// Returns the nanoseconds until the next retry.
     pub(super) fn due(&self, now: u64) -> Option<u64> {
@@ -71,8 +72,8 @@ impl DeferredDrops {
             self.check(u64::MAX);
         }
         if let Some(free) = self.0.iter_mut().find(|place| place.is_none()) {
-            let due = now.saturating_add(SOON);
-            *free = Some(DeferredDrop { file, range, count, due, interval: SOON, went_at: now });
+            let due = now.saturating_add(RETRY_MIN_NS);
+            *free = Some(DeferredDrop { file, range, count, due, interval: RETRY_MIN_NS, went_at: now });
         }
     }
 

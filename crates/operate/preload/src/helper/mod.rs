@@ -1,8 +1,10 @@
-//! The helper: one thread, in processes whose rules need one, for work that the program's own threads must not wait for.
+//! The helper: one thread, in processes whose rules need one, for work that the program's own
+//! threads must not wait for.
 //!
-//! It has a descriptor table of its own. It gets files as descriptors over a socket pair, and opens each anew, read-only. So it holds no
-//! open file description of the program: no lock of flock(2), and no open-for-writing that would make a file unexecutable. The program's
-//! table shows one descriptor of ours, at a high number: the socket's sending end.
+//! It has a descriptor table of its own. It gets files as descriptors over a socket pair, and opens
+//! each anew, read-only. So it holds no open file description of the program: no lock of flock(2),
+//! and no open-for-writing that would make a file unexecutable. The program's table shows one
+//! descriptor of ours, at a high number: the socket's sending end.
 //!
 //! Invariants:
 //! 1. Nobody waits for the helper, with these exceptions:
@@ -10,16 +12,21 @@
 //!    - an orderly end of the process ([`drain`]);
 //!    - a writer whose output is dropped, where writeback cannot be seen ([`wait_dropped`]);
 //!    - a thread that removes the last name of a file the helper has, or unmounts ([`let_go`]);
-//!    - a fork, until the helper is idle ([`before_fork`]), and a call that needs a process of one thread ([`leave_now`]);
+//!    - a fork, until the helper is idle ([`before_fork`]), and a call that needs a process of one
+//!      thread ([`leave_now`]);
 //!    - a first thread that leaves its process to the others. This wait alone has no bound.
-//! 2. Nothing is sent to a descriptor that is not the socket made here: its inode is checked before.
-//! 3. A child of fork has no helper until it has a file that needs one. Nothing that its parent sent is done twice.
-//! 4. The helper is created only where a file is opened or closed, or was written so much that it is needed ([`prepare`]). It is not
-//!    created in a signal handler, which may do the same: creating a thread takes the C library's allocator, which the interrupted code may
-//!    hold. Nor is it created as the process ends.
-//! 5. It fails by being off ([`is_off`]): [`send`] returns `false`, and the caller does without. The same holds for a single file that the
-//!    process may not open anew because it gave up its privileges. The helper is off for good without /proc, or if an open is refused on a
-//!    kernel that cannot be asked for access before (older than Linux 5.8).
+//! 2. Nothing is sent to a descriptor that is not the socket made here: its inode is checked
+//!    before.
+//! 3. A child of fork has no helper until it has a file that needs one. Nothing that its parent
+//!    sent is done twice.
+//! 4. The helper is created only where a file is opened or closed, or was written so much that it
+//!    is needed ([`prepare`]). It is not created in a signal handler, which may do the same:
+//!    creating a thread takes the C library's allocator, which the interrupted code may hold. Nor
+//!    is it created as the process ends.
+//! 5. It fails by being off ([`is_off`]): [`send`] returns `false`, and the caller does without.
+//!    The same holds for a single file that the process may not open anew because it gave up its
+//!    privileges. The helper is off for good without /proc, or if an open is refused on a kernel
+//!    that cannot be asked for access before (older than Linux 5.8).
 
 mod ahead;
 mod channel;
@@ -31,7 +38,6 @@ mod handler;
 mod helper_files;
 mod kept;
 mod later;
-mod position;
 mod start;
 mod thread;
 pub mod watch;
@@ -48,13 +54,14 @@ pub use ahead::{CallKind, ReadAhead, WaitOutcome};
 pub(crate) use drop::{begin, drop_written, write_now_and_drop};
 pub use forks::{ForkGuard, forked};
 pub use helper_files::{FileHash, holds_some, let_go, let_go_of, let_go_of_all, let_go_of_kept};
-pub use start::{Find, set_up};
+pub use start::{FindFunction, set_up};
 
-/// The longest time that the end of a process waits for the helper, in nanoseconds: enough to write what its writers had in flight.
-pub const DRAIN_MAX: u64 = 2_000_000_000;
+/// The longest time that the end of a process waits for the helper, in nanoseconds: enough to write
+/// what its writers had in flight.
+pub const DRAIN_MAX_NS: u64 = 2_000_000_000;
 
 /// Nanoseconds after which a thread that waits for the helper checks whether it still exists.
-const DROP_POLL: u64 = 100_000_000;
+const DROP_POLL: u64 = 1_000_000;
 
 /// Not created yet.
 const NONE: u32 = 0;
@@ -80,11 +87,13 @@ static SENDING: AtomicU32 = AtomicU32::new(0);
 /// Requests sent, and requests done. Both wrap.
 static SENT: AtomicU32 = AtomicU32::new(0);
 static DONE: AtomicU32 = AtomicU32::new(0);
-/// Numbers of ranges that writers wait for: the last one given out, the last one done, and the last one of which pages stayed.
+/// Numbers of ranges that writers wait for: the last one given out, the last one done, and the last
+/// one of which pages stayed.
 static ASKED: AtomicU32 = AtomicU32::new(0);
 static SEEN_TO: AtomicU32 = AtomicU32::new(0);
 static STAYED: AtomicU32 = AtomicU32::new(0);
-/// Whether the helper has files for longer: watched ones, those whose reader it follows, and those with pages to retry.
+/// Whether the helper has files for longer: watched ones, those whose reader it follows, and those
+/// with pages to retry.
 static LASTING: AtomicU32 = AtomicU32::new(0);
 /// Whether a thread waits for a change of `DONE`.
 static AWAITED: AtomicBool = AtomicBool::new(false);
@@ -97,8 +106,9 @@ static HELPER_UNAVAILABLE: AtomicBool = AtomicBool::new(false);
 /// A request to the helper about a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HelperRequest {
-    /// Writes the range, and drops its pages if `release` says so. The helper does so a little later: when it has many closed files, or no
-    /// request came for a while. It starts to write a small range at once.
+    /// Writes the range, and drops its pages if `release` says so. The helper does so a little
+    /// later: when it has many closed files, or no request came for a while. It starts to write a
+    /// small range at once.
     AfterClose {
         /// Bytes; `u64::MAX` as the end means the end of the file.
         range: Range<u64>,
@@ -123,23 +133,22 @@ pub enum HelperRequest {
         /// The number that the thread waits for.
         number: u32,
     },
-    /// Checks the file from time to time for as long as the descriptor names it: it is read or written by calls that are not hooked.
+    /// Checks the file from time to time for as long as the descriptor names it: it is read or
+    /// written by calls that are not hooked.
     Watch {
         /// `O_ACCMODE` and `O_APPEND` of its open flags.
         flags: c_int,
-        /// Whether pages that came since the watch began are dropped behind the reader or writer.
-        release: bool,
-        /// Counts the bytes dropped.
+        /// Counts the bytes dropped of pages that came since the watch began.
         count: Count,
         /// Counts the bytes read or written, as far as the file offset shows them.
         used: Count,
         /// The entry of a temporary file that is kept. From then on it belongs to the helper.
-        kept: Option<u32>,
+        kept: Option<u8>,
     },
     /// Keeps a temporary file that was closed.
     Keep {
         /// Its entry.
-        entry: u32,
+        entry: u8,
     },
     /// Drops the range's pages, which something holds, as soon as they can be dropped.
     DropLater {
@@ -158,7 +167,7 @@ pub enum HelperRequest {
 /// Notifies the helper that the temporary files it keeps are results.
 pub fn keeps_results() {
     if is_there() {
-        channel::send(channel::Order::Check);
+        channel::send(channel::HelperOrder::Check);
     }
 }
 
@@ -167,8 +176,8 @@ pub fn is_off() -> bool {
     STATE.load(Ordering::Acquire) & STATES == OFF || HELPER_UNAVAILABLE.load(Ordering::Relaxed)
 }
 
-/// Records that a file could not be named or opened anew, if that holds for all files. `ENOENT` also comes from a descriptor that the
-/// program closed by a call we do not see.
+/// Records that a file could not be named or opened anew, if that holds for all files. `ENOENT`
+/// also comes from a descriptor that the program closed by a call we do not see.
 fn was_refused(error: sys::Errno) {
     let is_refused = matches!(error.0, libc::EACCES | libc::EPERM | libc::ENOENT);
     let is_for_all = || sys::stat(c"/proc/thread-self/fd").is_err();
@@ -178,21 +187,24 @@ fn was_refused(error: sys::Errno) {
     }
 }
 
-/// Whether this descriptor is the helper's own. The program has not opened it, so for the program it is not open. One load.
+/// Whether this descriptor is the helper's own. The program has not opened it, so for the program
+/// it is not open. One load.
 #[inline]
 pub fn is_ours(fd: c_int) -> bool {
     fd >= 0 && SENDER.load(Ordering::Relaxed) == fd
 }
 
-/// Whether a descriptor that [`is_ours`] by its number is the helper's indeed. It is not in a child of vfork, which has a table of its own
-/// and this process's memory. Nor is it if the program has put another file there by a call we do not see.
+/// Whether a descriptor that [`is_ours`] by its number is the helper's indeed. It is not in a child
+/// of vfork, which has a table of its own and this process's memory. Nor is it if the program has
+/// put another file there by a call we do not see.
 #[cold]
 #[inline(never)]
 pub fn is_really_ours(fd: c_int) -> bool {
     process::is_on() && channel::socket_inode(fd) == Some(SENDER_INODE.load(Ordering::Acquire))
 }
 
-/// Returns the helper's own descriptor in the program's table, if there is one. Calls that close a whole range leave it out.
+/// Returns the helper's own descriptor in the program's table, if there is one. Calls that close a
+/// whole range leave it out.
 pub fn ours() -> Option<c_int> {
     let fd = SENDER.load(Ordering::Relaxed);
     (fd >= 0).then_some(fd)
@@ -210,9 +222,10 @@ pub fn is_there() -> bool {
     STATE.load(Ordering::Acquire) & STATES == ON && !HELPER_UNAVAILABLE.load(Ordering::Relaxed)
 }
 
-/// Creates the helper unless there is one; returns whether there is one now. Call it only where a file that needs the helper is opened or
-/// closed, or was written so much that it is needed: creating a thread takes the C library's allocator. In a signal handler it creates
-/// none; a later call does.
+/// Creates the helper unless there is one; returns whether there is one now. Call it only where a
+/// file that needs the helper is opened or closed, or was written so much that it is needed:
+/// creating a thread takes the C library's allocator. In a signal handler it creates none; a later
+/// call does.
 pub fn prepare() -> bool {
     match STATE.load(Ordering::Acquire) & STATES {
         ON => true,
@@ -226,31 +239,29 @@ pub fn may_be_in_handler() -> bool {
     handler::may_be_under_way()
 }
 
-/// Sends the helper a request on the file that `fd` names. `false`: it was not taken and won't be done, because there is no helper or its
-/// queue is full. Neither blocks nor allocates.
+/// Sends the helper a request on the file that `fd` names. `false`: it was not taken and won't be
+/// done, because there is no helper or its queue is full. Neither blocks nor allocates.
 pub fn send(fd: c_int, request: &HelperRequest) -> bool {
     is_there() && channel::send_request(fd, request)
 }
 
-/// Has the helper write the range and drop its pages, and waits for that, for at most `max` nanoseconds. Returns whether all pages went, as
-/// far as is known; `false` also without a helper. Other threads' ranges may be done first. The program's own table must not be used for
-/// this: closing a file there releases the process's record locks on it (fcntl(2)), whichever descriptor took them.
+/// Has the helper write the range and drop its pages, and waits for that, for at most `max`
+/// nanoseconds. Returns whether all pages went, as far as is known; `false` also without a helper.
+/// Other threads' ranges may be done first. The program's own table must not be used for this:
+/// closing a file there releases the process's record locks on it (fcntl(2)), whichever descriptor
+/// took them.
 pub fn wait_dropped(fd: c_int, range: &Range<u64>, count: Count, max: u64) -> bool {
     let number = ASKED.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
-    let end = sys::now().saturating_add(max);
     let mut is_sent = false;
-    loop {
-        is_sent = is_sent || send(fd, &HelperRequest::Drop { range: range.clone(), count, number });
-        let seen_to = SEEN_TO.load(Ordering::Acquire);
-        if is_sent && seen_to >= number {
-            return STAYED.load(Ordering::Acquire) != number;
-        }
-        if !is_there() || sys::now() >= end {
-            return false;
-        }
+    let went = sys::wait_until(&SEEN_TO, DROP_POLL, max, |seen_to| {
         // A full queue has room again once the helper has done a request.
-        sys::futex_wait(&SEEN_TO, seen_to, if is_sent { DROP_POLL } else { 1_000_000 });
-    }
+        is_sent = is_sent || send(fd, &HelperRequest::Drop { range: range.clone(), count, number });
+        if is_sent && seen_to >= number {
+            return Some(STAYED.load(Ordering::Acquire) != number);
+        }
+        (!is_there()).then_some(false)
+    });
+    went == Some(true)
 }
 
 /// Records that the range of that number is done: all of its pages went, or some stayed.
@@ -262,16 +273,18 @@ fn saw_to(number: u32, all_went: bool) {
     sys::futex_wake(&SEEN_TO);
 }
 
-/// Has the helper finish all work, and waits for that, for at most [`DRAIN_MAX`]: the process is about to end.
+/// Has the helper finish all work, and waits for that, for at most [`DRAIN_MAX_NS`]: the process is
+/// about to end.
 pub fn drain() {
     if STATE.load(Ordering::Acquire) & STATES == ON {
         channel::drain();
     }
 }
 
-/// Has the helper finish all work and leave for good. Called before a call that fails in a process with a second thread (`unshare`,
-/// `setns`), or that must hold for all of its threads (a seccomp filter). Waits for both, for a few seconds at most. Does nothing without a
-/// helper, or in a child of vfork.
+/// Has the helper finish all work and leave for good. Called before a call that fails in a process
+/// with a second thread (`unshare`, `setns`), or that must hold for all of its threads (a seccomp
+/// filter). Waits for both, for a few seconds at most. Does nothing without a helper, or in a child
+/// of vfork.
 pub fn leave_now() {
     if STATE.load(Ordering::Acquire) & STATES == ON && process::is_here() {
         channel::drain();

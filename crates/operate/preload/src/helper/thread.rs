@@ -1,43 +1,48 @@
-//! The helper's loop: does requests as they come, closed files a little later, and watched files from time to time.
+//! The helper's loop: does requests as they come, closed files a little later, and watched files
+//! from time to time.
 //!
-//! Invariants: it allocates nothing; it closes each descriptor that it received; it ends when nobody can send any more.
+//! Invariants: it allocates nothing; it closes each descriptor that it received; it ends when
+//! nobody can send any more.
 
 use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{c_int, c_void};
 
-use super::ahead::{self, Readers};
-use super::channel::{self, FileRequest, Order, Received};
+use super::ahead::{self, AheadReaders};
+use super::channel::{self, FileRequest, HelperOrder, ReceivedMessage};
 use super::closed::{self, ClosedFiles};
 use super::closings;
 use super::drop::drop_as_written;
-use super::kept::Kept;
+use super::kept::KeptFiles;
 use super::later::DeferredDrops;
-use super::watch::{Subject, Watches};
+use super::watch::FileWatches;
 use super::{HelperRequest, LASTING, OWN_TABLE, STARTING, STATE};
 use crate::temporary::Temporary;
 use crate::{process, sys};
 
 /// Nanoseconds without a request after which closed files are processed.
-const IDLE: u64 = 20_000_000;
+const IDLE_NS: u64 = 20_000_000;
 
 /// The kernel's thread id of the helper; 0 until it runs.
-static NUMBER: AtomicU32 = AtomicU32::new(0);
+static THREAD_NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the kernel knows the helper's thread, which it may for a little longer than the C library.
+/// Whether the kernel knows the helper's thread, which it may for a little longer than the C
+/// library.
 pub(super) fn is_there() -> bool {
-    let number = NUMBER.load(Ordering::Acquire);
+    let number = THREAD_NUMBER.load(Ordering::Acquire);
     number != 0 && sys::is_thread(number)
 }
 
-/// The helper's body. Its argument has the receiving end's number, and the state in which it is created.
+/// The helper's body. Its argument has the receiving end's number, and the state in which it is
+/// created.
 pub(super) extern "C" fn body(argument: *mut c_void) -> *mut c_void {
     let argument = argument.addr();
     let (socket, starting) = (argument as u32 as c_int, (argument >> 32) as u32);
     sys::name_thread(c"pagekeeper");
-    NUMBER.store(sys::thread_id(), Ordering::Release);
-    // Before the creating thread goes on: a file that the program closes after that must not stay open here.
+    THREAD_NUMBER.store(sys::thread_id(), Ordering::Release);
+    // Before the creating thread goes on: a file that the program closes after that must not stay
+    // open here.
     let is_apart = take_own_table(socket);
     let next = starting - STARTING + if is_apart { OWN_TABLE } else { super::OFF };
     let is_wanted = STATE.compare_exchange(starting, next, Ordering::AcqRel, Ordering::Relaxed).is_ok();
@@ -55,7 +60,8 @@ pub(super) extern "C" fn body(argument: *mut c_void) -> *mut c_void {
 /// Gives this thread its own descriptor table, which contains only the receiving end.
 fn take_own_table(socket: c_int) -> bool {
     let number = socket as u32;
-    // Linux 5.9. Descriptors above are not even copied: closing them would make a network file system write everything.
+    // Linux 5.9. Descriptors above are not even copied: closing them would make a network file
+    // system write everything.
     if sys::close_range(number + 1, u32::MAX, libc::CLOSE_RANGE_UNSHARE).is_ok() {
         return number == 0 || sys::close_range(0, number - 1, 0).is_ok();
     }
@@ -71,18 +77,18 @@ fn take_own_table(socket: c_int) -> bool {
 /// All files of the helper. The large parts are elsewhere, where they were made.
 struct HelperState<'a> {
     closed: ClosedFiles,
-    watches: &'a mut Watches,
-    readers: &'a mut Readers,
+    watches: &'a mut FileWatches,
+    readers: &'a mut AheadReaders,
     later: DeferredDrops,
-    kept: Kept,
+    kept: KeptFiles,
 }
 
 impl HelperState<'_> {
-    /// Returns the nanoseconds until the next work is due (`None` if there is none), and whether files that the helper has for longer are
-    /// among it.
+    /// Returns the nanoseconds until the next work is due (`None` if there is none), and whether
+    /// files that the helper has for longer are among it.
     fn due(&self) -> (Option<u64>, bool) {
         let now = sys::now();
-        let idle = (!self.closed.is_empty()).then_some(IDLE);
+        let idle = (!self.closed.is_empty()).then_some(IDLE_NS);
         let lasting = [self.watches.due(now), self.readers.due(now), self.later.due(now)];
         let is_lasting = lasting.iter().any(Option::is_some);
         (lasting.into_iter().chain([idle, self.kept.due(now)]).flatten().min(), is_lasting)
@@ -102,13 +108,17 @@ impl HelperState<'_> {
 
     /// Does a request. Returns whether it is done; otherwise it will be.
     fn take(&mut self, received: FileRequest) -> bool {
-        let FileRequest { request, file, fd, size, position } = received;
+        if let HelperRequest::Watch { kept, .. } = received.request {
+            self.watches.add(received, kept.map(Temporary::from_number), &mut self.kept);
+            return true;
+        }
+        let FileRequest { request, file, .. } = received;
         match request {
             HelperRequest::AfterClose { range, release, count } if !file.is_lost() => {
                 self.closed.add(file, range, release, count);
                 return false;
             }
-            HelperRequest::AfterClose { .. } => {}
+            HelperRequest::AfterClose { .. } | HelperRequest::Watch { .. } => {}
             HelperRequest::Release { range, count } => closed::release(&file, range, count),
             HelperRequest::Drop { range, count, number } => {
                 // Its writer waits, and needs this whether the file has a name or not.
@@ -116,15 +126,9 @@ impl HelperState<'_> {
                 process::count(count, went.bytes);
                 super::saw_to(number, went.all);
             }
-            HelperRequest::Watch { flags, release, count, used, kept } => {
-                let kept = kept.and_then(Temporary::from_number);
-                let subject = Subject { file, fd, flags, size, position, release, count, used, kept };
-                self.watches.add(subject, sys::now(), &mut self.kept);
-            }
             HelperRequest::Keep { entry } => {
-                if let Some(entry) = Temporary::from_number(entry)
-                    && !file.is_lost()
-                {
+                let entry = Temporary::from_number(entry);
+                if !file.is_lost() {
                     self.kept.add(file, entry);
                 }
             }
@@ -160,18 +164,19 @@ impl HelperState<'_> {
 }
 
 fn serve(socket: c_int) {
-    let (mut watches, mut readers) = (Watches::none(), Readers::none());
+    let (mut watches, mut readers) = (FileWatches::none(), AheadReaders::none());
     let mut helper = HelperState {
         closed: ClosedFiles::NONE,
         watches: &mut watches,
         readers: &mut readers,
         later: DeferredDrops::NONE,
-        kept: Kept::NONE,
+        kept: KeptFiles::NONE,
     };
     let mut sampled_at = sys::now();
     loop {
-        // While requests keep coming, files deleted meanwhile would otherwise wait until there are too many.
-        if !helper.closed.is_empty() && sys::now().saturating_sub(sampled_at) > IDLE {
+        // While requests keep coming, files deleted meanwhile would otherwise wait until there are
+        // too many.
+        if !helper.closed.is_empty() && sys::now().saturating_sub(sampled_at) > IDLE_NS {
             helper.closed.let_go();
             sampled_at = sys::now();
         }
@@ -181,28 +186,17 @@ fn serve(socket: c_int) {
             helper.go_on(wait);
             continue;
         }
-        let is_done = match channel::receive(socket) {
-            Received::Request(received) => helper.take(received),
-            Received::Refused(request, fd) => {
-                refuse(&request, fd);
-                true
-            }
-            Received::Order(Order::Leave) => return helper.kept.finish(),
-            Received::End => return helper.finish(),
-            Received::Order(Order::Check) => {
-                helper.let_go();
-                true
-            }
-            Received::Order(Order::Finish) => {
-                helper.finish();
-                true
-            }
-            Received::Order(Order::Drain) => {
-                helper.drain();
-                true
-            }
-            Received::Nothing => true,
-        };
+        let mut is_done = true;
+        match channel::receive(socket) {
+            ReceivedMessage::Request(received) => is_done = helper.take(received),
+            ReceivedMessage::Refused(request, fd) => refuse(&request, fd),
+            ReceivedMessage::HelperOrder(HelperOrder::Leave) => return helper.kept.finish(),
+            ReceivedMessage::End => return helper.finish(),
+            ReceivedMessage::HelperOrder(HelperOrder::Check) => helper.let_go(),
+            ReceivedMessage::HelperOrder(HelperOrder::Finish) => helper.finish(),
+            ReceivedMessage::HelperOrder(HelperOrder::Drain) => helper.drain(),
+            ReceivedMessage::Nothing => {}
+        }
         if is_done {
             super::done();
         }
@@ -216,11 +210,9 @@ fn refuse(request: &HelperRequest, fd: c_int) {
         HelperRequest::ReadAhead { index } => ahead::was_refused(index),
         HelperRequest::Watch { kept, .. } => {
             closings::was_refused(fd);
-            drop(kept.and_then(Temporary::from_number));
+            drop(kept.map(Temporary::from_number));
         }
         HelperRequest::Keep { entry } => drop(Temporary::from_number(entry)),
-        HelperRequest::AfterClose { .. }
-        | HelperRequest::Release { .. }
-        | HelperRequest::DropLater { .. } => {}
+        _ => {}
     }
 }

@@ -1,13 +1,17 @@
-//! Watches files that are read or written by calls that are not hooked: the helper checks them from time to time.
+//! Watches files that are read or written by calls that are not hooked: the helper checks them from
+//! time to time.
 //!
-//! /proc shows the program's offset in a file for as long as its descriptor names the file; the program itself notes it when it closes the
-//! file. The pages of a reader are handled as those of any stream ([`pagekeeper_policy::stream`]). The pages of a writer are those behind
-//! the file's end at the start of the watch. If the file had no page then, pages before that end that were seen dirty are also the
-//! writer's.
+//! /proc shows the program's offset in a file for as long as its descriptor names the file; the
+//! program itself notes it when it closes the file. The pages of a reader are handled as those of
+//! any stream ([`pagekeeper_policy::stream`]). The pages of a writer are those behind the file's
+//! end at the start of the watch. If the file had no page then, pages before that end that were
+//! seen dirty are also the writer's.
 //!
 //! Invariants:
-//! 1. Without watched files there is no timer. A file that does not move is checked ever more rarely.
-//! 2. Pages stay that were resident before a reader came near them, that a reader did not reach, or that a writer did not write.
+//! 1. Without watched files there is no timer. A file that does not move is checked ever more
+//!    rarely.
+//! 2. Pages stay that were resident before a reader came near them, that a reader did not reach, or
+//!    that a writer did not write.
 
 use core::ops::Range;
 
@@ -16,50 +20,33 @@ use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::allowance::align_down;
 use pagekeeper_policy::stream::{AGAIN, IN_ORDER, Ranges, WatchedStream};
 
-use super::closings::{self, CLOSED, Closed, WATCHES};
+use super::HelperRequest;
+use super::channel::FileRequest;
+use super::closings::{self, CLOSED_OFFSETS, ClosedOffset, WATCHES_MAX};
 use super::drop::{drop_written, first_resident, write_and_drop};
 use super::helper_files::HeldFile;
-use super::kept::Kept;
-use super::position::position_of;
+use super::kept::KeptFiles;
 use crate::counters::Count;
 use crate::identity::FileIdentity;
+use crate::introspection::position_of;
 use crate::paths::DescriptorPath;
-use crate::residency::{ResidencyProbe, STALE};
-use crate::temporary::{Keep, Temporary};
+use crate::residency::{ResidencyProbe, STALE_NS};
+use crate::temporary::{KeepChoice, Temporary};
 use crate::{process, sys};
 
-/// Nanoseconds between checks: of a moving file, of a file that is read fast, and of one that has not moved for long. Otherwise the
-/// interval is the time since the last move divided by `PART`.
-const SOON: u64 = 25_000_000;
-const SOONEST: u64 = 5_000_000;
-const LATE: u64 = 6_400_000_000;
-const PART: u64 = 16;
+/// Nanoseconds between checks: of a moving file, of a file that is read fast, and of one that has
+/// not moved for long. Otherwise the interval is the time since the last move divided by
+/// `INTERVAL_PART`.
+const CHECK_MIN_NS: u64 = 25_000_000;
+const CHECK_FAST_NS: u64 = 5_000_000;
+const CHECK_MAX_NS: u64 = 6_400_000_000;
+const INTERVAL_PART: u64 = 16;
 /// Bytes between two checks from which on a file counts as read fast.
-const FAST: u64 = 8 << 20;
-/// Bytes sampled ahead of a waiting reader, which may go on at full speed. For a moving reader, it is `SPARE` times the bytes read since
-/// the last check.
-const WAITING: u64 = 192 << 20;
-const SPARE: u64 = 4;
-
-/// A request to watch a file.
-pub(super) struct Subject {
-    /// The helper's own file.
-    pub(super) file: HeldFile,
-    /// The program's descriptor, and its flags.
-    pub(super) fd: c_int,
-    pub(super) flags: c_int,
-    /// The file's size in bytes when the watch was requested; 0 if it had no resident page then.
-    pub(super) size: u64,
-    /// The file offset at that time.
-    pub(super) position: u64,
-    /// Whether pages are dropped.
-    pub(super) release: bool,
-    /// Counts the bytes dropped, and the bytes read or written.
-    pub(super) count: Count,
-    pub(super) used: Count,
-    /// The entry of a temporary file that is kept.
-    pub(super) kept: Option<Temporary>,
-}
+const FAST_BYTES: u64 = 8 << 20;
+/// Bytes sampled ahead of a waiting reader, which may go on at full speed. For a moving reader, it
+/// is `AHEAD_FACTOR` times the bytes read since the last check.
+const AHEAD_WAITING_BYTES: u64 = 192 << 20;
+const AHEAD_FACTOR: u64 = 4;
 
 /// A watched file.
 struct WatchedFile {
@@ -69,42 +56,40 @@ struct WatchedFile {
     identity: FileIdentity,
     used: Count,
     /// The program's offset, and the file's size.
-    at: Extent,
+    at: FileExtent,
     /// The offset up to which bytes read or written are counted.
     counted: u64,
     due: u64,
     interval: u64,
     /// The time of the last move.
     moved_at: u64,
-    user: User,
-    release: Release,
+    user: FileUser,
+    release: ReleaseTarget,
 }
 
 /// The program's offset in a file, and the file's size.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Extent {
+struct FileExtent {
     position: u64,
     size: u64,
 }
 
-/// The file whose pages are dropped, unless there is no `count` for the bytes that go.
+/// The file whose pages are dropped, and the count of the bytes that go.
 #[derive(Clone, Copy)]
-struct Release {
+struct ReleaseTarget {
     file: c_int,
-    count: Option<Count>,
+    count: Count,
 }
 
-impl Release {
+impl ReleaseTarget {
     fn ranges<const PARTLY: usize>(self, ranges: Ranges<'_, PARTLY>) {
-        if let Some(count) = self.count {
-            ranges.for_each(|range| process::count(count, drop_written(self.file, range)));
-        }
+        ranges.for_each(|range| process::count(self.count, drop_written(self.file, range)));
     }
 }
 
 /// The use of a watched file by the program.
 #[allow(clippy::large_enum_variant, reason = "a table has room for either, and nothing is allocated")]
-enum User {
+enum FileUser {
     Reader(WatchedReader),
     Writer(WatchedWriter),
 }
@@ -124,15 +109,16 @@ struct WatchedWriter {
     released: u64,
     /// The offset from which on all pages are the writer's own.
     from: u64,
-    /// Whether the file had no page before that offset, and the range in which pages were dirty since.
+    /// Whether the file had no page before that offset, and the range in which pages were dirty
+    /// since.
     was_empty: bool,
     written: Range<u64>,
 }
 
 /// All watched files.
-pub(super) struct Watches([Option<WatchedFile>; WATCHES]);
+pub(super) struct FileWatches([Option<WatchedFile>; WATCHES_MAX]);
 
-impl Watches {
+impl FileWatches {
     /// Creates an empty set: 140 KiB, made in place.
     pub(super) fn none() -> Self {
         Self(core::array::from_fn(|_| None))
@@ -144,8 +130,8 @@ impl Watches {
     }
 
     /// Checks the files that are due.
-    pub(super) fn check(&mut self, now: u64, kept: &mut Kept) {
-        for (place, closed) in self.0.iter_mut().zip(&CLOSED) {
+    pub(super) fn check(&mut self, now: u64, kept: &mut KeptFiles) {
+        for (place, closed) in self.0.iter_mut().zip(&CLOSED_OFFSETS) {
             let Some(watch) = place.as_mut().filter(|watch| watch.due <= now) else { continue };
             if watch.check(closed) {
                 watch.due = sys::now().saturating_add(watch.interval);
@@ -156,30 +142,32 @@ impl Watches {
         }
     }
 
-    /// Watches a file. Closes the helper's descriptor once the program's does not name the file any more.
-    pub(super) fn add(&mut self, subject: Subject, now: u64, kept: &mut Kept) {
+    /// Watches a file. Closes the helper's descriptor once the program's does not name the file any
+    /// more.
+    pub(super) fn add(&mut self, received: FileRequest, own: Option<Temporary>, kept: &mut KeptFiles) {
+        let (file, fd) = (received.file.fd(), received.fd);
         if self.0.iter().all(Option::is_some) {
             // Some may be closed by now.
             self.check(u64::MAX, kept);
         }
-        let free = self.0.iter_mut().zip(&CLOSED).find(|(place, _)| place.is_none());
-        let has_counts = sys::has_counts(subject.file.fd());
+        let free = self.0.iter_mut().zip(&CLOSED_OFFSETS).find(|(place, _)| place.is_none());
+        let has_counts = sys::has_counts(file);
+        let HelperRequest::Watch { flags, .. } = received.request else { return };
         // Behind a writer, only counts show which pages are written.
-        let can_see = has_counts || !sys::may_write(subject.flags);
-        let stat = sys::fstat(subject.file.fd());
+        let can_see = has_counts || !sys::may_write(flags);
+        let stat = sys::fstat(file);
         let inode = stat.as_ref().map_or(0, |stat| stat.st_ino);
         let (Some((place, closed)), Ok(stat), true) = (free, stat, can_see) else {
-            closings::expect_no_more(subject.fd, inode);
+            closings::expect_no_more(fd, inode);
             return process::count(Count::NotFollowed, 1);
         };
-        closed.begin(subject.fd, inode);
-        let watch = WatchedFile::begin(subject, &stat, has_counts, closed.at());
-        *place = Some(WatchedFile { due: now.saturating_add(SOON), ..watch });
+        closed.begin(fd, inode);
+        *place = WatchedFile::begin(received, own, &stat, has_counts, closed.at());
     }
 
     /// Ends the watch of files that the helper must let go of. Their resident pages stay.
     pub(super) fn let_go(&mut self) {
-        for (place, closed) in self.0.iter_mut().zip(&CLOSED) {
+        for (place, closed) in self.0.iter_mut().zip(&CLOSED_OFFSETS) {
             if let Some(watch) = place.take_if(|watch| watch.file.is_unwanted()) {
                 watch.close();
                 closed.end();
@@ -188,8 +176,8 @@ impl Watches {
     }
 
     /// Checks all files for the last time: the process is about to end.
-    pub(super) fn end(&mut self, kept: &mut Kept) {
-        for (place, closed) in self.0.iter_mut().zip(&CLOSED) {
+    pub(super) fn end(&mut self, kept: &mut KeptFiles) {
+        for (place, closed) in self.0.iter_mut().zip(&CLOSED_OFFSETS) {
             if let Some(mut watch) = place.take() {
                 watch.check(closed);
                 watch.end(kept);
@@ -199,13 +187,20 @@ impl Watches {
 }
 
 impl WatchedFile {
-    fn begin(subject: Subject, stat: &libc::stat, has_counts: bool, closed_at: Option<u64>) -> Self {
-        let Subject { file, fd, flags, size, position, release, count, used, kept } = subject;
+    fn begin(
+        received: FileRequest,
+        kept: Option<Temporary>,
+        stat: &libc::stat,
+        has_counts: bool,
+        closed_at: Option<u64>,
+    ) -> Option<Self> {
+        let FileRequest { request, file, fd, size, position } = received;
+        let HelperRequest::Watch { flags, count, used, .. } = request else { return None };
         let identity = FileIdentity::of(stat);
         let reached = if closed_at.is_none() && is_open(fd, identity) { position_of(fd) } else { closed_at };
-        let mut at = Extent { position: reached.unwrap_or(0), size: sys::size_in(stat) };
+        let mut at = FileExtent { position: reached.unwrap_or(0), size: sys::size_in(stat) };
         let was_empty = size == 0 && has_counts;
-        let release = Release { file: file.fd(), count: Some(count).filter(|_| release) };
+        let release = ReleaseTarget { file: file.fd(), count };
         let user = if sys::may_write(flags) {
             // The writer's own pages begin at the file's end.
             let end = if size > 0 { size } else { at.size };
@@ -214,72 +209,66 @@ impl WatchedFile {
             if writer.kept.is_none() {
                 writer.note_written(file.fd());
             }
-            User::Writer(writer)
+            FileUser::Writer(writer)
         } else {
             let (stream, probe) = (WatchedStream::NEW, ResidencyProbe::with(has_counts));
             let mut reader = WatchedReader { stream, probe, sampled_at: 0 };
             if was_empty {
-                // All resident pages up to the program's offset were brought in by the program since the request.
+                // All resident pages up to the program's offset were brought in by the program
+                // since the request.
                 at.position = position.min(at.position);
             }
-            reader.sample_ahead(file.fd(), at, WAITING, was_empty.then(|| reached.unwrap_or(position)));
-            User::Reader(reader)
+            reader.sample_ahead(
+                file.fd(),
+                at,
+                AHEAD_WAITING_BYTES,
+                was_empty.then(|| reached.unwrap_or(position)),
+            );
+            FileUser::Reader(reader)
         };
-        let moved_at = sys::now();
-        Self {
-            file,
-            fd,
-            identity,
-            used,
-            at,
-            counted: position,
-            due: 0,
-            interval: SOON,
-            moved_at,
-            user,
-            release,
-        }
+        let (moved_at, interval) = (sys::now(), CHECK_MIN_NS);
+        let due = moved_at.saturating_add(interval);
+        Some(Self { file, fd, identity, used, at, counted: position, due, interval, moved_at, user, release })
     }
 
     /// Checks the file. `false`: the program's descriptor no longer names it.
-    fn check(&mut self, closed: &Closed) -> bool {
-        let Ok(stat) = sys::fstat(self.file.fd()) else {
-            return false;
-        };
+    fn check(&mut self, closed: &ClosedOffset) -> bool {
+        let Ok(stat) = sys::fstat(self.file.fd()) else { return false };
         let closed_at = closed.at();
         let is_open = closed_at.is_none() && is_open(self.fd, self.identity);
         // It may have been closed in between.
         let closed_at = closed_at.or_else(|| closed.at());
         let position = if is_open { position_of(self.fd) } else { closed_at }.unwrap_or(self.at.position);
-        let at = Extent { position, size: sys::size_in(&stat) };
+        let at = FileExtent { position, size: sys::size_in(&stat) };
         let was = core::mem::replace(&mut self.at, at);
-        let is_writer = matches!(self.user, User::Writer(_));
+        let is_writer = matches!(self.user, FileUser::Writer(_));
         // Only the size shows calls with an offset of their own.
         let grown = if is_writer { at.size.saturating_sub(was.size) } else { 0 };
         process::count(self.used, position.checked_sub(self.counted).filter(|&by| by > 0).unwrap_or(grown));
         self.counted = position;
         match &mut self.user {
-            User::Writer(writer) => writer.check(at, self.release),
-            User::Reader(reader) => reader.check(was.position, at, self.release),
+            FileUser::Writer(writer) => writer.check(at, self.release),
+            FileUser::Reader(reader) => reader.check(was.position, at, self.release),
         }
         let now = sys::now();
         if at != was {
             self.moved_at = now;
         }
-        let is_fast = !is_writer && position.saturating_sub(was.position) >= FAST;
+        let is_fast = !is_writer && position.saturating_sub(was.position) >= FAST_BYTES;
         let waited = now.saturating_sub(self.moved_at);
-        self.interval = if is_fast { SOONEST } else { (waited / PART).clamp(SOON, LATE) };
+        self.interval =
+            if is_fast { CHECK_FAST_NS } else { (waited / INTERVAL_PART).clamp(CHECK_MIN_NS, CHECK_MAX_NS) };
         is_open
     }
 
     /// Ends the watch: writes and drops all pages that are to go.
-    fn end(mut self, kept: &mut Kept) {
+    fn end(mut self, kept: &mut KeptFiles) {
         if self.file.is_lost() {
             return self.close();
         }
         match &mut self.user {
-            User::Reader(reader) => reader.drop_left(self.release),
-            User::Writer(writer) => match writer.kept.take() {
+            FileUser::Reader(reader) => reader.drop_left(self.release),
+            FileUser::Writer(writer) => match writer.kept.take() {
                 Some(entry) => kept.add(self.file, entry),
                 None => writer.end(&self.file, self.release),
             },
@@ -288,7 +277,7 @@ impl WatchedFile {
 
     /// Closes the file, whose pages go with it if it was kept.
     fn close(self) {
-        if let User::Writer(WatchedWriter { kept: Some(kept), .. }) = &self.user {
+        if let FileUser::Writer(WatchedWriter { kept: Some(kept), .. }) = &self.user {
             kept.went();
         }
     }
@@ -302,21 +291,25 @@ fn is_open(fd: c_int, identity: FileIdentity) -> bool {
 
 impl WatchedWriter {
     /// Starts to write dirty pages, and drops pages behind the writer.
-    fn check(&mut self, at: Extent, release: Release) {
-        let keep = self.kept.as_ref().map_or(Keep::No, |kept| kept.grows(at.size, process::plan().budget));
-        if keep == Keep::Unwritten {
+    fn check(&mut self, at: FileExtent, release: ReleaseTarget) {
+        let keep =
+            self.kept.as_ref().map_or(KeepChoice::No, |kept| kept.grows(at.size, process::plan().budget));
+        if keep == KeepChoice::Unwritten {
             return;
         }
         self.note_written(release.file);
-        if keep == Keep::Written {
+        if keep == KeepChoice::Written {
             return;
         }
         self.kept = None;
-        // Where the offset does not show the progress (calls with their own offset), the file's end does.
+        // Where the offset does not show the progress (calls with their own offset), the file's end
+        // does.
         let start = if self.written.is_empty() { self.from } else { self.written.start };
         let end = if at.position > start { at.position } else { at.size };
         let limit = align_down(end).saturating_sub(WINDOW);
-        let Some(count) = release.count.filter(|_| limit > self.released) else { return };
+        if limit <= self.released {
+            return;
+        }
         // Tries again what was not written yet at the last attempt.
         let from = self.released.saturating_sub(4 * WINDOW);
         self.released = limit;
@@ -325,7 +318,7 @@ impl WatchedWriter {
             if range.is_empty() {
                 continue;
             }
-            process::count(count, drop_written(release.file, range.clone()));
+            process::count(release.count, drop_written(release.file, range.clone()));
             if sys::cachestat(release.file, range.clone()).is_ok_and(|seen| seen.cached > 0) {
                 self.released = self.released.min(first_resident(release.file, range));
             }
@@ -344,18 +337,16 @@ impl WatchedWriter {
         };
         if self.was_empty && dirty(0..self.from) {
             // Finds the first and the last window that has dirty pages, each by bisection.
-            let (mut first, mut last) = (0..self.from / WINDOW, 0..self.from / WINDOW);
-            while first.end - first.start > 1 {
-                let middle = first.start.midpoint(first.end);
-                let is_before = dirty(first.start * WINDOW..middle * WINDOW);
-                first = if is_before { first.start..middle } else { middle..first.end };
-            }
-            while last.end - last.start > 1 {
-                let middle = last.start.midpoint(last.end);
-                let is_behind = dirty(middle * WINDOW..last.end * WINDOW);
-                last = if is_behind { middle..last.end } else { last.start..middle };
-            }
-            let (start, end) = (first.start * WINDOW, last.end * WINDOW);
+            let find = |is_behind: &dyn Fn(u64, u64, u64) -> bool| {
+                let (mut start, mut end) = (0, self.from);
+                while end - start > WINDOW {
+                    let middle = align_down(start.midpoint(end));
+                    *(if is_behind(start, middle, end) { &mut start } else { &mut end }) = middle;
+                }
+                start..end
+            };
+            let start = find(&|start, middle, _| !dirty(start..middle)).start;
+            let end = find(&|_, middle, end| dirty(middle..end)).end;
             let is_first = self.written.is_empty();
             self.written.start = if is_first { start } else { self.written.start.min(start) };
             self.written.end = self.written.end.max(end);
@@ -368,19 +359,19 @@ impl WatchedWriter {
     }
 
     /// Writes and drops the pages that are left.
-    fn end(&mut self, file: &HeldFile, release: Release) {
+    fn end(&mut self, file: &HeldFile, release: ReleaseTarget) {
         self.note_written(file.fd());
-        let Some(count) = release.count else { return };
         for own in self.own().into_iter().filter(|own| !own.is_empty()) {
-            process::count(count, write_and_drop(file.fd(), own, &|| file.is_lost()));
+            process::count(release.count, write_and_drop(file.fd(), own, &|| file.is_lost()));
         }
     }
 }
 
 impl WatchedReader {
-    /// Samples at least `length` bytes that the reader comes to next. With `reached`, the file had no pages a moment ago; since then the
-    /// reader has come up to `reached`, and its read-ahead somewhat farther.
-    fn sample_ahead(&mut self, file: c_int, at: Extent, length: u64, reached: Option<u64>) {
+    /// Samples at least `length` bytes that the reader comes to next. With `reached`, the file had
+    /// no pages a moment ago; since then the reader has come up to `reached`, and its read-ahead
+    /// somewhat farther.
+    fn sample_ahead(&mut self, file: c_int, at: FileExtent, length: u64, reached: Option<u64>) {
         let Some(range) = self.stream.sample_for_read(at.position, length.max(IN_ORDER), at.size) else {
             return;
         };
@@ -395,9 +386,9 @@ impl WatchedReader {
     }
 
     /// Drops the pages that the reader brought in on its way from `was`.
-    fn check(&mut self, was: u64, at: Extent, release: Release) {
+    fn check(&mut self, was: u64, at: FileExtent, release: ReleaseTarget) {
         let now = sys::now();
-        if now.saturating_sub(self.sampled_at) > STALE {
+        if now.saturating_sub(self.sampled_at) > STALE_NS {
             self.stream.sample_again(was);
             self.sampled_at = now;
         }
@@ -409,13 +400,17 @@ impl WatchedReader {
         let (from, passed) = (at.position.min(was), at.position.saturating_sub(was));
         process::count(Count::StreamWasResident, self.stream.foreign(&(from..from.saturating_add(passed))));
         release.ranges(self.stream.passed(from, passed));
-        let ahead = if passed > 0 { passed.saturating_mul(SPARE).min(WAITING) } else { WAITING };
+        let ahead = if passed > 0 {
+            passed.saturating_mul(AHEAD_FACTOR).min(AHEAD_WAITING_BYTES)
+        } else {
+            AHEAD_WAITING_BYTES
+        };
         self.sample_ahead(release.file, at, ahead, None);
     }
 
     /// Drops the pages that the reader leaves behind.
-    fn drop_left(&mut self, release: Release) {
-        if sys::now().saturating_sub(self.sampled_at) > STALE {
+    fn drop_left(&mut self, release: ReleaseTarget) {
+        if sys::now().saturating_sub(self.sampled_at) > STALE_NS {
             // Pages ahead of the reader may be anybody's by now.
             self.stream.sample_again(u64::MAX);
         }

@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_long, c_uint};
 use super::{closing, duplicated, opened};
 use crate::process::HookScope;
 use crate::rules::FILES;
-use crate::{helper, process, real, rules, sys};
+use crate::{helper, introspection, process, real, rules, sys};
 
 /// Notifies the rules before all descriptors of a range are closed.
 pub(super) fn closing_all(first: u32, last: u32) {
@@ -17,8 +17,8 @@ pub(super) fn closing_all(first: u32, last: u32) {
     }
 }
 
-/// If a range that is to be closed contains the library's own descriptor, returns the last number before it and the first behind it, as far
-/// as they are in the range.
+/// If a range that is to be closed contains the library's own descriptor, returns the last number
+/// before it and the first behind it, as far as they are in the range.
 fn around_ours(first: c_uint, last: c_uint) -> Option<(Option<c_uint>, Option<c_uint>)> {
     let fd = helper::ours()?;
     let ours = fd as c_uint;
@@ -41,7 +41,8 @@ fn replacing(from: c_int, to: c_int) {
     }
 }
 
-/// Sets the flags of an open file. If they turn direct I/O on or off, another rule applies to the file.
+/// Sets the flags of an open file. If they turn direct I/O on or off, another rule applies to the
+/// file.
 #[cold]
 #[inline(never)]
 fn set_flags(fd: c_int, flags: c_int, set: &dyn Fn() -> c_int) -> c_int {
@@ -87,8 +88,32 @@ fn ending() {
     }
 }
 
-every_call! {
-    fn [close](fd: c_int) -> c_int: |next| {
+/// Replaces `closefrom`, which C libraries before 2.34 lack.
+fn first_closefrom(first: c_int) {
+    let first = first.max(0);
+    if sys::close_range(first as u32, c_uint::MAX, 0).is_ok() {
+        return;
+    }
+    // Before Linux 5.9.
+    let named = introspection::named_descriptors(|fd| {
+        if fd >= first {
+            sys::close(fd);
+        }
+    });
+    if !named {
+        (first..sys::descriptor_limit().min(1 << 20) as c_int).for_each(sys::close);
+    }
+}
+
+fn first_exit(status: c_int) -> ! {
+    loop {
+        // SAFETY: no pointers; it does not return.
+        let _ = unsafe { sys::call(libc::SYS_exit_group, [status as usize]) };
+    }
+}
+
+hooks! {
+    fn [close](fd: c_int) -> c_int, call(libc::SYS_close, fd), (next) => {
         if FILES.is_followed(fd) {
             closing(fd);
         }
@@ -98,7 +123,8 @@ every_call! {
         }
         next(fd)
     };
-    fn [close_range](first: c_uint, last: c_uint, flags: c_int) -> c_int: |next| {
+    fn [close_range](first: c_uint, last: c_uint, flags: c_int) -> c_int,
+    call(libc::SYS_close_range, first, last, flags), (next) => {
         let known = libc::CLOSE_RANGE_CLOEXEC | libc::CLOSE_RANGE_UNSHARE;
         if first <= last && flags as c_uint & !known == 0 && flags as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 {
             closing_all(first, last);
@@ -109,7 +135,7 @@ every_call! {
         }
         next(first, last, flags)
     };
-    fn [closefrom](first: c_int) -> (): |next| {
+    fn [closefrom](first: c_int) -> (), own(first_closefrom(first)), (next) => {
         let from = first.max(0) as c_uint;
         closing_all(from, c_uint::MAX);
         let mut rest = first;
@@ -123,16 +149,17 @@ every_call! {
         }
         next(rest);
     };
-    fn [dup](fd: c_int) -> c_int: |next| noted(fd, next(fd));
-    fn [dup2](from: c_int, to: c_int) -> c_int: |next| {
+    fn [dup](fd: c_int) -> c_int, call(libc::SYS_dup, fd), (next) => noted(fd, next(fd));
+    fn [dup2](from: c_int, to: c_int) -> c_int, or(-1), (next) => {
         replacing(from, to);
         noted(from, next(from, to))
     };
-    fn [dup3](from: c_int, to: c_int, flags: c_int) -> c_int: |next| {
+    fn [dup3](from: c_int, to: c_int, flags: c_int) -> c_int, call(libc::SYS_dup3, from, to, flags), (next) => {
         replacing(from, to);
         noted(from, next(from, to, flags))
     };
-    fn [fcntl fcntl64](fd: c_int, command: c_int, argument: c_long) -> c_int: |next| {
+    fn [fcntl fcntl64](fd: c_int, command: c_int, argument: c_long) -> c_int,
+    call(libc::SYS_fcntl, fd, command, argument), (next) => {
         if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_SETFL | libc::F_SETLEASE)
             && process::hook_scope() != HookScope::Nothing
         {
@@ -140,10 +167,6 @@ every_call! {
         }
         next(fd, command, argument)
     };
-    fn [_exit _Exit](status: c_int) -> !: |next| {
-        if process::hook_scope() != HookScope::Nothing {
-            ending();
-        }
-        next(status)
-    };
+    fn [_exit _Exit](status: c_int) -> !, own(first_exit(status)),
+    (first) => if process::hook_scope() != HookScope::Nothing { ending() };
 }

@@ -1,10 +1,13 @@
 //! Hooks that start a program, in this process (exec) or in another (`posix_spawn`).
 //!
-//! An exec ends the helper. Its requests are finished first, since the pages of files that were written and closed would otherwise stay. A
-//! program that would run without the rules is started by the launcher ([`launcher`]), even if no rule applies to this process.
+//! An exec ends the helper. Its requests are finished first, since the pages of files that were
+//! written and closed would otherwise stay. A program that would run without the rules is started
+//! by the launcher ([`launcher`]), even if no rule applies to this process.
 //!
-//! Not covered: names relative to the directory that a `posix_spawn` changes to first. If the exec fails, the process keeps its helper, but
-//! files that it watched before are no longer watched.
+//! Not covered: names relative to the directory that a `posix_spawn` changes to first. If the exec
+//! fails, the process keeps its helper, but files that it watched before are no longer watched.
+
+#![allow(clippy::many_single_char_names, reason = "the arguments of any system call")]
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 
@@ -15,11 +18,12 @@ use crate::process::HookScope;
 use crate::{helper, process, real, sys};
 
 /// Bytes of a path, including the terminating null.
-const PATH: usize = libc::PATH_MAX as usize;
+const PATH_BYTES: usize = libc::PATH_MAX as usize;
 /// The search path if there is no PATH (confstr(3), `_CS_PATH`).
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
-/// Finishes the helper's requests before an exec. A child of vfork has no helper, nor has a child of fork that has opened nothing.
+/// Finishes the helper's requests before an exec. A child of vfork has no helper, nor has a child
+/// of fork that has opened nothing.
 #[cold]
 #[inline(never)]
 fn becoming() {
@@ -28,8 +32,8 @@ fn becoming() {
     }
 }
 
-/// Returns what the call returns after the launcher's start, with `refused` if that program must not be started; `None` if the program
-/// itself is to be started.
+/// Returns what the call returns after the launcher's start, with `refused` if that program must
+/// not be started; `None` if the program itself is to be started.
 fn instead(started: Started, refused: impl FnOnce() -> c_int) -> Option<c_int> {
     match started {
         Started::Plainly => None,
@@ -38,7 +42,8 @@ fn instead(started: Started, refused: impl FnOnce() -> c_int) -> Option<c_int> {
     }
 }
 
-/// Finds the file for a name, as execvp(3) does, and calls `then` with its path. `None` if there is none.
+/// Finds the file for a name, as execvp(3) does, and calls `then` with its path. `None` if there is
+/// none.
 #[cold]
 #[inline(never)]
 fn found<T>(name: *const c_char, then: impl FnOnce(*const c_char) -> T) -> Option<T> {
@@ -54,7 +59,7 @@ fn found<T>(name: *const c_char, then: impl FnOnce(*const c_char) -> T) -> Optio
     let path = unsafe { variable(b"PATH=") }.unwrap_or(DEFAULT_PATH);
     for directory in path.split(|&byte| byte == b':').filter(|_| !bytes.is_empty()) {
         let directory = if directory.is_empty() { b"." } else { directory };
-        let mut file = [0_u8; PATH];
+        let mut file = [0_u8; PATH_BYTES];
         let Some(path) = join(&mut file, &[directory, b"/", bytes]) else { continue };
         if sys::stat(path).is_ok_and(|stat| sys::is_regular(&stat)) && may_execute(path) {
             return Some(then(path.as_ptr()));
@@ -76,17 +81,12 @@ fn may_execute(path: &CStr) -> bool {
 ///
 /// Nobody changes the environment meanwhile.
 unsafe fn variable(name: &[u8]) -> Option<&'static [u8]> {
-    let environment = real::environment();
-    if environment.is_null() {
-        return None;
-    }
-    // SAFETY: the list ends with a null pointer, and each is a string.
-    let mut all = (0..).map(|nth| unsafe { *environment.add(nth) }).take_while(|one| !one.is_null());
-    // SAFETY: likewise.
-    all.find_map(|one| unsafe { CStr::from_ptr(one) }.to_bytes().strip_prefix(name))
+    // SAFETY: the C library's list; by this function's contract.
+    unsafe { launcher::strings(real::environment()) }.find_map(|one| one.strip_prefix(name))
 }
 
-/// Finishes the helper's requests, and starts a program by the launcher if that is needed, or else `plainly`.
+/// Finishes the helper's requests, and starts a program by the launcher if that is needed, or else
+/// `plainly`.
 fn started(by_launcher: impl FnOnce() -> Option<c_int>, plainly: impl FnOnce() -> c_int) -> c_int {
     becoming();
     if launcher::is_on() {
@@ -107,7 +107,7 @@ fn started(by_launcher: impl FnOnce() -> Option<c_int>, plainly: impl FnOnce() -
 unsafe fn exec(path: *const c_char, words: Words, environment: Words) -> Option<c_int> {
     // SAFETY: by this function's contract.
     unsafe {
-        let start = |launcher, words| real::execve.get()(launcher, words, environment);
+        let start = |launcher, words| execve::NEXT.get()(launcher, words, environment);
         let refused = || {
             real::set_errno(libc::EACCES);
             -1
@@ -122,7 +122,7 @@ unsafe fn exec(path: *const c_char, words: Words, environment: Words) -> Option<
 ///
 /// As for fexecve.
 unsafe fn exec_open(fd: c_int, words: Words, environment: Words) -> Option<c_int> {
-    let mut path = [0; PATH];
+    let mut path = [0; PATH_BYTES];
     path_of(fd, path.split_last_mut()?.1).ok()?;
     // SAFETY: by this function's contract; the path has a null byte behind it.
     unsafe { exec(path.as_ptr().cast(), words, environment) }
@@ -154,7 +154,7 @@ unsafe fn exec_at(
         // SAFETY: likewise.
         return unsafe { exec(path, words, environment) };
     }
-    let (mut directory, mut whole) = ([0; PATH], [0; PATH]);
+    let (mut directory, mut whole) = ([0; PATH_BYTES], [0; PATH_BYTES]);
     let path = join(&mut whole, &[path_of(at, &mut directory).ok()?, b"/", name])?;
     // SAFETY: by this function's contract.
     unsafe { exec(path.as_ptr(), words, environment) }
@@ -175,7 +175,7 @@ unsafe fn spawn(
 ) -> Option<c_int> {
     // SAFETY: by this function's contract.
     unsafe {
-        let start = |launcher, words| real::posix_spawn.get()(pid, launcher, acts, how, words, environment);
+        let start = |launcher, words| posix_spawn::NEXT.get()(pid, launcher, acts, how, words, environment);
         instead(launcher::instead(path, words, environment, start), || libc::EACCES)
     }
 }
@@ -190,70 +190,61 @@ fn spawned(by_launcher: impl FnOnce() -> Option<c_int>, plainly: impl FnOnce() -
     plainly()
 }
 
-/// Handles exec calls made by their system call numbers. Returns what the exec returned, if the launcher was started or the call was
-/// refused.
-#[allow(clippy::many_single_char_names, reason = "the arguments of any system call")]
-pub(super) fn by_number(number: c_long, [a, b, c, d, e]: [c_long; 5]) -> Option<c_long> {
-    if !matches!(number, libc::SYS_execve | libc::SYS_execveat) {
-        return None;
-    }
-    becoming();
-    if !launcher::is_on() {
-        return None;
-    }
-    let errno = real::errno();
+/// Makes an exec call by its number, if it is one; `plain` makes it as it came.
+pub(super) fn by_number(
+    number: c_long,
+    [a, b, c, d, e]: [c_long; 5],
+    plain: impl FnOnce() -> c_int,
+) -> Option<c_int> {
     // SAFETY: with the program's arguments.
-    let result = unsafe {
-        if number == libc::SYS_execve {
-            exec(a as *const c_char, b as Words, c as Words)
-        } else {
-            exec_at(a as c_int, b as *const c_char, c as Words, d as Words, e as c_int)
+    let by_launcher = || unsafe {
+        match number {
+            libc::SYS_execve => exec(a as *const c_char, b as Words, c as Words),
+            _ => exec_at(a as c_int, b as *const c_char, c as Words, d as Words, e as c_int),
         }
     };
-    if result.is_none() {
-        real::set_errno(errno);
-    }
-    result.map(c_long::from)
+    matches!(number, libc::SYS_execve | libc::SYS_execveat).then(|| started(by_launcher, plain))
 }
 
-every_call! {
-    fn [execve](path: *const c_char, words: Words, environment: Words) -> c_int: |next| {
+hooks! {
+    fn [execve](path: *const c_char, words: Words, environment: Words) -> c_int, or(-1), (next) => {
         // SAFETY: with the program's arguments.
         started(|| unsafe { exec(path, words, environment) }, || next(path, words, environment))
     };
-    fn [execv](path: *const c_char, words: Words) -> c_int: |next| {
+    fn [execv](path: *const c_char, words: Words) -> c_int, or(-1), (next) => {
         // SAFETY: with the program's arguments.
         started(|| unsafe { exec(path, words, real::environment()) }, || next(path, words))
     };
-    fn [execvp](name: *const c_char, words: Words) -> c_int: |next| {
+    fn [execvp](name: *const c_char, words: Words) -> c_int, or(-1), (next) => {
         // SAFETY: with the program's arguments.
         let by_launcher = |path| unsafe { exec(path, words, real::environment()) };
         started(|| found(name, by_launcher).flatten(), || next(name, words))
     };
-    fn [execvpe](name: *const c_char, words: Words, environment: Words) -> c_int: |next| {
+    fn [execvpe](name: *const c_char, words: Words, environment: Words) -> c_int, or(-1), (next) => {
         // SAFETY: with the program's arguments.
         let by_launcher = |path| unsafe { exec(path, words, environment) };
         started(|| found(name, by_launcher).flatten(), || next(name, words, environment))
     };
-    fn [fexecve](fd: c_int, words: Words, environment: Words) -> c_int: |next| {
+    fn [fexecve](fd: c_int, words: Words, environment: Words) -> c_int, or(-1), (next) => {
         // SAFETY: with the program's arguments.
         started(|| unsafe { exec_open(fd, words, environment) }, || next(fd, words, environment))
     };
-    fn [execveat](at: c_int, path: *const c_char, words: Words, environment: Words, flags: c_int) -> c_int: |next| {
+    fn [execveat](at: c_int, path: *const c_char, words: Words, environment: Words, flags: c_int) -> c_int,
+    call(libc::SYS_execveat, at, path, words, environment, flags), (next) => {
         // SAFETY: with the program's arguments.
         let by_launcher = || unsafe { exec_at(at, path, words, environment, flags) };
         started(by_launcher, || next(at, path, words, environment, flags))
     };
     fn [posix_spawn](
         pid: *mut c_int, path: *const c_char, acts: *const c_void, how: *const c_void, words: Words, environment: Words
-    ) -> c_int: |next| {
+    ) -> c_int, or(libc::ENOSYS), (next) => {
         // SAFETY: with the program's arguments.
         let by_launcher = || unsafe { spawn(pid, path, acts, how, words, environment) };
         spawned(by_launcher, || next(pid, path, acts, how, words, environment))
     };
     fn [posix_spawnp](
         pid: *mut c_int, name: *const c_char, acts: *const c_void, how: *const c_void, words: Words, environment: Words
-    ) -> c_int: |next| {
+    ) -> c_int, or(libc::ENOSYS), (next) => {
         // SAFETY: with the program's arguments.
         let by_launcher = |path| unsafe { spawn(pid, path, acts, how, words, environment) };
         spawned(|| found(name, by_launcher).flatten(), || next(pid, name, acts, how, words, environment))

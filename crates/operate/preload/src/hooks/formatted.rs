@@ -1,23 +1,26 @@
-//! Hooks of formatted output (the `printf` family), which the C library's streams write by internal calls.
+//! Hooks of formatted output (the `printf` family), which the C library's streams write by internal
+//! calls.
 //!
-//! A function cannot pass on variable arguments that it does not know. So these hooks are a comparison and a jump, with all registers as
-//! the caller left them. Only while a standard stream is not known to be used do they notify the rules before the jump; they preserve the
-//! argument registers meanwhile.
+//! A function cannot pass on variable arguments that it does not know. So these hooks are a
+//! comparison and a jump, with all registers as the caller left them. Only while a standard stream
+//! is not known to be used do they notify the rules before the jump; they preserve the argument
+//! registers meanwhile.
 //!
-//! Invariants: those of the crate. A hook that is called before the C library's function was looked up looks it up first.
+//! Invariants: those of the crate. A hook that is called before the C library's function was looked
+//! up looks it up first.
 
 use core::arch::naked_asm;
 use core::ffi::c_void;
 use core::sync::atomic::AtomicU8;
 
-use super::stdio::{STANDARD, used, used_descriptor};
+use super::stdio::{STANDARD_STREAMS, used, used_descriptor};
 use crate::real::Next;
 
 /// The code below reads these by their first byte.
 const _: () = assert!(size_of::<AtomicU8>() == 1);
 
-/// A hook that jumps to the next definition if [`STANDARD`] is zero, else to `$early`, which calls `$notify` with the first argument and
-/// then jumps to the next definition.
+/// A hook that jumps to the next definition if [`STANDARD_STREAMS`] is zero, else to `$early`,
+/// which calls `$notify` with the first argument and then jumps to the next definition.
 macro_rules! variadic {
     ($($name:ident, $next:ident, $early:ident, |$first:ident| $notify:expr;)*) => {
         /// Looks up the next definitions.
@@ -39,7 +42,7 @@ macro_rules! variadic {
                 "cmp byte ptr [rip + {standard}], 0",
                 "jne {early}",
                 "jmp qword ptr [rip + {next}]",
-                standard = sym STANDARD, early = sym $early, next = sym $next,
+                standard = sym STANDARD_STREAMS, early = sym $early, next = sym $next,
             );
             #[cfg(target_arch = "aarch64")]
             naked_asm!(
@@ -51,7 +54,7 @@ macro_rules! variadic {
                 "ldr x16, [x16, :lo12:{next}]",
                 "br x16",
                 "2: b {early}",
-                standard = sym STANDARD, early = sym $early, next = sym $next,
+                standard = sym STANDARD_STREAMS, early = sym $early, next = sym $next,
             );
         }
 
@@ -62,8 +65,9 @@ macro_rules! variadic {
                 $next.find_unless_found($early as *const ());
                 $notify
             }
-            // The argument registers: six general ones, eight of the floating point unit, and al with the number of the latter in use. With
-            // the return address they are a multiple of 16 bytes.
+            // The argument registers: six general ones, eight of the floating point unit, and al
+            // with the number of the latter in use. With the return address they are a multiple of
+            // 16 bytes.
             #[cfg(target_arch = "x86_64")]
             naked_asm!(
                 "endbr64",

@@ -1,8 +1,9 @@
-//! Hooks of the exec functions that take a program's words one by one, ended by a null pointer (the `execl` family).
+//! Hooks of the exec functions that take a program's words one by one, ended by a null pointer (the
+//! `execl` family).
 //!
-//! They put the arguments from registers beside those on the stack, so that all form a list, as the other exec functions take it, and then
-//! call the hooks of those. On x86-64 the return address is between the two. It moves further down meanwhile, and the last register's word
-//! takes its place.
+//! They put the arguments from registers beside those on the stack, so that all form a list, as the
+//! other exec functions take it, and then call the hooks of those. On x86-64 the return address is
+//! between the two. It moves further down meanwhile, and the last register's word takes its place.
 //!
 //! Invariants: those of the crate. If the call fails, the caller's stack is as it was.
 
@@ -72,7 +73,8 @@ unsafe extern "C" fn by_name(name: *const c_char, words: Words) -> c_int {
 /// Calls execve with the environment, which is behind the null pointer.
 unsafe extern "C" fn with_environment(path: *const c_char, words: Words) -> c_int {
     let mut end = words;
-    // SAFETY: the list ends with a null pointer, and one more pointer follows, by execle's contract.
+    // SAFETY: the list ends with a null pointer, and one more pointer follows, by execle's
+    // contract.
     unsafe {
         while !(*end).is_null() {
             end = end.add(1);

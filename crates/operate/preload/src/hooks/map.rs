@@ -6,7 +6,7 @@ use crate::rules::Slot;
 use crate::{process, rules};
 
 /// The return value of a failed mmap.
-const FAILED: isize = -1;
+const MAP_FAILED: isize = -1;
 
 fn mapped(slot: &Slot, from: i64, length: usize) {
     if process::is_on()
@@ -16,11 +16,11 @@ fn mapped(slot: &Slot, from: i64, length: usize) {
     }
 }
 
-followed! {
+hooks! {
     fn [mmap mmap64](at: *mut c_void, length: usize, access: c_int, flags: c_int, fd: c_int, from: i64) -> isize,
-    of fd: |slot, next| {
+    call(libc::SYS_mmap, at, length, access, flags, fd, from), (slot of fd, next) => {
         let address = next(at, length, access, flags, fd, from);
-        if flags & libc::MAP_ANONYMOUS == 0 && address != FAILED {
+        if flags & libc::MAP_ANONYMOUS == 0 && address != MAP_FAILED {
             mapped(slot, from, length);
         }
         address

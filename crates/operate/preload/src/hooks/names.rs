@@ -1,9 +1,10 @@
-//! Hooks that remove names of files, or unmount. A file that the helper has open would keep its disk space, and keep its file system busy.
-//! On NFS and FUSE, removing an open file renames it, so that its directory is not empty. Therefore the helper closes the file before the
-//! call. Also hooks that give names (rename, link): a file that looked like a temporary one is then a result.
+//! Hooks that remove names of files, or unmount. A file that the helper has open would keep its
+//! disk space, and keep its file system busy. On NFS and FUSE, removing an open file renames it, so
+//! that its directory is not empty. Therefore the helper closes the file before the call. Also
+//! hooks that give names (rename, link): a file that looked like a temporary one is then a result.
 //!
-//! Not covered: names that other processes remove, and file systems that they unmount. The helper checks from time to time whether others
-//! removed the names of its files.
+//! Not covered: names that other processes remove, and file systems that they unmount. The helper
+//! checks from time to time whether others removed the names of its files.
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -53,7 +54,7 @@ fn has_other_name(stat: &libc::stat) {
 }
 
 /// Notifies the helper before one of these calls is made by its number.
-pub(super) fn before_call(number: i64, [a, b, c, d]: [i64; 4], flags: i64) {
+pub(super) fn before_call(number: i64, [a, b, c, d, flags]: [i64; 5]) {
     let path = |at: i64| core::ptr::with_exposed_provenance(at as usize);
     #[cfg(target_arch = "x86_64")]
     match number {
@@ -71,12 +72,11 @@ pub(super) fn before_call(number: i64, [a, b, c, d]: [i64; 4], flags: i64) {
 }
 
 /// Notes a new name after one of these calls was made by its number.
-pub(super) fn after_call(number: i64, arguments: [i64; 4], done: i64) {
+pub(super) fn after_call(number: i64, [a, b, c, d, _]: [i64; 5], done: i64) {
     let path = |at: i64| core::ptr::with_exposed_provenance(at as usize);
-    let [_, b, c, d] = arguments;
     let (from, at, to) = match number {
         #[cfg(target_arch = "x86_64")]
-        libc::SYS_rename | libc::SYS_link => (arguments[0], libc::AT_FDCWD, b),
+        libc::SYS_rename | libc::SYS_link => (a, libc::AT_FDCWD, b),
         libc::SYS_renameat | libc::SYS_renameat2 | libc::SYS_linkat => (b, c as c_int, d),
         _ => return,
     };
@@ -84,7 +84,7 @@ pub(super) fn after_call(number: i64, arguments: [i64; 4], done: i64) {
 }
 
 /// With one of these flags a rename removes no name of a file.
-const KEEPS: c_uint = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
+const KEEPS_NAME_FLAGS: c_uint = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
 
 /// Notes the new name of a file if the call succeeded. Returns what the call did.
 #[inline]
@@ -114,7 +114,7 @@ fn renamed(done: c_int, from: *const c_char, at: c_int, path: *const c_char) -> 
 /// Notifies the helper before a rename with these flags.
 #[inline]
 fn replacing(at: c_int, path: *const c_char, flags: c_uint) {
-    if flags & KEEPS == 0 {
+    if flags & KEEPS_NAME_FLAGS == 0 {
         losing(at, path);
     }
 }
@@ -131,39 +131,34 @@ fn unmounting() {
     keeping_errno(helper::let_go_of_all);
 }
 
-every_call! {
-    fn [unlink remove](path: *const c_char) -> c_int: |next| {
-        losing(libc::AT_FDCWD, path);
-        next(path)
-    };
-    fn [unlinkat](at: c_int, path: *const c_char, flags: c_int) -> c_int: |next| {
-        unlinking(at, path, flags);
-        next(at, path, flags)
-    };
-    fn [umount](path: *const c_char) -> c_int: |next| {
-        unmounting();
-        next(path)
-    };
-    fn [umount2](path: *const c_char, flags: c_int) -> c_int: |next| {
-        unmounting();
-        next(path, flags)
-    };
-    fn [rename](from: *const c_char, to: *const c_char) -> c_int: |next| {
+hooks! {
+    fn [unlink](path: *const c_char) -> c_int, call(libc::SYS_unlinkat, libc::AT_FDCWD, path, 0),
+    (first) => losing(libc::AT_FDCWD, path);
+    fn [remove](path: *const c_char) -> c_int, or(-1), (first) => losing(libc::AT_FDCWD, path);
+    fn [unlinkat](at: c_int, path: *const c_char, flags: c_int) -> c_int, call(libc::SYS_unlinkat, at, path, flags),
+    (first) => unlinking(at, path, flags);
+    fn [umount](path: *const c_char) -> c_int, call(libc::SYS_umount2, path, 0), (first) => unmounting();
+    fn [umount2](path: *const c_char, flags: c_int) -> c_int, call(libc::SYS_umount2, path, flags),
+    (first) => unmounting();
+    fn [rename](from: *const c_char, to: *const c_char) -> c_int,
+    call(libc::SYS_renameat2, libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0), (next) => {
         losing(libc::AT_FDCWD, to);
         renamed(next(from, to), from, libc::AT_FDCWD, to)
     };
-    fn [renameat](from_at: c_int, from: *const c_char, at: c_int, to: *const c_char) -> c_int: |next| {
+    fn [renameat](from_at: c_int, from: *const c_char, at: c_int, to: *const c_char) -> c_int,
+    call(libc::SYS_renameat2, from_at, from, at, to, 0), (next) => {
         losing(at, to);
         renamed(next(from_at, from, at, to), from, at, to)
     };
-    fn [renameat2](from_at: c_int, from: *const c_char, at: c_int, to: *const c_char, flags: c_uint) -> c_int: |next| {
+    fn [renameat2](from_at: c_int, from: *const c_char, at: c_int, to: *const c_char, flags: c_uint) -> c_int,
+    call(libc::SYS_renameat2, from_at, from, at, to, flags), (next) => {
         replacing(at, to, flags);
         renamed(next(from_at, from, at, to, flags), from, at, to)
     };
-    fn [link](from: *const c_char, to: *const c_char) -> c_int: |next| {
-        renamed(next(from, to), from, libc::AT_FDCWD, to)
-    };
-    fn [linkat](from_at: c_int, from: *const c_char, at: c_int, to: *const c_char, flags: c_int) -> c_int: |next| {
-        renamed(next(from_at, from, at, to, flags), from, at, to)
-    };
+    fn [link](from: *const c_char, to: *const c_char) -> c_int,
+    call(libc::SYS_linkat, libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0),
+    (next) => renamed(next(from, to), from, libc::AT_FDCWD, to);
+    fn [linkat](from_at: c_int, from: *const c_char, at: c_int, to: *const c_char, flags: c_int) -> c_int,
+    call(libc::SYS_linkat, from_at, from, at, to, flags),
+    (next) => renamed(next(from_at, from, at, to, flags), from, at, to);
 }

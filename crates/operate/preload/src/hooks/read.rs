@@ -1,6 +1,6 @@
 //! Hooks that read files.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_long, c_void};
 
 use libc::iovec;
 
@@ -11,7 +11,7 @@ use crate::sys::UNCACHED;
 use crate::{introspection, process, real, rules};
 
 /// Stands for the file offset in preadv2(2) and pwritev2(2).
-pub(super) const OWN: i64 = -1;
+pub(super) const FILE_OFFSET: i64 = -1;
 
 /// The program's buffers: their list, and their number.
 type Buffers = (*const iovec, c_int);
@@ -19,9 +19,9 @@ type Buffers = (*const iovec, c_int);
 /// Reads uncached. `None`: that is not supported, and nothing was read.
 fn uncached(slot: &Slot, fd: c_int, at: Option<u64>, (parts, count): Buffers) -> Option<isize> {
     let errno = real::errno();
-    let at = at.map_or(OWN, |at| at as i64);
+    let at = at.map_or(FILE_OFFSET, |at| at as i64);
     // SAFETY: the program's own buffers, as it gave them.
-    let done = unsafe { real::preadv64v2.get()(fd, parts, count, at, UNCACHED) };
+    let done = unsafe { preadv64v2::NEXT.get()(fd, parts, count, at, UNCACHED) };
     if done < 0 && [libc::EOPNOTSUPP, libc::EINVAL, libc::ENOSYS].contains(&real::errno()) {
         rules::uncached_refused(slot);
         real::set_errno(errno);
@@ -30,7 +30,8 @@ fn uncached(slot: &Slot, fd: c_int, at: Option<u64>, (parts, count): Buffers) ->
     Some(done)
 }
 
-/// Makes a read that a rule may apply to, by `plain`. Always one call: the kernel holds the file offset for the whole of it.
+/// Makes a read that a rule may apply to, by `plain`. Always one call: the kernel holds the file
+/// offset for the whole of it.
 fn follow(
     slot: &Slot,
     fd: c_int,
@@ -39,9 +40,7 @@ fn follow(
     length: usize,
     plain: &dyn Fn() -> isize,
 ) -> isize {
-    let (Ok(at), true) = (place(at, length), process::is_on()) else {
-        return plain();
-    };
+    let (Ok(at), true) = (place(at, length), process::is_on()) else { return plain() };
     let whole = iovec { iov_base: buffer, iov_len: length };
     make(slot, fd, at, length.min(MAX_TRANSFER) as u64, Some((&raw const whole, 1)), plain)
 }
@@ -55,14 +54,25 @@ fn follow_parts(
     may_uncached: bool,
     plain: &dyn Fn() -> isize,
 ) -> isize {
-    let (Ok(at), true) = (place(at, 0), process::is_on()) else {
-        return plain();
-    };
+    let (Ok(at), true) = (place(at, 0), process::is_on()) else { return plain() };
     let length = introspection::length_of(buffers.0, buffers.1).min(MAX_TRANSFER as u64);
     make(slot, fd, at, length, may_uncached.then_some(buffers), plain)
 }
 
-/// Makes a read of `length` bytes, and notifies the rules before and after it. Reads uncached into `buffers` if there are some, else by `plain`.
+/// Makes a read by its number, which cannot be made uncached.
+pub(super) fn by_number(
+    slot: &Slot,
+    fd: c_int,
+    at: Option<i64>,
+    length: usize,
+    plain: &dyn Fn() -> isize,
+) -> isize {
+    let Ok(at) = place(at, length) else { return plain() };
+    make(slot, fd, at, length.min(MAX_TRANSFER) as u64, None, plain)
+}
+
+/// Makes a read of `length` bytes, and notifies the rules before and after it. Reads uncached into
+/// `buffers` if there are some, else by `plain`.
 fn make(
     slot: &Slot,
     fd: c_int,
@@ -73,8 +83,15 @@ fn make(
 ) -> isize {
     let mode = rules::before_read(slot, fd, at, length);
     let result = rules::pace_read(slot, || {
-        let buffers = buffers.filter(|_| mode == ReadMode::Uncached);
-        buffers.and_then(|buffers| uncached(slot, fd, at, buffers)).unwrap_or_else(plain)
+        let done = match (mode, buffers) {
+            (ReadMode::Plain, _) => None,
+            (ReadMode::Uncached, Some(buffers)) => uncached(slot, fd, at, buffers),
+            (ReadMode::Uncached, None) => {
+                rules::uncached_refused(slot);
+                None
+            }
+        };
+        done.unwrap_or_else(plain)
     });
     rules::after_read(slot, fd, at, result);
     result
@@ -112,38 +129,48 @@ pub(super) fn follow_copy(
     result
 }
 
-followed! {
-    fn [read](fd: c_int, buffer: *mut c_void, length: usize) -> isize, of fd: |slot, next| {
-        follow(slot, fd, None, buffer, length, &|| next(fd, buffer, length))
+// Ends the program as the C library does if a buffer is too small for the data.
+next! { __chk_fail() -> !, own(libc::abort()) }
+
+/// Returns the number of a call that reads `length` bytes into a buffer of `room` bytes. Ends the
+/// program if the buffer is too small.
+fn checked(length: usize, room: usize, number: c_long) -> c_long {
+    // SAFETY: it takes no arguments, and does not return.
+    if length > room { unsafe { (__chk_fail::NEXT.get())() } } else { number }
+}
+
+// Offsets as preadv(2) takes them: on 64-bit architectures the low half has all 64 bits, and the
+// high half is left out.
+hooks! {
+    fn [read](fd: c_int, buffer: *mut c_void, length: usize) -> isize, call(libc::SYS_read, fd, buffer, length),
+    (slot of fd, next) => follow(slot, fd, None, buffer, length, &|| next(fd, buffer, length));
+    fn [__read_chk](fd: c_int, buffer: *mut c_void, length: usize, room: usize) -> isize,
+    call(checked(length, room, libc::SYS_read), fd, buffer, length),
+    (slot of fd, next) => {
+        let plain = || next(fd, buffer, length, room);
+        if length > room { plain() } else { follow(slot, fd, None, buffer, length, &plain) }
     };
-    fn [__read_chk](fd: c_int, buffer: *mut c_void, length: usize, room: usize) -> isize, of fd: |slot, next| {
-        if length > room {
-            return next(fd, buffer, length, room);
-        }
-        follow(slot, fd, None, buffer, length, &|| next(fd, buffer, length, room))
-    };
-    fn [pread pread64](fd: c_int, buffer: *mut c_void, length: usize, at: i64) -> isize, of fd: |slot, next| {
-        follow(slot, fd, Some(at), buffer, length, &|| next(fd, buffer, length, at))
-    };
+    fn [pread pread64](fd: c_int, buffer: *mut c_void, length: usize, at: i64) -> isize,
+    call(libc::SYS_pread64, fd, buffer, length, at),
+    (slot of fd, next) => follow(slot, fd, Some(at), buffer, length, &|| next(fd, buffer, length, at));
     fn [__pread_chk __pread64_chk](fd: c_int, buffer: *mut c_void, length: usize, at: i64, room: usize) -> isize,
-    of fd: |slot, next| {
-        if length > room {
-            return next(fd, buffer, length, at, room);
-        }
-        follow(slot, fd, Some(at), buffer, length, &|| next(fd, buffer, length, at, room))
+    call(checked(length, room, libc::SYS_pread64), fd, buffer, length, at),
+    (slot of fd, next) => {
+        let plain = || next(fd, buffer, length, at, room);
+        if length > room { plain() } else { follow(slot, fd, Some(at), buffer, length, &plain) }
     };
-    fn [readv](fd: c_int, parts: *const iovec, count: c_int) -> isize, of fd: |slot, next| {
-        follow_parts(slot, fd, None, (parts, count), true, &|| next(fd, parts, count))
-    };
-    fn [preadv preadv64](fd: c_int, parts: *const iovec, count: c_int, at: i64) -> isize, of fd: |slot, next| {
-        follow_parts(slot, fd, Some(at), (parts, count), true, &|| next(fd, parts, count, at))
-    };
+    fn [readv](fd: c_int, parts: *const iovec, count: c_int) -> isize, call(libc::SYS_readv, fd, parts, count),
+    (slot of fd, next) => follow_parts(slot, fd, None, (parts, count), true, &|| next(fd, parts, count));
+    fn [preadv preadv64](fd: c_int, parts: *const iovec, count: c_int, at: i64) -> isize,
+    call(libc::SYS_preadv, fd, parts, count, at),
+    (slot of fd, next) => follow_parts(slot, fd, Some(at), (parts, count), true, &|| next(fd, parts, count, at));
     fn [preadv2 preadv64v2](fd: c_int, parts: *const iovec, count: c_int, at: i64, flags: c_int) -> isize,
-    of fd: |slot, next| {
-        let place = Some(at).filter(|&at| at != OWN);
+    call(libc::SYS_preadv2, fd, parts, count, at, 0, flags), (slot of fd, next) => {
+        let place = Some(at).filter(|&at| at != FILE_OFFSET);
         follow_parts(slot, fd, place, (parts, count), flags == 0, &|| next(fd, parts, count, at, flags))
     };
-    fn [readahead](fd: c_int, at: i64, length: usize) -> isize, of fd: |slot, next| {
+    fn [readahead](fd: c_int, at: i64, length: usize) -> isize, call(libc::SYS_readahead, fd, at, length),
+    (slot of fd, next) => {
         prefetch(slot, fd, at, length);
         next(fd, at, length)
     };

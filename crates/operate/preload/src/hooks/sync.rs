@@ -20,15 +20,17 @@ fn advised(slot: &Slot, fd: c_int, at: i64, length: i64, advice: c_int) -> bool 
     length >= 0 && process::is_on() && rules::leaves_out(slot, advice) && sys::flags(fd).is_ok()
 }
 
-followed! {
-    fn [fsync fdatasync](fd: c_int) -> c_int, of fd: |slot, next| {
-        let done = next(fd);
-        if process::is_on() {
-            rules::after_sync(slot, fd, done);
-        }
-        done
-    };
-    fn [posix_fadvise posix_fadvise64](fd: c_int, at: i64, length: i64, advice: c_int) -> c_int, of fd: |slot, next| {
-        if advised(slot, fd, at, length, advice) { 0 } else { next(fd, at, length, advice) }
-    };
+/// Notifies the rules of a sync, and returns what the call did.
+pub(super) fn synced(slot: &Slot, fd: c_int, done: c_int) -> c_int {
+    if process::is_on() {
+        rules::after_sync(slot, fd, done);
+    }
+    done
+}
+
+hooks! {
+    fn [fsync](fd: c_int) -> c_int, call(libc::SYS_fsync, fd), (slot of fd, next) => synced(slot, fd, next(fd));
+    fn [fdatasync](fd: c_int) -> c_int, call(libc::SYS_fdatasync, fd), (slot of fd, next) => synced(slot, fd, next(fd));
+    fn [posix_fadvise posix_fadvise64](fd: c_int, at: i64, length: i64, advice: c_int) -> c_int, or(libc::ENOSYS),
+    (slot of fd, next) => if advised(slot, fd, at, length, advice) { 0 } else { next(fd, at, length, advice) };
 }

@@ -1,18 +1,20 @@
-//! Files in direct I/O. If a profile says that a program reads a file by direct I/O only, its resident pages are leftovers: they are
-//! released when the file is opened for direct I/O, and after a buffered use. Otherwise they are kept and counted, since an engine may use
-//! both on purpose. Buffered writers beside direct I/O are counted.
+//! Files in direct I/O. If a profile says that a program reads a file by direct I/O only, its
+//! resident pages are leftovers: they are released when the file is opened for direct I/O, and
+//! after a buffered use. Otherwise they are kept and counted, since an engine may use both on
+//! purpose. Buffered writers beside direct I/O are counted.
 //!
-//! Invariants: nothing is released while the process has the file open for buffered writing. Dirty pages are written first. Released bytes
-//! are counted once, however many threads open the file at the same time.
+//! Invariants: nothing is released while the process has the file open for buffered writing. Dirty
+//! pages are written first. Released bytes are counted once, however many threads open the file at
+//! the same time.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use libc::c_int;
+use pagekeeper_policy::file_action::FileAction;
 
 use super::{FILES, Slot};
 use crate::counters::Count;
 use crate::helper::{self, HelperRequest};
-use crate::settings::Action;
 use crate::table::FileRole;
 use crate::{process, sys};
 
@@ -20,15 +22,15 @@ use crate::{process, sys};
 static DIRECT_OPENS: AtomicU32 = AtomicU32::new(0);
 
 /// Files whose pages are being dropped, by a hash that is not 0, each in its place.
-static RELEASING: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+static RELEASING_FILES: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
-/// Bytes at the start of a file that are checked for resident pages that are kept. Counting all would take milliseconds for each GiB in
-/// small pages, at each open.
+/// Bytes at the start of a file that are checked for resident pages that are kept. Counting all
+/// would take milliseconds for each GiB in small pages, at each open.
 const SAMPLED_BYTES: u64 = 16 << 20;
 
 /// The state of a data file.
 #[derive(Debug, Clone, Copy)]
-pub struct Mixed {
+pub struct MixedUse {
     /// Whether it is open for writing.
     writes: bool,
     /// Whether it was counted as a writer beside direct I/O.
@@ -37,15 +39,16 @@ pub struct Mixed {
     checked: u32,
 }
 
-impl Mixed {
+impl MixedUse {
     /// The initial state.
     pub const NEW: Self = Self { writes: false, counted: false, checked: 0 };
 }
 
-/// Begins to follow a data file, or one that is open for direct I/O ([`FileRole::Data`], [`FileRole::Direct`]).
+/// Begins to follow a data file, or one that is open for direct I/O ([`FileRole::Data`],
+/// [`FileRole::Direct`]).
 pub fn opened(slot: &Slot, fd: c_int, flags: c_int) {
     let writes = sys::may_write(flags);
-    slot.with(|state| state.mixed = Mixed { writes, ..Mixed::NEW });
+    slot.with(|state| state.mixed = MixedUse { writes, ..MixedUse::NEW });
     if slot.role() == Some(FileRole::Data) && DIRECT_OPENS.load(Ordering::Acquire) > 0 && is_direct_only(slot)
     {
         // The pages it brings in will be released when it is closed.
@@ -67,7 +70,10 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int) {
 /// Whether the profile says that a program with direct I/O reads the file only by that.
 fn is_direct_only(slot: &Slot) -> bool {
     let rule = usize::from(slot.rule.load(Ordering::Relaxed));
-    process::plan().rules().get(rule).is_some_and(|rule| rule.action == Action::Data { direct_only: true })
+    process::plan()
+        .rules()
+        .get(rule)
+        .is_some_and(|rule| rule.action == FileAction::Data { direct_only: true })
 }
 
 /// Whether another open file of the process has the same inode and the role, and is `wanted`.
@@ -80,7 +86,8 @@ fn has_other(slot: &Slot, role: FileRole, wanted: impl Fn(&Slot) -> bool) -> boo
     })
 }
 
-/// Counts an open for direct I/O of a file whose resident pages stay. Not if residency cannot be seen.
+/// Counts an open for direct I/O of a file whose resident pages stay. Not if residency cannot be
+/// seen.
 fn count_kept(slot: &Slot, fd: c_int) {
     if slot.has_counts() && sys::cachestat(fd, 0..SAMPLED_BYTES).is_ok_and(|seen| seen.cached > 0) {
         process::count(Count::MixedKeptOpens, 1);
@@ -90,7 +97,7 @@ fn count_kept(slot: &Slot, fd: c_int) {
 /// Releases all pages of a file, unless another thread is doing so: that one counts them.
 fn release_once(slot: &Slot, fd: c_int) {
     let hash = slot.file().hash() | 1;
-    let Some(place) = RELEASING.get((hash >> 58) as usize) else { return };
+    let Some(place) = RELEASING_FILES.get((hash >> 58) as usize) else { return };
     match place.compare_exchange(0, hash, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             process::count(Count::MixedReleased, release_all(slot, fd));
@@ -106,7 +113,8 @@ fn release_once(slot: &Slot, fd: c_int) {
 fn release_all(slot: &Slot, fd: c_int) -> u64 {
     let all = 0..u64::MAX;
     if !slot.has_counts() {
-        // Dirty pages start to be written, and stay: seeing them go would take a sample of each page of the file.
+        // Dirty pages start to be written, and stay: seeing them go would take a sample of each
+        // page of the file.
         return helper::drop_written(fd, all);
     }
     match sys::cachestat(fd, all.clone()) {
@@ -152,7 +160,7 @@ pub fn before_close(slot: &Slot, fd: c_int) {
 
 /// Forgets, in a child of fork, the releases of its parent's threads.
 pub fn after_fork() {
-    for place in &RELEASING {
+    for place in &RELEASING_FILES {
         place.store(0, Ordering::Relaxed);
     }
 }

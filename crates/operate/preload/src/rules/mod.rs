@@ -1,16 +1,22 @@
-//! The rules at the calls of a process: the work before and after a call on a file that a rule applies to.
+//! The rules at the calls of a process: the work before and after a call on a file that a rule
+//! applies to.
 //!
-//! Hooks call these functions with a slot that [`crate::table`] found. `pagekeeper-policy` makes the decisions.
+//! Hooks call these functions with a slot that [`crate::table`] found. `pagekeeper-policy` makes
+//! the decisions.
 //!
-//! Invariants: nothing here changes what the program's call returns, reads or writes. All waits are bounded: for the disk, for the helper,
-//! and in `shared_reads` for another thread's read. Nothing allocates. A failure of one of our own calls is counted, and the rule does
-//! nothing more for that file.
+//! Invariants: nothing here changes what the program's call returns, reads or writes. All waits are
+//! bounded: for the disk, for the helper, and in `shared_reads` for another thread's read. Nothing
+//! allocates. A failure of one of our own calls is counted, and the rule does nothing more for that
+//! file.
 
 use core::ffi::CStr;
 use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use libc::c_int;
+use pagekeeper_policy::file_action::FileAction;
+use pagekeeper_policy::log_rule::LogRule;
+use pagekeeper_policy::output_offset::OutputOffset;
 use pagekeeper_policy::read_pace::ReadPace;
 use pagekeeper_policy::{BulkPages, names};
 
@@ -19,16 +25,16 @@ use crate::helper::{self, HelperRequest};
 use crate::identity::FileIdentity;
 use crate::paths::path_of;
 use crate::process::{self, count, plan};
-use crate::settings::{Action, Part};
+use crate::settings::Part;
 use crate::sys;
 use crate::table::{FileRole, Fresh, Table};
 use crate::temporary::Temporary;
 use crate::tracked_files;
 use crate::tracked_place::FileEvents;
-use log::LogRule;
 use writer::Output;
 
-/// The longest path that is queried, in bytes. It is on the program's stack, which may be a signal handler's.
+/// The longest path that is queried, in bytes. It is on the program's stack, which may be a signal
+/// handler's.
 const PATH_MAX: usize = 1024;
 
 /// The state of one open file, for the rule that applies to it.
@@ -44,9 +50,9 @@ pub struct FileState {
     /// Its state as a log.
     pub log: log::Log,
     /// Its state as a data file.
-    pub mixed: mixed::Mixed,
+    pub mixed: mixed::MixedUse,
     /// Its use, in a process whose part that use decides.
-    pub usage: undecided::Usage,
+    pub usage: undecided::FileUsage,
     /// Whether the helper checks it from time to time.
     is_watched: bool,
     /// Whether it was read or written by hooked calls.
@@ -54,7 +60,8 @@ pub struct FileState {
 }
 
 impl FileState {
-    /// Counts bytes that a call read or wrote, unless the helper does because it sees the file offset move.
+    /// Counts bytes that a call read or wrote, unless the helper does because it sees the file
+    /// offset move.
     fn count(&self, what: Count, at: Option<u64>, done: isize) {
         if !(self.is_watched && at.is_none()) {
             count(what, u64::try_from(done).unwrap_or(0));
@@ -63,15 +70,14 @@ impl FileState {
 }
 
 impl Fresh for FileState {
-    #[allow(clippy::declare_interior_mutable_const, reason = "what a slot begins with")]
     const FRESH: Self = Self {
         reader: reader::Reader::NEW,
         extra_readers: shared_reads::ExtraReaders::NEW,
         read_pace: ReadPace::NEW,
         writer: writer::Writer::NEW,
         log: log::Log::NEW,
-        mixed: mixed::Mixed::NEW,
-        usage: undecided::Usage::NEW,
+        mixed: mixed::MixedUse::NEW,
+        usage: undecided::FileUsage::NEW,
         is_watched: false,
         is_used: false,
     };
@@ -92,57 +98,52 @@ pub enum ReadMode {
     Uncached,
 }
 
-/// Decides whether a rule applies to a newly opened file, and if so follows it. The caller has forgotten the number's previous file. `path`
-/// is as the program gave it; `None` if there is none (an inherited descriptor).
+/// Decides whether a rule applies to a newly opened file, and if so follows it. The caller has
+/// forgotten the number's previous file. `path` is as the program gave it; `None` if there is none
+/// (an inherited descriptor).
 pub fn opened(fd: c_int, path: Option<&CStr>, flags: c_int) {
     if flags & (libc::O_PATH | libc::O_DIRECTORY) != 0 && flags & libc::O_TMPFILE != libc::O_TMPFILE {
         return;
     }
-    let is_direct = flags & libc::O_DIRECT != 0;
-    let is_written = sys::may_write(flags);
-    match process::part() {
-        Part::Stream if !is_direct => follow(fd, path, flags, FileRole::Stream, 0),
-        Part::Undecided if !is_direct => follow(fd, path, flags, FileRole::Undecided, 0),
-        Part::Bulk if is_written && !is_direct => follow(fd, path, flags, FileRole::BulkKept, 0),
-        Part::Logs if is_written && !is_direct => follow(fd, path, flags, FileRole::Log, 0),
+    let (is_direct, is_written) = (flags & libc::O_DIRECT != 0, sys::may_write(flags));
+    let (role, number) = match process::part() {
+        Part::Stream => (FileRole::Stream, 0),
+        Part::Undecided => (FileRole::Undecided, 0),
+        Part::Bulk if is_written => (FileRole::BulkKept, 0),
+        Part::Logs if is_written => (FileRole::Log, 0),
         Part::Files => {
-            let Some((rule, action)) = rule_for(fd, path) else { return };
-            match action {
-                Action::Log { .. } if !is_direct => follow(fd, path, flags, FileRole::Log, rule),
-                Action::Bulk(BulkPages::Keep) if is_written && !is_direct => {
-                    follow(fd, path, flags, FileRole::BulkKept, rule);
-                }
-                Action::Bulk(BulkPages::Release) if is_written && !is_direct => {
-                    follow(fd, path, flags, FileRole::BulkReleased, rule);
-                }
-                Action::Data { .. } if is_direct => follow(fd, path, flags, FileRole::Direct, rule),
-                Action::Data { .. } => follow(fd, path, flags, FileRole::Data, rule),
-                Action::Log { .. } | Action::Bulk(_) | Action::Leave => {}
-            }
+            let Some((number, action)) = rule_for(fd, path) else { return };
+            let role = match action {
+                FileAction::Log { .. } => FileRole::Log,
+                FileAction::Bulk(BulkPages::Keep) if is_written => FileRole::BulkKept,
+                FileAction::Bulk(BulkPages::Release) if is_written => FileRole::BulkReleased,
+                FileAction::Data { .. } if is_direct => FileRole::Direct,
+                FileAction::Data { .. } => FileRole::Data,
+                FileAction::Bulk(_) | FileAction::Leave => return,
+            };
+            (role, number)
         }
-        Part::None | Part::Stream | Part::Bulk | Part::Logs | Part::Undecided => {}
+        Part::None | Part::Bulk | Part::Logs => return,
+    };
+    if !is_direct || role == FileRole::Direct {
+        follow(fd, path, flags, role, number);
     }
 }
 
-/// Returns the first of the plan's rules that applies to the file, by its path, and its action. Never inlined, so that the path is gone
-/// from the stack once the file is followed.
+/// Returns the first of the plan's rules that applies to the file, by its path, and its action.
+/// Never inlined, so that the path is gone from the stack once the file is followed.
 #[inline(never)]
-fn rule_for(fd: c_int, path: Option<&CStr>) -> Option<(u16, Action)> {
-    let rules = plan().rules();
-    let find = |path: &[u8]| {
-        let at = rules.iter().position(|rule| names::matches(rule.pattern, path).is_some())?;
-        Some((at as u16, rules.get(at)?.action))
-    };
+fn rule_for(fd: c_int, path: Option<&CStr>) -> Option<(u16, FileAction)> {
     let given = path.map(CStr::to_bytes).unwrap_or_default();
-    let directories = rules.iter().map(|rule| names::directories(rule.pattern)).max().unwrap_or(0);
+    let directories = plan().rules().iter().map(|rule| names::directories(rule.pattern)).max().unwrap_or(0);
     if given.first() == Some(&b'/') || (!given.is_empty() && names::directories(given) >= directories) {
-        return find(given);
+        return plan().rule_for(given);
     }
     // Relative, and too short to be sure.
     let mut whole = [0; PATH_MAX];
     // A path that fills the buffer may be cut off.
     let path = path_of(fd, &mut whole).ok().filter(|path| path.len() < PATH_MAX);
-    find(path.unwrap_or(given))
+    plan().rule_for(path.unwrap_or(given))
 }
 
 /// Follows a regular file, or a block device that is streamed.
@@ -192,15 +193,17 @@ fn follow_log(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: u16) {
     }
 }
 
-/// Returns the release rule of a log: the rule that names it, or that of any file written in order and synced. `None`: it stays.
+/// Returns the release rule of a log: the rule that names it, or that of any file written in order
+/// and synced. `None`: it stays.
 fn log_rule(rule: u16) -> Option<LogRule> {
     match plan().rules().get(usize::from(rule)).map(|rule| rule.action) {
-        Some(Action::Log { rule, rewrite }) => LogRule::named(rule, rewrite),
-        Some(Action::Bulk(_) | Action::Data { .. } | Action::Leave) | None => Some(LogRule::ANY),
+        Some(FileAction::Log { rule, rewrite }) => LogRule::named(rule, rewrite),
+        Some(FileAction::Bulk(_) | FileAction::Data { .. } | FileAction::Leave) | None => Some(LogRule::ANY),
     }
 }
 
-/// Whether a followed file (in a stream, any file) is open for writing whose write error a close might take.
+/// Whether a followed file (in a stream, any file) is open for writing whose write error a close
+/// might take.
 pub fn has_close_error_risk() -> bool {
     FILES
         .entered(0, FILES.highest())
@@ -226,6 +229,22 @@ fn output_of(role: FileRole) -> Option<Output> {
     }
 }
 
+/// Returns where a call moved `done` bytes: at `at`, or at the file offset, with bytes moved there
+/// before; `None` while that is not known.
+fn placed(offset: &mut OutputOffset, fd: c_int, at: Option<u64>, done: u64) -> Option<Range<u64>> {
+    match at {
+        Some(at) => Some(at..at.saturating_add(done)),
+        None if offset.wrote(done) => place_now(offset, fd, done),
+        None => None,
+    }
+}
+
+/// Queries where the bytes are that were moved at the file offset; the last call moved `last` bytes
+/// there, 0: long ago.
+fn place_now(offset: &mut OutputOffset, fd: c_int, last: u64) -> Option<Range<u64>> {
+    if offset.is_due() { sys::position(fd).ok().map(|end| offset.placed(end, last)) } else { None }
+}
+
 /// Runs before a read of `length` bytes, at `at` or at the file offset.
 pub fn before_read(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) -> ReadMode {
     if slot.role() == Some(FileRole::Undecided) {
@@ -237,7 +256,8 @@ pub fn before_read(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) -> Read
     shared_reads::before_read(slot, fd, at, length)
 }
 
-/// Records that an uncached read was refused, or that the call cannot be made uncached. The read is made as the program asked.
+/// Records that an uncached read was refused, or that the call cannot be made uncached. The read is
+/// made as the program asked.
 pub fn uncached_refused(slot: &Slot) {
     slot.with(|state| {
         state.reader.uncached_refused();
@@ -267,15 +287,7 @@ pub fn after_read(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
         Some(FileRole::Stream) => shared_reads::after_read(slot, fd, at, done),
         Some(FileRole::Log) if done > 0 => log::after_read(slot, fd, at, done as u64),
         Some(FileRole::Undecided) if done > 0 => undecided::after_transfer(slot, fd, at, done as u64),
-        Some(
-            FileRole::Log
-            | FileRole::BulkKept
-            | FileRole::BulkReleased
-            | FileRole::Data
-            | FileRole::Direct
-            | FileRole::Undecided,
-        )
-        | None => {}
+        _ => {}
     }
 }
 
@@ -314,8 +326,7 @@ pub fn after_write(slot: &Slot, fd: c_int, at: Option<u64>, done: isize) {
                 undecided::after_transfer(slot, fd, at, done as u64);
                 undecided::convert(slot, fd);
             }
-            Some(FileRole::Direct | FileRole::Stream | FileRole::BulkKept | FileRole::BulkReleased)
-            | None => {}
+            _ => {}
         }
     }
 }
@@ -332,9 +343,9 @@ pub fn after_sync(slot: &Slot, fd: c_int, done: c_int) {
     }
 }
 
-/// Whether the program's advice (`posix_fadvise`) is left out, with success: to drop pages that the rule itself handles. If the rule cannot
-/// see what is resident, or the program did nothing else with the file (such as a program that evicts it), the program's own advice is
-/// passed on.
+/// Whether the program's advice (`posix_fadvise`) is left out, with success: to drop pages that the
+/// rule itself handles. If the rule cannot see what is resident, or the program did nothing else
+/// with the file (such as a program that evicts it), the program's own advice is passed on.
 pub fn leaves_out(slot: &Slot, advice: c_int) -> bool {
     slot.role() == Some(FileRole::Stream)
         && advice == libc::POSIX_FADV_DONTNEED
@@ -369,7 +380,8 @@ pub fn after_map(slot: &Slot, range: Range<u64>) {
     }
 }
 
-/// Handles a file that is read or written by calls that are not hooked (asynchronous I/O, `io_uring`, a stream of the C library).
+/// Handles a file that is read or written by calls that are not hooked (asynchronous I/O,
+/// `io_uring`, a stream of the C library).
 pub fn passed_by(slot: &Slot, fd: c_int) {
     saw(slot, FileEvents::Unseen);
     let released = match slot.role() {
@@ -398,9 +410,9 @@ pub fn passed_by(slot: &Slot, fd: c_int) {
     };
     let inode = slot.file().inode;
     helper::closings::expect(fd, inode);
-    if !helper::send(fd, &HelperRequest::Watch { flags, release: true, count: released, used, kept }) {
+    if !helper::send(fd, &HelperRequest::Watch { flags, count: released, used, kept }) {
         helper::closings::expect_no_more(fd, inode);
-        drop(kept.and_then(Temporary::from_number));
+        drop(kept.map(Temporary::from_number));
     }
 }
 
@@ -421,7 +433,8 @@ pub fn before_close(slot: &Slot, fd: c_int) {
     }
 }
 
-/// Ends the work on a file when its descriptor is closed or the process ends. The latter sets `until`, the end of the wait for its writes.
+/// Ends the work on a file when its descriptor is closed or the process ends. The latter sets
+/// `until`, the end of the wait for its writes.
 fn end(slot: &Slot, fd: c_int, until: Option<u64>) {
     let Some(role) = slot.role() else { return };
     match role {
@@ -461,13 +474,13 @@ pub fn before_exit() {
             slot.with(|state| state.writer.begin_rest(fd, output));
         }
     }
-    let until = Some(sys::now().saturating_add(helper::DRAIN_MAX));
+    let until = Some(sys::now().saturating_add(helper::DRAIN_MAX_NS));
     files().for_each(|(fd, slot)| end(slot, fd, until));
     helper::drain();
 }
 
-/// Resets the state in a child of fork, which has the parent's descriptors but not its threads. The parent finishes what it read and wrote;
-/// the child begins anew with its own reads and writes.
+/// Resets the state in a child of fork, which has the parent's descriptors but not its threads. The
+/// parent finishes what it read and wrote; the child begins anew with its own reads and writes.
 pub fn after_fork() {
     helper::after_fork();
     FILES.after_fork();
@@ -478,7 +491,7 @@ pub fn after_fork() {
             state.extra_readers.forget();
             state.writer.forget();
             state.log.forget();
-            state.usage = undecided::Usage::NEW;
+            state.usage = undecided::FileUsage::NEW;
             state.is_watched = false;
             state.is_used = false;
         });
@@ -491,7 +504,6 @@ pub fn after_fork() {
 pub mod archive;
 pub mod log;
 pub mod mixed;
-mod pending;
 pub mod reader;
 mod scattered;
 mod shared_reads;

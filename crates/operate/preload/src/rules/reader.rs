@@ -1,33 +1,40 @@
-//! The reads of a stream: pages are sampled before read-ahead reaches them, and released behind the reader.
+//! The reads of a stream: pages are sampled before read-ahead reaches them, and released behind the
+//! reader.
 //!
-//! Windows are sampled by cachestat(2). The reader falls back to mincore(2) on a temporary mapping where cachestat(2) is missing or counts
-//! nothing (overlayfs), and for a window that is partly resident. Both calls are right only for a user who owns the file or may write to
-//! it. For others, reads are uncached (`RWF_DONTCACHE`) if the file system supports that. If reads are not of whole pages, or cannot be
-//! uncached, resident pages are probed. The helper does both ahead of a reader that reads in order (`ReadAhead`). Without a helper, pages
-//! of plain reads stay, and are counted as unobserved.
+//! Windows are sampled by cachestat(2). The reader falls back to mincore(2) on a temporary mapping
+//! where cachestat(2) is missing or counts nothing (overlayfs), and for a window that is partly
+//! resident. Both calls are right only for a user who owns the file or may write to it. For others,
+//! reads are uncached (`RWF_DONTCACHE`) if the file system supports that. If reads are not of whole
+//! pages, or cannot be uncached, resident pages are probed. The helper does both ahead of a reader
+//! that reads in order (`ReadAhead`). Without a helper, pages of plain reads stay, and are counted
+//! as unobserved.
 //!
-//! If a read is larger than the stream's windows, the rest is sampled as a whole first. It is released after the call if nothing of it was
-//! resident. For scattered reads, read-ahead is turned off ([`pagekeeper_policy::scattered`]), and the pages that each read brings in are
-//! sampled before it.
+//! If a read is larger than the stream's windows, the rest is sampled as a whole first. It is
+//! released after the call if nothing of it was resident. For scattered reads, read-ahead is turned
+//! off ([`pagekeeper_policy::scattered`]), and the pages that each read brings in are sampled
+//! before it.
 //!
-//! Not covered: reads through a mapping, and reads by unhooked calls that do not move the file offset.
+//! Not covered: reads through a mapping, and reads by unhooked calls that do not move the file
+//! offset.
 //!
 //! Invariants:
-//! 1. Pages that were resident before the stream came near them are never dropped ([`pagekeeper_policy::stream`]). Two kinds of resident
-//!    pages are the stream's all the same: those that other streams with the file open brought in ([`crate::open_readers`]), and those of a
-//!    file that this process created.
-//! 2. Pages that others may have brought in since then are left, and counted as unobserved. When a reader leaves a file, these are pages
-//!    ahead of it that were sampled more than [`STALE`] ago, or that its reads cannot have read ahead.
+//! 1. Pages that were resident before the stream came near them are never dropped
+//!    ([`pagekeeper_policy::stream`]). Two kinds of resident pages are the stream's all the same:
+//!    those that other streams with the file open brought in ([`crate::open_readers`]), and those
+//!    of a file that this process created.
+//! 2. Pages that others may have brought in since then are left, and counted as unobserved. When a
+//!    reader leaves a file, these are pages ahead of it that were sampled more than [`STALE_NS`]
+//!    ago, or that its reads cannot have read ahead.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::c_int;
+use pagekeeper_policy::pending_ranges::{DroppedRange, PendingRanges};
 use pagekeeper_policy::reader_state::{ReaderEvent, ReaderState};
 use pagekeeper_policy::scattered::ScatteredReads;
 use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, Stream};
 
-use super::pending::Pending;
 use super::scattered::ScatteredReader;
 use super::uncached::UncachedReader;
 use super::{FILES, ReadMode};
@@ -36,15 +43,16 @@ use crate::helper::{self, HelperRequest};
 use crate::identity::FileIdentity;
 use crate::open_readers::{self, ALL_WINDOWS, ReaderPlace};
 use crate::process::count;
-use crate::residency::{ResidencyProbe, STALE, windows};
-use crate::sys;
+use crate::residency::{ResidencyProbe, STALE_NS, windows};
+use crate::sys::{self, Errno};
 
-/// Nanoseconds after which pages read by unhooked calls are no longer released when the file is closed.
+/// Nanoseconds after which pages read by unhooked calls are no longer released when the file is
+/// closed.
 const UNSEEN_MAX: u64 = 30_000_000_000;
 /// Retry delays, in nanoseconds, for dropping pages that are still under read-ahead.
 const DROP_RETRY_NS: [u64; 7] = [250_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000, 1];
-/// Leaving a file begins no wait for read-ahead any more after this many timeouts in the process. Each is the sum of [`DROP_RETRY_NS`], 16 ms,
-/// and the time that the drops between take.
+/// Leaving a file begins no wait for read-ahead any more after this many timeouts in the process.
+/// Each is the sum of [`DROP_RETRY_NS`], 16 ms, and the time that the drops between take.
 const READ_AHEAD_TIMEOUTS_MAX: u32 = 8;
 /// Timeouts while waiting for read-ahead.
 static READ_AHEAD_TIMEOUTS: AtomicU32 = AtomicU32::new(0);
@@ -70,7 +78,7 @@ pub struct Reader {
     /// The range that the current read brings in beyond the stream's windows.
     beyond: Range<u64>,
     /// Pages that stayed resident after their release.
-    pending: Pending,
+    pending: PendingRanges,
     scattered: ScatteredReads,
     uncached: UncachedReader,
     /// The place in which other readers see what this one knows.
@@ -97,7 +105,7 @@ impl Reader {
         probe: ResidencyProbe::NEW,
         sampled_at: 0,
         beyond: 0..0,
-        pending: Pending::NEW,
+        pending: PendingRanges::NEW,
         scattered: ScatteredReads::NEW,
         uncached: UncachedReader::NEW,
         place: None,
@@ -157,9 +165,7 @@ impl Reader {
 
     /// Runs before a read of `length` bytes.
     pub fn before(&mut self, fd: c_int, at: Option<u64>, length: u64) -> ReadMode {
-        let Some(at) = at.or_else(|| self.begins(fd)) else {
-            return ReadMode::Plain;
-        };
+        let Some(at) = at.or_else(|| self.begins(fd)) else { return ReadMode::Plain };
         self.beyond = 0..0;
         if self.state.is_sampled() {
             self.before_sampled(fd, at, length);
@@ -191,7 +197,8 @@ impl Reader {
         }
     }
 
-    /// Runs before the kernel copies a part of a file whose residency cannot be seen. Returns whether the pages that it brings in will go.
+    /// Runs before the kernel copies a part of a file whose residency cannot be seen. Returns
+    /// whether the pages that it brings in will go.
     pub fn before_copy(&mut self, fd: c_int, at: u64, length: u64) -> bool {
         self.uncached.before_copy(fd, at, length, self.file.size)
     }
@@ -205,8 +212,8 @@ impl Reader {
         }
     }
 
-    /// Handles reads by unhooked calls, from the file offset on. Returns whether the pages will be handled when the file is closed; if not,
-    /// the file must be watched.
+    /// Handles reads by unhooked calls, from the file offset on. Returns whether the pages will be
+    /// handled when the file is closed; if not, the file must be watched.
     pub fn is_unseen(&mut self, fd: c_int) -> bool {
         if self.unseen.is_some() {
             return true;
@@ -315,7 +322,7 @@ impl Reader {
     fn before_scattered(&mut self, fd: c_int, at: u64, length: u64) {
         if self.state != ReaderState::Scattered {
             self.go_elsewhere(fd);
-            sys::read_in_no_order(fd);
+            sys::advise_order(fd, libc::POSIX_FADV_RANDOM);
             self.state = self.state.after(ReaderEvent::Scattered);
         }
         self.probe.has_counts = FILES.has_counts(fd);
@@ -326,7 +333,7 @@ impl Reader {
     fn end_scattered(&mut self, fd: c_int) {
         if self.state == ReaderState::Scattered {
             self.state = self.state.after(ReaderEvent::InOrder);
-            sys::read_in_order(fd);
+            sys::advise_order(fd, libc::POSIX_FADV_NORMAL);
             self.scattered_reader(fd).end();
         }
     }
@@ -346,29 +353,29 @@ impl Reader {
         let start = sys::now();
         let mut released = 0;
         for range in ranges {
-            let there = self.probe.resident(fd, &range);
-            // A queue still holds it: an attempt would make all processors flush their page lists, and wait for that.
-            if self.is_sent
-                && self.pending.stays(&(range.start.max(fresh).min(range.end)..range.end), there.unwrap_or(0))
-            {
+            // A queue still holds it: an attempt would make all processors flush their page lists,
+            // and wait for that.
+            let is_held = self.is_sent && {
+                let there = self.probe.resident(fd, &range).unwrap_or(0);
+                self.pending.stays(&(range.start.max(fresh).min(range.end)..range.end), there)
+            };
+            if is_held {
                 continue;
             }
-            if sys::drop_pages(fd, range.clone()).is_err() {
-                count(Count::Failures, 1);
-                return;
-            }
-            let left = self.probe.resident(fd, &range).unwrap_or(0);
-            released += there.unwrap_or(0).saturating_sub(left);
+            let Ok((went, left)) = self.probe.drop_range(fd, &range) else {
+                return count(Count::Failures, 1);
+            };
+            released += went;
             if left > 0 {
                 self.pending.stays(&range, left);
             }
         }
-        match self.pending.again(fd, &mut self.probe) {
+        match self.drop_pending(fd) {
             Ok(went) => released += went,
             Err(_) => count(Count::Failures, 1),
         }
         count(Count::StreamReleased, released);
-        if start.saturating_sub(self.sampled_at) > STALE {
+        if start.saturating_sub(self.sampled_at) > STALE_NS {
             self.stream.sample_again(at.saturating_add(done));
             self.sampled_at = start;
         }
@@ -422,14 +429,31 @@ impl Reader {
         }
     }
 
-    /// Gives pages that stay to the helper, to release later, if a queue holds them or their read-ahead `is_late`. Returns whether there are
-    /// such pages.
+    /// Drops the pages that stayed once more if that is due; returns how many bytes went.
+    fn drop_pending(&mut self, fd: c_int) -> Result<u64, Errno> {
+        let (now, probe) = (sys::now(), &mut self.probe);
+        if !self.pending.is_due(now) {
+            return Ok(0);
+        }
+        let went = self.pending.retry(|range| {
+            let (went, left) = probe.drop_range(fd, range)?;
+            // The gone windows at its start are not touched again.
+            let gone = |window: &Range<u64>| left > 0 && probe.resident(fd, window) == Some(0);
+            let start = windows(range).take_while(gone).last().map_or(range.start, |window| window.end);
+            Ok(DroppedRange { went, left, start })
+        })?;
+        self.pending.tried(now, sys::now());
+        Ok(went)
+    }
+
+    /// Gives pages that stay to the helper, to release later, if a queue holds them or their
+    /// read-ahead `is_late`. Returns whether there are such pages.
     fn give_pending(&mut self, fd: c_int, is_late: bool) -> bool {
         if self.pending.bytes() == 0 {
             return false;
         }
         self.pending.make_due();
-        count(Count::StreamReleased, self.pending.again(fd, &mut self.probe).unwrap_or(0));
+        count(Count::StreamReleased, self.drop_pending(fd).unwrap_or(0));
         let goes_later = (self.is_sent || is_late) && !self.is_mapped;
         let is_held = goes_later && self.pending.bytes() > 0;
         for range in self.pending.take() {
@@ -440,7 +464,8 @@ impl Reader {
         is_held
     }
 
-    /// Records that the kernel copied from the file to something that may hold its pages for long: a socket or a pipe.
+    /// Records that the kernel copied from the file to something that may hold its pages for long:
+    /// a socket or a pipe.
     pub fn sent(&mut self) {
         self.is_sent = true;
     }
@@ -460,10 +485,10 @@ impl Reader {
         *self = Self { file: self.file, ..Self::NEW };
     }
 
-    /// Drops all remaining pages. Pages still under read-ahead are locked, and go once they have come. Returns whether some are under it for
-    /// longer than a program may wait.
+    /// Drops all remaining pages. Pages still under read-ahead are locked, and go once they have
+    /// come. Returns whether some are under it for longer than a program may wait.
     fn drop_left(&mut self, fd: c_int) -> bool {
-        if sys::now().saturating_sub(self.sampled_at) > STALE {
+        if sys::now().saturating_sub(self.sampled_at) > STALE_NS {
             // Pages ahead of the reader may be anybody's by now.
             self.stream.sample_again(u64::MAX);
         }
@@ -473,13 +498,11 @@ impl Reader {
         for pause in DROP_RETRY_NS {
             let mut stays = 0;
             for range in self.stream.left() {
-                let there = probe.resident(fd, &range);
-                if sys::drop_pages(fd, range.clone()).is_err() {
+                let Ok((went, left)) = probe.drop_range(fd, &range) else {
                     count(Count::Failures, 1);
                     return false;
-                }
-                let left = probe.resident(fd, &range).unwrap_or(0);
-                count(Count::StreamReleased, there.unwrap_or(0).saturating_sub(left));
+                };
+                count(Count::StreamReleased, went);
                 stays += left;
                 if left > 0 {
                     self.pending.stays(&range, left);
@@ -488,7 +511,8 @@ impl Reader {
             if stays == 0 || self.is_sent || self.is_mapped {
                 return false;
             }
-            // A handler that waits may be interrupted by another one, which waits, too, until the stack is full.
+            // A handler that waits may be interrupted by another one, which waits, too, until the
+            // stack is full.
             if READ_AHEAD_TIMEOUTS.load(Ordering::Relaxed) >= READ_AHEAD_TIMEOUTS_MAX
                 || helper::may_be_in_handler()
             {

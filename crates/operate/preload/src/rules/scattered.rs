@@ -1,5 +1,5 @@
-//! Scattered reads of a file: read-ahead is off, and the pages that each read brings in are sampled before it, kept for a while, and then
-//! released. `pagekeeper_policy::scattered` says which.
+//! Scattered reads of a file: read-ahead is off, and the pages that each read brings in are sampled
+//! before it, kept for a while, and then released. `pagekeeper_policy::scattered` says which.
 //!
 //! Invariant: pages that were resident before are not kept, and so never released.
 
@@ -12,7 +12,7 @@ use pagekeeper_policy::stream::AGAIN;
 use super::reader::{StreamedFile, inside, release};
 use crate::counters::Count;
 use crate::process::count;
-use crate::residency::{PAGES, ResidencyProbe, resident_pages, windows};
+use crate::residency::{ResidencyProbe, WINDOW_PAGES_MAX, resident_pages, windows};
 use crate::sys;
 
 /// The reads of one file, while they are made.
@@ -24,7 +24,8 @@ pub(super) struct ScatteredReader<'a> {
 }
 
 impl ScatteredReader<'_> {
-    /// Samples the pages that a read of `length` bytes at `at` brings in, and reads all of the piece that it seems to begin.
+    /// Samples the pages that a read of `length` bytes at `at` brings in, and reads all of the
+    /// piece that it seems to begin.
     pub(super) fn before(&mut self, at: u64, length: u64) {
         let Some(range) = self.reads.bring_in(at, length, self.file.size) else { return };
         if self.reads.touch(&range) {
@@ -34,7 +35,8 @@ impl ScatteredReader<'_> {
             let end = at.saturating_add(length);
             let has_foreign = windows(&range).fold(false, |found, window| self.sample(&window, end) | found);
             if has_foreign {
-                // A page that was read ahead for somebody else may make the kernel read on from there.
+                // A page that was read ahead for somebody else may make the kernel read on from
+                // there.
                 let beyond = range.end..range.end.saturating_add(AGAIN).min(self.file.size);
                 let is_empty = |window: &Range<u64>| self.probe.resident(self.fd, window) == Some(0);
                 if let Some(last) = windows(&beyond).take_while(is_empty).last() {
@@ -50,8 +52,8 @@ impl ScatteredReader<'_> {
         });
     }
 
-    /// Keeps, for a later release, the non-resident pages of a part of one window, before a read that ends at `end` brings them in. Returns
-    /// whether some pages are resident.
+    /// Keeps, for a later release, the non-resident pages of a part of one window, before a read
+    /// that ends at `end` brings them in. Returns whether some pages are resident.
     fn sample(&mut self, part: &Range<u64>, end: u64) -> bool {
         let length = part.end - part.start;
         let seen = if self.file.is_new { Some(0) } else { self.probe.resident(self.fd, part) };
@@ -61,7 +63,7 @@ impl ScatteredReader<'_> {
         };
         let read = end.clamp(part.start, part.end) - part.start;
         count(Count::StreamWasResident, seen.min(read));
-        let mut pages = [0; PAGES];
+        let mut pages = [0; WINDOW_PAGES_MAX];
         if seen == 0 {
             self.keep(part.clone());
         } else if seen < length && resident_pages(self.fd, part, &mut pages).is_some() {

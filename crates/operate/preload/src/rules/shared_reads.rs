@@ -1,10 +1,12 @@
 //! Reads of streams, by one thread or by several that share an open file.
 //!
-//! Several threads may each read another place, so a file has readers for a few places. A thread that finds the state busy leaves its read
-//! there for the thread that has it. It retries, for at most [`PATIENCE`], only if nothing is known yet of the range that it is about to
-//! read: pages read before a sample would count as resident before.
+//! Several threads may each read another place, so a file has readers for a few places. A thread
+//! that finds the state busy leaves its read there for the thread that has it. It retries, for at
+//! most [`PATIENCE_NS`], only if nothing is known yet of the range that it is about to read: pages
+//! read before a sample would count as resident before.
 //!
-//! Invariants: those of [`super`]. Pages that a reader brings in at the file offset are released when the next read begins, or at the end.
+//! Invariants: those of [`super`]. Pages that a reader brings in at the file offset are released
+//! when the next read begins, or at the end.
 
 use libc::c_int;
 
@@ -12,13 +14,13 @@ use super::reader::Reader;
 use super::{FileState, ReadMode, Slot};
 use crate::counters::Count;
 use crate::process::count;
-use crate::shared::PLACES;
+use crate::shared::PLACES_MAX;
 use crate::sys;
 
 /// Nanoseconds to wait for a thread that has the state.
-const PATIENCE: u64 = 100_000;
+const PATIENCE_NS: u64 = 100_000;
 /// Readers beside the first one.
-const EXTRA_READERS_MAX: usize = PLACES - 1;
+const EXTRA_READERS_MAX: usize = PLACES_MAX - 1;
 
 /// Readers at other places of a file, whose memory is allocated when they are needed.
 pub struct ExtraReaders {
@@ -36,7 +38,6 @@ impl ExtraReaders {
     }
 
     /// Creates the readers for other places of the file that `like` reads.
-    #[allow(unsafe_code, reason = "memory of its own")]
     fn make(&mut self, like: &Reader) {
         let size = size_of::<[Reader; EXTRA_READERS_MAX]>();
         if self.readers.is_some() {
@@ -79,16 +80,17 @@ impl ExtraReaders {
 }
 
 impl Drop for ExtraReaders {
-    #[allow(unsafe_code, reason = "memory of its own")]
     fn drop(&mut self) {
         if let Some(readers) = self.readers.take() {
-            // SAFETY: taken in that size, and nobody else knows it; no part of a reader needs a drop.
+            // SAFETY: taken in that size, and nobody else knows it; no part of a reader needs a
+            // drop.
             unsafe { sys::give_back((&raw mut *readers).cast(), size_of::<[Reader; EXTRA_READERS_MAX]>()) };
         }
     }
 }
 
-/// Returns the reader for offset `at`, and its index. If no reader is near, a free one, or the one that is given up next.
+/// Returns the reader for offset `at`, and its index. If no reader is near, a free one, or the one
+/// that is given up next.
 fn reader_at(state: &mut FileState, at: u64) -> (usize, &mut Reader) {
     let FileState { reader, extra_readers, .. } = state;
     if reader.is_near(at) || !reader.finds_other_places() {
@@ -163,7 +165,7 @@ pub(super) fn before_read(slot: &Slot, fd: c_int, at: Option<u64>, length: u64) 
     slot.shared.meets();
     let begin = sys::now();
     // A signal handler would wait for the code that it interrupted.
-    while !slot.is_own() && !slot.shared.is_known(at, length) && sys::now() - begin < PATIENCE {
+    while !slot.is_own() && !slot.shared.is_known(at, length) && sys::now() - begin < PATIENCE_NS {
         sys::give_way();
         if let Some(mode) = slot.with(before) {
             return mode;

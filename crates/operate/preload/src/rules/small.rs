@@ -1,11 +1,14 @@
-//! Small output: what a process writes before a helper is worth its thread. The thread that closes a file writes it, waits a moment, and
-//! drops it.
+//! Small output: what a process writes before a helper is worth its thread. The thread that closes
+//! a file writes it, waits a moment, and drops it.
 //!
-//! Creating a thread, and waiting for the disk at the end of a process, takes longer than many programs run (`cp` of a small file). So this
-//! applies to the first [`TRIED`] bytes that a process writes to files whose pages go, and its waits take at most `WAIT` in all. If the
-//! disk is slower, more than [`LEFT`] bytes go to the helper; less stays, as without the rules.
+//! Creating a thread, and waiting for the disk at the end of a process, takes longer than many
+//! programs run (`cp` of a small file). So this applies to the first [`TRIED_BYTES`] bytes that a
+//! process writes to files whose pages go, and its waits take at most `WAIT_MAX_NS` in all. If the
+//! disk is slower, more than [`LEFT_BYTES`] bytes go to the helper; less stays, as without the
+//! rules.
 //!
-//! Invariants: no thread is created, no descriptor is opened; no process waits for longer than `WAIT` in all.
+//! Invariants: no thread is created, no descriptor is opened; no process waits for longer than
+//! `WAIT_MAX_NS` in all.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -17,42 +20,43 @@ use crate::process::count;
 use crate::{helper, sys};
 
 /// Bytes of a process up to which this applies.
-pub const TRIED: u64 = 1 << 20;
+pub const TRIED_BYTES: u64 = 1 << 20;
 /// Bytes of a process that may stay.
-pub const LEFT: u64 = 64 << 10;
+pub const LEFT_BYTES: u64 = 64 << 10;
 /// Nanoseconds that a process waits in all, at most.
-const WAIT: u64 = 250_000;
+const WAIT_MAX_NS: u64 = 250_000;
 /// Nanoseconds between two checks.
-const POLL: u64 = 20_000;
+const POLL_NS: u64 = 20_000;
 
 /// Bytes that this process wrote, and nanoseconds that it waited.
-static WRITTEN: AtomicU64 = AtomicU64::new(0);
-static WAITED: AtomicU64 = AtomicU64::new(0);
+static WRITTEN_BYTES: AtomicU64 = AtomicU64::new(0);
+static WAITED_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Records bytes written to a file whose pages go.
 pub fn wrote(bytes: u64) {
     if is_tried() {
-        WRITTEN.fetch_add(bytes, Ordering::Relaxed);
+        WRITTEN_BYTES.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
 /// Whether this applies to the output of this process so far.
 pub fn is_tried() -> bool {
-    WRITTEN.load(Ordering::Relaxed) <= TRIED
+    WRITTEN_BYTES.load(Ordering::Relaxed) <= TRIED_BYTES
 }
 
 /// Whether the output of this process may stay.
 pub fn may_stay() -> bool {
-    WRITTEN.load(Ordering::Relaxed) <= LEFT
+    WRITTEN_BYTES.load(Ordering::Relaxed) <= LEFT_BYTES
 }
 
 /// Resets the counts in a child of fork, which has written nothing.
 pub fn after_fork() {
-    WRITTEN.store(0, Ordering::Relaxed);
-    WAITED.store(0, Ordering::Relaxed);
+    WRITTEN_BYTES.store(0, Ordering::Relaxed);
+    WAITED_NS.store(0, Ordering::Relaxed);
 }
 
-/// Writes the range, and drops it if that is quick. Returns whether it is gone, or will go with its file, as far as can be seen.
+/// Writes the range, and drops it if that is quick. Returns whether it is gone, or will go with its
+/// file, as far as can be seen.
 pub fn finish(fd: c_int, range: &Range<u64>, has_counts: bool, released: Count) -> bool {
     if sys::fstat(fd).is_ok_and(|stat| stat.st_nlink == 0) {
         return true;
@@ -62,19 +66,17 @@ pub fn finish(fd: c_int, range: &Range<u64>, has_counts: bool, released: Count) 
         return false;
     }
     let start = sys::now();
-    let until = start.saturating_add(WAIT.saturating_sub(WAITED.load(Ordering::Relaxed)));
+    let until = start.saturating_add(WAIT_MAX_NS.saturating_sub(WAITED_NS.load(Ordering::Relaxed)));
     let mut now = start;
+    // Also where that cannot be seen.
+    let is_written =
+        || sys::cachestat(fd, range.clone()).map_or(true, |seen| seen.dirty == 0 && seen.writeback == 0);
     // It sleeps, since the end of the write may need this processor.
-    while now < until && !(has_counts && is_written(fd, range)) {
-        sys::sleep(POLL);
+    while now < until && !(has_counts && is_written()) {
+        sys::sleep(POLL_NS);
         now = sys::now();
     }
-    WAITED.fetch_add(now.saturating_sub(start), Ordering::Relaxed);
+    WAITED_NS.fetch_add(now.saturating_sub(start), Ordering::Relaxed);
     count(released, helper::drop_written(fd, range.clone()));
     has_counts && sys::cachestat(fd, range.clone()).is_ok_and(|seen| seen.cached == 0)
-}
-
-/// Whether the range has no dirty pages and no writeback; true also where that cannot be seen.
-fn is_written(fd: c_int, range: &Range<u64>) -> bool {
-    sys::cachestat(fd, range.clone()).map_or(true, |seen| seen.dirty == 0 && seen.writeback == 0)
 }

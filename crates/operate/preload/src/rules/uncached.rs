@@ -1,9 +1,11 @@
-//! Reads of a file whose residency this user may not see. They are uncached, if they are of whole pages, and the helper reads ahead of them;
-//! pages that others bring in are probed by the helper ([`ReadAhead`]). Without a helper, pages of plain reads stay.
+//! Reads of a file whose residency this user may not see. They are uncached, if they are of whole
+//! pages, and the helper reads ahead of them; pages that others bring in are probed by the helper
+//! ([`ReadAhead`]). Without a helper, pages of plain reads stay.
 //!
 //! `pagekeeper_policy::uncached_reads` decides which reads can be uncached.
 //!
-//! Invariant: a wait for the helper is bounded, and after one that timed out it is not asked for a while.
+//! Invariant: a wait for the helper is bounded, and after one that timed out it is not asked for a
+//! while.
 
 use libc::c_int;
 use pagekeeper_policy::stream::IN_ORDER;
@@ -43,7 +45,8 @@ impl UncachedReader {
         if self.is_plain() { ReadMode::Plain } else { ReadMode::Uncached }
     }
 
-    /// Runs before the kernel copies a part of the file. Returns whether the pages that it brings in will go.
+    /// Runs before the kernel copies a part of the file. Returns whether the pages that it brings
+    /// in will go.
     pub(super) fn before_copy(&mut self, fd: c_int, at: u64, length: u64, size: u64) -> bool {
         self.read_ahead(fd, at, length, size);
         if self.ahead.is_none() {
@@ -54,7 +57,8 @@ impl UncachedReader {
         self.waited(|ahead| ahead.wait_to_copy(end)) == Some(WaitOutcome::Begun)
     }
 
-    /// Begins with reads by unhooked calls from `at` on. Returns whether the helper handles their pages.
+    /// Begins with reads by unhooked calls from `at` on. Returns whether the helper handles their
+    /// pages.
     pub(super) fn begin_unseen(&mut self, fd: c_int, at: u64) -> bool {
         self.ahead = ReadAhead::begin(fd, at, CallKind::Unseen);
         if let Some(ahead) = &self.ahead {
@@ -114,7 +118,8 @@ impl UncachedReader {
         }
     }
 
-    /// Waits for the helper. Ends read-ahead if the helper has left or the wait timed out. `None`: there is no read-ahead.
+    /// Waits for the helper. Ends read-ahead if the helper has left or the wait timed out. `None`:
+    /// there is no read-ahead.
     fn waited(&mut self, wait: impl FnOnce(&ReadAhead) -> WaitOutcome) -> Option<WaitOutcome> {
         let waited = wait(self.ahead.as_ref()?);
         if waited != WaitOutcome::Begun {

@@ -1,62 +1,51 @@
-//! Processes that no name decides. Their reads and writes are counted, and one that goes through many bytes once
-//! ([`pagekeeper_policy::once_through`]) is a stream from then on.
+//! Processes that no name decides. Their reads and writes are counted, and one that goes through
+//! many bytes once ([`pagekeeper_policy::once_through`]) is a stream from then on.
 //!
-//! Not covered: pages that such a process brought in before it was known as a stream. They stay, and the report counts them as unobserved.
-//! A file that it reads or writes by the C library's streams counts when it is closed. Reads through mappings do not count.
+//! Not covered: pages that such a process brought in before it was known as a stream. They stay,
+//! and the report counts them as unobserved. A file that it reads or writes by the C library's
+//! streams counts when it is closed. Reads through mappings do not count.
 //!
 //! Invariant: a process is decided once. If it is not a stream, its rules are off for good.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use libc::c_int;
 use pagekeeper_policy::once_through::{FilePassage, PassedBytes};
+use pagekeeper_policy::output_offset::OutputOffset;
 
-use super::{FILES, FileState, Slot};
+use super::{FILES, FileState, Slot, place_now, placed};
 use crate::counters::{self, Count};
 use crate::process::{count, plan};
 use crate::table::FileRole;
 use crate::{introspection, open_readers, process, sys, tracked_files};
 
-/// Bytes transferred at the file offset before the offset is queried.
-const OFFSET_CHECK_BYTES: u64 = 1 << 20;
-
-static IN_ORDER: AtomicU64 = AtomicU64::new(0);
-static AGAIN: AtomicU64 = AtomicU64::new(0);
+static BYTES_IN_ORDER: AtomicU64 = AtomicU64::new(0);
+static BYTES_AGAIN: AtomicU64 = AtomicU64::new(0);
 static IS_DECIDED: AtomicBool = AtomicBool::new(false);
 
 /// The use of a file so far.
-pub struct Usage {
+pub struct FileUsage {
     passage: FilePassage,
-    /// Bytes transferred at the file offset since the last query.
-    unasked: u64,
-    /// The file offset at the last query.
-    position: u64,
+    offset: OutputOffset,
 }
 
-impl Usage {
+impl FileUsage {
     /// The use of a file that was just opened.
-    pub const NEW: Self = Self { passage: FilePassage::NEW, unasked: 0, position: 0 };
+    pub const NEW: Self = Self { passage: FilePassage::NEW, offset: OutputOffset::NEW };
 
-    /// Adds the bytes transferred at the file offset.
-    fn ask(&mut self, fd: c_int) -> PassedBytes {
-        let Ok(end) = sys::position(fd) else { return PassedBytes::default() };
-        let done = core::mem::take(&mut self.unasked);
-        let from = core::mem::replace(&mut self.position, end);
-        // If the offset was moved meanwhile, the last bytes end there.
-        let at = if from.saturating_add(done) == end { from } else { end.saturating_sub(done) };
-        self.passage.passed(at, done)
+    fn pass(&mut self, range: Option<Range<u64>>) -> PassedBytes {
+        range.map_or_else(PassedBytes::default, |range| {
+            self.passage.passed(range.start, range.end - range.start)
+        })
     }
 }
 
 /// Runs after a call that read or wrote `done` bytes at `at`, or at the file offset.
 pub(super) fn after_transfer(slot: &Slot, fd: c_int, at: Option<u64>, done: u64) {
     let passed = slot.with(|state| {
-        let usage = &mut state.usage;
-        if let Some(at) = at {
-            return usage.passage.passed(at, done);
-        }
-        usage.unasked = usage.unasked.saturating_add(done);
-        if usage.unasked < OFFSET_CHECK_BYTES { PassedBytes::default() } else { usage.ask(fd) }
+        let range = placed(&mut state.usage.offset, fd, at, done);
+        state.usage.pass(range)
     });
     take_in(passed);
 }
@@ -64,11 +53,14 @@ pub(super) fn after_transfer(slot: &Slot, fd: c_int, at: Option<u64>, done: u64)
 /// Runs before the last descriptor of a file is closed.
 pub(super) fn before_close(slot: &Slot, fd: c_int) {
     let passed = slot.with(|state| {
-        if state.is_watched {
-            // Only the offset shows what unhooked calls did.
-            state.usage.unasked = sys::position(fd).unwrap_or(0).saturating_sub(state.usage.position);
-        }
-        if state.usage.unasked > 0 { state.usage.ask(fd) } else { PassedBytes::default() }
+        let offset = &mut state.usage.offset;
+        // Only the offset shows what unhooked calls did.
+        let range = if state.is_watched {
+            sys::position(fd).ok().map(|end| offset.passed(end))
+        } else {
+            place_now(offset, fd, 0)
+        };
+        state.usage.pass(range)
     });
     take_in(passed);
 }
@@ -77,8 +69,8 @@ pub(super) fn before_close(slot: &Slot, fd: c_int) {
 fn take_in(passed: Option<PassedBytes>) {
     let Some(PassedBytes { in_order, again }) = passed else { return };
     let sum = PassedBytes {
-        in_order: IN_ORDER.fetch_add(in_order, Ordering::Relaxed).saturating_add(in_order),
-        again: AGAIN.fetch_add(again, Ordering::Relaxed).saturating_add(again),
+        in_order: BYTES_IN_ORDER.fetch_add(in_order, Ordering::Relaxed).saturating_add(in_order),
+        again: BYTES_AGAIN.fetch_add(again, Ordering::Relaxed).saturating_add(again),
     };
     let Some(is_stream) = sum.is_stream() else { return };
     if IS_DECIDED.swap(true, Ordering::AcqRel) {
@@ -102,7 +94,8 @@ fn become_stream(before: PassedBytes) {
     }
 }
 
-/// Makes a file a stream's, unless a thread has its state just now, or it is used by unhooked calls.
+/// Makes a file a stream's, unless a thread has its state just now, or it is used by unhooked
+/// calls.
 pub(super) fn convert(slot: &Slot, fd: c_int) {
     if slot.role() != Some(FileRole::Undecided) || process::part() != crate::settings::Part::Stream {
         return;
@@ -127,7 +120,7 @@ pub(super) fn convert(slot: &Slot, fd: c_int) {
 fn begin_counting() {
     let Some(report) = plan().report.and_then(counters::open_report) else { return };
     tracked_files::track_in(report);
-    if let Some(record) = introspection::with_process_name(|name| report.claim(sys::getpid(), name)) {
+    if let Some(record) = report.claim(sys::getpid(), introspection::process_name(&mut [0; 16])) {
         process::count_in(record);
     }
 }
@@ -135,8 +128,8 @@ fn begin_counting() {
 /// Resets the sums in a child of fork, which has read and written nothing.
 pub(super) fn after_fork() {
     if process::part() != crate::settings::Part::Stream {
-        IN_ORDER.store(0, Ordering::Relaxed);
-        AGAIN.store(0, Ordering::Relaxed);
+        BYTES_IN_ORDER.store(0, Ordering::Relaxed);
+        BYTES_AGAIN.store(0, Ordering::Relaxed);
         IS_DECIDED.store(false, Ordering::Relaxed);
     }
 }

@@ -1,12 +1,15 @@
-//! The output of streams and bulk writers: written back behind the writer, which waits for it, then released or kept.
+//! The output of streams and bulk writers: written back behind the writer, which waits for it, then
+//! released or kept.
 //!
-//! Output goes to its disk in pieces, one at a time, with pauses if others wait (`crate::writeback`). The writers of a process share what
-//! may be unwritten on each disk, and the process's budget. A writer with more than its share waits in the call that writes.
+//! Output goes to its disk in pieces, one at a time, with pauses if others wait
+//! (`crate::writeback`). The writers of a process share what may be unwritten on each disk, and the
+//! process's budget. A writer with more than its share waits in the call that writes.
 //!
 //! Invariants:
-//! 1. A write error remains the program's: a waiting `sync_file_range(2)` would take it from the open file, and from those who open it
-//!    later. So writeback is only started, and then polled by counts (cachestat(2)). Without counts, the helper drops the pages to release
-//!    until they are gone; output that is kept is not waited for, since nothing shows when it is written.
+//! 1. A write error remains the program's: a waiting `sync_file_range(2)` would take it from the
+//!    open file, and from those who open it later. So writeback is only started, and then polled by
+//!    counts (cachestat(2)). Without counts, the helper drops the pages to release until they are
+//!    gone; output that is kept is not waited for, since nothing shows when it is written.
 //! 2. A wait is bounded: a disk that hangs blocks the writer in the kernel, not here.
 
 use core::ops::Range;
@@ -17,19 +20,21 @@ use pagekeeper_policy::exact::Due;
 use pagekeeper_policy::output_offset::OutputOffset;
 use pagekeeper_policy::pacer::PIECE_MIN;
 use pagekeeper_policy::write_behind::{Pace, WriteBehind};
+use pagekeeper_policy::write_parts::WAIT_MAX_NS;
+use pagekeeper_policy::writer_state::{NextKeeper, WriterEvent, WriterState};
 
 use super::reader::inside;
-use super::{FILES, small};
+use super::{FILES, place_now, placed, small};
 use crate::counters::Count;
-use crate::disks::{self, Share};
+use crate::disks::{self, DiskShare};
 use crate::helper::{self, HelperRequest};
 use crate::process::{count, plan};
 use crate::sys;
-use crate::temporary::{self, Keep, Temporary};
-use crate::writeback::{Outflow, WAIT_MAX, can_count, write_in_pieces};
+use crate::temporary::{self, KeepChoice, Temporary};
+use crate::writeback::{Outflow, can_count, write_in_pieces};
 
 /// Shorter waits are not counted as pauses, in nanoseconds.
-const PAUSE: u64 = 50_000;
+const PAUSE_MIN_NS: u64 = 50_000;
 
 /// The treatment of a file's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,78 +45,47 @@ pub struct Output {
     pub released: Option<Count>,
 }
 
-/// Who has the entry of a temporary file that is kept.
-#[derive(Debug, PartialEq, Eq)]
-enum KeptEntry {
-    /// It is not kept.
-    Nobody,
-    /// Its writer.
-    Writer(Temporary),
-    /// The helper.
-    Helper,
-}
-
 /// The state of a file that is written.
 pub struct Writer {
     behind: WriteBehind,
-    share: Share,
+    share: DiskShare,
     outflow: Outflow,
     /// The bytes written at the file offset.
     offset: OutputOffset,
-    /// Whether all that was written was synced.
-    is_synced: bool,
     /// Whether the current write must not wait.
     is_hurried: bool,
-    /// Whether nothing shows when this file is written.
-    is_blind: bool,
-    kept: KeptEntry,
+    state: WriterState<Temporary>,
 }
 
 impl Writer {
     /// The initial state.
     pub const NEW: Self = Self {
         behind: WriteBehind::NEW,
-        share: Share::NONE,
+        share: DiskShare::NONE,
         outflow: Outflow::NONE,
         offset: OutputOffset::NEW,
-        is_synced: false,
         is_hurried: false,
-        is_blind: false,
-        kept: KeptEntry::Nobody,
+        state: WriterState::Unsynced,
     };
 
     /// Begins with a newly opened file of that size; with `kept` it is a temporary one.
     pub fn open(&mut self, size: u64, kept: Option<Temporary>) {
         self.behind = WriteBehind::of(size);
-        self.kept = kept.map_or(KeptEntry::Nobody, KeptEntry::Writer);
+        self.state = kept.map_or(WriterState::Unsynced, WriterState::Kept);
     }
 
     /// Gives a temporary file's entry to the helper, which watches the file.
     pub fn take_kept(&mut self) -> Option<Temporary> {
-        let kept = self.take_own();
-        if kept.is_some() {
-            self.kept = KeptEntry::Helper;
-        }
-        kept
-    }
-
-    /// Takes the writer's own entry: the file is no longer kept.
-    fn take_own(&mut self) -> Option<Temporary> {
-        if !self.is_own_kept() {
-            return None;
-        }
-        match core::mem::replace(&mut self.kept, KeptEntry::Nobody) {
-            KeptEntry::Writer(kept) => Some(kept),
-            KeptEntry::Nobody | KeptEntry::Helper => None,
-        }
+        self.state.take_kept(NextKeeper::Helper)
     }
 
     /// Whether the helper keeps the file that is being closed.
     pub fn is_kept(&self) -> bool {
-        self.kept == KeptEntry::Helper
+        self.state == WriterState::Given
     }
 
-    /// Marks the current write as one that must not wait (`RWF_NOWAIT`): a later one waits for and releases what is due.
+    /// Marks the current write as one that must not wait (`RWF_NOWAIT`): a later one waits for and
+    /// releases what is due.
     pub fn hurry(&mut self) {
         self.is_hurried = true;
     }
@@ -131,23 +105,20 @@ impl Writer {
             // Writeback can only be started by dropping pages, and these are kept.
             count(Count::StreamUnobserved, done);
         }
-        self.is_synced = false;
+        self.pass(WriterEvent::Wrote);
         if output.released.is_some() {
             small::wrote(done);
         }
-        if let Some(at) = at {
-            return self.wrote(fd, at..at.saturating_add(done), output);
-        }
-        if self.offset.wrote(done) {
-            self.ask(fd, done, output);
+        if let Some(written) = placed(&mut self.offset, fd, at, done) {
+            self.wrote(fd, written, output);
         }
     }
 
     /// Runs after the file was synced with success.
     pub fn synced(&mut self, fd: c_int, output: Output) {
-        self.ask(fd, 0, output);
-        self.is_synced = true;
-        let is_released = output.released.is_some() && !self.is_own_kept();
+        self.ask(fd, output);
+        self.pass(WriterEvent::Synced);
+        let is_released = output.released.is_some() && !self.state.is_kept();
         if let (Some(range), Some(released)) = (self.behind.synced(is_released), output.released) {
             inside(|| release(fd, &range, released));
         }
@@ -166,27 +137,27 @@ impl Writer {
         self.behind = self.behind.forgotten();
         self.share.forget();
         // It is the parent's.
-        let _ = self.take_own().map(Temporary::into_number);
-        self.kept = KeptEntry::Nobody;
+        let _ = self.state.take_kept(NextKeeper::Nobody).map(Temporary::into_number);
+        self.state = WriterState::Unsynced;
         self.outflow.clear();
         self.offset = OutputOffset::NEW;
     }
 
     /// Starts to write the rest before the process ends, without a wait.
     pub fn begin_rest(&mut self, fd: c_int, output: Output) {
-        self.ask(fd, 0, output);
-        if !self.is_synced && !small::may_stay() && !helper::is_there() {
+        self.ask(fd, output);
+        if self.state != WriterState::Synced && !small::may_stay() && !helper::is_there() {
             for range in self.behind.rest(output.released.is_some()) {
                 begin(fd, &range, output);
             }
         }
     }
 
-    /// Ends the output before the descriptor is closed, or before the process ends; the latter sets `until`, the end of the wait. Returns
-    /// whether all pages are gone, or soon will be.
+    /// Ends the output before the descriptor is closed, or before the process ends; the latter sets
+    /// `until`, the end of the wait. Returns whether all pages are gone, or soon will be.
     pub fn close(&mut self, fd: c_int, output: Output, until: Option<u64>) -> bool {
-        self.ask(fd, 0, output);
-        if let Some(kept) = self.take_own()
+        self.ask(fd, output);
+        if let Some(kept) = self.state.take_kept(NextKeeper::Nobody)
             && until.is_none()
             && self.keep(fd, kept)
         {
@@ -203,8 +174,8 @@ impl Writer {
         goes
     }
 
-    fn is_own_kept(&self) -> bool {
-        matches!(self.kept, KeptEntry::Writer(_))
+    fn pass(&mut self, event: WriterEvent) {
+        self.state = core::mem::replace(&mut self.state, WriterState::Unsynced).after(event);
     }
 
     fn forget_output(&mut self) {
@@ -213,11 +184,11 @@ impl Writer {
         self.behind = WriteBehind::NEW;
     }
 
-    /// Keeps a temporary file that is closed. Returns whether it is gone, or the helper keeps it. A small one is released like any small
-    /// output.
+    /// Keeps a temporary file that is closed. Returns whether it is gone, or the helper keeps it. A
+    /// small one is released like any small output.
     fn keep(&mut self, fd: c_int, kept: Temporary) -> bool {
         let Ok(stat) = sys::fstat(fd) else { return false };
-        if kept.grows(sys::size_in(&stat), plan().budget) == Keep::No || stat.st_nlink > 1 {
+        if kept.grows(sys::size_in(&stat), plan().budget) == KeepChoice::No || stat.st_nlink > 1 {
             return false;
         }
         if stat.st_nlink == 0 {
@@ -230,45 +201,44 @@ impl Writer {
         let entry = kept.into_number();
         let is_sent = helper::send(fd, &HelperRequest::Keep { entry });
         if is_sent {
-            self.kept = KeptEntry::Helper;
+            self.state = WriterState::Given;
         } else {
             drop(Temporary::from_number(entry));
         }
         is_sent
     }
 
-    /// Queries the file offset for the bytes written since; the last write was of `last` bytes.
-    fn ask(&mut self, fd: c_int, last: u64, output: Output) {
-        if !self.offset.is_due() {
-            return;
+    /// Queries the file offset for the bytes written since.
+    fn ask(&mut self, fd: c_int, output: Output) {
+        if let Some(written) = place_now(&mut self.offset, fd, 0) {
+            self.wrote(fd, written, output);
         }
-        let Ok(end) = sys::position(fd) else { return };
-        let written = self.offset.placed(end, last);
-        self.wrote(fd, written, output);
     }
 
     fn wrote(&mut self, fd: c_int, range: Range<u64>, output: Output) {
         let budget = plan().budget;
         if let (false, Some(slot)) = (self.share.has_disk(), FILES.slot_of(fd)) {
-            self.share = Share::of(slot.file().device);
+            self.share = DiskShare::of(slot.file().device);
         }
-        let keep = match &self.kept {
-            KeptEntry::Writer(kept) => kept.grows(range.end, budget),
-            KeptEntry::Nobody | KeptEntry::Helper => Keep::No,
+        let keep = if let WriterState::Kept(kept) = &self.state {
+            kept.grows(range.end, budget)
+        } else {
+            KeepChoice::No
         };
-        if keep == Keep::Unwritten {
+        if keep == KeepChoice::Unwritten {
             let pace = Pace { step: u64::MAX, budget: u64::MAX, release: false };
             self.behind.wrote(range, pace);
             return;
         }
-        if keep == Keep::No {
-            drop(self.take_own());
+        if keep == KeepChoice::No {
+            drop(self.state.take_kept(NextKeeper::Nobody));
         }
         let length = range.end.saturating_sub(range.start);
-        let is_released = output.released.is_some() && !self.is_own_kept();
+        let is_released = output.released.is_some() && !self.state.is_kept();
         let mut pace = self.share.pace(budget, length, is_released);
         if !is_counted(fd) {
-            // The progress of its writeback shows only in whole windows of pages that can be dropped.
+            // The progress of its writeback shows only in whole windows of pages that can be
+            // dropped.
             pace.budget = pace.budget.min(WINDOW);
         }
         if self.is_hurried {
@@ -297,9 +267,10 @@ impl Writer {
         }
         // Window by window: a page of several parts goes only as a whole.
         if let (false, Some(range), Some(released)) =
-            (is_written || self.is_blind, &due.release, output.released)
+            (is_written || self.state == WriterState::Blind, &due.release, output.released)
+            && !throttled(sys::now(), || helper::wait_dropped(fd, range, released, WAIT_MAX_NS))
         {
-            self.is_blind = !throttled(sys::now(), || helper::wait_dropped(fd, range, released, WAIT_MAX));
+            self.pass(WriterEvent::CannotSee);
         }
         // Pages that are still dirty are not dropped.
         if let (Some(range), Some(released)) = (&due.release, output.released) {
@@ -307,7 +278,8 @@ impl Writer {
         }
     }
 
-    /// Ends a remaining range when the file is closed or the process ends. Returns whether it is gone, or soon will be.
+    /// Ends a remaining range when the file is closed or the process ends. Returns whether it is
+    /// gone, or soon will be.
     fn finish(&self, fd: c_int, range: &Range<u64>, output: Output, until: Option<u64>) -> bool {
         let Some(released) = output.released else {
             let request = HelperRequest::AfterClose {
@@ -317,12 +289,12 @@ impl Writer {
             };
             let is_long = self.behind.length() > PIECE_MIN && until.is_none();
             let is_sent = || is_long && helper::prepare() && helper::send(fd, &request);
-            if !self.is_synced && !is_sent() {
+            if self.state != WriterState::Synced && !is_sent() {
                 begin(fd, range, output);
             }
             return true;
         };
-        if self.is_synced {
+        if self.state == WriterState::Synced {
             release(fd, range, released);
             return true;
         }
@@ -394,7 +366,7 @@ fn begin_unseen(fd: c_int, range: &Range<u64>, step: u64, output: Output) {
 fn throttled(start: u64, wait: impl FnOnce() -> bool) -> bool {
     let was_seen = wait();
     let waited = sys::now().saturating_sub(start);
-    if waited > PAUSE {
+    if waited > PAUSE_MIN_NS {
         count(Count::Pauses, 1);
         count(Count::ThrottledNs, waited);
     }

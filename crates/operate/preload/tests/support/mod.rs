@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Waits until `is_so` holds, and returns whether it does within two minutes: a disk may take longer than the library's own wait for the
-/// helper, which is two seconds at most.
+/// Waits until `is_so` holds, and returns whether it does within two minutes: a disk may take
+/// longer than the library's own wait for the helper, which is two seconds at most.
 pub(crate) fn comes(is_so: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !is_so() {
