@@ -19,7 +19,7 @@ export CARGO PREFIX DESTDIR
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: build ## a small built-in engine: alone, under the guard, and with logs that release by themselves; a store that is killed (ARGS="--seconds 12")
+demo: build ## a small built-in engine: alone, under the guard, and with logs that release by themselves; a store that is killed (ARGS="--duration 12s")
 	@exec "$(TARGET)/release/pagekeeper" demo $(ARGS)
 
 check: ## before each commit: formatting, clippy, unit tests and doc tests, without root and without packages

@@ -68,7 +68,7 @@ def hold(size):
 
 
 def guarded(logs):
-    words = [PAGEKEEPER, "guard", "--dir", logs, "--profile", "mariadb", "--tick", "500ms"]
+    words = [PAGEKEEPER, "guard", "--dir", logs, "--profile", "mariadb", "--interval", "500ms"]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

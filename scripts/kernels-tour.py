@@ -304,7 +304,7 @@ def probe_with_uring(name, directory):
 
 
 def demo(directory):
-    run("demo", "--seconds", "6", "--dir", directory)
+    run("demo", "--duration", "6s", "--dir", directory)
 
 
 def others(_):

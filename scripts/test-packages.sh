@@ -141,7 +141,7 @@ files >"$test/before"
 install_package "$package"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 [ "$(inside pagekeeper --version)" = "pagekeeper $version" ] || fail "pagekeeper --version says $(inside pagekeeper --version)"
-inside pagekeeper demo --help | grep --quiet -- --seconds || fail "pagekeeper demo --help says nothing of --seconds"
+inside pagekeeper demo --help | grep --quiet -- --duration || fail "pagekeeper demo --help says nothing of --duration"
 # Each page that the program itself writes, and no other: `manual_pages LIST-OF-INSTALLED-FILES`
 manual_pages() {
     inside mkdir /tmp/manuals

@@ -44,9 +44,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
-use pagekeeper_kernel::text::shell_quoted;
 
 use machine::Machine;
+use pagekeeper_text::shell_quoted;
 use peers::Program;
 use report::Report;
 use rounds::{Measured, Plan, Random, Turn};

@@ -59,15 +59,15 @@ fn usage_errors_end_with_2_and_name_the_fix() {
         (&["stat"], "name files or directories, or use --files-from"),
         (&["evict"], "name files or directories, or use --files-from"),
         (&["stat", "--one-filesystem", "."], "similar argument exists: '--one-file-system'"),
-        (&["stat", "--top", "few", "."], "give a number of files, or \"all\""),
+        (&["stat", "--top", "few", "."], "give a number, or \"all\""),
         (&["stat", "--min", "5X", "."], "bytes, or a number with K, M, G or T, like 64M"),
         (&["stat", "--sort", "name", "."], "possible values: size, resident, dirty, evicted, path"),
-        (&["stat", "--watch=soon", "."], "give a number of seconds"),
+        (&["stat", "--watch=soon", "."], "\"soon\" is not a length of time"),
         (&["stat", "--include", "[", "."], "missing ']'"),
         (&["stat", "-0", "."], "--files-from <FILE>"),
         (&["evict", "--range", "64M", "."], "give A..B, A.. or ..B"),
         (&["evict", "--range", "2M..1M", "."], "its end is not after its start"),
-        (&["evict", "--jobs", "0", "."], "give a number from 1 to 1024"),
+        (&["evict", "--jobs", "0", "."], "0 is not in 1..=1024"),
         (&["warm", "90%", "/etc/passwd"], "\"90%\" is no file: for a part of each file, give --range ..90%"),
         (&["warm", "--range", "90%", "/etc/passwd"], "give ..90% for the first 90% of each file"),
         (
@@ -84,8 +84,23 @@ fn usage_errors_end_with_2_and_name_the_fix() {
     ] {
         let outcome = run(arguments);
         assert_eq!(outcome.code, 2, "{arguments:?}: {outcome:?}");
+        assert!(outcome.stderr.starts_with("pagekeeper: "), "{arguments:?}: {outcome:?}");
         assert!(outcome.stderr.contains(fix), "{arguments:?}: {outcome:?}");
         assert!(outcome.stdout.is_empty(), "{arguments:?}: {outcome:?}");
+    }
+}
+
+#[test]
+fn a_configuration_is_checked_by_exit_code() {
+    let dir = scratch();
+    let path = dir.path().join("guard.toml");
+    let check = || finish(pagekeeper().args(["guard", "--check-config"]).arg(&path));
+    assert_eq!(check().code, 1);
+    for (text, code) in [("tick = \"1s\"\n", 0), ("tick = 1\n", 2), ("profile = \"none\"\n", 2)] {
+        std::fs::write(&path, text).unwrap();
+        let outcome = check();
+        assert_eq!((outcome.code, outcome.stderr.is_empty()), (code, code == 0), "{text}: {outcome:?}");
+        assert!(outcome.stdout.is_empty(), "{outcome:?}");
     }
 }
 

@@ -425,7 +425,7 @@ fn wrong_calls_end_with_2() {
         (&["store", "verfy", "."], "similar subcommand exists: 'verify'"),
         (&["store", "dump", "--pages", "7", "."], "give A..B, A.. or ..B"),
         (&["store", "dump", "--pages", "7..3", "."], "its end is not after its start"),
-        (&["store", "dump", "--limit", "few", "."], "give a number of pages, or \"all\""),
+        (&["store", "dump", "--limit", "few", "."], "give a number, or \"all\""),
         (&["store", "dump", "--page", "1", "--limit", "1", "."], "cannot be used with"),
         (&["store", "dump", "--page", "-1", "."], "unexpected argument '-1'"),
         (&["store", "restore", "backup"], "<DST>"),

@@ -102,8 +102,7 @@ impl Database {
         let path = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
         let found = rustix::fs::stat(path).map_err(|_| abi::CANTOPEN)?;
         let key = (found.st_dev, found.st_ino);
-        let refused =
-            |why| Err(Failure::cant_open(format!("{}: {why}", pagekeeper_kernel::text::escaped(path))));
+        let refused = |why| Err(Failure::cant_open(format!("{}: {why}", pagekeeper_text::escaped(path))));
         let Some(mut open) = list() else {
             return refused("this process was forked while another thread opened or closed a database");
         };
@@ -194,7 +193,7 @@ impl Database {
             return Ok(());
         }
         let path = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
-        let path = pagekeeper_kernel::text::escaped(path);
+        let path = pagekeeper_text::escaped(path);
         crate::said(
             abi::WARNING,
             &format!("{path}: appeared while the database was in use, and is not its journal: removed"),

@@ -8,8 +8,6 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_kernel::text::escaped;
-
 use crate::abi::{self, Code};
 use crate::database::{Database, SideFile};
 use crate::glue::{Opened, string};
@@ -19,6 +17,7 @@ use crate::mark::{self, Head};
 use crate::real::{RealFile, RealVfs};
 use crate::session::Failure;
 use crate::state::{self, Read};
+use pagekeeper_text::escaped;
 
 /// A database as one connection has it open.
 pub(crate) struct DatabaseFile {

@@ -9,9 +9,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::text::escaped;
-
 use crate::session::Failure;
+use pagekeeper_text::escaped;
 
 /// Write permission of the group and of all.
 const OTHERS_WRITE: u32 = 0o022;

@@ -14,7 +14,7 @@
 
 use std::collections::btree_map::{BTreeMap, Entry};
 
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::escaped;
 use pagekeeper_wal::Error as LogError;
 
 use crate::abi;

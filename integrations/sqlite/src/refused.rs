@@ -11,10 +11,9 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 
-use pagekeeper_kernel::text::escaped;
-
 use crate::abi::{self, Code};
 use crate::glue::{Opened, control_main, log, name_of_main, string};
+use pagekeeper_text::escaped;
 
 /// Answered by refused files alone.
 const ASK: &CStr = c"pagekeeper_refused";

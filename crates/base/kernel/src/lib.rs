@@ -10,6 +10,7 @@ mod block;
 mod error;
 mod extents;
 mod filesystem;
+pub mod frozen;
 pub mod hang;
 #[cfg(test)]
 mod model;
@@ -39,8 +40,6 @@ pub use open::{
     open_directory_in, read_named, stat_in, stat_of_name, status_changed,
 };
 pub use overwrite::is_overwritten_in_place;
-/// All text that leaves a process.
-pub use pagekeeper_text as text;
 pub use release::{RELEASE_ALIGN, ReleaseOptions, ReleaseReport, release};
 pub use residency::{
     Residency, ResidencyMap, Source, residency, residency_by_mincore, residency_map, residency_wide,

@@ -12,7 +12,7 @@
 //! to their size: a range aligned to [`RELEASE_ALIGN`] cuts none. Any other range may leave its first and last
 //! folio ([`ReleaseReport::kept_edge`]).
 
-use std::ops::Range;
+use std::ops::{AddAssign, Range};
 use std::time::Duration;
 
 use crate::process::ProcRoot;
@@ -84,6 +84,19 @@ impl ReleaseReport {
     /// Returns all bytes that stayed.
     pub fn kept(&self) -> u64 {
         self.kept_dirty + self.kept_mapped + self.kept_edge + self.kept_busy
+    }
+}
+
+impl AddAssign for ReleaseReport {
+    fn add_assign(&mut self, other: Self) {
+        // A range without an end requests up to all that 64 bits can say.
+        self.requested = self.requested.saturating_add(other.requested);
+        self.resident_before += other.resident_before;
+        self.released += other.released;
+        self.kept_dirty += other.kept_dirty;
+        self.kept_mapped += other.kept_mapped;
+        self.kept_edge += other.kept_edge;
+        self.kept_busy += other.kept_busy;
     }
 }
 

@@ -221,6 +221,27 @@ pub struct ResidencyMap {
     pub total: Residency,
 }
 
+impl ResidencyMap {
+    /// Returns the resident share of each cell of a file of this size as a level from 0 to `full`: 0 only for none, and
+    /// `full` only for all.
+    pub fn levels(&self, file_size: u64, full: u8) -> Vec<u8> {
+        let level = |(index, &resident): (usize, &u64)| {
+            // The last cell ends at the end of the file, which may have moved since.
+            let rest = file_size.saturating_sub(index as u64 * self.cell_bytes);
+            let whole = rest.clamp(1, self.cell_bytes).next_multiple_of(page_size());
+            match resident {
+                0 => 0,
+                _ if resident >= whole => full,
+                _ => {
+                    let share = u128::from(resident) * u128::from(full) / u128::from(whole);
+                    u8::try_from(share).unwrap_or(full).clamp(1, full - 1)
+                }
+            }
+        };
+        self.resident.iter().enumerate().map(level).collect()
+    }
+}
+
 /// Maps the residency of the whole file to at most `cells` cells (at least 1), with up to `threads` threads as in
 /// [`residency_wide`], at little more than its cost. Memory use depends on `cells` alone.
 pub fn residency_map(file: &InspectedFile, cells: usize, threads: usize) -> Result<ResidencyMap> {
@@ -304,6 +325,15 @@ mod tests {
     use super::*;
     use crate::Links;
     use crate::testing::{counts_unwritten, evict_all, file_of, tebibyte};
+
+    #[test]
+    fn a_level_distinguishes_none_some_and_all() {
+        let page = page_size();
+        let resident = [0, 1, 50, 99, 100, 1].map(|pages| pages * page).to_vec();
+        let map = ResidencyMap { cell_bytes: 100 * page, resident, total: Residency::sum(&[]) };
+        assert_eq!(map.levels(500 * page + 1, 8), [0, 1, 4, 7, 8, 8]);
+        assert_eq!(map.levels(0, 4)[1..], [4; 5]);
+    }
 
     /// Creates a file with this many pages.
     fn file_of_pages(pages: u64) -> (tempfile::TempDir, InspectedFile) {

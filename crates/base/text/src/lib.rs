@@ -21,5 +21,5 @@ pub use duration::{Period, duration, microseconds, parse_period};
 pub use escape::{Escaped, escaped, escaped_bytes, is_plain, json_escaped, unescaped, unescaped_bytes};
 pub use list::{listed, listed_up_to};
 pub use quote::{ShellQuoted, shell_quoted};
-pub use size::{Size, parse_range, parse_size, rate};
+pub use size::{Size, parse_size, rate};
 pub use wrap::{INDENT, labelled, wrapped};

@@ -5,7 +5,6 @@
 //! binary units with one decimal.
 
 use std::fmt;
-use std::ops::Range;
 use std::str::FromStr;
 
 /// A number of bytes, read from and shown to people.
@@ -87,21 +86,6 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     text.parse::<Size>().map(|size| size.0)
 }
 
-/// Parses a byte range, for clap's `value_parser`: `A..B`, `A..` (to the end of the file, `u64::MAX`), `..B`; both
-/// ends are sizes, and the end is exclusive.
-pub fn parse_range(text: &str) -> Result<Range<u64>, String> {
-    let (start, end) = text
-        .split_once("..")
-        .ok_or_else(|| format!("\"{text}\" is not a range: give A..B, A.. or ..B, like 0..64M"))?;
-    let start = if start.trim().is_empty() { 0 } else { parse_size(start)? };
-    let end = if end.trim().is_empty() { u64::MAX } else { parse_size(end)? };
-    if start < end {
-        Ok(start..end)
-    } else {
-        Err(format!("the range \"{text}\" is empty: its end is not after its start"))
-    }
-}
-
 /// Formats a rate in bytes per second: "38 MiB/s".
 pub fn rate(bytes_per_second: u64) -> String {
     format!("{}/s", Size(bytes_per_second))
@@ -161,24 +145,10 @@ mod tests {
         assert_eq!(rate(38 << 20), "38 MiB/s");
     }
 
-    #[test]
-    fn ranges_are_read() {
-        assert_eq!(parse_range("0..64M"), Ok(0..64 << 20));
-        assert_eq!(parse_range("1K..2K"), Ok(1024..2048));
-        assert_eq!(parse_range("1.5K..2.5K"), Ok(1536..2560));
-        assert_eq!(parse_range("4096.."), Ok(4096..u64::MAX));
-        assert_eq!(parse_range("..1G"), Ok(0..1 << 30));
-        assert_eq!(parse_range(".."), Ok(0..u64::MAX));
-        assert!(parse_range("64M").unwrap_err().contains("not a range"));
-        assert!(parse_range("2..1").unwrap_err().contains("is empty"));
-        assert!(parse_range("0..x").unwrap_err().contains("not a size"));
-    }
-
     proptest! {
         #[test]
         fn any_text_is_read_or_refused_without_panic(text in ".{0,24}") {
             let _ = parse_size(&text);
-            let _ = parse_range(&text);
         }
 
         #[test]

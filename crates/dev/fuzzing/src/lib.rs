@@ -13,9 +13,6 @@ mod format;
 #[path = "../../../base/kernel/tests/machine/mod.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod machine_tree;
-#[path = "../../../operate/cli/src/snapshot/format.rs"]
-#[allow(dead_code, unreachable_pub)]
-mod snapshot_format;
 #[path = "../../../engine/store/src/tree/format/mod.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod tree_format;

@@ -4,7 +4,7 @@ use pagekeeper_catalog::BUILT_IN;
 
 /// A file of version 1, and the same without header and checksum, which the target adds itself.
 pub(crate) fn snapshot() -> Vec<Vec<u8>> {
-    let golden = include_bytes!("../../../operate/cli/src/snapshot/testdata/v1.snapshot");
+    let golden = include_bytes!("../../../operate/observe/src/saved_pages/testdata/v1.snapshot");
     vec![golden.to_vec(), golden[10..golden.len() - 4].to_vec()]
 }
 

@@ -4,7 +4,7 @@
 //! The bytes are tried as they are, and as content of version 1 with a valid checksum, which mutations never
 //! hit.
 
-use crate::snapshot_format as format;
+use pagekeeper_observe::saved_pages as format;
 
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
@@ -20,8 +20,7 @@ fn try_reading(bytes: &[u8]) {
         let page = snapshot.page_size;
         for file in &snapshot.files {
             // The arithmetic of `warm --from`.
-            let pages: u64 = file.extents.iter().map(|extent| extent.end - extent.start).sum();
-            assert!(pages.checked_mul(page).is_some());
+            assert!(file.resident_pages().checked_mul(page).is_some());
             assert!(file.extents.is_sorted_by(|a, b| a.end < b.start));
         }
         assert_eq!(format::decode(&format::encode(&snapshot)).as_ref(), Ok(&snapshot));

@@ -15,8 +15,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::pressure::{MemInfo, SysRoots};
+use pagekeeper_text::Size;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, openat, statx, unlinkat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 

@@ -5,9 +5,8 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pagekeeper_catalog::units::{Period, Size, parse_size};
-
 use super::schedule::Model;
+use pagekeeper_text::{Period, Size, parse_size};
 
 /// What kind of disk, and what is made of it.
 #[derive(Debug, Clone, PartialEq, Eq, clap::Args)]

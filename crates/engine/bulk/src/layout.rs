@@ -20,8 +20,8 @@ use std::sync::Mutex;
 
 use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_kernel::process::Mount;
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Error, Result};
+use pagekeeper_text::escaped;
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, major, makedev, minor};
 
 /// The maximum depth of stacked devices: a loop device can be stacked on itself.

@@ -1,11 +1,10 @@
 //! Errors of the cache. An error is `Clone`, so that one failed load can be reported to all callers that waited
 //! for it.
 
+use pagekeeper_text::escaped;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-use pagekeeper_kernel::text::escaped;
 
 /// A failure to open or to read a file.
 ///

@@ -135,7 +135,7 @@ fn of_c(verifier: Verifier, argument: *mut c_void) -> impl Fn(&LoadedPage<'_>) -
 }
 
 fn text(bytes: &[u8]) -> String {
-    pagekeeper_kernel::text::escaped(std::path::Path::new(std::ffi::OsStr::from_bytes(bytes))).to_string()
+    pagekeeper_text::escaped(std::path::Path::new(std::ffi::OsStr::from_bytes(bytes))).to_string()
 }
 
 #[unsafe(no_mangle)]

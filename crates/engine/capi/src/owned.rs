@@ -40,7 +40,7 @@ fn of_owner(file: Option<&File>) -> Result<&Owned, Failure> {
     let file = given(file, "the file")?;
     file.process.require()?;
     file.owned.as_ref().ok_or_else(|| {
-        let path = pagekeeper_kernel::text::escaped(file.cached.path());
+        let path = pagekeeper_text::escaped(file.cached.path());
         Failure::misuse(format!("{path}: not opened by pk_file_open_owned(), so that it can't change"))
     })
 }

@@ -1,11 +1,10 @@
 //! The only error type of this crate. It is `Clone`, so that one failed read can be reported to all waiters.
 
+use pagekeeper_text::escaped;
 use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-
-use pagekeeper_kernel::text::escaped;
 
 /// The kind of file at a path that is not a regular file.
 ///

@@ -192,7 +192,7 @@ fn read_answer(from: &mut impl Read) -> std::io::Result<Result<Backup, String>> 
         from.read_exact(&mut len)?;
         let mut words = vec![0; usize::from(u16::from_le_bytes(len))];
         from.read_exact(&mut words)?;
-        return Ok(Err(pagekeeper_kernel::text::escaped(OsStr::from_bytes(&words)).to_string()));
+        return Ok(Err(pagekeeper_text::escaped(OsStr::from_bytes(&words)).to_string()));
     }
     if kind[0] != BACKUP {
         return Err(ErrorKind::InvalidData.into());

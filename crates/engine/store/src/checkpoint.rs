@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_cache::InstallAs;
 use pagekeeper_io::AlignedBuf;
-use pagekeeper_kernel::text::escaped;
 
 use pagekeeper_kernel::mutex::lock;
+use pagekeeper_text::escaped;
 
 use crate::commit::TAIL_OVERHEAD;
 use crate::core::{CheckpointStart, Core};

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_io::Io;
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::escaped;
 
 use crate::Error;
 use crate::commit::{max_entry_bytes, max_page_entry};

@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use pagekeeper_kernel::text::escaped;
-
 use crate::PageNo;
+use pagekeeper_text::escaped;
 
 /// An error of a store.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_io::Io;
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::escaped;
 use pagekeeper_wal::{LogMode, RecoveredRecord, RedoLog, RedoOptions};
 
 use crate::budget::{buffer_bytes, held_share};

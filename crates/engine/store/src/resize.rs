@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 
 use pagekeeper_io::Io;
 use pagekeeper_kernel::mutex::ignore_poison;
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::escaped;
 use pagekeeper_wal::RedoLog;
 
 use crate::Error;

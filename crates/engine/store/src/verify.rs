@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use pagekeeper_io::AlignedBuf;
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::escaped;
 
 use crate::core::Core;
 use crate::format::page::{self, HEADER, PageFault, PageKind};

@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use pagekeeper_kernel::text::escaped;
-
 use crate::position::Position;
+use pagekeeper_text::escaped;
 
 /// An error of a log.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,7 +1,7 @@
-//! Figures in configurations and on the command line: those of `pagekeeper_text`, and the pace of streams.
+//! The pace of streams, in configurations and on the command line.
 
 use pagekeeper_policy::stream_pace::StreamPace;
-pub use pagekeeper_text::{Period, Size, parse_period, parse_range, parse_size};
+use pagekeeper_text::parse_size;
 
 /// Parses how fast streams may use a disk, for clap's `value_parser` and configurations: `auto`, `off`, `idle`, or
 /// a size per second, such as `64M` or `64M/s`.

@@ -5,6 +5,7 @@
 //! bash falls back to listing files as unquoted words: a file named `$(command)` would be run. All such lists
 //! are removed.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::builder::PossibleValuesParser;
@@ -20,7 +21,7 @@ use crate::output;
 #[command(after_help = "Examples:
   pagekeeper completions bash > /usr/share/bash-completion/completions/pagekeeper
   pagekeeper completions fish > ~/.config/fish/completions/pagekeeper.fish")]
-pub(crate) struct Args {
+pub(crate) struct CompletionsArgs {
     /// The shell
     shell: Shell,
 }
@@ -49,7 +50,7 @@ _pagekeeper_pids() {
 "#;
 
 /// Prints the completion script.
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
     // Made in memory: the generator panics if a write fails.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut with_values(Cli::command()), "pagekeeper", &mut script);
@@ -62,7 +63,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         // The scripts for Elvish and PowerShell list no values.
         _ => script,
     };
-    output::print(script.as_bytes())?;
+    output::print(|out| out.write_all(script.as_bytes()))?;
     Ok(ExitCode::SUCCESS)
 }
 

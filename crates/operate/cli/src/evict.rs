@@ -3,19 +3,21 @@
 //! Dirty pages are written first. Fails path by path; pages that stayed for a known reason are reported, but are
 //! not an error.
 
-use std::io::Write;
-use std::ops::Range;
+use std::fmt;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
 
+use pagekeeper_doctor::EvictedLeftover;
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::{Flush, ReleaseOptions, ReleaseReport, release};
-use pagekeeper_text::{Size, escaped, parse_range, unescaped};
+use pagekeeper_text::{Size, escaped};
 use serde::Serialize;
 
 use crate::devices::MountedDevices;
 use crate::output;
+use crate::part::{FilePart, parse_part};
 use crate::paths::TreeArgs;
 use crate::problems::{self, Problem, Problems};
 
@@ -28,16 +30,16 @@ use crate::problems::{self, Problem, Problems};
 
 Dirty pages are written to disk first: no data is lost, and none stay because they are dirty. Pages that a process has \
     mapped or is reading stay; the report shows them, and they are not an error.")]
-pub(crate) struct Args {
+pub(crate) struct EvictArgs {
     #[command(flatten)]
     tree: TreeArgs,
-    /// Only these bytes of each file: A..B, A.. or ..B, in sizes like 64M
-    #[arg(long, value_name = "RANGE", value_parser = parse_range, default_value = "..", hide_default_value = true)]
-    range: Range<u64>,
+    /// Only this part of each file: A..B, A.. or ..B, in sizes like 64M, or in percent of the file like ..90%
+    #[arg(long, value_name = "RANGE", value_parser = parse_part, default_value = "..", hide_default_value = true)]
+    range: FilePart,
     /// Number of files to work on in parallel [default: one per CPU, at most 8]
-    #[arg(short, long, value_name = "N", value_parser = parse_jobs)]
-    jobs: Option<usize>,
-    /// Report every file that had resident pages, not only those that kept some
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    jobs: Option<u16>,
+    /// EvictReport every file that had resident pages, not only those that kept some
     #[arg(short, long)]
     verbose: bool,
     /// Print one JSON object with all figures in bytes
@@ -45,132 +47,87 @@ pub(crate) struct Args {
     json: bool,
 }
 
-fn parse_jobs(text: &str) -> Result<usize, String> {
-    text.parse()
-        .ok()
-        .filter(|jobs| (1..=1024).contains(jobs))
-        .ok_or_else(|| "give a number from 1 to 1024".to_owned())
+/// The figures of a report, as JSON has them.
+#[derive(Serialize)]
+#[serde(remote = "ReleaseReport")]
+struct ReleaseFigures {
+    requested: u64,
+    resident_before: u64,
+    released: u64,
+    kept_dirty: u64,
+    kept_mapped: u64,
+    kept_edge: u64,
+    kept_busy: u64,
 }
 
-/// The result for one file or for all.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
-pub(crate) struct Figures {
-    pub(crate) requested: u64,
-    pub(crate) resident_before: u64,
-    pub(crate) released: u64,
-    pub(crate) kept_dirty: u64,
-    pub(crate) kept_mapped: u64,
-    pub(crate) kept_edge: u64,
-    pub(crate) kept_busy: u64,
-}
-
-impl From<ReleaseReport> for Figures {
-    fn from(report: ReleaseReport) -> Self {
-        Self {
-            requested: report.requested,
-            resident_before: report.resident_before,
-            released: report.released,
-            kept_dirty: report.kept_dirty,
-            kept_mapped: report.kept_mapped,
-            kept_edge: report.kept_edge,
-            kept_busy: report.kept_busy,
-        }
-    }
-}
-
-impl Figures {
-    fn add(&mut self, other: &Self) {
-        self.requested = self.requested.saturating_add(other.requested);
-        self.resident_before += other.resident_before;
-        self.released += other.released;
-        self.kept_dirty += other.kept_dirty;
-        self.kept_mapped += other.kept_mapped;
-        self.kept_edge += other.kept_edge;
-        self.kept_busy += other.kept_busy;
-    }
-
-    fn kept(&self) -> u64 {
-        self.kept_dirty + self.kept_mapped + self.kept_edge + self.kept_busy
-    }
-
-    /// Returns "kept 8 MiB: 4 MiB dirty …"; `None` if nothing stayed.
-    pub(crate) fn kept_in_words(&self) -> Option<String> {
-        let why: Vec<String> = [
-            (self.kept_mapped, "mapped by a process"),
-            (self.kept_dirty, "still dirty or being written"),
-            (self.kept_edge, "in large pages that reach out of the range"),
-            (self.kept_busy, "in use at this moment"),
-        ]
-        .into_iter()
-        .filter(|&(bytes, _)| bytes > 0)
-        .map(|(bytes, why)| format!("{} {why}", Size(bytes)))
-        .collect();
-        (!why.is_empty()).then(|| format!("kept {}: {}", Size(self.kept()), why.join(", ")))
-    }
-}
-
-#[derive(Debug)]
-struct File {
+/// The result for one file.
+#[derive(Debug, Serialize)]
+pub(crate) struct EvictedFile {
+    #[serde(serialize_with = "output::json::path")]
     path: PathBuf,
-    figures: Figures,
+    #[serde(flatten, with = "ReleaseFigures")]
+    pub(crate) report: ReleaseReport,
+    /// Why it was left alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) left_alone: Option<&'static str>,
 }
 
-impl Serialize for File {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Shown<'a> {
-            path: std::borrow::Cow<'a, str>,
-            #[serde(flatten)]
-            figures: Figures,
-        }
-        Shown { path: unescaped(&self.path), figures: self.figures }.serialize(serializer)
+impl From<EvictedLeftover> for EvictedFile {
+    fn from(EvictedLeftover { path, report, left_alone }: EvictedLeftover) -> Self {
+        Self { path, report, left_alone }
     }
 }
 
-#[derive(Debug, Serialize)]
-struct Total {
+/// The result for all files.
+#[derive(Debug, Default, Serialize)]
+struct EvictedTotal {
     files: u64,
-    #[serde(flatten)]
-    figures: Figures,
+    #[serde(flatten, with = "ReleaseFigures")]
+    report: ReleaseReport,
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
-    files: Vec<File>,
-    total: Total,
+struct EvictReport {
+    files: Vec<EvictedFile>,
+    total: EvictedTotal,
     errors: Vec<Problem>,
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &EvictArgs) -> anyhow::Result<ExitCode> {
     let report = evict(args)?;
-    if args.json {
-        output::json(&report)?;
-    } else {
-        show(&report, args.verbose)?;
-        problems::report(&report.errors);
-    }
-    Ok(if report.errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    output::show(
+        args.json,
+        || &report,
+        |out| {
+            for file in report.files.iter().filter(|file| args.verbose || file.report.kept() > 0) {
+                writeln!(out, "{file}")?;
+            }
+            let EvictedTotal { files, report } = &report.total;
+            write!(out, "{}", released_in_words(report))?;
+            writeln!(out, " in {}{}", output::files(*files), kept_in_words(report))
+        },
+    )?;
+    Ok(problems::report(&report.errors, args.json))
 }
 
-fn evict(args: &Args) -> anyhow::Result<Report> {
+fn evict(args: &EvictArgs) -> anyhow::Result<EvictReport> {
     let tree = args.tree.tree()?.with_devices(&args.tree);
     let options = ReleaseOptions::default();
     let clean_only = ReleaseOptions { flush: Flush::Never, ..ReleaseOptions::default() };
     let (problems, mounted) = (Problems::default(), MountedDevices::default());
-    let done = Mutex::new((Vec::new(), Total { files: 0, figures: Figures::default() }));
-    tree.walk(args.jobs, &|visited| match visited.and_then(|file| {
+    let done = Mutex::new((Vec::new(), EvictedTotal::default()));
+    tree.walk(args.jobs.map(usize::from), &|visited| match visited.and_then(|file| {
         let options = if mounted.has(&file)? { &clean_only } else { &options };
-        Ok((release(&file, args.range.clone(), options)?, file))
+        Ok((release(&file, args.range.of(file.size()), options)?, file))
     }) {
         Ok((report, file)) => {
-            let figures = Figures::from(report);
             let mut done = lock(&done);
             let (files, total) = &mut *done;
             total.files += 1;
-            total.figures.add(&figures);
-            if args.json || figures.resident_before > 0 && (args.verbose || figures.kept() > 0) {
-                files.push(File { path: file.path().to_path_buf(), figures });
+            total.report += report;
+            if args.json || report.resident_before > 0 && (args.verbose || report.kept() > 0) {
+                files.push(EvictedFile { path: file.path().to_path_buf(), report, left_alone: None });
             }
         }
         Err(error) => problems.note(&error),
@@ -178,31 +135,36 @@ fn evict(args: &Args) -> anyhow::Result<Report> {
     let (mut files, total) = ignore_poison(done.into_inner());
     files.sort_by(|a, b| a.path.cmp(&b.path));
     mounted.report("clean pages alone were evicted, and are read again as it needs them");
-    Ok(Report { files, total, errors: problems.into_sorted() })
+    Ok(EvictReport { files, total, errors: problems.into_sorted() })
 }
 
-fn show(report: &Report, verbose: bool) -> std::io::Result<()> {
-    let mut out = output::stdout();
-    for File { path, figures } in &report.files {
-        let kept = figures.kept_in_words();
-        if !verbose && kept.is_none() {
-            continue;
-        }
-        write!(out, "{}", escaped(path))?;
-        write!(out, ": evicted {} of {} resident", Size(figures.released), Size(figures.resident_before))?;
-        match kept {
-            Some(kept) => writeln!(out, "; {kept}")?,
-            None => writeln!(out)?,
+impl fmt::Display for EvictedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", escaped(&self.path))?;
+        match self.left_alone {
+            Some(why) => write!(f, "left alone: {why}"),
+            None => write!(f, "{}{}", released_in_words(&self.report), kept_in_words(&self.report)),
         }
     }
-    let Total { files, figures } = &report.total;
-    let (released, before) = (Size(figures.released), Size(figures.resident_before));
-    write!(out, "evicted {released} of {before} resident in {}", output::files(*files))?;
-    match figures.kept_in_words() {
-        Some(kept) => writeln!(out, "; {kept}")?,
-        None => writeln!(out)?,
-    }
-    out.flush()
+}
+
+fn released_in_words(report: &ReleaseReport) -> String {
+    format!("evicted {} of {} resident", Size(report.released), Size(report.resident_before))
+}
+
+/// Returns "; kept 8 MiB: 4 MiB dirty …", or nothing if nothing stayed.
+fn kept_in_words(report: &ReleaseReport) -> String {
+    let why: Vec<String> = [
+        (report.kept_mapped, "mapped by a process"),
+        (report.kept_dirty, "still dirty or being written"),
+        (report.kept_edge, "in large pages that reach out of the range"),
+        (report.kept_busy, "in use at this moment"),
+    ]
+    .into_iter()
+    .filter(|&(bytes, _)| bytes > 0)
+    .map(|(bytes, why)| format!("{} {why}", Size(bytes)))
+    .collect();
+    if why.is_empty() { String::new() } else { format!("; kept {}: {}", Size(report.kept()), why.join(", ")) }
 }
 
 #[cfg(test)]
@@ -211,11 +173,11 @@ mod tests {
 
     #[test]
     fn what_stayed_is_said_with_its_causes() {
-        let figures = Figures { kept_mapped: 4 << 20, kept_edge: 4096, ..Figures::default() };
+        let report = ReleaseReport { kept_mapped: 4 << 20, kept_edge: 4096, ..ReleaseReport::default() };
         assert_eq!(
-            figures.kept_in_words().unwrap(),
-            "kept 4.0 MiB: 4 MiB mapped by a process, 4 KiB in large pages that reach out of the range"
+            kept_in_words(&report),
+            "; kept 4.0 MiB: 4 MiB mapped by a process, 4 KiB in large pages that reach out of the range"
         );
-        assert_eq!(Figures { released: 5, ..Figures::default() }.kept_in_words(), None);
+        assert_eq!(kept_in_words(&ReleaseReport { released: 5, ..ReleaseReport::default() }), "");
     }
 }

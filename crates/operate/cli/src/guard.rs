@@ -28,6 +28,8 @@ use crate::output::{self, UsageError};
 use crate::service::Manager;
 use crate::signals::Stop;
 
+/// The configuration file of the service.
+const CONFIG_FILE: &str = "/etc/pagekeeper/guard.toml";
 /// Interval of the status line without a terminal, if anything was released since the last.
 const STATUS_EVERY: Duration = Duration::from_secs(60);
 
@@ -55,7 +57,7 @@ reaches that address can read them, and the names of directories in them, but ch
 It needs root, or CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; --streams and metrics of
 waits also need CAP_BPF and CAP_PERFMON.")]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
-pub(crate) struct Args {
+pub(crate) struct GuardArgs {
     /// Watch this process only; may be given several times
     #[arg(long, value_name = "PID")]
     pid: Vec<u32>,
@@ -68,9 +70,13 @@ pub(crate) struct Args {
     /// Configuration file
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     config: Option<PathBuf>,
-    /// Time between ticks, 500ms by default
-    #[arg(long, value_name = "TIME", value_parser = parse_period)]
-    tick: Option<Duration>,
+    /// Read a configuration file and exit: with 0 if it is valid, 1 if it can't be read, 2 if it is wrong
+    #[arg(long, value_name = "FILE", exclusive = true, value_hint = clap::ValueHint::FilePath,
+          num_args = 0..=1, default_missing_value = CONFIG_FILE)]
+    check_config: Option<PathBuf>,
+    /// Time between ticks [default: 500ms]
+    #[arg(long, alias = "tick", value_name = "TIME", value_parser = parse_period)]
+    interval: Option<Duration>,
     /// Watch these databases only, of those that are found: user:NAME, unit:GLOB, cgroup:GLOB, dir:PATH or pid:PID
     #[arg(long, value_name = "SELECTOR")]
     only: Vec<Selector>,
@@ -112,16 +118,16 @@ pub(crate) struct Args {
     print_profile: Option<String>,
 }
 
-impl Args {
+impl GuardArgs {
     /// Returns the configuration file's options, overridden by the command line.
     fn options(&self) -> Result<Options, ProfileError> {
         let mut options = match &self.config {
             Some(path) => Options::read(path)?,
             None => Options::default(),
         };
-        if let Some(tick) = self.tick {
-            options.tick = tick;
-            options.idle_tick = options.idle_tick.max(tick);
+        if let Some(interval) = self.interval {
+            options.tick = interval;
+            options.idle_tick = options.idle_tick.max(interval);
         }
         options.dry_run |= self.dry_run;
         options.streams.on |= self.streams;
@@ -161,9 +167,12 @@ impl Args {
 }
 
 /// Runs the guard until a signal stops it.
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &GuardArgs) -> anyhow::Result<ExitCode> {
     if let Some(name) = &args.print_profile {
         return print_profile(name);
+    }
+    if let Some(path) = &args.check_config {
+        return check_config(path);
     }
     let stop = Stop::on_signals().context("catch signals")?;
     let reload = Arc::new(AtomicBool::new(false));
@@ -252,6 +261,14 @@ fn is_stopped(stop: &Stop, manager: &mut Manager, pause: Duration) -> bool {
     }
 }
 
+fn check_config(path: &Path) -> anyhow::Result<ExitCode> {
+    match Options::read(path).and_then(|options| Guard::new(options, ProcRoot::default())) {
+        Ok(_) => Ok(ExitCode::SUCCESS),
+        Err(error @ ProfileError::Io { .. }) => Err(error.into()),
+        Err(error) => Err(UsageError(error.to_string()).into()),
+    }
+}
+
 fn print_profile(name: &str) -> anyhow::Result<ExitCode> {
     let Some((_, text)) = BUILT_IN.iter().find(|(other, _)| *other == name) else {
         let known: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
@@ -259,9 +276,7 @@ fn print_profile(name: &str) -> anyhow::Result<ExitCode> {
             UsageError(format!("no profile is called \"{name}\"; there are {}", known.join(", "))).into()
         );
     };
-    let mut out = output::stdout();
-    out.write_all(text.as_bytes())?;
-    out.flush()?;
+    output::print(|out| out.write_all(text.as_bytes()))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -318,21 +333,19 @@ impl Printer {
             Event::Tick(tick) => return self.status(tick),
             Event::Start { dry_run: true, .. } => "dry run: nothing is released".to_owned(),
             Event::Found { pid, profile, also, directories } => {
-                let pid = pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
                 let profiles = [std::slice::from_ref(profile), also.as_slice()].concat().join(" and ");
-                format!("watching {profiles}{pid}: {}", directories_text(directories))
+                format!("watching {profiles}{}: {}", process_text(*pid), directories_text(directories))
             }
             Event::Lost { pid, profile } => format!("{profile} (process {pid}) has ended"),
             Event::Refused { pid, profile, path, reason } => {
-                let pid = pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
-                let path = escaped(path);
-                return self.complain(&format!("{path} is not watched for {profile}{pid}: {reason}"));
+                let (path, process) = (escaped(path), process_text(*pid));
+                return self.complain(&format!("{path} is not watched for {profile}{process}: {reason}"));
             }
             Event::Setting { pid: _, profile: _, path, setting } => {
                 format!("{} is not overwritten in parts of pages: {}", escaped(path), escaped(setting))
             }
             Event::Shared { pid, profile, path, with } => {
-                let with = with.map(|with| format!(" (process {with})")).unwrap_or_default();
+                let with = process_text(*with);
                 format!("{profile} (process {pid}) shares {} with another{with}", escaped(path))
             }
             Event::TakenOver { pid, profile, path, from } => format!(
@@ -343,10 +356,9 @@ impl Printer {
                 format!("following the stream {} (process {pid})", escaped(program))
             }
             Event::StreamEnded { pid, program, seconds, files, released_bytes, .. } => {
-                let s = if *files == 1 { "" } else { "s" };
-                let released = Size(*released_bytes);
+                let (released, files) = (Size(*released_bytes), output::files(*files));
                 format!(
-                    "the stream {} (process {pid}) has ended: released {released} behind it, {files} file{s}, {seconds:.0} s",
+                    "the stream {} (process {pid}) has ended: released {released} behind it, {files}, {seconds:.0} s",
                     escaped(program)
                 )
             }
@@ -398,12 +410,8 @@ impl Printer {
 
     fn status(&mut self, tick: &Tick) -> io::Result<()> {
         self.released += tick.released_bytes;
-        let due = if self.terminal {
-            true
-        } else {
-            self.last_status.elapsed() >= STATUS_EVERY && self.released > self.released_at_last_status
-        };
-        if !due {
+        let has_news = self.released > self.released_at_last_status;
+        if !(self.terminal || has_news && self.last_status.elapsed() >= STATUS_EVERY) {
             return Ok(());
         }
         let mut line = format!(
@@ -413,23 +421,18 @@ impl Printer {
             Size(self.released),
         );
         if tick.followers > 0 {
-            let s = if tick.followers == 1 { "" } else { "s" };
-            let _ = write!(line, ", {} follower{s}", tick.followers);
+            let _ = write!(line, ", {}", counted(tick.followers as u64, "follower", "followers"));
         }
         if tick.kept_logs > 0 {
-            let logs = if tick.kept_logs == 1 { "log is" } else { "logs are" };
-            let _ = write!(line, ", {} {logs} read back and kept", tick.kept_logs);
+            let logs = counted(tick.kept_logs as u64, "log is", "logs are");
+            let _ = write!(line, ", {logs} read back and kept");
         }
         self.last_status = Instant::now();
         self.released_at_last_status = self.released;
         self.clear_status()?;
+        self.status_drawn = self.terminal;
         let mut out = io::stdout().lock();
-        if self.terminal {
-            self.status_drawn = true;
-            write!(out, "{line}")?;
-        } else {
-            writeln!(out, "{line}")?;
-        }
+        write!(out, "{line}{}", if self.terminal { "" } else { "\n" })?;
         out.flush()
     }
 
@@ -439,6 +442,11 @@ impl Printer {
         }
         Ok(())
     }
+}
+
+/// Returns " (process 7)", or nothing.
+fn process_text(pid: Option<u32>) -> String {
+    pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
 }
 
 /// Returns the first directory, and the number of others: a database may have a thousand.
@@ -453,8 +461,8 @@ fn group_text(path: &Path, file: u64, limit: Option<u64>, news: GroupNews) -> Op
     let what = match news {
         GroupNews::Reclaimed { .. } | GroupNews::LimitsHit { oom_kill: 0, .. } => return None,
         GroupNews::LimitsHit { oom_kill, .. } => {
-            let processes = if oom_kill == 1 { "process was" } else { "processes were" };
-            format!("out of memory: {oom_kill} {processes} killed for it")
+            let killed = counted(oom_kill, "process was", "processes were");
+            format!("out of memory: {killed} killed for it")
         }
         GroupNews::Over => "over its share: the logs of its databases are kept tighter".to_owned(),
         GroupNews::Within => "within its share again".to_owned(),

@@ -5,19 +5,19 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod arguments;
 mod completions;
 #[cfg(feature = "demo")]
 mod demo;
 mod devices;
 mod doctor;
 mod evict;
-mod frozen;
 mod guard;
 mod hint;
 mod listen_address;
 mod manuals;
 mod output;
-mod pace;
+mod part;
 mod paths;
 mod probe;
 mod problems;
@@ -34,8 +34,7 @@ mod warm;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-#[cfg(feature = "demo")]
-use pagekeeper_text as size;
+use pagekeeper_kernel::frozen;
 
 /// The output of `--version`, whose first line is that of `-V`: a static build also says how it differs.
 const LONG_VERSION: &str = if pagekeeper_launch::IS_LIBRARY_OF_ANOTHER_BUILD {
@@ -76,55 +75,65 @@ Help on a command, with examples: pagekeeper help COMMAND"
 )]
 struct Cli {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<CliCommand>,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    Stat(stat::Args),
-    Evict(evict::Args),
-    Warm(warm::Args),
-    Snapshot(snapshot::Args),
-    Guard(guard::Args),
-    Run(run::Args),
-    Top(top::Args),
-    Doctor(doctor::Args),
-    Probe(probe::Args),
+enum CliCommand {
+    Stat(stat::StatArgs),
+    Evict(evict::EvictArgs),
+    Warm(warm::WarmArgs),
+    Snapshot(snapshot::SnapshotArgs),
+    Guard(guard::GuardArgs),
+    Run(run::RunArgs),
+    Top(top::TopArgs),
+    Doctor(doctor::DoctorArgs),
+    Probe(probe::ProbeArgs),
     #[cfg(feature = "store")]
-    Store(store::Args),
+    Store(store::StoreArgs),
     #[cfg(feature = "demo")]
-    Demo(demo::Args),
-    Completions(completions::Args),
-    Man(manuals::Args),
+    Demo(demo::DemoArgs),
+    Completions(completions::CompletionsArgs),
+    Man(manuals::ManualsArgs),
 }
 
 fn main() -> ExitCode {
     pagekeeper_launch::stack::with_room(work)
 }
 
+/// Reads the arguments. Help, the version and mistakes end the program.
+fn arguments() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| {
+        let text = error.render().to_string();
+        let Some(mistake) = text.strip_prefix("error: ") else { error.exit() };
+        output::complain(mistake.trim_end());
+        std::process::exit(2)
+    })
+}
+
 fn work() -> ExitCode {
-    if let Some(code) = frozen::play_child() {
-        return code;
+    if frozen::play_child() {
+        return ExitCode::SUCCESS;
     }
-    let Some(command) = Cli::parse().command else {
+    let Some(command) = arguments().command else {
         return hint::run().unwrap_or_else(|error| output::exit_code(&error));
     };
     let done = match command {
-        Command::Stat(args) => stat::run(&args),
-        Command::Evict(args) => evict::run(&args),
-        Command::Warm(args) => warm::run(&args),
-        Command::Snapshot(args) => snapshot::run(&args),
-        Command::Guard(args) => guard::run(&args),
-        Command::Run(args) => run::run(&args),
-        Command::Top(args) => top::run(&args),
-        Command::Doctor(args) => doctor::run(&args),
-        Command::Probe(args) => probe::run(&args),
+        CliCommand::Stat(args) => stat::run(&args),
+        CliCommand::Evict(args) => evict::run(&args),
+        CliCommand::Warm(args) => warm::run(&args),
+        CliCommand::Snapshot(args) => snapshot::run(&args),
+        CliCommand::Guard(args) => guard::run(&args),
+        CliCommand::Run(args) => run::run(&args),
+        CliCommand::Top(args) => top::run(&args),
+        CliCommand::Doctor(args) => doctor::run(&args),
+        CliCommand::Probe(args) => probe::run(&args),
         #[cfg(feature = "store")]
-        Command::Store(args) => store::run(&args),
+        CliCommand::Store(args) => store::run(&args),
         #[cfg(feature = "demo")]
-        Command::Demo(args) => demo::run(args),
-        Command::Completions(args) => completions::run(&args),
-        Command::Man(args) => manuals::man(&args),
+        CliCommand::Demo(args) => demo::run(args),
+        CliCommand::Completions(args) => completions::run(&args),
+        CliCommand::Man(args) => manuals::man(&args),
     };
     done.unwrap_or_else(|error| output::exit_code(&error))
 }

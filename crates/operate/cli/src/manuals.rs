@@ -1,5 +1,6 @@
 //! Man pages, made from the same definitions as `--help`.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -16,7 +17,7 @@ use crate::output::{self, UsageError};
   pagekeeper man stat | man -l -
   pagekeeper man store verify | man -l -
   pagekeeper man --dir /usr/local/share/man/man1")]
-pub(crate) struct Args {
+pub(crate) struct ManualsArgs {
     /// The command to print the page of, like "stat" or "store verify"; without it, that of pagekeeper itself
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
@@ -26,11 +27,11 @@ pub(crate) struct Args {
 }
 
 /// Prints one man page, or writes all.
-pub(crate) fn man(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn man(args: &ManualsArgs) -> anyhow::Result<ExitCode> {
     let mut root = Cli::command();
     root.build();
     if let Some(dir) = &args.dir {
-        crate::frozen::wait_while_frozen(dir);
+        output::wait_while_frozen(dir);
         return write_all(&root, dir);
     }
     let mut command = &root;
@@ -40,7 +41,8 @@ pub(crate) fn man(args: &Args) -> anyhow::Result<ExitCode> {
             UsageError(format!("there is no command \"{all}\": pagekeeper --help lists all"))
         })?;
     }
-    output::print(&page(command.clone())?)?;
+    let page = page(command.clone())?;
+    output::print(|out| out.write_all(&page))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -6,11 +6,12 @@
 
 use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, StdoutLock, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagekeeper_text::{counted, escaped};
-
-pub(crate) use pagekeeper_text::count;
+use serde::Serialize;
 
 pub(crate) mod json;
 
@@ -26,24 +27,31 @@ impl std::fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
-/// Returns buffered standard output. Flush it before the end, since errors are lost when it is dropped.
-pub(crate) fn stdout() -> BufWriter<StdoutLock<'static>> {
-    BufWriter::with_capacity(64 << 10, io::stdout().lock())
-}
+/// Buffered standard output.
+pub(crate) type StandardOutput = BufWriter<StdoutLock<'static>>;
 
 /// Writes one JSON value and a newline to standard output.
-pub(crate) fn json(value: &impl serde::Serialize) -> io::Result<()> {
-    let mut out = stdout();
-    json::write(&mut out, value)?;
-    out.write_all(b"\n")?;
+pub(crate) fn json(value: &impl Serialize) -> io::Result<()> {
+    print(|out| {
+        json::write(out, value)?;
+        out.write_all(b"\n")
+    })
+}
+
+/// Writes to standard output, all of it or an error.
+pub(crate) fn print(text: impl FnOnce(&mut StandardOutput) -> io::Result<()>) -> io::Result<()> {
+    let mut out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
+    text(&mut out)?;
     out.flush()
 }
 
-/// Writes text to standard output as it is.
-pub(crate) fn print(text: &[u8]) -> io::Result<()> {
-    let mut out = stdout();
-    out.write_all(text)?;
-    out.flush()
+/// Prints a result as one JSON value, or as text for people.
+pub(crate) fn show<T: Serialize>(
+    is_json: bool,
+    value: impl FnOnce() -> T,
+    text: impl FnOnce(&mut StandardOutput) -> io::Result<()>,
+) -> io::Result<()> {
+    if is_json { json(&value()) } else { print(text) }
 }
 
 /// Writes a message to standard error, after the program's name. If that fails, the message is lost.
@@ -52,6 +60,12 @@ pub(crate) fn complain(text: impl Display) {
     // Names in the text were escaped before; this keeps any other character from controlling the terminal.
     let lines: Vec<_> = text.split('\n').map(|line| escaped(line).into_cow()).collect();
     let _ = writeln!(io::stderr().lock(), "pagekeeper: {}", lines.join("\n"));
+}
+
+/// Waits while the file system of `path` is frozen, and reports a wait that takes long.
+pub(crate) fn wait_while_frozen(path: &Path) {
+    let say = |why| complain(format_args!("{}: {why}; waiting", escaped(path)));
+    pagekeeper_kernel::frozen::wait_while_frozen(path, say);
 }
 
 /// Prints why a command failed, and returns its exit code. A broken pipe is not reported: the process ends by
@@ -73,6 +87,11 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if error.downcast_ref::<UsageError>().is_some() { 2 } else { 1 })
 }
 
+/// Returns the exit code of a command that did all, or not all, of its work.
+pub(crate) fn code(is_fine: bool) -> ExitCode {
+    if is_fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
 /// Returns an error and its causes, each once: many libraries' errors already include their cause.
 fn in_words(error: &anyhow::Error) -> String {
     let mut words = String::new();
@@ -88,6 +107,15 @@ fn in_words(error: &anyhow::Error) -> String {
         }
     }
     words
+}
+
+/// Returns a bar on standard error, drawn only if that is a terminal.
+pub(crate) fn progress_bar(total: u64, template: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
 }
 
 /// The settings for text on this process's standard output.

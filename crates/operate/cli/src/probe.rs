@@ -6,18 +6,18 @@
 
 mod table;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_probe::{MIN_FILE_BYTES, Probe, Progress};
 use pagekeeper_text::{Size, escaped, parse_size};
 
-use crate::frozen::wait_while_frozen;
-use crate::output::{self, UsageError};
-use crate::pace::PaceArgs;
+use crate::arguments::PaceArgs;
+use crate::output::{self, UsageError, wait_while_frozen};
 use crate::signals::Stop;
 
 /// Measure a disk and its file system: direct I/O, mixed I/O, syncs, parallel and single reads
@@ -33,7 +33,7 @@ use crate::signals::Stop;
 
 I/O of other programs on the disk is measured, too: run it on an idle disk. --pace applies to the file that is written first: \
     measurements take all that the disk gives, so \"idle\" and a rate are refused.")]
-pub(crate) struct Args {
+pub(crate) struct ProbeArgs {
     /// A directory on the disk, in which files may be created
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     dir: PathBuf,
@@ -77,7 +77,7 @@ fn parse_file_size(text: &str) -> Result<u64, String> {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &ProbeArgs) -> anyhow::Result<ExitCode> {
     require_full_speed(args.pace.pace)?;
     let disks = args.save.then(|| Path::new(pagekeeper_catalog::disks::DIRECTORY));
     [Some(args.dir.as_path()), args.output.as_deref(), disks]
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         std::fs::create_dir_all(disks).with_context(|| format!("make {}", escaped(disks)))?;
         try_to_write(disks)?;
     }
-    let bar = progress_bar();
+    let bar = output::progress_bar(1000, "{bar:30} {percent} % {wide_msg}");
     let show = |progress: &Progress| show(&bar, progress);
     let mut probe = Probe::new(&args.dir).pace(args.pace.pace);
     if args.quick {
@@ -116,11 +116,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         pagekeeper_catalog::disks::write(&report.profile, path)?;
     }
     let saved = args.save.then(|| pagekeeper_catalog::disks::save(&report.profile, &args.dir)).transpose()?;
-    if args.json {
-        output::json(&report)?;
-    } else {
-        table::print(&report, saved.as_deref().or(args.output.as_deref()))?;
-    }
+    output::show(
+        args.json,
+        || &report,
+        |out| {
+            table::write(out, &report)?;
+            let kept = saved.as_deref().or(args.output.as_deref());
+            kept.map_or(Ok(()), |path| writeln!(out, "\nThe profile is in {}.", escaped(path)))
+        },
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -136,15 +140,6 @@ fn try_to_write(directory: &Path) -> anyhow::Result<()> {
     tempfile::tempfile_in(directory)
         .with_context(|| format!("no file can be made in {}", escaped(directory)))?;
     Ok(())
-}
-
-/// Returns a bar on standard error, drawn only if that is a terminal.
-fn progress_bar() -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {percent} % {wide_msg}") {
-        bar.set_style(style);
-    }
-    bar
 }
 
 fn show(bar: &ProgressBar, progress: &Progress) {

@@ -2,6 +2,7 @@
 //! and its fix.
 
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::Mutex;
 
 use pagekeeper_kernel::Error;
@@ -9,7 +10,7 @@ use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_text::escaped;
 use serde::Serialize;
 
-use crate::output::complain;
+use crate::output::{code, complain};
 
 /// One path that failed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -42,11 +43,12 @@ impl Problems {
     }
 }
 
-/// Reports each problem on standard error.
-pub(crate) fn report(problems: &[Problem]) {
-    for Problem { path, error } in problems {
+/// Reports each problem on standard error, unless the JSON has them. Returns the exit code.
+pub(crate) fn report(problems: &[Problem], is_json: bool) -> ExitCode {
+    for Problem { path, error } in problems.iter().filter(|_| !is_json) {
         complain(format_args!("{path}: {error}"));
     }
+    code(problems.is_empty())
 }
 
 /// Returns the problem and its fix, without the path.

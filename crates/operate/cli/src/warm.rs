@@ -6,10 +6,7 @@
 //! lock.
 
 mod item;
-mod part;
 mod report;
-mod restore;
-mod turns;
 mod work;
 
 use std::path::{Path, PathBuf};
@@ -17,23 +14,22 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::pressure::{MemoryCgroup, SysRoots};
 use pagekeeper_kernel::{WarmOptions, WarmTurns};
 use pagekeeper_policy::stream_pace::StreamPace;
+use pagekeeper_streams::PacedTurns;
 use pagekeeper_text::{Size, escaped};
 
+use crate::arguments::PaceArgs;
 use crate::devices::MountedDevices;
 use crate::output::{self, UsageError};
-use crate::pace::PaceArgs;
+use crate::part::{FilePart, parse_part, range_meant_by};
 use crate::paths::TreeArgs;
 use crate::problems::{self, Problems};
 use crate::signals::Stop;
-use item::{Item, Wanted};
-use part::{Part, parse_part, range_meant_by};
-use report::Report;
-use turns::PacedTurns;
+use item::{WantedPages, WarmItem};
+use report::WarmOutcome;
 use work::WarmRun;
 
 /// Read files into the page cache, or restore the pages of a snapshot
@@ -47,12 +43,12 @@ use work::WarmRun;
 It skips pages that are resident and holes of sparse files; when it returns, the pages are resident. \
     If the kernel does not show this user what is resident, it reads everything and exits with 1, because it could not \
     verify the result.")]
-pub(crate) struct Args {
+pub(crate) struct WarmArgs {
     #[command(flatten)]
     tree: TreeArgs,
     /// Only this part of each file: A..B, A.. or ..B, in sizes like 64M, or in percent of the file like ..90%
     #[arg(long, value_name = "RANGE", value_parser = parse_part, default_value = "..", hide_default_value = true)]
-    range: Part,
+    range: FilePart,
     /// Restore the pages of a snapshot, most recently used files first
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath,
           conflicts_with_all = ["paths", "files_from", "include", "exclude", "follow", "one_file_system", "range",
@@ -66,7 +62,7 @@ pub(crate) struct Args {
     /// Lock the pages in memory, and stay until Ctrl-C or SIGTERM
     #[arg(long)]
     lock: bool,
-    /// Report every file
+    /// WarmOutcome every file
     #[arg(short, long)]
     verbose: bool,
     /// Print one JSON object with all figures in bytes
@@ -75,16 +71,17 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &WarmArgs) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let stop = Stop::on_signals()?;
     let (problems, mounted) = (Problems::default(), MountedDevices::default());
     let items = match &args.from {
-        Some(snapshot) => restore::items(snapshot)?,
+        Some(snapshot) => item::saved(snapshot)?,
         None => listed(args, &stop, &problems, &mounted)?,
     };
+    // A snapshot may claim any sizes.
+    let total = items.iter().map(|item| item.bytes).fold(0, u64::saturating_add);
     if args.lock {
-        let total = items.iter().map(|item| item.bytes).fold(0, u64::saturating_add);
         let group = MemoryCgroup::of(&SysRoots::default(), std::process::id()).ok().flatten();
         if let Some(warning) = group.and_then(|group| too_much_to_lock(total, &group)) {
             output::complain(warning);
@@ -96,17 +93,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         turns: turns.clone().map(|turns| turns as Arc<dyn WarmTurns>),
         ..WarmOptions::default()
     };
-    let bar = progress_bar(&items);
-    let run = WarmRun::new(&options, turns, &stop, problems, &bar, args.lock, args.json || args.verbose);
+    let bar = output::progress_bar(total, "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}");
+    let run = WarmRun {
+        options: &options,
+        turns,
+        stop: &stop,
+        problems,
+        bar: &bar,
+        lock: args.lock,
+        keep_all: args.json || args.verbose,
+        results: Mutex::default(),
+    };
     run.run(&items);
     bar.finish_and_clear();
     let (report, locks) = run.into_report(start.elapsed());
 
-    if args.json {
-        output::json(&report)?;
-    } else {
-        report::show(&report, args.verbose)?;
-        problems::report(&report.errors);
+    output::show(args.json, || &report, |out| report::write(&report, args.verbose, out))?;
+    problems::report(&report.errors, args.json);
+    if !args.json {
         report::print_unknown(&report.total);
     }
     mounted.report("these alone were read, and no file of it");
@@ -116,7 +120,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         while !stop.wait(Duration::from_secs(3600))? {}
     }
-    Ok(exit_code(&report))
+    let WarmOutcome { errors, total, .. } = report;
+    Ok(output::code(errors.is_empty() && !total.cancelled && total.unknown_files == 0))
 }
 
 /// Returns a warning if this many bytes would exceed the limit of the memory cgroup when they are locked: the
@@ -137,20 +142,14 @@ fn too_much_to_lock(bytes: u64, group: &MemoryCgroup) -> Option<String> {
     })
 }
 
-fn exit_code(report: &Report) -> ExitCode {
-    let Report { errors, total, .. } = report;
-    let fine = errors.is_empty() && !total.cancelled && total.unknown_files == 0;
-    if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
 /// Returns the files of the named trees; only their names are kept, since there may be more of them than file
 /// descriptors.
 fn listed(
-    args: &Args,
+    args: &WarmArgs,
     stop: &Stop,
     problems: &Problems,
     mounted: &MountedDevices,
-) -> anyhow::Result<Vec<Item>> {
+) -> anyhow::Result<Vec<WarmItem>> {
     if let Some(error) = args.tree.paths().iter().find_map(|path| range_as_path(path)) {
         return Err(error.into());
     }
@@ -162,10 +161,10 @@ fn listed(
         Ok(file) => {
             let range = args.range.of(file.size());
             let bytes = range.end.min(file.size()).saturating_sub(range.start);
-            let item = Item {
+            let item = WarmItem {
                 path: file.path().to_path_buf(),
                 bytes,
-                wanted: Wanted::Range { range, inode: file.inode() },
+                wanted: WantedPages::Range { range, inode: file.inode() },
             };
             lock(&found).push(item);
         }
@@ -183,18 +182,6 @@ fn range_as_path(path: &Path) -> Option<UsageError> {
     path.symlink_metadata().is_err().then(|| {
         UsageError(format!("\"{}\" is no file: for a part of each file, give --range {range}", escaped(path)))
     })
-}
-
-/// Returns a bar on standard error, drawn only if that is a terminal.
-fn progress_bar(items: &[Item]) -> ProgressBar {
-    // A snapshot may claim any sizes.
-    let total = items.iter().map(|item| item.bytes).fold(0, u64::saturating_add);
-    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-    let style = "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}";
-    if let Ok(style) = ProgressStyle::with_template(style) {
-        bar.set_style(style);
-    }
-    bar
 }
 
 /// Returns a file's name for the bar: short, and safe on a terminal.
@@ -240,7 +227,7 @@ mod tests {
         #[derive(clap::Parser)]
         struct Alone {
             #[command(flatten)]
-            args: Args,
+            args: WarmArgs,
         }
         let pace = |arguments: &[&str]| {
             let all = ["warm"].iter().chain(arguments).chain(&["file"]);

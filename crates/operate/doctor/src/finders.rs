@@ -24,8 +24,9 @@ mod unwritten;
 
 use crate::{Finding, Kind, Observation};
 
-pub use mixed::{MixedWith, mixed_with, was_read_through_cache};
-pub use start::lacks_snapshot;
+pub(crate) use mixed::was_read_through_cache;
+pub use mixed::{MixedWith, mixed_with};
+pub use start::missing_snapshot;
 pub(crate) use throttled::is_background;
 
 /// The common form of the finders.

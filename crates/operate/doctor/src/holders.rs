@@ -22,7 +22,7 @@ const NEARLY_ALL: u64 = 9;
 
 /// A file that belongs to no database.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HeldFile {
+pub(crate) struct HeldFile {
     /// Its path.
     pub path: PathBuf,
     /// Its size in bytes.
@@ -70,7 +70,7 @@ pub struct Holder {
 /// let found = holders(vec![file("000000010000000000000001"), file("000000010000000000000002")]);
 /// assert_eq!((found[0].path.as_str(), found[0].resident_bytes), ("/var/backups/wal", 2 << 30));
 /// ```
-pub fn holders(files: Vec<HeldFile>) -> Vec<Holder> {
+pub(crate) fn holders(files: Vec<HeldFile>) -> Vec<Holder> {
     let mut directories: BTreeMap<PathBuf, Vec<HeldFile>> = BTreeMap::new();
     for file in files {
         let directory = file.path.parent().unwrap_or(Path::new("/")).to_path_buf();

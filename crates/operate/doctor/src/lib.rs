@@ -8,29 +8,37 @@
 
 mod advice;
 mod attribution;
+mod elsewhere;
 mod finders;
 mod finding;
 mod fix;
+mod gather;
 mod holders;
 mod journal;
+mod leftovers;
 mod observation;
 mod phrases;
 mod programs;
 mod report;
 pub mod settings;
 mod streamers;
+mod sync_watch;
 mod syncs;
 #[cfg(test)]
 mod testing;
 
 pub use advice::{Advice, Advised, Effect, Goal, Offer, Product, TABLE, advise};
-pub use finders::{MixedWith, examine, lacks_snapshot, mixed_with, was_read_through_cache};
+pub use elsewhere::largest_elsewhere;
+pub use finders::{MixedWith, examine, missing_snapshot, mixed_with};
 pub use finding::{Cost, Evidence, Finding, Kind, Severity, Subject};
 pub use fix::{Confidence, Fix, FixKind, HoldsFor, Restart, Risk, Terms};
-pub use holders::{HeldFile, Holder, OpenIn, holders};
+pub use gather::GatheredData;
+pub use holders::{Holder, OpenIn};
 pub use journal::{Journal, journal};
-pub use observation::{Observation, Releasable, SavedFile, SavedSnapshot, called};
+pub use leftovers::{EvictedLeftover, evict_leftovers};
+pub use observation::{Observation, Releasable, SavedSnapshot, called};
 pub use pagekeeper_observe::VisibilityGap;
 pub use report::{Inspected, InspectedDatabase, InspectedMemory, Report};
 pub use streamers::{Streamer, StreamerFile, streamers};
+pub use sync_watch::SyncWatch;
 pub use syncs::{SeenSync, SyncedFile, Syncs};

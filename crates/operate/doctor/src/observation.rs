@@ -6,10 +6,11 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use pagekeeper_kernel::pressure::{MemoryCgroup, MemoryEvents, VmStat};
 use pagekeeper_kernel::{Inode, page_size};
+use pagekeeper_observe::saved_pages::{SavedFile, SavedPages};
 use pagekeeper_observe::{Database, File, HostChange, Snapshot};
 use pagekeeper_policy::DiskProfile;
 use pagekeeper_text::escaped;
@@ -194,31 +195,18 @@ impl<'a> Observation<'a> {
 pub struct SavedSnapshot {
     /// The snapshot's file.
     pub path: PathBuf,
-    /// The time of the snapshot.
-    pub taken: SystemTime,
-    /// The files that had resident pages.
-    pub files: Vec<SavedFile>,
-}
-
-/// One file of a snapshot.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SavedFile {
-    /// The absolute path.
-    pub path: PathBuf,
-    /// The file's identity.
-    pub inode: Inode,
-    /// Its resident bytes.
-    pub resident: u64,
+    /// Its contents.
+    pub pages: SavedPages,
 }
 
 impl SavedSnapshot {
-    /// Returns the entry of a file, found by its path, or by its inode if that has another path.
-    pub(crate) fn of(&self, file: &File) -> Option<&SavedFile> {
+    /// Returns the bytes of a file that were resident, found by its path, or by its inode if that has another path.
+    pub(crate) fn resident(&self, file: &File) -> Option<u64> {
+        let files = &self.pages.files;
         let same_path = |known: &&SavedFile| known.path == file.reach || known.path == file.path;
-        self.files
-            .iter()
-            .find(same_path)
-            .or_else(|| self.files.iter().find(|known| known.inode == file.inode))
+        let found = files.iter().find(same_path);
+        let found = found.or_else(|| files.iter().find(|known| known.inode == file.inode))?;
+        Some(self.pages.resident(found))
     }
 }
 

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use globset::GlobMatcher;
-use pagekeeper_catalog::units::{Period, Size};
 use pagekeeper_catalog::{
     LogSpec, Profile, ProfileError, Rules, Spelled, disks, find_profile, parse_config, read_config,
 };
 use pagekeeper_policy::{DiskProfile, FileClass, Rule};
+use pagekeeper_text::{Period, Size};
 use serde::{Deserialize, Deserializer};
 
 use crate::targets::{Targets, path_glob};

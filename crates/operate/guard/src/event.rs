@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::text::unescaped;
 use pagekeeper_policy::FileClass;
 use pagekeeper_policy::group::GroupReason;
+use pagekeeper_text::unescaped;
 use serde::{Serialize, Serializer};
 
 use crate::budget::Budget;

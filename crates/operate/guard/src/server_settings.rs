@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use pagekeeper_catalog::settings::{Engine, Server, Settings, SettingsReader};
 use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::unescaped;
+use pagekeeper_text::unescaped;
 
 /// The settings of one server.
 #[derive(Debug, Default)]

@@ -118,7 +118,7 @@ impl Display for Selector {
             Self::User { name, .. } => write!(f, "user:{name}"),
             Self::Unit(glob) => write!(f, "unit:{}", glob.glob()),
             Self::Cgroup(glob) => write!(f, "cgroup:{}", glob.glob()),
-            Self::Directory(path) => write!(f, "dir:{}", pagekeeper_kernel::text::escaped(path)),
+            Self::Directory(path) => write!(f, "dir:{}", pagekeeper_text::escaped(path)),
             Self::Process(pid) => write!(f, "pid:{pid}"),
         }
     }

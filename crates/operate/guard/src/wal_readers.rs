@@ -27,10 +27,10 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::postgresql::slot::{self, ReplicationSlot};
 use pagekeeper_catalog::postgresql::{WalReaderKind, wal_reader};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_kernel::{Error, Expected, Handle, InspectedFile, Links, Result, first_names};
 use pagekeeper_policy::names::{Number, SegmentSize};
 use pagekeeper_policy::{Facts, FileId, FollowerFacts, FollowerId, LogId, Position, Rule};
+use pagekeeper_text::escaped;
 
 use crate::config::WalReaderLimits;
 use crate::directory::Directory;

@@ -11,9 +11,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::settings::{Role, Settings};
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::names;
 use pagekeeper_preload::launcher::{ELSEWHERE, MAPPING};
+use pagekeeper_text::escaped;
 
 use crate::command_line::{
     MANY_IN_ONE, SHELLS, base, behind_prefixes, behind_starters, comm, first_program, is_in_scope, is_one_of,

@@ -9,8 +9,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::text::escaped;
-
+use pagekeeper_text::escaped;
 use rustix::fs::Access;
 
 /// The search path without PATH (confstr(3), `_CS_PATH`).

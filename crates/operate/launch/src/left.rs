@@ -12,10 +12,9 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use pagekeeper_catalog::units::Size;
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_kernel::{Expected, Handle, Inode, Links, residency};
 use pagekeeper_preload::tracked_place::{FileEvents, TrackedPlace, UNKNOWN};
+use pagekeeper_text::{Size, escaped, unescaped};
 use serde::{Serialize, Serializer};
 
 /// Maximum number of files listed for people; the others are summed up in one line.

@@ -12,8 +12,8 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_preload::launcher::LIBRARY_PREFIX;
+use pagekeeper_text::escaped;
 
 use rustix::fs::OFlags;
 use sha2::{Digest, Sha256};

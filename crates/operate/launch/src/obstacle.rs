@@ -12,7 +12,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::escaped;
 
 use pagekeeper_preload::program::{self, ExecutableKind};
 use pagekeeper_preload::sys as preload_sys;

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::settings::{Launcher, Settings};
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_preload::open_readers::TABLE_BYTES;
+use pagekeeper_text::escaped;
 use rustix::fs::FallocateFlags;
 
 use crate::counting::{self, Counting};

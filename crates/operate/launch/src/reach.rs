@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::settings::Settings;
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::stream_pace::StreamPace;
+use pagekeeper_text::escaped;
 
 use crate::classify::{self, Cover, Hindrance};
 use crate::follower::{FollowPlan, FollowRefusal, Follower};

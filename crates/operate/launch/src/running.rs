@@ -12,9 +12,9 @@ use crate::settings::Settings;
 use libc::{SIGHUP, SIGINT, SIGTERM};
 use pagekeeper_catalog::{Profile, recognise_process};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_policy::stream_pace::StreamPace;
 use pagekeeper_streams::Streams;
+use pagekeeper_text::escaped;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 

@@ -51,7 +51,9 @@ mod neighbours;
 mod observer;
 mod openers;
 mod options;
+mod overview;
 mod sample;
+pub mod saved_pages;
 mod snapshot;
 mod subjects;
 #[cfg(test)]
@@ -62,12 +64,13 @@ mod tree;
 mod visibility;
 
 pub use census::{
-    Census, CensusOptions, CensusTick, Explained, FileSystemSum, Flow, Group, Owner, Progress, Query, Row,
-    RowKey, Rows, SHARE, Sort, Split, Use,
+    Census, CensusOptions, CensusTick, Explained, FileSystemSum, Flow, Group, Owner, PatientCensus, Progress,
+    Query, Row, RowKey, Rows, SHARE, Sort, Split, Use,
 };
 pub use error::ObserveError;
 pub use host_gaps::not_traced;
 pub use observer::Observer;
 pub use options::{ObserverOptions, Scope, Selects};
+pub use overview::{HeldPages, Overview, RunningDatabase};
 pub use snapshot::{Database, File, Host, HostChange, Opener, OpenerKind, Snapshot};
 pub use visibility::{VisibilityGap, unanswered};

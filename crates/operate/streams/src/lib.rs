@@ -16,6 +16,7 @@ mod hold;
 mod limits;
 mod open;
 mod others;
+mod paced_turns;
 mod processes;
 mod report;
 mod requests;
@@ -40,6 +41,7 @@ use pagekeeper_trace::page_events::{FollowedNames, PageEvents};
 
 use follow::Follower;
 pub use others::OthersOnDisks;
+pub use paced_turns::PacedTurns;
 pub use requests::{RequestId, RequestReport, Requester};
 pub use service::{CurrentLink, Service, StreamSocket, ThreadLink};
 pub use stream_name::stream_name;

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pagekeeper_io::{Access, Create, Error as IoError, Io, IoFile, Lock, open_past_cache};
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::escaped;
 
 use super::index::{INDEX_NAME, ListedSegment, NEW_INDEX_NAME, SegmentIndex};
 use super::injected_fault::BinLogFault;

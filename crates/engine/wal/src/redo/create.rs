@@ -13,7 +13,7 @@ use std::sync::Arc;
 use pagekeeper_io::{
     AlignedBuf, Create, Error as IoError, Io, WriteMode, open_past_cache, open_writable_past_cache,
 };
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::escaped;
 
 use super::control::{self, ControlFile, ControlState, DecodedControl, LogPhase};
 use super::core::Core;

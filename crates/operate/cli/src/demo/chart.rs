@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use crate::size::Size;
+use pagekeeper_text::Size;
 
 const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 const LABEL_WIDTH: usize = 10;

@@ -24,15 +24,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use pagekeeper_kernel::FileSystem;
-use pagekeeper_kernel::text::escaped;
+use pagekeeper_text::{Size, escaped};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::engine::{Engine, EngineSample};
 use self::report::{DemoReport, MeasuredPart};
+use crate::arguments::parse_time;
 use crate::output::{self, Screen};
-use crate::size::Size;
 
 /// Time between samples.
 const SAMPLE_EACH: Duration = Duration::from_millis(250);
@@ -57,10 +57,10 @@ The engine has a redo log, a binlog with a follower, and a compaction. It runs i
 
 The parts run one after the other, so a disk whose speed varies affects them: the report shows how much \
     single seconds varied, and whether the parts differ by more than that.")]
-pub(crate) struct Args {
-    /// How long to measure, in seconds: a third alone, a third under the guard, a third with the library's own releases
-    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(6..=600))]
-    seconds: u64,
+pub(crate) struct DemoArgs {
+    /// How long to measure: a third alone, a third under the guard, a third with the library's own releases
+    #[arg(long, alias = "seconds", value_name = "TIME", default_value = "30s", value_parser = parse_length)]
+    duration: Duration,
     /// Print one JSON object with all figures and samples
     #[arg(long)]
     json: bool,
@@ -72,21 +72,19 @@ pub(crate) struct Args {
     store: bool,
 }
 
+fn parse_length(text: &str) -> Result<Duration, String> {
+    parse_time(text, Duration::from_secs(6))
+}
+
 /// Runs the demo, or the process that commits to its store.
 #[allow(clippy::needless_pass_by_value, reason = "all commands are run in this form")]
-pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
     if let (true, Some(dir)) = (args.store, &args.dir) {
         store::run(dir)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let report = perform(args.seconds, args.dir.as_deref())?;
-    if args.json {
-        output::json(&report.json())?;
-    } else {
-        let mut out = output::stdout();
-        report.write_text(Screen::of_stdout(), &mut out)?;
-        out.flush()?;
-    }
+    let report = perform(args.duration.as_secs(), args.dir.as_deref())?;
+    output::show(args.json, || report.json(), |out| report.write_text(Screen::of_stdout(), out))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -97,7 +95,7 @@ fn perform(seconds: u64, wanted: Option<&Path>) -> anyhow::Result<DemoReport> {
         None if refusal(&std::env::temp_dir())?.is_some() => ON_DISK.into(),
         None => std::env::temp_dir(),
     };
-    crate::frozen::wait_while_frozen(&parent);
+    output::wait_while_frozen(&parent);
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("can't catch signals")?;

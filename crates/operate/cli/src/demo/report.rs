@@ -6,12 +6,12 @@
 
 use std::io::{self, Write};
 
+use pagekeeper_text::{Size, count};
 use serde_json::{Value, json};
 
 use super::chart;
 use super::engine::EngineSample;
-use crate::output::{Screen, count};
-use crate::size::Size;
+use crate::output::Screen;
 
 /// The parts, as the report calls them.
 const PART_NAMES: [&str; 3] = ["alone", "under the guard", "inside"];

@@ -4,14 +4,15 @@
 //! from the number of commits. Figures are shown only for a recovery that lost nothing. Fails with what was lost.
 
 use std::convert::Infallible;
+use std::io::Write as _;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_store::tree::{Pages, Tree};
 use pagekeeper_store::{Create, Durability, PageNo, ReadTxn, Store};
+use pagekeeper_text::escaped;
 use serde_json::{Value, json};
 
 use super::engine::random_bytes;
@@ -51,7 +52,8 @@ pub(super) fn run(dir: &Path) -> anyhow::Result<()> {
 
 fn commit_for_ever(store: &Store) -> anyhow::Result<Infallible> {
     loop {
-        output::print(format!("{}\n", commit(store)?).as_bytes())?;
+        let number = commit(store)?;
+        output::print(|out| writeln!(out, "{number}"))?;
     }
 }
 

@@ -15,13 +15,13 @@ use pagekeeper_text::parse_period;
     override_usage = "pagekeeper doctor [OPTIONS] [DIR]...
        pagekeeper doctor --elsewhere [OPTIONS]",
     after_help = "Examples:
-  pagekeeper doctor                        every database on this host
-  pagekeeper doctor --pid 1234 --watch 1m  one process, watched for a minute
-  pagekeeper doctor /var/lib/mysql --json  the files of a directory, for programs
-  pagekeeper doctor --fix                  and evict what direct I/O left behind
-  pagekeeper doctor --check --watch 2s     for monitoring: exits with 1 if there is
-                                           a warning or worse, or if no database
-                                           could be inspected
+  pagekeeper doctor                           every database on this host
+  pagekeeper doctor --pid 1234 --duration 1m  one process, watched for a minute
+  pagekeeper doctor /var/lib/mysql --json     the files of a directory, for programs
+  pagekeeper doctor --fix                     and evict what direct I/O left behind
+  pagekeeper doctor --check --duration 2s     for monitoring: exits with 1 if there is
+                                              a warning or worse, or if no database
+                                              could be inspected
 
 It only reads, except with --fix, which evicts pages but can't change a byte of
 a file. To see everything it needs root, or CAP_BPF, CAP_PERFMON,
@@ -29,7 +29,7 @@ CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; it reports what it could
 not see."
 )]
 #[allow(clippy::struct_excessive_bools, reason = "each is an option of its own")]
-pub(crate) struct Args {
+pub(crate) struct DoctorArgs {
     /// Inspect the files in and below this directory only; may be given several times
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub(super) dirs: Vec<PathBuf>,
@@ -37,8 +37,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PID", conflicts_with = "dirs")]
     pub(super) pid: Vec<u32>,
     /// How long to watch
-    #[arg(long, value_name = "TIME", value_parser = parse_period, default_value = "10s")]
-    pub(super) watch: Duration,
+    #[arg(long, alias = "watch", value_name = "TIME", value_parser = parse_period, default_value = "10s")]
+    pub(super) duration: Duration,
     /// Evict pages left in the page cache of files that are used with direct I/O
     #[arg(long)]
     pub(super) fix: bool,

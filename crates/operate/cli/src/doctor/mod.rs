@@ -5,34 +5,38 @@
 //! watch early, and the report covers the time until then. A finding is a failure only with `--check`.
 
 mod args;
-mod fix;
-mod gather;
-mod holders;
-mod syncs;
 mod watch;
 
-use std::collections::HashSet;
-use std::io::Write;
+use std::io::{self, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
-use pagekeeper_doctor::{Observation, Report, Severity, examine, was_read_through_cache};
+use pagekeeper_doctor::{
+    GatheredData, Observation, Report, SavedSnapshot, Severity, SyncWatch, evict_leftovers, examine,
+    largest_elsewhere, missing_snapshot,
+};
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::pressure::SysRoots;
-use pagekeeper_observe::{Observer, ObserverOptions, Scope};
+use pagekeeper_observe::saved_pages::SavedPages;
+use pagekeeper_observe::{Observer, ObserverOptions, Progress, Scope};
+use pagekeeper_text::{Size, escaped};
 use pagekeeper_trace::{TraceLevel, TraceOptions, TraceSource};
 use serde::Serialize;
 
-pub(crate) use self::args::Args;
-use self::gather::Gathered;
-use self::syncs::SyncWatch;
-use crate::output;
-use crate::problems::{self, Problem};
+pub(crate) use self::args::DoctorArgs;
+use crate::evict::EvictedFile;
+use crate::output::{self, StandardOutput};
+use crate::problems::{self, Problem, Problems};
 use crate::signals::Stop;
 
 /// Version of the schema; it changes with each field that is added, removed or changed in meaning.
 const SCHEMA_VERSION: u32 = 2;
+
+/// Longest walk over the host's files for those who hold page cache beside the databases.
+const WALK_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The command's output, as `report.schema.json` of pagekeeper-doctor describes it.
 #[derive(Debug, Serialize)]
@@ -42,15 +46,15 @@ struct Output {
     report: Report,
     /// The results of `--fix`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    fixed: Option<Vec<fix::Fixed>>,
+    fixed: Option<Vec<EvictedFile>>,
     errors: Vec<Problem>,
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signals().context("catch signals")?;
     let given = args.disk_profile.as_deref().map(pagekeeper_catalog::disks::read).transpose()?;
-    let snapshot = args.snapshot.as_deref().map(gather::snapshot).transpose()?;
+    let snapshot = args.snapshot.as_deref().map(saved_snapshot).transpose()?;
     let mut observer = Observer::start(ObserverOptions {
         scope: scope(args),
         trace: Some(TraceOptions::default()),
@@ -69,28 +73,28 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
 
     let judged = Arc::new(judged);
-    let Gathered { settings, journals, disks, unmeasured, stretches, streamers, releasable } =
-        gather::all(&after, &judged, given, &SysRoots::default())?;
+    let releasable = hang::patiently(|| {
+        let (judged, after) = (Arc::clone(&judged), Arc::clone(&after));
+        move || judged.releasable(&after)
+    })?;
+    let mut gathered = GatheredData::read(&after, given, &SysRoots::default())?;
+    let unread = std::mem::take(&mut gathered.visibility_gaps);
     let observation = Observation {
-        journals,
-        settings,
         snapshot,
-        disks,
         releasable,
         kept: judged.kept.clone(),
-        stretches,
-        streamers,
         recovery_target: args.recovery_target,
-        ..Observation::new(&before, &after)
+        ..gathered.observation(&before, &after)
     }
     .with_syncs(syncs);
     let mut report = Report::new(&observation, examine(&observation), traced);
-    report.visibility_gaps.extend(gather::cut_settings(&after, &observation.settings));
-    report.visibility_gaps.extend(gather::without_snapshot(&observation).into_iter().chain(unmeasured));
-    report.visibility_gaps.extend(syncs_unseen);
+    report.visibility_gaps.extend(unread);
+    report.visibility_gaps.extend(missing_snapshot(&observation).into_iter().chain(syncs_unseen));
     // Only on request: the search opens files of all users.
     if args.elsewhere {
-        let (largest, gap) = holders::search(&after, &stop);
+        let progress = Arc::new(Progress::default());
+        let walk = || largest_elsewhere(&after, &progress);
+        let (largest, gap) = stop.during(Some(WALK_TIME_MAX), || progress.end_walk(), walk);
         report.inspected.largest_elsewhere = largest;
         report.visibility_gaps.extend(gap);
     }
@@ -99,29 +103,36 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         report.visibility_gaps.retain(|known| known.what != gap.what);
         report.visibility_gaps.push(gap);
     }
-    let (fixed, errors) = if args.fix {
+    let problems = Problems::default();
+    let fixed = if args.fix {
         // A writer or reader may have appeared meanwhile.
         let now = Arc::new(observer.snapshot()?);
-        let later = Observation::new(&after, &now);
-        let of = |observation: &Observation<'_>| {
-            let read = observation.after.files.iter();
-            let read = read.filter(|file| was_read_through_cache(observation, file));
-            read.map(|file| file.inode).collect::<Vec<_>>()
-        };
-        let read = Arc::new(HashSet::from_iter([of(&observation), of(&later)].concat()));
-        let (fixed, errors) = hang::patiently(|| {
-            let (now, read) = (Arc::clone(&now), Arc::clone(&read));
-            move || fix::fix(&now, &read)
-        })?;
-        (Some(fixed), errors)
+        let (evicted, errors) = evict_leftovers(&now, [&observation, &Observation::new(&after, &now)])?;
+        errors.iter().for_each(|error| problems.note(error));
+        Some(evicted.into_iter().map(EvictedFile::from).collect())
     } else {
-        (None, Vec::new())
+        None
     };
-    let output = Output { schema_version: SCHEMA_VERSION, report, fixed, errors };
-    show(&output, args.json)?;
+    let output = Output { schema_version: SCHEMA_VERSION, report, fixed, errors: problems.into_sorted() };
+    output::show(
+        args.json,
+        || &output,
+        |out| {
+            write!(out, "{}", output.report)?;
+            output.fixed.iter().try_for_each(|fixed| write_fixed(fixed, out))
+        },
+    )?;
     let unwell = args.check
         && (output.report.worst() >= Some(Severity::Warning) || is_blind(&output.report, &args.pid));
-    Ok(if unwell || !output.errors.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let code = problems::report(&output.errors, args.json);
+    Ok(if unwell { ExitCode::FAILURE } else { code })
+}
+
+/// Reads a snapshot that the user named.
+fn saved_snapshot(path: &Path) -> anyhow::Result<SavedSnapshot> {
+    let pages =
+        SavedPages::read(path).with_context(|| format!("can't use the snapshot {}", escaped(path)))?;
+    Ok(SavedSnapshot { path: path.to_path_buf(), pages })
 }
 
 /// Whether nothing was seen of a database, so that the lack of findings means nothing: there is none, or one of
@@ -136,7 +147,7 @@ fn is_blind(report: &Report, named: &[u32]) -> bool {
         })
 }
 
-fn scope(args: &Args) -> Scope {
+fn scope(args: &DoctorArgs) -> Scope {
     if !args.pid.is_empty() {
         Scope::Pids(args.pid.clone())
     } else if !args.dirs.is_empty() {
@@ -146,18 +157,16 @@ fn scope(args: &Args) -> Scope {
     }
 }
 
-fn show(output: &Output, json: bool) -> std::io::Result<()> {
-    if json {
-        return crate::output::json(output);
+/// Writes for each file how much was evicted, and how much stayed and why.
+fn write_fixed(all: &[EvictedFile], out: &mut StandardOutput) -> io::Result<()> {
+    writeln!(out)?;
+    all.iter().try_for_each(|file| writeln!(out, "{file}"))?;
+    if all.is_empty() {
+        return writeln!(out, "Nothing to evict: no file used with direct I/O has pages left.");
     }
-    let mut out = output::stdout();
-    write!(out, "{}", output.report)?;
-    if let Some(fixed) = &output.fixed {
-        fix::show(fixed, &mut out)?;
-    }
-    out.flush()?;
-    problems::report(&output.errors);
-    Ok(())
+    let evicted = all.iter().filter(|file| file.left_alone.is_none());
+    let released: u64 = all.iter().map(|file| file.report.released).sum();
+    writeln!(out, "Evicted {} of {}.", Size(released), output::files(evicted.count() as u64))
 }
 
 #[cfg(test)]

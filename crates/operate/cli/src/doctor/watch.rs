@@ -19,7 +19,7 @@ use pagekeeper_policy::FileClass;
 use pagekeeper_policy::ranges::append;
 use pagekeeper_text::escaped;
 
-use super::args::Args;
+use super::args::DoctorArgs;
 use crate::signals::Stop;
 
 /// Interval at which the rules are asked.
@@ -38,7 +38,7 @@ pub(super) struct Judged {
 
 /// Watches for the requested time, or until a signal; calls `beside` at each tick.
 pub(super) fn watch(
-    args: &Args,
+    args: &DoctorArgs,
     before: &Snapshot,
     stop: &Stop,
     mut beside: impl FnMut(),
@@ -51,13 +51,13 @@ pub(super) fn watch(
     };
     let mut guard = Guard::new(options, ProcRoot::default()).context("ask the guard's rules")?;
     let mut judged = Judged::default();
-    let mut progress = Progress::new(before, args.watch);
+    let mut progress = Progress::new(before, args.duration);
     let began = Instant::now();
     let waited = loop {
         let decision = guard.decide(&mut |_| {});
         judged.add(decision, guard.watched_files());
         beside();
-        let left = args.watch.saturating_sub(began.elapsed());
+        let left = args.duration.saturating_sub(began.elapsed());
         progress.show(began.elapsed());
         // Waits to the end of the watch, because another sample would come after it.
         let is_last = left <= 2 * TICK;

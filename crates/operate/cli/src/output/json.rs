@@ -3,8 +3,9 @@
 //! Names in it come from others: [`json_escaped`] makes them safe.
 
 use std::io::{self, Write};
+use std::path::Path;
 
-use pagekeeper_text::json_escaped;
+use pagekeeper_text::{json_escaped, unescaped};
 use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::Formatter;
@@ -19,6 +20,11 @@ pub(crate) fn text(value: &impl Serialize) -> serde_json::Result<String> {
     let mut out = Vec::new();
     write(&mut out, value)?;
     String::from_utf8(out).map_err(|error| serde_json::Error::io(io::Error::other(error)))
+}
+
+/// Serializes a path as text, for serde's `serialize_with`.
+pub(crate) fn path<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&unescaped(path))
 }
 
 /// Escapes more than a parser needs.

@@ -1,7 +1,6 @@
 //! A probe's report for people: the measured figures, the profile in short, and one sentence.
 
 use std::io::{self, Write};
-use std::path::Path;
 
 use pagekeeper_policy::DiskProfile;
 use pagekeeper_probe::{
@@ -10,19 +9,8 @@ use pagekeeper_probe::{
 };
 use pagekeeper_text::{Size, count, escaped, microseconds};
 
-use crate::output;
-
-/// Prints it; `kept` is the file that the profile was written to.
-pub(super) fn print(report: &Report, kept: Option<&Path>) -> io::Result<()> {
-    let mut out = output::stdout();
-    write(&mut out, report)?;
-    if let Some(path) = kept {
-        writeln!(out, "\nThe profile is in {}.", escaped(path))?;
-    }
-    out.flush()
-}
-
-fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
+/// Writes it.
+pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let (found, profile) = (&report.found, &report.profile);
     writeln!(
         out,
@@ -34,25 +22,13 @@ fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
         Size(profile.file_bytes),
         report.took_seconds
     )?;
-    if let Some(direct) = &found.direct {
-        write_direct(out, direct)?;
-    }
-    if let Some(uncached) = &found.uncached {
-        write_uncached(out, uncached)?;
-    }
-    if let Some(atomic) = &found.atomic {
-        line(out, "Atomic writes", &atomic_text(atomic))?;
-    }
+    found.direct.iter().try_for_each(|direct| write_direct(out, direct))?;
+    found.uncached.iter().try_for_each(|uncached| write_uncached(out, uncached))?;
+    found.atomic.iter().try_for_each(|atomic| line(out, "Atomic writes", &atomic_text(atomic)))?;
     write_small(out, report)?;
-    if let Some(reads) = &found.reads {
-        write_reads(out, reads)?;
-    }
-    if let Some(mixed) = &found.mixed {
-        write_mixed(out, mixed)?;
-    }
-    if let Some(bulk) = &found.bulk {
-        write_bulk(out, bulk)?;
-    }
+    found.reads.iter().try_for_each(|reads| write_reads(out, reads))?;
+    found.mixed.iter().try_for_each(|mixed| write_mixed(out, mixed))?;
+    found.bulk.iter().try_for_each(|bulk| write_bulk(out, bulk))?;
     if !report.notes.is_empty() {
         writeln!(out)?;
     }
@@ -88,7 +64,7 @@ fn write_direct(out: &mut impl Write, direct: &DirectReport) -> io::Result<()> {
     let reported = direct.reported.map_or_else(|| "not reported by the file system".to_owned(), pair);
     let worked = direct.worked.map(|worked| format!("; what worked: {}", pair(worked))).unwrap_or_default();
     line(out, "  alignment", &format!("{reported}{worked}"))?;
-    let pages = |pages: Option<u64>| pages.map_or_else(|| "?".to_owned(), count);
+    let pages = |pages| known(pages, count);
     let disk = |requests: Option<u64>| {
         requests.map_or_else(String::new, |number| format!(", {} of the disk", count(number)))
     };
@@ -171,9 +147,8 @@ fn write_small(out: &mut impl Write, report: &Report) -> io::Result<()> {
         line(out, "fdatasync", &text)?;
     }
     if let Some(ahead) = found.read_ahead {
-        let size =
-            |bytes: Option<f64>| bytes.map_or_else(|| "?".to_owned(), |bytes| bytes_of(bytes).to_string());
-        let setting = ahead.setting_bytes.map_or_else(|| "?".to_owned(), |bytes| Size(bytes).to_string());
+        let size = |bytes| known(bytes, |bytes| bytes_of(bytes).to_string());
+        let setting = known(ahead.setting_bytes, |bytes| Size(bytes).to_string());
         let text = format!(
             "setting {setting}; a cold read of 4 KiB brings in {}, at the start of a file {}",
             size(ahead.random_bytes),
@@ -182,7 +157,7 @@ fn write_small(out: &mut impl Write, report: &Report) -> io::Result<()> {
         line(out, "Read-ahead", &text)?;
     }
     if let Some(release) = found.release {
-        let one = |us: Option<f64>| us.map_or_else(|| "?".to_owned(), microseconds);
+        let one = |us| known(us, microseconds);
         let left = match release.left_bytes {
             Some(0) | None => String::new(),
             Some(left) => format!("; {} stayed", Size(left)),
@@ -224,17 +199,10 @@ fn write_mixed(out: &mut impl Write, mixed: &MixedReport) -> io::Result<()> {
             else {
                 continue;
             };
-            let first = match (beside, access) {
-                (Beside::Nothing, Access::Read) => "read",
-                (Beside::Nothing, Access::Write) => "write",
-                (
-                    Beside::Leftovers
-                    | Beside::ReaderElsewhere
-                    | Beside::Reader
-                    | Beside::WriterElsewhere
-                    | Beside::Writer,
-                    Access::Read | Access::Write,
-                ) => "",
+            let first = match access {
+                _ if beside != Beside::Nothing => "",
+                Access::Read => "read",
+                Access::Write => "write",
             };
             let name = match beside {
                 Beside::Nothing => "alone",
@@ -245,13 +213,8 @@ fn write_mixed(out: &mut impl Write, mixed: &MixedReport) -> io::Result<()> {
                 Beside::Writer => "beside a buffered writer",
             };
             let share = |ratio: Option<f64>| ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
-            let pages = |bytes: Option<f64>| {
-                bytes.map_or_else(
-                    || "?".to_owned(),
-                    |bytes| rate(bytes / pagekeeper_kernel::page_size() as f64),
-                )
-            };
-            let number = |number: Option<f64>| number.map_or_else(|| "?".to_owned(), rate);
+            let pages = |bytes| known(bytes, |bytes| rate(bytes / pagekeeper_kernel::page_size() as f64));
+            let number = |number| known(number, rate);
             let events = &eight.events;
             writeln!(
                 out,
@@ -264,7 +227,7 @@ fn write_mixed(out: &mut impl Write, mixed: &MixedReport) -> io::Result<()> {
                 pages(events.removed_bytes_per_second),
                 number(events.disk_reads_per_second),
                 number(events.disk_writes_per_second),
-                events.disk_queue.map_or_else(|| "?".to_owned(), |queue| format!("{queue:.1}"))
+                known(events.disk_queue, |queue| format!("{queue:.1}"))
             )?;
         }
     }
@@ -288,7 +251,7 @@ fn write_bulk(out: &mut impl Write, bulk: &BulkReport) -> io::Result<()> {
         };
         let speed =
             case.bytes_per_second.map_or_else(|| "-".to_owned(), |bytes| rate(bytes / f64::from(1 << 20)));
-        let pauses = case.pauses.map_or_else(|| "?".to_owned(), count);
+        let pauses = known(case.pauses, count);
         // With fewer than 1000 appends, this would be the longest time.
         let p999 = if case.appends < 1000 { "-".to_owned() } else { microseconds(case.p999_us) };
         let (p50, longest) = (microseconds(case.p50_us), microseconds(case.longest_us));
@@ -328,6 +291,11 @@ fn short(profile: &DiskProfile) -> String {
         parts.push(format!("{} MiB/s of bulk output", rate(bulk.bytes_per_second / f64::from(1 << 20))));
     }
     parts.join(", ")
+}
+
+/// Returns a figure, or a question mark.
+fn known<T>(figure: Option<T>, text: impl Fn(T) -> String) -> String {
+    figure.map_or_else(|| "?".to_owned(), text)
 }
 
 /// Returns a rate of whole units.

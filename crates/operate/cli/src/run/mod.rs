@@ -12,8 +12,8 @@ use pagekeeper_launch::{
     StartState,
 };
 
+use crate::arguments::PaceArgs;
 use crate::output::{self, UsageError};
-use crate::pace::PaceArgs;
 use report::ReportPrinter;
 
 /// Run a command so that it does not evict others' pages from the page cache
@@ -40,7 +40,7 @@ Exit codes: the command's own; if a signal ended the command, the same signal en
 127: not found, 126: can't be executed, 1: refused (also a --pace without events), 2: wrong usage. With --pid: 0 once the processes
 have ended, or as SIGINT, SIGTERM or SIGHUP comes; 1 where they can't be followed."
 )]
-pub(crate) struct Args {
+pub(crate) struct RunArgs {
     /// Profile for every process that is no streaming program, instead of the one that its name selects
     #[arg(long, value_name = "NAME", conflicts_with = "role")]
     profile: Option<String>,
@@ -96,7 +96,7 @@ impl From<ForcedRole> for Role {
 }
 
 /// Starts the command, or follows the processes.
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let start = StartState::now();
     pagekeeper_launch::survive_size_limit();
     if let Some(inside) = &args.inside {
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(prepared.map_or_else(|why| refuse(&why), become_command));
     }
     // Before the command or a follower is started.
-    args.report_to().and_then(report::file).into_iter().for_each(crate::frozen::wait_while_frozen);
+    args.report_to().and_then(report::file).into_iter().for_each(output::wait_while_frozen);
     let role = args.role.map(Into::into);
     let choice = Choice { profile: args.profile.clone(), role, config: args.config.clone() };
     let settings = choice.settings_here().map_err(|error| UsageError(error.to_string()))?;
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     })
 }
 
-impl Args {
+impl RunArgs {
     /// Returns the destination of the report, if there is one.
     fn report_to(&self) -> Option<&Path> {
         self.report.as_deref().or(self.json.then_some(Path::new(report::STANDARD_ERROR)))
@@ -150,7 +150,7 @@ fn run_and_report(mut prepared: PreparedCommand, to: &Path, is_json: bool) -> Ex
 }
 
 /// Follows processes that run already.
-fn follow(args: &Args, settings: &Settings) -> ExitCode {
+fn follow(args: &RunArgs, settings: &Settings) -> ExitCode {
     let config = args.config.as_deref();
     let processes = match RunningProcesses::follow(&args.pids, config, settings, args.pace.pace) {
         Ok(processes) => processes,
@@ -162,7 +162,7 @@ fn follow(args: &Args, settings: &Settings) -> ExitCode {
     let printer = args.report_to().map(|to| ReportPrinter::begin(to, args.json));
     let events = Some(processes.until_end());
     if let Some(printer) = printer {
-        printer.print(Ok(LaunchReport { events, ..LaunchReport::uncounted(false) }));
+        printer.print(&LaunchReport { events, ..LaunchReport::uncounted(false) });
     }
     ExitCode::SUCCESS
 }

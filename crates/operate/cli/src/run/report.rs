@@ -8,7 +8,7 @@ use std::io::{self, Write as _};
 use std::path::Path;
 
 use pagekeeper_launch::{Count, LaunchReport, ProcessReport, RuleSums};
-use pagekeeper_text::{Size, counted, escaped};
+use pagekeeper_text::{Size, count, counted, escaped};
 
 use super::report_file::Destination;
 use crate::output;
@@ -224,7 +224,7 @@ fn write_lines(report: &LaunchReport, lines: &[(&str, String)], f: &mut fmt::For
         active.iter().try_for_each(|line| writeln!(f, "{line}"))?;
     }
     if report.processes_not_counted > 0 {
-        let more = output::count(report.processes_not_counted);
+        let more = count(report.processes_not_counted);
         writeln!(f, "  {more} more processes counted for themselves alone")?;
     }
     Ok(())

@@ -12,7 +12,7 @@ use crate::problems::Problem;
 
 /// The one object that is printed.
 #[derive(Debug, Serialize)]
-pub(super) struct Report<'a> {
+pub(super) struct StatReport<'a> {
     files: Vec<File<'a>>,
     total: Total<'a>,
     errors: &'a [Problem],
@@ -32,7 +32,7 @@ struct Map<'a> {
 #[derive(Debug)]
 struct Total<'a>(&'a Totals);
 
-impl<'a> Report<'a> {
+impl<'a> StatReport<'a> {
     /// Returns the report of rows that are already sorted and cut.
     pub(super) fn new(rows: &'a [Row], totals: &'a Totals, errors: &'a [Problem]) -> Self {
         Self { files: rows.iter().map(File).collect(), total: Total(totals), errors }

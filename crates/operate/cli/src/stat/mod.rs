@@ -20,6 +20,7 @@ use anyhow::Context;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use pagekeeper_text::parse_size;
 
+use crate::arguments::{parse_limit, parse_time};
 use crate::output::{self, Screen};
 use crate::paths::{Tree, TreeArgs};
 use crate::problems;
@@ -35,14 +36,14 @@ use totals::Totals;
 #[command(after_help = "Examples:
   pagekeeper stat /var/lib/mysql                    the 20 most resident files, and the total
   pagekeeper stat --map --min 64M /var/lib/mysql    a picture of each large one
-  pagekeeper stat --include 'binlog.*' --watch /var/lib/mysql
+  pagekeeper stat --include 'binlog.*' --interval /var/lib/mysql
   pagekeeper stat --json . | jq .total.resident
 
 SIZE is the size of the file, RESIDENT how much of it is in the page cache, in whole pages; DIRTY is changed but not yet \
     written, WRITEBACK is being written, EVICTED was resident until the kernel evicted it under memory pressure. A \"?\" stands \
     where the kernel does not show it to this user.")]
 #[allow(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
-pub(crate) struct Args {
+pub(crate) struct StatArgs {
     #[command(flatten)]
     tree: TreeArgs,
     /// Sort by this figure, greatest first, or by path
@@ -50,8 +51,8 @@ pub(crate) struct Args {
           value_parser = PossibleValuesParser::new(Sort::names()).map(|name| Sort::named(&name)))]
     sort: Sort,
     /// Show at most N files, or "all" [default: 20; all with --json]
-    #[arg(short = 'n', long, value_name = "N", value_parser = parse_top)]
-    top: Option<usize>,
+    #[arg(short = 'n', long, alias = "top", value_name = "N", value_parser = parse_limit)]
+    limit: Option<usize>,
     /// Show files with nothing resident, too
     #[arg(short, long)]
     all: bool,
@@ -70,31 +71,21 @@ pub(crate) struct Args {
     /// Print one JSON object with all figures in bytes
     #[arg(long)]
     json: bool,
-    /// Sample again every SECONDS until interrupted, and show what changed
-    #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2",
-          value_parser = parse_seconds)]
-    watch: Option<Duration>,
+    /// Sample again at this interval (2s if no TIME is given) until interrupted, and show what changed
+    #[arg(short, long, alias = "watch", short_alias = 'w', value_name = "TIME", num_args = 0..=1,
+          require_equals = true, default_missing_value = "2s", value_parser = parse_interval)]
+    interval: Option<Duration>,
 }
 
-fn parse_top(text: &str) -> Result<usize, String> {
-    if text == "all" {
-        return Ok(usize::MAX);
-    }
-    text.parse().map_err(|_| "give a number of files, or \"all\"".to_owned())
-}
-
-fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds
-        .filter(|pause| *pause >= Duration::from_millis(10))
-        .ok_or_else(|| "give a number of seconds from 0.01 on, like 2 or 0.5".to_owned())
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    parse_time(text, Duration::from_millis(10))
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &StatArgs) -> anyhow::Result<ExitCode> {
     let tree = args.tree.tree()?.with_devices(&args.tree);
     let screen = Screen::of_stdout();
-    let Some(pause) = args.watch else {
+    let Some(pause) = args.interval else {
         return sample(args, &tree, screen, &Sample::Only).map(|(_, code)| code);
     };
     let stop = Stop::on_signals().context("can't catch signals")?;
@@ -115,9 +106,9 @@ enum Sample {
 }
 
 /// Takes a sample, shows it, and returns the figures that the next one is compared with.
-fn sample(args: &Args, tree: &Tree, screen: Screen, this: &Sample) -> anyhow::Result<(Before, ExitCode)> {
-    let top = args.top.unwrap_or(if args.json || args.all { usize::MAX } else { 20 });
-    let choice = Choice::new(args.sort, top, args.min.unwrap_or(0), args.all || args.json);
+fn sample(args: &StatArgs, tree: &Tree, screen: Screen, this: &Sample) -> anyhow::Result<(Before, ExitCode)> {
+    let limit = args.limit.unwrap_or(if args.json || args.all { usize::MAX } else { 20 });
+    let choice = Choice::new(args.sort, limit, args.min.unwrap_or(0), args.all || args.json);
     let cells = || screen.width.map_or(60, |width| width.saturating_sub(24).clamp(10, 4096));
     let wanted = Wanted { cells: args.map.then(cells), remember: !matches!(this, Sample::Only) };
     let Scan { choice, totals, problems, mounted, remembered } = scan::scan(tree, choice, wanted);
@@ -125,7 +116,7 @@ fn sample(args: &Args, tree: &Tree, screen: Screen, this: &Sample) -> anyhow::Re
     let (rows, left_out) = choice.finish();
 
     if args.json {
-        output::json(&json::Report::new(&rows, &totals, &problems))?;
+        output::json(&json::StatReport::new(&rows, &totals, &problems))?;
     } else {
         let style = Style { screen, bytes: args.bytes, wide: args.wide };
         let mut page = Vec::new();
@@ -139,17 +130,15 @@ fn sample(args: &Args, tree: &Tree, screen: Screen, this: &Sample) -> anyhow::Re
             page.push(b'\n');
         }
         style.draw(&mut page, &rows, &totals, left_out, before)?;
-        let mut out = output::stdout();
-        out.write_all(&page)?;
-        out.flush()?;
-        problems::report(&problems);
+        output::print(|out| out.write_all(&page))?;
+        problems::report(&problems, false);
         report_unknown(&totals);
     }
     if !matches!(this, Sample::Later(_)) {
         mounted.report("the data of its files is counted with them");
     }
     let fine = problems.is_empty() && totals.unknown_files == 0;
-    Ok((seen, if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }))
+    Ok((seen, output::code(fine)))
 }
 
 /// Reports in one sentence the figures that this user may not see.
@@ -169,11 +158,12 @@ mod tests {
 
     #[test]
     fn tops_and_seconds_are_read() {
-        assert_eq!((parse_top("7"), parse_top("all")), (Ok(7), Ok(usize::MAX)));
-        assert!(parse_top("some").is_err());
-        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!((parse_limit("7"), parse_limit("all")), (Ok(7), Ok(usize::MAX)));
+        assert!(parse_limit("some").is_err());
+        assert_eq!(parse_interval("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_interval("2m"), Ok(Duration::from_secs(120)));
         for bad in ["0", "-1", "x", "NaN", "inf", "1e30"] {
-            assert!(parse_seconds(bad).is_err(), "{bad}");
+            assert!(parse_interval(bad).is_err(), "{bad}");
         }
     }
 }

@@ -8,9 +8,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
-use pagekeeper_kernel::{
-    InspectedFile, Residency, ResidencyMap, WalkOptions, page_size, residency_map, residency_wide,
-};
+use pagekeeper_kernel::{InspectedFile, Residency, WalkOptions, residency_map, residency_wide};
 
 use super::choice::Choice;
 use super::row::{FULL, Picture, Row};
@@ -76,46 +74,15 @@ type Seen = (Option<Residency>, Option<Box<Picture>>);
 fn inspect(file: &InspectedFile, wanted: Wanted, threads: usize) -> pagekeeper_kernel::Result<Seen> {
     let seen = match wanted.cells {
         None => residency_wide(file, 0..u64::MAX, threads).map(|counts| (Some(counts), None)),
-        Some(cells) => residency_map(file, cells, threads)
-            .map(|map| (Some(map.total), Some(Box::new(Picture::of(&map, file.size()))))),
+        Some(cells) => residency_map(file, cells, threads).map(|map| {
+            (
+                Some(map.total),
+                Some(Box::new(Picture { cell_bytes: map.cell_bytes, cells: map.levels(file.size(), FULL) })),
+            )
+        }),
     };
     match seen {
         Err(error) if error.is_denied() => Ok((None, None)),
         seen => seen,
-    }
-}
-
-impl Picture {
-    /// Returns the picture of a file of `size` bytes.
-    fn of(map: &ResidencyMap, size: u64) -> Self {
-        let page = page_size();
-        let cell = |(index, &resident): (usize, &u64)| {
-            // The last cell ends at the end of the file, which may have moved since.
-            let rest = size.saturating_sub(index as u64 * map.cell_bytes).clamp(1, map.cell_bytes);
-            level(resident, rest.next_multiple_of(page))
-        };
-        Self { cell_bytes: map.cell_bytes, cells: map.resident.iter().enumerate().map(cell).collect() }
-    }
-}
-
-/// Returns the share as a level that is 0 only for none and [`FULL`] only for all.
-fn level(resident: u64, whole: u64) -> u8 {
-    if resident == 0 {
-        return 0;
-    }
-    if resident >= whole {
-        return FULL;
-    }
-    let rounded = u128::from(resident) * u128::from(FULL) / u128::from(whole);
-    u8::try_from(rounded).unwrap_or(FULL).clamp(1, FULL - 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    #[test]
-    fn a_level_distinguishes_none_some_and_all() {
-        assert_eq!([0, 1, 50, 99, 100].map(|resident| level(resident, 100)), [0, 1, 4, 7, FULL]);
-        assert_eq!(level(u64::MAX / 2, u64::MAX), 3);
     }
 }

@@ -185,7 +185,7 @@ impl Style {
 
 fn left_out_sentence(LeftOut { by_top, by_min, empty }: LeftOut) -> Option<String> {
     let why: Vec<String> = [
-        (by_top, "beyond the top (--top all shows them)"),
+        (by_top, "beyond the limit (--limit all shows them)"),
         (by_min, "below --min"),
         (empty, "with nothing resident (--all shows them)"),
     ]
@@ -220,10 +220,8 @@ mod tests {
 
     fn drawn(style: Style, rows: &[Row], left_out: LeftOut, before: Option<&Before>) -> String {
         let mut out = Vec::new();
-        let mut totals = Totals { files: rows.len() as u64, whole_pages: 8192, ..Totals::default() };
-        for (sum, figure) in totals.sums.iter_mut().zip([5000, 4096]) {
-            sum.add(Some(figure));
-        }
+        let sums = [5000, 4096, 0, 0, 0, 0].map(Some);
+        let totals = Totals { files: rows.len() as u64, sums, whole_pages: 8192, ..Totals::default() };
         style.draw(&mut out, rows, &totals, left_out, before).unwrap();
         String::from_utf8(out).unwrap()
     }
@@ -238,7 +236,7 @@ mod tests {
              \u{20}  0 B       0 B       -      -          -    8 KiB  b\n\
              \u{20}  5 B         ?       ?      ?          ?        ?  c\n\
              3 files, 4.9 KiB, resident 4 KiB (50.0 %), dirty 0 B, writeback 0 B, evicted 0 B\n\
-             not shown: 1,234 beyond the top (--top all shows them), 5 with nothing resident (--all shows them)\n"
+             not shown: 1,234 beyond the limit (--limit all shows them), 5 with nothing resident (--all shows them)\n"
         );
     }
 

@@ -9,38 +9,13 @@ use super::row::Row;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Totals {
     pub(super) files: u64,
-    /// The sum of each of [`COLUMNS`].
-    pub(super) sums: [Sum; COLUMNS.len()],
+    /// The sum of the known figures of each of [`COLUMNS`]; `None` before the first.
+    pub(super) sums: [Option<u64>; COLUMNS.len()],
     /// Sizes, in whole pages, of the files whose residency is known: the resident share refers to this.
     pub(super) whole_pages: u64,
     pub(super) unknown_files: u64,
     /// Files for which the fallback knew only the resident bytes.
     pub(super) resident_only_files: u64,
-}
-
-/// A sum of figures, some of which are unknown.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Sum {
-    known: u64,
-    any_known: bool,
-    any_unknown: bool,
-}
-
-impl Sum {
-    pub(super) fn add(&mut self, figure: Option<u64>) {
-        match figure {
-            Some(bytes) => {
-                self.known = self.known.saturating_add(bytes);
-                self.any_known = true;
-            }
-            None => self.any_unknown = true,
-        }
-    }
-
-    /// Returns the sum of the known figures; `None` if there were files and none is known.
-    fn get(self) -> Option<u64> {
-        (self.any_known || !self.any_unknown).then_some(self.known)
-    }
 }
 
 impl Totals {
@@ -54,14 +29,17 @@ impl Totals {
             self.unknown_files += 1;
         }
         for (sum, column) in self.sums.iter_mut().zip(&COLUMNS) {
-            sum.add((column.value)(row));
+            if let Some(bytes) = (column.value)(row) {
+                *sum = Some(sum.unwrap_or(0).saturating_add(bytes));
+            }
         }
     }
 
-    /// Returns the sum of each figure; `None` if it is known for no file.
+    /// Returns the sum of each figure; `None` if there are files, and it is known for none.
     pub(super) fn of_columns(&self) -> impl Iterator<Item = (&'static Column, Option<u64>)> {
         const ALL: &[Column] = &COLUMNS;
-        ALL.iter().zip(self.sums.map(Sum::get))
+        let of_none = (self.files == 0).then_some(0);
+        ALL.iter().zip(self.sums.map(|sum| sum.or(of_none)))
     }
 
     /// Returns the resident bytes of the files for which they are known.

@@ -5,7 +5,7 @@
 //! only read.
 
 use std::borrow::Cow;
-use std::io::Write;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,9 +15,8 @@ use pagekeeper_text::{Size, count, escaped, unescaped};
 use serde::Serialize;
 
 use super::pages;
-use crate::frozen::wait_while_frozen;
-use crate::output;
-use crate::pace::PaceArgs;
+use crate::arguments::PaceArgs;
+use crate::output::{self, wait_while_frozen};
 
 /// Copy a store, and check each page
 #[derive(Debug, clap::Args)]
@@ -34,7 +33,7 @@ A store that a process has open is copied by that process, beside its commits, i
     and root; so DST must be where it may write. This command then opens DST and checks it as \"store verify\" does, and ends with 1 \
     if it is not that copy: DST must be the same directory for both, in a container too. \
     A process that serves no backups is refused: have it call Store::backup.")]
-pub(super) struct Args {
+pub(super) struct BackupArgs {
     /// The store's directory
     #[arg(value_name = "SRC", value_hint = clap::ValueHint::DirPath)]
     from: PathBuf,
@@ -70,7 +69,7 @@ pub(super) struct RestoreArgs {
 }
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct CopyReport<'a> {
     from: Cow<'a, str>,
     to: Cow<'a, str>,
     /// The commit that it is as of.
@@ -81,7 +80,7 @@ struct Report<'a> {
 }
 
 /// Runs `store backup`.
-pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &BackupArgs) -> anyhow::Result<ExitCode> {
     wait_while_frozen(&args.to);
     let made = match super::options().open(&args.from) {
         Ok(store) => {
@@ -92,11 +91,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Err(Error::Io(pagekeeper_io::Error::Locked { .. })) => request_backup(args)?,
         Err(error) => return Err(error.into()),
     };
-    Report::of(unescaped(&args.from), unescaped(&args.to), made).print(&args.to, made.page_size, args.json)
+    show(&args.from, &args.to, made, args.json)
 }
 
 /// Has the process that has the store open make the copy.
-fn request_backup(args: &Args) -> anyhow::Result<Backup> {
+fn request_backup(args: &BackupArgs) -> anyhow::Result<Backup> {
     Store::request_backup_paced(&args.from, &args.to, args.pace.pace).map_err(|error| match error {
         Error::NoBackupsServed { .. } => anyhow!(
             "{}: in use: another process has this store open, and serves no backups: have it call Store::backup, or close it first",
@@ -111,26 +110,18 @@ pub(super) fn restore(args: &RestoreArgs) -> anyhow::Result<ExitCode> {
     wait_while_frozen(&args.to);
     let made = super::options().restore(&args.from, &args.to);
     let made = made.map_err(|error| super::in_use(&args.from, error))?;
-    Report::of(unescaped(&args.from), unescaped(&args.to), made).print(&args.to, made.page_size, args.json)
+    show(&args.from, &args.to, made, args.json)
 }
 
-impl<'a> Report<'a> {
-    fn of(from: Cow<'a, str>, to: Cow<'a, str>, made: Backup) -> Self {
-        let Backup { seq, pages, bytes, took, .. } = made;
-        Self { from, to, seq, pages, bytes, seconds: took.as_secs_f64() }
-    }
+fn show(from: &Path, to: &Path, made: Backup, is_json: bool) -> anyhow::Result<ExitCode> {
+    let Backup { seq, pages, bytes, took, page_size, .. } = made;
+    let (from, shown) = (unescaped(from), unescaped(to));
+    let report = CopyReport { from, to: shown, seq, pages, bytes, seconds: took.as_secs_f64() };
+    output::show(is_json, || &report, |out| writeln!(out, "{}", report.in_words(to, page_size)))?;
+    Ok(ExitCode::SUCCESS)
+}
 
-    fn print(&self, to: &Path, page_size: usize, json: bool) -> anyhow::Result<ExitCode> {
-        if json {
-            output::json(self)?;
-        } else {
-            let mut out = output::stdout();
-            writeln!(out, "{}", self.in_words(to, page_size))?;
-            out.flush()?;
-        }
-        Ok(ExitCode::SUCCESS)
-    }
-
+impl CopyReport<'_> {
     fn in_words(&self, to: &Path, page_size: usize) -> String {
         let Self { seq, bytes, seconds, .. } = self;
         format!(
@@ -150,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_copy_is_summed_up_in_a_line() {
-        let report = Report {
+        let report = CopyReport {
             from: "/s".into(),
             to: "/d".into(),
             seq: 3066,

@@ -4,7 +4,7 @@
 //! from before only in its free pages.
 
 use std::borrow::Cow;
-use std::io::Write;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -28,7 +28,7 @@ Free pages at the end of the data file are cut off, and where 64 KiB or more of 
     compaction goes on from there.
 
 A store that a process has open is refused: have that process call Store::compact.")]
-pub(super) struct Args {
+pub(super) struct CompactArgs {
     #[command(flatten)]
     store: StorePath,
     /// Give the journal this limit as well: 64K to 1T. It bounds what a recovery reads, and how much the commits between two
@@ -41,7 +41,7 @@ pub(super) struct Args {
 }
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct CompactReport<'a> {
     store: Cow<'a, str>,
     /// The commit that the store is as of.
     seq: u64,
@@ -62,16 +62,16 @@ fn parse_journal(text: &str) -> Result<u64, String> {
 }
 
 /// Runs the command.
-pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &CompactArgs) -> anyhow::Result<ExitCode> {
     let dir = &args.store.dir;
-    crate::frozen::wait_while_frozen(dir);
+    output::wait_while_frozen(dir);
     let options = Store::options().create(Create::Never).memory(MEMORY).warm(false).without_threads();
     let options = if let Some(bytes) = args.journal { options.journal_bytes(bytes) } else { options };
     let store = options.open(dir).map_err(|error| in_use(dir, error))?;
     let max_journal_bytes = store.stat().max_journal_bytes;
     let Compaction { seq, pages_before, pages, cut, given_back, took, .. } = store.compact()?;
     store.close()?;
-    let report = Report {
+    let report = CompactReport {
         store: unescaped(dir),
         seq,
         pages_before,
@@ -81,13 +81,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         max_journal_bytes,
         seconds: took.as_secs_f64(),
     };
-    if args.json {
-        output::json(&report)?;
-    } else {
-        let mut out = output::stdout();
-        writeln!(out, "{}", report.in_words(dir))?;
-        out.flush()?;
-    }
+    output::show(args.json, || &report, |out| writeln!(out, "{}", report.in_words(dir)))?;
     if let Some(wanted) = args.journal.filter(|wanted| *wanted != max_journal_bytes) {
         bail!(
             "{}: the journal keeps its limit of {}: there is no room for one of {}, or a page is damaged",
@@ -99,7 +93,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-impl Report<'_> {
+impl CompactReport<'_> {
     fn in_words(&self, dir: &Path) -> String {
         let given_back = match self.given_back_bytes {
             Some(bytes) => format!("{} of free pages given back", Size(bytes)),
@@ -121,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_compaction_is_summed_up_in_a_line() {
-        let report = |given_back_bytes| Report {
+        let report = |given_back_bytes| CompactReport {
             store: "/s".into(),
             seq: 7,
             pages_before: 65_536,

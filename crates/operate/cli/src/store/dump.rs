@@ -10,21 +10,23 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::process::ExitCode;
 
-use pagekeeper_store::{Error, FreeList, PageInfo, PageState, Store};
-use pagekeeper_text::{Size, count, escaped, unescaped};
+use pagekeeper_store::{Error, FreeList, PageInfo, PageState, ReadTxn, Store};
+use pagekeeper_text::{Size, count, counted, escaped, unescaped};
 use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 
 use super::{StorePath, pages};
+use crate::arguments::parse_limit;
 use crate::output;
 
 /// Bytes that are read at a time.
-const STEP: usize = 4 << 20;
+const READ_BYTES: usize = 4 << 20;
 /// Pages that are listed by default.
-const LIMIT: u64 = 100;
+const LISTED_PAGES_DEFAULT: usize = 100;
 /// Bytes of a page's header, before the payload.
-const HEADER: usize = 32;
+const HEADER_BYTES: usize = 32;
 /// Bytes in a line of a hexdump.
-const LINE: usize = 16;
+const LINE_BYTES: usize = 16;
 
 /// List a store's pages, or show the bytes of one
 #[derive(Debug, clap::Args)]
@@ -37,7 +39,7 @@ const LINE: usize = 16;
 SEQ is the last commit that changed a page. WHERE is \"journal\" for a page that is committed but not yet in the data file; it \
     is shown as readers see it. TRUNK is a free page that lists other free pages. Exits with 1 if a page that \
     is shown is damaged.")]
-pub(super) struct Args {
+pub(super) struct DumpArgs {
     #[command(flatten)]
     place: StorePath,
     /// Only these pages: A..B (without B), A.. or ..B
@@ -45,7 +47,7 @@ pub(super) struct Args {
     pages: Range<u64>,
     /// List at most N pages, or "all" [default: 100; all with --json]
     #[arg(short = 'n', long, value_name = "N", value_parser = parse_limit)]
-    limit: Option<u64>,
+    limit: Option<usize>,
     /// Show the payload of page N in hexadecimal and ASCII; of a damaged page what stands there
     #[arg(long, value_name = "N", conflicts_with_all = ["pages", "limit"])]
     page: Option<u64>,
@@ -67,60 +69,20 @@ fn parse_pages(text: &str) -> Result<Range<u64>, String> {
     }
 }
 
-fn parse_limit(text: &str) -> Result<u64, String> {
-    if text == "all" {
-        return Ok(u64::MAX);
-    }
-    text.parse().map_err(|_| "give a number of pages, or \"all\"".to_owned())
-}
-
 /// Runs the command.
-pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &DumpArgs) -> anyhow::Result<ExitCode> {
     let store = super::open(&args.place.dir)?;
     let damaged = match args.page {
         Some(page) => dump_page(&store, page, args.json)?,
         None => dump_all(&store, args)?,
     };
     store.close()?;
-    Ok(if damaged == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// The parts of a store that are not pages.
-#[derive(Debug, Serialize)]
-struct Head<'a> {
-    path: Cow<'a, str>,
-    page_size: usize,
-    seq: u64,
-    page_count: u64,
-    root: Option<u64>,
-    /// The user's metadata, in hexadecimal.
-    metadata: String,
-    free_list: Free,
-}
-
-#[derive(Debug, Serialize)]
-struct Free {
-    pages: u64,
-    trunks: Vec<Trunk>,
-    fault: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct Trunk {
-    page: u64,
-    names: u64,
-}
-
-impl From<FreeList> for Free {
-    fn from(list: FreeList) -> Self {
-        let trunks = list.trunks.iter().map(|trunk| Trunk { page: trunk.page, names: trunk.names });
-        Self { pages: list.pages(), trunks: trunks.collect(), fault: list.fault }
-    }
+    Ok(output::code(damaged == 0))
 }
 
 /// A page without its bytes.
 #[derive(Debug, Serialize)]
-struct Line {
+struct DumpLine {
     page: u64,
     kind: &'static str,
     seq: u64,
@@ -130,7 +92,7 @@ struct Line {
     fault: Option<String>,
 }
 
-impl From<&PageInfo> for Line {
+impl From<&PageInfo> for DumpLine {
     fn from(info: &PageInfo) -> Self {
         let (kind, fault) = match &info.state {
             PageState::Data => ("data", None),
@@ -151,59 +113,69 @@ impl From<&PageInfo> for Line {
 }
 
 /// Lists pages; returns the number of damaged ones, and of faults of the free list.
-fn dump_all(store: &Store, args: &Args) -> anyhow::Result<u64> {
+fn dump_all(store: &Store, args: &DumpArgs) -> anyhow::Result<u64> {
     let read = store.begin_read()?;
-    let free: Free = store.free_list()?.into();
+    let free = store.free_list()?;
     let listed = listed(&args.pages, args.limit, args.json, read.pages())?;
     let left_out = args.pages.end.min(read.pages()).saturating_sub(listed.end);
     let in_list = u64::from(free.fault.is_some());
-    let head = Head {
+    let listing = PageListing { store, pages: listed, damaged: Cell::new(0), failed: RefCell::new(None) };
+    let json = || StoreDump {
         path: unescaped(&args.place.dir),
         page_size: store.page_size(),
         seq: read.seq(),
         page_count: read.pages(),
         root: read.root(),
         metadata: hex(read.metadata()),
-        free_list: free,
+        free_list: free_list_json(&free),
+        pages: &listing,
     };
-    let listing = Listing { store, pages: listed, damaged: Cell::new(0), failed: RefCell::new(None) };
-    if args.json {
-        let written = output::json(&Everything { head, pages: &listing });
-        if let Some(error) = listing.failed.take() {
-            return Err(error.into());
-        }
-        written?;
-    } else {
-        let mut out = output::stdout();
+    let written = output::show(args.json, json, |out| {
         write!(out, "{}", escaped(&args.place.dir))?;
-        head.write_text(read.metadata(), &mut out)?;
-        listing.write_text(&mut out)?;
+        write_head(&read, store.page_size(), &free, out)?;
+        listing.write_text(out)?;
         if left_out > 0 {
             writeln!(out, "{} more: see --limit and --pages", pages(left_out))?;
         }
-        out.flush()?;
+        Ok(())
+    });
+    if let Some(error) = listing.failed.take() {
+        return Err(error.into());
     }
+    written?;
     Ok(listing.damaged.get() + in_list)
 }
 
 /// Returns the pages to list, for a store of this many pages.
-fn listed(wanted: &Range<u64>, limit: Option<u64>, json: bool, pages: u64) -> Result<Range<u64>, Error> {
+fn listed(wanted: &Range<u64>, limit: Option<usize>, json: bool, pages: u64) -> Result<Range<u64>, Error> {
     if wanted.start >= pages && wanted.start > 0 {
         return Err(Error::OutOfRange { page: wanted.start, pages });
     }
-    let limit = limit.unwrap_or(if json { u64::MAX } else { LIMIT });
+    let limit = limit.unwrap_or(if json { usize::MAX } else { LISTED_PAGES_DEFAULT }) as u64;
     Ok(wanted.start..wanted.end.min(pages).min(wanted.start.saturating_add(limit)))
 }
 
+/// A store, with its pages as they are read.
 #[derive(Serialize)]
-struct Everything<'a> {
-    #[serde(flatten)]
-    head: Head<'a>,
-    pages: &'a Listing<'a>,
+struct StoreDump<'a> {
+    path: Cow<'a, str>,
+    page_size: usize,
+    seq: u64,
+    page_count: u64,
+    root: Option<u64>,
+    /// The user's metadata, in hexadecimal.
+    metadata: String,
+    free_list: Value,
+    pages: &'a PageListing<'a>,
+}
+
+fn free_list_json(list: &FreeList) -> Value {
+    let trunks = list.trunks.iter().map(|trunk| json!({ "page": trunk.page, "names": trunk.names }));
+    json!({ "pages": list.pages(), "trunks": trunks.collect::<Vec<_>>(), "fault": list.fault })
 }
 
 /// Pages, read as they are shown.
-struct Listing<'a> {
+struct PageListing<'a> {
     store: &'a Store,
     pages: Range<u64>,
     /// The number of damaged pages among those shown.
@@ -212,29 +184,30 @@ struct Listing<'a> {
     failed: RefCell<Option<Error>>,
 }
 
-impl Listing<'_> {
-    fn lines(&self) -> impl Iterator<Item = Result<Line, Error>> {
-        let step = STEP / self.store.page_size();
+impl PageListing<'_> {
+    /// Returns the pages up to the first that can't be read; that failure is kept.
+    fn lines(&self) -> impl Iterator<Item = DumpLine> {
+        let step = READ_BYTES / self.store.page_size();
         let steps = self.pages.clone().step_by(step);
         let read = move |first: u64| {
             let pages = first..self.pages.end.min(first + step as u64);
             match self.store.inspect(pages) {
-                Ok(pages) => pages.iter().map(|page| Ok(Line::from(page))).collect(),
+                Ok(pages) => pages.iter().map(|page| Ok(DumpLine::from(page))).collect(),
                 Err(error) => vec![Err(error)],
             }
         };
-        steps.flat_map(read).inspect(|line| {
-            if line.as_ref().is_ok_and(|line| line.kind == "damaged") {
-                self.damaged.set(self.damaged.get() + 1);
-            }
+        steps.flat_map(read).map_while(|line| {
+            let line = line.map_err(|error| *self.failed.borrow_mut() = Some(error)).ok()?;
+            self.damaged.set(self.damaged.get() + u64::from(line.kind == "damaged"));
+            Some(line)
         })
     }
 
-    fn write_text(&self, out: &mut impl Write) -> anyhow::Result<()> {
+    fn write_text(&self, out: &mut impl Write) -> io::Result<()> {
         let width = count(self.pages.end).len().max(8);
         writeln!(out, "{:>width$}  {:<13}  {:>12}  {:<8}  WHERE", "PAGE", "KIND", "SEQ", "CRC")?;
         for line in self.lines() {
-            let Line { page, kind, seq, crc, source, fault } = line?;
+            let DumpLine { page, kind, seq, crc, source, fault } = line;
             write!(out, "{:>width$}  {kind:<13}  {:>12}  {crc}  {source}", count(page), count(seq))?;
             match fault {
                 Some(fault) => writeln!(out, ": {fault}")?,
@@ -245,71 +218,56 @@ impl Listing<'_> {
     }
 }
 
-impl Serialize for Listing<'_> {
+impl Serialize for PageListing<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let fine = self.lines().map_while(|line| match line {
-            Ok(line) => Some(line),
-            Err(error) => {
-                *self.failed.borrow_mut() = Some(error);
-                None
-            }
-        });
-        serializer.collect_seq(fine)
+        serializer.collect_seq(self.lines())
     }
 }
 
-impl Head<'_> {
-    /// Writes everything but the path.
-    fn write_text(&self, metadata: &[u8], out: &mut impl Write) -> io::Result<()> {
-        let size = Size(self.page_size as u64);
-        writeln!(out, ": {} of {size}, as of commit {}", pages(self.page_count), count(self.seq))?;
-        let root = self.root.map_or_else(|| "none".to_owned(), |root| format!("page {}", count(root)));
-        writeln!(out, "  root       {root}")?;
-        let shown = metadata.escape_ascii();
-        match metadata.len() {
-            0 => writeln!(out, "  metadata   none")?,
-            bytes => writeln!(out, "  metadata   {} B: {shown}", count(bytes as u64))?,
+/// Writes everything but the path and the pages.
+fn write_head(read: &ReadTxn<'_>, page_size: usize, free: &FreeList, out: &mut impl Write) -> io::Result<()> {
+    let size = Size(page_size as u64);
+    writeln!(out, ": {} of {size}, as of commit {}", pages(read.pages()), count(read.seq()))?;
+    let root = read.root().map_or_else(|| "none".to_owned(), |root| format!("page {}", count(root)));
+    writeln!(out, "  root       {root}")?;
+    match read.metadata() {
+        [] => writeln!(out, "  metadata   none")?,
+        bytes => {
+            writeln!(out, "  metadata   {} B: {}", count(bytes.len() as u64), bytes.escape_ascii())?;
         }
-        let Free { pages: in_list, trunks, fault } = &self.free_list;
-        write!(out, "  free list  {}", pages(*in_list))?;
-        if let [first, ..] = &trunks[..] {
-            let number = trunks.len();
-            let parts = if number == 1 { "1 trunk".to_owned() } else { format!("{number} trunks") };
-            write!(out, " in {parts}, the first is page {}", count(first.page))?;
-        }
-        match fault {
-            Some(fault) => writeln!(out, "; it breaks off: {fault}"),
-            None => writeln!(out),
-        }
+    }
+    write!(out, "  free list  {}", pages(free.pages()))?;
+    if let [first, ..] = &free.trunks[..] {
+        let trunks = counted(free.trunks.len() as u64, "trunk", "trunks");
+        write!(out, " in {trunks}, the first is page {}", count(first.page))?;
+    }
+    match &free.fault {
+        Some(fault) => writeln!(out, "; it breaks off: {fault}"),
+        None => writeln!(out),
     }
 }
 
 /// Shows one page; returns 1 if it is damaged.
-fn dump_page(store: &Store, page: u64, json: bool) -> anyhow::Result<u64> {
-    #[derive(Serialize)]
-    struct Shown {
-        #[serde(flatten)]
-        line: Line,
-        /// In hexadecimal.
-        payload: String,
-    }
+fn dump_page(store: &Store, page: u64, is_json: bool) -> anyhow::Result<u64> {
     let end = page.checked_add(1).ok_or(Error::OutOfRange { page, pages: store.stat().pages })?;
     let found = store.inspect(page..end)?;
     let Some(info) = found.first() else { return Ok(0) };
-    let line = Line::from(info);
+    let line = DumpLine::from(info);
     let damaged = u64::from(line.fault.is_some());
-    let payload = &info.bytes[HEADER..];
-    if json {
-        output::json(&Shown { line, payload: hex(payload) })?;
-        return Ok(damaged);
-    }
-    let mut out = output::stdout();
-    let Line { kind, seq, crc, source, fault, .. } = line;
-    let fault = fault.map_or_else(String::new, |fault| format!(": {fault}"));
-    writeln!(out, "page {}: {kind}{fault}", count(page))?;
-    writeln!(out, "  changed last by commit {}, CRC-32C {crc}, from the {source}", count(seq))?;
-    write_hex(payload, &mut out)?;
-    out.flush()?;
+    let payload = &info.bytes[HEADER_BYTES..];
+    let DumpLine { kind, seq, crc, source, fault, .. } = &line;
+    let mut json = serde_json::to_value(&line)?;
+    json["payload"] = hex(payload).into();
+    output::show(
+        is_json,
+        || json,
+        |out| {
+            let fault = fault.as_ref().map_or_else(String::new, |fault| format!(": {fault}"));
+            writeln!(out, "page {}: {kind}{fault}", count(page))?;
+            writeln!(out, "  changed last by commit {}, CRC-32C {crc}, from the {source}", count(*seq))?;
+            write_hex(payload, out)
+        },
+    )?;
     Ok(damaged)
 }
 
@@ -325,7 +283,7 @@ fn hex(bytes: &[u8]) -> String {
 fn write_hex(bytes: &[u8], out: &mut impl Write) -> io::Result<()> {
     let mut before: Option<&[u8]> = None;
     let mut starred = false;
-    for (at, line) in (0..).step_by(LINE).zip(bytes.chunks(LINE)) {
+    for (at, line) in (0..).step_by(LINE_BYTES).zip(bytes.chunks(LINE_BYTES)) {
         if before == Some(line) {
             if !starred {
                 writeln!(out, "*")?;
@@ -335,8 +293,8 @@ fn write_hex(bytes: &[u8], out: &mut impl Write) -> io::Result<()> {
         }
         (before, starred) = (Some(line), false);
         write!(out, "{at:08x} ")?;
-        for place in 0..LINE {
-            if place == LINE / 2 {
+        for place in 0..LINE_BYTES {
+            if place == LINE_BYTES / 2 {
                 out.write_all(b" ")?;
             }
             match line.get(place) {
@@ -365,18 +323,16 @@ mod tests {
         {
             assert!(parse_pages(text).unwrap_err().contains(fix), "{text}");
         }
-        assert_eq!((parse_limit("all"), parse_limit("5")), (Ok(u64::MAX), Ok(5)));
-        assert!(parse_limit("few").is_err());
     }
 
     #[test]
     fn a_list_is_within_the_store_and_the_limit() {
         let all = 0..u64::MAX;
-        assert_eq!(listed(&all, None, false, 1000).unwrap(), 0..LIMIT);
+        assert_eq!(listed(&all, None, false, 1000).unwrap(), 0..LISTED_PAGES_DEFAULT as u64);
         assert_eq!(listed(&all, None, true, 1000).unwrap(), 0..1000);
         assert_eq!(listed(&all, None, false, 0).unwrap(), 0..0);
         assert_eq!(listed(&(990..u64::MAX), Some(5), false, 1000).unwrap(), 990..995);
-        assert_eq!(listed(&(990..992), Some(u64::MAX), false, 1000).unwrap(), 990..992);
+        assert_eq!(listed(&(990..992), Some(usize::MAX), false, 1000).unwrap(), 990..992);
         assert!(matches!(
             listed(&(1000..1001), None, false, 1000),
             Err(Error::OutOfRange { page: 1000, .. })

@@ -36,20 +36,20 @@ const MEMORY: u64 = 64 << 20;
 A store is a directory that the library pagekeeper-store made. It must not be open to be written: a store belongs to one \
     process. But for compact the commands write nothing, so that a store on a full or read-only file system will do, too."
 )]
-pub(crate) struct Args {
+pub(crate) struct StoreArgs {
     #[command(subcommand)]
-    command: Command,
+    command: StoreCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Command {
-    Stat(stat::Args),
-    Verify(verify::Args),
-    Dump(dump::Args),
-    Backup(backup::Args),
+enum StoreCommand {
+    Stat(stat::StoreStatArgs),
+    Verify(verify::VerifyArgs),
+    Dump(dump::DumpArgs),
+    Backup(backup::BackupArgs),
     Restore(backup::RestoreArgs),
-    Compact(compact::Args),
-    Repair(repair::Args),
+    Compact(compact::CompactArgs),
+    Repair(repair::RepairArgs),
 }
 
 /// Which store.
@@ -61,15 +61,15 @@ struct StorePath {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &StoreArgs) -> anyhow::Result<ExitCode> {
     match &args.command {
-        Command::Stat(args) => stat::run(args),
-        Command::Verify(args) => verify::run(args),
-        Command::Dump(args) => dump::run(args),
-        Command::Backup(args) => backup::run(args),
-        Command::Restore(args) => backup::restore(args),
-        Command::Compact(args) => compact::run(args),
-        Command::Repair(args) => repair::run(args),
+        StoreCommand::Stat(args) => stat::run(args),
+        StoreCommand::Verify(args) => verify::run(args),
+        StoreCommand::Dump(args) => dump::run(args),
+        StoreCommand::Backup(args) => backup::run(args),
+        StoreCommand::Restore(args) => backup::restore(args),
+        StoreCommand::Compact(args) => compact::run(args),
+        StoreCommand::Repair(args) => repair::run(args),
     }
 }
 

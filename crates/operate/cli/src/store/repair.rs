@@ -32,7 +32,7 @@ A page that is \"doubtful\" is whole, but older than its last write, or of a com
 
 Exits with 0 if all is there that was committed, as far as can be known, and with 1 if not. It lists at most a hundred pages of each \
     kind; all of them with --json.")]
-pub(super) struct Args {
+pub(super) struct RepairArgs {
     /// The damaged store's directory
     #[arg(value_name = "SRC", value_hint = clap::ValueHint::DirPath)]
     from: PathBuf,
@@ -45,7 +45,7 @@ pub(super) struct Args {
 }
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct RepairReport<'a> {
     from: Cow<'a, str>,
     to: Cow<'a, str>,
     complete: bool,
@@ -55,24 +55,24 @@ struct Report<'a> {
     data_pages: u64,
     free_pages: u64,
     never_written_pages: u64,
-    lost: Vec<Line<'a>>,
-    doubtful: Vec<Line<'a>>,
+    lost: Vec<PageLine<'a>>,
+    doubtful: Vec<PageLine<'a>>,
     /// Other damage, in words.
     notes: &'a [String],
     seconds: f64,
 }
 
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+struct PageLine<'a> {
     page: u64,
     what: &'a str,
 }
 
-fn lines(findings: &[PageFinding]) -> Vec<Line<'_>> {
-    findings.iter().map(|finding| Line { page: finding.page, what: &finding.what }).collect()
+fn lines(findings: &[PageFinding]) -> Vec<PageLine<'_>> {
+    findings.iter().map(|finding| PageLine { page: finding.page, what: &finding.what }).collect()
 }
 
-impl<'a> Report<'a> {
+impl<'a> RepairReport<'a> {
     fn new(from: &'a Path, to: &'a Path, found: &'a Repair) -> Self {
         Self {
             from: unescaped(from),
@@ -96,7 +96,7 @@ impl<'a> Report<'a> {
             writeln!(out, "{from}: {note}")?;
         }
         for (kind, findings) in [("lost", &self.lost), ("doubtful", &self.doubtful)] {
-            for Line { page, what } in findings.iter().take(MAX_LISTED) {
+            for PageLine { page, what } in findings.iter().take(MAX_LISTED) {
                 writeln!(out, "{from}: page {page} is {kind}: {what}")?;
             }
             if let Some(more) = findings.len().checked_sub(MAX_LISTED).filter(|more| *more > 0) {
@@ -117,20 +117,14 @@ impl<'a> Report<'a> {
 }
 
 /// Runs the command.
-pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let Args { from, to, json } = args;
-    crate::frozen::wait_while_frozen(to);
+pub(super) fn run(args: &RepairArgs) -> anyhow::Result<ExitCode> {
+    let RepairArgs { from, to, json } = args;
+    output::wait_while_frozen(to);
     let repair = Store::options().memory(MEMORY).without_threads().repair(from, to);
     let found = repair.map_err(|error| super::in_use(from, error))?;
-    let report = Report::new(from, to, &found);
-    if *json {
-        output::json(&report)?;
-    } else {
-        let mut out = output::stdout();
-        report.write_text(from, to, &mut out)?;
-        out.flush()?;
-    }
-    Ok(if report.complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let report = RepairReport::new(from, to, &found);
+    output::show(*json, || &report, |out| report.write_text(from, to, out))?;
+    Ok(output::code(report.complete))
 }
 
 #[cfg(test)]
@@ -139,8 +133,8 @@ mod tests {
 
     #[test]
     fn what_is_lost_is_listed_before_the_sum() {
-        let line = |page| Line { page, what: "rotten" };
-        let report = Report {
+        let line = |page| PageLine { page, what: "rotten" };
+        let report = RepairReport {
             from: "/s".into(),
             to: "/d".into(),
             complete: false,

@@ -19,7 +19,7 @@ use crate::output;
 
 Reads the whole data file and the journal; pages that are committed but not yet in the data file are checked in the journal. \
     Exits with 0 if all is sound and with 1 if not; it lists at most a hundred faults.")]
-pub(super) struct Args {
+pub(super) struct VerifyArgs {
     #[command(flatten)]
     place: StorePath,
     /// Print one JSON object
@@ -28,7 +28,7 @@ pub(super) struct Args {
 }
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct VerifyReport<'a> {
     path: Cow<'a, str>,
     sound: bool,
     data_pages: u64,
@@ -40,7 +40,7 @@ struct Report<'a> {
     named: &'a [String],
 }
 
-impl<'a> Report<'a> {
+impl<'a> VerifyReport<'a> {
     fn new(path: Cow<'a, str>, found: &'a Verification) -> Self {
         Self {
             path,
@@ -79,20 +79,14 @@ impl<'a> Report<'a> {
 }
 
 /// Runs the command.
-pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let path = &args.place.dir;
     let store = super::open(path)?;
     let found = store.verify()?;
     store.close()?;
-    let report = Report::new(unescaped(path), &found);
-    if args.json {
-        output::json(&report)?;
-    } else {
-        let mut out = output::stdout();
-        report.write_text(path, &mut out)?;
-        out.flush()?;
-    }
-    Ok(if report.sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let report = VerifyReport::new(unescaped(path), &found);
+    output::show(args.json, || &report, |out| report.write_text(path, out))?;
+    Ok(output::code(report.sound))
 }
 
 #[cfg(test)]
@@ -102,7 +96,7 @@ mod tests {
     #[test]
     fn faults_come_first_and_the_verdict_last() {
         let named = ["page 7: rotten".to_owned(), "no superblock is whole".to_owned()];
-        let report = Report {
+        let report = VerifyReport {
             path: "/s".into(),
             sound: false,
             data_pages: 1,
@@ -112,7 +106,7 @@ mod tests {
             faults: 1002,
             named: &named,
         };
-        let text = |report: &Report<'_>| {
+        let text = |report: &VerifyReport<'_>| {
             let mut text = Vec::new();
             report.write_text("/s".as_ref(), &mut text).unwrap();
             String::from_utf8(text).unwrap()
@@ -124,7 +118,7 @@ mod tests {
                 "/s: page 7: rotten\n/s: no superblock is whole\n/s: 1,000 more that are not named\n/s: 1,002 faults: {counts}\n"
             )
         );
-        let sound = Report { sound: true, faults: 0, named: &[], ..report };
+        let sound = VerifyReport { sound: true, faults: 0, named: &[], ..report };
         assert_eq!(text(&sound), format!("/s: sound: {counts}\n"));
     }
 }

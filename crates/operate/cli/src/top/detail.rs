@@ -2,26 +2,26 @@
 
 use pagekeeper_kernel::ResidencyMap;
 use pagekeeper_observe::{Owner, Row, RowKey};
-use pagekeeper_text::escaped;
+use pagekeeper_text::{escaped, percent};
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 
-use super::figures::{cut_front, figure, percent, rate, size};
+use super::figures::{cut_front, figure, rate, size};
 use super::model::Model;
 use super::theme::Theme;
 
 /// Columns of a map, and its greatest number of lines.
-const COLUMNS: u16 = 72;
-const LINES: u16 = 8;
+const MAP_COLUMNS: u16 = 72;
+const MAP_LINES_MAX: u16 = 8;
 
 /// Returns the number of a map's cells on a screen of this size.
 pub(super) fn cells(area: Rect) -> usize {
-    usize::from(columns(area)) * usize::from(LINES.min(area.height.saturating_sub(12).max(1)))
+    usize::from(columns(area)) * usize::from(MAP_LINES_MAX.min(area.height.saturating_sub(12).max(1)))
 }
 
 fn columns(area: Rect) -> u16 {
-    COLUMNS.min(area.width.saturating_sub(6))
+    MAP_COLUMNS.min(area.width.saturating_sub(6))
 }
 
 /// Returns the lines about a file.
@@ -40,7 +40,7 @@ pub(super) fn lines<'a>(model: &Model, row: Option<&Row>, area: Rect, theme: The
             "resident {} of {} ({}), {} a second, dirty {}, writeback {}",
             size(row.resident),
             size(row.size),
-            percent(row.resident, row.size.max(row.resident)),
+            percent(row.resident, row.size.max(row.resident), 0),
             rate(row.growth),
             figure(row.dirty),
             figure(row.writeback)
@@ -108,7 +108,7 @@ fn map_lines<'a>(model: &Model, row: &Row, width: usize, theme: Theme) -> Vec<Li
     match map {
         Err(error) => vec![Line::from(escaped(error).to_string())],
         Ok(map) => {
-            let signs: Vec<char> = signs(map, row.size, theme);
+            let signs: Vec<char> = signs(map, row.size, theme).chars().collect();
             let mut lines = vec![Line::from(format!("each sign is {}:", size(map.cell_bytes)))];
             lines.extend(
                 signs
@@ -121,29 +121,10 @@ fn map_lines<'a>(model: &Model, row: &Row, width: usize, theme: Theme) -> Vec<Li
 }
 
 /// Returns a sign for each cell: the first sign only if nothing is resident, the last only if everything is.
-fn signs(map: &ResidencyMap, file_size: u64, theme: Theme) -> Vec<char> {
+fn signs(map: &ResidencyMap, file_size: u64, theme: Theme) -> String {
     let shades = theme.shades();
-    let last = map.resident.len().saturating_sub(1);
-    let sign = |(at, resident): (usize, &u64)| {
-        let page = pagekeeper_kernel::page_size();
-        let whole = if at == last {
-            file_size
-                .saturating_sub(at as u64 * map.cell_bytes)
-                .next_multiple_of(page)
-                .clamp(page, map.cell_bytes)
-        } else {
-            map.cell_bytes
-        };
-        let shade = match *resident {
-            0 => 0,
-            resident if resident >= whole => shades.len() - 1,
-            resident => {
-                1 + usize::try_from(resident * (shades.len() as u64 - 2) / whole).expect("less than a length")
-            }
-        };
-        shades[shade.min(shades.len() - 1)]
-    };
-    map.resident.iter().enumerate().map(sign).collect()
+    let last = u8::try_from(shades.len() - 1).expect("a few signs");
+    map.levels(file_size, last).into_iter().map(|level| shades[usize::from(level)]).collect()
 }
 
 #[cfg(test)]
@@ -167,7 +148,7 @@ mod tests {
             total,
         };
         let theme = Theme { colour: false, unicode: false };
-        assert_eq!(signs(&map, 8192 * 400 + 1, theme).into_iter().collect::<String>(), ".-*##");
+        assert_eq!(signs(&map, 8192 * 400 + 1, theme), ".-*##");
     }
 
     #[test]

@@ -42,22 +42,6 @@ pub(super) fn rate(bytes: i64) -> String {
     }
 }
 
-/// Returns a duration: "0.8ms", "120ms", "1.5s".
-pub(super) fn time(time: std::time::Duration) -> String {
-    let millis = time.as_secs_f64() * 1e3;
-    match millis {
-        _ if millis >= 9_950.0 => format!("{:.0}s", millis / 1e3),
-        _ if millis >= 1_000.0 => format!("{:.1}s", millis / 1e3),
-        _ if millis >= 9.95 => format!("{millis:.0}ms"),
-        _ => format!("{millis:.1}ms"),
-    }
-}
-
-/// Returns a share in percent.
-pub(super) fn share(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
-}
-
 /// Returns how much of `Cached` the files add up to, or their share of it if other files are not counted.
 pub(super) fn explained(explained: &Explained) -> String {
     if explained.scoped {
@@ -97,15 +81,9 @@ pub(super) fn cut_front(text: &str, width: usize, mark: &str) -> String {
     mark.chars().take(width).chain(kept.chars()).collect()
 }
 
-/// Returns a share as text.
-pub(super) fn percent(part: u64, whole: u64) -> String {
-    format!("{:.0} %", share(part, whole))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn many_pages_of_block_devices_get_a_line() {
@@ -146,13 +124,6 @@ mod tests {
         assert_eq!(explained(&all), "Cached 1G = files 900M + shmem 124M: 100.0 % explained");
         let some = Explained { files: 400 << 20, scoped: true, ..all };
         assert_eq!(explained(&some), "400M of Cached 1G are of these files");
-    }
-
-    #[test]
-    fn times_are_short() {
-        for (micros, text) in [(800, "0.8ms"), (120_000, "120ms"), (1_500_000, "1.5s"), (42_000_000, "42s")] {
-            assert_eq!(time(Duration::from_micros(micros)), text);
-        }
     }
 
     #[test]

@@ -17,13 +17,12 @@ use pagekeeper_kernel::{
     Expected, Handle, Inode, InspectedFile, Links, ReleaseOptions, ResidencyMap, WarmOptions, release,
     residency_map, warm,
 };
-use pagekeeper_observe::{CensusOptions, Progress, Query};
+use pagekeeper_observe::{CensusOptions, PatientCensus, Progress, Query};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::counting::Counting;
 use super::detail;
 use super::figures::size;
-use super::model::{Act, Action, Key, Model, Seen, Target};
+use super::model::{Action, FileAct, Model, SeenRows, TargetFile};
 use super::screen::{self, MIN_SIZE};
 use super::theme::Theme;
 use crate::output::{Screen, UsageError};
@@ -31,18 +30,18 @@ use crate::problems::in_words;
 use crate::signals::Stop;
 
 /// Ticks that may wait for a screen that does not read them.
-const UNREAD: usize = 8;
+const UNREAD_TICKS_MAX: usize = 8;
 
 /// Least time between two full walks. A full walk is repeated when file systems were mounted meanwhile, and takes
 /// seconds of processor time.
-const RENEW: Duration = Duration::from_secs(300);
+const RENEW_EVERY: Duration = Duration::from_secs(300);
 
 /// Events that wake the screen.
 enum News {
-    Key(Key),
+    Key(KeyCode),
     Resized,
     /// The census' result, whether it is of a new tick, and a token that is dropped when the result is read.
-    Seen(Box<Seen>, bool, Arc<()>),
+    Seen(Box<SeenRows>, bool, Arc<()>),
     /// The census failed or ended.
     Failed(anyhow::Error),
     /// An action ended.
@@ -101,7 +100,7 @@ pub(super) fn run(query: Query, census: CensusOptions, interval: Duration) -> an
     // Its panic hook restores the terminal.
     let mut terminal = ratatui::try_init().context("set up the terminal")?;
     listen(&news, stop);
-    let mut shown = Shown { model, theme, news, orders, progress, drawing: None };
+    let mut shown = LiveScreen { model, theme, news, orders, progress, drawing: None };
     let ended = shown.show(&mut terminal, &coming);
     ratatui::restore();
     shown.progress.cancel();
@@ -136,7 +135,7 @@ fn listen(news: &Sender<News>, stop: Stop) {
     std::thread::spawn(move || {
         while let Ok(event) = event::read() {
             let key = match event {
-                Event::Key(key) if key.kind != KeyEventKind::Release => translate(key).map(News::Key),
+                Event::Key(key) if key.kind != KeyEventKind::Release => pressed(key),
                 Event::Resize(..) => Some(News::Resized),
                 _ => None,
             };
@@ -155,25 +154,13 @@ fn listen(news: &Sender<News>, stop: Stop) {
     });
 }
 
-fn translate(key: KeyEvent) -> Option<Key> {
-    let control = key.modifiers.contains(KeyModifiers::CONTROL);
-    Some(match key.code {
-        KeyCode::Char('c') if control => Key::Interrupt,
-        KeyCode::Char(_) if control || key.modifiers.contains(KeyModifiers::ALT) => return None,
-        KeyCode::Char(letter) => Key::Char(letter),
-        KeyCode::Enter => Key::Enter,
-        KeyCode::Esc => Key::Escape,
-        KeyCode::Backspace => Key::Backspace,
-        KeyCode::Tab => Key::Tab,
-        KeyCode::BackTab => Key::BackTab,
-        KeyCode::Up => Key::Up,
-        KeyCode::Down => Key::Down,
-        KeyCode::PageUp => Key::PageUp,
-        KeyCode::PageDown => Key::PageDown,
-        KeyCode::Home => Key::Home,
-        KeyCode::End => Key::End,
-        _ => return None,
-    })
+/// Returns the news of a key; `None` for combinations without a meaning.
+fn pressed(key: KeyEvent) -> Option<News> {
+    match key.code {
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Some(News::Stop),
+        KeyCode::Char(_) if key.modifiers.intersects(KeyModifiers::CONTROL | KeyModifiers::ALT) => None,
+        code => Some(News::Key(code)),
+    }
 }
 
 /// The census' thread: it ticks, and answers queries in between.
@@ -184,12 +171,12 @@ fn count(
     orders: &Receiver<Query>,
     news: &Sender<News>,
 ) -> anyhow::Result<()> {
-    let mut counting = Counting::start(options.clone())?;
+    let mut counting = PatientCensus::start(options.clone())?;
     let mut started = Instant::now();
     let unread = Arc::new(());
     let mut next = Instant::now();
     loop {
-        if started.elapsed() > RENEW && counting.census().is_some_and(|census| census.is_outdated()) {
+        if started.elapsed() > RENEW_EVERY && counting.census().is_some_and(|census| census.is_outdated()) {
             started = Instant::now();
             // If that fails, the old one continues, and reports what it does not see.
             let _failed = counting.renew();
@@ -202,9 +189,9 @@ fn count(
         next = (next + interval).max(Instant::now());
         loop {
             let rows = census.rows(&query);
-            let seen = Seen { tick: tick.clone(), rows, query: query.clone() };
+            let seen = SeenRows { tick: tick.clone(), rows, query: query.clone() };
             // A terminal behind a stalled connection may not accept output for hours.
-            if Arc::strong_count(&unread) <= UNREAD
+            if Arc::strong_count(&unread) <= UNREAD_TICKS_MAX
                 && news.send(News::Seen(Box::new(seen), ticked, Arc::clone(&unread))).is_err()
             {
                 return Ok(());
@@ -219,7 +206,8 @@ fn count(
     }
 }
 
-struct Shown {
+/// The screen and its threads.
+struct LiveScreen {
     model: Model,
     theme: Theme,
     news: Sender<News>,
@@ -229,7 +217,7 @@ struct Shown {
     drawing: Option<Inode>,
 }
 
-impl Shown {
+impl LiveScreen {
     fn show(
         &mut self,
         terminal: &mut ratatui::DefaultTerminal,
@@ -294,7 +282,7 @@ impl Shown {
         Ok(true)
     }
 
-    fn draw_map(&mut self, target: Target, cells: usize) {
+    fn draw_map(&mut self, target: TargetFile, cells: usize) {
         let inode = target.inode;
         if self.drawing.replace(inode) == Some(inode) {
             return;
@@ -311,11 +299,11 @@ impl Shown {
         }
     }
 
-    fn act(&mut self, act: Act, target: Target) {
+    fn act(&mut self, act: FileAct, target: TargetFile) {
         let started = aside("pk-act", self.news.clone(), move |news| {
             let outcome = match act {
-                Act::Evict => evict(&target),
-                Act::Warm => load(&target),
+                FileAct::Evict => evict(&target),
+                FileAct::Warm => load(&target),
             };
             let text = outcome.unwrap_or_else(|why| format!("can't {} {}: {why}", act.verb(), target.label));
             // Nobody receives it if the user has quit.
@@ -329,7 +317,7 @@ impl Shown {
 }
 
 /// Opens the same file that was on the screen.
-fn open(target: &Target) -> Result<InspectedFile, String> {
+fn open(target: &TargetFile) -> Result<InspectedFile, String> {
     let handle = if target.path.starts_with("/proc") {
         Handle::of_magic_link(&target.path, target.label.clone().into())
     } else {
@@ -338,7 +326,7 @@ fn open(target: &Target) -> Result<InspectedFile, String> {
     handle.and_then(|handle| handle.open(Expected::Inode(target.inode))).map_err(|error| in_words(&error))
 }
 
-fn evict(target: &Target) -> Result<String, String> {
+fn evict(target: &TargetFile) -> Result<String, String> {
     let report =
         release(&open(target)?, 0..u64::MAX, &ReleaseOptions::default()).map_err(|e| in_words(&e))?;
     let kept = match (report.kept(), report.kept_mapped) {
@@ -350,7 +338,7 @@ fn evict(target: &Target) -> Result<String, String> {
     Ok(format!("evicted {released} of {before}{kept}: {}", target.label))
 }
 
-fn load(target: &Target) -> Result<String, String> {
+fn load(target: &TargetFile) -> Result<String, String> {
     let never = AtomicBool::new(false);
     let options = WarmOptions::default();
     let report = warm(&open(target)?, 0..u64::MAX, &options, &|_| {}, &never).map_err(|e| in_words(&e))?;
@@ -364,12 +352,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_translated() {
-        let press = |code, modifiers| translate(KeyEvent::new(code, modifiers));
-        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Key::Interrupt));
-        assert_eq!(press(KeyCode::Char('x'), KeyModifiers::CONTROL), None);
-        assert_eq!(press(KeyCode::Char('G'), KeyModifiers::SHIFT), Some(Key::Char('G')));
-        assert_eq!(press(KeyCode::F(1), KeyModifiers::NONE), None);
+    fn control_c_ends_it_wherever_it_is_pressed() {
+        let press = |letter, modifiers| pressed(KeyEvent::new(KeyCode::Char(letter), modifiers));
+        assert!(matches!(press('c', KeyModifiers::CONTROL), Some(News::Stop)));
+        assert!(matches!(press('c', KeyModifiers::NONE), Some(News::Key(KeyCode::Char('c')))));
+        assert!(matches!(press('G', KeyModifiers::SHIFT), Some(News::Key(KeyCode::Char('G')))));
+        assert!(press('x', KeyModifiers::CONTROL).is_none() && press('c', KeyModifiers::ALT).is_none());
     }
 
     #[test]
@@ -395,12 +383,12 @@ mod tests {
         std::fs::write(&path, vec![1; 1 << 20]).unwrap();
         let inode = InspectedFile::open(&path, Links::Refuse).unwrap().inode();
         let label = path.display().to_string();
-        let target = Target { path: path.clone(), inode, label, resident: 0, size: 0 };
+        let target = TargetFile { path: path.clone(), inode, label, resident: 0, size: 0 };
         let said = evict(&target).unwrap();
         assert!(said.starts_with("evicted 1M of 1M: ") || said.contains("kept"), "{said}");
         let said = load(&target).unwrap();
         assert!(said.contains("1M resident now"), "{said}");
-        let other = Target { inode: pagekeeper_kernel::Inode { ino: inode.ino + 1, ..inode }, ..target };
+        let other = TargetFile { inode: pagekeeper_kernel::Inode { ino: inode.ino + 1, ..inode }, ..target };
         assert_eq!(evict(&other).unwrap_err(), "another file has its name now, not opened");
     }
 }

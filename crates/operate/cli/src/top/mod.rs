@@ -6,7 +6,7 @@
 //! is evicted or warmed; the terminal is restored however the program ends, except by SIGKILL. Fails with an error
 //! if the terminal can't show the screen.
 
-mod counting;
+mod choices;
 mod detail;
 mod figures;
 mod live;
@@ -15,8 +15,6 @@ mod report;
 mod screen;
 #[cfg(test)]
 mod screen_tests;
-#[cfg(test)]
-mod testing;
 mod theme;
 
 use std::path::PathBuf;
@@ -26,11 +24,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_observe::{CensusOptions, Group, ObserveError, Query, Sort};
-use pagekeeper_text::parse_period;
+use pagekeeper_observe::{CensusOptions, Group, ObserveError, PatientCensus, Query, Sort};
 
-use self::counting::Counting;
-use crate::output;
+use self::choices::{GROUPS, SORTS, one_of};
+use crate::arguments::{parse_limit, parse_time};
+use crate::output::{self, StandardOutput};
 use crate::signals::Stop;
 
 /// Watch which files are in the page cache, live, and who brings them in
@@ -52,7 +50,7 @@ Keys: arrows, PgUp, PgDn, Home, End choose a row; Enter shows which parts of the
 
 To see everything it needs root, or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_FOWNER; it \
     reports what it could not see.")]
-pub(crate) struct Args {
+pub(crate) struct TopArgs {
     /// Only files in and below this directory; may be given several times
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     dirs: Vec<PathBuf>,
@@ -63,11 +61,11 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "TIME", value_parser = parse_interval, default_value = "1s")]
     interval: Duration,
     /// Sort by this figure, greatest first
-    #[arg(short, long, value_name = "FIGURE", default_value = "resident")]
-    sort: SortBy,
+    #[arg(short, long, value_name = "FIGURE", default_value = "resident", value_parser = one_of(&SORTS))]
+    sort: Sort,
     /// What each row is
-    #[arg(short, long, value_name = "BY", default_value = "file")]
-    group: GroupBy,
+    #[arg(short, long, value_name = "BY", default_value = "file", value_parser = one_of(&GROUPS))]
+    group: Group,
     /// Only files whose path contains TEXT; capitals count only if there are some in it
     #[arg(short, long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     filter: String,
@@ -78,77 +76,25 @@ pub(crate) struct Args {
     #[arg(long, requires = "once")]
     json: bool,
     /// With --once: show at most N rows
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
-    top: usize,
+    #[arg(short = 'n', long, alias = "top", value_name = "N", default_value = "20", value_parser = parse_limit)]
+    limit: usize,
     /// Count files on network file systems too, whose servers may not answer
     #[arg(long)]
     network: bool,
 }
 
-/// The values of `--sort`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum SortBy {
-    /// What is in memory
-    Resident,
-    /// How fast that grows
-    Growth,
-    /// What is changed and not yet on disk
-    Dirty,
-    /// What the kernel took away under memory pressure
-    Evicted,
-}
-
-impl From<SortBy> for Sort {
-    fn from(by: SortBy) -> Self {
-        match by {
-            SortBy::Resident => Self::Resident,
-            SortBy::Growth => Self::Growth,
-            SortBy::Dirty => Self::Dirty,
-            SortBy::Evicted => Self::Evicted,
-        }
-    }
-}
-
-/// The values of `--group`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum GroupBy {
-    /// Each file
-    File,
-    /// What files are to their database: redo, binlog, data
-    Class,
-    /// Who brought them in or has them open
-    Process,
-    /// The same by control group or container
-    Cgroup,
-}
-
-impl From<GroupBy> for Group {
-    fn from(by: GroupBy) -> Self {
-        match by {
-            GroupBy::File => Self::File,
-            GroupBy::Class => Self::Class,
-            GroupBy::Process => Self::Process,
-            GroupBy::Cgroup => Self::Cgroup,
-        }
-    }
-}
-
 fn parse_interval(text: &str) -> Result<Duration, String> {
-    let interval = parse_period(text)?;
-    if interval < Duration::from_millis(100) {
-        return Err("give a tenth of a second or more, like 1s".to_owned());
-    }
-    Ok(interval)
+    parse_time(text, Duration::from_millis(100))
 }
 
-impl Args {
+impl TopArgs {
     fn query(&self) -> Query {
         Query {
-            sort: self.sort.into(),
-            group: self.group.into(),
+            sort: self.sort,
+            group: self.group,
             filter: self.filter.clone(),
             pid: self.pid,
-            limit: self.top,
+            limit: self.limit,
         }
     }
 
@@ -163,7 +109,7 @@ impl Args {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
     if let Some(pid) = args.pid.filter(|pid| ProcRoot::default().stat(*pid).is_err()) {
         return Err(ObserveError::NoProcess { pid }.into());
     }
@@ -175,22 +121,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Takes and prints one sample.
-fn once(args: &Args) -> anyhow::Result<ExitCode> {
+fn once(args: &TopArgs) -> anyhow::Result<ExitCode> {
     let stop = Stop::on_signals().context("catch signals")?;
     let began = Instant::now();
     let census = args.census();
     let progress = Arc::clone(&census.progress);
-    let mut counting = stop.during(None, || progress.cancel(), || Counting::start(census))?;
+    let mut counting = stop.during(None, || progress.cancel(), || PatientCensus::start(census))?;
     stop.wait(args.interval.saturating_sub(began.elapsed()).max(Duration::from_millis(100)))?;
     let tick = counting.tick()?;
     let rows = counting.census().map(|census| census.rows(&args.query())).unwrap_or_default();
-    if args.json {
-        output::json(&report::Report::new(&tick, &rows))?;
-    } else {
-        report::print(&tick, &rows, args.group.into())?;
-        for gap in &tick.visibility_gaps {
-            output::complain(report::in_words(gap));
-        }
+    let write = |out: &mut StandardOutput| report::write(&tick, &rows, args.group, out);
+    output::show(args.json, || report::json(&tick, &rows), write)?;
+    for gap in tick.visibility_gaps.iter().filter(|_| !args.json) {
+        output::complain(report::in_words(gap));
     }
     Ok(ExitCode::SUCCESS)
 }

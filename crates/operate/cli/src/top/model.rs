@@ -8,7 +8,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pagekeeper_kernel::{Inode, ResidencyMap};
-use pagekeeper_observe::{CensusTick, Group, Query, Row, RowKey, Rows, Sort};
+use pagekeeper_observe::{CensusTick, Query, Row, RowKey, Rows, Sort};
+use ratatui::crossterm::event::KeyCode as Key;
+
+use super::choices::{GROUPS, SORTS, next};
 
 /// Ticks of a row's history: as many as its trend shows.
 pub(super) const HISTORY: usize = 8;
@@ -17,33 +20,14 @@ const REMEMBERED: u64 = 60;
 /// Rows requested from the census: more than any screen has, so that one can scroll.
 const ROWS: usize = 200;
 
-/// A key with a meaning here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Key {
-    Char(char),
-    Enter,
-    Escape,
-    Backspace,
-    Tab,
-    BackTab,
-    Up,
-    Down,
-    PageUp,
-    PageDown,
-    Home,
-    End,
-    /// Ctrl-C.
-    Interrupt,
-}
-
 /// An action on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Act {
+pub(super) enum FileAct {
     Evict,
     Warm,
 }
 
-impl Act {
+impl FileAct {
     pub(super) fn verb(self) -> &'static str {
         match self {
             Self::Evict => "evict",
@@ -54,7 +38,7 @@ impl Act {
 
 /// A file to act on or show.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct TargetFile {
     pub(super) path: PathBuf,
     pub(super) inode: Inode,
     /// Its name on the screen.
@@ -70,25 +54,25 @@ pub(super) enum Action {
     /// Request other rows.
     Ask,
     /// Do this to a file.
-    Do(Act, Target),
+    Do(FileAct, TargetFile),
     /// Draw a map of a file.
-    Map(Target),
+    Map(TargetFile),
 }
 
 /// The overlay on the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Over {
+pub(super) enum Overlay {
     Nothing,
     Help,
     /// A question, to be answered with y.
-    Confirm(Act, Target),
+    Confirm(FileAct, TargetFile),
     /// One file.
     Detail(RowKey),
 }
 
 /// The latest result of the census.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
+pub(super) struct SeenRows {
     pub(super) tick: CensusTick,
     pub(super) rows: Rows,
     /// The query that selected the rows.
@@ -99,13 +83,13 @@ pub(super) struct Seen {
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) query: Query,
-    pub(super) seen: Option<Box<Seen>>,
+    pub(super) seen: Option<Box<SeenRows>>,
     /// Files read so far, before the first tick.
     pub(super) walked: u64,
     chosen: Option<RowKey>,
     /// The position of the chosen row, if it has left.
     place: usize,
-    pub(super) over: Over,
+    pub(super) overlay: Overlay,
     /// The previous filter, while a new one is typed.
     typing: Option<String>,
     pub(super) paused: bool,
@@ -127,7 +111,7 @@ impl Model {
             walked: 0,
             chosen: None,
             place: 0,
-            over: Over::Nothing,
+            overlay: Overlay::Nothing,
             typing: None,
             paused: false,
             message: None,
@@ -140,7 +124,7 @@ impl Model {
     }
 
     /// Takes a result of the census. `ticked` if time has passed, false if only other rows were requested.
-    pub(super) fn take(&mut self, seen: Seen, ticked: bool) {
+    pub(super) fn take(&mut self, seen: SeenRows, ticked: bool) {
         if self.paused && ticked && self.seen.is_some() {
             return;
         }
@@ -210,16 +194,13 @@ impl Model {
 
     /// Handles a key.
     pub(super) fn press(&mut self, key: Key) -> Option<Action> {
-        if key == Key::Interrupt {
-            return Some(Action::Quit);
-        }
         if self.typing.is_some() {
             return self.type_filter(key);
         }
-        match std::mem::replace(&mut self.over, Over::Nothing) {
-            Over::Nothing => self.press_table(key),
-            Over::Help => None,
-            Over::Confirm(act, target) => {
+        match std::mem::replace(&mut self.overlay, Overlay::Nothing) {
+            Overlay::Nothing => self.press_table(key),
+            Overlay::Help => None,
+            Overlay::Confirm(act, target) => {
                 if key != Key::Char('y') && key != Key::Char('Y') {
                     self.say(format!("{} not done", act.verb()));
                     return None;
@@ -227,7 +208,7 @@ impl Model {
                 self.say(format!("{} {} …", act.verb(), target.label));
                 Some(Action::Do(act, target))
             }
-            Over::Detail(row) => self.press_detail(key, row),
+            Overlay::Detail(row) => self.press_detail(key, row),
         }
     }
 
@@ -243,7 +224,7 @@ impl Model {
                 self.typing = None;
                 return None;
             }
-            Key::Escape => self.query.filter = self.typing.take().unwrap_or_default(),
+            Key::Esc => self.query.filter = self.typing.take().unwrap_or_default(),
             _ => return None,
         }
         Some(Action::Ask)
@@ -253,25 +234,26 @@ impl Model {
         let page = self.visible.max(1);
         match key {
             Key::Char('q') => return Some(Action::Quit),
-            Key::Char('?' | 'h') => self.over = Over::Help,
+            Key::Char('?' | 'h') => self.overlay = Overlay::Help,
             Key::Char(' ') => self.paused = !self.paused,
             Key::Char('f' | '/') => self.typing = Some(self.query.filter.clone()),
-            Key::Escape if !self.query.filter.is_empty() => {
+            Key::Esc if !self.query.filter.is_empty() => {
                 self.query.filter.clear();
                 return Some(Action::Ask);
             }
-            Key::Char('s') => return Some(self.sort(next_sort(self.query.sort))),
+            Key::Char('s') => return Some(self.sort(next(&SORTS, self.query.sort, 1))),
             Key::Char('r') => return Some(self.sort(Sort::Resident)),
             Key::Char('g') => return Some(self.sort(Sort::Growth)),
             Key::Char('d') => return Some(self.sort(Sort::Dirty)),
             Key::Char('v') => return Some(self.sort(Sort::Evicted)),
             Key::Tab | Key::BackTab => {
-                self.query.group = next_group(self.query.group, key == Key::BackTab);
+                let step = if key == Key::Tab { 1 } else { GROUPS.len() - 1 };
+                self.query.group = next(&GROUPS, self.query.group, step);
                 (self.chosen, self.place) = (None, 0);
                 return Some(Action::Ask);
             }
-            Key::Char('e') => self.ask(Act::Evict),
-            Key::Char('w') => self.ask(Act::Warm),
+            Key::Char('e') => self.ask(FileAct::Evict),
+            Key::Char('w') => self.ask(FileAct::Warm),
             Key::Enter => return self.open(),
             Key::Up | Key::Char('k') => self.go(self.cursor().saturating_sub(1)),
             Key::Down | Key::Char('j') => self.go(self.cursor() + 1),
@@ -291,10 +273,10 @@ impl Model {
             Key::Char('e' | 'w') if self.chosen().is_none_or(|chosen| chosen.key != row) => {
                 self.say("this file has nothing in memory any more".to_owned());
             }
-            Key::Char('e') => self.ask(Act::Evict),
-            Key::Char('w') => self.ask(Act::Warm),
-            Key::Enter | Key::Escape | Key::Backspace => {}
-            _ => self.over = Over::Detail(row),
+            Key::Char('e') => self.ask(FileAct::Evict),
+            Key::Char('w') => self.ask(FileAct::Warm),
+            Key::Enter | Key::Esc | Key::Backspace => {}
+            _ => self.overlay = Overlay::Detail(row),
         }
         None
     }
@@ -312,10 +294,10 @@ impl Model {
     }
 
     /// Returns the chosen file, if it can be opened.
-    fn target(&self) -> Result<Target, &'static str> {
+    fn target(&self) -> Result<TargetFile, &'static str> {
         let row = self.chosen().ok_or("no row is chosen")?;
         match (&row.key, &row.path) {
-            (RowKey::File(inode), Some(path)) => Ok(Target {
+            (RowKey::File(inode), Some(path)) => Ok(TargetFile {
                 path: path.clone(),
                 inode: *inode,
                 label: row.label.clone(),
@@ -327,11 +309,11 @@ impl Model {
         }
     }
 
-    fn ask(&mut self, act: Act) {
+    fn ask(&mut self, act: FileAct) {
         match self.target() {
             Ok(target) => {
                 self.go(self.cursor());
-                self.over = Over::Confirm(act, target);
+                self.overlay = Overlay::Confirm(act, target);
             }
             Err(why) => self.say(why.to_owned()),
         }
@@ -346,7 +328,7 @@ impl Model {
             }
         };
         self.go(self.cursor());
-        self.over = Over::Detail(RowKey::File(target.inode));
+        self.overlay = Overlay::Detail(RowKey::File(target.inode));
         if self.map.as_ref().is_some_and(|(inode, _)| *inode != target.inode) {
             self.map = None;
         }
@@ -354,45 +336,31 @@ impl Model {
     }
 
     /// Returns the file whose map is displayed, to be redrawn at intervals.
-    pub(super) fn mapped(&self) -> Option<Target> {
-        match &self.over {
-            Over::Detail(key) => self.target().ok().filter(|target| RowKey::File(target.inode) == *key),
+    pub(super) fn mapped(&self) -> Option<TargetFile> {
+        match &self.overlay {
+            Overlay::Detail(key) => self.target().ok().filter(|target| RowKey::File(target.inode) == *key),
             _ => None,
         }
     }
 }
 
-fn next_sort(sort: Sort) -> Sort {
-    match sort {
-        Sort::Resident => Sort::Growth,
-        Sort::Growth => Sort::Dirty,
-        Sort::Dirty => Sort::Evicted,
-        Sort::Evicted => Sort::Resident,
-    }
-}
-
-fn next_group(group: Group, back: bool) -> Group {
-    const ALL: [Group; 4] = [Group::File, Group::Class, Group::Process, Group::Cgroup];
-    let at = ALL.iter().position(|known| *known == group).unwrap_or(0);
-    ALL[(at + if back { ALL.len() - 1 } else { 1 }) % ALL.len()]
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{file_row, model_with};
+    use super::super::screen_tests::{file_row, model_with};
     use super::*;
+    use pagekeeper_observe::Group;
 
     #[test]
     fn nothing_is_done_without_a_y() {
         let mut model = model_with(&[file_row(1, "/a", 10), file_row(2, "/b", 5)]);
         assert_eq!(model.press(Key::Char('e')), None);
-        assert!(matches!(&model.over, Over::Confirm(Act::Evict, target) if target.label == "/a"));
+        assert!(matches!(&model.overlay, Overlay::Confirm(FileAct::Evict, target) if target.label == "/a"));
         assert_eq!(model.press(Key::Enter), None);
-        assert_eq!((model.message(), &model.over), (Some("evict not done"), &Over::Nothing));
+        assert_eq!((model.message(), &model.overlay), (Some("evict not done"), &Overlay::Nothing));
         model.press(Key::Down);
         model.press(Key::Char('w'));
         let done = model.press(Key::Char('y'));
-        assert!(matches!(done, Some(Action::Do(Act::Warm, target)) if target.label == "/b"));
+        assert!(matches!(done, Some(Action::Do(FileAct::Warm, target)) if target.label == "/b"));
     }
 
     #[test]
@@ -422,7 +390,7 @@ mod tests {
         model.take(*model_with(&[file_row(2, "/b", 5)]).seen.unwrap(), true);
         assert_eq!(model.press(Key::Char('e')), None);
         assert_eq!(model.message(), Some("this file has nothing in memory any more"));
-        assert_eq!(model.over, Over::Nothing);
+        assert_eq!(model.overlay, Overlay::Nothing);
         assert_eq!(model.press(Key::Char('y')), None);
     }
 
@@ -439,9 +407,9 @@ mod tests {
         assert_eq!((model.query.filter.as_str(), model.typing()), ("q", false));
         model.press(Key::Char('/'));
         model.press(Key::Char('z'));
-        assert_eq!(model.press(Key::Escape), Some(Action::Ask));
+        assert_eq!(model.press(Key::Esc), Some(Action::Ask));
         assert_eq!(model.query.filter, "q");
-        assert_eq!(model.press(Key::Escape), Some(Action::Ask));
+        assert_eq!(model.press(Key::Esc), Some(Action::Ask));
         assert_eq!(model.query.filter, "");
     }
 
@@ -460,11 +428,9 @@ mod tests {
         model.press(Key::BackTab);
         assert_eq!(model.query.group, Group::Cgroup);
         model.press(Key::Char('?'));
-        assert_eq!(model.over, Over::Help);
-        assert_eq!((model.press(Key::Char('q')), &model.over), (None, &Over::Nothing));
+        assert_eq!(model.overlay, Overlay::Help);
+        assert_eq!((model.press(Key::Char('q')), &model.overlay), (None, &Overlay::Nothing));
         assert_eq!(model.press(Key::Char('q')), Some(Action::Quit));
-        model.press(Key::Char('f'));
-        assert_eq!(model.press(Key::Interrupt), Some(Action::Quit));
     }
 
     #[test]
@@ -507,8 +473,8 @@ mod tests {
         assert!(matches!(model.press(Key::Enter), Some(Action::Map(target)) if target.label == "/a"));
         assert_eq!(model.mapped().unwrap().label, "/a");
         model.press(Key::Char('x'));
-        assert!(matches!(model.over, Over::Detail(_)));
-        model.press(Key::Escape);
-        assert_eq!(model.over, Over::Nothing);
+        assert!(matches!(model.overlay, Overlay::Detail(_)));
+        model.press(Key::Esc);
+        assert_eq!(model.overlay, Overlay::Nothing);
     }
 }

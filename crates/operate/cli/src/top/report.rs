@@ -1,296 +1,154 @@
-//! `top --once`: one sample, as a plain table or as one JSON object.
+//! `top --once`: one sample, as a plain table or as one JSON object. Also the sentences that the screen shares.
 //!
 //! Invariants: figures in JSON are bytes, bytes per second and seconds; unknown ones are null.
 
 use std::io::{self, Write};
+use std::time::Duration;
 
 use pagekeeper_observe::{
-    CensusTick, Explained, FileSystemSum, Flow, Group, Owner, Row, RowKey, Rows, Split, VisibilityGap,
+    CensusTick, Explained, FileSystemSum, Group, Owner, Row, RowKey, Rows, Split, VisibilityGap,
 };
 use pagekeeper_text::{count, escaped, unescaped};
-use pagekeeper_trace::{PauseCounts, ReclaimCounts};
-use serde::Serialize;
+use pagekeeper_trace::{PauseCounts, ReclaimCounts, Task};
+use serde_json::{Value, json};
 
-use super::figures::{explained, figure, rate, share, size, time, without_rows};
+use super::choices::heading;
+use super::figures::{explained, figure, rate, size, without_rows};
 use crate::output;
 
-/// The one object that is printed.
-#[derive(Debug, Serialize)]
-pub(super) struct Report {
-    seconds: f64,
-    memory: Memory,
-    cached: Cached,
-    file_systems: Vec<FileSystem>,
-    files_known: u64,
-    files_in_memory: u64,
-    matching: usize,
-    rows: Vec<Line>,
-    tasks: Option<Tasks>,
-    visibility_gaps: Vec<VisibilityGap>,
+/// Waiting threads that a table lists.
+const WAITS_MAX: usize = 10;
+
+/// Returns the one object that is printed.
+pub(super) fn json(tick: &CensusTick, rows: &Rows) -> Value {
+    let is_traced = tick.pauses.is_some() || tick.reclaim.is_some();
+    let tasks = || {
+        json!({
+            "throttled": tick.pauses.iter().flatten().map(throttled).collect::<Vec<_>>(),
+            "reclaiming": tick.reclaim.iter().flatten().map(reclaiming).collect::<Vec<_>>(),
+        })
+    };
+    json!({
+        "seconds": tick.period.as_secs_f64(),
+        "memory": memory(tick),
+        "cached": cached(&tick.explained),
+        "file_systems": tick.file_systems.iter().map(file_system).collect::<Vec<_>>(),
+        "files_known": tick.files,
+        "files_in_memory": tick.files_in_memory,
+        "matching": rows.matching,
+        "rows": rows.rows.iter().map(row).collect::<Vec<_>>(),
+        "tasks": is_traced.then(tasks),
+        "visibility_gaps": tick.visibility_gaps,
+    })
 }
 
-#[derive(Debug, Serialize)]
-struct Memory {
-    total: u64,
-    processes: u64,
-    files_clean: u64,
-    files_dirty: u64,
-    files_writeback: u64,
-    shmem: u64,
-    buffers: u64,
-    slab: u64,
-    free: u64,
-    other: u64,
-    available: u64,
-    watermark_min: u64,
-    watermark_low: u64,
-    watermark_high: u64,
+fn memory(tick: &CensusTick) -> Value {
+    let Split { total, processes, clean, dirty, writeback, shmem, buffers, slab, free, other } = tick.split;
+    json!({
+        "total": total,
+        "processes": processes,
+        "files_clean": clean,
+        "files_dirty": dirty,
+        "files_writeback": writeback,
+        "shmem": shmem,
+        "buffers": buffers,
+        "slab": slab,
+        "free": free,
+        "other": other,
+        "available": tick.memory.available,
+        "watermark_min": tick.watermarks.min,
+        "watermark_low": tick.watermarks.low,
+        "watermark_high": tick.watermarks.high,
+    })
 }
 
-/// The kernel's `Cached`, and what it consists of.
-#[derive(Debug, Serialize)]
-struct Cached {
-    bytes: u64,
-    files: u64,
-    shmem: u64,
-    /// Like the share, null if only the files of some directories are counted.
-    unexplained: Option<i64>,
-    explained_share: Option<f64>,
+/// Returns the kernel's `Cached`, and what it consists of, unless only the files of some directories are counted.
+fn cached(explained: &Explained) -> Value {
+    json!({
+        "bytes": explained.cached,
+        "files": explained.files,
+        "shmem": explained.shmem,
+        "unexplained": (!explained.scoped).then(|| explained.unexplained()),
+        "explained_share": (!explained.scoped).then(|| explained.share()),
+    })
 }
 
-#[derive(Debug, Serialize)]
-struct FileSystem {
-    point: String,
-    kind: String,
-    source: String,
-    files: u64,
-    resident: u64,
-    dirty: u64,
-    writeback: u64,
+fn file_system(sum: &FileSystemSum) -> Value {
+    json!({
+        "point": unescaped(&sum.point),
+        "kind": sum.kind,
+        "source": sum.source,
+        "files": sum.files,
+        "resident": sum.resident,
+        "dirty": sum.dirty,
+        "writeback": sum.writeback,
+    })
 }
 
-/// A file or a group.
-#[derive(Debug, Serialize)]
-struct Line {
-    label: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    path: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    device: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    inode: Option<u64>,
-    deleted: bool,
-    files: u64,
-    size: u64,
-    resident: u64,
-    dirty: Option<u64>,
-    writeback: Option<u64>,
-    evicted: Option<u64>,
-    recently_evicted: Option<u64>,
-    growth: i64,
-    came_and_left: Option<Moved>,
-    database: Option<String>,
-    class: Option<String>,
-    owners: Vec<Holder>,
+fn row(row: &Row) -> Value {
+    let inode = match &row.key {
+        RowKey::File(inode) => Some(inode),
+        RowKey::Group(_) => None,
+    };
+    let moved = row
+        .total_flow
+        .map(|flow| json!({ "added": flow.added, "reclaimed": flow.reclaimed, "dropped": flow.dropped }));
+    json!({
+        "label": row.label,
+        "path": row.path.as_ref().map(|path| unescaped(path)),
+        "device": inode.map(|inode| inode.dev),
+        "inode": inode.map(|inode| inode.ino),
+        "deleted": row.deleted,
+        "files": row.files,
+        "size": row.size,
+        "resident": row.resident,
+        "dirty": row.dirty,
+        "writeback": row.writeback,
+        "evicted": row.evicted,
+        "recently_evicted": row.recently_evicted,
+        "growth": row.growth,
+        "came_and_left": moved,
+        "database": row.database,
+        "class": row.class.map(|class| class.to_string()),
+        "owners": row.owners.iter().map(owner).collect::<Vec<_>>(),
+    })
 }
 
-/// Bytes that entered and left a file's page cache during the sample.
-#[derive(Debug, Serialize)]
-struct Moved {
-    added: u64,
-    reclaimed: u64,
-    dropped: u64,
+fn owner(owner: &Owner) -> Value {
+    let used = owner.used.unwrap_or_default();
+    json!({
+        "pid": owner.pid,
+        "name": owner.name,
+        "cgroup": owner.cgroup,
+        "open": owner.used.is_some(),
+        "writes": used.writes,
+        "direct": used.direct,
+        "mapped": used.mapped,
+        "brought_in": owner.brought,
+    })
 }
 
-#[derive(Debug, Serialize)]
-#[allow(clippy::struct_excessive_bools, reason = "what is true of a process and a file")]
-struct Holder {
-    pid: u32,
-    name: String,
-    cgroup: String,
-    open: bool,
-    writes: bool,
-    direct: bool,
-    mapped: bool,
-    brought_in: u64,
+fn throttled(counts: &PauseCounts) -> Value {
+    json!({
+        "pid": counts.task.process,
+        "thread": counts.task.thread,
+        "name": counts.task.name,
+        "device": counts.device,
+        "pauses": counts.pauses.count(),
+        "seconds": counts.pauses.total().as_secs_f64(),
+        "over_threshold": counts.levels.over(),
+    })
 }
 
-/// Threads that had to wait.
-#[derive(Debug, Serialize)]
-struct Tasks {
-    throttled: Vec<Throttled>,
-    reclaiming: Vec<Reclaiming>,
-}
-
-#[derive(Debug, Serialize)]
-struct Throttled {
-    pid: u32,
-    thread: u32,
-    name: String,
-    device: String,
-    pauses: u64,
-    seconds: f64,
-    over_threshold: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct Reclaiming {
-    pid: u32,
-    thread: u32,
-    name: String,
-    stalls: u64,
-    seconds: f64,
-    reclaimed: u64,
-}
-
-impl Report {
-    pub(super) fn new(tick: &CensusTick, rows: &Rows) -> Self {
-        let tasks = |pauses: &[PauseCounts], reclaim: &[ReclaimCounts]| Tasks {
-            throttled: pauses.iter().map(Throttled::new).collect(),
-            reclaiming: reclaim.iter().map(Reclaiming::new).collect(),
-        };
-        Self {
-            seconds: tick.period.as_secs_f64(),
-            memory: Memory::new(tick),
-            cached: Cached::new(&tick.explained),
-            file_systems: tick.file_systems.iter().map(FileSystem::new).collect(),
-            files_known: tick.files,
-            files_in_memory: tick.files_in_memory,
-            matching: rows.matching,
-            rows: rows.rows.iter().map(Line::new).collect(),
-            tasks: match (&tick.pauses, &tick.reclaim) {
-                (None, None) => None,
-                (pauses, reclaim) => {
-                    Some(tasks(pauses.as_deref().unwrap_or_default(), reclaim.as_deref().unwrap_or_default()))
-                }
-            },
-            visibility_gaps: tick.visibility_gaps.clone(),
-        }
-    }
-}
-
-impl Memory {
-    fn new(tick: &CensusTick) -> Self {
-        let Split { total, processes, clean, dirty, writeback, shmem, buffers, slab, free, other } =
-            tick.split;
-        Self {
-            total,
-            processes,
-            files_clean: clean,
-            files_dirty: dirty,
-            files_writeback: writeback,
-            shmem,
-            buffers,
-            slab,
-            free,
-            other,
-            available: tick.memory.available,
-            watermark_min: tick.watermarks.min,
-            watermark_low: tick.watermarks.low,
-            watermark_high: tick.watermarks.high,
-        }
-    }
-}
-
-impl Cached {
-    fn new(explained: &Explained) -> Self {
-        Self {
-            bytes: explained.cached,
-            files: explained.files,
-            shmem: explained.shmem,
-            unexplained: (!explained.scoped).then(|| explained.unexplained()),
-            explained_share: (!explained.scoped).then(|| explained.share()),
-        }
-    }
-}
-
-impl FileSystem {
-    fn new(sum: &FileSystemSum) -> Self {
-        Self {
-            point: unescaped(&sum.point).into_owned(),
-            kind: sum.kind.clone(),
-            source: sum.source.clone(),
-            files: sum.files,
-            resident: sum.resident,
-            dirty: sum.dirty,
-            writeback: sum.writeback,
-        }
-    }
-}
-
-impl Line {
-    fn new(row: &Row) -> Self {
-        let inode = match &row.key {
-            RowKey::File(inode) => Some(inode),
-            RowKey::Group(_) => None,
-        };
-        Self {
-            label: row.label.clone(),
-            path: row.path.as_ref().map(|path| unescaped(path).into_owned()),
-            device: inode.map(|inode| inode.dev),
-            inode: inode.map(|inode| inode.ino),
-            deleted: row.deleted,
-            files: row.files,
-            size: row.size,
-            resident: row.resident,
-            dirty: row.dirty,
-            writeback: row.writeback,
-            evicted: row.evicted,
-            recently_evicted: row.recently_evicted,
-            growth: row.growth,
-            came_and_left: row.total_flow.map(|Flow { added, reclaimed, dropped }| Moved {
-                added,
-                reclaimed,
-                dropped,
-            }),
-            database: row.database.clone(),
-            class: row.class.map(|class| class.to_string()),
-            owners: row.owners.iter().map(Holder::new).collect(),
-        }
-    }
-}
-
-impl Holder {
-    fn new(owner: &Owner) -> Self {
-        let used = owner.used.unwrap_or_default();
-        Self {
-            pid: owner.pid,
-            name: owner.name.clone(),
-            cgroup: owner.cgroup.clone(),
-            open: owner.used.is_some(),
-            writes: used.writes,
-            direct: used.direct,
-            mapped: used.mapped,
-            brought_in: owner.brought,
-        }
-    }
-}
-
-impl Throttled {
-    fn new(counts: &PauseCounts) -> Self {
-        Self {
-            pid: counts.task.process,
-            thread: counts.task.thread,
-            name: counts.task.name.clone(),
-            device: counts.device.clone(),
-            pauses: counts.pauses.count(),
-            seconds: counts.pauses.total().as_secs_f64(),
-            over_threshold: counts.levels.over(),
-        }
-    }
-}
-
-impl Reclaiming {
-    fn new(counts: &ReclaimCounts) -> Self {
-        Self {
-            pid: counts.task.process,
-            thread: counts.task.thread,
-            name: counts.task.name.clone(),
-            stalls: counts.stalls.count(),
-            seconds: counts.stalls.total().as_secs_f64(),
-            reclaimed: counts.reclaimed,
-        }
-    }
+fn reclaiming(counts: &ReclaimCounts) -> Value {
+    json!({
+        "pid": counts.task.process,
+        "thread": counts.task.thread,
+        "name": counts.task.name,
+        "stalls": counts.stalls.count(),
+        "seconds": counts.stalls.total().as_secs_f64(),
+        "reclaimed": counts.reclaimed,
+    })
 }
 
 /// Returns a gap as a sentence.
@@ -302,55 +160,37 @@ pub(super) fn in_words(gap: &VisibilityGap) -> String {
     }
 }
 
-/// Prints the sample for people.
-pub(super) fn print(tick: &CensusTick, rows: &Rows, group: Group) -> io::Result<()> {
-    let mut out = output::stdout();
-    for line in memory_lines(tick) {
-        writeln!(out, "{line}")?;
-    }
-    writeln!(
-        out,
-        "\n{:>8} {:>7} {:>7} {:>7} {:>7}  {}",
-        "RESIDENT",
-        "+/s",
-        "DIRTY",
-        "EVICTED",
-        if group == Group::File { "SIZE" } else { "FILES" },
-        heading(group)
-    )?;
+/// Writes the sample for people.
+pub(super) fn write(tick: &CensusTick, rows: &Rows, group: Group, out: &mut impl Write) -> io::Result<()> {
+    memory_lines(tick).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+    writeln!(out)?;
+    let fifth = if group == Group::File { "SIZE" } else { "FILES" };
+    let mut line = |figures: [&str; 5], name: &str| {
+        let [resident, growth, dirty, evicted, fifth] = figures;
+        writeln!(out, "{resident:>8} {growth:>7} {dirty:>7} {evicted:>7} {fifth:>7}  {name}")
+    };
+    line(["RESIDENT", "+/s", "DIRTY", "EVICTED", fifth], &heading(group))?;
     for row in &rows.rows {
-        let unwritten = row.dirty.zip(row.writeback).map(|(dirty, writeback)| dirty + writeback);
         let fifth = if group == Group::File { size(row.size) } else { count(row.files) };
-        write!(
-            out,
-            "{:>8} {:>7} {:>7} {:>7} {:>7}  ",
-            size(row.resident),
-            rate(row.growth),
-            figure(unwritten),
-            figure(row.evicted),
-            fifth
-        )?;
-        write!(out, "{}", escaped(&row.label))?;
-        writeln!(out, "{}", if row.deleted { " (deleted)" } else { "" })?;
+        let (resident, growth) = (size(row.resident), rate(row.growth));
+        let (dirty, evicted) = (figure(unwritten(row)), figure(row.evicted));
+        line([&resident, &growth, &dirty, &evicted, &fifth], &name(row))?;
     }
     let left = rows.matching.saturating_sub(rows.rows.len());
     if left > 0 {
-        writeln!(out, "and {} more: --top N shows N", count(left as u64))?;
+        writeln!(out, "and {} more: --limit N shows N", count(left as u64))?;
     }
-    for line in task_lines(tick) {
-        writeln!(out, "{}", escaped(&line))?;
-    }
-    out.flush()
+    waits(tick).unwrap_or_default().iter().take(WAITS_MAX).try_for_each(|line| writeln!(out, "{line}"))
 }
 
-/// Returns the heading of the column of names.
-pub(super) fn heading(group: Group) -> &'static str {
-    match group {
-        Group::File => "FILE",
-        Group::Class => "CLASS",
-        Group::Process => "PROCESS",
-        Group::Cgroup => "CGROUP",
-    }
+/// Returns the bytes of a row that are not on disk yet.
+pub(super) fn unwritten(row: &Row) -> Option<u64> {
+    Some(row.dirty? + row.writeback?)
+}
+
+/// Returns the name of a row, safe for a terminal.
+pub(super) fn name(row: &Row) -> String {
+    format!("{}{}", escaped(&row.label), if row.deleted { " (deleted)" } else { "" })
 }
 
 fn memory_lines(tick: &CensusTick) -> Vec<String> {
@@ -387,35 +227,20 @@ fn memory_lines(tick: &CensusTick) -> Vec<String> {
     lines
 }
 
-/// Returns the threads that had to wait, one a line.
-fn task_lines(tick: &CensusTick) -> Vec<String> {
-    let mut lines = Vec::new();
-    for throttled in tick.pauses.iter().flatten().take(5) {
-        let seconds = tick.period.as_secs_f64().max(1e-3);
-        #[allow(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a length of time, positive"
-        )]
-        let of_time = share((throttled.pauses.total().as_secs_f64() * 1e6) as u64, (seconds * 1e6) as u64);
-        lines.push(format!(
-            "throttled for dirty pages: {} ({}) {} times, {} ({of_time:.0} % of the time), for device {}",
-            throttled.task.name,
-            throttled.task.process,
-            throttled.pauses.count(),
-            time(throttled.pauses.total()),
-            throttled.device
-        ));
-    }
-    for stalled in tick.reclaim.iter().flatten().take(5) {
-        lines.push(format!(
-            "had to reclaim memory: {} ({}) {} times, {}, {}",
-            stalled.task.name,
-            stalled.task.process,
-            stalled.stalls.count(),
-            time(stalled.stalls.total()),
-            size(stalled.reclaimed)
-        ));
-    }
-    lines
+/// Returns the threads that are throttled for dirty pages or have to reclaim memory, each in a line; `None` if that
+/// is not seen.
+pub(super) fn waits(tick: &CensusTick) -> Option<Vec<String>> {
+    let of_time = |length: Duration| {
+        format!("{:.0} %", length.as_secs_f64() / tick.period.as_secs_f64().max(1e-3) * 100.0)
+    };
+    let of_task = |task: &Task, does: String| format!("{} {} {does}", escaped(&task.name), task.process);
+    let throttled = tick.pauses.as_ref()?.iter().map(|paused| {
+        let (share, device) = (of_time(paused.pauses.total()), escaped(&paused.device));
+        of_task(&paused.task, format!("throttled {share} of the time for dirty pages of {device}"))
+    });
+    let reclaiming = tick.reclaim.as_ref()?.iter().map(|stalled| {
+        let (share, bytes) = (of_time(stalled.stalls.total()), size(stalled.reclaimed));
+        of_task(&stalled.task, format!("reclaimed {bytes} itself, {share} of the time"))
+    });
+    Some(throttled.chain(reclaiming).collect())
 }

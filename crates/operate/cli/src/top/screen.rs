@@ -7,17 +7,19 @@
 use std::fmt::Write as _;
 
 use pagekeeper_observe::{CensusTick, Group, Row, RowKey, Sort, Split};
-use pagekeeper_text::{count, escaped};
+use pagekeeper_text::{count, duration, escaped};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
+use ratatui::symbols::border;
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Clear, Paragraph, Wrap};
+use ratatui::widgets::{Block, Borders, Clear, Padding, Paragraph, Wrap};
 
+use super::choices::heading;
 use super::detail;
-use super::figures::{cut_front, explained, figure, rate, size, time};
-use super::model::{HISTORY, Model, Over};
-use super::report::{heading, in_words};
+use super::figures::{cut_front, explained, figure, rate, size};
+use super::model::{HISTORY, Model, Overlay};
+use super::report::{in_words, name, unwritten, waits};
 use super::theme::Theme;
 use crate::output;
 
@@ -25,9 +27,9 @@ use crate::output;
 pub(super) const MIN_SIZE: (u16, u16) = (60, 14);
 
 /// A part of memory: its letter, name, colour and size.
-type Part = (char, &'static str, Color, u64);
+type MemoryPart = (char, &'static str, Color, u64);
 
-fn parts(split: &Split) -> [Part; 9] {
+fn parts(split: &Split) -> [MemoryPart; 9] {
     [
         ('p', "processes", Color::Magenta, split.processes),
         ('c', "clean", Color::Green, split.clean),
@@ -86,10 +88,10 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, theme: Theme) {
         frame.render_widget(Paragraph::new(rows), table);
     }
     frame.render_widget(Paragraph::new(foot_line(model, gaps, theme)), foot);
-    match &model.over {
-        Over::Nothing => {}
-        Over::Help => over(frame, area, help_lines(model)),
-        Over::Confirm(act, target) => {
+    match &model.overlay {
+        Overlay::Nothing => {}
+        Overlay::Help => over(frame, area, help_lines(model)),
+        Overlay::Confirm(act, target) => {
             let name = escaped(&target.label).to_string();
             let room = usize::from(area.width).saturating_sub(12);
             over(
@@ -102,7 +104,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, theme: Theme) {
                 ],
             );
         }
-        Over::Detail(key) => {
+        Overlay::Detail(key) => {
             let row = model.rows().iter().find(|row| row.key == *key);
             over(frame, area, detail::lines(model, row, area, theme));
         }
@@ -111,23 +113,15 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, theme: Theme) {
 
 /// Draws lines over the table, in a frame with margins.
 fn over(frame: &mut Frame<'_>, area: Rect, lines: Vec<Line<'_>>) {
+    const RULES: border::Set<'_> =
+        border::Set { horizontal_top: "-", horizontal_bottom: "-", ..border::PLAIN };
     let width = lines.iter().map(Line::width).max().unwrap_or(0);
     let width = u16::try_from(width + 4).unwrap_or(u16::MAX).min(area.width);
     let height = u16::try_from(lines.len() + 2).unwrap_or(u16::MAX).min(area.height);
-    let place = Rect { x: (area.width - width) / 2, y: (area.height - height) / 2, width, height };
+    let place = area.centered(Constraint::Length(width), Constraint::Length(height));
+    let rules = Block::new().borders(Borders::TOP | Borders::BOTTOM).border_set(RULES);
     frame.render_widget(Clear, place);
-    let rule = Line::from("-".repeat(usize::from(width)));
-    let indented = lines.into_iter().map(|line| {
-        let mut spans = vec![Span::raw("  ")];
-        spans.extend(line.spans);
-        Line::from(spans)
-    });
-    let framed: Vec<Line<'_>> = std::iter::once(rule.clone()).chain(indented).collect();
-    frame.render_widget(Paragraph::new(framed), place);
-    // Below all lines that fitted.
-    let last = Rect { y: place.y + height - 1, height: 1, ..place };
-    frame.render_widget(Clear, last);
-    frame.render_widget(Paragraph::new(rule), last);
+    frame.render_widget(Paragraph::new(lines).block(rules.padding(Padding::horizontal(2))), place);
 }
 
 fn memory_lines<'a>(model: &Model, tick: &CensusTick, width: u16, theme: Theme) -> Vec<Line<'a>> {
@@ -136,10 +130,10 @@ fn memory_lines<'a>(model: &Model, tick: &CensusTick, width: u16, theme: Theme) 
     let title = format!(
         "pagekeeper top  memory {}, every {}{}",
         size(split.total),
-        time(model.interval),
+        duration(model.interval),
         if model.paused { "  STOPPED: space goes on" } else { "" }
     );
-    let legend = |parts: &[Part]| {
+    let legend = |parts: &[MemoryPart]| {
         let mut spans = Vec::new();
         for (letter, name, colour, bytes) in parts {
             spans.push(Span::styled(format!("{letter}"), theme.style(*colour).add_modifier(Modifier::BOLD)));
@@ -164,7 +158,7 @@ fn memory_lines<'a>(model: &Model, tick: &CensusTick, width: u16, theme: Theme) 
 }
 
 /// Returns memory as one bar; every part above zero has at least one column, if there is space.
-fn bar<'a>(parts: &[Part], total: u64, width: u16, theme: Theme) -> Line<'a> {
+fn bar<'a>(parts: &[MemoryPart], total: u64, width: u16, theme: Theme) -> Line<'a> {
     let width = u64::from(width).saturating_sub(2);
     let columns = |bytes: u64| if bytes == 0 { 0 } else { (bytes * width / total.max(1)).max(1) };
     let mut spans = vec![Span::raw("[")];
@@ -183,54 +177,22 @@ fn bar<'a>(parts: &[Part], total: u64, width: u16, theme: Theme) -> Line<'a> {
 
 /// Returns the tasks that are throttled for dirty pages, or have to reclaim memory.
 fn wait_lines<'a>(tick: &CensusTick, most: usize, theme: Theme) -> Vec<Line<'a>> {
-    let (Some(pauses), Some(stalls)) = (&tick.pauses, &tick.reclaim) else {
+    let Some(mut words) = waits(tick) else {
         return vec![Line::from("who is throttled or has to reclaim is not seen without tracing")];
     };
-    let of_time = |length: std::time::Duration| {
-        format!("{:.0} %", length.as_secs_f64() / tick.period.as_secs_f64().max(1e-3) * 100.0)
-    };
-    let mut words: Vec<String> = pauses
-        .iter()
-        .map(|paused| {
-            format!(
-                "{} {} throttled {} of the time for dirty pages of {}",
-                paused.task.name,
-                paused.task.process,
-                of_time(paused.pauses.total()),
-                paused.device
-            )
-        })
-        .collect();
-    words.extend(stalls.iter().map(|stalled| {
-        format!(
-            "{} {} reclaimed {} itself, {} of the time",
-            stalled.task.name,
-            stalled.task.process,
-            size(stalled.reclaimed),
-            of_time(stalled.stalls.total())
-        )
-    }));
     if words.is_empty() {
         return vec![Line::from("nobody is throttled for dirty pages or has to reclaim memory")];
     }
     let more = words.len().saturating_sub(most);
     words.truncate(most);
-    if more > 0
-        && let Some(last) = words.last_mut()
-    {
+    if let Some(last) = words.last_mut().filter(|_| more > 0) {
         let _ = write!(last, "; {more} more");
     }
-    words
-        .into_iter()
-        .map(|text| {
-            let text = escaped(&text).to_string();
-            Line::styled(text, theme.style(Color::Red))
-        })
-        .collect()
+    words.into_iter().map(|text| Line::styled(text, theme.style(Color::Red))).collect()
 }
 
 /// Columns of the table before the name: resident, growth, dirty, evicted, history.
-const FIGURES: usize = 9 + 7 + 7 + 8 + HISTORY + 2;
+const FIGURE_COLUMNS: usize = 9 + 7 + 7 + 8 + HISTORY + 2;
 
 /// Returns the columns for the processes that use a file, which only wide screens show.
 fn owner_columns(width: u16) -> usize {
@@ -254,7 +216,7 @@ fn head_line<'a>(model: &Model, width: u16) -> Line<'a> {
         let who = if model.query.group == Group::File { "WHO" } else { "FILES" };
         let _ = write!(text, "{who:<owner$}");
     }
-    text.push_str(heading(model.query.group));
+    text.push_str(&heading(model.query.group));
     if !model.query.filter.is_empty() {
         let _ = write!(text, " with \"{}\"", model.query.filter);
     }
@@ -268,7 +230,7 @@ fn head_line<'a>(model: &Model, width: u16) -> Line<'a> {
 }
 
 fn row_line<'a>(model: &Model, row: &Row, chosen: bool, width: u16, theme: Theme) -> Line<'a> {
-    let unwritten = row.dirty.zip(row.writeback).map(|(dirty, writeback)| dirty + writeback);
+    let unwritten = unwritten(row);
     let growth = match row.growth {
         0 => Style::new(),
         1.. => theme.style(Color::Green),
@@ -295,14 +257,11 @@ fn row_line<'a>(model: &Model, row: &Row, chosen: bool, width: u16, theme: Theme
         let who: String = escaped(&who).into_cow().chars().take(owner - 1).collect();
         spans.push(Span::raw(format!("{who:<owner$}")));
     }
-    let mut name = escaped(&row.label).to_string();
-    if row.deleted {
-        name.push_str(" (deleted)");
-    }
+    let mut name = name(row);
     if let Some(class) = row.class {
         let _ = write!(name, " [{class}]");
     }
-    let room = usize::from(width).saturating_sub(FIGURES + owner);
+    let room = usize::from(width).saturating_sub(FIGURE_COLUMNS + owner);
     spans.push(Span::raw(format!("{:<room$}", cut_front(&name, room, theme.mark()))));
     let line = Line::from(spans);
     if chosen { line.style(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED)) } else { line }

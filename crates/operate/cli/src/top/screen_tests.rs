@@ -1,15 +1,85 @@
-//! The screen as a terminal shows it.
+//! The screen as a terminal shows it, and plain data for that.
 
-use pagekeeper_observe::VisibilityGap;
-use pagekeeper_trace::{DirtyLevels, Durations, PauseCounts, Task};
+use std::time::{Duration, SystemTime};
+
+use pagekeeper_kernel::Inode;
+use pagekeeper_kernel::pressure::{MemInfo, SysRoots, Watermarks};
+use pagekeeper_observe::{CensusTick, Explained, Flow, Query, Row, RowKey, Rows, Split, VisibilityGap};
+use pagekeeper_trace::{DirtyLevels, Durations, Losses, PauseCounts, Task};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::KeyCode as Key;
 use ratatui::style::Color;
 
-use super::model::{Key, Model};
+use super::model::{Model, SeenRows};
 use super::screen::draw;
-use super::testing::{file_row, model_with};
 use super::theme::Theme;
+
+const GIB: u64 = 1 << 30;
+
+/// Returns a file with this many MiB resident.
+pub(super) fn file_row(ino: u64, path: &str, mib: u64) -> Row {
+    Row {
+        key: RowKey::File(Inode { dev: 1, ino }),
+        label: path.to_owned(),
+        path: Some(path.into()),
+        deleted: false,
+        files: 1,
+        size: 1 << 30,
+        resident: mib << 20,
+        dirty: Some(0),
+        writeback: Some(0),
+        evicted: Some(0),
+        recently_evicted: Some(0),
+        growth: 0,
+        flow: Some(Flow::default()),
+        total_flow: Some(Flow::default()),
+        owners: Vec::new(),
+        class: None,
+        database: None,
+    }
+}
+
+/// Returns a tick with round figures.
+fn tick() -> CensusTick {
+    let memory = MemInfo::read(&SysRoots::default()).expect("there is a /proc");
+    CensusTick {
+        at: SystemTime::UNIX_EPOCH,
+        period: Duration::from_secs(1),
+        memory,
+        watermarks: Watermarks { min: 64 << 20, low: 80 << 20, high: 96 << 20, reserve: 0 },
+        split: Split {
+            total: 16 * GIB,
+            processes: 4 * GIB,
+            clean: 6 * GIB,
+            dirty: GIB,
+            writeback: 0,
+            shmem: GIB / 2,
+            buffers: GIB / 4,
+            slab: GIB,
+            free: 3 * GIB,
+            other: GIB / 4,
+        },
+        explained: Explained { cached: 7 * GIB + GIB / 2, files: 7 * GIB, shmem: GIB / 2, scoped: false },
+        file_systems: Vec::new(),
+        files: 12_345,
+        files_in_memory: 2_000,
+        pauses: Some(Vec::new()),
+        reclaim: Some(Vec::new()),
+        machine: None,
+        losses: Losses::default(),
+        rescan: None,
+        visibility_gaps: Vec::new(),
+    }
+}
+
+/// Returns a screen that shows these rows.
+pub(super) fn model_with(rows: &[Row]) -> Model {
+    let mut model = Model::new(Query::default(), Duration::from_secs(1));
+    let rows = Rows { rows: rows.to_vec(), matching: rows.len(), resident: 0 };
+    model.take(SeenRows { tick: tick(), rows, query: model.query.clone() }, true);
+    model
+}
 
 const PLAIN: Theme = Theme { colour: false, unicode: false };
 
@@ -48,7 +118,7 @@ fn a_plain_screen_of_80_by_24() {
         ".".repeat(18)
     );
     let expected = [
-        "pagekeeper top  memory 16G, every 1.0s",
+        "pagekeeper top  memory 16G, every 1.0 s",
         &bar,
         "p processes 4G  c clean 6G  d dirty 1G  w writeback -  s shmem 512M",
         "b buffers 256M  k slab 1G  o other 256M  . free 3G  (low 80M min 64M)",
@@ -102,7 +172,7 @@ fn every_size_can_be_drawn_with_everything_over_it() {
         for (columns, rows) in [(60, 14), (61, 15), (80, 24), (132, 43), (300, 100)] {
             drawn(&mut model, columns, rows, Theme { colour: true, unicode: true });
         }
-        model.press(Key::Escape);
+        model.press(Key::Esc);
     }
     model.press(Key::Enter);
     for (columns, rows) in [(60, 14), (80, 24), (300, 100)] {
@@ -140,9 +210,9 @@ fn who_is_paused_is_shown() {
     let paused = |name: &str| PauseCounts {
         task: Task { process: 42, thread: 43, name: name.into() },
         device: "8:0".into(),
-        pauses: [std::time::Duration::from_millis(250)].into_iter().collect::<Durations>(),
+        pauses: [Duration::from_millis(250)].into_iter().collect::<Durations>(),
         waits: 1,
-        longest_wait: std::time::Duration::from_millis(250),
+        longest_wait: Duration::from_millis(250),
         levels: DirtyLevels::default(),
     };
     let tick = &mut model.seen.as_mut().unwrap().tick;
@@ -155,7 +225,7 @@ fn who_is_paused_is_shown() {
 
 #[test]
 fn the_first_walk_shows_how_far_it_is() {
-    let mut model = Model::new(pagekeeper_observe::Query::default(), std::time::Duration::from_secs(1));
+    let mut model = Model::new(Query::default(), Duration::from_secs(1));
     model.walked = 123_456;
     assert!(drawn(&mut model, 80, 24, PLAIN).0.starts_with("reading all files: 123,456 so far"));
 }

@@ -1,29 +1,28 @@
 //! The results of warming, as JSON and in words.
 
-use std::borrow::Cow;
-use std::io::Write;
+use std::io::Write as _;
 use std::path::PathBuf;
 
 use pagekeeper_kernel::{LockError, WarmReport};
-use pagekeeper_text::{Size, escaped, unescaped};
-use serde::{Serialize, Serializer};
+use pagekeeper_observe::saved_pages::SinceSnapshot;
+use pagekeeper_text::{Size, escaped};
+use serde::Serialize;
 
-use super::item::Item;
-use super::restore::SinceSnapshot;
-use crate::output;
+use super::item::WarmItem;
+use crate::output::{self, StandardOutput};
 use crate::problems::{self, Problem};
 
 /// The result of the command.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
-    pub(super) files: Vec<Done>,
-    pub(super) total: Total,
+pub(super) struct WarmOutcome {
+    pub(super) files: Vec<WarmedFile>,
+    pub(super) total: WarmTotal,
     pub(super) errors: Vec<Problem>,
 }
 
 /// Figures in bytes; `None` if residency can't be seen.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Figures {
+#[derive(Debug, Clone, Copy, Serialize)]
+struct WarmFigures {
     requested: u64,
     /// The requested bytes in holes, which are not loaded.
     holes: u64,
@@ -33,7 +32,15 @@ pub(super) struct Figures {
     locked: u64,
 }
 
-impl Figures {
+impl Default for WarmFigures {
+    /// Returns the figures of no file.
+    fn default() -> Self {
+        let none = Some(0);
+        Self { requested: 0, holes: 0, resident_before: none, loaded: 0, resident_after: none, locked: 0 }
+    }
+}
+
+impl WarmFigures {
     /// Returns the bytes that were loaded or already resident, and are gone at the end.
     fn gone(&self) -> u64 {
         match (self.resident_before, self.resident_after) {
@@ -44,29 +51,33 @@ impl Figures {
 }
 
 /// One file.
-#[derive(Debug)]
-pub(super) struct Done {
+#[derive(Debug, Serialize)]
+pub(super) struct WarmedFile {
+    #[serde(serialize_with = "output::json::path")]
     pub(super) path: PathBuf,
-    figures: Figures,
+    #[serde(flatten)]
+    figures: WarmFigures,
     /// Only when restoring.
+    #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<SinceSnapshot>,
 }
 
-impl Done {
-    pub(super) fn new(item: &Item, report: WarmReport, state: Option<SinceSnapshot>, locked: u64) -> Self {
-        let missing = state == Some(SinceSnapshot::Missing);
-        Self {
-            path: item.path.clone(),
-            figures: Figures {
-                requested: report.requested,
-                holes: report.holes,
-                resident_before: if missing { Some(0) } else { report.resident_before },
-                loaded: report.loaded,
-                resident_after: if missing { Some(0) } else { report.resident_after },
-                locked,
-            },
-            state,
-        }
+impl WarmedFile {
+    pub(super) fn new(
+        item: &WarmItem,
+        report: &WarmReport,
+        state: Option<SinceSnapshot>,
+        locked: u64,
+    ) -> Self {
+        let WarmReport { requested, holes, resident_before, loaded, resident_after, .. } = *report;
+        let figures = WarmFigures { requested, holes, resident_before, loaded, resident_after, locked };
+        Self { path: item.path.clone(), figures, state }
+    }
+
+    /// Returns the result for a file that is gone since its snapshot.
+    pub(super) fn missing(item: &WarmItem) -> Self {
+        let state = Some(SinceSnapshot::Missing);
+        Self { path: item.path.clone(), figures: WarmFigures::default(), state }
     }
 
     /// Whether it is reported even without `--verbose`.
@@ -75,26 +86,12 @@ impl Done {
     }
 }
 
-impl Serialize for Done {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Shown<'a> {
-            path: Cow<'a, str>,
-            #[serde(flatten)]
-            figures: Figures,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            state: Option<SinceSnapshot>,
-        }
-        Shown { path: unescaped(&self.path), figures: self.figures, state: self.state }.serialize(serializer)
-    }
-}
-
 /// All files together.
-#[derive(Debug, Serialize)]
-pub(super) struct Total {
+#[derive(Debug, Default, Serialize)]
+pub(super) struct WarmTotal {
     files: u64,
     #[serde(flatten)]
-    figures: Figures,
+    figures: WarmFigures,
     /// Files whose residency can't be seen.
     pub(super) unknown_files: u64,
     /// Restored files that were written since the snapshot.
@@ -104,22 +101,8 @@ pub(super) struct Total {
     pub(super) cancelled: bool,
 }
 
-impl Default for Total {
-    fn default() -> Self {
-        Self {
-            files: 0,
-            figures: Figures { resident_before: Some(0), resident_after: Some(0), ..Figures::default() },
-            unknown_files: 0,
-            modified_files: 0,
-            missing_files: 0,
-            seconds: 0.0,
-            cancelled: false,
-        }
-    }
-}
-
-impl Total {
-    pub(super) fn add(&mut self, done: &Done) {
+impl WarmTotal {
+    pub(super) fn add(&mut self, done: &WarmedFile) {
         let (sum, figures) = (&mut self.figures, &done.figures);
         let both = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
         self.files += 1;
@@ -156,7 +139,7 @@ pub(super) fn lock_error(error: &LockError) -> String {
 }
 
 /// Prints one sentence about the figures that this user may not see.
-pub(super) fn print_unknown(total: &Total) {
+pub(super) fn print_unknown(total: &WarmTotal) {
     if total.unknown_files > 0 {
         output::complain(format_args!(
             "the kernel shows what is in the page cache to a file's owner only: run as root, as the owner, or with \
@@ -166,23 +149,18 @@ pub(super) fn print_unknown(total: &Total) {
     }
 }
 
-/// Shows the report on standard output.
-pub(super) fn show(report: &Report, verbose: bool) -> std::io::Result<()> {
-    let mut out = output::stdout();
+/// Writes the report for people.
+pub(super) fn write(report: &WarmOutcome, verbose: bool, out: &mut StandardOutput) -> std::io::Result<()> {
     for done in &report.files {
         if verbose || done.is_worth_a_word() {
-            write!(out, "{}", escaped(&done.path))?;
-            writeln!(out, ": {}", in_words(done))?;
+            writeln!(out, "{}: {}", escaped(&done.path), in_words(done))?;
         }
     }
-    for line in summary(&report.total) {
-        writeln!(out, "{line}")?;
-    }
-    out.flush()
+    summary(&report.total).iter().try_for_each(|line| writeln!(out, "{line}"))
 }
 
-fn in_words(done: &Done) -> String {
-    let Figures { requested, loaded, resident_after, .. } = done.figures;
+fn in_words(done: &WarmedFile) -> String {
+    let WarmFigures { requested, loaded, resident_after, .. } = done.figures;
     let figures = match resident_after {
         Some(after) => format!("loaded {}, {} of {} resident", Size(loaded), Size(after), Size(requested)),
         None => format!("read {}", Size(loaded)),
@@ -201,7 +179,7 @@ fn in_words(done: &Done) -> String {
     }
 }
 
-fn summary(total: &Total) -> Vec<String> {
+fn summary(total: &WarmTotal) -> Vec<String> {
     if total.files == 0 && !total.cancelled {
         return vec!["no file was read".to_owned()];
     }
@@ -258,12 +236,16 @@ fn summary(total: &Total) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::warm::item::Wanted;
+    use crate::warm::item::WantedPages;
     use pagekeeper_kernel::Inode;
 
-    fn done(report: WarmReport, state: Option<SinceSnapshot>) -> Done {
-        let wanted = Wanted::Range { range: 0..1, inode: Inode { dev: 1, ino: 1 } };
-        Done::new(&Item { path: "/a".into(), bytes: 1, wanted }, report, state, 0)
+    fn item() -> WarmItem {
+        let wanted = WantedPages::Range { range: 0..1, inode: Inode { dev: 1, ino: 1 } };
+        WarmItem { path: "/a".into(), bytes: 1, wanted }
+    }
+
+    fn done(report: WarmReport) -> WarmedFile {
+        WarmedFile::new(&item(), &report, None, 0)
     }
 
     fn report() -> WarmReport {
@@ -279,8 +261,8 @@ mod tests {
 
     #[test]
     fn the_sum_is_said_in_one_line() {
-        let mut total = Total { seconds: 2.0, ..Total::default() };
-        total.add(&done(report(), None));
+        let mut total = WarmTotal { seconds: 2.0, ..WarmTotal::default() };
+        total.add(&done(report()));
         assert_eq!(
             summary(&total),
             [
@@ -292,13 +274,13 @@ mod tests {
 
     #[test]
     fn of_no_file_nothing_is_said_to_be_resident() {
-        assert_eq!(summary(&Total::default()), ["no file was read"]);
+        assert_eq!(summary(&WarmTotal::default()), ["no file was read"]);
     }
 
     #[test]
     fn what_did_not_stay_is_said() {
-        let mut total = Total { seconds: 1.0, cancelled: true, ..Total::default() };
-        total.add(&done(WarmReport { resident_after: Some(1 << 20), holes: 0, ..report() }, None));
+        let mut total = WarmTotal { seconds: 1.0, cancelled: true, ..WarmTotal::default() };
+        total.add(&done(WarmReport { resident_after: Some(1 << 20), holes: 0, ..report() }));
         let lines = summary(&total);
         assert!(lines[0].starts_with("interrupted: loaded 2 MiB"), "{lines:?}");
         assert!(lines[0].ends_with("; 1 MiB of 4 MiB of 1 file is resident now"), "{lines:?}");
@@ -308,9 +290,9 @@ mod tests {
     #[test]
     fn what_can_not_be_seen_is_null_and_said() {
         let unknown = WarmReport { resident_before: None, resident_after: None, ..report() };
-        let mut total = Total::default();
-        total.add(&done(report(), None));
-        total.add(&done(unknown, None));
+        let mut total = WarmTotal::default();
+        total.add(&done(report()));
+        total.add(&done(unknown));
         let json = serde_json::to_value(&total).unwrap();
         assert!(json["resident_after"].is_null() && json["resident_before"].is_null(), "{json}");
         assert_eq!((json["loaded"].as_u64(), json["unknown_files"].as_u64()), (Some(4 << 20), Some(1)));
@@ -319,9 +301,9 @@ mod tests {
 
     #[test]
     fn a_missing_file_is_reported_and_counted_without_figures() {
-        let missing = done(WarmReport::default(), Some(SinceSnapshot::Missing));
+        let missing = WarmedFile::missing(&item());
         assert!(missing.is_worth_a_word());
-        let mut total = Total::default();
+        let mut total = WarmTotal::default();
         total.add(&missing);
         let json = serde_json::to_value(&missing).unwrap();
         assert_eq!(json["state"], "missing");

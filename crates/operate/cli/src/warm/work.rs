@@ -12,38 +12,35 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use pagekeeper_kernel::mutex::ignore_poison;
 use pagekeeper_kernel::{
-    Error, Expected, Handle, Inode, InspectedFile, Links, Lock, WarmOptions, WarmReport, lock, residency,
-    warm, warm_extents,
+    Error, Expected, Handle, Inode, InspectedFile, Links, Lock, WarmOptions, lock, residency, warm,
+    warm_extents,
 };
+use pagekeeper_streams::PacedTurns;
 
 use super::bar_name;
-use super::item::{Item, Wanted};
-use super::report::{Done, Report, Total};
-use super::restore::SinceSnapshot;
-use super::turns::PacedTurns;
+use super::item::{WantedPages, WarmItem};
+use super::report::{WarmOutcome, WarmTotal, WarmedFile};
 use crate::problems::Problems;
 use crate::signals::Stop;
 
 /// One run of the command.
 pub(super) struct WarmRun<'a> {
-    options: &'a WarmOptions,
-    /// The same options with one thread.
-    narrow: WarmOptions,
-    /// The turns of both.
-    turns: Option<Arc<PacedTurns>>,
-    stop: &'a Stop,
-    problems: Problems,
-    bar: &'a ProgressBar,
-    lock: bool,
+    pub(super) options: &'a WarmOptions,
+    pub(super) turns: Option<Arc<PacedTurns>>,
+    pub(super) stop: &'a Stop,
+    pub(super) problems: Problems,
+    pub(super) bar: &'a ProgressBar,
+    pub(super) lock: bool,
     /// Keep the figures of every file, not only of those that are reported.
-    keep_all: bool,
-    results: Mutex<Results>,
+    pub(super) keep_all: bool,
+    pub(super) results: Mutex<WarmResults>,
 }
 
+/// The results so far.
 #[derive(Default)]
-struct Results {
-    files: Vec<Done>,
-    total: Total,
+pub(super) struct WarmResults {
+    files: Vec<WarmedFile>,
+    total: WarmTotal,
     locks: Vec<Lock>,
 }
 
@@ -59,30 +56,8 @@ fn require_kept(path: &Path, range: &Range<u64>, inode: Inode) -> Result<(), Err
     })
 }
 
-impl<'a> WarmRun<'a> {
-    pub(super) fn new(
-        options: &'a WarmOptions,
-        turns: Option<Arc<PacedTurns>>,
-        stop: &'a Stop,
-        problems: Problems,
-        bar: &'a ProgressBar,
-        lock: bool,
-        keep_all: bool,
-    ) -> Self {
-        Self {
-            options,
-            narrow: WarmOptions { width: 1, ..options.clone() },
-            turns,
-            stop,
-            problems,
-            bar,
-            lock,
-            keep_all,
-            results: Mutex::default(),
-        }
-    }
-
-    pub(super) fn run(&self, items: &[Item]) {
+impl WarmRun<'_> {
+    pub(super) fn run(&self, items: &[WarmItem]) {
         let mut rest = items;
         while let Some(first) = rest.first() {
             let small = rest.iter().take_while(|item| item.is_small()).count();
@@ -95,11 +70,12 @@ impl<'a> WarmRun<'a> {
         }
     }
 
-    fn side_by_side(&self, items: &[Item]) {
+    fn side_by_side(&self, items: &[WarmItem]) {
         let next = AtomicUsize::new(0);
+        let narrow = WarmOptions { width: 1, ..self.options.clone() };
         let work = || {
             while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.warm(item, &self.narrow);
+                self.warm(item, &narrow);
             }
         };
         std::thread::scope(|scope| {
@@ -110,7 +86,7 @@ impl<'a> WarmRun<'a> {
         });
     }
 
-    fn warm(&self, item: &Item, options: &WarmOptions) {
+    fn warm(&self, item: &WarmItem, options: &WarmOptions) {
         if self.stop.requested() {
             return;
         }
@@ -121,12 +97,12 @@ impl<'a> WarmRun<'a> {
         }
     }
 
-    fn warm_file(&self, item: &Item, options: &WarmOptions) -> Result<(Done, Option<Lock>), Error> {
+    fn warm_file(&self, item: &WarmItem, options: &WarmOptions) -> Result<(WarmedFile, Option<Lock>), Error> {
         let progress = |bytes| self.bar.inc(bytes);
         let cancel = self.stop.flag();
         let mut state = None;
         let (file, report) = match &item.wanted {
-            Wanted::Range { range, inode } => {
+            WantedPages::Range { range, inode } => {
                 // A link was followed when it was listed, if at all: it must still lead to the same file.
                 let opened =
                     Handle::at(&item.path, Links::Follow)?.open_file_or_device(Expected::Inode(*inode));
@@ -141,23 +117,23 @@ impl<'a> WarmRun<'a> {
                 let report = warm(&file, range.clone(), options, &progress, cancel)?;
                 (file, report)
             }
-            Wanted::Remembered(remembered) => {
+            WantedPages::Saved { file: saved, page_size } => {
                 let file = match InspectedFile::open(&item.path, Links::Refuse) {
                     Err(error) if error.is_gone() => {
                         self.bar.inc(item.bytes);
-                        let done = Done::new(item, WarmReport::default(), Some(SinceSnapshot::Missing), 0);
-                        return Ok((done, None));
+                        return Ok((WarmedFile::missing(item), None));
                     }
                     opened => opened?,
                 };
-                state = Some(remembered.since_snapshot(&file)?);
+                state = Some(saved.change_to(&file)?);
                 self.announce(&file);
-                let report = warm_extents(&file, &remembered.extents, options, &progress, cancel)?;
+                let ranges = saved.ranges(*page_size);
+                let report = warm_extents(&file, &ranges, options, &progress, cancel)?;
                 (file, report)
             }
         };
         let locked = match &item.wanted {
-            Wanted::Range { range, .. } if self.lock && !report.cancelled => {
+            WantedPages::Range { range, .. } if self.lock && !report.cancelled => {
                 // A failure to lock is reported; so are the loaded bytes.
                 lock(&file, range.clone())
                     .map_err(|error| self.problems.add(&item.path, super::report::lock_error(&error)))
@@ -167,7 +143,7 @@ impl<'a> WarmRun<'a> {
         };
         let is_device = file.device().is_some();
         drop(file);
-        if let Wanted::Range { range, inode } = &item.wanted
+        if let WantedPages::Range { range, inode } = &item.wanted
             && is_device
             && locked.is_none()
             && report.resident_after > Some(0)
@@ -175,7 +151,7 @@ impl<'a> WarmRun<'a> {
             require_kept(&item.path, range, *inode)?;
         }
         let bytes = locked.as_ref().map_or(0, Lock::bytes);
-        Ok((Done::new(item, report, state, bytes), locked))
+        Ok((WarmedFile::new(item, &report, state, bytes), locked))
     }
 
     /// Tells the turns which disk is read from next.
@@ -185,7 +161,7 @@ impl<'a> WarmRun<'a> {
         }
     }
 
-    fn note(&self, done: Done, lock: Option<Lock>) {
+    fn note(&self, done: WarmedFile, lock: Option<Lock>) {
         let mut results = ignore_poison(self.results.lock());
         results.total.add(&done);
         results.locks.extend(lock);
@@ -195,11 +171,11 @@ impl<'a> WarmRun<'a> {
     }
 
     /// Returns the report, and the locks that hold as long as they are kept.
-    pub(super) fn into_report(self, elapsed: Duration) -> (Report, Vec<Lock>) {
-        let Results { mut files, mut total, locks } = ignore_poison(self.results.into_inner());
+    pub(super) fn into_report(self, elapsed: Duration) -> (WarmOutcome, Vec<Lock>) {
+        let WarmResults { mut files, mut total, locks } = ignore_poison(self.results.into_inner());
         files.sort_by(|a, b| a.path.cmp(&b.path));
         total.seconds = elapsed.as_secs_f64();
         total.cancelled = self.stop.requested();
-        (Report { files, total, errors: self.problems.into_sorted() }, locks)
+        (WarmOutcome { files, total, errors: self.problems.into_sorted() }, locks)
     }
 }

@@ -97,7 +97,7 @@ fn is_own(snapshot: &Snapshot, file: &File, opener: &Opener) -> bool {
 
 /// Whether a program other than its database brought in pages of a file during the watch, or may have: without
 /// tracing, whether more of it became resident.
-pub fn was_read_through_cache(observation: &Observation<'_>, file: &File) -> bool {
+pub(crate) fn was_read_through_cache(observation: &Observation<'_>, file: &File) -> bool {
     if observation.trace().is_some_and(|trace| trace.pages.is_some()) {
         return !brought_in_by(observation, &[file]).is_empty();
     }

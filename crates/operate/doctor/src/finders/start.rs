@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_observe::{Database, File, OpenerKind};
+use pagekeeper_observe::{Database, File, OpenerKind, VisibilityGap};
 use pagekeeper_policy::FileClass;
 use pagekeeper_text::{Size, duration, escaped, percent, shell_quoted};
 
@@ -43,11 +43,17 @@ pub(super) fn find(observation: &Observation<'_>, _: Earlier<'_>) -> Vec<Finding
         .collect()
 }
 
-/// Whether there is nothing to compare a just started database with.
-///
-/// A program can then explain how to make a snapshot for the next time.
-pub fn lacks_snapshot(observation: &Observation<'_>) -> bool {
-    observation.snapshot.is_none() && observation.databases().any(|(_, database)| just_started(database))
+/// Returns the gap for a database that has just started, if there is no snapshot to compare it with.
+pub fn missing_snapshot(observation: &Observation<'_>) -> Option<VisibilityGap> {
+    let lacks =
+        observation.snapshot.is_none() && observation.databases().any(|(_, database)| just_started(database));
+    lacks.then(|| VisibilityGap {
+        what: "whether as much data is resident as before the start".to_owned(),
+        why: "no snapshot to compare with".to_owned(),
+        needs: Some(
+            "pagekeeper snapshot DIR -o FILE before the next one, then doctor --snapshot FILE".to_owned(),
+        ),
+    })
 }
 
 fn just_started(database: &Database) -> bool {
@@ -65,9 +71,9 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
         observation.files_of(index).filter(|file| file.class == Some(FileClass::Data) && !bypassed(file))
     {
         let Some(residency) = file.residency else { continue };
-        let Some(before) = snapshot.of(file) else { continue };
-        then += before.resident;
-        kept += before.resident.min(residency.resident);
+        let Some(before) = snapshot.resident(file) else { continue };
+        then += before;
+        kept += before.min(residency.resident);
     }
     let lost = then - kept;
     // Losing a fifth of it makes reads of the hot set wait.
@@ -88,7 +94,7 @@ fn cold(observation: &Observation<'_>, index: usize, database: &Database) -> Opt
     )];
     let advised = observation.advise(Goal::WarmStart, index);
     fixes.extend(advised.fixes);
-    let age = observation.after.at.duration_since(snapshot.taken).unwrap_or_default();
+    let age = observation.after.at.duration_since(snapshot.pages.created.into()).unwrap_or_default();
     Some(Finding {
         kind: Kind::ColdStart,
         severity: if kept < then / 2 { Severity::Serious } else { Severity::Warning },
@@ -270,24 +276,28 @@ mod tests {
     use super::*;
     use crate::settings::{Engine, Origin, Settings};
     use crate::testing::{DEV, GIB, MIB, file, opener, sample};
-    use crate::{Journal, SavedFile, SavedSnapshot};
+    use crate::{Journal, SavedSnapshot};
     use pagekeeper_kernel::process::Access;
     use pagekeeper_observe::Snapshot;
+    use pagekeeper_observe::saved_pages::{SavedFile, SavedPages, SavedTime};
     use pagekeeper_policy::{DepthProfile, DiskProfile};
-    use std::time::SystemTime;
 
     fn find(observation: &Observation<'_>) -> Vec<Finding> {
         super::find(observation, Earlier(&[]))
     }
 
     fn snapshot(files: &[File], resident: u64) -> SavedSnapshot {
-        let files = files.iter().map(|file| SavedFile {
+        let created = SavedTime { seconds: 999_400, nanos: 0 };
+        let file = |file: &File| SavedFile {
             path: file.path.clone(),
             inode: file.inode,
-            resident: resident.min(file.size),
-        });
-        let taken = SystemTime::UNIX_EPOCH + Duration::from_secs(999_400);
-        SavedSnapshot { path: "/s/my.snapshot".into(), taken, files: files.collect() }
+            size: file.size,
+            changed: created,
+            last_used: created,
+            extents: vec![0..resident.min(file.size) / 4096],
+        };
+        let pages = SavedPages { created, page_size: 4096, files: files.iter().map(file).collect() };
+        SavedSnapshot { path: "/s/my.snapshot".into(), pages }
     }
 
     fn just_started_with(files: Vec<File>) -> Snapshot {
@@ -306,9 +316,9 @@ mod tests {
         let after = just_started_with(vec![table(100 * MIB)]);
         let mut observation = Observation::new(&after, &after);
         assert_eq!(find(&observation), []);
-        assert!(lacks_snapshot(&observation));
+        assert!(missing_snapshot(&observation).is_some());
         observation.snapshot = Some(snapshot(&after.files, 800 * MIB));
-        assert!(!lacks_snapshot(&observation));
+        assert_eq!(missing_snapshot(&observation), None);
         let found = find(&observation);
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].kind, found[0].severity), (Kind::ColdStart, Severity::Serious));
@@ -328,7 +338,7 @@ mod tests {
         let mut observation = Observation::new(&old, &old);
         observation.snapshot = Some(snapshot(&old.files, 800 * MIB));
         assert_eq!(find(&observation), []);
-        assert!(!lacks_snapshot(&Observation::new(&old, &old)));
+        assert_eq!(missing_snapshot(&Observation::new(&old, &old)), None);
         let mut direct = table(0);
         direct.openers = vec![opener(100, "mariadbd", OpenerKind::Direct(Access::ReadWrite))];
         let direct = just_started_with(vec![direct]);

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use globset::GlobMatcher;
-use pagekeeper_kernel::text::escaped;
 
 use super::report::Report;
+use pagekeeper_text::escaped;
 
 /// The report comes this long after the first look.
 const REPORT_AFTER: Duration = Duration::from_secs(60);

@@ -53,9 +53,9 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::ProfileError;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_kernel::text::unescaped;
 use pagekeeper_policy::Facts;
 use pagekeeper_streams::StreamReport;
+use pagekeeper_text::unescaped;
 
 use self::carry_out::carry_out;
 use self::decide::Decider;

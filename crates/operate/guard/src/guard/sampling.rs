@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Profile;
-use pagekeeper_catalog::units::Size;
 use pagekeeper_kernel::process::{ProcRoot, thread_cpu_time};
 use pagekeeper_kernel::{Error, Expected, Result};
 use pagekeeper_policy::FileId;
 use pagekeeper_policy::shares::shares_by_party;
 use pagekeeper_policy::unnamed::APPENDED_MUCH;
+use pagekeeper_text::Size;
 
 use super::claimant::Claim;
 use super::jobs::{Job, measured};

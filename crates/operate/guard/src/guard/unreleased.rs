@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::units::Size;
+use pagekeeper_text::Size;
 
 use super::report::Report;
 use super::watched::WatchList;

@@ -16,8 +16,8 @@ use pagekeeper_catalog::{
 };
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::{FdRounds, ProcRoot, thread_cpu_time};
-use pagekeeper_kernel::text::unescaped;
 use pagekeeper_policy::unnamed::AppendedFiles;
+use pagekeeper_text::unescaped;
 
 use super::claimant::{Claim, Claimant};
 use super::jobs::{Jobs, measured};

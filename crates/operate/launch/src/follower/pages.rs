@@ -3,10 +3,9 @@
 use std::fmt;
 use std::path::Path;
 
-use pagekeeper_catalog::units::Size;
-use pagekeeper_kernel::text::{escaped, unescaped};
 use pagekeeper_streams::stream_request::StreamSums;
 use pagekeeper_streams::{FileReport, StayReason, StreamReport};
+use pagekeeper_text::{Size, escaped, unescaped};
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of files listed: their paths fit into a socket's buffer.

@@ -11,8 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use pagekeeper_kernel::text::escaped;
 use pagekeeper_streams::stream_request::{LINE_MAX, StreamAnswer, connect, request_line};
+use pagekeeper_text::escaped;
 
 use super::pages::FollowedPages;
 

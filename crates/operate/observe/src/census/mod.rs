@@ -33,6 +33,7 @@ mod file_systems;
 mod flow;
 mod memory;
 mod naming;
+mod patient;
 mod processes;
 mod rows;
 mod sampling;
@@ -68,6 +69,7 @@ use walk::{SharedScope, WalkScope};
 
 pub use flow::Flow;
 pub use memory::{Explained, Split};
+pub use patient::PatientCensus;
 pub use processes::Use;
 pub use rows::{Group, Owner, Query, Row, RowKey, Rows, Sort};
 pub use walk::Progress;

@@ -1,4 +1,4 @@
-//! Waiting for a frozen file system (`fsfreeze -f`) before a command writes to it.
+//! Waiting for a frozen file system (`fsfreeze -f`) before a program writes to it.
 //!
 //! A write to a frozen file system sleeps until it is thawed; no signal ends that sleep, and no call tells that it is coming. So a
 //! child process begins a write that changes nothing, and this process waits for the child, which any signal ends.
@@ -8,13 +8,10 @@
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Command, Stdio};
 
-use pagekeeper_text::escaped;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-
-use crate::output;
 
 /// The first argument of the child, by which this program knows its part.
 const CHILD_NAME: &str = "pagekeeper-begin-write";
@@ -25,14 +22,15 @@ const NO_ATTRIBUTE: &str = "pagekeeper";
 /// Time after which a wait is reported: far longer than the child takes otherwise.
 const SILENT_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Waits until a file at `path`, or one that is created there, can be written. Call it before signals are caught.
-pub(crate) fn wait_while_frozen(path: &Path) {
+/// Waits until a file at `path`, or one that is created there, can be written. After a second it says why it waits,
+/// once. Call it before signals are caught, in a program that begins with [`play_child`].
+pub fn wait_while_frozen(path: &Path, say: impl FnOnce(&'static str)) {
     // Without a child, the command waits by itself.
     let Ok(mut child) = start(path) else { return };
     if let Some(end) = &child.stdout
         && poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&SILENT_MAX)) == Ok(0)
     {
-        output::complain(format_args!("{}: {}; waiting", escaped(path), cause(&child)));
+        say(cause(&child));
     }
     // Fails only if somebody else has waited for it.
     let _ = child.wait();
@@ -55,20 +53,20 @@ fn cause(child: &Child) -> &'static str {
     }
 }
 
-/// Plays the child's part, if this process is one.
-pub(crate) fn play_child() -> Option<ExitCode> {
+/// Plays the child's part, if this process is one; returns whether it was.
+pub fn play_child() -> bool {
     let mut arguments = std::env::args_os();
-    if arguments.next()? != CHILD_NAME {
-        return None;
+    if arguments.next().is_none_or(|name| name != CHILD_NAME) {
+        return false;
     }
-    let path = arguments.next()?;
+    let path = arguments.next().unwrap_or_default();
     // A file that is to be created is created in the nearest directory that exists.
     for place in Path::new(&path).ancestors() {
         if rustix::fs::removexattr(place, NO_ATTRIBUTE) != Err(Errno::NOENT) {
             break;
         }
     }
-    Some(ExitCode::SUCCESS)
+    true
 }
 
 #[cfg(test)]

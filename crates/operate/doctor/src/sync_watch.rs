@@ -9,17 +9,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagekeeper_doctor::{SeenSync, SyncedFile, Syncs, VisibilityGap};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_observe::{Snapshot, not_traced};
+use pagekeeper_observe::{Snapshot, VisibilityGap, not_traced};
 use pagekeeper_trace::syncs::{SyncEvent, SyncEvents};
 use pagekeeper_trace::{Task, TraceError};
+
+use crate::syncs::{SeenSync, SyncedFile, Syncs};
 
 /// Syncs that are kept: one minute at 8,000 a second.
 const CALLS_MAX: usize = 500_000;
 
 /// The syncs since this was made.
-pub(super) struct SyncWatch {
+#[derive(Debug)]
+pub struct SyncWatch {
     events: Result<SyncEvents, TraceError>,
     began: Duration,
     proc: ProcRoot,
@@ -28,7 +30,7 @@ pub(super) struct SyncWatch {
 
 impl SyncWatch {
     /// Begins the watch; from now on, it also counts threads of these databases that are already in a sync.
-    pub(super) fn start(before: &Snapshot) -> Self {
+    pub fn start(before: &Snapshot) -> Self {
         let events = SyncEvents::open();
         if let Ok(events) = &events {
             for database in &before.databases {
@@ -39,7 +41,7 @@ impl SyncWatch {
     }
 
     /// Takes the syncs that have ended since the last tick.
-    pub(super) fn tick(&mut self) {
+    pub fn tick(&mut self) {
         let mut ended = Vec::new();
         if let Ok(events) = &mut self.events {
             events.drain(&mut |event| ended.push(event));
@@ -48,7 +50,7 @@ impl SyncWatch {
     }
 
     /// Returns the syncs, including those that have not ended, and a gap if they could not be seen.
-    pub(super) fn finish(mut self) -> (Option<Syncs>, Option<VisibilityGap>) {
+    pub fn finish(mut self) -> (Option<Syncs>, Option<VisibilityGap>) {
         self.tick();
         let (waiting, lost) = match &self.events {
             Ok(events) => (events.waiting().unwrap_or_default(), events.lost().unwrap_or_default()),

@@ -1,10 +1,10 @@
-//! The turns in which the threads of `warm` read, so that others get the disk when they wait for it.
+//! The turns in which threads that read many files read, so that others get the disk when they wait for it.
 //!
 //! Parts that take longer than usual show that others wait. As root, the requests of others are counted as
 //! well, once the reading takes [`COUNT_AFTER`].
 //!
 //! Invariants: at most a piece is in flight at once ([`TaskPacer`]), or a single longer part. Nothing begins during a
-//! pause. A wait ends at most [`NAP`] after a stop was requested. The lock is not held while a part is read.
+//! pause. A wait ends at most [`NAP_MAX`] after a stop was requested. The lock is not held while a part is read.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,10 +16,11 @@ use pagekeeper_kernel::{WarmTurns, disk_of};
 use pagekeeper_policy::disk_contention::YieldShare;
 use pagekeeper_policy::pacer::WrittenPart;
 use pagekeeper_policy::stream_pace::{StreamPace, TaskPacer};
-use pagekeeper_streams::OthersOnDisks;
+
+use crate::others::OthersOnDisks;
 
 /// The longest wait before the next check for a stop.
-const NAP: Duration = Duration::from_millis(100);
+const NAP_MAX: Duration = Duration::from_millis(100);
 /// Requests of others are counted from then on: a shorter run is over before the programs that count are loaded.
 const COUNT_AFTER: Duration = Duration::from_millis(500);
 /// The time between two looks at the counts.
@@ -27,7 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Turns at the operator's pace.
 #[derive(Debug)]
-pub(super) struct PacedTurns {
+pub struct PacedTurns {
     start: Instant,
     state: Mutex<TurnState>,
     /// Notified when a part is read.
@@ -79,7 +80,8 @@ struct PartInFlight {
 }
 
 impl PacedTurns {
-    pub(super) fn new(pace: StreamPace) -> Self {
+    /// Returns turns that begin now.
+    pub fn new(pace: StreamPace) -> Self {
         let pacer = TaskPacer::new(pace);
         let state = TurnState { pacer, in_flight: 0, pause_until: Duration::ZERO, done_at: None };
         let others = Others { counts: None, next_look: Some(COUNT_AFTER), disks: HashMap::new() };
@@ -92,7 +94,7 @@ impl PacedTurns {
     }
 
     /// Records that files of this device are read.
-    pub(super) fn reads_from(&self, device: u64) {
+    pub fn reads_from(&self, device: u64) {
         lock(&self.others).disks.entry(device).or_insert_with(|| disk_of(Path::new("/sys"), device));
     }
 
@@ -117,7 +119,7 @@ impl PacedTurns {
                 state.in_flight = in_flight;
                 return Some(PartInFlight { bytes, in_flight, begun });
             }
-            let wait = if pause.is_zero() { NAP } else { pause.min(NAP) };
+            let wait = if pause.is_zero() { NAP_MAX } else { pause.min(NAP_MAX) };
             state = ignore_poison(self.ended.wait_timeout(state, wait)).0;
         }
         None

@@ -1,25 +1,36 @@
 //! A census that continues if a file system hangs: it restarts without that file system.
 
 use pagekeeper_kernel::hang;
-use pagekeeper_observe::{Census, CensusOptions, CensusTick, ObserveError};
+
+use super::{Census, CensusOptions, CensusTick};
+use crate::ObserveError;
 
 /// A census, and what is needed to restart it.
-pub(super) struct Counting {
+#[derive(Debug)]
+pub struct PatientCensus {
     options: CensusOptions,
     /// `None` until it has started.
     census: Option<Census>,
 }
 
-impl Counting {
+impl PatientCensus {
     /// Starts it with the first walk.
-    pub(super) fn start(options: CensusOptions) -> Result<Self, ObserveError> {
-        let mut counting = Self { options, census: None };
-        counting.renew()?;
-        Ok(counting)
+    ///
+    /// # Errors
+    ///
+    /// If the census can't start, or too many file systems do not answer.
+    pub fn start(options: CensusOptions) -> Result<Self, ObserveError> {
+        let mut patient = Self { options, census: None };
+        patient.renew()?;
+        Ok(patient)
     }
 
     /// Walks all file systems again. If that fails, the old census continues.
-    pub(super) fn renew(&mut self) -> Result<(), ObserveError> {
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start`].
+    pub fn renew(&mut self) -> Result<(), ObserveError> {
         let census = hang::patiently(|| {
             let options = self.options.clone();
             move || Census::start(options)
@@ -29,7 +40,11 @@ impl Counting {
     }
 
     /// Brings all figures up to date.
-    pub(super) fn tick(&mut self) -> Result<CensusTick, ObserveError> {
+    ///
+    /// # Errors
+    ///
+    /// As [`Census::tick`].
+    pub fn tick(&mut self) -> Result<CensusTick, ObserveError> {
         let (census, tick) = hang::patiently(|| {
             let (census, options) = (self.census.take(), self.options.clone());
             move || {
@@ -43,7 +58,7 @@ impl Counting {
     }
 
     /// Returns the census, unless it failed.
-    pub(super) fn census(&mut self) -> Option<&mut Census> {
+    pub fn census(&mut self) -> Option<&mut Census> {
         self.census.as_mut()
     }
 }

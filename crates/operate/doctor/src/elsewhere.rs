@@ -1,48 +1,45 @@
 //! Searches the host for the holders of page cache beside the databases, including closed files: one walk over its
 //! local file systems.
 //!
-//! Invariants: the search only reads. The walk ends after [`MOST_TIME`] or at a signal, which is reported; files
-//! that a process has open are still found then. Everything that belongs to an inspected database is left out.
+//! Invariants: the search only reads. Its caller may end the walk early, which is reported; files that a process
+//! has open are still found then. Everything that belongs to an inspected database is left out.
 //!
 //! A failure is a gap, not an error: the report is made without it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
-use pagekeeper_doctor::{HeldFile, Holder, OpenIn, VisibilityGap, holders};
-use pagekeeper_kernel::Inode;
-use pagekeeper_kernel::hang;
-use pagekeeper_observe::{Census, CensusOptions, ObserveError, Progress, Query, Row, RowKey, Snapshot};
+use pagekeeper_kernel::{Inode, hang};
+use pagekeeper_observe::{
+    Census, CensusOptions, ObserveError, Progress, Query, Row, RowKey, Snapshot, VisibilityGap,
+};
 
-use crate::signals::Stop;
+use crate::holders::{HeldFile, Holder, OpenIn, holders};
 
-/// Longest time of the search.
-const MOST_TIME: Duration = Duration::from_secs(5);
 /// Files that are considered: those with the most page cache.
-const FILES: usize = 20_000;
+const FILES_MAX: usize = 20_000;
 
 /// Returns the largest holders of page cache among the files that are not in the snapshot, and a gap if the list
-/// may be incomplete.
-pub(super) fn search(snapshot: &Snapshot, stop: &Stop) -> (Vec<Holder>, Option<VisibilityGap>) {
-    let gap = |why: String| {
-        Some(VisibilityGap {
-            what: "all closed files that hold page cache beside the databases".to_owned(),
-            why,
-            needs: None,
-        })
+/// may be incomplete. `progress` ends the walk.
+pub fn largest_elsewhere(
+    snapshot: &Snapshot,
+    progress: &Arc<Progress>,
+) -> (Vec<Holder>, Option<VisibilityGap>) {
+    let gap = |why: String| VisibilityGap {
+        what: "all closed files that hold page cache beside the databases".to_owned(),
+        why,
+        needs: None,
     };
-    let progress = Arc::new(Progress::default());
-    match stop.during(Some(MOST_TIME), || progress.end_walk(), || rows(&progress)) {
+    match rows(progress) {
         Ok(rows) => {
             let known: HashSet<Inode> = snapshot.files.iter().map(|file| file.inode).collect();
             let is_other = |row: &Row| !matches!(row.key, RowKey::File(inode) if known.contains(&inode));
             let files = rows.into_iter().filter(is_other).filter_map(held_file).collect();
             let why = "the walk over all files was ended after five seconds, or by a signal; `pagekeeper top --once` takes the time \
                        it needs";
-            (holders(files), progress.is_walk_ended().then(|| why.to_owned()).and_then(gap))
+            (holders(files), progress.is_walk_ended().then(|| gap(why.to_owned())))
         }
-        Err(error) => (Vec::new(), gap(error.to_string())),
+        Err(error) => (Vec::new(), Some(gap(error.to_string()))),
     }
 }
 
@@ -53,7 +50,7 @@ fn rows(progress: &Arc<Progress>) -> Result<Vec<Row>, ObserveError> {
         move || {
             let options = CensusOptions { trace: None, follow: false, progress, ..CensusOptions::default() };
             let mut census = Census::start(options)?;
-            Ok(census.rows(&Query { limit: FILES, ..Query::default() }).rows)
+            Ok(census.rows(&Query { limit: FILES_MAX, ..Query::default() }).rows)
         }
     })?
 }

@@ -9,80 +9,103 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
-use pagekeeper_text::escaped;
 use rustix::fs::OFlags;
 
-use super::format::{FormatError, MAGIC, Snapshot, decode, encode};
+use super::format::{MAGIC, SavedPages, SnapshotFormatError, decode, encode};
 
 /// Larger files are not read: 4 GiB of snapshot would hold a hundred million extents.
-const LARGEST: u64 = 4 << 30;
+const FILE_BYTES_MAX: u64 = 4 << 30;
 
-/// Reads a snapshot file.
-pub(crate) fn read(path: &Path) -> anyhow::Result<Snapshot> {
-    // A FIFO is refused without waiting for a writer.
-    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
-    let file = File::options().read(true).custom_flags(nonblocking).open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        bail!("not a regular file");
+/// Why a snapshot file can't be read or written. The message does not name the file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SavedPagesError {
+    /// A directory, a FIFO or a device.
+    #[error("not a regular file")]
+    NotRegular,
+    /// Larger than any snapshot that is read.
+    #[error("too large for a snapshot")]
+    TooLarge,
+    /// Another kind of file would be replaced.
+    #[error("not a snapshot of pagekeeper: it is left as it is; --force replaces it")]
+    OtherFile,
+    /// The contents are not a valid snapshot.
+    #[error(transparent)]
+    Format(#[from] SnapshotFormatError),
+    /// The system's error.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl SavedPages {
+    /// Reads a snapshot file.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read or is not a snapshot.
+    pub fn read(path: &Path) -> Result<Self, SavedPagesError> {
+        // A FIFO is refused without waiting for a writer.
+        let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+        let file = File::options().read(true).custom_flags(nonblocking).open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(SavedPagesError::NotRegular);
+        }
+        let mut bytes = Vec::new();
+        (&file).take(MAGIC.len() as u64).read_to_end(&mut bytes)?;
+        if bytes == MAGIC {
+            if metadata.len() > FILE_BYTES_MAX {
+                return Err(SavedPagesError::TooLarge);
+            }
+            (&file).take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+        }
+        Ok(decode(&bytes)?)
     }
-    let mut start = Vec::new();
-    (&file).take(MAGIC.len() as u64).read_to_end(&mut start)?;
-    if start != MAGIC {
-        return Err(decode(&start).map_or_else(Into::into, |_| FormatError::NotASnapshot.into()));
-    }
-    if metadata.len() > LARGEST {
-        bail!("too large for a snapshot");
-    }
-    let mut bytes = start;
-    (&file).take(LARGEST).read_to_end(&mut bytes)?;
-    Ok(decode(&bytes)?)
 }
 
 /// The place for a new snapshot.
 #[derive(Debug)]
-pub(super) struct Target {
+pub struct SnapshotTarget {
     path: PathBuf,
     /// A file exists, and may be replaced.
     replace: bool,
 }
 
-impl Target {
-    /// Checks that `path` can be written, before any work is done.
-    pub(super) fn new(path: &Path, force: bool) -> anyhow::Result<Self> {
-        let shown = escaped(path);
+impl SnapshotTarget {
+    /// Checks that `path` can be written, before any work is done. `force` replaces any regular file.
+    ///
+    /// # Errors
+    ///
+    /// If another kind of file is there.
+    pub fn new(path: &Path, force: bool) -> Result<Self, SavedPagesError> {
         let metadata = match std::fs::metadata(path) {
-            Ok(metadata) => metadata,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let path = std::path::absolute(path)?;
-                return Ok(Self { path, replace: false });
+                return Ok(Self { path: std::path::absolute(path)?, replace: false });
             }
-            Err(error) => return Err(error).with_context(|| format!("can't write {shown}")),
+            metadata => metadata?,
         };
         if !metadata.is_file() {
-            bail!("can't write {shown}: it is not a regular file");
+            return Err(SavedPagesError::NotRegular);
         }
+        let mut start = Vec::new();
         if !force {
-            let mut start = Vec::new();
-            let metadata = File::open(path).and_then(|file| file.take(8).read_to_end(&mut start));
-            metadata.with_context(|| format!("can't see what {shown} is"))?;
-            if start != MAGIC && !start.is_empty() {
-                bail!("{shown} is not a snapshot of pagekeeper: it is left as it is; --force replaces it");
-            }
+            File::open(path)?.take(MAGIC.len() as u64).read_to_end(&mut start)?;
         }
-        Ok(Self { path: std::fs::canonicalize(path)?, replace: true })
+        if start.is_empty() || start == MAGIC {
+            Ok(Self { path: std::fs::canonicalize(path)?, replace: true })
+        } else {
+            Err(SavedPagesError::OtherFile)
+        }
     }
 
-    /// Writes the snapshot; returns its size in bytes.
-    pub(super) fn write(&self, snapshot: &Snapshot) -> anyhow::Result<u64> {
+    /// Writes the snapshot durably; returns its size in bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be written, or appeared meanwhile.
+    pub fn write(&self, snapshot: &SavedPages) -> Result<u64, SavedPagesError> {
         let bytes = encode(snapshot);
-        self.replace_by(&bytes).with_context(|| format!("can't write {}", escaped(&self.path)))?;
-        Ok(bytes.len() as u64)
-    }
-
-    fn replace_by(&self, bytes: &[u8]) -> anyhow::Result<()> {
-        let directory = self.path.parent().context("a directory can't be written as a file")?;
+        let directory = self.path.parent().ok_or(SavedPagesError::NotRegular)?;
         // Opened here, because tempfile's own errors show a path that the user did not name.
         let mut failure = None;
         let mut open = |path: &Path| {
@@ -92,16 +115,14 @@ impl Target {
         };
         let made = tempfile::Builder::new().prefix(".pagekeeper-snapshot-").make_in(directory, &mut open);
         let mut file = made.map_err(|error| failure.map_or(error, io::Error::from_raw_os_error))?;
-        file.write_all(bytes)?;
+        file.write_all(&bytes)?;
         file.as_file().sync_all()?;
-        if self.replace {
-            file.persist(&self.path).map_err(|error| error.error)?;
-        } else {
-            file.persist_noclobber(&self.path).map_err(|error| error.error)?;
-        }
+        let persisted =
+            if self.replace { file.persist(&self.path) } else { file.persist_noclobber(&self.path) };
+        persisted.map_err(|error| error.error)?;
         // The rename itself is durable once the directory is.
         File::open(directory)?.sync_all()?;
-        Ok(())
+        Ok(bytes.len() as u64)
     }
 }
 
@@ -110,10 +131,10 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::snapshot::Time;
+    use crate::saved_pages::SavedTime;
 
-    fn some_snapshot(seconds: i64) -> Snapshot {
-        Snapshot { created: Time { seconds, nanos: 0 }, page_size: 4096, files: Vec::new() }
+    fn some_snapshot(seconds: i64) -> SavedPages {
+        SavedPages { created: SavedTime { seconds, nanos: 0 }, page_size: 4096, files: Vec::new() }
     }
 
     fn names(directory: &Path) -> Vec<std::ffi::OsString> {
@@ -125,9 +146,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         for seconds in [1, 2] {
-            let size = Target::new(&path, false).unwrap().write(&some_snapshot(seconds)).unwrap();
+            let size = SnapshotTarget::new(&path, false).unwrap().write(&some_snapshot(seconds)).unwrap();
             assert_eq!(std::fs::metadata(&path).unwrap().len(), size);
-            assert_eq!(read(&path).unwrap(), some_snapshot(seconds));
+            assert_eq!(SavedPages::read(&path).unwrap(), some_snapshot(seconds));
         }
         assert_eq!(names(dir.path()), ["s"]);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -135,9 +156,9 @@ mod tests {
 
     #[test]
     fn a_directory_that_is_not_there_is_reported_by_the_name_that_was_given() {
-        let target = Target::new(Path::new("/no/such/directory/s"), false).unwrap();
-        let error = format!("{:#}", target.write(&some_snapshot(1)).unwrap_err());
-        assert_eq!(error, "can't write /no/such/directory/s: No such file or directory (os error 2)");
+        let target = SnapshotTarget::new(Path::new("/no/such/directory/s"), false).unwrap();
+        let error = target.write(&some_snapshot(1)).unwrap_err().to_string();
+        assert_eq!(error, "No such file or directory (os error 2)");
     }
 
     #[test]
@@ -145,13 +166,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ibdata1");
         std::fs::write(&path, b"precious").unwrap();
-        let error = Target::new(&path, false).unwrap_err();
+        let error = SnapshotTarget::new(&path, false).unwrap_err();
         assert!(error.to_string().contains("--force"), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
-        Target::new(&path, true).unwrap().write(&some_snapshot(1)).unwrap();
-        assert_eq!(read(&path).unwrap(), some_snapshot(1));
+        SnapshotTarget::new(&path, true).unwrap().write(&some_snapshot(1)).unwrap();
+        assert_eq!(SavedPages::read(&path).unwrap(), some_snapshot(1));
         for other in [dir.path().to_path_buf(), "/dev/null".into()] {
-            let error = Target::new(&other, true).unwrap_err();
+            let error = SnapshotTarget::new(&other, true).unwrap_err();
             assert!(error.to_string().contains("not a regular file"), "{error}");
         }
     }
@@ -159,8 +180,8 @@ mod tests {
     #[test]
     fn an_empty_file_may_be_filled() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        Target::new(file.path(), false).unwrap().write(&some_snapshot(1)).unwrap();
-        assert_eq!(read(file.path()).unwrap(), some_snapshot(1));
+        SnapshotTarget::new(file.path(), false).unwrap().write(&some_snapshot(1)).unwrap();
+        assert_eq!(SavedPages::read(file.path()).unwrap(), some_snapshot(1));
     }
 
     #[test]
@@ -169,16 +190,16 @@ mod tests {
         let (real, link) = (dir.path().join("real"), dir.path().join("link"));
         std::fs::write(&real, encode(&some_snapshot(1))).unwrap();
         std::os::unix::fs::symlink("real", &link).unwrap();
-        Target::new(&link, false).unwrap().write(&some_snapshot(2)).unwrap();
+        SnapshotTarget::new(&link, false).unwrap().write(&some_snapshot(2)).unwrap();
         assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
-        assert_eq!(read(&real).unwrap(), some_snapshot(2));
+        assert_eq!(SavedPages::read(&real).unwrap(), some_snapshot(2));
     }
 
     #[test]
     fn a_file_that_appeared_meanwhile_is_not_written_over() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let target = Target::new(&path, false).unwrap();
+        let target = SnapshotTarget::new(&path, false).unwrap();
         std::fs::write(&path, b"precious").unwrap();
         assert!(target.write(&some_snapshot(1)).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
@@ -191,7 +212,7 @@ mod tests {
         let path = dir.path().join("s");
         let said = |bytes: &[u8]| {
             std::fs::write(&path, bytes).unwrap();
-            read(&path).unwrap_err().to_string()
+            SavedPages::read(&path).unwrap_err().to_string()
         };
         assert_eq!(said(b""), "not a snapshot of pagekeeper");
         assert_eq!(said(b"\x89PNG\r\n\x1a\n"), "not a snapshot of pagekeeper");
@@ -203,7 +224,7 @@ mod tests {
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         for other in [dir.path(), &fifo] {
-            assert_eq!(read(other).unwrap_err().to_string(), "not a regular file");
+            assert_eq!(SavedPages::read(other).unwrap_err().to_string(), "not a regular file");
         }
     }
 }

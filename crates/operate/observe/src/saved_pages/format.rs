@@ -22,14 +22,15 @@
 //! checksum where they are, and files of version 1 are read for ever.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use pagekeeper_kernel::Inode;
+
 /// The first bytes of every snapshot file. The first byte is not text, and the last one changes if line ends are
 /// converted.
-pub(super) const MAGIC: [u8; 8] = *b"\x89PKSNAP\n";
+pub const MAGIC: [u8; 8] = *b"\x89PKSNAP\n";
 
 const VERSION: u16 = 1;
 
@@ -37,70 +38,61 @@ const CHECKSUM_BYTES: usize = 4;
 
 /// The contents of a snapshot file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Snapshot {
-    pub(crate) created: Time,
+pub struct SavedPages {
+    /// The time when it was taken.
+    pub created: SavedTime,
     /// In bytes; extents count in pages of this size.
-    pub(crate) page_size: u64,
-    pub(crate) files: Vec<FileEntry>,
+    pub page_size: u64,
+    /// The files that had resident pages.
+    pub files: Vec<SavedFile>,
 }
 
 /// One file as it was when the snapshot was taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct FileEntry {
+pub struct SavedFile {
     /// Absolute path.
-    pub(crate) path: PathBuf,
-    pub(crate) dev: u64,
-    pub(crate) ino: u64,
+    pub path: PathBuf,
+    /// Device and inode number.
+    pub inode: Inode,
     /// In bytes.
-    pub(crate) size: u64,
+    pub size: u64,
     /// Time of the last change of the contents.
-    pub(crate) changed: Time,
+    pub changed: SavedTime,
     /// The later of the last access, as far as the file system records it, and the last change.
-    pub(crate) last_used: Time,
+    pub last_used: SavedTime,
     /// Resident extents in pages: sorted, not empty, not touching.
-    pub(crate) extents: Vec<Range<u64>>,
+    pub extents: Vec<Range<u64>>,
 }
 
 /// A time since the epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Time {
-    pub(crate) seconds: i64,
+pub struct SavedTime {
+    /// Negative before 1970.
+    pub seconds: i64,
     /// Under 10⁹.
-    pub(crate) nanos: u32,
+    pub nanos: u32,
 }
 
 /// Why bytes are not a valid snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FormatError {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotFormatError {
     /// They do not begin as a snapshot does.
+    #[error("not a snapshot of pagekeeper")]
     NotASnapshot,
     /// Bytes are missing or were changed.
+    #[error("a damaged snapshot: its checksum does not hold, so nothing of it is used. Take a new one")]
     Damaged,
     /// Written by a later version of this program.
+    #[error("a snapshot of format {0}; this pagekeeper reads format {VERSION}")]
     UnknownVersion(u16),
     /// The checksum is correct, but the contents are invalid: the program that wrote them has a bug.
+    #[error("a snapshot written wrongly: {0}")]
     Malformed(&'static str),
 }
 
-impl fmt::Display for FormatError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotASnapshot => f.write_str("not a snapshot of pagekeeper"),
-            Self::Damaged => f.write_str(
-                "a damaged snapshot: its checksum does not hold, so nothing of it is used. Take a new one",
-            ),
-            Self::UnknownVersion(version) => {
-                write!(f, "a snapshot of format {version}; this pagekeeper reads format {VERSION}")
-            }
-            Self::Malformed(what) => write!(f, "a snapshot written wrongly: {what}"),
-        }
-    }
-}
-
-impl std::error::Error for FormatError {}
-
 /// Encodes a snapshot as bytes.
-pub(super) fn encode(snapshot: &Snapshot) -> Vec<u8> {
+pub fn encode(snapshot: &SavedPages) -> Vec<u8> {
     let mut out = Vec::with_capacity(64 + snapshot.files.len() * 128);
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&VERSION.to_le_bytes());
@@ -111,8 +103,8 @@ pub(super) fn encode(snapshot: &Snapshot) -> Vec<u8> {
         let path = file.path.as_os_str().as_bytes();
         put(&mut out, path.len() as u64);
         out.extend_from_slice(path);
-        put(&mut out, file.dev);
-        put(&mut out, file.ino);
+        put(&mut out, file.inode.dev);
+        put(&mut out, file.inode.ino);
         put(&mut out, file.size);
         put_time(&mut out, file.changed);
         put_time(&mut out, file.last_used);
@@ -137,45 +129,50 @@ fn put(out: &mut Vec<u8>, mut number: u64) {
     out.push(number.to_le_bytes()[0]);
 }
 
-fn put_time(out: &mut Vec<u8>, time: Time) {
+fn put_time(out: &mut Vec<u8>, time: SavedTime) {
     let zigzag = (time.seconds << 1) ^ (time.seconds >> 63);
     put(out, zigzag.cast_unsigned());
     put(out, u64::from(time.nanos));
 }
 
 /// Decodes a snapshot from the bytes of its file.
-pub(super) fn decode(bytes: &[u8]) -> Result<Snapshot, FormatError> {
+///
+/// # Errors
+///
+/// If they are not a snapshot that [`encode`] could have written.
+pub fn decode(bytes: &[u8]) -> Result<SavedPages, SnapshotFormatError> {
     if !bytes.starts_with(&MAGIC) {
         // Cut within the magic, or another kind of file.
         let cut = !bytes.is_empty() && MAGIC.starts_with(bytes);
-        return Err(if cut { FormatError::Damaged } else { FormatError::NotASnapshot });
+        return Err(if cut { SnapshotFormatError::Damaged } else { SnapshotFormatError::NotASnapshot });
     }
-    let (content, checksum) = bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or(FormatError::Damaged)?;
+    let (content, checksum) =
+        bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or(SnapshotFormatError::Damaged)?;
     let (version, content_after_version) = content
         .get(MAGIC.len()..)
         .and_then(|rest| rest.split_first_chunk::<2>())
-        .ok_or(FormatError::Damaged)?;
+        .ok_or(SnapshotFormatError::Damaged)?;
     if crc32c::crc32c(content) != u32::from_le_bytes(*checksum) {
-        return Err(FormatError::Damaged);
+        return Err(SnapshotFormatError::Damaged);
     }
     let version = u16::from_le_bytes(*version);
     if version != VERSION {
-        return Err(FormatError::UnknownVersion(version));
+        return Err(SnapshotFormatError::UnknownVersion(version));
     }
     let mut input = Input(content_after_version);
     let snapshot = input.snapshot()?;
-    if input.0.is_empty() { Ok(snapshot) } else { Err(FormatError::Malformed("bytes after its end")) }
+    if input.0.is_empty() { Ok(snapshot) } else { Err(SnapshotFormatError::Malformed("bytes after its end")) }
 }
 
 /// The bytes that remain to be read.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    fn snapshot(&mut self) -> Result<Snapshot, FormatError> {
+    fn snapshot(&mut self) -> Result<SavedPages, SnapshotFormatError> {
         let created = self.time()?;
         let page_size = self.number()?;
         if !page_size.is_power_of_two() || page_size > 1 << 30 {
-            return Err(FormatError::Malformed("an impossible page size"));
+            return Err(SnapshotFormatError::Malformed("an impossible page size"));
         }
         let count = self.number()?;
         // No capacity is taken from a count, which may be wrong: the vector grows with the entries that exist.
@@ -183,19 +180,18 @@ impl<'a> Input<'a> {
         for _ in 0..count {
             files.push(self.file(u64::MAX / page_size)?);
         }
-        Ok(Snapshot { created, page_size, files })
+        Ok(SavedPages { created, page_size, files })
     }
 
-    fn file(&mut self, pages_max: u64) -> Result<FileEntry, FormatError> {
+    fn file(&mut self, pages_max: u64) -> Result<SavedFile, SnapshotFormatError> {
         let len = self.number()?;
         let path = self.bytes(len)?;
         if !path.starts_with(b"/") || path.contains(&0) {
-            return Err(FormatError::Malformed("a path that is not absolute"));
+            return Err(SnapshotFormatError::Malformed("a path that is not absolute"));
         }
-        Ok(FileEntry {
+        Ok(SavedFile {
             path: OsString::from_vec(path.to_vec()).into(),
-            dev: self.number()?,
-            ino: self.number()?,
+            inode: Inode { dev: self.number()?, ino: self.number()? },
             size: self.number()?,
             changed: self.time()?,
             last_used: self.time()?,
@@ -203,41 +199,41 @@ impl<'a> Input<'a> {
         })
     }
 
-    fn extents(&mut self, pages_max: u64) -> Result<Vec<Range<u64>>, FormatError> {
+    fn extents(&mut self, pages_max: u64) -> Result<Vec<Range<u64>>, SnapshotFormatError> {
         let count = self.number()?;
         let mut extents: Vec<Range<u64>> = Vec::new();
         for _ in 0..count {
             let (distance, len) = (self.number()?, self.number()?);
             let before = extents.last().map(|last| last.end);
             if len == 0 || (distance == 0 && before.is_some()) {
-                return Err(FormatError::Malformed("an empty or touching extent"));
+                return Err(SnapshotFormatError::Malformed("an empty or touching extent"));
             }
             let start = before.unwrap_or(0).checked_add(distance);
             let end = start.and_then(|start| start.checked_add(len));
             match (start, end) {
                 (Some(start), Some(end)) if end <= pages_max => extents.push(start..end),
-                _ => return Err(FormatError::Malformed("an extent past any possible file")),
+                _ => return Err(SnapshotFormatError::Malformed("an extent past any possible file")),
             }
         }
         Ok(extents)
     }
 
-    fn time(&mut self) -> Result<Time, FormatError> {
+    fn time(&mut self) -> Result<SavedTime, SnapshotFormatError> {
         let zigzag = self.number()?;
         let seconds = (zigzag >> 1).cast_signed() ^ -((zigzag & 1).cast_signed());
         let nanos = u32::try_from(self.number()?).ok().filter(|nanos| *nanos < 1_000_000_000);
-        Ok(Time { seconds, nanos: nanos.ok_or(FormatError::Malformed("an impossible time"))? })
+        Ok(SavedTime { seconds, nanos: nanos.ok_or(SnapshotFormatError::Malformed("an impossible time"))? })
     }
 
-    fn number(&mut self) -> Result<u64, FormatError> {
+    fn number(&mut self) -> Result<u64, SnapshotFormatError> {
         let mut number = 0_u64;
         for shift in (0..).step_by(7) {
             let (&byte, rest) =
-                self.0.split_first().ok_or(FormatError::Malformed("it ends in the middle"))?;
+                self.0.split_first().ok_or(SnapshotFormatError::Malformed("it ends in the middle"))?;
             self.0 = rest;
             let bits = u64::from(byte & 0x7f);
             if shift > 63 || bits << shift >> shift != bits {
-                return Err(FormatError::Malformed("a number of more than 64 bits"));
+                return Err(SnapshotFormatError::Malformed("a number of more than 64 bits"));
             }
             number |= bits << shift;
             if byte < 0x80 {
@@ -247,11 +243,11 @@ impl<'a> Input<'a> {
         Ok(number)
     }
 
-    fn bytes(&mut self, len: u64) -> Result<&'a [u8], FormatError> {
+    fn bytes(&mut self, len: u64) -> Result<&'a [u8], SnapshotFormatError> {
         let (bytes, rest) = usize::try_from(len)
             .ok()
             .and_then(|len| self.0.split_at_checked(len))
-            .ok_or(FormatError::Malformed("it ends in the middle"))?;
+            .ok_or(SnapshotFormatError::Malformed("it ends in the middle"))?;
         self.0 = rest;
         Ok(bytes)
     }
@@ -265,27 +261,25 @@ mod tests {
     /// Version 1 as it was first written. It must stay readable: never regenerate it.
     const GOLDEN_V1: &[u8] = include_bytes!("testdata/v1.snapshot");
 
-    fn golden_content() -> Snapshot {
-        Snapshot {
-            created: Time { seconds: 1_760_000_000, nanos: 123_456_789 },
+    fn golden_content() -> SavedPages {
+        SavedPages {
+            created: SavedTime { seconds: 1_760_000_000, nanos: 123_456_789 },
             page_size: 4096,
             files: vec![
-                FileEntry {
+                SavedFile {
                     path: "/var/lib/mysql/ibdata1".into(),
-                    dev: 65024,
-                    ino: 1_234_567,
+                    inode: Inode { dev: 65024, ino: 1_234_567 },
                     size: 79_691_776,
-                    changed: Time { seconds: 1_759_999_999, nanos: 0 },
-                    last_used: Time { seconds: 1_759_999_999, nanos: 999_999_999 },
+                    changed: SavedTime { seconds: 1_759_999_999, nanos: 0 },
+                    last_used: SavedTime { seconds: 1_759_999_999, nanos: 999_999_999 },
                     extents: vec![0..1, 3..64, 1000..19_456],
                 },
-                FileEntry {
+                SavedFile {
                     path: OsString::from_vec(b"/srv/\xff\xfe old".to_vec()).into(),
-                    dev: 0,
-                    ino: u64::MAX,
+                    inode: Inode { dev: 0, ino: u64::MAX },
                     size: 0,
-                    changed: Time { seconds: -1, nanos: 5 },
-                    last_used: Time { seconds: i64::MIN, nanos: 0 },
+                    changed: SavedTime { seconds: -1, nanos: 5 },
+                    last_used: SavedTime { seconds: i64::MIN, nanos: 0 },
                     extents: vec![],
                 },
             ],
@@ -308,8 +302,11 @@ mod tests {
             let mut bytes = GOLDEN_V1.to_vec();
             bytes[bit / 8] ^= 1 << (bit % 8);
             let error = decode(&bytes).unwrap_err();
-            let expected =
-                if bit / 8 < MAGIC.len() { FormatError::NotASnapshot } else { FormatError::Damaged };
+            let expected = if bit / 8 < MAGIC.len() {
+                SnapshotFormatError::NotASnapshot
+            } else {
+                SnapshotFormatError::Damaged
+            };
             assert_eq!(error, expected, "bit {bit}");
         }
     }
@@ -317,10 +314,10 @@ mod tests {
     #[test]
     fn every_cut_is_an_error() {
         for len in 1..GOLDEN_V1.len() {
-            assert_eq!(decode(&GOLDEN_V1[..len]), Err(FormatError::Damaged), "{len} bytes");
+            assert_eq!(decode(&GOLDEN_V1[..len]), Err(SnapshotFormatError::Damaged), "{len} bytes");
         }
-        assert_eq!(decode(b""), Err(FormatError::NotASnapshot));
-        assert_eq!(decode(b"-- MySQL dump"), Err(FormatError::NotASnapshot));
+        assert_eq!(decode(b""), Err(SnapshotFormatError::NotASnapshot));
+        assert_eq!(decode(b"-- MySQL dump"), Err(SnapshotFormatError::NotASnapshot));
     }
 
     /// Returns bytes with a correct checksum, as a faulty or hostile writer could make them.
@@ -344,14 +341,17 @@ mod tests {
         // Created 0, page size 4096, then 2⁶³ files, none of which exists.
         let mut content = vec![0, 0, 0x80, 0x20];
         put(&mut content, 1 << 63);
-        assert_eq!(decode(&sealed(1, &content)), Err(FormatError::Malformed("it ends in the middle")));
+        assert_eq!(
+            decode(&sealed(1, &content)),
+            Err(SnapshotFormatError::Malformed("it ends in the middle"))
+        );
     }
 
-    fn times() -> impl Strategy<Value = Time> {
-        (any::<i64>(), 0_u32..1_000_000_000).prop_map(|(seconds, nanos)| Time { seconds, nanos })
+    fn times() -> impl Strategy<Value = SavedTime> {
+        (any::<i64>(), 0_u32..1_000_000_000).prop_map(|(seconds, nanos)| SavedTime { seconds, nanos })
     }
 
-    fn files() -> impl Strategy<Value = FileEntry> {
+    fn files() -> impl Strategy<Value = SavedFile> {
         let extents = prop::collection::vec((1_u64..1 << 40, 1_u64..1 << 40), 0..20).prop_map(|steps| {
             let mut end = 0;
             let extent = |(gap, len)| {
@@ -363,10 +363,9 @@ mod tests {
         });
         let path = prop::collection::vec(1_u8.., 0..40);
         (path, any::<[u64; 3]>(), times(), times(), extents).prop_map(
-            |(path, [dev, ino, size], changed, last_used, extents)| FileEntry {
+            |(path, [dev, ino, size], changed, last_used, extents)| SavedFile {
                 path: OsString::from_vec([b"/".as_slice(), &path].concat()).into(),
-                dev,
-                ino,
+                inode: Inode { dev, ino },
                 size,
                 changed,
                 last_used,
@@ -375,9 +374,9 @@ mod tests {
         )
     }
 
-    fn snapshots() -> impl Strategy<Value = Snapshot> {
+    fn snapshots() -> impl Strategy<Value = SavedPages> {
         (times(), 0_u32..=30, prop::collection::vec(files(), 0..6))
-            .prop_map(|(created, power, files)| Snapshot { created, page_size: 1 << power, files })
+            .prop_map(|(created, power, files)| SavedPages { created, page_size: 1 << power, files })
             .prop_filter("in reach of the page size", |snapshot| {
                 let pages_max = u64::MAX / snapshot.page_size;
                 let mut extents = snapshot.files.iter().flat_map(|file| &file.extents);

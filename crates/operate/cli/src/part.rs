@@ -6,21 +6,21 @@ use pagekeeper_text::parse_size;
 
 /// A part of each file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Part {
-    start: Place,
-    end: Place,
+pub(crate) struct FilePart {
+    start: PartBoundary,
+    end: PartBoundary,
 }
 
 /// A position in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum PartBoundary {
     /// In bytes from its start.
     At(u64),
     /// In percent of its size, at most 100.
     Percent(u64),
 }
 
-impl Place {
+impl PartBoundary {
     fn parse(text: &str) -> Result<Self, String> {
         let Some(number) = text.trim().strip_suffix('%') else { return parse_size(text).map(Self::At) };
         let percent = number.trim().parse().ok().filter(|percent| *percent <= 100);
@@ -36,7 +36,7 @@ impl Place {
     }
 }
 
-impl Part {
+impl FilePart {
     /// Returns the range for a file of this size; empty if its end is not after its start.
     pub(crate) fn of(self, size: u64) -> Range<u64> {
         let (start, end) = (self.start.of(size), self.end.of(size));
@@ -45,26 +45,29 @@ impl Part {
 }
 
 /// Reads a part, for clap's `value_parser`: `A..B`, `A..`, `..B`, each as a size or in percent of the file.
-pub(super) fn parse_part(text: &str) -> Result<Part, String> {
+pub(crate) fn parse_part(text: &str) -> Result<FilePart, String> {
     let (start, end) = text.split_once("..").ok_or_else(|| match range_meant_by(text) {
         Some(range) => format!("\"{text}\" is not a range: give {range} for the first {text} of each file"),
         None => format!("\"{text}\" is not a range: give A..B, A.. or ..B, like 0..64M or ..90%"),
     })?;
-    let start = if start.trim().is_empty() { Place::At(0) } else { Place::parse(start)? };
-    let end = if end.trim().is_empty() { Place::At(u64::MAX) } else { Place::parse(end)? };
+    let start = if start.trim().is_empty() { PartBoundary::At(0) } else { PartBoundary::parse(start)? };
+    let end = if end.trim().is_empty() { PartBoundary::At(u64::MAX) } else { PartBoundary::parse(end)? };
     let is_empty = match (start, end) {
-        (Place::At(start), Place::At(end)) | (Place::Percent(start), Place::Percent(end)) => start >= end,
-        (Place::Percent(100), _) | (_, Place::At(0) | Place::Percent(0)) => true,
-        (Place::At(_), Place::Percent(_)) | (Place::Percent(_), Place::At(_)) => false,
+        (PartBoundary::At(start), PartBoundary::At(end))
+        | (PartBoundary::Percent(start), PartBoundary::Percent(end)) => start >= end,
+        (PartBoundary::Percent(100), _) | (_, PartBoundary::At(0) | PartBoundary::Percent(0)) => true,
+        (PartBoundary::At(_), PartBoundary::Percent(_)) | (PartBoundary::Percent(_), PartBoundary::At(_)) => {
+            false
+        }
     };
     if is_empty {
         return Err(format!("the range \"{text}\" is empty: its end is not after its start"));
     }
-    Ok(Part { start, end })
+    Ok(FilePart { start, end })
 }
 
 /// Returns the range that the user means who writes a range or a share of a file where neither is accepted.
-pub(super) fn range_meant_by(text: &str) -> Option<String> {
+pub(crate) fn range_meant_by(text: &str) -> Option<String> {
     let range = if text.contains("..") {
         text.to_owned()
     } else if text.ends_with('%') {

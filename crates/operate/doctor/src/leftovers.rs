@@ -1,4 +1,4 @@
-//! `--fix`: evicts pages that are left in the page cache from files used with direct I/O.
+//! Evicts pages that are left in the page cache from files used with direct I/O.
 //!
 //! Invariants: no byte of a file can change. Three kinds of files are left alone:
 //! * files that a process may read or write through the page cache now,
@@ -8,60 +8,67 @@
 //! Fails file by file.
 
 use std::collections::HashSet;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 
-use pagekeeper_doctor::{MixedWith, mixed_with};
-use pagekeeper_kernel::{Error, Inode, ReleaseOptions, Result, release};
+use pagekeeper_kernel::{Error, Inode, ReleaseOptions, ReleaseReport, Result, hang, release};
 use pagekeeper_observe::{File, Snapshot};
-use pagekeeper_text::{Size, escaped, unescaped};
-use serde::{Serialize, Serializer};
 
-use crate::evict::Figures;
-use crate::output;
-use crate::problems::{Problem, Problems};
+use crate::Observation;
+use crate::finders::{MixedWith, mixed_with, was_read_through_cache};
 
 /// The result for one file.
-#[derive(Debug, Serialize)]
-pub(super) struct Fixed {
-    #[serde(serialize_with = "lossy")]
-    path: PathBuf,
-    #[serde(flatten)]
-    figures: Figures,
-    /// Why it was left alone.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    left_alone: Option<&'static str>,
+#[derive(Debug)]
+pub struct EvictedLeftover {
+    /// The file.
+    pub path: PathBuf,
+    /// What was released, and what stayed.
+    pub report: ReleaseReport,
+    /// Why it was left alone, if it was.
+    pub left_alone: Option<&'static str>,
 }
 
-fn lossy<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-    serializer.serialize_str(&unescaped(path))
+/// Evicts the rest of files that were just inspected, except for those that were read through the page cache in one
+/// of the observations. Returns the results by path, and the failures.
+///
+/// # Errors
+///
+/// If too many file systems do not answer.
+pub fn evict_leftovers(
+    now: &Arc<Snapshot>,
+    seen: [&Observation<'_>; 2],
+) -> Result<(Vec<EvictedLeftover>, Vec<Error>)> {
+    let files = seen.iter().flat_map(|seen| seen.after.files.iter().map(move |file| (seen, file)));
+    let read = files.filter(|(seen, file)| was_read_through_cache(seen, file));
+    let read: Arc<HashSet<Inode>> = Arc::new(read.map(|(_, file)| file.inode).collect());
+    hang::patiently(|| {
+        let (now, read) = (Arc::clone(now), Arc::clone(&read));
+        move || evict_all(&now, &read)
+    })
 }
 
-/// Evicts the rest of files that were just inspected, except for those in `read`, which were read during the
-/// watch. Returns the results and the failures.
-pub(super) fn fix(snapshot: &Snapshot, read: &HashSet<Inode>) -> (Vec<Fixed>, Vec<Problem>) {
-    let problems = Problems::default();
-    let mut all = Vec::new();
+fn evict_all(snapshot: &Snapshot, read: &HashSet<Inode>) -> (Vec<EvictedLeftover>, Vec<Error>) {
+    let (mut all, mut errors) = (Vec::new(), Vec::new());
     for file in &snapshot.files {
         let Some(mixed_with) = mixed_with(snapshot, file) else { continue };
         match evict(file, mixed_with, read.contains(&file.inode)) {
-            Ok(fixed) => all.extend(fixed),
-            Err(error) => problems.note(&error),
+            Ok(evicted) => all.extend(evicted),
+            Err(error) => errors.push(error),
         }
     }
     all.sort_by(|a, b| a.path.cmp(&b.path));
-    (all, problems.into_sorted())
+    (all, errors)
 }
 
 /// Evicts one file's pages; `None` if none is resident.
-fn evict(file: &File, mixed_with: MixedWith, was_read: bool) -> Result<Option<Fixed>> {
+fn evict(file: &File, mixed_with: MixedWith, was_read: bool) -> Result<Option<EvictedLeftover>> {
     let resident = file.resident();
     if resident == 0 {
         return Ok(None);
     }
     let left_alone = |why| {
-        let figures = Figures { resident_before: resident, ..Figures::default() };
-        Ok(Some(Fixed { path: file.path.clone(), figures, left_alone: Some(why) }))
+        let report = ReleaseReport { resident_before: resident, ..ReleaseReport::default() };
+        Ok(Some(EvictedLeftover { path: file.path.clone(), report, left_alone: Some(why) }))
     };
     match mixed_with {
         MixedWith::Writer => return left_alone("somebody may write it through the page cache"),
@@ -80,39 +87,15 @@ fn evict(file: &File, mixed_with: MixedWith, was_read: bool) -> Result<Option<Fi
         }
         other => other?,
     };
-    let figures = release(&opened, 0..u64::MAX, &ReleaseOptions::default())?.into();
-    Ok(Some(Fixed { path: file.path.clone(), figures, left_alone: None }))
-}
-
-/// Shows for each file how much was evicted, and how much stayed and why.
-pub(super) fn show(all: &[Fixed], out: &mut impl Write) -> io::Result<()> {
-    let mut evicted = 0;
-    out.write_all(b"\n")?;
-    for Fixed { path, figures, left_alone } in all {
-        write!(out, "{}", escaped(path))?;
-        match (left_alone, figures.kept_in_words()) {
-            (Some(why), _) => write!(out, ": left alone: {why}")?,
-            (None, kept) => {
-                let (released, before) = (Size(figures.released), Size(figures.resident_before));
-                write!(out, ": evicted {released} of {before} resident")?;
-                if let Some(kept) = kept {
-                    write!(out, "; {kept}")?;
-                }
-                evicted += 1;
-            }
-        }
-        out.write_all(b"\n")?;
-    }
-    if all.is_empty() {
-        return writeln!(out, "Nothing to evict: no file used with direct I/O has pages left.");
-    }
-    let released: u64 = all.iter().map(|fixed| fixed.figures.released).sum();
-    writeln!(out, "Evicted {} of {}.", Size(released), output::files(evicted))
+    let report = release(&opened, 0..u64::MAX, &ReleaseOptions::default())?;
+    Ok(Some(EvictedLeftover { path: file.path.clone(), report, left_alone: None }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
+
     use pagekeeper_kernel::{InspectedFile, Links, residency};
     use pagekeeper_testing::{Opens, disk_dir};
 
@@ -145,7 +128,7 @@ mod tests {
         ] {
             let fixed = evict(&file, mixed_with, was_read).unwrap().unwrap();
             assert!(fixed.left_alone.is_some_and(|why| why.contains("through the page cache")), "{fixed:?}");
-            assert_eq!(fixed.figures.released, 0, "{mixed_with:?}");
+            assert_eq!(fixed.report.released, 0, "{mixed_with:?}");
         }
         let resident = residency(&file.open().unwrap(), 0..u64::MAX).unwrap().resident;
         assert_eq!(resident, file.residency.unwrap().resident);
