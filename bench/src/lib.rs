@@ -6,6 +6,7 @@
 
 mod beside;
 mod bulk;
+mod clients;
 mod close;
 mod commit;
 mod data;
@@ -34,7 +35,6 @@ mod scratch;
 mod slow_device;
 #[cfg(feature = "sqlite")]
 mod sqlite;
-mod stall;
 mod stream;
 
 use std::ffi::OsString;
@@ -99,10 +99,13 @@ enum Bench {
     Commit(Options),
     /// Records through the redo log and the binlog, against plain files, raft-engine, RocksDB's log and fio
     Log(Options),
-    /// Small appends to a log beside a bulk writer on one slow disk, in each of its modes; as root
-    Stall(Options),
-    /// Commits of a synced log beside a copy to the same slow disk, under run and without; as root
-    Beside(Options),
+    /// Commits on a slow disk beside a stream that writes to it, under run and without; as root
+    Beside {
+        #[command(flatten)]
+        choice: beside::BesideOptions,
+        #[command(flatten)]
+        options: Options,
+    },
     /// A database whose data just fits its memory cgroup, beside a backup's stream, under run and without; as root
     Stream {
         #[command(flatten)]
@@ -232,6 +235,12 @@ impl Run {
         found
     }
 
+    /// Returns whether these programs are installed, and notes one that is missing.
+    fn has(&mut self, needs: &[&'static str]) -> bool {
+        let missing = needs.iter().find(|name| !Program::is_installed(name));
+        missing.map(|name| self.report.add_missing(name)).is_none()
+    }
+
     /// Notes the version of a crate that was built in.
     fn note_version(&mut self, name: &'static str) {
         let mut lines =
@@ -290,8 +299,9 @@ pub fn run(cli: Cli) -> ExitCode {
         Bench::Commit(options) => bench("commit", &options, commit::run),
         Bench::Log(options) => bench("log", &options, log::run),
         Bench::Miss(options) => bench("miss", &options, miss::run),
-        Bench::Stall(options) => bench("stall", &options, stall::run),
-        Bench::Beside(options) => bench("beside", &options, |run| beside::run(run, options.rounds)),
+        Bench::Beside { choice, options } => {
+            bench("beside", &options, |run| beside::run(run, &choice, options.rounds))
+        }
         Bench::Stream { choice, options } => bench("stream", &options, |run| stream::run(run, &choice)),
         Bench::StreamChild(arguments) => stream::be_a_stream(&arguments),
         Bench::Bulk(options) => bench("bulk", &options, |run| bulk::run(run, options.rounds)),

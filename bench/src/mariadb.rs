@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::clients::{TABLE, line_buffered};
 use crate::data::MIB;
 use crate::peers::{Program, run as run_process};
 use crate::running::Running;
@@ -27,18 +28,8 @@ const REDO_BYTES: u64 = 48 * MIB;
 /// Size at which a binlog is followed by the next.
 pub(crate) const BINLOG_BYTES: u64 = 16 * MIB;
 
-/// A client: its database, its number of tables and its threads.
-#[derive(Debug, Clone, Copy)]
-struct Client {
-    database: &'static str,
-    tables: u32,
-    threads: u32,
-}
-
-/// The load.
-const LOAD: Client = Client { database: "load", tables: 4, threads: 8 };
-/// The client whose commits are timed. Nobody else locks a row of its table.
-const COMMITTER: Client = Client { database: "commits", tables: 1, threads: 1 };
+/// The database of clients whose commits are timed. Nobody else locks a row of its table.
+const COMMITS: &str = "commits";
 
 /// A running server.
 pub(crate) struct Server {
@@ -173,35 +164,32 @@ impl Server {
         Ok(())
     }
 
-    fn sysbench(&self, script: &str, client: Client) -> Command {
+    fn sysbench(&self) -> Command {
         let mut command = with_parent("sysbench");
-        command.args([script, "--mysql-user=root", "--db-ps-mode=disable"]);
-        command.args(["--rand-type=uniform", "--table-size=10000"]);
-        command.arg(format!("--mysql-db={}", client.database));
-        command.arg(format!("--tables={}", client.tables)).arg(format!("--threads={}", client.threads));
+        command.args(["oltp_read_write", "--mysql-user=root", "--db-ps-mode=disable", "--mysql-db=load"]);
+        command.args(["--rand-type=uniform", "--table-size=10000", "--tables=4", "--threads=8"]);
         command.arg(format!("--mysql-socket={}", self.socket().display()));
         command
     }
 
-    fn make_tables(&self, client: Client) -> Result<()> {
-        self.query(&format!("CREATE DATABASE `{}`", client.database))?;
-        run_process(self.sysbench("oltp_read_write", client).arg("prepare"))?;
-        Ok(())
-    }
-
     /// Creates and fills the tables of the load.
     pub(crate) fn prepare(&self) -> Result<()> {
-        self.make_tables(LOAD)
+        self.query("CREATE DATABASE `load`")?;
+        run_process(self.sysbench().arg("prepare"))?;
+        Ok(())
     }
 
     /// Creates and fills the table of [`Self::committer`].
     pub(crate) fn prepare_committer(&self) -> Result<()> {
-        self.make_tables(COMMITTER)
+        self.query(&format!("CREATE DATABASE {COMMITS}; USE {COMMITS}; {TABLE}")).map(drop)
     }
 
-    /// Returns a sysbench command that changes one row at a time, each in its own transaction.
+    /// Returns a command that makes changes from its standard input, each in its own transaction.
     pub(crate) fn committer(&self) -> Command {
-        self.sysbench("oltp_update_non_index", COMMITTER)
+        let mut client = line_buffered("mariadb");
+        client.args(["--no-defaults", "--batch", "--skip-column-names", "--unbuffered", "--user=root"]);
+        client.arg("--socket").arg(self.socket()).arg(COMMITS);
+        client
     }
 
     /// Creates a table whose dump has about `bytes` bytes, in a database of its own, without binlog. Returns its file.
@@ -226,7 +214,7 @@ impl Server {
     /// Starts `oltp_read_write` with more writes per transaction than by default, at this many transactions per second,
     /// or as fast as the server can.
     pub(crate) fn load(&self, transactions: Option<NonZeroU32>) -> Result<Load> {
-        let mut sysbench = self.sysbench("oltp_read_write", LOAD);
+        let mut sysbench = self.sysbench();
         if let Some(transactions) = transactions {
             sysbench.arg(format!("--rate={transactions}"));
         }

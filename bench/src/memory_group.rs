@@ -111,6 +111,15 @@ impl Group {
         self.directory.join("cgroup.procs")
     }
 
+    /// Returns its processes of pagekeeper: those that follow streams.
+    pub(crate) fn followers(&self) -> Result<Vec<u32>> {
+        let processes = std::fs::read_to_string(self.entrance()).context("can't list a group's processes")?;
+        let is_ours = |pid: &u32| {
+            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "pagekeeper")
+        };
+        Ok(processes.lines().filter_map(|pid| pid.parse().ok()).filter(is_ours).collect())
+    }
+
     /// Returns a command that enters the group and then runs this program; arguments can be added.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new("sh");

@@ -126,6 +126,12 @@ pub(crate) struct WithGoals<'a> {
 }
 
 impl Report {
+    /// Adds a plain figure, or keeps the least of those added before.
+    pub(crate) fn add_least(&mut self, name: &'static str, value: f64) {
+        let least = self.ratios.entry(name).or_insert(value);
+        *least = least.min(value);
+    }
+
     /// Adds a case whose first subject is ours.
     pub(crate) fn add_case(&mut self, case: &str, unit: Unit, samples: &[Samples]) {
         let ours = samples.first();

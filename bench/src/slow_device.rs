@@ -1,6 +1,4 @@
-//! A private file system on a device that the kernel holds to a rate.
-//!
-//! Fails with a plain message where the kernel can't do that.
+//! A private file system on a device that the kernel holds to a rate. Fails with a plain message where it can't.
 
 use std::fs::File;
 

@@ -2,6 +2,7 @@
 //! without that, with the process beside them and after its end; commands that can't be followed
 //! are reported or refused. Residency is `fincore`'s.
 
+mod held;
 mod kinds;
 mod plain;
 

@@ -4,9 +4,8 @@
 //! Before each window without the guard the log files are read back in, as they would be on a server that never had a
 //! guard. The guard's window begins from that state, so its account includes its first release. The guard watches this
 //! server alone. The server counts queries, residency is that of the redo log and all binlogs at a window's end, and a
-//! [separate client](commits) times commits.
+//! [separate client](crate::clients) times commits.
 
-mod commits;
 mod directories;
 mod least;
 pub(crate) mod other;
@@ -14,21 +13,24 @@ mod processor_time;
 mod watcher;
 
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
 use crate::Run;
+use crate::clients;
 use crate::data::{GIB, MIB, open, read_through, resident};
+use crate::drive::join;
+use crate::latencies::Latencies;
 use crate::mariadb::{self, HELPERS, Load, Server};
 use crate::peers::Program;
 use crate::report::Unit;
 use crate::rounds::{Measured, Plan, Samples, median};
 use crate::scratch::Stop;
-use commits::{CommitTimes, Commits};
 pub(crate) use directories::{Arguments as WriterArguments, write_logs};
 use least::Least;
-use processor_time::cpu_seconds;
+pub(crate) use processor_time::cpu_seconds;
 use watcher::{Used, Watcher};
 
 const WITH: &str = "with the guard";
@@ -79,11 +81,8 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>, transactions: Option<NonZe
     };
     run.note("one server under one load throughout; windows with and without the guard in turn");
     run.note("before a window at most 1 GiB of binlogs is kept; before one without the guard all logs are read back in, as on a server that never had it");
-    let found = (run.peer("mariadbd"), run.peer("sysbench"));
-    for helper in HELPERS.into_iter().filter(|helper| Program::find(helper).is_none()) {
-        run.report.add_missing(helper);
-    }
-    let (Some(mariadbd), Some(_), []) = (found.0, found.1, run.report.missing.as_slice()) else {
+    let has_helpers = run.has(&HELPERS);
+    let (Some(mariadbd), Some(_), true) = (run.peer("mariadbd"), run.peer("sysbench"), has_helpers) else {
         bail!("not installed: {}; `make bench-setup` installs it", run.report.missing.join(", "));
     };
     windows(run, &mariadbd, lengths, transactions)?;
@@ -94,11 +93,11 @@ pub(crate) fn run(run: &mut Run, rounds: Option<u16>, transactions: Option<NonZe
 }
 
 /// The figures of a window.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Window {
     /// Queries per second.
     queries: f64,
-    commits: CommitTimes,
+    commits: Latencies,
     /// Of all logs, at the end.
     resident_mib: f64,
     /// Processor time within the count, without the start and the first release of whoever releases; 0 without.
@@ -169,20 +168,35 @@ impl Bench<'_> {
     fn window(&mut self, used: impl Fn() -> Result<f64>) -> Result<Window> {
         self.stop.sleep(self.lengths.settle)?;
         let (before, began) = (used()?, Instant::now());
-        let commits = Commits::start(self.server.committer(), self.lengths.window)?;
-        let (first, counted_from) = self.server.questions()?;
-        self.stop.sleep(self.lengths.window)?;
-        let (last, counted_to) = self.server.questions()?;
+        let over = AtomicBool::new(false);
+        let (queries, commits) = std::thread::scope(|scope| -> Result<_> {
+            let commit = || {
+                let client = clients::of_row(self.server.committer(), 1)?;
+                clients::commit_until(&over, vec![client], Duration::ZERO, began)
+            };
+            let commits = scope.spawn(commit);
+            let queries = self.queries();
+            over.store(true, Ordering::Relaxed);
+            let commits = join(commits)?;
+            Ok((queries?, commits.iter().map(|commit| commit.took).collect()))
+        })?;
         self.load.check()?;
-        let commits = commits.wait()?;
         let settled_percent = (used()? - before) / began.elapsed().as_secs_f64() * 100.0;
         Ok(Window {
-            queries: (last - first) / (counted_to - counted_from).as_secs_f64(),
+            queries,
             commits,
             resident_mib: resident_mib(&self.server)?,
             settled_percent,
             used: None,
         })
+    }
+
+    /// Returns queries per second within a window.
+    fn queries(&self) -> Result<f64> {
+        let (first, counted_from) = self.server.questions()?;
+        self.stop.sleep(self.lengths.window)?;
+        let (last, counted_to) = self.server.questions()?;
+        Ok((last - first) / (counted_to - counted_from).as_secs_f64())
     }
 }
 
@@ -208,17 +222,9 @@ fn report(run: &mut Run, measured: &Measured<Window>, are_compared: bool) {
     if are_compared {
         report.add_ratio("guard_qps", Unit::QueriesPerSecond, &queries, WITH, WITHOUT);
     }
-    let figures: [CommitFigure; 3] = [
-        ("median", "guard_commit_median", |commits| commits.median),
-        ("p99", "guard_commit_p99", |commits| commits.p99),
-        ("longest of a window", "guard_commit_longest", |commits| commits.longest),
-    ];
-    for (name, ratio, of) in figures {
-        let samples = measured.figure(|window| of(&window.commits));
-        let case = format!("commits of one row by a client beside the load: {name}");
-        report.add_case(&case, Unit::Microseconds, &samples);
-        report.add_ratio(ratio, Unit::Microseconds, &samples, WITH, WITHOUT);
-    }
+    let commits = measured.figure(|window| window.commits.us(99.0));
+    report.add_case("commits of one row by a client beside the load: p99", Unit::Microseconds, &commits);
+    report.add_ratio("guard_commit_p99", Unit::Microseconds, &commits, WITH, WITHOUT);
     let resident = measured.figure(|window| window.resident_mib);
     report.add_case("log files in the page cache at a window's end", Unit::Mib, &resident);
     let guarded = measured.of(WITH);
@@ -241,6 +247,3 @@ fn report(run: &mut Run, measured: &Measured<Window>, are_compared: bool) {
     let memory = [of("the guard itself", guarded, memory)];
     report.add_case("the guard's memory beside the database", Unit::Mib, &memory);
 }
-
-/// A figure of a window's commits: its name, its ratio, and how to get it.
-type CommitFigure = (&'static str, &'static str, fn(&CommitTimes) -> f64);

@@ -17,9 +17,9 @@ pub(super) fn percent_within(run: &Run, guard: &Watcher, window: u64) -> Result<
 /// Returns the CPU time of a process in seconds: the sum over its threads in nanoseconds
 /// (`/proc/PID/task/TID/schedstat`). Falls back to `utime` and `stime` of `proc_pid_stat(5)`, with 0.01 s resolution,
 /// where a thread has ended or the kernel keeps no such account.
-pub(super) fn cpu_seconds(pid: u32) -> Result<f64> {
+pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
     let text =
-        std::fs::read_to_string(format!("/proc/{pid}/stat")).context("can't see what the guard uses")?;
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).context("can't see what a process uses")?;
     let ticks = cpu_ticks(&text).with_context(|| format!("not a stat file: {text}"))?;
     let of_all = ticks as f64 / 100.0;
     // A thread may end while they are read.

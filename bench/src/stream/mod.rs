@@ -29,8 +29,10 @@ use postgresql::PostgreSql;
 use site::{Case, ROOM, Setting, StreamSetup, Way};
 
 pub(crate) use child::{Arguments as ChildArguments, run as be_a_stream};
+pub(crate) use programs::open_to_others;
 
 const UNDER_RUN: &str = "under run";
+const GUARD: &str = "guard --streams";
 const PLAIN: &str = "plain";
 const NO_STREAM: &str = "no stream";
 const NOCACHE: &str = "nocache";
@@ -52,8 +54,13 @@ struct Limit {
     against: &'static str,
 }
 
-const WAYS: [(&str, Way); 4] =
-    [(UNDER_RUN, Way::Run), (NO_STREAM, Way::NoStream), (PLAIN, Way::Plain), (NOCACHE, Way::Nocache)];
+const WAYS: [(&str, Way); 5] = [
+    (UNDER_RUN, Way::Run),
+    (GUARD, Way::Guard),
+    (NO_STREAM, Way::NoStream),
+    (PLAIN, Way::Plain),
+    (NOCACHE, Way::Nocache),
+];
 
 const PLOTS: [Plot; 3] = [
     Plot {
@@ -99,6 +106,9 @@ pub(crate) struct Choice {
     /// Of these programs alone, as the table names them
     #[arg(long, value_name = "NAME", requires = "programs")]
     program: Vec<String>,
+    /// On these file systems: that of --dir, new ones on loop devices, an overlay as a container has
+    #[arg(long, value_name = "KIND", requires = "programs", default_value = programs::HERE, value_parser = programs::KINDS)]
+    on: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -116,7 +126,7 @@ pub(crate) fn run(run: &mut Run, choice: &Choice) -> Result<()> {
     };
     let groups = Groups::find()?;
     if choice.programs {
-        return programs::run(run, &groups, &choice.program);
+        return programs::run(run, &groups, &choice.program, &choice.on);
     }
     run.scratch.require_space(setting.tree + 2 * setting.written() + 2 * GIB)?;
     run.note(&format!(
@@ -126,9 +136,6 @@ pub(crate) fn run(run: &mut Run, choice: &Choice) -> Result<()> {
         ROOM / MIB
     ));
     let nocache = run.peer("nocache").is_some();
-    if let Some(version) = nocache.then(nocache_version).flatten() {
-        run.report.machine.versions.insert("nocache".to_owned(), version);
-    }
     let wanted = match (choice.server, run.quick) {
         (Some(server), _) => vec![server],
         (None, true) => vec![Server::Postgresql],
@@ -163,13 +170,6 @@ pub(crate) fn run(run: &mut Run, choice: &Choice) -> Result<()> {
     Ok(())
 }
 
-/// Returns the version of Debian's package; the program itself does not report one.
-fn nocache_version() -> Option<String> {
-    let asked =
-        std::process::Command::new("dpkg-query").args(["-W", "-f", "${Version}", "nocache"]).output().ok()?;
-    asked.status.success().then(|| String::from_utf8_lossy(&asked.stdout).into_owned())
-}
-
 /// Starts and fills a server; returns `None` and notes it as missing where it is not installed.
 fn start(run: &mut Run, server: Server, home: &Path, group: &Group) -> Result<Option<Box<dyn Database>>> {
     let stop = run.stop.clone();
@@ -202,8 +202,7 @@ fn add_ratios(report: &mut Report, plot: &Plot, rates: &[Samples]) {
             [("stream_plain_kept", PLAIN, NO_STREAM), ("stream_kept_vs_nocache", UNDER_RUN, NOCACHE)]
         {
             if let Some(value) = of(ours, theirs) {
-                let least = report.ratios.entry(name).or_insert(value);
-                *least = least.min(value);
+                report.add_least(name, value);
             }
         }
     }
@@ -253,6 +252,9 @@ fn windows(
     report.add_case(&format!("{title}: the stream itself"), Unit::MibPerSecond, &moved);
     let cpu = without_none(measured.figure(|seen| seen.stream_cpu));
     report.add_case(&format!("{title}: the stream's CPU time"), Unit::PercentOfCore, &cpu);
+    let mut own = measured.figure(|seen| seen.follower_cpu);
+    own.retain(|samples| [UNDER_RUN, GUARD].contains(&samples.subject));
+    report.add_case(&format!("{title}: the CPU time of who follows it"), Unit::PercentOfCore, &own);
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 //! The pages that streaming programs leave in memory, and the effect on a hot file: each program as people call it,
-//! plain and under `run`.
+//! under `run` by events and by the library, and plain; on the scratch directory's file system, or on others.
 //!
 //! Invariants:
 //! - File and target are cold at the beginning. The hot file is resident, read twice by a program of the cgroup.
@@ -17,19 +17,20 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-
+use pagekeeper_testing::{ThrottledDisk, unmount};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::database::files_below;
 use super::{PLAIN, UNDER_RUN};
 use crate::Run;
-use crate::data::{MIB, make_cold, write_synced};
+use crate::data::{GIB, MIB, make_cold, write_synced};
 use crate::mariadb::Server;
 use crate::memory_group::{Group, Groups};
 use crate::peers::{Program, run as run_process};
 use crate::report::Unit;
 use crate::rounds::{Better, Samples, ratio};
 use crate::scratch::Stop;
+use crate::slow_device;
 
 /// Bytes of the file that is read, and of the hot file.
 const SIZE: u64 = 512 * MIB;
@@ -38,6 +39,11 @@ const HOT: u64 = 256 * MIB;
 const ROOM: u64 = 160 * MIB;
 /// The longest time until a run's cgroup is gone and its output is on disk.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
+
+/// File systems: the scratch directory's, and an overlay over it.
+pub(super) const HERE: &str = "here";
+const OVERLAYFS: &str = "overlayfs";
+pub(super) const KINDS: [&str; 5] = [HERE, "ext4", "xfs", "btrfs", OVERLAYFS];
 
 /// The database that is dumped.
 const DUMPED: &str = "dumped";
@@ -56,8 +62,12 @@ const fn tool(name: &'static str, needs: &'static [&'static str], heap: u64, lin
     Tool { name, needs, line, heap: heap * MIB }
 }
 
-const TOOLS: [Tool; 16] = [
+const TOOLS: [Tool; 20] = [
     tool("cp", &[], 0, "$RUN cp \"$FILE\" \"$NEW\""),
+    tool("static cp", &["busybox"], 0, "$RUN busybox cp \"$FILE\" \"$NEW/copy\""),
+    tool("fio, io_uring", &["fio"], 128, "$RUN fio --ioengine=io_uring --iodepth=32 --rw=read --filename=\"$FILE\" $FIO"),
+    tool("fio, mmap, reads", &["fio"], 128, "$RUN fio --ioengine=mmap --rw=read --filename=\"$FILE\" $FIO"),
+    tool("fio, mmap, writes", &["fio"], 128, "$RUN fio --ioengine=mmap --rw=write --size=512m --filename=\"$NEW/fio\" $FIO"),
     tool("rsync", &["rsync"], 0, "$RUN rsync --whole-file \"$FILE\" \"$NEW/\""),
     tool("tar", &[], 0, "$RUN tar -cPf \"$NEW/tar\" \"$FILE\""),
     tool(
@@ -117,6 +127,13 @@ const TOOLS: [Tool; 16] = [
     tool("dd of a block device", &["losetup"], 0, "$RUN dd if=\"$DEVICE\" of=/dev/null bs=1M status=none"),
 ];
 
+/// The usual options of fio.
+const FIO: &str = "--name=pk --bs=256k --invalidate=0 --thread --output=/dev/null";
+/// Before `run`: the caller gets no events.
+const WITHOUT_EVENTS: &str = "setpriv --bounding-set=-sys_admin,-bpf,-perfmon --";
+const LIBRARY: &str = "under run, by the library";
+const WAYS: [&str; 3] = [UNDER_RUN, LIBRARY, PLAIN];
+
 /// What a program's run leaves.
 #[derive(Debug, Default)]
 struct Stays {
@@ -149,15 +166,66 @@ impl Tool {
     }
 }
 
-/// Runs all programs, or those with these names.
-pub(super) fn run(run: &mut Run, groups: &Groups, names: &[String]) -> Result<()> {
+/// The file system to measure on: the scratch directory's, a new one on a loop device, or an overlay over the scratch
+/// directory's, as a container has it.
+struct Place {
+    _disk: Option<ThrottledDisk>,
+    overlay: Option<PathBuf>,
+}
+
+impl Place {
+    /// Makes it, and returns its directory.
+    fn new(run: &Run, kind: &str) -> Result<(Self, PathBuf)> {
+        let home = run.scratch.path();
+        if kind == OVERLAYFS {
+            let layers = "lowerdir=low,upperdir=up,workdir=work";
+            let script = format!("mkdir low up work all && mount -t overlay overlay -o {layers} all");
+            run_process(Command::new("sh").args(["-c", &script]).current_dir(home))?;
+            let all = home.join("all");
+            return Ok((Self { _disk: None, overlay: Some(all.clone()) }, all));
+        }
+        // Without a limit.
+        let disk = (kind != HERE).then(|| slow_device::new(&run.scratch, kind, 8 * GIB, 0)).transpose()?;
+        let home = disk.as_ref().map_or(home, ThrottledDisk::path).to_path_buf();
+        Ok((Self { _disk: disk, overlay: None }, home))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.overlay.as_ref().is_some_and(|overlay| !unmount(overlay)) {
+            eprintln!("pagekeeper-bench: can't unmount an overlay");
+        }
+    }
+}
+
+/// Runs all programs, or those with these names, on each of these file systems.
+pub(super) fn run(run: &mut Run, groups: &Groups, names: &[String], kinds: &[String]) -> Result<()> {
     let is_unknown = |name: &&String| !TOOLS.iter().any(|tool| tool.name == **name);
     if let Some(name) = names.iter().find(is_unknown) {
         bail!("there is no program {name}; there are: {}", TOOLS.map(|tool| tool.name).join("; "));
     }
     run.scratch.require_space(6 * SIZE + HOT)?;
-    let home = run.scratch.path().to_path_buf();
-    open_to_others(&home)?;
+    run.note(&format!(
+        "each program reads {} MiB and writes as much, in a memory cgroup (version {}) with {} MiB that were read twice; limit: that, its heap and {} MiB",
+        SIZE / MIB,
+        groups.version(),
+        HOT / MIB,
+        ROOM / MIB
+    ));
+    for kind in kinds {
+        let (_place, home) = Place::new(run, kind)?;
+        on(run, groups, names, kind, &home)?;
+    }
+    Ok(())
+}
+
+/// Runs programs on one file system.
+fn on(run: &mut Run, groups: &Groups, names: &[String], kind: &str, home: &Path) -> Result<()> {
+    home.ancestors()
+        .take(3)
+        .filter(|path| path.starts_with(run.scratch.path()))
+        .try_for_each(open_to_others)?;
     // A copy that other users can start, too.
     let program = home.join("pagekeeper");
     std::fs::copy(&run.pagekeeper.path, &program).context("can't copy pagekeeper")?;
@@ -165,7 +233,7 @@ pub(super) fn run(run: &mut Run, groups: &Groups, names: &[String]) -> Result<()
     write_synced(&file, SIZE)?;
     write_synced(&hot, HOT)?;
     let group = groups.create(8 << 30)?;
-    let device = Device::new(&home.join("device"))?;
+    let device = Device::new(&run.scratch.path().join("device"))?;
     let mut site = Site {
         served: None,
         group: &group,
@@ -175,57 +243,48 @@ pub(super) fn run(run: &mut Run, groups: &Groups, names: &[String]) -> Result<()
         file,
         hot,
     };
-    run.note(&format!(
-        "each program reads {} MiB and writes as much, in a memory cgroup (version {}) with {} MiB that were read twice; limit: that, its heap and {} MiB",
-        SIZE / MIB,
-        groups.version(),
-        HOT / MIB,
-        ROOM / MIB
-    ));
-    let (mut most_left, mut least_hot, mut slowest) = (0.0_f64, 100.0_f64, f64::INFINITY);
     for tool in TOOLS.iter().filter(|tool| names.is_empty() || names.iter().any(|name| name == tool.name)) {
-        if let Some(missing) = tool.needs.iter().find(|name| Program::find(name).is_none()) {
-            run.report.add_missing(missing);
+        if !run.has(tool.needs) {
             continue;
         }
-        run.say(tool.name)?;
+        let title = if kind == HERE { tool.name.to_owned() } else { format!("{} on {kind}", tool.name) };
+        run.say(&title)?;
         if tool.reads("$SOCKET") && site.served.is_none() {
             let mariadbd = run.peer("mariadbd").context("mariadbd has gone")?;
-            site.served = Some(Served::start(&mariadbd, &home, &run.stop)?);
+            site.served = Some(Served::start(&mariadbd, home, &run.stop)?);
         }
-        let (mut under_run, mut plain) = (Stays::default(), Stays::default());
+        let mut stays = WAYS.map(|_| Stays::default());
         for _ in 0..if run.quick { 1 } else { run.rounds.min(3) } {
-            site.once(tool, true, &mut under_run)?;
-            run.stop.check()?;
-            site.once(tool, false, &mut plain)?;
-            run.stop.check()?;
+            for (way, stays) in WAYS.into_iter().zip(&mut stays) {
+                site.once(tool, way, stays)?;
+                run.stop.check()?;
+            }
         }
-        let left = under_run.source_mib.iter().chain(&under_run.target_mib);
-        most_left = left.fold(most_left, |most, one| most.max(*one));
-        least_hot = under_run.hot_percent.iter().fold(least_hot, |least, one| least.min(*one));
-        let pair = |of: fn(&Stays) -> &Vec<f64>| {
-            [(UNDER_RUN, &under_run), (PLAIN, &plain)]
-                .map(|(subject, stays)| Samples { subject, values: of(stays).clone() })
-        };
-        let mut add = |what: &str, unit, samples: [Samples; 2]| {
-            run.report.add_case(&format!("{}: {what}", tool.name), unit, &samples);
-        };
-        add("what it read stays in memory", Unit::Mib, pair(|stays| &stays.source_mib));
-        add("what it wrote stays in memory", Unit::Mib, pair(|stays| &stays.target_mib));
-        add("the hot file stays", Unit::Percent, pair(|stays| &stays.hot_percent));
-        let rates = pair(|stays| &stays.rate);
-        if let Some(speed) = ratio(&under_run.rate, &plain.rate, Better::More) {
-            slowest = slowest.min(speed);
+        let [events, _, plain] = &stays;
+        let left =
+            events.source_mib.iter().chain(&events.target_mib).fold(0.0_f64, |most, one| most.max(*one));
+        let hot = events.hot_percent.iter().fold(100.0_f64, |least, one| least.min(*one));
+        // The worst of all programs.
+        run.report.add_least("stream_programs_clean", 1.0 - left / (SIZE / MIB) as f64);
+        run.report.add_least("stream_programs_hot_kept", hot / 100.0);
+        if let Some(speed) = ratio(&events.rate, &plain.rate, Better::More) {
+            run.report.add_least("stream_programs_speed", speed);
         }
-        add("rate, until what it wrote is on disk", Unit::MibPerSecond, rates);
+        let mut add = |what: &str, unit, of: fn(&Stays) -> &Vec<f64>| {
+            let samples = WAYS.iter().zip(&stays);
+            let samples: Vec<Samples> =
+                samples.map(|(subject, stays)| Samples { subject, values: of(stays).clone() }).collect();
+            run.report.add_case(&format!("{title}: {what}"), unit, &samples);
+        };
+        add("what it read stays in memory", Unit::Mib, |stays| &stays.source_mib);
+        add("what it wrote stays in memory", Unit::Mib, |stays| &stays.target_mib);
+        add("the hot file stays", Unit::Percent, |stays| &stays.hot_percent);
+        add("rate, until what it wrote is on disk", Unit::MibPerSecond, |stays| &stays.rate);
     }
-    run.report.ratios.insert("stream_programs_speed", slowest);
-    run.report.ratios.insert("stream_programs_left_percent", most_left / (SIZE / MIB) as f64 * 100.0);
-    run.report.ratios.insert("stream_programs_hot_kept", least_hot / 100.0);
     Ok(())
 }
 
-fn open_to_others(path: &Path) -> Result<()> {
+pub(crate) fn open_to_others(path: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o755))
         .context("can't open the directory to others")
@@ -241,7 +300,7 @@ impl Served {
 
 impl Site<'_> {
     /// Runs a program once.
-    fn once(&self, tool: &Tool, under_run: bool, stays: &mut Stays) -> Result<()> {
+    fn once(&self, tool: &Tool, way: &str, stays: &mut Stays) -> Result<()> {
         if self.new.exists() {
             std::fs::remove_dir_all(&self.new).context("can't remove what was written")?;
         }
@@ -256,18 +315,20 @@ impl Site<'_> {
             run_process(self.group.command("cat").arg(&self.hot).stdout(std::process::Stdio::null()))?;
         }
         let before = buffers()?;
+        let run = match way {
+            UNDER_RUN => self.run.clone(),
+            LIBRARY => format!("{WITHOUT_EVENTS} {}", self.run),
+            _ => String::new(),
+        };
         let mut shell = self.group.command("sh");
         shell.args(["-c", tool.line]);
-        shell
-            .env("FILE", &self.file)
-            .env("NEW", &self.new)
-            .env("RUN", if under_run { &self.run } else { "" });
+        shell.env("FILE", &self.file).env("NEW", &self.new).env("RUN", run).env("FIO", FIO);
         shell.env("DEVICE", device.map_or(Path::new(""), |device| &device.path));
         shell.env("SOCKET", served.map_or(PathBuf::new(), |served| served.server.socket()));
         let began = Instant::now();
         run_process(&mut shell).with_context(|| tool.name)?;
         let written = files_below(&self.new)?;
-        written.iter().try_for_each(|path| sync(path))?;
+        run_process(Command::new("sync").arg(&self.new).args(&written))?;
         let seconds = began.elapsed().as_secs_f64();
         self.settle()?;
         let of_device =
@@ -287,15 +348,13 @@ impl Site<'_> {
 
     /// Waits until no process in the cgroup follows a command: everything it brought in was released then.
     fn settle(&self) -> Result<()> {
-        let entrance = self.group.entrance();
         let began = Instant::now();
-        let is_ours = |pid: &str| {
-            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "pagekeeper")
-        };
-        let is_followed =
-            || std::fs::read_to_string(&entrance).is_ok_and(|processes| processes.lines().any(is_ours));
-        while is_followed() {
-            ensure!(began.elapsed() < SETTLED_WITHIN, "a process in {} goes on", entrance.display());
+        while !self.group.followers()?.is_empty() {
+            ensure!(
+                began.elapsed() < SETTLED_WITHIN,
+                "a process in {} goes on",
+                self.group.entrance().display()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
@@ -325,11 +384,6 @@ fn send_on_each_processor() -> std::io::Result<()> {
         socket.send_to(&[0], socket.local_addr()?)?;
     }
     Ok(sched_setaffinity(None, &allowed)?)
-}
-
-fn sync(path: &Path) -> Result<()> {
-    let synced = std::fs::File::open(path).and_then(|file| file.sync_all());
-    synced.with_context(|| format!("can't sync {}", path.display()))
 }
 
 fn size_of_all(files: &[PathBuf]) -> Result<u64> {

@@ -18,6 +18,7 @@ use anyhow::{Context, Result, ensure};
 use super::child::{BLOCK, check};
 use super::database::Database;
 use crate::data::{MIB, make_cold, resident, write_synced};
+use crate::guard::cpu_seconds;
 use crate::memory_group::Group;
 use crate::peers::{Program, run as run_process};
 use crate::running::Running;
@@ -25,6 +26,8 @@ use crate::scratch::Stop;
 
 /// Memory for the stream beside the server and its files: its own program, and its data in flight.
 pub(super) const ROOM: u64 = 24 * MIB;
+/// The stream's name as a process.
+const STREAM: &str = "pk-stream";
 /// Bytes per file of the tree that is read.
 const TREE_FILE: u64 = 256 * MIB;
 /// Smaller files do not count as hot.
@@ -46,6 +49,7 @@ pub(super) enum Way {
     NoStream,
     Plain,
     Run,
+    Guard,
     Nocache,
     Direct,
 }
@@ -79,6 +83,8 @@ pub(super) struct Seen {
     pub(super) stream_mib: f64,
     /// The stream's CPU time, in percent of a core.
     pub(super) stream_cpu: f64,
+    /// The CPU time of the process that follows it, in percent of a core.
+    pub(super) follower_cpu: f64,
     /// Percent of the hot files that were resident at the end.
     pub(super) hot_percent: f64,
     /// MiB that the group read back after reclaim had taken them.
@@ -162,8 +168,14 @@ impl<'a> StreamSetup<'a> {
 
     /// Returns this program as a stream in the group, under the subject's tool.
     fn program(&self, way: Way) -> Result<Command> {
+        // A name that the guard can tell from the bench's own.
+        let program = self.fresh.with_file_name(STREAM);
+        if !program.exists() {
+            let own = std::env::current_exe().context("can't find this program")?;
+            std::os::unix::fs::symlink(own, &program).context("can't name the stream")?;
+        }
         let mut command = self.command(way);
-        command.arg(std::env::current_exe().context("can't find this program")?).arg("stream-child");
+        command.arg(program).arg("stream-child");
         Ok(command)
     }
 
@@ -184,7 +196,9 @@ impl<'a> StreamSetup<'a> {
         for path in &self.tree {
             make_cold(path)?;
         }
-        remove(&self.fresh)?;
+        std::fs::remove_file(&self.fresh)
+            .or_else(may_be_missing)
+            .context("can't remove a stream's output")?;
         self.limit_group()?;
         self.warm()?;
         let percent = self.hot_percent()?;
@@ -199,10 +213,15 @@ impl<'a> StreamSetup<'a> {
     pub(super) fn window(&self, case: Case, way: Way) -> Result<Seen> {
         self.prepare()?;
         self.stop.check()?;
+        let guard = (way == Way::Guard).then(|| self.guard()).transpose()?;
         let mut stream = (way != Way::NoStream).then(|| self.stream(case, way)).transpose()?;
         self.database.load(self.setting.settle)?;
         self.stop.check()?;
         let refaults = self.group.refaults()?;
+        let followers =
+            guard.as_ref().map_or_else(|| self.group.followers(), |guard| Ok(vec![guard.id()]))?;
+        let cpu = || followers.iter().map(|pid| cpu_seconds(*pid)).sum::<Result<f64>>();
+        let followed = cpu()?;
         let (before, began) = (stream.as_mut().map(Stream::account).transpose()?, Instant::now());
         let transactions = self.database.load(self.setting.window)?;
         let (after, seconds) =
@@ -215,10 +234,23 @@ impl<'a> StreamSetup<'a> {
             Seen { transactions, hot_percent, back_mib: back as f64 / MIB as f64, ..Seen::default() };
         if let (Some(before), Some(after)) = (before, after) {
             seen.stream_mib = (after.moved - before.moved) as f64 / MIB as f64 / seconds;
-            seen.stream_cpu = after.cpu.saturating_sub(before.cpu).as_secs_f64() / seconds * 100.0;
+            seen.follower_cpu = (cpu()? - followed) / seconds * 100.0;
+            seen.stream_cpu = (after.cpu - before.cpu) / seconds * 100.0;
             self.judge(case, after.moved)?;
         }
         Ok(seen)
+    }
+
+    /// Starts a guard that follows the stream.
+    fn guard(&self) -> Result<Running> {
+        let config = self.fresh.with_file_name("guard.toml");
+        let text = format!("[streams]\nprocesses = [\"{STREAM}\"]\n");
+        std::fs::write(&config, text).context("can't configure a guard")?;
+        let mut guard = crate::mariadb::with_parent(&self.pagekeeper.path);
+        guard.args(["guard", "--config"]).arg(&config).stdin(Stdio::null()).stdout(Stdio::null());
+        let guard = guard.spawn().context("can't start a guard")?;
+        self.stop.sleep(Duration::from_secs(1))?;
+        Ok(guard.into())
     }
 
     /// Starts a stream that runs longer than the window.
@@ -247,8 +279,7 @@ impl<'a> StreamSetup<'a> {
         }
         // The account includes the few bytes of other writes.
         let blocks = bytes / BLOCK as u64 - 1;
-        check(&self.fresh, blocks * BLOCK as u64)?;
-        remove(&self.fresh)
+        check(&self.fresh, blocks * BLOCK as u64)
     }
 }
 
@@ -259,11 +290,11 @@ struct Stream {
     counter: &'static str,
 }
 
-/// The kernel's account of a process, from `proc_pid_io(5)` and `proc_pid_stat(5)`.
+/// What a stream has moved (`proc_pid_io(5)`), and its CPU time in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Account {
     moved: u64,
-    cpu: Duration,
+    cpu: f64,
 }
 
 impl Stream {
@@ -271,24 +302,13 @@ impl Stream {
         if let Some(status) = self.child.try_wait().context("can't wait for the stream")? {
             anyhow::bail!("the stream ended early with {status}");
         }
-        let read = |name: &str| {
-            let path = format!("/proc/{}/{name}", self.child.id());
-            std::fs::read_to_string(&path).with_context(|| format!("can't read {path}"))
-        };
-        account_in(&read("io")?, &read("stat")?, self.counter)
-            .context("the stream's account is not understood")
+        let io = std::fs::read_to_string(format!("/proc/{}/io", self.child.id()))
+            .context("can't read an account")?;
+        let moved = io.lines().find_map(|line| line.strip_prefix(self.counter));
+        let moved =
+            moved.and_then(|moved| moved.parse().ok()).context("the stream's account is not understood")?;
+        Ok(Account { moved, cpu: cpu_seconds(self.child.id())? })
     }
-}
-
-fn account_in(io: &str, stat: &str, counter: &str) -> Option<Account> {
-    let moved = io.lines().find_map(|line| line.strip_prefix(counter))?.parse().ok()?;
-    // After the name in parentheses come fields 3 and following: user and system time are 14 and 15.
-    let fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let ticks: Vec<u64> = fields.skip(11).take(2).map_while(|field| field.parse().ok()).collect();
-    let [user, system] = ticks[..] else { return None };
-    let cpu =
-        Duration::from_secs_f64((user + system) as f64 / rustix::param::clock_ticks_per_second() as f64);
-    Some(Account { moved, cpu })
 }
 
 /// Drops a file's pages, some of which may be dirty.
@@ -298,31 +318,13 @@ fn make_clean_and_cold(path: &Path) -> Result<()> {
     make_cold(path)
 }
 
-/// Removes a file that may be missing.
-fn remove(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("can't remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
+fn may_be_missing(error: std::io::Error) -> std::io::Result<()> {
+    if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_account_has_what_was_moved_and_both_times() {
-        let io = "rchar: 700\nwchar: 5\nsyscr: 3\n";
-        let stat = "7 (a (b) c) S 1 7 7 0 -1 4194304 100 0 0 0 250 150 9 9 20 0 1 0";
-        let account = account_in(io, stat, "rchar: ").unwrap();
-        assert_eq!(account.moved, 700);
-        let ticks = rustix::param::clock_ticks_per_second() as f64;
-        assert!((account.cpu.as_secs_f64() - 400.0 / ticks).abs() < 1e-9);
-        assert!(account_in(io, "7 (x) S 1", "rchar: ").is_none());
-        assert!(account_in("", stat, "wchar: ").is_none());
-    }
 
     #[test]
     fn a_stream_has_enough_to_write_for_its_window() {

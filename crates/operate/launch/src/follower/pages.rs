@@ -2,14 +2,17 @@
 
 use std::fmt;
 use std::path::Path;
+use std::time::Duration;
 
 use pagekeeper_streams::stream_request::StreamSums;
 use pagekeeper_streams::{FileReport, StayReason, StreamReport};
-use pagekeeper_text::{Size, escaped, unescaped};
+use pagekeeper_text::{Size, duration, escaped, unescaped};
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of files listed: their paths fit into a socket's buffer.
 const NAMED_MAX: usize = 16;
+/// Shorter holds are not worth a line.
+const HELD_MIN: Duration = Duration::from_secs(1);
 
 /// The page totals in bytes: added pages were released, used by others, have gone or are left.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +31,8 @@ pub struct FollowedPages {
     pub left_bytes: u64,
     /// Brought in unseen: the kernel's buffer had no room.
     pub lost_bytes: u64,
+    /// Milliseconds that its processes were held, all together: their disk was busy.
+    pub held_ms: u64,
     /// Whether some of the command's processes still run, and are followed.
     pub goes_on: bool,
     /// The files with the most pages left.
@@ -70,6 +75,7 @@ impl FollowedPages {
     pub(crate) fn of(report: &StreamReport, goes_on: bool) -> Self {
         Self {
             lost_bytes: report.lost_bytes,
+            held_ms: u64::try_from(report.held.as_millis()).unwrap_or(u64::MAX),
             left: report.stayed.iter().take(NAMED_MAX).map(LeftOfFile::of).collect(),
             ..Self::of_sums(StreamSums::of(report.totals, goes_on))
         }
@@ -85,6 +91,7 @@ impl FollowedPages {
             gone_bytes: sums.gone_bytes,
             left_bytes: sums.left_bytes,
             lost_bytes: 0,
+            held_ms: 0,
             goes_on: sums.goes_on,
             left: Vec::new(),
         }
@@ -122,6 +129,10 @@ impl fmt::Display for FollowedPages {
         let text = if parts.is_empty() { "nothing was brought in".to_owned() } else { parts.join(", ") };
         let by = if self.by_guard { " (by the guard)" } else { "" };
         writeln!(f, "  events      {text}{by}")?;
+        let held = Duration::from_millis(self.held_ms);
+        if held >= HELD_MIN {
+            writeln!(f, "  held        {} in all: its disk was busy", duration(held))?;
+        }
         for LeftOfFile { path, left_bytes, why } in &self.left {
             let path = escaped(Path::new(path));
             writeln!(f, "  left        {} of {path} ({})", Size(*left_bytes), why.sentence())?;
@@ -152,6 +163,7 @@ mod tests {
             added_bytes: 2 << 20,
             used_by_others_bytes: 1 << 20,
             left_bytes: 1 << 20,
+            held_ms: 12_300,
             goes_on: true,
             left: vec![left],
             ..FollowedPages::default()
@@ -159,6 +171,7 @@ mod tests {
         assert_eq!(
             pages.to_string(),
             "  events      added 2 MiB, used by others 1 MiB, left 1 MiB\n\
+             \x20 held        12.3 s in all: its disk was busy\n\
              \x20 left        1 MiB of /b/a\\n (being written)\n\
              \x20 goes on     some of its processes run, and are followed\n"
         );

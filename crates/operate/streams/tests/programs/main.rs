@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use pagekeeper_streams::{StreamEvent, StreamOptions, StreamPace, StreamReport, Streams, Verdict};
 use pagekeeper_testing::{Mounted, Rng, skip};
 
+mod cases;
+
 const MIB: u64 = 1 << 20;
 const FILE_BYTES: u64 = 96 * MIB;
 const HOT_BYTES: u64 = 16 * MIB;
@@ -211,19 +213,22 @@ fn an_archive_of_many_files() {
     }
 }
 
+/// Twice as many as the kernel's buffer has room for.
+const PAGES: u64 = 120_000;
+/// Reads each page of a file by a call of its own.
+const EACH_PAGE: &str = "import os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+for page in range(int(sys.argv[2])): os.pread(fd, 1, page * 4096)";
+
 /// The program ends before anybody takes its events, of which the kernel's buffer holds a part.
 #[test]
 fn additions_without_room_in_the_kernels_buffer_go_all_the_same() {
-    const PAGES: u64 = 120_000;
-    let each_page = "import os, sys\n\
-                     fd = os.open(sys.argv[1], os.O_RDONLY)\n\
-                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)\n\
-                     for page in range(int(sys.argv[2])): os.pread(fd, 1, page * 4096)\n";
     for place in places() {
         let path = place.at("sparse");
         File::create_new(&path).unwrap().set_len(PAGES * 4096).unwrap();
         let Some(mut streams) = streams(&[]) else { return };
-        let mut child = waiting(&["python3", "-c", each_page, text(&path), &PAGES.to_string()]);
+        let mut child = waiting(&["python3", "-c", EACH_PAGE, text(&path), &PAGES.to_string()]);
         streams.follow(child.id()).unwrap();
         child.stdin.take().unwrap().write_all(b"\n").unwrap();
         assert!(child.wait().unwrap().success(), "{}", place.kind);
@@ -232,6 +237,23 @@ fn additions_without_room_in_the_kernels_buffer_go_all_the_same() {
         assert_eq!(resident(&[path]), 0, "{}: {:?}", place.kind, streams.report());
         let report = streams.report();
         assert!(report.totals.released >= PAGES * 4096, "{}: {report:?}", place.kind);
+    }
+}
+
+/// The rate is printed, and so are the events for which the kernel's buffer had no room.
+#[test]
+fn single_pages_go_as_fast_as_they_come() {
+    for place in places() {
+        let path = place.at("sparse");
+        File::create_new(&path).unwrap().set_len(PAGES * 4096).unwrap();
+        let words = ["python3", "-c", EACH_PAGE, text(&path), &PAGES.to_string()];
+        let began = Instant::now();
+        let Some((_, report)) = followed(&words) else { return };
+        let (millis, lost) = (began.elapsed().as_millis(), report.lost_bytes / 4096);
+        let rate = u128::from(PAGES) * 1000 / millis.max(1);
+        println!("{}: {rate} additions a second, {lost} lost for good", place.kind);
+        assert_eq!(resident(&[path]), 0, "{}: {report:?}", place.kind);
+        assert!(report.totals.added >= PAGES * 4096, "{}: {report:?}", place.kind);
     }
 }
 
