@@ -28,5 +28,6 @@ pages! {
     KernelReadme: "../crates/base/kernel/README.md",
     SimdiskReadme: "../crates/dev/simdisk/README.md",
     StoreReadme: "../crates/engine/store/README.md",
+    TreeReadme: "../crates/engine/tree/README.md",
     WalReadme: "../crates/engine/wal/README.md",
 }

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")
-crates=(bulk cache file-table io kernel simdisk store wal)
+crates=(bulk cache file-table io kernel simdisk store tree wal)
 
 scripts/require-rust.sh
 if ! "$cargo" +nightly --version >/dev/null 2>&1; then

@@ -7,7 +7,7 @@
 #   cache   the page cache: its unit tests, stories, regressions, and stress (PAGEKEEPER_STRESS_SECONDS=20)
 #   bulk    bulk output: its unit tests
 #   wal     the logs: their unit tests but for crashes and models
-#   store   the page store: its unit tests but for crashes and models, and its stories
+#   store   page store and ordered map: their unit tests but for crashes and models, and the store's stories
 #   miri    what of the page cache an interpreter gets through: tests/interpreted.rs, and the unit tests of pure parts
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -56,7 +56,7 @@ all() {
         store)
             # One after the other: ThreadSanitizer does not see that memory is unmapped (rustix asks the kernel itself), and takes
             # the cache of one test for that of another which had the same addresses.
-            under "$1" --package pagekeeper-store --lib --test story --test faults -- --test-threads=1 \
+            under "$1" --package pagekeeper-store --package pagekeeper-tree --lib --test story --test faults -- --test-threads=1 \
                 --skip model:: --skip crash --skip injected
             ;;
         miri) ;;

@@ -43,6 +43,8 @@ fi
 echo "compared with $(git log -1 --format='%h of %cs' "$baseline")"
 packages=()
 for list in crates/*/*/api.txt; do
+    # A crate that is new has nothing to be compared with.
+    git cat-file -e "$baseline:$(dirname "$list")/Cargo.toml" 2>/dev/null || continue
     packages+=(--package "pagekeeper-$(basename "$(dirname "$list")")")
 done
 "$cargo" semver-checks check-release "${packages[@]}" --baseline-rev "$baseline"

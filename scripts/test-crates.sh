@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Packages all crates as they would be published, and uses the packages as a stranger would: `cargo install pagekeeper`, and a program
-# of its own on page cache, log and store. All are read from one directory, with what they depend on, as cargo reads a registry;
+# of its own on page cache, log, store and tree. All are read from one directory, with what they depend on, as cargo reads a registry;
 # nothing of the repository is. Then compiles the workspace with the oldest compiler that it names.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -63,6 +63,7 @@ done >>"$dir/engine/Cargo.toml"
 cat >"$dir/engine/src/main.rs" <<'END'
 use pagekeeper_cache::PageCache;
 use pagekeeper_store::{Durability, Store};
+use pagekeeper_tree::Tree;
 use pagekeeper_wal::RedoLog;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -71,11 +72,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     log.wait_flushed(log.append(b"a record")?)?;
 
     let store = Store::options().memory(16 << 20).open(&dir.join("store"))?;
-    let mut txn = store.begin()?;
+    let mut txn = store.begin_write()?;
     let page = txn.allocate()?;
     txn.page_mut(page)?[..7].copy_from_slice(b"balance");
+    let tree = Tree::create(&mut txn)?;
+    tree.insert(&mut txn, b"ada", b"1815")?;
     txn.commit(Durability::Sync)?;
     assert_eq!(&store.begin_read()?.read(page)?[..7], b"balance");
+    assert_eq!(tree.get(&store.begin_read()?, b"ada")?.as_deref(), Some(&b"1815"[..]));
     store.close()?;
 
     std::fs::write(dir.join("table"), [7; 40_000])?;
@@ -83,7 +87,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut read = [0; 500];
     cache.open(dir.join("table"))?.read_at(9_000, &mut read)?;
     assert_eq!(read, [7; 500]);
-    println!("log, store and cache of the packages work");
+    println!("log, store, tree and cache of the packages work");
     Ok(())
 }
 END

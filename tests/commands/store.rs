@@ -32,7 +32,7 @@ fn store() -> (Held, PathBuf) {
     let temp = support::scratch();
     let dir = temp.path().join("store");
     let store = Store::options().create(Create::New).journal_bytes(64 << 10).open(&dir).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for _ in 0..8 {
         txn.allocate().unwrap();
     }
@@ -41,7 +41,7 @@ fn store() -> (Held, PathBuf) {
     txn.set_root(Some(3));
     txn.set_metadata(b"tree\n").unwrap();
     txn.commit(Durability::Sync).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.free(5).unwrap();
     txn.free(6).unwrap();
     txn.commit(Durability::Sync).unwrap();
@@ -52,7 +52,7 @@ fn store() -> (Held, PathBuf) {
 /// Commits a change of page 0, and leaves it in the journal.
 fn commit(dir: &Path) {
     let store = Store::options().create(Create::Never).background_apply(false).open(dir).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.page_mut(0).unwrap()[..3].copy_from_slice(b"new");
     txn.commit(Durability::Sync).unwrap();
     store.close().unwrap();
@@ -483,7 +483,7 @@ fn a_store_that_is_open_is_backed_up_by_its_process() {
     let at = |name: &str| dir.with_file_name(name);
     let held = Store::options().create(Create::Never).serve_backups(true).open(&dir).unwrap();
     let change = |value: u8| {
-        let mut txn = held.begin().unwrap();
+        let mut txn = held.begin_write().unwrap();
         txn.page_mut(3).unwrap()[0] = value;
         txn.commit(Durability::Sync).unwrap()
     };
@@ -501,7 +501,7 @@ fn a_store_that_is_open_is_backed_up_by_its_process() {
     }
     held.close().unwrap();
     inspect(&["restore", at("monday").to_str().unwrap()], &at("back")).fine();
-    let restored = Store::options().open(&at("back")).unwrap();
+    let restored = Store::options().open(at("back")).unwrap();
     assert_eq!(restored.begin_read().unwrap().read(3).unwrap()[0], 2);
 }
 
@@ -594,7 +594,7 @@ fn what_is_left_of_a_damaged_store_is_saved() {
 
     let outcome = repair(&[], &dir, &at("saved"));
     assert!(outcome.code == 1 && outcome.stderr.contains("there already"), "{outcome:?}");
-    let held = Store::options().create(Create::Never).open(&at("sound")).unwrap();
+    let held = Store::options().create(Create::Never).open(at("sound")).unwrap();
     let outcome = repair(&[], &at("sound"), &at("other"));
     assert!(outcome.code == 1 && outcome.stderr.contains("in use: another process"), "{outcome:?}");
     held.close().unwrap();
@@ -605,18 +605,18 @@ fn what_is_left_of_a_damaged_store_is_saved() {
 fn a_compacted_store_takes_up_less_room_and_has_what_it_had() {
     let (_held, dir) = store();
     let store = Store::options().create(Create::Never).open(&dir).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let pages: Vec<_> = (0..600).map(|_| txn.allocate().unwrap()).collect();
     let keep = pages[500];
     txn.page_mut(keep).unwrap()[..4].copy_from_slice(b"keep");
     let many = vec![7; store.payload_size()];
     txn.commit(Durability::Sync).unwrap();
     for pages in pages.chunks(5) {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         pages.iter().filter(|page| **page != keep).for_each(|page| txn.write(*page, &many).unwrap());
         txn.commit(Durability::None).unwrap();
     }
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     pages.iter().filter(|page| **page != keep).for_each(|page| txn.free(*page).unwrap());
     txn.commit(Durability::Sync).unwrap();
     let outcome = inspect(&["compact"], &dir);
@@ -647,7 +647,7 @@ fn a_compacted_store_takes_up_less_room_and_has_what_it_had() {
     assert_eq!(inspect(&["compact", "--journal", "1K"], &dir).code, 2);
     inspect(&["verify"], &dir).fine();
     let store = Store::options().create(Create::Never).open(&dir).unwrap();
-    assert_eq!(store.stat().max_journal_bytes, 1 << 20);
+    assert_eq!(store.stats().max_journal_bytes, 1 << 20);
     let read = store.begin_read().unwrap();
     assert_eq!((&read.read(keep).unwrap()[..4], &read.read(3).unwrap()[..5]), (&b"keep"[..], &b"hello"[..]));
 }

@@ -81,12 +81,12 @@ fn child_that_changes_a_store() {
     // A kill may come while its journal gets another size.
     let journal = [1 << 20, 3 << 20, 2 << 20][usize::try_from(commits % 3).unwrap()];
     let store = options().page_size(page_size).journal_bytes(journal).open(Path::new(&directory)).unwrap();
-    let listed = store.inspect(0..store.stat().pages).unwrap();
+    let listed = store.inspect(0..store.stats().pages).unwrap();
     let data = listed.iter().filter(|info| matches!(info.state, PageState::Data));
     let mut owned: Vec<u64> = data.map(|info| info.page).collect();
     drop(listed);
     for _ in 0..commits {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         change(&mut txn, store.payload_size(), &mut rng, &mut owned).unwrap();
         let durability = if rng.one_in(3) { Durability::Sync } else { Durability::None };
         txn.commit(durability).unwrap();

@@ -43,7 +43,7 @@ fn write(path: &Path, content: &[u8]) {
 /// 64 pages, the first of them the root; the last commit stays in the journal.
 fn store(path: &Path) -> Result<(), pagekeeper_store::Error> {
     let store = Store::options().create(Create::New).journal_bytes(MIB).background_apply(false).open(path)?;
-    let mut txn = store.begin()?;
+    let mut txn = store.begin_write()?;
     for page in 0..64_u32 {
         let allocated = txn.allocate()?;
         txn.page_mut(allocated)?[..4].copy_from_slice(&page.to_le_bytes());
@@ -52,7 +52,7 @@ fn store(path: &Path) -> Result<(), pagekeeper_store::Error> {
     txn.set_root(Some(0));
     txn.set_metadata(b"balances 1")?;
     txn.commit(Durability::Sync)?;
-    let mut txn = store.begin()?;
+    let mut txn = store.begin_write()?;
     txn.free(5)?;
     txn.commit(Durability::Sync)?;
     store.close()

@@ -6,8 +6,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use pagekeeper_store::tree::Tree;
 use pagekeeper_store::{Durability, Store};
+use pagekeeper_tree::Tree;
 
 use super::content::{VALUE, fresh};
 use super::load::{Change, Check, Committer, Kind, Pages, Room};
@@ -28,14 +28,14 @@ struct Map {
 
 impl Map {
     fn open(dir: &Path, room: Room) -> Result<Self> {
-        let store = Store::options().memory(room.memory).open(&dir.join("tree"))?;
+        let store = Store::options().memory(room.memory).open(dir.join("tree"))?;
         let read = store.begin_read()?;
         let found = read.root().map(|root| Tree::open(&read, root)).transpose()?;
         drop(read);
         let tree = if let Some(tree) = found {
             tree
         } else {
-            let mut txn = store.begin()?;
+            let mut txn = store.begin_write()?;
             let tree = Tree::create(&mut txn)?;
             txn.set_root(Some(tree.root()));
             txn.commit(Durability::Sync)?;
@@ -48,7 +48,7 @@ impl Map {
 impl Pages for Map {
     fn fill(&self) -> Result<()> {
         for start in (0..self.pages).step_by(usize::try_from(BATCH)?) {
-            let mut txn = self.store.begin()?;
+            let mut txn = self.store.begin_write()?;
             for page in start..self.pages.min(start + BATCH) {
                 self.tree.insert(&mut txn, &page.to_be_bytes(), &fresh(page))?;
             }
@@ -81,7 +81,7 @@ impl Pages for Map {
 
 impl Committer for &Map {
     fn commit(&mut self, pages: &[u64], change: &mut Change<'_>) -> Result<()> {
-        let mut txn = self.store.begin()?;
+        let mut txn = self.store.begin_write()?;
         let mut value = Vec::with_capacity(VALUE);
         for &page in pages {
             let key = page.to_be_bytes();

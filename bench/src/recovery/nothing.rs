@@ -120,7 +120,7 @@ pub(super) fn run(run: &mut Run) -> Result<()> {
 
 fn make_store(dir: &Path) -> Result<()> {
     let store = Store::options().open(dir)?;
-    let mut transaction = store.begin()?;
+    let mut transaction = store.begin_write()?;
     let first = transaction.allocate_run(PAGES)?;
     let body = vec![7; store.payload_size()];
     for page in first..first + PAGES {

@@ -24,8 +24,8 @@ const FILL: usize = 500;
 /// Creates the store if there is none, and changes pages; the returned store is open.
 pub(super) fn prepare(dir: &Path, load: &Load) -> Result<Store> {
     let store = Store::options().background_apply(false).memory(MEMORY).open(dir)?;
-    if store.stat().pages == 0 {
-        let mut transaction = store.begin()?;
+    if store.stats().pages == 0 {
+        let mut transaction = store.begin_write()?;
         let first = transaction.allocate_run(load.pages)?;
         ensure!(first == 0, "the first page is {first}");
         transaction.commit(Durability::Sync)?;
@@ -33,7 +33,7 @@ pub(super) fn prepare(dir: &Path, load: &Load) -> Result<Store> {
     let changed = load.changed();
     let mut body = vec![0; store.payload_size()];
     for pages in changed.chunks(FILL) {
-        let mut transaction = store.begin()?;
+        let mut transaction = store.begin_write()?;
         for page in pages {
             load.base(*page, &mut body);
             transaction.write(*page, &body)?;
@@ -42,7 +42,7 @@ pub(super) fn prepare(dir: &Path, load: &Load) -> Result<Store> {
     }
     store.sync()?;
     for pages in changed.chunks(PER_COMMIT) {
-        let mut transaction = store.begin()?;
+        let mut transaction = store.begin_write()?;
         for page in pages {
             let (offset, bytes) = load.change(*page);
             transaction.page_mut(*page)?[offset..offset + CHANGE].copy_from_slice(&bytes);
@@ -65,7 +65,7 @@ pub(super) fn recover(dir: &Path, load: &Load) -> Result<Recovered> {
     store.sync()?;
     let applied = began.elapsed();
     let apply = applied.saturating_sub(opened);
-    let opening = store.stat().opening;
+    let opening = store.stats().opening;
     store.close()?;
     ensure!(
         opening.pages == load.changes as u64,

@@ -6,7 +6,7 @@
 //! body. Finally, two halves of the input are two versions of a page, and applying their difference to the one
 //! must give the other.
 
-use crate::format::entry::{Change, Entry, EntryReader, EntryWriter, diff_ranges};
+use crate::format::entry::{EntryReader, EntryWriter, JournalEntry, PageChange, diff_ranges};
 
 const PAYLOAD: usize = 4096 - 32;
 
@@ -36,23 +36,23 @@ pub(crate) fn fuzz_one(data: &[u8]) {
     try_differing(&data[..half], &data[data.len() - half..]);
 }
 
-fn try_writing(entry: &Entry) {
+fn try_writing(entry: &JournalEntry) {
     let mut writer = EntryWriter::new(entry.seq, &entry.meta);
     for (page, change) in &entry.changes {
         assert!(*page < entry.meta.pages);
         match change {
-            Change::FullPageImage { kind, crc, first, bytes } => {
+            PageChange::FullPageImage { kind, crc, first, bytes } => {
                 let mut payload = vec![0; PAYLOAD];
                 payload[*first as usize..][..bytes.len()].copy_from_slice(bytes);
                 writer.full_page_image(*page, *kind, *crc, &payload);
             }
-            Change::Diff { kind, crc, base_seq, ranges } => {
+            PageChange::Diff { kind, crc, base_seq, ranges } => {
                 let ranges: Vec<_> = ranges.iter().collect();
                 assert!(ranges.iter().all(|(start, bytes)| *start as usize + bytes.len() <= PAYLOAD));
                 writer.diff(*page, *kind, *crc, *base_seq, &ranges);
             }
-            Change::Free { crc } => writer.free(*page, *crc),
-            Change::Placed(_) => unreachable!("places are given to who asks for them"),
+            PageChange::Free { crc } => writer.free(*page, *crc),
+            PageChange::Placed(_) => unreachable!("places are given to who asks for them"),
         }
     }
     // Some entries in many parts, some in one.
@@ -68,20 +68,20 @@ fn try_writing(entry: &Entry) {
 }
 
 /// Returns a payload of non-zero bytes with the change applied.
-fn put_together(change: &Change) -> Vec<u8> {
+fn put_together(change: &PageChange) -> Vec<u8> {
     let mut payload = vec![0xa5; PAYLOAD];
     match change {
-        Change::FullPageImage { first, bytes, .. } => {
+        PageChange::FullPageImage { first, bytes, .. } => {
             payload.fill(0);
             payload[*first as usize..][..bytes.len()].copy_from_slice(bytes);
         }
-        Change::Diff { ranges, .. } => {
+        PageChange::Diff { ranges, .. } => {
             for (start, bytes) in ranges.iter() {
                 payload[start as usize..][..bytes.len()].copy_from_slice(bytes);
             }
         }
-        Change::Free { .. } => payload.fill(0),
-        Change::Placed(_) => unreachable!("places are given to who asks for them"),
+        PageChange::Free { .. } => payload.fill(0),
+        PageChange::Placed(_) => unreachable!("places are given to who asks for them"),
     }
     payload
 }

@@ -13,7 +13,7 @@ mod format;
 #[path = "../../../base/kernel/tests/machine/mod.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod machine_tree;
-#[path = "../../../engine/store/src/tree/format/mod.rs"]
+#[path = "../../../engine/tree/src/format/mod.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod tree_format;
 

@@ -4,7 +4,7 @@
 //! The input: the page's number (8 bytes), the store's id (8), how many entries are popped and pushed (1), and
 //! the page.
 
-use crate::format::page::{self, HEADER, PageFault, PageKind};
+use crate::format::page::{self, HEADER_BYTES, PageFault, PageKind};
 use crate::format::trunk;
 
 /// Runs one input.
@@ -13,7 +13,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
     let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| head[at + byte]));
     let (number, store, steps) = (long(0), long(8), usize::from(head[16]));
     try_checking(bytes, number, store);
-    if bytes.len() < HEADER {
+    if bytes.len() < HEADER_BYTES {
         return;
     }
     // The same page with a valid checksum.
@@ -28,7 +28,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
     let crc = page::seal(&mut written, PageKind::Trunk, number, own(16), store);
     assert_eq!(page::check(&written, number, store).unwrap().crc, crc);
 
-    let payload = &mut written[HEADER..];
+    let payload = &mut written[HEADER_BYTES..];
     let is_sound = trunk::check(payload, own(0)).is_ok();
     let before: Vec<u64> = trunk::iter(payload).collect();
     assert!(before.len() <= trunk::capacity(payload.len()));

@@ -4,7 +4,7 @@
 //! The bytes are tried as they are, and as the content of a block with a valid checksum, which mutations never
 //! hit.
 
-use crate::format::page_map::{BLOCK, MapBlock};
+use crate::format::page_map::{BLOCK_BYTES, MapBlock};
 
 const STORE: u64 = 7;
 const NUMBER: u64 = 3;
@@ -12,7 +12,7 @@ const NUMBER: u64 = 3;
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     try_reading(data);
-    let mut sealed = vec![0; BLOCK];
+    let mut sealed = vec![0; BLOCK_BYTES];
     MapBlock::newest([None, None], 0).encode(NUMBER, STORE, &mut sealed);
     let room = &mut sealed[24..];
     let len = data.len().min(room.len());
@@ -26,7 +26,7 @@ fn try_reading(bytes: &[u8]) {
     for place in 0..2 {
         let Some(found) = MapBlock::decode(bytes, NUMBER, STORE, place) else { continue };
         if found.number > 0 {
-            let mut again = vec![0xee; BLOCK];
+            let mut again = vec![0xee; BLOCK_BYTES];
             found.encode(NUMBER, STORE, &mut again);
             assert_eq!(MapBlock::decode(&again, NUMBER, STORE, place), Some(found.clone()));
         }

@@ -4,9 +4,9 @@
 //! The input: the number of changes (1 byte), the changes (4 bytes each: kind, entry, length, a byte of
 //! content), and the page.
 
-use crate::tree_format::edit::{self, Entry};
+use crate::tree_format::edit::{self, NewEntry};
 use crate::tree_format::extent::Extent;
-use crate::tree_format::node::{Body, LargeRef, Node, common};
+use crate::tree_format::node::{EntryBody, LargeRef, Node, common};
 
 /// Bytes of a page that has room for changes.
 const PAYLOAD: usize = 4064;
@@ -43,8 +43,8 @@ fn try_reading(page: &[u8]) {
             entry < node.count() && key.len() <= 512 && common(&key, node.prefix()) == node.prefix().len()
         );
         match node.cell(entry).expect("it has a key").body {
-            Body::Child(child) => assert_eq!(node.child(entry), Ok(u64::from(child))),
-            Body::Value(_) | Body::Large(_) => assert!(node.child(entry).is_err()),
+            EntryBody::Child(child) => assert_eq!(node.child(entry), Ok(u64::from(child))),
+            EntryBody::Value(_) | EntryBody::Large(_) => assert!(node.child(entry).is_err()),
         }
         if node.is_leaf() {
             if let Ok(Ok(found)) = node.find(&key) {
@@ -90,15 +90,15 @@ fn try_changing(mut page: Vec<u8>, changes: &[u8]) {
         let (is_leaf, prefix) =
             Node::parse(&page).map_or((true, 0), |node| (node.is_leaf(), node.prefix().len()));
         let body = match what >> 4 {
-            _ if !is_leaf => Body::Child(byte.into()),
-            0 => Body::Large(LargeRef { len: len.into(), page: byte.into() }),
-            _ => Body::Value(&bytes),
+            _ if !is_leaf => EntryBody::Child(byte.into()),
+            0 => EntryBody::Large(LargeRef { len: len.into(), page: byte.into() }),
+            _ => EntryBody::Value(&bytes),
         };
         let suffix = &bytes[..bytes.len() / 2];
         let shown = || format!("{body:?}").into_bytes();
         let (done, after) = match what % 3 {
             0 => {
-                let new: Entry<'_> = (suffix, body);
+                let new: NewEntry<'_> = (suffix, body);
                 let done = edit::insert(&mut page, entry, new);
                 let after = before.clone().filter(|before| entry <= before.len()).map(|mut after| {
                     after.insert(entry, (suffix.to_vec(), shown()));

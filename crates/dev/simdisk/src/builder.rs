@@ -26,6 +26,7 @@ pub struct SimDiskBuilder {
     pub(crate) random: RandomFaults,
     pub(crate) random_write: RandomWriteFaults,
     pub(crate) by_steps: bool,
+    pub(crate) at_once: bool,
 }
 
 /// Counters of a simulated disk.
@@ -142,6 +143,14 @@ impl SimDiskBuilder {
         self.by_steps = true;
         self
     }
+
+    /// Performs submitted reads and writes on the submitting thread before the call returns, so that their order repeats
+    /// exactly.
+    #[must_use]
+    pub fn at_once(mut self) -> Self {
+        self.at_once = true;
+        self.by_steps()
+    }
 }
 
 impl Default for SimDiskBuilder {
@@ -157,6 +166,7 @@ impl Default for SimDiskBuilder {
             random: RandomFaults::default(),
             random_write: RandomWriteFaults::default(),
             by_steps: false,
+            at_once: false,
         }
     }
 }

@@ -298,6 +298,9 @@ impl DiskHandle {
                 Err((request, result)) => request.finish(result),
             }
         }
+        if self.of.at_once {
+            while self.step() {}
+        }
         if !self.of.by_steps {
             let served = std::mem::replace(&mut self.shared.lock().submitted.served, true);
             if !served {

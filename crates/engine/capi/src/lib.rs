@@ -63,7 +63,7 @@ pub const SIZES: [(&str, usize); 16] = [
     ("pk_event", size_of::<binlog::Event>()),
     ("pk_binlog_options", size_of::<binlog::BinlogOptions>()),
     ("pk_store_options", size_of::<store::StoreOptions>()),
-    ("pk_store_stat", size_of::<store::StoreStat>()),
+    ("pk_store_stat", size_of::<store::StoreStats>()),
     ("pk_residency", size_of::<pages::Residency>()),
     ("pk_status", size_of::<status::Status>()),
 ];

@@ -247,9 +247,9 @@ impl From<store::Error> for Failure {
     }
 }
 
-impl From<store::tree::TreeError> for Failure {
-    fn from(error: store::tree::TreeError) -> Self {
-        use store::tree::TreeError;
+impl From<pagekeeper_tree::TreeError> for Failure {
+    fn from(error: pagekeeper_tree::TreeError) -> Self {
+        use pagekeeper_tree::TreeError;
         let status = match error {
             // A page that refers to this one is not a tree's. This must not look like a missing key.
             TreeError::Store(

@@ -35,7 +35,7 @@ unsafe impl Plain for StoreOptions {
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub struct StoreStat {
+pub struct StoreStats {
     struct_size: usize,
     page_size: u64,
     payload_size: u64,
@@ -49,7 +49,7 @@ pub struct StoreStat {
 }
 
 // SAFETY: only integers, the size first.
-unsafe impl Plain for StoreStat {
+unsafe impl Plain for StoreStats {
     const NAME: &'static str = "pk_store_stat";
 }
 
@@ -91,13 +91,13 @@ pub extern "C" fn pk_store_open(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn pk_store_get_stat(store: Option<&Store>, stat: Out<StoreStat>) -> Status {
+pub extern "C" fn pk_store_get_stat(store: Option<&Store>, stat: Out<StoreStats>) -> Status {
     call(|| {
         let Store(store, process) = given(store, "the store")?;
         process.require()?;
-        let found = store.stat();
-        stat.write(StoreStat {
-            struct_size: size_of::<StoreStat>(),
+        let found = store.stats();
+        stat.write(StoreStats {
+            struct_size: size_of::<StoreStats>(),
             page_size: found.page_size as u64,
             payload_size: store.payload_size() as u64,
             pages: found.pages,

@@ -10,7 +10,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use pagekeeper_store::ReadTxn;
-use pagekeeper_store::tree::{Pages, Tree, TreeError, Value};
+use pagekeeper_tree::{Pages, Tree, TreeError, Value};
 
 use crate::call::{call, plain};
 use crate::exclusive::{Exclusive, give_up};

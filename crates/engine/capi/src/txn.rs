@@ -40,7 +40,7 @@ pub extern "C" fn pk_store_begin_write(
 ) -> Status {
     call(|| {
         let (store, txn) = (given(store, "the store")?, wanted(txn, "the transaction")?);
-        txn.write(Box::new(Exclusive::new(store.0.begin_owned()?)));
+        txn.write(Box::new(Exclusive::new(store.0.begin_write_owned()?)));
         Ok(())
     })
 }

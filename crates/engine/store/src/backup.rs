@@ -15,27 +15,25 @@
 //! 3. The source is only read.
 
 use std::collections::VecDeque;
-use std::io::IoSliceMut;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_io::{AlignedBuf, BatchRead, IoFile};
+use pagekeeper_io::{AlignedBuf, IoFile};
 use pagekeeper_policy::stream_pace::{StreamPace, TaskPacer};
 
-use crate::changes::Noting;
+use crate::bulk_read::{PIECE_BYTES, PageAt, PieceBuf};
+use crate::changes::ChangeRecording;
 use crate::core::Core;
-use crate::destination::{Destination, Like, Writer};
-use crate::format::page::{self, PageFault};
-use crate::inspect::PIECE;
-use crate::page::Page;
-use crate::snapshots::Live;
+use crate::destination::{Destination, PageWriter, StoreParameters};
+use crate::format::page;
+use crate::snapshots::LiveSnapshot;
 use crate::{Error, PageNo, Seq};
 
 /// Pieces that are read at once. Few, since the syncs of commits wait behind them; more gain nothing even on a fast
 /// disk. One in tests, so that something can happen between pieces in small stores.
-const AT_ONCE: usize = if cfg!(test) { 1 } else { 4 };
+const PIECES_AT_ONCE: usize = if cfg!(test) { 1 } else { 4 };
 /// Maximum number of snapshots per backup. If they do not suffice, pages change faster than they are copied.
 const MAX_SNAPSHOTS: u64 = 1000;
 
@@ -61,15 +59,15 @@ pub struct Backup {
 }
 
 /// All pages are as of this snapshot.
-struct Copied {
-    live: Arc<Live>,
+struct CopyResult {
+    live: Arc<LiveSnapshot>,
     /// Bytes written.
     bytes: u64,
     snapshots: u64,
 }
 
 /// Consecutive pages that were read and checked.
-pub(crate) struct Piece {
+pub(crate) struct CopiedPiece {
     pub(crate) first: PageNo,
     /// The pages' bytes; zeros for a page that was never written.
     pub(crate) bytes: AlignedBuf,
@@ -77,21 +75,21 @@ pub(crate) struct Piece {
     pub(crate) crcs: Vec<Option<u32>>,
 }
 
-/// Pages still to be copied, as ranges of at most [`PIECE`] bytes.
-type Left = VecDeque<Range<PageNo>>;
+/// Pages still to be copied, as ranges of at most [`PIECE_BYTES`] bytes.
+type PagesLeft = VecDeque<Range<PageNo>>;
 
 impl Core {
     pub(crate) fn backup(&self, to: &Path, pace: StreamPace) -> Result<Backup, Error> {
         let began = Instant::now();
         let io = &self.config.io;
         let store = self.config.store_id;
-        let like = Like {
+        let like = StoreParameters {
             store,
             page_size: self.config.page_size,
             max_journal_bytes: self.config.max_journal_bytes,
         };
         let destination = Destination::create(&self.config.options, io, to, like)?;
-        let Copied { live, bytes, snapshots } = self.copy_to(&mut destination.writer(), pace)?;
+        let CopyResult { live, bytes, snapshots } = self.copy_to(&mut destination.writer(), pace)?;
         let (seq, meta) = (live.seq, (*live.meta).clone());
         let pages = meta.pages;
         destination.finish(seq, meta)?;
@@ -100,13 +98,13 @@ impl Core {
     }
 
     /// Copies all pages.
-    fn copy_to(&self, writer: &mut Writer<'_>, pace: StreamPace) -> Result<Copied, Error> {
-        let (noting, lsn) = Noting::begin(self);
+    fn copy_to(&self, writer: &mut PageWriter<'_>, pace: StreamPace) -> Result<CopyResult, Error> {
+        let (noting, lsn) = ChangeRecording::begin(self);
         // Commits that are not recorded are visible to the snapshot then.
         self.make_durable(lsn)?;
         let source = self.open_data()?;
-        let mut copy = Copy { core: self, source, writer, pace: CopyPace::new(pace) };
-        let mut left = Left::new();
+        let mut copy = CopyTask { core: self, source, writer, pace: CopyPace::new(pace) };
+        let mut left = PagesLeft::new();
         let mut copied = 0;
         for snapshots in 1..=MAX_SNAPSHOTS {
             let live = self.snapshots.begin();
@@ -120,7 +118,7 @@ impl Core {
                     let bytes = copy.writer.end()?;
                     // The copy may have a commit that was seen before it was durable: make it durable too.
                     self.make_durable(self.last_lsn())?;
-                    return Ok(Copied { live, bytes, snapshots });
+                    return Ok(CopyResult { live, bytes, snapshots });
                 }
                 Err(Error::SnapshotTooOld) => {}
                 Err(error) => return Err(error),
@@ -130,8 +128,8 @@ impl Core {
     }
 
     /// Adds pages, in ascending order.
-    fn add(&self, left: &mut Left, pages: impl Iterator<Item = PageNo>) {
-        let most = (PIECE / self.config.page_size) as u64;
+    fn add(&self, left: &mut PagesLeft, pages: impl Iterator<Item = PageNo>) {
+        let most = (PIECE_BYTES / self.config.page_size) as u64;
         for page in pages {
             match left.back_mut() {
                 Some(last) if last.end == page && last.end - last.start < most => last.end = page + 1,
@@ -161,7 +159,7 @@ impl CopyPace {
     /// Returns how many pieces to read at once.
     fn pieces(&self) -> usize {
         let bytes = self.reads.piece().min(self.writes.piece());
-        usize::try_from(bytes).map_or(AT_ONCE, |bytes| (bytes / PIECE).clamp(1, AT_ONCE))
+        usize::try_from(bytes).map_or(PIECES_AT_ONCE, |bytes| (bytes / PIECE_BYTES).clamp(1, PIECES_AT_ONCE))
     }
 
     fn read<T>(&mut self, bytes: usize, read: impl FnOnce() -> T) -> T {
@@ -189,16 +187,16 @@ fn timed<T>(pacer: &mut TaskPacer, start: Instant, bytes: usize, work: impl FnOn
     (done, pacer.done_alone(bytes as u64, begun, start.elapsed()))
 }
 
-struct Copy<'a, 'to> {
+struct CopyTask<'a, 'to> {
     core: &'a Core,
     source: Arc<dyn IoFile>,
-    writer: &'a mut Writer<'to>,
+    writer: &'a mut PageWriter<'to>,
     pace: CopyPace,
 }
 
-impl Copy<'_, '_> {
+impl CopyTask<'_, '_> {
     /// Copies the remaining pages as the snapshot has them. On failure, pages not copied yet remain in `left`.
-    fn copy(&mut self, live: &Live, left: &mut Left) -> Result<(), Error> {
+    fn copy(&mut self, live: &LiveSnapshot, left: &mut PagesLeft) -> Result<(), Error> {
         self.writer.begin(live.meta.pages, live.seq)?;
         while !left.is_empty() {
             let due = left.len().min(self.pace.pieces());
@@ -208,44 +206,26 @@ impl Copy<'_, '_> {
         Ok(())
     }
 
-    fn copy_some(&mut self, live: &Live, due: Vec<Range<PageNo>>) -> Result<(), Error> {
+    fn copy_some(&mut self, live: &LiveSnapshot, due: Vec<Range<PageNo>>) -> Result<(), Error> {
         let page_size = self.core.config.page_size;
-        let mut brought_in = self.core.bring_in(due.clone().into_iter().flatten(), live.seq);
-        // Before the pages are read: a version that leaves the index later is newer than what is read.
-        let newer: Vec<bool> = due.iter().cloned().flatten().map(|page| self.core.index.has(page)).collect();
-        let mut pieces: Vec<_> =
+        let mut bufs: Vec<_> =
             due.iter().map(|pages| AlignedBuf::new(pages.clone().count() * page_size)).collect();
-        let mut got = vec![Ok(0); due.len()];
-        let mut reads: Vec<_> = pieces
-            .iter_mut()
-            .zip(&due)
-            .map(|(room, pages)| BatchRead {
-                file: &*self.source,
-                offset: pages.start * page_size as u64,
-                bufs: vec![IoSliceMut::new(room)],
-            })
-            .collect();
-        let bytes = reads.iter().flat_map(|read| &read.bufs).map(|buf| buf.len()).sum();
-        self.pace.read(bytes, || {
-            self.core.config.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
-        });
-        drop(reads);
-        let (mut read, mut newer) = (Vec::with_capacity(due.len()), newer.into_iter());
-        for ((pages, mut bytes), got) in due.into_iter().zip(pieces).zip(got) {
-            // If the read failed, none of its bytes count.
-            let got = got.unwrap_or(0);
-            let first = pages.start;
-            let mut crcs = Vec::with_capacity(newer.len());
-            for ((page, newer), (at, bytes)) in
-                pages.zip(&mut newer).zip((0..).step_by(page_size).zip(bytes.chunks_mut(page_size)))
-            {
-                brought_in.reach(page);
-                let is_read = at + page_size <= got && !newer;
-                crcs.push(self.page(live, page, is_read, bytes)?);
-            }
-            read.push(Piece { first, bytes, crcs });
-        }
-        drop(brought_in);
+        let bytes = bufs.iter().map(|buf| buf.len()).sum();
+        let with_pages = bufs.iter_mut().zip(&due);
+        let mut pieces: Vec<_> =
+            with_pages.map(|(buf, pages)| PieceBuf { first: pages.start, bytes: &mut buf[..] }).collect();
+        let got = self.pace.read(bytes, || self.core.read_pieces(&*self.source, &mut pieces));
+        let mut crcs = Vec::with_capacity(bytes / page_size);
+        self.core.each_page(live, &mut pieces, got, |page, bytes, found| {
+            crcs.push(self.crc_of(live, page, bytes, found?)?);
+            Ok(())
+        })?;
+        let mut crcs = crcs.into_iter();
+        let of_piece = |(pages, bytes): (Range<PageNo>, AlignedBuf)| {
+            let crcs = crcs.by_ref().take(bytes.len() / page_size).collect();
+            CopiedPiece { first: pages.start, bytes, crcs }
+        };
+        let read: Vec<_> = due.into_iter().zip(bufs).map(of_piece).collect();
         if self.pace.is_off {
             return self.writer.write_pieces(read);
         }
@@ -261,26 +241,25 @@ impl Copy<'_, '_> {
 
     /// Turns `bytes` into those of the page as the snapshot has it. Returns its checksum, or `None` if it was never
     /// written.
-    fn page(&self, live: &Live, page: PageNo, is_read: bool, bytes: &mut [u8]) -> Result<Option<u32>, Error> {
-        let found = page::check(bytes, page, self.core.config.store_id);
-        if is_read && self.core.map.check(page, &found).is_ok() {
-            match found {
-                Ok(header) if header.seq <= live.seq => return Ok(Some(header.crc)),
-                Err(PageFault::NeverWritten) if self.core.is_blank(live, page) => return Ok(None),
-                Ok(_) | Err(_) => {}
+    fn crc_of(
+        &self,
+        live: &LiveSnapshot,
+        page: PageNo,
+        bytes: &mut [u8],
+        found: PageAt,
+    ) -> Result<Option<u32>, Error> {
+        let found = match found {
+            PageAt::Unreadable(_) => self.core.read_by_itself(live, page, true)?,
+            found => found,
+        };
+        match found {
+            PageAt::InFile(header) => return Ok(Some(header.crc)),
+            PageAt::Elsewhere { page, .. } => bytes.copy_from_slice(page.bytes()),
+            PageAt::NeverWritten | PageAt::Unreadable(_) => {
+                bytes.fill(0);
+                return Ok(None);
             }
         }
-        // Not applied yet, being written, or damaged. The cache may have the page as it was before that.
-        let found = if self.core.index.has(page) {
-            self.core.page_of(live, page)?
-        } else {
-            self.core.page_read_again(live, page)?
-        };
-        let Some(found) = found.as_ref().map(Page::bytes) else {
-            bytes.fill(0);
-            return Ok(None);
-        };
-        bytes.copy_from_slice(found);
-        Ok(Some(page::crc(found)))
+        Ok(Some(page::crc(bytes)))
     }
 }

@@ -7,8 +7,8 @@
 //!
 //! | request | bytes |
 //! |---|---|
-//! | [`MAGIC`] | 8 |
-//! | [`BACKUP`] | 1 |
+//! | [`REQUEST_MAGIC`] | 8 |
+//! | [`KIND_BACKUP`] | 1 |
 //! | the pace: 0 auto, 1 off, 2 idle, 3 a rate | 8 |
 //! | the rate in bytes per second, else zero | 8 |
 //! | length of the destination's path | 2 |
@@ -16,7 +16,7 @@
 //!
 //! | answer | bytes | or, where it failed | bytes |
 //! |---|---|---|---|
-//! | [`BACKUP`] | 1 | [`FAILED`] | 1 |
+//! | [`KIND_BACKUP`] | 1 | [`KIND_FAILED`] | 1 |
 //! | the numbers of a [`Backup`], with a zero before its commit | 64 | length of the message | 2 |
 //! | | | the error message | its length |
 //!
@@ -39,12 +39,12 @@ use pagekeeper_policy::stream_pace::StreamPace;
 use rustix::net::Shutdown;
 
 use crate::core::Core;
-use crate::names::BACKUP_SOCKET;
+use crate::names::BACKUP_SOCKET_NAME;
 use crate::{Backup, Error, confirm, threads};
 
-const MAGIC: &[u8; 8] = b"pkbackup";
-const BACKUP: u8 = 0;
-const FAILED: u8 = 2;
+const REQUEST_MAGIC: &[u8; 8] = b"pkbackup";
+const KIND_BACKUP: u8 = 0;
+const KIND_FAILED: u8 = 2;
 /// The longest wait for the bytes of a request, and for the caller to take its answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum bytes of a path, and of an error message.
@@ -63,7 +63,7 @@ pub(crate) struct BackupServer {
 
 /// Makes the socket, and starts the thread.
 pub(crate) fn start(core: &Arc<Core>) -> Result<BackupServer, Error> {
-    let path = core.config.directory.join(BACKUP_SOCKET);
+    let path = core.config.directory.join(BACKUP_SOCKET_NAME);
     // The store is locked, so no other process can be serving here.
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed("unlink", &path, &error)),
@@ -125,7 +125,7 @@ fn read_request(from: &mut impl Read) -> std::io::Result<(PathBuf, StreamPace)> 
     let mut head = [0; 27];
     from.read_exact(&mut head)?;
     let len = usize::from(u16::from_le_bytes([head[25], head[26]]));
-    if &head[..8] != MAGIC || head[8] != BACKUP || len > TEXT_BYTES_MAX {
+    if &head[..8] != REQUEST_MAGIC || head[8] != KIND_BACKUP || len > TEXT_BYTES_MAX {
         return Err(invalid());
     }
     let pace = decode_pace([number(&head[9..]), number(&head[17..])]).ok_or_else(invalid)?;
@@ -161,7 +161,7 @@ fn encode_request(to: &Path, pace: StreamPace) -> Option<Vec<u8>> {
     let path = to.as_os_str().as_bytes();
     let len = u16::try_from(path.len()).ok().filter(|len| usize::from(*len) <= TEXT_BYTES_MAX)?;
     let pace = encode_pace(pace).map(u64::to_le_bytes).concat();
-    let parts: [&[u8]; 5] = [MAGIC, &[BACKUP], &pace, &len.to_le_bytes(), path];
+    let parts: [&[u8]; 5] = [REQUEST_MAGIC, &[KIND_BACKUP], &pace, &len.to_le_bytes(), path];
     Some(parts.concat())
 }
 
@@ -172,13 +172,13 @@ fn encode(made: &Result<Backup, Error>) -> Vec<u8> {
             let Backup { store, page_size, seq, pages, bytes, snapshots, took } = *made;
             let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
             let numbers = [store, page_size as u64, 0, seq, pages, bytes, snapshots, nanos];
-            [&[BACKUP][..], &numbers.map(u64::to_le_bytes).concat()].concat()
+            [&[KIND_BACKUP][..], &numbers.map(u64::to_le_bytes).concat()].concat()
         }
         Err(error) => {
             let text = error.to_string();
             let words = &text.as_bytes()[..text.len().min(TEXT_BYTES_MAX)];
             let len = u16::try_from(words.len()).unwrap_or(0);
-            [&[FAILED], &len.to_le_bytes()[..], words].concat()
+            [&[KIND_FAILED], &len.to_le_bytes()[..], words].concat()
         }
     }
 }
@@ -187,14 +187,14 @@ fn encode(made: &Result<Backup, Error>) -> Vec<u8> {
 fn read_answer(from: &mut impl Read) -> std::io::Result<Result<Backup, String>> {
     let mut kind = [0];
     from.read_exact(&mut kind)?;
-    if kind[0] == FAILED {
+    if kind[0] == KIND_FAILED {
         let mut len = [0; 2];
         from.read_exact(&mut len)?;
         let mut words = vec![0; usize::from(u16::from_le_bytes(len))];
         from.read_exact(&mut words)?;
         return Ok(Err(pagekeeper_text::escaped(OsStr::from_bytes(&words)).to_string()));
     }
-    if kind[0] != BACKUP {
+    if kind[0] != KIND_BACKUP {
         return Err(ErrorKind::InvalidData.into());
     }
     let mut bytes = [0; 64];
@@ -225,7 +225,7 @@ pub(crate) fn request_backup(directory: &Path, to: &Path, pace: StreamPace) -> R
 }
 
 fn connect(directory: &Path) -> Result<UnixStream, Error> {
-    let socket = directory.join(BACKUP_SOCKET);
+    let socket = directory.join(BACKUP_SOCKET_NAME);
     at_address(&socket, |address| UnixStream::connect(address)).map_err(|error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
             Error::NoBackupsServed { path: directory.to_path_buf() }
@@ -252,7 +252,7 @@ fn at_address<T>(path: &Path, call: impl Fn(&Path) -> std::io::Result<T>) -> std
         return call(path);
     }
     let directory = std::fs::File::open(path.parent().unwrap_or(Path::new("/")))?;
-    call(&Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(BACKUP_SOCKET))
+    call(&Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(BACKUP_SOCKET_NAME))
 }
 
 fn failed(call: &'static str, path: &Path, error: &std::io::Error) -> Error {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     fn commit(store: &Store) -> u64 {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         let page = txn.allocate().unwrap();
         txn.page_mut(page).unwrap()[0] = 1;
         txn.commit(Durability::Sync).unwrap()
@@ -291,20 +291,20 @@ mod tests {
         let at = |name: &str| dir.path().join(name);
         let store = store(&directory);
         let seq = commit(&store);
-        let whole = Store::request_backup(&directory, &at("whole")).unwrap();
+        let whole = Store::request_backup(&directory, at("whole")).unwrap();
         assert_eq!((whole.seq, whole.pages, whole.page_size), (seq, 1, 4096));
         let next = commit(&store);
-        let later = Store::request_backup(&directory, &at("later")).unwrap();
+        let later = Store::request_backup(&directory, at("later")).unwrap();
         assert_eq!((later.store, later.seq, later.pages), (whole.store, next, 2));
-        let refused = Store::request_backup(&directory, &at("whole")).unwrap_err();
+        let refused = Store::request_backup(&directory, at("whole")).unwrap_err();
         assert!(refused.to_string().contains("there already"), "{refused}");
         store.close().unwrap();
-        assert!(!directory.join(BACKUP_SOCKET).exists());
-        let none = Store::request_backup(&directory, &at("more")).unwrap_err();
+        assert!(!directory.join(BACKUP_SOCKET_NAME).exists());
+        let none = Store::request_backup(&directory, at("more")).unwrap_err();
         assert!(matches!(none, Error::NoBackupsServed { .. }), "{none}");
-        let restored = Store::options().restore(&at("later"), &at("restored")).unwrap();
+        let restored = Store::options().restore(at("later"), at("restored")).unwrap();
         assert_eq!(restored.seq, next);
-        assert_eq!(Store::options().open(&at("whole")).unwrap().stat().seq, seq);
+        assert_eq!(Store::options().open(at("whole")).unwrap().stats().seq, seq);
     }
 
     /// Makes a backup, or something else, at the path.
@@ -312,8 +312,8 @@ mod tests {
 
     /// Answers one request at the store's socket with the backup that `make` returns.
     fn answer_once(directory: &Path, make: impl FnOnce(&Path) -> Backup + Send + 'static) -> JoinHandle<()> {
-        let _ = std::fs::remove_file(directory.join(BACKUP_SOCKET));
-        let listener = UnixListener::bind(directory.join(BACKUP_SOCKET)).unwrap();
+        let _ = std::fs::remove_file(directory.join(BACKUP_SOCKET_NAME));
+        let listener = UnixListener::bind(directory.join(BACKUP_SOCKET_NAME)).unwrap();
         std::thread::spawn(move || {
             let (mut client, _) = listener.accept().unwrap();
             let (to, _) = read_request(&mut client).unwrap();
@@ -327,14 +327,14 @@ mod tests {
         let dir = pagekeeper_testing::disk_dir();
         let at = |name: &str| dir.path().join(name);
         let options = || Store::options().journal_bytes(1 << 20);
-        let (store, other) = (options().open(&at("store")).unwrap(), options().open(&at("other")).unwrap());
+        let (store, other) = (options().open(at("store")).unwrap(), options().open(at("other")).unwrap());
         commit(&store);
         commit(&other);
-        let old = store.backup(&at("old")).unwrap();
+        let old = store.backup(at("old")).unwrap();
         commit(&store);
         store.sync().unwrap();
-        let whole = store.backup(&at("whole")).unwrap();
-        let others = other.backup(&at("others")).unwrap();
+        let whole = store.backup(at("whole")).unwrap();
+        let others = other.backup(at("others")).unwrap();
         let late = Backup { seq: whole.seq + 1, ..whole };
         let exaggerated = Backup { bytes: 1 << 60, took: Duration::MAX, page_size: 1, ..whole };
         let copy = |from: &str, rot: bool| {
@@ -363,7 +363,7 @@ mod tests {
                 make(to);
                 said
             });
-            let found = Store::request_backup(&at("store"), &to);
+            let found = Store::request_backup(at("store"), &to);
             server.join().unwrap();
             match (found, refused) {
                 (Ok(found), None) => {
@@ -385,13 +385,13 @@ mod tests {
         let directory = dir.path().join("store");
         // A killed process left its socket.
         std::fs::create_dir(&directory).unwrap();
-        drop(UnixListener::bind(directory.join(BACKUP_SOCKET)).unwrap());
+        drop(UnixListener::bind(directory.join(BACKUP_SOCKET_NAME)).unwrap());
         let store = store(&directory);
         commit(&store);
-        let address = directory.join(BACKUP_SOCKET);
+        let address = directory.join(BACKUP_SOCKET_NAME);
         let silent = UnixStream::connect(&address).unwrap();
         // A request that an older version served: the pages that changed since a commit.
-        let since = [&MAGIC[..], &[1], &[7; 16], &5_u16.to_le_bytes(), b"/copy"].concat();
+        let since = [&REQUEST_MAGIC[..], &[1], &[7; 16], &5_u16.to_le_bytes(), b"/copy"].concat();
         for nonsense in [
             &b"GET / HTTP/1.1\r\n\r\n and more of it"[..],
             &[0; 64],
@@ -406,13 +406,13 @@ mod tests {
             let _ = client.read_to_end(&mut answer);
             assert_eq!(answer, b"");
         }
-        let relative = [&MAGIC[..], &[BACKUP], &[0; 16], &4_u16.to_le_bytes(), b"here"].concat();
+        let relative = [&REQUEST_MAGIC[..], &[KIND_BACKUP], &[0; 16], &4_u16.to_le_bytes(), b"here"].concat();
         let mut client = UnixStream::connect(&address).unwrap();
         client.write_all(&relative).unwrap();
         let mut answer = Vec::new();
         let _ = client.read_to_end(&mut answer);
         assert_eq!(answer, b"");
-        Store::request_backup(&directory, &dir.path().join("whole")).unwrap();
+        Store::request_backup(&directory, dir.path().join("whole")).unwrap();
         drop(silent);
     }
 
@@ -447,7 +447,7 @@ mod tests {
         let store = store(&directory);
         commit(&store);
         let open_to_all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
-        for path in [dir.path(), &directory, &directory.join(BACKUP_SOCKET)] {
+        for path in [dir.path(), &directory, &directory.join(BACKUP_SOCKET_NAME)] {
             let mode: std::fs::Permissions = std::clone::Clone::clone(&open_to_all);
             std::fs::set_permissions(path, mode).unwrap();
         }

@@ -30,7 +30,7 @@ pub(crate) fn cached(
     newest: &Superblock,
     map: &Arc<PageMap>,
 ) -> Result<OwnedFile, Error> {
-    let file = open_past_cache(&**io, &directory.join(data::NAME))?;
+    let file = open_past_cache(&**io, &directory.join(data::DATA_NAME))?;
     let store = newest.store;
     #[cfg(test)]
     let checks = options.injected_fault != Some(crate::injected_fault::InjectedFault::NoPageChecksum);

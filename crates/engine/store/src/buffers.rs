@@ -14,14 +14,14 @@ use pagekeeper_io::Process;
 use pagekeeper_kernel::mutex::lock;
 
 /// A pool of page buffers.
-pub(crate) struct Buffers {
+pub(crate) struct BufferPool {
     page_size: usize,
     max_kept: usize,
     kept: Mutex<Vec<Box<[u8]>>>,
     process: Process,
 }
 
-impl Buffers {
+impl BufferPool {
     /// Creates a pool of buffers of `page_size` bytes, which keeps at most `max_kept` unused ones.
     pub(crate) fn new(page_size: usize, max_kept: usize) -> Arc<Self> {
         Arc::new(Self { page_size, max_kept, kept: Mutex::default(), process: Process::current() })
@@ -32,7 +32,7 @@ impl Buffers {
     }
 
     fn page(self: &Arc<Self>, bytes: Box<[u8]>) -> PageBuf {
-        PageBuf(Arc::new(Held { bytes, home: Arc::clone(self) }))
+        PageBuf(Arc::new(PooledBytes { bytes, home: Arc::clone(self) }))
     }
 
     /// Returns a page of zeros.
@@ -58,7 +58,7 @@ impl Buffers {
     }
 }
 
-impl fmt::Debug for Buffers {
+impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buffers").field("page_size", &self.page_size).finish_non_exhaustive()
     }
@@ -66,12 +66,12 @@ impl fmt::Debug for Buffers {
 
 /// A page in memory, header and payload. Clones share the bytes.
 #[derive(Debug, Clone)]
-pub(crate) struct PageBuf(Arc<Held>);
+pub(crate) struct PageBuf(Arc<PooledBytes>);
 
 #[derive(Debug)]
-struct Held {
+struct PooledBytes {
     bytes: Box<[u8]>,
-    home: Arc<Buffers>,
+    home: Arc<BufferPool>,
 }
 
 impl PageBuf {
@@ -95,7 +95,7 @@ impl Deref for PageBuf {
     }
 }
 
-impl Drop for Held {
+impl Drop for PooledBytes {
     fn drop(&mut self) {
         if !self.home.process.is_current() {
             return;
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_page_that_is_shared_is_copied_before_it_is_changed() {
-        let buffers = Buffers::new(8, 4);
+        let buffers = BufferPool::new(8, 4);
         let mut first = buffers.copy(b"as it is");
         let second = first.clone();
         first.make_mut()[..2].copy_from_slice(b"so");
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn memory_is_used_again_and_not_kept_without_bound() {
-        let buffers = Buffers::new(8, 2);
+        let buffers = BufferPool::new(8, 2);
         let used: Vec<PageBuf> = (0..5_u8).map(|byte| buffers.copy(&[byte; 8])).collect();
         let shared = used[0].clone();
         drop(used);

@@ -13,18 +13,18 @@ use crate::core::Core;
 use crate::{PageNo, Seq};
 
 /// Changed pages, each with the last commit that changed it.
-type Changed = HashMap<PageNo, Seq>;
+type ChangedPages = HashMap<PageNo, Seq>;
 
 /// Records changed pages while a copy is in progress.
 #[derive(Debug, Default)]
-pub(crate) struct Changes {
+pub(crate) struct ChangeRecorder {
     is_noting: AtomicBool,
-    noted: Mutex<Changed>,
+    noted: Mutex<ChangedPages>,
     /// Held by the copy in progress.
     copying: Mutex<()>,
 }
 
-impl Changes {
+impl ChangeRecorder {
     /// Records that a commit changes these pages. Called under the tail's lock, before the commit is visible.
     pub(crate) fn note(&self, seq: Seq, pages: impl Iterator<Item = PageNo>) {
         if self.is_noting.load(Ordering::Acquire) {
@@ -34,12 +34,12 @@ impl Changes {
 }
 
 /// Records changed pages until it is dropped.
-pub(crate) struct Noting<'a> {
-    changes: &'a Changes,
+pub(crate) struct ChangeRecording<'a> {
+    changes: &'a ChangeRecorder,
     _alone: MutexGuard<'a, ()>,
 }
 
-impl<'a> Noting<'a> {
+impl<'a> ChangeRecording<'a> {
     /// Waits until no other copy is in progress, then records from the next commit on. Returns the LSN behind the last
     /// commit that is not recorded.
     pub(crate) fn begin(core: &'a Core) -> (Self, u64) {
@@ -59,11 +59,11 @@ impl<'a> Noting<'a> {
     }
 }
 
-impl Drop for Noting<'_> {
+impl Drop for ChangeRecording<'_> {
     fn drop(&mut self) {
         self.changes.is_noting.store(false, Ordering::Release);
         // A commit that has just seen the flag may still record pages. They are useless, and go when the next copy
         // ends.
-        *lock(&self.changes.noted) = Changed::new();
+        *lock(&self.changes.noted) = ChangedPages::new();
     }
 }

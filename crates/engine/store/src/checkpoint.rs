@@ -26,33 +26,32 @@ use pagekeeper_text::escaped;
 
 use crate::commit::TAIL_OVERHEAD;
 use crate::core::{CheckpointStart, Core};
-use crate::data::{Run, WritesInFlight};
-use crate::depth::{self, Depth};
+use crate::data::{PageRun, WritesInFlight};
+use crate::depth::{self, WriteDepth};
 use crate::format::page;
 use crate::format::superblock::Superblock;
-use crate::page::Page;
-use crate::version::{Content, Version, Whole};
+use crate::version::{PageVersion, VersionContent, WholePage};
 use crate::{Error, PageNo, Progress, Seq};
 
 /// Maximum bytes of one write.
 const MAX_WRITE_BYTES: usize = 256 << 10;
 /// Runs that are submitted together.
-const TOGETHER: usize = 16;
+const RUNS_AT_ONCE: usize = 16;
 /// Pages whose base pages are prefetched together.
-const AHEAD: usize = 1024;
+const PREFETCH_PAGES: usize = 1024;
 /// Maximum distance between pages that are still read as one range.
-const NEAR: u64 = 4;
+const RANGE_GAP_PAGES: u64 = 4;
 /// Interval between two reports.
-const REPORT: Duration = Duration::from_millis(200);
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Why a checkpoint ended early.
-enum Halt {
+enum CheckpointAbort {
     /// The store is being closed.
     Interrupted,
     Failed(Error),
 }
 
-impl From<Error> for Halt {
+impl From<Error> for CheckpointAbort {
     fn from(error: Error) -> Self {
         Self::Failed(error)
     }
@@ -103,8 +102,8 @@ impl Core {
         Ok(())
     }
 
-    fn failed(&self, halt: Halt) -> Result<bool, Error> {
-        let Halt::Failed(error) = halt else { return Ok(false) };
+    fn failed(&self, halt: CheckpointAbort) -> Result<bool, Error> {
+        let CheckpointAbort::Failed(error) = halt else { return Ok(false) };
         // Damaged pages can be rewritten.
         if !error.is_no_space() && !matches!(error, Error::Damaged { .. }) {
             return Err(self.poison(error));
@@ -114,7 +113,7 @@ impl Core {
         Err(error)
     }
 
-    fn checkpoint_to(&self, start: &CheckpointStart) -> Result<(), Halt> {
+    fn checkpoint_to(&self, start: &CheckpointStart) -> Result<(), CheckpointAbort> {
         if !injected!(self.config.options, PageBeforeJournal) {
             self.make_durable(start.lsn)?;
         }
@@ -130,7 +129,7 @@ impl Core {
         }
         debug_assert!(self.journal.durable_lsn() >= start.lsn, "a checkpoint of what is not durable");
         debug_assert!(self.index.unapplied(start.seq).is_empty(), "a checkpoint of what is not applied");
-        let depth = Depth::of(self.config.options.disk.as_ref(), false);
+        let depth = WriteDepth::of(self.config.options.disk.as_ref(), false);
         self.map.flush(start.meta.pages, start.seq, depth)?;
         // All files share a disk's cache. A journal sync that failed meanwhile may have lost data-file writes, and the
         // data file's own sync then had no error left to report. So wait for journal syncs under way.
@@ -155,16 +154,16 @@ impl Core {
 
     /// Writes all pages as of `seq`, in page order. Pages that an opening left in the journal are read in as many
     /// batches as memory requires.
-    fn apply(&self, seq: Seq) -> Result<(), Halt> {
+    fn apply(&self, seq: Seq) -> Result<(), CheckpointAbort> {
         if self.data.needs_atomic && !self.data.use_atomic()? {
             return Err(Error::NotAtomic { path: self.config.directory.clone() }.into());
         }
         let pages = self.index.unapplied(seq);
         let recovering = self.checkpoints.seq.load(Ordering::Acquire) < self.config.recovered_seq;
-        let depth = Depth::of(self.config.options.disk.as_ref(), recovering);
-        let mut report = Report::new(self, pages.len(), recovering);
+        let depth = WriteDepth::of(self.config.options.disk.as_ref(), recovering);
+        let mut report = ProgressReport::new(self, pages.len(), recovering);
         let mut writes = WritesInFlight::new(&self.data, depth);
-        let mut written = Written::default();
+        let mut written = WrittenPages::default();
         let mut runs = Vec::new();
         let mut run: Option<RunBuilder> = None;
         let mut damaged = None;
@@ -173,8 +172,8 @@ impl Core {
         for pages in self.batches(pages, seq) {
             let mut brought_in = self.bring_in(pages.iter().copied(), seq);
             for (at, page) in pages.iter().enumerate() {
-                if at % AHEAD == 0 {
-                    self.prefetch_bases(&pages[at..pages.len().min(at + AHEAD)], seq);
+                if at % PREFETCH_PAGES == 0 {
+                    self.prefetch_bases(&pages[at..pages.len().min(at + PREFETCH_PAGES)], seq);
                 }
                 brought_in.reach(*page);
                 let (whole, of) = match self.to_apply(*page, seq) {
@@ -190,9 +189,9 @@ impl Core {
                 if run.as_ref().is_some_and(|run| run.end() != *page || run.seqs.len() == max_pages) {
                     runs.extend(run.take().map(|run| run.close(self.config.page_size)));
                 }
-                if runs.len() == TOGETHER {
+                if runs.len() == RUNS_AT_ONCE {
                     if self.stopping() {
-                        return Err(Halt::Interrupted);
+                        return Err(CheckpointAbort::Interrupted);
                     }
                     self.start_writes(&writes, std::mem::take(&mut runs))?;
                     written.take(&mut writes, self);
@@ -213,12 +212,12 @@ impl Core {
         written.take(&mut writes, self);
         writes.check()?;
         report.applied(self.sync_written(&mut written)?);
-        damaged.map_or(Ok(()), |error| Err(Halt::Failed(error)))
+        damaged.map_or(Ok(()), |error| Err(CheckpointAbort::Failed(error)))
     }
 
     /// Returns the maximum bytes of one write, so that all writes in flight take at most 1/8 of the budget.
     fn max_write_bytes(&self) -> usize {
-        let share = self.config.options.memory / 8 / depth::MAX as u64;
+        let share = self.config.options.memory / 8 / depth::DEPTH_MAX as u64;
         usize::try_from(share).unwrap_or(MAX_WRITE_BYTES).min(MAX_WRITE_BYTES)
     }
 
@@ -233,13 +232,13 @@ impl Core {
         let mut wanted: Option<std::ops::Range<u64>> = None;
         for page in pages {
             let replay = self.index.get(*page, seq).is_some_and(
-                |version| matches!(&version.content, Content::Replay(replay) if replay.needs_base()),
+                |version| matches!(&version.content, VersionContent::Replay(replay) if replay.needs_base()),
             );
             if !replay && !self.index.base_is_needed(*page, oldest) {
                 continue;
             }
             match &mut wanted {
-                Some(range) if *page < range.end + NEAR => range.end = page + 1,
+                Some(range) if *page < range.end + RANGE_GAP_PAGES => range.end = page + 1,
                 _ => {
                     self.prefetch(wanted.take());
                     wanted = Some(*page..page + 1);
@@ -258,10 +257,10 @@ impl Core {
 
     /// Returns the page as it is to be written, and its seq; `None` if it was applied meanwhile. Keeps versions that
     /// older snapshots need.
-    fn to_apply(&self, page: PageNo, seq: Seq) -> Result<Option<(Whole, Seq)>, Error> {
+    fn to_apply(&self, page: PageNo, seq: Seq) -> Result<Option<(WholePage, Seq)>, Error> {
         let in_file = || {
             let found = self.page_in_file(page)?;
-            Ok::<_, Error>(found.map(|(base, of)| (Content::Whole(owned(self, &base)), of)))
+            Ok::<_, Error>(found.map(|(base, of)| (VersionContent::Whole(self.copied(&base)), of)))
         };
         // If it cannot be read, it is about to be rewritten anyway: only snapshots that would still read it have to
         // end.
@@ -287,7 +286,7 @@ impl Core {
 
     /// Rebuilds versions older than `newer`, which only snapshots need. A damaged page stays damaged for its readers.
     /// If a page cannot be read, the snapshots that need it are ended.
-    fn settle_older(&self, page: PageNo, older: &Version, newer: Seq) {
+    fn settle_older(&self, page: PageNo, older: &PageVersion, newer: Seq) {
         match self.settled(page, older.clone()) {
             Ok(_) | Err(Error::Damaged { .. }) => {}
             // Snapshots that cannot be ended are over by now: the visible commit is as new as the applied one.
@@ -295,7 +294,7 @@ impl Core {
         }
     }
 
-    fn start_writes(&self, writes: &WritesInFlight<'_>, runs: Vec<Run>) -> Result<(), Error> {
+    fn start_writes(&self, writes: &WritesInFlight<'_>, runs: Vec<PageRun>) -> Result<(), Error> {
         for run in &runs {
             // Until the sync, a reader may find either these pages or the previous ones.
             let crcs = run.bytes.chunks(self.config.page_size).map(page::crc);
@@ -305,14 +304,14 @@ impl Core {
     }
 
     /// Makes the written pages durable, and moves them from the index to the cache. Returns their number.
-    fn sync_written(&self, written: &mut Written) -> Result<usize, Error> {
+    fn sync_written(&self, written: &mut WrittenPages) -> Result<usize, Error> {
         if injected!(self.config.options, AppliedBeforeSync) {
             self.release_written(&written.pages)?;
         }
         if !injected!(self.config.options, NoSyncOfData) {
             self.data.sync()?;
         }
-        let Written { pages, .. } = std::mem::take(written);
+        let WrittenPages { pages, .. } = std::mem::take(written);
         self.release_written(&pages)?;
         // Commits that wait for room need not wait for the checkpoint's end.
         if !pages.is_empty() {
@@ -324,17 +323,17 @@ impl Core {
     fn release_written(&self, pages: &[(PageNo, Seq)]) -> Result<(), Error> {
         let crc = |(page, seq): &(PageNo, Seq)| {
             let version = self.index.get(*page, *seq)?;
-            if let Content::Whole(whole) = version.content { Some((*page, whole.crc())) } else { None }
+            if let VersionContent::Whole(whole) = version.content { Some((*page, whole.crc())) } else { None }
         };
         self.map.set(pages.iter().filter_map(crc).collect())?;
         let needed = self.snapshots.needed();
         for (page, seq) in pages {
             // If the cache has no room for it, it is loaded when it is read.
             match self.index.get(*page, *seq).map(|version| version.content) {
-                Some(Content::Whole(whole)) => {
+                Some(VersionContent::Whole(whole)) => {
                     let _ = self.cached.install(*page, whole.bytes(), InstallAs::Prefetched);
                 }
-                Some(Content::Replay(_)) | None => self.cached.discard(*page),
+                Some(VersionContent::Replay(_)) | None => self.cached.discard(*page),
             }
             self.index.applied(*page, *seq, &needed);
         }
@@ -344,12 +343,12 @@ impl Core {
 
 /// Pages that were written but not synced yet.
 #[derive(Default)]
-struct Written {
+struct WrittenPages {
     pages: Vec<(PageNo, Seq)>,
     bytes: u64,
 }
 
-impl Written {
+impl WrittenPages {
     /// Takes the runs whose writes have ended.
     fn take(&mut self, writes: &mut WritesInFlight<'_>, core: &Core) {
         while let Some(run) = writes.next_done() {
@@ -359,15 +358,10 @@ impl Written {
     }
 }
 
-/// A copy of a page that outlives its frame.
-fn owned(core: &Core, page: &Page) -> Whole {
-    Whole::new(page.kind(), core.buffers.copy(page.bytes()))
-}
-
 /// Consecutive pages, while they are collected.
 struct RunBuilder {
     first: PageNo,
-    pages: Vec<Whole>,
+    pages: Vec<WholePage>,
     seqs: Vec<Seq>,
 }
 
@@ -380,22 +374,22 @@ impl RunBuilder {
         self.first + self.pages.len() as u64
     }
 
-    fn push(&mut self, whole: Whole, seq: Seq) {
+    fn push(&mut self, whole: WholePage, seq: Seq) {
         self.pages.push(whole);
         self.seqs.push(seq);
     }
 
-    fn close(self, page_size: usize) -> Run {
+    fn close(self, page_size: usize) -> PageRun {
         let mut bytes = AlignedBuf::new(self.pages.len() * page_size);
         for (room, page) in bytes.chunks_mut(page_size).zip(&self.pages) {
             room.copy_from_slice(page.bytes());
         }
-        Run { first: self.first, seqs: self.seqs, bytes }
+        PageRun { first: self.first, seqs: self.seqs, bytes }
     }
 }
 
 /// Reports the progress of the first checkpoint after an opening.
-struct Report<'a> {
+struct ProgressReport<'a> {
     core: &'a Core,
     total: u64,
     left: u64,
@@ -404,7 +398,7 @@ struct Report<'a> {
     is_due: bool,
 }
 
-impl<'a> Report<'a> {
+impl<'a> ProgressReport<'a> {
     fn new(core: &'a Core, pages: usize, is_due: bool) -> Self {
         let now = Instant::now();
         Self {
@@ -419,7 +413,7 @@ impl<'a> Report<'a> {
 
     fn applied(&mut self, pages: usize) {
         self.left -= pages as u64;
-        if !self.is_due || (self.left > 0 && self.reported.elapsed() < REPORT) {
+        if !self.is_due || (self.left > 0 && self.reported.elapsed() < REPORT_INTERVAL) {
             return;
         }
         self.reported = Instant::now();

@@ -9,15 +9,16 @@ use std::sync::atomic::Ordering;
 
 use pagekeeper_kernel::mutex::lock;
 
-use crate::core::{Core, Tail};
+use crate::core::{Core, JournalTail};
 use crate::format::entry::{EntryWriter, diff_ranges};
-use crate::format::page::{self, HEADER, PageKind};
-use crate::txn::{Changed, WriteTxn};
-use crate::version::{Content, Whole, kind_and_seq};
+use crate::format::page::{self, HEADER_BYTES, PageKind};
+use crate::txn::{PageEdit, WriteTxn};
+use crate::version::{VersionContent, WholePage, kind_and_seq};
 use crate::{Error, PageNo, Seq};
 
 /// When a commit returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum Durability {
     /// When it is durable. All commits at the same time share one sync.
     #[default]
@@ -37,7 +38,7 @@ const MAX_PADDING: u64 = 8 << 10;
 /// the next opening continues.
 pub(crate) const TAIL_OVERHEAD: u64 = 16 << 10;
 /// Bytes of a record beside its body, including alignment.
-const RECORD: u64 = 32;
+const RECORD_OVERHEAD: u64 = 32;
 /// Maximum bytes of an entry beside one page: the meta with the user's part, and the head of a change.
 const MAX_META: u64 = 2048;
 
@@ -71,8 +72,9 @@ fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
         let (entry, pages) = encode(core, &tail, &mut changed, &meta);
         core.check()?;
         let bytes = journal_bytes(&entry);
-        if bytes > core.max_entry_bytes() {
-            return Err(Error::TransactionTooLarge { bytes, max: core.max_entry_bytes() });
+        let max = max_entry_bytes(core.config.max_journal_bytes);
+        if bytes > max {
+            return Err(Error::TransactionTooLarge { bytes, max });
         }
         if core.bytes_to_recover() + bytes + TAIL_OVERHEAD <= core.config.max_journal_bytes {
             break (entry, pages);
@@ -94,7 +96,7 @@ fn commit(txn: WriteTxn<'_>, durability: Durability) -> Result<Seq, Error> {
         if is_whole {
             tail.logged_since_checkpoint.insert(page);
         }
-        core.index.push(page, seq, Content::Whole(whole), &needed);
+        core.index.push(page, seq, VersionContent::Whole(whole), &needed);
     }
     debug_assert!(lsn > tail.lsn, "an entry of no bytes");
     debug_assert!(core.bytes_to_recover() <= core.config.max_journal_bytes, "the journal is above its limit");
@@ -118,13 +120,13 @@ pub(crate) fn max_page_entry(page_size: u64, longest_record: u64) -> u64 {
     let body = page_size + MAX_META;
     let parts = body.div_ceil(longest_record);
     let padding = if parts > 1 { parts * MAX_PADDING } else { 0 };
-    body + parts * RECORD + padding
+    body + parts * RECORD_OVERHEAD + padding
 }
 
 /// Returns the maximum journal bytes of an entry, without what follows it: padding may follow each of its parts.
 fn journal_bytes(entry: &[Vec<u8>]) -> u64 {
     let padding = if entry.len() > 1 { entry.len() as u64 * MAX_PADDING } else { 0 };
-    entry.iter().map(|body| body.len() as u64 + RECORD).sum::<u64>() + padding
+    entry.iter().map(|body| body.len() as u64 + RECORD_OVERHEAD).sum::<u64>() + padding
 }
 
 fn finish(core: &Core, seq: Seq, lsn: u64, durability: Durability) -> Result<Seq, Error> {
@@ -139,32 +141,32 @@ fn finish(core: &Core, seq: Seq, lsn: u64, durability: Durability) -> Result<Seq
     Ok(seq)
 }
 
-type Pages = Vec<(PageNo, Whole, bool)>;
+type EncodedPages = Vec<(PageNo, WholePage, bool)>;
 
 /// Returns the entry's records, and its pages, each with whether the entry has its full image.
 fn encode(
     core: &Core,
-    tail: &Tail,
-    changed: &mut std::collections::BTreeMap<PageNo, Changed>,
-    meta: &crate::format::superblock::Meta,
-) -> (Vec<Vec<u8>>, Pages) {
+    tail: &JournalTail,
+    changed: &mut std::collections::BTreeMap<PageNo, PageEdit>,
+    meta: &crate::format::superblock::StoreMeta,
+) -> (Vec<Vec<u8>>, EncodedPages) {
     let seq = tail.seq + 1;
     let mut entry = EntryWriter::new(seq, meta);
     let mut pages = Vec::with_capacity(changed.len());
     for (page, changed) in changed {
         let page = *page;
         let (kind, in_part, crc, bytes) = match changed {
-            Changed::Page { kind, bytes, in_part } => {
+            PageEdit::Page { kind, bytes, in_part } => {
                 let crc = page::seal(bytes.make_mut(), *kind, page, seq, core.config.store_id);
                 (*kind, *in_part, crc, bytes.clone())
             }
-            Changed::Free => {
+            PageEdit::Free => {
                 let mut bytes = core.buffers.zeroed();
                 let crc = page::seal(bytes.make_mut(), PageKind::Free, page, seq, core.config.store_id);
                 (PageKind::Free, false, crc, bytes)
             }
         };
-        let payload = &bytes[HEADER..];
+        let payload = &bytes[HEADER_BYTES..];
         let mut is_whole = true;
         let may_differ = core.config.diffs_first
             || tail.logged_since_checkpoint.contains(&page)
@@ -191,7 +193,7 @@ fn encode(
         } else {
             entry.full_page_image(page, kind, crc, payload);
         }
-        pages.push((page, Whole::new(kind, bytes), is_whole));
+        pages.push((page, WholePage::new(kind, bytes), is_whole));
     }
     let longest = core.journal.longest_record();
     (entry.finish(longest), pages)
@@ -199,12 +201,12 @@ fn encode(
 
 /// Returns the page as it is before the commit, from memory, where a partial change left it. If it is not in memory,
 /// the full page is journaled, which is always right.
-fn before(core: &Core, page: PageNo) -> Option<Whole> {
+fn before(core: &Core, page: PageNo) -> Option<WholePage> {
     match core.index.get(page, Seq::MAX) {
         Some(version) => core.whole(page, version).ok(),
         None if core.config.diffs_first => {
             let (page, _) = core.page_in_file(page).ok()??;
-            Some(Whole::new(page.kind(), core.buffers.copy(page.bytes())))
+            Some(core.copied(&page))
         }
         None => None,
     }
@@ -217,11 +219,6 @@ impl Core {
         let mut tail = lock(&self.tail);
         tail.lsn = self.journal.try_append(&[]).map_err(|error| self.poison(error.into()))?;
         Ok(())
-    }
-
-    /// Returns the maximum journal bytes of one commit.
-    pub(crate) fn max_entry_bytes(&self) -> u64 {
-        max_entry_bytes(self.config.max_journal_bytes)
     }
 
     /// Returns the LSN behind the last appended commit.

@@ -22,19 +22,20 @@ use std::time::{Duration, Instant};
 use pagekeeper_kernel::mutex::lock;
 
 use crate::core::Core;
-use crate::format::page::{HEADER, PageKind};
-use crate::format::page_map::{NEVER, UNKNOWN};
-use crate::format::superblock::Meta;
+use crate::format::page::{HEADER_BYTES, PageKind};
+use crate::format::page_map::{ENTRY_NEVER_WRITTEN, ENTRY_UNKNOWN};
+use crate::format::superblock::StoreMeta;
 use crate::format::trunk;
-use crate::handle::Handle;
-use crate::snapshots::Live;
-use crate::txn::{Changed, WriteTxn};
+use crate::free_list::{self, FreeListFault};
+use crate::handle::StoreHandle;
+use crate::snapshots::LiveSnapshot;
+use crate::txn::{PageEdit, WriteTxn};
 use crate::{Durability, Error, PageNo, Seq};
 
 /// Minimum bytes of a hole in the middle of the file. Smaller holes would fragment it.
 const LEAST_HOLE: u64 = if cfg!(test) { 2 * 4096 } else { 64 << 10 };
 /// Pages that are removed from the cache together.
-const AT_ONCE: usize = 4096;
+const DISCARD_PAGES_MAX: usize = 4096;
 
 /// The result of a compaction, as returned by [`Store::compact`](crate::Store::compact).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +57,7 @@ pub struct Compaction {
 }
 
 /// The free list, as it was read and is to be rewritten.
-struct FreeList {
+struct FreeListContent {
     /// The trunk pages, in ascending order.
     trunks: Vec<PageNo>,
     /// All free pages, in ascending order.
@@ -87,7 +88,7 @@ impl Core {
     pub(crate) fn compact(&self) -> Result<Compaction, Error> {
         let began = Instant::now();
         let (seq, pages_before) = self.drop_free_end()?;
-        let txn = WriteTxn::new(Handle::Borrowed(self))?;
+        let txn = WriteTxn::new(StoreHandle::Borrowed(self))?;
         // After this, both slots of the superblock cover it, and no valid journal entry names a free page.
         if !injected!(self.config.options, CompactedBeforeCheckpoint) {
             self.sync()?;
@@ -101,7 +102,7 @@ impl Core {
 
     /// Commits a page count without the free pages at the end. Returns the commit and the previous number of pages.
     pub(crate) fn drop_free_end(&self) -> Result<(Seq, u64), Error> {
-        let mut txn = WriteTxn::new(Handle::Borrowed(self))?;
+        let mut txn = WriteTxn::new(StoreHandle::Borrowed(self))?;
         let pages_before = txn.meta.pages;
         let mut free = self.read_free_list(&txn.meta)?;
         while free.pages.last().is_some_and(|last| last + 1 == txn.meta.pages) {
@@ -117,25 +118,21 @@ impl Core {
     }
 
     /// Reads the free list. Under the writer's lock.
-    fn read_free_list(&self, meta: &Meta) -> Result<FreeList, Error> {
-        let mut free = FreeList { trunks: Vec::new(), pages: Vec::new(), is_ordered: true };
+    fn read_free_list(&self, meta: &StoreMeta) -> Result<FreeListContent, Error> {
+        let mut free = FreeListContent { trunks: Vec::new(), pages: Vec::new(), is_ordered: true };
         let mut named = Vec::new();
-        let mut next = meta.free_head;
-        while let Some(head) = next {
-            let damaged =
-                |what: &str| self.page_id(head, 0).damaged(format!("a trunk of the free list: {what}"));
-            let found = self.page_at(head, Seq::MAX)?.filter(|page| page.kind() == PageKind::Trunk);
-            let Some(found) = found else { return Err(damaged("it is none")) };
-            trunk::check(&found, meta.pages).map_err(|fault| damaged(&fault.to_string()))?;
+        let read = |page| self.page_at(page, Seq::MAX);
+        let fault = free_list::walk(meta, read, |head, trunk| {
             free.trunks.push(head);
             free.pages.push(head);
             let first = free.pages.len();
-            free.pages.extend(trunk::iter(&found));
+            free.pages.extend(trunk::iter(trunk));
             named.extend(free.pages[first..].iter().rev());
-            if free.pages.len() as u64 > meta.free_pages {
-                return Err(damaged("it names more pages than are free"));
-            }
-            next = trunk::next(&found);
+            let is_too_long = free.pages.len() as u64 > meta.free_pages;
+            if is_too_long { Err("it names more pages than are free") } else { Ok(()) }
+        })?;
+        if let Some(FreeListFault { page, reason }) = fault {
+            return Err(self.page_id(page, 0).damaged(format!("a trunk of the free list: {reason}")));
         }
         free.is_ordered = free.trunks.iter().chain(&named).is_sorted();
         free.trunks.sort_unstable();
@@ -160,7 +157,7 @@ impl Core {
 
     /// Gives the space of free pages back to the file system where enough are consecutive. Called under the writer's
     /// lock, when the data file has all commits.
-    fn make_holes(&self, meta: &Meta) -> Result<Option<u64>, Error> {
+    fn make_holes(&self, meta: &StoreMeta) -> Result<Option<u64>, Error> {
         let free = self.read_free_list(meta)?;
         let plain = || free.pages.iter().copied().filter(|page| free.trunks.binary_search(page).is_err());
         let mut holes = Vec::new();
@@ -193,23 +190,23 @@ impl Core {
         let _guard = lock(&self.checkpoints.under_way);
         let fatal = |error: Error| if error.is_no_space() { error } else { self.poison(error) };
         if !injected!(self.config.options, HolesUnknownToTheMap) {
-            self.note_all(pages, UNKNOWN).map_err(fatal)?;
+            self.note_all(pages, ENTRY_UNKNOWN).map_err(fatal)?;
         }
         zero().map_err(fatal)?;
         for pages in pages {
-            for start in pages.clone().step_by(AT_ONCE) {
-                let some: Vec<_> = (start..pages.end.min(start + AT_ONCE as u64)).collect();
+            for start in pages.clone().step_by(DISCARD_PAGES_MAX) {
+                let some: Vec<_> = (start..pages.end.min(start + DISCARD_PAGES_MAX as u64)).collect();
                 self.cached.discard_many(&some);
             }
         }
-        self.note_all(pages, NEVER).map_err(fatal)
+        self.note_all(pages, ENTRY_NEVER_WRITTEN).map_err(fatal)
     }
 
     /// Durably sets the map's entry for pages. Called by the holder of `under_way`.
     fn note_all(&self, pages: &[Range<PageNo>], entry: u32) -> Result<(), Error> {
         pages.iter().try_for_each(|pages| self.map.fill(pages.clone(), entry))?;
         let seq = self.checkpoints.seq.load(std::sync::atomic::Ordering::Acquire);
-        let depth = crate::depth::Depth::of(self.config.options.disk.as_ref(), false);
+        let depth = crate::depth::WriteDepth::of(self.config.options.disk.as_ref(), false);
         self.map.flush(self.map.pages(), seq, depth)
     }
 
@@ -243,7 +240,7 @@ impl Core {
     }
 
     /// Tests whether a page without content is free. Called under the writer's lock.
-    pub(crate) fn is_given_back(&self, base: &Meta, page: PageNo) -> Result<bool, Error> {
+    pub(crate) fn is_given_back(&self, base: &StoreMeta, page: PageNo) -> Result<bool, Error> {
         if base.free_pages == 0 {
             return Ok(false);
         }
@@ -263,30 +260,30 @@ impl Core {
 
     /// Whether no snapshot needs a version of this page, which read as zeros and had no version in memory before. Its
     /// space may have been given back meanwhile.
-    pub(crate) fn is_blank(&self, live: &Live, page: PageNo) -> bool {
+    pub(crate) fn is_blank(&self, live: &LiveSnapshot, page: PageNo) -> bool {
         !self.index.has(page) && !live.is_ended()
     }
 }
 
 impl WriteTxn<'_> {
     /// Rewrites the free list. The lowest pages become trunks, and the lowest pages in them are allocated first.
-    fn set_free_list(&mut self, free: &FreeList) -> Result<(), Error> {
+    fn set_free_list(&mut self, free: &FreeListContent) -> Result<(), Error> {
         let room = trunk::capacity(self.core.payload_size());
         let number = free.pages.len().div_ceil(room + 1);
         let (trunks, named) = free.pages.split_at(number);
         for (at, page) in trunks.iter().enumerate() {
             self.core.make_room(*page)?;
             let mut bytes = self.core.buffers.zeroed();
-            let payload = &mut bytes.make_mut()[HEADER..];
+            let payload = &mut bytes.make_mut()[HEADER_BYTES..];
             trunk::set_next(payload, trunks.get(at + 1).copied());
             let part = named.chunks(room).nth(at).unwrap_or_default();
             let has_room = part.iter().rev().all(|page| trunk::push(payload, *page));
             debug_assert!(has_room, "a part is no longer than a trunk");
-            self.changed.insert(*page, Changed::Page { kind: PageKind::Trunk, bytes, in_part: false });
+            self.changed.insert(*page, PageEdit::Page { kind: PageKind::Trunk, bytes, in_part: false });
         }
         for page in &free.trunks {
             if *page < self.meta.pages && trunks.binary_search(page).is_err() {
-                self.changed.insert(*page, Changed::Free);
+                self.changed.insert(*page, PageEdit::Free);
             }
         }
         self.meta.free_head = trunks.first().copied();

@@ -7,15 +7,15 @@
 
 use std::path::Path;
 
-use crate::format::superblock::{Found, Superblock};
+use crate::format::superblock::{SlotContent, Superblock};
 use crate::options::Create;
 use crate::superblocks;
 use crate::{Backup, Error, Store, StoreOptions, destination};
 
 /// Bytes of memory for reading the backup.
-const MEMORY: u64 = 64 << 20;
+const VERIFY_MEMORY_BYTES: u64 = 64 << 20;
 /// Number of attempts to read the superblock of a store in use, where one slot may be in the middle of a write.
-const ATTEMPTS: usize = 5;
+const READ_ATTEMPTS: usize = 5;
 
 /// Fails if anything exists at the destination of a backup.
 pub(crate) fn require_missing(to: &Path) -> Result<(), Error> {
@@ -28,13 +28,13 @@ pub(crate) fn require_missing(to: &Path) -> Result<(), Error> {
 
 /// Reads the superblock of a store that another process has open.
 pub(crate) fn superblock_of(directory: &Path) -> Result<Superblock, Error> {
-    let path = directory.join(superblocks::NAME);
+    let path = directory.join(superblocks::SUPERBLOCK_NAME);
     let io = StoreOptions::default().io_or_best();
     let mut found = String::new();
-    for _ in 0..ATTEMPTS {
+    for _ in 0..READ_ATTEMPTS {
         let read =
             superblocks::read(&*io, directory)?.ok_or_else(|| Error::NoStore { path: path.clone() })?;
-        if let Some((Found::Superblock(superblock), _)) = read.newest() {
+        if let Some((SlotContent::Superblock(superblock), _)) = read.newest() {
             return Ok(superblock.clone());
         }
         found = read.to_string();
@@ -48,9 +48,10 @@ pub(crate) fn confirm(said: &Backup, source: &Superblock, to: &Path) -> Result<B
     if to.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
         return Err(refuse(NOT_HERE.to_owned()));
     }
-    let options = Store::options().read_only(true).create(Create::Never).memory(MEMORY).without_threads();
+    let options =
+        Store::options().read_only(true).create(Create::Never).memory(VERIFY_MEMORY_BYTES).without_threads();
     let store = options.open(to).map_err(|error| refuse(error.to_string()))?;
-    let (id, stat) = (store.core().config.store_id, store.stat());
+    let (id, stat) = (store.core().config.store_id, store.stats());
     if id != source.store {
         return Err(refuse(format!(
             "it is of another store: its id is {id:016x}, not {:016x}",

@@ -56,26 +56,28 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
-use pagekeeper_cache::{OwnedFile, PageCache};
+use pagekeeper_cache::{HeldPage, OwnedFile, PageCache, PageGuard, PageRef};
 use pagekeeper_io::{Io, IoFile, Lock, Process, open_past_cache};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_wal::RedoLog;
 
-use crate::buffers::Buffers;
-use crate::changes::Changes;
+use crate::buffers::BufferPool;
+use crate::changes::ChangeRecorder;
 use crate::data::DataFile;
-use crate::format::page::{self, HEADER, PageFault, PageKind};
-use crate::format::superblock::Meta;
+use crate::format::page::{self, HEADER_BYTES, PageFault, PageKind};
+use crate::format::superblock::StoreMeta;
 use crate::index::Index;
 use crate::opening::Opening;
 use crate::options::StoreOptions;
-use crate::page::{Page, SettledPage, ShortPage};
+use crate::page::FoundPage;
 use crate::page_map::PageMap;
-use crate::reports::Reports;
-use crate::snapshots::{Live, Snapshots};
+use crate::reports::ProgressQueue;
+use crate::snapshots::{LiveSnapshot, Snapshots};
 use crate::superblocks::Superblocks;
-use crate::version::{Assembly, Content, PageId, Replay, Version, Whole, kind_and_seq};
-use crate::writer::Writer;
+use crate::version::{
+    PageAssembly, PageId, PageReplay, PageVersion, VersionContent, WholePage, kind_and_seq,
+};
+use crate::writer::WriterLock;
 use crate::{Error, PageNo, Seq};
 
 /// Values that the opening fixed.
@@ -102,11 +104,11 @@ pub(crate) struct Config {
 
 /// The position of the last appended commit.
 #[derive(Debug)]
-pub(crate) struct Tail {
+pub(crate) struct JournalTail {
     pub(crate) seq: Seq,
     /// The LSN just behind it.
     pub(crate) lsn: u64,
-    pub(crate) meta: Arc<Meta>,
+    pub(crate) meta: Arc<StoreMeta>,
     /// Pages whose full-page image was journaled since the last checkpoint start.
     pub(crate) logged_since_checkpoint: HashSet<PageNo>,
 }
@@ -116,7 +118,7 @@ pub(crate) struct Tail {
 pub(crate) struct CheckpointStart {
     pub(crate) seq: Seq,
     pub(crate) lsn: u64,
-    pub(crate) meta: Arc<Meta>,
+    pub(crate) meta: Arc<StoreMeta>,
 }
 
 /// A request for a checkpoint, and why none can be made.
@@ -198,29 +200,29 @@ pub(crate) struct Core {
     /// The data file in the cache.
     pub(crate) cached: OwnedFile,
     /// The pool for pages of versions in memory.
-    pub(crate) buffers: Arc<Buffers>,
+    pub(crate) buffers: Arc<BufferPool>,
     /// Each shard has a lock.
     pub(crate) index: Index,
     /// Has its own lock.
     pub(crate) snapshots: Snapshots,
     /// Held by the write transaction.
-    pub(crate) writer: Writer,
-    pub(crate) tail: Mutex<Tail>,
+    pub(crate) writer: WriterLock,
+    pub(crate) tail: Mutex<JournalTail>,
     pub(crate) checkpoints: Checkpoints,
     /// Has its own locks.
-    pub(crate) changes: Changes,
+    pub(crate) changes: ChangeRecorder,
     /// Pages that were free when this was set, or when space was given back; `None` if not known yet. Used under the
     /// writer's lock.
     pub(crate) given_back: Mutex<Option<Vec<Range<PageNo>>>>,
     /// Has its own lock.
-    pub(crate) reports: Reports,
+    pub(crate) reports: ProgressQueue,
     /// The first failure. Set once, by whichever thread meets it.
     pub(crate) poison: OnceLock<Error>,
 }
 
 impl Core {
     pub(crate) fn payload_size(&self) -> usize {
-        self.config.page_size - HEADER
+        self.config.page_size - HEADER_BYTES
     }
 
     pub(crate) fn data_path(&self) -> &Path {
@@ -264,66 +266,82 @@ impl Core {
     }
 
     /// Returns the page as of `seq`, of any kind; `None` if it was not written before.
-    pub(crate) fn page_at(&self, page: PageNo, seq: Seq) -> Result<Option<Page>, Error> {
-        let whole = |version| self.whole(page, version).map(Page::version);
-        self.index.find(page, seq, whole, || self.page_in_file(page))
+    pub(crate) fn page_at(&self, page: PageNo, seq: Seq) -> Result<Option<FoundPage<PageRef>>, Error> {
+        self.find_page(page, seq, || self.cached.page_ref(page))
     }
 
-    /// Like [`page_at`](Self::page_at), for a short read.
-    pub(crate) fn short_page_at(&self, page: PageNo, seq: Seq) -> Result<Option<ShortPage<'_>>, Error> {
-        let whole = |version| self.whole(page, version).map(ShortPage::version);
-        let in_file = || {
-            let found = self.checked_in_file(page, || self.cached.page(page))?;
-            Ok(found.map(|(kind, seq, found)| (ShortPage::cached(kind, found), seq)))
-        };
-        self.index.find(page, seq, whole, in_file)
+    /// Like [`page_at`](Self::page_at), for a short read: nothing is allocated for it, and memory that other readers use
+    /// is not written.
+    pub(crate) fn short_page_at(
+        &self,
+        page: PageNo,
+        seq: Seq,
+    ) -> Result<Option<FoundPage<PageGuard<'_>>>, Error> {
+        self.find_page(page, seq, || self.cached.page(page))
+    }
+
+    fn find_page<C: Deref<Target = [u8]>>(
+        &self,
+        page: PageNo,
+        seq: Seq,
+        load: impl Fn() -> Result<C, pagekeeper_cache::Error>,
+    ) -> Result<Option<FoundPage<C>>, Error> {
+        let whole = |version| self.whole(page, version).map(FoundPage::version);
+        self.index.find(page, seq, whole, || self.checked_in_file(page, &load))
     }
 
     /// Returns the page as a snapshot sees it.
-    pub(crate) fn page_of(&self, live: &Live, page: PageNo) -> Result<Option<Page>, Error> {
+    pub(crate) fn page_of(
+        &self,
+        live: &LiveSnapshot,
+        page: PageNo,
+    ) -> Result<Option<FoundPage<PageRef>>, Error> {
         Self::unless_ended(live, self.page_at(page, live.seq))
     }
 
     /// Like [`page_of`](Self::page_of), for a short read.
-    pub(crate) fn short_page_of(&self, live: &Live, page: PageNo) -> Result<Option<ShortPage<'_>>, Error> {
+    pub(crate) fn short_page_of(
+        &self,
+        live: &LiveSnapshot,
+        page: PageNo,
+    ) -> Result<Option<FoundPage<PageGuard<'_>>>, Error> {
         Self::unless_ended(live, self.short_page_at(page, live.seq))
     }
 
     /// Returns a data page as a snapshot sees it, if only the data file can have it, it has been read a few times, and
     /// nothing is wrong with it. This is the fast path that most reads take.
     #[inline]
-    pub(crate) fn settled_page_of(&self, live: &Live, page: PageNo) -> Option<SettledPage<'_>> {
-        // Before the file's page is looked up: see `Shard::len`. In a forked child, the cache finds nothing.
+    pub(crate) fn settled_page_of(&self, live: &LiveSnapshot, page: PageNo) -> Option<HeldPage<'_>> {
+        // Before the file's page is looked up: see `IndexShard::len`. In a forked child, the cache finds nothing.
         if self.index.has_near(page) || !self.data.has(page) {
             return None;
         }
         let found = self.cached.page_shortest(page)?;
         let (kind, seq) = kind_and_seq(&found)?;
         let newest = self.checkpoints.newest_in_file.load(Ordering::Acquire);
-        let is_it = is_data(kind) && seq <= live.seq && seq <= newest && !live.is_ended();
+        let is_it = kind == PageKind::Data && seq <= live.seq && seq <= newest && !live.is_ended();
         #[cfg(test)]
         SETTLED_READS.set(SETTLED_READS.get() + u64::from(is_it));
-        is_it.then(|| SettledPage::new(found))
+        is_it.then_some(found)
     }
 
     /// Returns the result of a snapshot's read unless the snapshot was ended. Checked after the read, since a version
     /// that it needed may be gone.
-    fn unless_ended<T>(live: &Live, found: Result<T, Error>) -> Result<T, Error> {
+    fn unless_ended<T>(live: &LiveSnapshot, found: Result<T, Error>) -> Result<T, Error> {
         if live.is_ended() { Err(Error::SnapshotTooOld) } else { found }
     }
 
     /// Returns the page in the data file, and its seq; `None` if it was never written.
-    pub(crate) fn page_in_file(&self, page: PageNo) -> Result<Option<(Page, Seq)>, Error> {
-        let found = self.checked_in_file(page, || self.cached.page_ref(page))?;
-        Ok(found.map(|(kind, seq, found)| (Page::cached(kind, found), seq)))
+    pub(crate) fn page_in_file(&self, page: PageNo) -> Result<Option<(FoundPage<PageRef>, Seq)>, Error> {
+        self.checked_in_file(page, || self.cached.page_ref(page))
     }
 
-    /// Returns the loaded page of the data file, with its kind and seq; `None` if it was never written.
-    fn checked_in_file<P: Deref<Target = [u8]>>(
+    /// Returns the page of the data file as the cache loads it, and its seq; `None` if it was never written.
+    fn checked_in_file<C: Deref<Target = [u8]>>(
         &self,
         page: PageNo,
-        load: impl FnOnce() -> Result<P, pagekeeper_cache::Error>,
-    ) -> Result<Option<(PageKind, Seq, P)>, Error> {
+        load: impl FnOnce() -> Result<C, pagekeeper_cache::Error>,
+    ) -> Result<Option<(FoundPage<C>, Seq)>, Error> {
         if !self.data.has(page) {
             return Ok(None);
         }
@@ -342,43 +360,53 @@ impl Core {
             );
             return Err(self.page_id(page, 0).damaged(reason));
         }
-        Ok(Some((kind, seq, found)))
+        Ok(Some((FoundPage::cached(kind, found), seq)))
+    }
+
+    /// Returns a copy of a page that outlives its frame.
+    pub(crate) fn copied(&self, page: &FoundPage<PageRef>) -> WholePage {
+        WholePage::new(page.kind(), self.buffers.copy(page.bytes()))
     }
 
     /// Returns the page that a version holds, and rebuilds it if necessary.
-    pub(crate) fn whole(&self, page: PageNo, version: Version) -> Result<Whole, Error> {
-        let replay = match version.content {
-            Content::Whole(whole) => return Ok(whole),
-            Content::Replay(replay) => replay,
-        };
-        let whole = self.put_together(page, version.seq, &replay)?;
+    pub(crate) fn whole(&self, page: PageNo, version: PageVersion) -> Result<WholePage, Error> {
         // Beyond its share of memory, a page is rebuilt for each read. A passing replay is in memory only for a reader
         // of all pages.
-        if !replay.is_passing() && self.index.bytes() <= self.config.max_unapplied_bytes {
-            self.index.settle(page, version.seq, Content::Whole(whole.clone()));
+        let is_kept = |replay: &PageReplay| {
+            !replay.is_passing() && self.index.bytes() <= self.config.max_unapplied_bytes
+        };
+        self.rebuilt(page, version, is_kept)
+    }
+
+    /// Like [`whole`](Self::whole), and keeps the rebuilt page.
+    pub(crate) fn settled(&self, page: PageNo, version: PageVersion) -> Result<WholePage, Error> {
+        self.rebuilt(page, version, |_| true)
+    }
+
+    fn rebuilt(
+        &self,
+        page: PageNo,
+        version: PageVersion,
+        is_kept: impl FnOnce(&PageReplay) -> bool,
+    ) -> Result<WholePage, Error> {
+        let replay = match version.content {
+            VersionContent::Whole(whole) => return Ok(whole),
+            VersionContent::Replay(replay) => replay,
+        };
+        let whole = self.put_together(page, version.seq, &replay)?;
+        if is_kept(&replay) {
+            self.index.settle(page, version.seq, VersionContent::Whole(whole.clone()));
         }
         Ok(whole)
     }
 
-    /// Like [`whole`](Self::whole), and keeps the rebuilt page.
-    pub(crate) fn settled(&self, page: PageNo, version: Version) -> Result<Whole, Error> {
-        match version.content {
-            Content::Whole(whole) => Ok(whole),
-            Content::Replay(replay) => {
-                let whole = self.put_together(page, version.seq, &replay)?;
-                self.index.settle(page, version.seq, Content::Whole(whole.clone()));
-                Ok(whole)
-            }
-        }
-    }
-
-    fn put_together(&self, page: PageNo, seq: Seq, replay: &Replay) -> Result<Whole, Error> {
+    fn put_together(&self, page: PageNo, seq: Seq, replay: &PageReplay) -> Result<WholePage, Error> {
         let id = self.page_id(page, seq);
         let mut bytes = self.buffers.zeroed();
         let room = bytes.make_mut();
         if replay.needs_base() {
             match self.page_in_file(page)? {
-                Some((base, _)) => room[HEADER..].copy_from_slice(&base),
+                Some((base, _)) => room[HEADER_BYTES..].copy_from_slice(base.payload()),
                 None => {
                     return Err(self
                         .page_id(page, 0)
@@ -386,12 +414,12 @@ impl Core {
                 }
             }
         }
-        let mut assembly = Assembly::new(room);
+        let mut assembly = PageAssembly::new(room);
         for changes in replay.parts(self.brought_in_share()) {
             assembly.apply(&self.with_bytes(&id, changes)?);
         }
         let kind = assembly.finish(&id)?;
-        Ok(Whole::new(kind, bytes))
+        Ok(WholePage::new(kind, bytes))
     }
 
     /// Waits until the journal has room for `more` bytes, and the index is within its bounds.
@@ -492,9 +520,4 @@ pub(crate) fn verify_page(bytes: &[u8], page: PageNo, store: u64, map: &PageMap)
         Ok(_) | Err(PageFault::NeverWritten) => map.check(page, &found).map_err(|fault| fault.to_string()),
         Err(fault) => Err(fault.to_string()),
     }
-}
-
-/// Whether users may read a page of this kind.
-pub(crate) fn is_data(kind: PageKind) -> bool {
-    kind == PageKind::Data
 }

@@ -14,43 +14,43 @@ use pagekeeper_text::escaped;
 
 use crate::Error;
 use crate::commit::{max_entry_bytes, max_page_entry};
-use crate::data::{self, DataFile, Use};
-use crate::format::superblock::{Meta, Superblock};
-use crate::names::{BACKUP_SOCKET, JOURNAL, LOCK, OTHER_JOURNAL};
+use crate::data::{self, DataFile, FileUse};
+use crate::format::superblock::{StoreMeta, Superblock};
+use crate::names::{BACKUP_SOCKET_NAME, JOURNAL_NAME, LOCK_NAME, OTHER_JOURNAL_NAME};
 use crate::options::{Create, FullPageImages, MIN_PAGE_BYTES, StoreOptions};
 use crate::page_map::{self, PageMap};
 use crate::replay::{journal_options, longest_record};
 use crate::superblocks;
 
 /// Names that a store's directory may have.
-const OURS: [&str; 13] = [
-    superblocks::NAME,
-    superblocks::UNFINISHED,
-    superblocks::COPYING,
-    superblocks::REPLACEMENT,
-    data::NAME,
-    page_map::NAME,
-    JOURNAL,
-    OTHER_JOURNAL,
-    LOCK,
-    crate::warm::NAME,
-    crate::warm::NEW,
-    BACKUP_SOCKET,
+const STORE_NAMES: [&str; 13] = [
+    superblocks::SUPERBLOCK_NAME,
+    superblocks::UNFINISHED_NAME,
+    superblocks::COPYING_NAME,
+    superblocks::REPLACEMENT_NAME,
+    data::DATA_NAME,
+    page_map::MAP_NAME,
+    JOURNAL_NAME,
+    OTHER_JOURNAL_NAME,
+    LOCK_NAME,
+    crate::warm::WARM_NAME,
+    crate::warm::WARM_NEW_NAME,
+    BACKUP_SOCKET_NAME,
     // In the root of a file system.
     "lost+found",
 ];
 /// Names that exist only where a superblock was, or a store was being made.
-const REMAINS: [&str; 7] = [
-    JOURNAL,
-    OTHER_JOURNAL,
-    data::NAME,
-    page_map::NAME,
-    superblocks::REPLACEMENT,
-    crate::warm::NAME,
-    crate::warm::NEW,
+const NAMES_OF_REMAINS: [&str; 7] = [
+    JOURNAL_NAME,
+    OTHER_JOURNAL_NAME,
+    data::DATA_NAME,
+    page_map::MAP_NAME,
+    superblocks::REPLACEMENT_NAME,
+    crate::warm::WARM_NAME,
+    crate::warm::WARM_NEW_NAME,
 ];
 /// Number of journal files.
-const FILES: u32 = 4;
+const JOURNAL_FILES: u32 = 4;
 
 /// Tests whether a store is to be made in a directory with these names: it has no store, and no remains except those of
 /// one that was never finished.
@@ -59,26 +59,26 @@ pub(crate) fn is_to_be_made(
     directory: &Path,
     names: &[OsString],
 ) -> Result<bool, Error> {
-    let foreign = names.iter().find(|name| !OURS.iter().any(|our| *name == our));
+    let foreign = names.iter().find(|name| !STORE_NAMES.iter().any(|our| *name == our));
     let has = |name: &str| names.iter().any(|found| found == name);
-    let is_unfinished = has(superblocks::UNFINISHED);
-    if has(superblocks::NAME) {
+    let is_unfinished = has(superblocks::UNFINISHED_NAME);
+    if has(superblocks::SUPERBLOCK_NAME) {
         return Ok(false);
     }
     // The caller wants the store that was copied, not a new one without its pages.
-    if has(superblocks::COPYING) {
+    if has(superblocks::COPYING_NAME) {
         return Err(Error::Unfinished { path: directory.to_path_buf() });
     }
-    if let Some(found) = REMAINS.into_iter().find(|name| !is_unfinished && has(name))
+    if let Some(found) = NAMES_OF_REMAINS.into_iter().find(|name| !is_unfinished && has(name))
         && !injected!(options, MadeAnewOverLost)
     {
-        let (path, found) = (directory.join(superblocks::NAME), found.to_owned());
+        let (path, found) = (directory.join(superblocks::SUPERBLOCK_NAME), found.to_owned());
         return Err(Error::LostSuperblock { path, found });
     }
     let create = if options.may_create() { options.create } else { Create::Never };
     match (create, foreign) {
         (Create::Never, _) if is_unfinished => Err(Error::Unfinished { path: directory.to_path_buf() }),
-        (Create::Never, _) => Err(Error::NoStore { path: directory.join(superblocks::NAME) }),
+        (Create::Never, _) => Err(Error::NoStore { path: directory.join(superblocks::SUPERBLOCK_NAME) }),
         (Create::IfMissing | Create::New, Some(found)) => {
             let found = escaped(&found).to_string();
             Err(Error::NotEmpty { path: directory.to_path_buf(), found })
@@ -87,11 +87,15 @@ pub(crate) fn is_to_be_made(
     }
 }
 
-/// Checks that the journal can take any page.
+/// Checks that the journal of a new store can take any page.
 pub(crate) fn check_new(options: &StoreOptions) -> Result<(), Error> {
     let page = options.page_size.unwrap_or(MIN_PAGE_BYTES) as u64;
-    let bytes = options.new_journal_bytes();
-    if max_entry_bytes(bytes) < max_page_entry(page, longest_record(options, bytes)) {
+    check_journal(options, options.new_journal_bytes(), page)
+}
+
+/// Checks that a journal with this limit can take a page of this size, both in bytes.
+pub(crate) fn check_journal(options: &StoreOptions, bytes: u64, page_size: u64) -> Result<(), Error> {
+    if max_entry_bytes(bytes) < max_page_entry(page_size, longest_record(options, bytes)) {
         let wanted = "a page does not go into it: give 131072 bytes or more for pages of 32 or 64 KiB";
         return Err(Error::Setting { what: "a journal", given: bytes, wanted });
     }
@@ -119,8 +123,8 @@ pub(crate) fn sync_names(io: &dyn Io, directory: &Path, is_new: bool) -> Result<
 
 /// Makes a store where there is none, or where one was never finished. The superblock gets its name last.
 pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -> Result<(), Error> {
-    superblocks::begin(&**io, directory, superblocks::UNFINISHED)?;
-    let journal = directory.join(JOURNAL);
+    superblocks::begin(&**io, directory, superblocks::UNFINISHED_NAME)?;
+    let journal = directory.join(JOURNAL_NAME);
     let remains = match io.list(&journal) {
         Err(error) if error.errno() == Some(libc::ENOENT) => Vec::new(),
         names => names?,
@@ -135,7 +139,7 @@ pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -
     for name in remains {
         io.remove(&journal.join(name))?;
     }
-    for name in [data::NAME, page_map::NAME] {
+    for name in [data::DATA_NAME, page_map::MAP_NAME] {
         match io.remove(&directory.join(name)) {
             Err(error) if error.errno() == Some(libc::ENOENT) => {}
             removed => removed?,
@@ -144,7 +148,7 @@ pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -
     let max_journal_bytes = options.new_journal_bytes();
     let journal_id = make_journal(options, io, &journal, max_journal_bytes)?;
     let page_size = options.page_size.unwrap_or(MIN_PAGE_BYTES);
-    let file = DataFile::open(io, directory, data::NAME, Use::Make, page_size)?;
+    let file = DataFile::open(io, directory, data::DATA_NAME, FileUse::Make, page_size)?;
     file.file.sync_all()?;
     PageMap::create(io, directory)?;
     io.sync_dir(directory)?;
@@ -157,9 +161,9 @@ pub(crate) fn make(options: &StoreOptions, io: &Arc<dyn Io>, directory: &Path) -
         max_journal_bytes,
         first_diffs: is_atomic(options, directory, &file, page_size),
         journal: journal_id,
-        meta: Meta::default(),
+        meta: StoreMeta::default(),
     };
-    superblocks::create(&**io, directory, superblocks::UNFINISHED, first)
+    superblocks::create(&**io, directory, superblocks::UNFINISHED_NAME, first)
 }
 
 /// Makes a journal in a directory that has none, and returns its id.
@@ -171,8 +175,8 @@ pub(crate) fn make_journal(
 ) -> Result<u64, Error> {
     // Beyond the limit: the last padding, and rounding.
     let ring = max_journal_bytes + (max_journal_bytes / 16).max(64 << 10);
-    let file_bytes = ring.div_ceil(u64::from(FILES)).next_multiple_of(4096);
-    let options = journal_options(options, io, max_journal_bytes).files(FILES).file_bytes(file_bytes);
+    let file_bytes = ring.div_ceil(u64::from(JOURNAL_FILES)).next_multiple_of(4096);
+    let options = journal_options(options, io, max_journal_bytes).files(JOURNAL_FILES).file_bytes(file_bytes);
     let made = options.create(journal)?;
     let id = made.id();
     made.close()?;

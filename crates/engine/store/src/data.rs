@@ -17,19 +17,19 @@ use pagekeeper_io::{
 
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
-use crate::depth::Depth;
+use crate::depth::WriteDepth;
 pub(crate) use crate::format::superblock::MAX_PAGES;
 use crate::{Error, PageNo};
 
 /// The data file's name.
-pub(crate) const NAME: &str = "data";
+pub(crate) const DATA_NAME: &str = "data";
 
 /// The bounds in bytes of one growth step, which is 1/8 of the file.
-const STEP: Range<u64> = 256 << 10..64 << 20;
+const GROWTH_BYTES: Range<u64> = 256 << 10..64 << 20;
 
 /// The access to a file of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum FileUse {
     /// It exists, and is only read.
     Read,
     /// It exists, and is written.
@@ -39,11 +39,11 @@ pub(crate) enum Use {
 }
 
 /// Opens a file of the store, past the page cache where possible.
-pub(crate) fn open_file(io: &dyn Io, path: &Path, use_of: Use) -> Result<Arc<dyn IoFile>, IoError> {
+pub(crate) fn open_file(io: &dyn Io, path: &Path, use_of: FileUse) -> Result<Arc<dyn IoFile>, IoError> {
     match use_of {
-        Use::Read => open_past_cache(io, path),
-        Use::Write => open_writable_past_cache(io, path, Create::Never),
-        Use::Make => open_writable_past_cache(io, path, Create::New),
+        FileUse::Read => open_past_cache(io, path),
+        FileUse::Write => open_writable_past_cache(io, path, Create::Never),
+        FileUse::Make => open_writable_past_cache(io, path, Create::New),
     }
 }
 
@@ -72,7 +72,7 @@ impl DataFile {
         io: &Arc<dyn Io>,
         directory: &Path,
         name: &str,
-        use_of: Use,
+        use_of: FileUse,
         page_size: usize,
     ) -> Result<Self, Error> {
         let file = open_file(&**io, &directory.join(name), use_of)?;
@@ -208,7 +208,7 @@ impl DataFile {
 
     /// Extends it beyond `len`.
     fn extend(&self, len: u64, needed: u64, sparse: bool) -> Result<(), Error> {
-        let step = (len / 8).clamp(STEP.start, STEP.end).next_multiple_of(self.page_size);
+        let step = (len / 8).clamp(GROWTH_BYTES.start, GROWTH_BYTES.end).next_multiple_of(self.page_size);
         let end = if sparse { needed } else { needed.max(len.saturating_add(step)) };
         let grown = if sparse { self.file.set_len(end) } else { self.file.allocate(len..end) };
         match grown {
@@ -235,7 +235,7 @@ impl DataFile {
 }
 
 /// Consecutive pages on their way to the data file.
-pub(crate) struct Run {
+pub(crate) struct PageRun {
     pub(crate) first: PageNo,
     /// The seq of each page as it is written.
     pub(crate) seqs: Vec<u64>,
@@ -245,7 +245,7 @@ pub(crate) struct Run {
 #[derive(Default)]
 struct WriteState {
     in_flight: usize,
-    done: VecDeque<Run>,
+    done: VecDeque<PageRun>,
     failed: Option<IoError>,
 }
 
@@ -262,17 +262,17 @@ impl WriteState {
 pub(crate) struct WritesInFlight<'a> {
     data: &'a DataFile,
     state: Arc<(Mutex<WriteState>, Condvar)>,
-    depth: Depth,
+    depth: WriteDepth,
 }
 
 impl<'a> WritesInFlight<'a> {
     /// Creates it with at most as many writes in flight as `depth` says.
-    pub(crate) fn new(data: &'a DataFile, depth: Depth) -> Self {
+    pub(crate) fn new(data: &'a DataFile, depth: WriteDepth) -> Self {
         Self { data, state: Arc::default(), depth }
     }
 
     /// Starts writes. Waits first while too many are in flight.
-    pub(crate) fn start(&self, runs: Vec<Run>) -> Result<(), Error> {
+    pub(crate) fn start(&self, runs: Vec<PageRun>) -> Result<(), Error> {
         self.wait(self.depth.now().saturating_sub(runs.len()));
         let (mutex, _) = &*self.state;
         {
@@ -283,7 +283,7 @@ impl<'a> WritesInFlight<'a> {
             state.in_flight += runs.len();
         }
         let writes = runs.into_iter().map(|run| {
-            let Run { first, seqs, bytes } = run;
+            let PageRun { first, seqs, bytes } = run;
             let state = Arc::clone(&self.state);
             OwnedWrite {
                 file: Arc::clone(&self.data.file),
@@ -295,7 +295,7 @@ impl<'a> WritesInFlight<'a> {
                     let mut state = lock(mutex);
                     state.in_flight -= 1;
                     match result {
-                        Ok(()) => state.done.push_back(Run { first, seqs, bytes }),
+                        Ok(()) => state.done.push_back(PageRun { first, seqs, bytes }),
                         Err(error) => state.fail(error),
                     }
                     drop(state);
@@ -315,7 +315,7 @@ impl<'a> WritesInFlight<'a> {
     }
 
     /// Returns a run whose write has ended since the last call.
-    pub(crate) fn next_done(&mut self) -> Option<Run> {
+    pub(crate) fn next_done(&mut self) -> Option<PageRun> {
         let run = lock(&self.state.0).done.pop_front()?;
         self.depth.done(1);
         Some(run)

@@ -10,19 +10,19 @@ use std::time::{Duration, Instant};
 use pagekeeper_policy::DiskProfile;
 
 /// Minimum depth.
-const MIN: usize = 128;
+const DEPTH_MIN: usize = 128;
 /// Maximum depth.
-pub(crate) const MAX: usize = 1024;
+pub(crate) const DEPTH_MAX: usize = 1024;
 /// Depth beside commits on an unknown disk: their syncs should not wait behind too many writes.
 const DURING_COMMITS: usize = 64;
 /// The range of the depth beside commits on a measured disk.
 const DURING_COMMITS_RANGE: std::ops::RangeInclusive<usize> = 16..=256;
 /// Doubling must raise the rate by at least one part in this many.
-const WORTH: u64 = 10;
+const RATE_GAIN_MIN: u64 = 10;
 
 /// The depth as known so far.
 #[derive(Debug, Clone)]
-pub(crate) struct Depth {
+pub(crate) struct WriteDepth {
     now: usize,
     /// When this depth began, and how many writes have ended since.
     since: Instant,
@@ -32,10 +32,10 @@ pub(crate) struct Depth {
     is_settled: bool,
 }
 
-impl Depth {
+impl WriteDepth {
     /// Creates a depth that is still to be found out.
     pub(crate) fn unknown() -> Self {
-        Self { now: MIN, since: Instant::now(), done: 0, rate_before: None, is_settled: false }
+        Self { now: DEPTH_MIN, since: Instant::now(), done: 0, rate_before: None, is_settled: false }
     }
 
     /// Creates a depth for a recovery, or beside commits, from the disk's profile if there is one. A disk that reached
@@ -46,7 +46,7 @@ impl Depth {
         let known = width.and_then(|width| usize::try_from(width).ok());
         match (known, recovering) {
             (Some(_), true) if width == deepest => Self::unknown(),
-            (Some(width), true) => Self::fixed((2 * width).clamp(*DURING_COMMITS_RANGE.start(), MAX)),
+            (Some(width), true) => Self::fixed((2 * width).clamp(*DURING_COMMITS_RANGE.start(), DEPTH_MAX)),
             // Half of it stays for the commits.
             (Some(width), false) => {
                 Self::fixed((width / 2).clamp(*DURING_COMMITS_RANGE.start(), *DURING_COMMITS_RANGE.end()))
@@ -79,8 +79,9 @@ impl Depth {
             return;
         }
         let rate = self.done as f64 / elapsed.as_secs_f64().max(1e-9);
-        let is_better = self.rate_before.is_none_or(|before| rate > before * (1.0 + 1.0 / WORTH as f64));
-        if !is_better || self.now == MAX {
+        let is_better =
+            self.rate_before.is_none_or(|before| rate > before * (1.0 + 1.0 / RATE_GAIN_MIN as f64));
+        if !is_better || self.now == DEPTH_MAX {
             self.is_settled = true;
             return;
         }
@@ -98,7 +99,7 @@ mod tests {
 
     /// Returns the depth found on a disk that serves this many writes at once, 2 ms each.
     fn on_a_disk(width: usize) -> usize {
-        let mut depth = Depth::unknown();
+        let mut depth = WriteDepth::unknown();
         while !depth.is_settled {
             let count = 3 * depth.now;
             let batches = count as f64 / width.min(depth.now) as f64;
@@ -112,7 +113,7 @@ mod tests {
         assert_eq!([1, 8, 64].map(on_a_disk), [256; 3]);
         assert_eq!([100, 128, 200, 256].map(on_a_disk), [256, 256, 512, 512]);
         assert_eq!([512, 5000].map(on_a_disk), [1024; 2]);
-        assert_eq!(Depth::fixed(7).now(), 7);
+        assert_eq!(WriteDepth::fixed(7).now(), 7);
     }
 
     #[test]
@@ -127,7 +128,7 @@ mod tests {
             DiskProfile { reads: [1, 4, 16, 64, 256].map(read).into(), ..DiskProfile::default() }
         };
         let of = |disk: Option<&DiskProfile>, recovering| {
-            let depth = Depth::of(disk, recovering);
+            let depth = WriteDepth::of(disk, recovering);
             (depth.now(), depth.is_settled)
         };
         assert_eq!((of(None, true), of(None, false)), ((128, false), (64, true)));

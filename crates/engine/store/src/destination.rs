@@ -11,20 +11,20 @@ use std::sync::Arc;
 
 use pagekeeper_io::{AlignedBuf, Io, WriteMode};
 
-use crate::backup::Piece;
+use crate::backup::CopiedPiece;
 use crate::create::{above, is_atomic, make_journal};
-use crate::data::{self, DataFile, Run, Use, WritesInFlight};
-use crate::depth::Depth;
-use crate::format::page_map::NEVER;
-use crate::format::superblock::{Meta, Superblock};
-use crate::names::JOURNAL;
+use crate::data::{self, DataFile, FileUse, PageRun, WritesInFlight};
+use crate::depth::WriteDepth;
+use crate::format::page_map::ENTRY_NEVER_WRITTEN;
+use crate::format::superblock::{StoreMeta, Superblock};
+use crate::names::JOURNAL_NAME;
 use crate::options::StoreOptions;
 use crate::page_map::{self, PageMap};
 use crate::{Error, PageNo, Seq, superblocks};
 
-/// Writes at once, of at most [`PIECE`](crate::inspect::PIECE) bytes each. Few, since the syncs of commits wait behind
+/// Writes at once, of at most [`PIECE_BYTES`](crate::bulk_read::PIECE_BYTES) bytes each. Few, since the syncs of commits wait behind
 /// them.
-const DEPTH: usize = 4;
+const WRITES_AT_ONCE: usize = 4;
 /// Bytes of the page map that are kept, beside those that wait to be written.
 const MAP_BYTES: u64 = 1 << 20;
 /// Pages after which the page map is written. Until then it takes 4 bytes of memory for each.
@@ -32,7 +32,7 @@ const FLUSH_AFTER: usize = 1 << 20;
 
 /// The parameters of the new store.
 #[derive(Debug, Clone)]
-pub(crate) struct Like {
+pub(crate) struct StoreParameters {
     /// Its id, which is in each of its pages.
     pub(crate) store: u64,
     /// Bytes of a page.
@@ -43,8 +43,8 @@ pub(crate) struct Like {
 
 /// The new store while it is unfinished.
 pub(crate) struct Destination {
-    files: Files,
-    like: Like,
+    files: DestinationFiles,
+    like: StoreParameters,
     journal: u64,
     first_diffs: bool,
     data: DataFile,
@@ -52,7 +52,7 @@ pub(crate) struct Destination {
 }
 
 /// The files that were made. They are removed unless the store is finished.
-struct Files {
+struct DestinationFiles {
     io: Arc<dyn Io>,
     directory: PathBuf,
     is_finished: bool,
@@ -66,38 +66,39 @@ impl Destination {
         options: &StoreOptions,
         io: &Arc<dyn Io>,
         directory: &Path,
-        like: Like,
+        like: StoreParameters,
     ) -> Result<Self, Error> {
         match io.create_dir(directory) {
             Err(error) if error.errno() == Some(libc::EEXIST) => return Err(exists(&**io, directory)),
             made => made?,
         }
-        let files = Files { io: Arc::clone(io), directory: directory.to_path_buf(), is_finished: false };
-        superblocks::begin(&**io, directory, superblocks::COPYING)?;
+        let files =
+            DestinationFiles { io: Arc::clone(io), directory: directory.to_path_buf(), is_finished: false };
+        superblocks::begin(&**io, directory, superblocks::COPYING_NAME)?;
         io.sync_dir(above(directory))?;
-        let journal = make_journal(options, io, &directory.join(JOURNAL), like.max_journal_bytes)?;
-        let data = DataFile::open(io, directory, data::NAME, Use::Make, like.page_size)?;
+        let journal = make_journal(options, io, &directory.join(JOURNAL_NAME), like.max_journal_bytes)?;
+        let data = DataFile::open(io, directory, data::DATA_NAME, FileUse::Make, like.page_size)?;
         PageMap::create(io, directory)?;
-        let map = PageMap::open(io, directory, Use::Write, (like.store, 0, 0), MAP_BYTES)?;
+        let map = PageMap::open(io, directory, FileUse::Write, (like.store, 0, 0), MAP_BYTES)?;
         let first_diffs = is_atomic(options, directory, &data, like.page_size);
         Ok(Self { files, like, journal, first_diffs, data, map })
     }
 
     /// Returns a writer for its pages.
-    pub(crate) fn writer(&self) -> Writer<'_> {
-        let writes = WritesInFlight::new(&self.data, Depth::fixed(DEPTH));
-        Writer { to: self, writes, noted: 0, pages: 0, seq: 0, bytes: 0, rounds: 0 }
+    pub(crate) fn writer(&self) -> PageWriter<'_> {
+        let writes = WritesInFlight::new(&self.data, WriteDepth::fixed(WRITES_AT_ONCE));
+        PageWriter { to: self, writes, noted: 0, pages: 0, seq: 0, bytes: 0, rounds: 0 }
     }
 
     /// Finishes the store with the page count of `meta`, as of commit `seq`, and makes it durable. Pages that were not
     /// written count as never written.
-    pub(crate) fn finish(mut self, seq: Seq, meta: Meta) -> Result<(), Error> {
+    pub(crate) fn finish(mut self, seq: Seq, meta: StoreMeta) -> Result<(), Error> {
         self.data.grow(meta.pages, true)?;
         // Pages that were copied before commits removed them.
         self.data.cut(meta.pages)?;
         self.data.sync_all()?;
-        self.map.flush(meta.pages, seq, Depth::fixed(DEPTH))?;
-        let Files { io, directory, .. } = &self.files;
+        self.map.flush(meta.pages, seq, WriteDepth::fixed(WRITES_AT_ONCE))?;
+        let DestinationFiles { io, directory, .. } = &self.files;
         io.sync_dir(directory)?;
         let page_size = u32::try_from(self.like.page_size).unwrap_or_else(|_| unreachable!("at most 65536"));
         let superblock = Superblock {
@@ -111,7 +112,7 @@ impl Destination {
             journal: self.journal,
             meta,
         };
-        superblocks::create(&**io, directory, superblocks::COPYING, superblock)?;
+        superblocks::create(&**io, directory, superblocks::COPYING_NAME, superblock)?;
         self.files.is_finished = true;
         Ok(())
     }
@@ -124,7 +125,7 @@ pub(crate) fn exists(io: &dyn Io, directory: &Path) -> Error {
 }
 
 /// Writes pages, in any order.
-pub(crate) struct Writer<'a> {
+pub(crate) struct PageWriter<'a> {
     to: &'a Destination,
     writes: WritesInFlight<'a>,
     /// Pages recorded in the map since it was last written.
@@ -134,11 +135,11 @@ pub(crate) struct Writer<'a> {
     /// The pages are as of this commit, or older.
     seq: Seq,
     bytes: u64,
-    /// Number of calls of [`begin`](Writer::begin).
+    /// Number of calls of [`begin`](PageWriter::begin).
     rounds: u64,
 }
 
-impl Writer<'_> {
+impl PageWriter<'_> {
     /// Makes room for this many pages. Pages written from now on are as of this commit. Earlier writes have ended, so
     /// the same pages may come again.
     pub(crate) fn begin(&mut self, pages: u64, seq: Seq) -> Result<(), Error> {
@@ -150,23 +151,23 @@ impl Writer<'_> {
     }
 
     /// Starts writing pieces of consecutive pages, and records the checksums of those pages that have content.
-    pub(crate) fn write(&mut self, pieces: Vec<Run>, noted: Vec<(PageNo, u32)>) -> Result<(), Error> {
+    pub(crate) fn write(&mut self, pieces: Vec<PageRun>, noted: Vec<(PageNo, u32)>) -> Result<(), Error> {
         self.bytes += pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
         self.writes.start(pieces)?;
         while self.writes.next_done().is_some() {}
         self.noted += noted.len();
         self.to.map.set(noted)?;
         if self.noted >= FLUSH_AFTER {
-            self.to.map.flush(self.pages, self.seq, Depth::fixed(DEPTH))?;
+            self.to.map.flush(self.pages, self.seq, WriteDepth::fixed(WRITES_AT_ONCE))?;
             self.noted = 0;
         }
         Ok(())
     }
 
     /// Starts writing pages that were read from a store, in any order.
-    pub(crate) fn write_pieces(&mut self, pieces: Vec<Piece>) -> Result<(), Error> {
+    pub(crate) fn write_pieces(&mut self, pieces: Vec<CopiedPiece>) -> Result<(), Error> {
         let (mut runs, mut noted) = (Vec::with_capacity(pieces.len()), Vec::new());
-        for Piece { first, bytes, crcs } in pieces {
+        for CopiedPiece { first, bytes, crcs } in pieces {
             let before = noted.len();
             for (page, crc) in (first..).zip(crcs) {
                 match crc {
@@ -178,7 +179,7 @@ impl Writer<'_> {
             }
             // Pages that were never written take no space.
             if noted.len() > before {
-                runs.push(Run { first, seqs: Vec::new(), bytes });
+                runs.push(PageRun { first, seqs: Vec::new(), bytes });
             }
         }
         self.write(runs, noted)
@@ -198,7 +199,7 @@ impl Writer<'_> {
             }
             punched => punched?,
         }
-        self.to.map.fill(pages, NEVER)
+        self.to.map.fill(pages, ENTRY_NEVER_WRITTEN)
     }
 
     /// Waits for all writes, and returns how many bytes were written.
@@ -209,19 +210,19 @@ impl Writer<'_> {
     }
 }
 
-impl Drop for Files {
+impl Drop for DestinationFiles {
     /// Removes what was made, as far as possible. The mark goes last, so that the remains are no store.
     fn drop(&mut self) {
         if self.is_finished {
             return;
         }
         let Self { io, directory, .. } = self;
-        let journal = directory.join(JOURNAL);
+        let journal = directory.join(JOURNAL_NAME);
         for name in io.list(&journal).unwrap_or_default() {
             let _ = io.remove(&journal.join(name));
         }
         let _ = io.remove_dir(&journal);
-        for name in [data::NAME, page_map::NAME, superblocks::COPYING] {
+        for name in [data::DATA_NAME, page_map::MAP_NAME, superblocks::COPYING_NAME] {
             let _ = io.remove(&directory.join(name));
         }
         let _ = io.remove_dir(directory);

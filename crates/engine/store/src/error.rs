@@ -280,36 +280,7 @@ impl Error {
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Io(error) | Self::Journal(pagekeeper_wal::Error::Io(error)) => error.errno(),
-            Self::Journal(_)
-            | Self::Cache(_)
-            | Self::CacheSetting(_)
-            | Self::NoStore { .. }
-            | Self::NotEmpty { .. }
-            | Self::Exists { .. }
-            | Self::Unfinished { .. }
-            | Self::BrokenSuperblock { .. }
-            | Self::LostSuperblock { .. }
-            | Self::LostFile { .. }
-            | Self::UnknownVersion { .. }
-            | Self::OldVersion { .. }
-            | Self::NoBackupsServed { .. }
-            | Self::BackupRefused { .. }
-            | Self::BackupNotConfirmed { .. }
-            | Self::CutOff { .. }
-            | Self::OtherPageSize { .. }
-            | Self::ReadOnly
-            | Self::Setting { .. }
-            | Self::Corrupt { .. }
-            | Self::NotAtomic { .. }
-            | Self::Damaged { .. }
-            | Self::OutOfRange { .. }
-            | Self::NotAllocated { .. }
-            | Self::NeverWritten { .. }
-            | Self::PayloadSize { .. }
-            | Self::MetadataTooLong { .. }
-            | Self::TransactionTooLarge { .. }
-            | Self::SnapshotTooOld
-            | Self::Poisoned { .. } => None,
+            _ => None,
         }
     }
 

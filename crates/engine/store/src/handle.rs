@@ -11,14 +11,14 @@ use crate::core::Core;
 
 /// A handle on the store.
 #[derive(Clone)]
-pub(crate) enum Handle<'a> {
+pub(crate) enum StoreHandle<'a> {
     /// The store outlives the handle.
     Borrowed(&'a Core),
     /// The handle is one of the owners of the store.
     Shared(Arc<Store>),
 }
 
-impl Deref for Handle<'_> {
+impl Deref for StoreHandle<'_> {
     type Target = Core;
 
     fn deref(&self) -> &Core {
@@ -30,11 +30,11 @@ impl Deref for Handle<'_> {
 }
 
 /// The held lock of the write transaction: at most one exists.
-pub(crate) struct WriterGuard<'a>(Handle<'a>);
+pub(crate) struct WriterGuard<'a>(StoreHandle<'a>);
 
 impl<'a> WriterGuard<'a> {
     /// Waits until no other transaction of this store holds it.
-    pub(crate) fn lock(core: Handle<'a>) -> Self {
+    pub(crate) fn lock(core: StoreHandle<'a>) -> Self {
         core.writer.acquire();
         Self(core)
     }

@@ -16,59 +16,59 @@ use std::sync::Arc;
 
 use pagekeeper_kernel::mutex::ignore_poison;
 
-use super::snapshots::Needed;
+use super::snapshots::NeededVersions;
 use super::sync::{AtomicBool, AtomicU64, Ordering, RwLock, RwLockReadGuard, RwLockWriteGuard, SHARDS};
-use crate::version::{Content, Replay, Version};
+use crate::version::{PageReplay, PageVersion, VersionContent};
 use crate::{PageNo, Seq};
 
 /// Approximate bytes of an entry beside its pages.
-const ENTRY: u64 = 96;
+const ENTRY_BYTES: u64 = 96;
 
-type Pages = HashMap<PageNo, Vec<Version>>;
+type PageVersions = HashMap<PageNo, Vec<PageVersion>>;
 
 /// A part of the index.
 #[derive(Debug)]
 // Two cache lines, since processors fetch them in pairs.
 #[repr(align(128))]
-struct Shard {
-    pages: RwLock<Pages>,
+struct IndexShard {
+    pages: RwLock<PageVersions>,
     /// The number of its pages, stored before its lock is released. A reader of 0 needs no lock. A version that its
     /// snapshot needs was added before the snapshot began, and is gone since; or the data file has a newer page by now,
     /// which makes the reader look here again.
     len: AtomicU64,
 }
 
-impl Shard {
-    fn read(&self) -> RwLockReadGuard<'_, Pages> {
+impl IndexShard {
+    fn read(&self) -> RwLockReadGuard<'_, PageVersions> {
         ignore_poison(self.pages.read())
     }
 
-    fn write(&self) -> Changing<'_> {
-        Changing { pages: ignore_poison(self.pages.write()), len: &self.len }
+    fn write(&self) -> ChangingShard<'_> {
+        ChangingShard { pages: ignore_poison(self.pages.write()), len: &self.len }
     }
 }
 
 /// A shard that is being changed.
-struct Changing<'a> {
-    pages: RwLockWriteGuard<'a, Pages>,
+struct ChangingShard<'a> {
+    pages: RwLockWriteGuard<'a, PageVersions>,
     len: &'a AtomicU64,
 }
 
-impl Deref for Changing<'_> {
-    type Target = Pages;
+impl Deref for ChangingShard<'_> {
+    type Target = PageVersions;
 
-    fn deref(&self) -> &Pages {
+    fn deref(&self) -> &PageVersions {
         &self.pages
     }
 }
 
-impl DerefMut for Changing<'_> {
-    fn deref_mut(&mut self) -> &mut Pages {
+impl DerefMut for ChangingShard<'_> {
+    fn deref_mut(&mut self) -> &mut PageVersions {
         &mut self.pages
     }
 }
 
-impl Drop for Changing<'_> {
+impl Drop for ChangingShard<'_> {
     fn drop(&mut self) {
         self.len.store(self.pages.len() as u64, Ordering::Release);
     }
@@ -77,7 +77,7 @@ impl Drop for Changing<'_> {
 /// The versions in memory.
 #[derive(Debug)]
 pub(crate) struct Index {
-    shards: Box<[Shard]>,
+    shards: Box<[IndexShard]>,
     bytes: AtomicU64,
     /// Whether recovery found a page whose base is in the data file. If not, nobody has to search for such pages.
     has_based: AtomicBool,
@@ -87,7 +87,7 @@ pub(crate) struct Index {
 
 impl Default for Index {
     fn default() -> Self {
-        let shard = |_| Shard { pages: RwLock::new(Pages::new()), len: AtomicU64::new(0) };
+        let shard = |_| IndexShard { pages: RwLock::new(PageVersions::new()), len: AtomicU64::new(0) };
         let shards = (0..SHARDS).map(shard).collect();
         let [has_based, has_placed] = [false; 2].map(AtomicBool::new);
         Self { shards, bytes: AtomicU64::new(0), has_based, has_placed }
@@ -95,17 +95,17 @@ impl Default for Index {
 }
 
 impl Index {
-    fn shard(&self, page: PageNo) -> &Shard {
+    fn shard(&self, page: PageNo) -> &IndexShard {
         // Neighbouring pages are in different shards.
         #[expect(clippy::cast_possible_truncation, reason = "below the number of shards")]
         &self.shards[(page % SHARDS as u64) as usize]
     }
 
-    fn read(&self, page: PageNo) -> RwLockReadGuard<'_, Pages> {
+    fn read(&self, page: PageNo) -> RwLockReadGuard<'_, PageVersions> {
         self.shard(page).read()
     }
 
-    fn write(&self, page: PageNo) -> Changing<'_> {
+    fn write(&self, page: PageNo) -> ChangingShard<'_> {
         self.shard(page).write()
     }
 
@@ -114,12 +114,12 @@ impl Index {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    fn grown(&self, version: &Version) {
-        self.bytes.fetch_add(ENTRY + version.content.size(), Ordering::Relaxed);
+    fn grown(&self, version: &PageVersion) {
+        self.bytes.fetch_add(ENTRY_BYTES + version.content.size(), Ordering::Relaxed);
     }
 
-    fn shrunk(&self, version: &Version) {
-        self.bytes.fetch_sub(ENTRY + version.content.size(), Ordering::Relaxed);
+    fn shrunk(&self, version: &PageVersion) {
+        self.bytes.fetch_sub(ENTRY_BYTES + version.content.size(), Ordering::Relaxed);
     }
 
     /// Whether the page, or another one in its shard, has any version. Takes no lock.
@@ -129,7 +129,7 @@ impl Index {
     }
 
     /// Returns the newest version up to `seq`.
-    pub(crate) fn get(&self, page: PageNo, seq: Seq) -> Option<Version> {
+    pub(crate) fn get(&self, page: PageNo, seq: Seq) -> Option<PageVersion> {
         if !self.has_near(page) {
             return None;
         }
@@ -142,7 +142,7 @@ impl Index {
         &self,
         page: PageNo,
         seq: Seq,
-        whole: impl Fn(Version) -> Result<T, E>,
+        whole: impl Fn(PageVersion) -> Result<T, E>,
         in_file: impl Fn() -> Result<Option<(T, Seq)>, E>,
     ) -> Result<Option<T>, E> {
         let mut failed = None;
@@ -169,10 +169,12 @@ impl Index {
 
     /// Returns versions of the page older than `seq` that are rebuilt from the data file or the journal, including
     /// those whose bytes are in memory only for now.
-    pub(crate) fn replays_before(&self, page: PageNo, seq: Seq) -> Vec<Version> {
-        let takes_more = |replay: &Replay| replay.needs_base() || replay.is_placed() || replay.is_passing();
-        let needs = |version: &&Version| {
-            version.seq < seq && matches!(&version.content, Content::Replay(replay) if takes_more(replay))
+    pub(crate) fn replays_before(&self, page: PageNo, seq: Seq) -> Vec<PageVersion> {
+        let takes_more =
+            |replay: &PageReplay| replay.needs_base() || replay.is_placed() || replay.is_passing();
+        let needs = |version: &&PageVersion| {
+            version.seq < seq
+                && matches!(&version.content, VersionContent::Replay(replay) if takes_more(replay))
         };
         let shard = self.read(page);
         shard.get(&page).map_or(Vec::new(), |versions| versions.iter().filter(needs).cloned().collect())
@@ -188,15 +190,15 @@ impl Index {
         if pages.end.saturating_sub(pages.start) <= SHARDS as u64 {
             return pages.clone().any(|page| self.get(page, Seq::MAX).is_some());
         }
-        let has = |shard: &Shard| {
+        let has = |shard: &IndexShard| {
             shard.len.load(Ordering::Acquire) > 0 && shard.read().keys().any(|page| pages.contains(page))
         };
         self.shards.iter().any(has)
     }
 
     /// Adds a commit's version of a page, and drops versions that nobody needs any more.
-    pub(crate) fn push(&self, page: PageNo, seq: Seq, content: Content, needed: &Needed) {
-        let version = Version { seq, applied: false, content };
+    pub(crate) fn push(&self, page: PageNo, seq: Seq, content: VersionContent, needed: &NeededVersions) {
+        let version = PageVersion { seq, applied: false, content };
         self.grown(&version);
         let mut shard = self.write(page);
         let versions = shard.entry(page).or_default();
@@ -206,18 +208,18 @@ impl Index {
     }
 
     /// Adds a change that recovery found, on top of the earlier ones.
-    pub(crate) fn replay(&self, page: PageNo, seq: Seq, change: crate::format::entry::Change) {
+    pub(crate) fn replay(&self, page: PageNo, seq: Seq, change: crate::format::entry::PageChange) {
         let mut shard = self.write(page);
         // Most pages have one version until they are applied.
         let versions = shard.entry(page).or_insert_with(|| Vec::with_capacity(1));
         if versions.is_empty() {
-            let content = Content::Replay(Arc::default());
-            versions.push(Version { seq, applied: false, content });
+            let content = VersionContent::Replay(Arc::default());
+            versions.push(PageVersion { seq, applied: false, content });
         } else if let Some(before) = versions.last() {
             self.shrunk(before);
         }
         let Some(version) = versions.last_mut() else { return };
-        let Content::Replay(replay) = &mut version.content else {
+        let VersionContent::Replay(replay) = &mut version.content else {
             unreachable!("nothing is read while the journal is");
         };
         let replay = Arc::make_mut(replay);
@@ -233,24 +235,24 @@ impl Index {
     }
 
     /// Returns the version of the page to apply as of `seq`, if it has bytes that must be read from the journal first.
-    pub(crate) fn placed(&self, page: PageNo, seq: Seq) -> Option<(Seq, Arc<Replay>)> {
+    pub(crate) fn placed(&self, page: PageNo, seq: Seq) -> Option<(Seq, Arc<PageReplay>)> {
         if !self.has_placed.load(Ordering::Relaxed) {
             return None;
         }
         let version = self.get(page, seq).filter(|version| !version.applied)?;
         match version.content {
-            Content::Replay(replay) if replay.is_placed() => Some((version.seq, replay)),
-            Content::Replay(_) | Content::Whole(_) => None,
+            VersionContent::Replay(replay) if replay.is_placed() => Some((version.seq, replay)),
+            VersionContent::Replay(_) | VersionContent::Whole(_) => None,
         }
     }
 
     /// Replaces a version's content after its replay was rebuilt, or its bytes were read.
-    pub(crate) fn settle(&self, page: PageNo, seq: Seq, content: Content) {
+    pub(crate) fn settle(&self, page: PageNo, seq: Seq, content: VersionContent) {
         let mut shard = self.write(page);
         let Some(versions) = shard.get_mut(&page) else { return };
         let found = versions.iter_mut().find(|version| version.seq == seq);
         if let Some(version) = found
-            && matches!(version.content, Content::Replay(_))
+            && matches!(version.content, VersionContent::Replay(_))
         {
             self.shrunk(version);
             version.content = content;
@@ -263,7 +265,7 @@ impl Index {
         &self,
         page: PageNo,
         oldest: Seq,
-        in_file: impl FnOnce() -> Result<Option<(Content, Seq)>, E>,
+        in_file: impl FnOnce() -> Result<Option<(VersionContent, Seq)>, E>,
     ) -> Result<(), E> {
         if self.base_is_needed(page, oldest)
             && let Some((content, seq)) = in_file()?
@@ -273,11 +275,11 @@ impl Index {
         Ok(())
     }
 
-    fn add_base(&self, page: PageNo, seq: Seq, content: Content) {
+    fn add_base(&self, page: PageNo, seq: Seq, content: VersionContent) {
         let mut shard = self.write(page);
         let Some(versions) = shard.get_mut(&page) else { return };
         if versions.first().is_some_and(|first| seq < first.seq) {
-            let version = Version { seq, applied: true, content };
+            let version = PageVersion { seq, applied: true, content };
             self.grown(&version);
             versions.insert(0, version);
         }
@@ -291,7 +293,7 @@ impl Index {
     }
 
     /// Records that the data file has the page as of `seq` now.
-    pub(crate) fn applied(&self, page: PageNo, seq: Seq, needed: &Needed) {
+    pub(crate) fn applied(&self, page: PageNo, seq: Seq, needed: &NeededVersions) {
         let mut shard = self.write(page);
         let Entry::Occupied(mut entry) = shard.entry(page) else { return };
         for version in entry.get_mut().iter_mut().take_while(|version| version.seq <= seq) {
@@ -311,7 +313,7 @@ impl Index {
         let mut pages = Vec::new();
         for shard in &self.shards {
             let shard = shard.read();
-            let due = |versions: &Vec<Version>| {
+            let due = |versions: &Vec<PageVersion>| {
                 versions.iter().any(|version| !version.applied && version.seq <= seq)
             };
             pages.extend(shard.iter().filter(|(_, versions)| due(versions)).map(|(page, _)| *page));
@@ -320,17 +322,9 @@ impl Index {
         pages
     }
 
-    /// Whether a page can be rebuilt only from a base in the data file.
-    pub(crate) fn needs_bases(&self) -> bool {
-        let needs =
-            |version: &Version| matches!(&version.content, Content::Replay(replay) if replay.needs_base());
-        let has = |shard: &Shard| shard.read().values().flatten().any(needs);
-        self.has_based.load(Ordering::Relaxed) && self.shards.iter().any(has)
-    }
-
-    /// Returns the pages that can be rebuilt only from a base in the data file, each with the checksums of the versions
+    /// Returns the pages that can be rebuilt only from a base in the data file, each with each checksum of a version
     /// that the file may have by now.
-    pub(crate) fn diffed(&self) -> Vec<(PageNo, Vec<u32>)> {
+    pub(crate) fn diffed(&self) -> Vec<(PageNo, u32)> {
         let mut found = Vec::new();
         if !self.has_based.load(Ordering::Relaxed) {
             return found;
@@ -338,10 +332,10 @@ impl Index {
         for shard in &self.shards {
             for (page, versions) in shard.read().iter() {
                 for version in versions {
-                    if let Content::Replay(replay) = &version.content
+                    if let VersionContent::Replay(replay) = &version.content
                         && replay.needs_base()
                     {
-                        found.push((*page, replay.checksums()));
+                        found.extend(replay.checksums().map(|crc| (*page, crc)));
                     }
                 }
             }
@@ -352,15 +346,15 @@ impl Index {
     /// Returns how many pages before `end` have a version that is not applied. Pages behind the last one, which a later
     /// commit has given up, may have some too.
     pub(crate) fn unapplied_pages(&self, end: PageNo) -> u64 {
-        let is_unapplied = |(page, versions): &(&PageNo, &Vec<Version>)| {
+        let is_unapplied = |(page, versions): &(&PageNo, &Vec<PageVersion>)| {
             **page < end && versions.iter().any(|version| !version.applied)
         };
-        let count = |shard: &Shard| shard.read().iter().filter(is_unapplied).count() as u64;
+        let count = |shard: &IndexShard| shard.read().iter().filter(is_unapplied).count() as u64;
         self.shards.iter().map(count).sum()
     }
 
     /// Drops all versions that nobody needs any more. Returns the bytes of those that are kept only for snapshots.
-    pub(crate) fn prune_all(&self, needed: &Needed) -> u64 {
+    pub(crate) fn prune_all(&self, needed: &NeededVersions) -> u64 {
         let mut kept = 0;
         for shard in &self.shards {
             let mut shard = shard.write();
@@ -373,7 +367,7 @@ impl Index {
                     return false;
                 }
                 let applied = versions.iter().filter(|version| version.applied);
-                kept += applied.map(|version| ENTRY + version.content.size()).sum::<u64>();
+                kept += applied.map(|version| ENTRY_BYTES + version.content.size()).sum::<u64>();
                 true
             });
         }
@@ -386,7 +380,7 @@ impl Index {
         self.read(page).get(&page).map_or(Vec::new(), |all| all.iter().map(|version| version.seq).collect())
     }
 
-    fn prune(&self, versions: &mut Vec<Version>, needed: &Needed) {
+    fn prune(&self, versions: &mut Vec<PageVersion>, needed: &NeededVersions) {
         let mut at = 0;
         while at + 1 < versions.len() {
             if needed.needs(versions[at].seq..versions[at + 1].seq) {

@@ -3,26 +3,24 @@
 //! Invariant: nothing is changed, and no fault hides what is intact beside it. A page that is damaged or unreadable is
 //! shown as such.
 
-use std::io::IoSliceMut;
 use std::ops::Range;
 
-use pagekeeper_io::{AlignedBuf, BatchRead, IoFile};
-
+use pagekeeper_io::AlignedBuf;
 use pagekeeper_kernel::mutex::lock;
 
+use crate::bulk_read::{self, PageAt};
 use crate::core::Core;
-use crate::format::page::{self, PageFault, PageKind};
-use crate::format::superblock::Found;
+use crate::format::page::PageKind;
+use crate::format::superblock::SlotContent;
 use crate::format::trunk;
-use crate::snapshots::Live;
+use crate::free_list;
+use crate::snapshots::LiveSnapshot;
 use crate::superblocks::{self, SlotRead, SlotsRead};
 use crate::{Error, PageNo, Seq};
 
-/// Bytes of one read; whole pages of any size.
-pub(crate) const PIECE: usize = 256 << 10;
-
 /// The state of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PageState {
     /// A user's page.
     Data,
@@ -95,14 +93,6 @@ pub struct SuperblockInfo {
     pub checkpoint_lsn: u64,
 }
 
-/// The result of reading pages of the data file.
-pub(crate) struct InFile {
-    /// For each page, whether the index had a version of it.
-    pub(crate) newer: Vec<bool>,
-    /// For each piece, how many bytes were read.
-    pub(crate) got: Vec<Result<usize, pagekeeper_io::Error>>,
-}
-
 impl Core {
     pub(crate) fn inspect(&self, pages: Range<PageNo>) -> Result<Vec<PageInfo>, Error> {
         let live = self.snapshots.begin();
@@ -111,111 +101,60 @@ impl Core {
         found
     }
 
-    fn inspect_at(&self, pages: Range<PageNo>, live: &Live) -> Result<Vec<PageInfo>, Error> {
+    fn inspect_at(&self, pages: Range<PageNo>, live: &LiveSnapshot) -> Result<Vec<PageInfo>, Error> {
         if pages.end > live.meta.pages {
             return Err(Error::OutOfRange { page: pages.end - 1, pages: live.meta.pages });
         }
         let file = self.open_data()?;
-        // Pages behind the end of the file were never written: zeros.
-        let mut buf = AlignedBuf::new(pages.clone().count() * self.config.page_size);
-        let InFile { newer, got } = self.read_wide(&*file, pages.clone(), &mut buf);
-        let mut brought_in = self.bring_in(pages.clone(), live.seq);
-        let mut found = Vec::with_capacity(newer.len());
-        for ((page, newer), (at, bytes)) in
-            pages.zip(newer).zip((0..).step_by(self.config.page_size).zip(buf.chunks(self.config.page_size)))
-        {
-            brought_in.reach(page);
-            found.push(match &got[at / PIECE] {
-                Ok(_) => self.page_info(page, newer, bytes, live)?,
-                Err(error) => PageInfo::damaged(page, bytes, error.to_string()),
+        let first = pages.start;
+        let mut buf = AlignedBuf::new(pages.count() * self.config.page_size);
+        let mut pieces = bulk_read::pieces(first, self.config.page_size, &mut buf);
+        let read = self.read_pieces(&*file, &mut pieces);
+        let mut infos = Vec::new();
+        self.each_page(live, &mut pieces, read, |page, bytes, found| {
+            infos.push(match found {
+                Ok(PageAt::InFile(header)) => PageInfo::whole(page, header.kind, bytes, true),
+                Ok(PageAt::Elsewhere { page: read, applied }) => {
+                    PageInfo::whole(page, read.kind(), read.bytes(), applied)
+                }
+                Ok(PageAt::NeverWritten) => PageInfo::new(page, PageState::NeverWritten, bytes, true),
+                Ok(PageAt::Unreadable(error)) => PageInfo::damaged(page, bytes, error.to_string()),
+                Err(Error::Damaged { reason, .. }) => PageInfo::damaged(page, bytes, reason),
+                Err(error) => return Err(error),
             });
-        }
-        Ok(found)
-    }
-
-    /// Reads pages of the data file into `buf`, which may be longer, in concurrent reads of [`PIECE`] bytes.
-    pub(crate) fn read_wide(&self, file: &dyn IoFile, pages: Range<PageNo>, buf: &mut [u8]) -> InFile {
-        let start = pages.start * self.config.page_size as u64;
-        // Before the pages are read: a version that leaves the index later is newer than what is read.
-        let newer = pages.map(|page| self.index.has(page)).collect();
-        let mut reads: Vec<_> = (start..)
-            .step_by(PIECE)
-            .zip(buf.chunks_mut(PIECE))
-            .map(|(offset, room)| BatchRead { file, offset, bufs: vec![IoSliceMut::new(room)] })
-            .collect();
-        let mut got = vec![Ok(0); reads.len()];
-        self.config.io.read_batch(&mut reads, &mut |index, result| got[index] = result);
-        InFile { newer, got }
-    }
-
-    /// Returns the page as the snapshot has it; `bytes` are its bytes in the data file.
-    fn page_info(&self, page: PageNo, newer: bool, bytes: &[u8], live: &Live) -> Result<PageInfo, Error> {
-        let read = page::check(bytes, page, self.config.store_id);
-        let is_last = newer || self.map.check(page, &read).is_ok();
-        match read {
-            Ok(header) if header.seq <= live.seq && !newer && is_last => {
-                return Ok(PageInfo::whole(page, header.kind, bytes, true));
-            }
-            Err(PageFault::NeverWritten) if !newer && is_last && self.is_blank(live, page) => {
-                return Ok(PageInfo::never_written(page, bytes));
-            }
-            Ok(_) | Err(_) => {}
-        }
-        // Not applied yet, being written, or damaged.
-        match self.page_read_again(live, page) {
-            Ok(Some(read)) => Ok(PageInfo::whole(page, read.kind(), read.bytes(), !newer)),
-            Ok(None) => Ok(PageInfo::never_written(page, bytes)),
-            Err(Error::Damaged { reason, .. }) => Ok(PageInfo::damaged(page, bytes, reason)),
-            Err(error) => Err(error),
-        }
+            Ok(())
+        })?;
+        Ok(infos)
     }
 
     pub(crate) fn free_list(&self) -> Result<FreeList, Error> {
         let live = self.snapshots.begin();
-        let found = self.free_list_at(&live);
-        self.snapshots.end(&live);
-        found
-    }
-
-    fn free_list_at(&self, live: &Live) -> Result<FreeList, Error> {
         let mut found = FreeList::default();
-        let mut next = live.meta.free_head;
-        while let Some(page) = next {
-            let read = match self.page_of(live, page) {
-                Ok(read) => read.filter(|page| page.kind() == PageKind::Trunk),
-                Err(Error::Damaged { reason, .. }) => {
-                    found.fault = Some(format!("page {page}: {reason}"));
-                    return Ok(found);
-                }
-                Err(error) => return Err(error),
-            };
-            let checked = match &read {
-                Some(trunk) => trunk::check(trunk, live.meta.pages).map_err(|fault| fault.to_string()),
-                None => Err("it is no part of the free list".to_owned()),
-            };
+        let see = |page, trunk: &[u8]| {
             // Only a list with a cycle has more.
-            let too_many = found.pages() >= live.meta.pages;
-            let checked = checked.and(if too_many { Err("it comes again".to_owned()) } else { Ok(()) });
-            if let Err(fault) = checked {
-                found.fault = Some(format!("page {page}: {fault}"));
-                return Ok(found);
+            if found.pages() >= live.meta.pages {
+                return Err("it comes again");
             }
-            let payload = read.as_deref().unwrap_or_default();
-            found.trunks.push(FreeTrunk { page, names: trunk::count(payload) as u64 });
-            next = trunk::next(payload);
-        }
+            found.trunks.push(FreeTrunk { page, names: trunk::count(trunk) as u64 });
+            Ok(())
+        };
+        let fault = free_list::walk(&live.meta, |page| self.page_of(&live, page), see);
+        self.snapshots.end(&live);
+        found.fault = fault?.map(|fault| format!("page {}: {}", fault.page, fault.reason));
         Ok(found)
     }
 
     pub(crate) fn superblock_infos(&self) -> Result<[Option<SuperblockInfo>; 2], Error> {
         let info = |slot: &SlotRead| match slot {
-            SlotRead::Found(Found::Superblock(superblock)) => Some(SuperblockInfo {
+            SlotRead::Found(SlotContent::Superblock(superblock)) => Some(SuperblockInfo {
                 number: superblock.number,
                 store: superblock.store,
                 checkpoint_seq: superblock.checkpoint_seq,
                 checkpoint_lsn: superblock.checkpoint_lsn,
             }),
-            SlotRead::Found(Found::Version(_) | Found::Nothing(_)) | SlotRead::Unreadable(_) => None,
+            SlotRead::Found(SlotContent::Version(_) | SlotContent::Nothing(_)) | SlotRead::Unreadable(_) => {
+                None
+            }
         };
         Ok(self.superblock_slots()?.map_or([None, None], |read| read.slots().each_ref().map(info)))
     }
@@ -244,10 +183,6 @@ impl PageInfo {
         Self::new(page, state, bytes, applied)
     }
 
-    fn never_written(page: PageNo, bytes: &[u8]) -> Self {
-        Self::new(page, PageState::NeverWritten, bytes, true)
-    }
-
     fn damaged(page: PageNo, bytes: &[u8], reason: String) -> Self {
         Self::new(page, PageState::Damaged(reason), bytes, true)
     }
@@ -267,12 +202,12 @@ mod tests {
         let dir = temp.path().join("store");
         let options = || Store::options().without_threads().warm(false).journal_bytes(1 << 20);
         let store = options().open(&dir).unwrap();
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         let pages: Vec<_> = (0..4).map(|_| txn.allocate().unwrap()).collect();
         txn.allocate_run(2).unwrap();
         txn.page_mut(0).unwrap()[0] = 7;
         txn.commit(Durability::Sync).unwrap();
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         txn.free(pages[1]).unwrap();
         txn.free(pages[2]).unwrap();
         txn.commit(Durability::Sync).unwrap();
@@ -297,7 +232,7 @@ mod tests {
         assert!(store.inspect(3..3).unwrap().is_empty());
         store.close_and_sync().unwrap();
 
-        let file = std::fs::File::options().write(true).open(dir.join(data::NAME)).unwrap();
+        let file = std::fs::File::options().write(true).open(dir.join(data::DATA_NAME)).unwrap();
         file.write_all_at(b"rot", 100).unwrap();
         file.write_all_at(b"rot", 4096 + 100).unwrap();
         file.sync_all().unwrap();

@@ -21,8 +21,8 @@
 //! - **Opening** reads the journal, in concurrent wide reads, and nothing else. Reads find its changes in the index;
 //!   the first checkpoint applies them.
 //!
-//! See [`Store`] for how to use it, [`tree`] for an ordered map on top of it, and `docs/src/store-format.md` for the
-//! on-disk format.
+//! See [`Store`] for how to use it, the crate `pagekeeper-tree` for an ordered map on top of it, and
+//! `docs/src/store-format.md` for the on-disk format.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -32,6 +32,7 @@ mod backup;
 mod backup_socket;
 mod budget;
 mod buffers;
+mod bulk_read;
 mod changes;
 mod checkpoint;
 mod commit;
@@ -44,11 +45,10 @@ mod depth;
 mod destination;
 mod error;
 mod format;
+mod free_list;
 mod handle;
 mod index;
 mod inspect;
-#[cfg(test)]
-mod model;
 mod names;
 mod open;
 mod opening;
@@ -63,14 +63,13 @@ mod reports;
 mod resize;
 mod restore;
 mod snapshots;
-mod stat;
+mod stats;
 mod store;
 mod superblocks;
 mod sync;
 #[cfg(test)]
 mod tests;
 mod threads;
-pub mod tree;
 mod txn;
 mod verify;
 mod version;
@@ -87,7 +86,7 @@ pub use options::{Create, FullPageImages, StoreOptions};
 pub use page::Page;
 pub use read::ReadTxn;
 pub use repair::{PageFinding, Repair};
-pub use stat::StoreStat;
+pub use stats::StoreStats;
 pub use store::Store;
 pub use txn::WriteTxn;
 pub use verify::Verification;

@@ -14,21 +14,21 @@ use std::time::Instant;
 use pagekeeper_io::{Io, Lock, Process};
 
 use crate::budget::{cache, cached, map_share, max_kept, unapplied_share};
-use crate::buffers::Buffers;
-use crate::changes::Changes;
-use crate::core::{Checkpoints, Config, Core, Tail};
+use crate::buffers::BufferPool;
+use crate::changes::ChangeRecorder;
+use crate::core::{Checkpoints, Config, Core, JournalTail};
 use crate::create::{above, check_new, is_to_be_made, make, sync_names};
 use crate::data::{self, DataFile};
-use crate::format::superblock::{Found, Superblock, VERSION};
-use crate::names::LOCK;
+use crate::format::superblock::{SlotContent, Superblock};
+use crate::names::LOCK_NAME;
 use crate::opening::Opening;
 use crate::options::{Create, FullPageImages, StoreOptions};
 use crate::page_map::PageMap;
-use crate::replay::{JournalRead, Replayed, read_journal};
-use crate::reports::Reports;
+use crate::replay::{JournalContent, JournalRead, read_journal};
+use crate::reports::ProgressQueue;
 use crate::snapshots::Snapshots;
-use crate::superblocks::{self, MADE, SlotsRead, Superblocks};
-use crate::writer::Writer;
+use crate::superblocks::{self, FIRST_NUMBER, SlotsRead, Superblocks};
+use crate::writer::WriterLock;
 use crate::{Error, Store, resize};
 
 impl StoreOptions {
@@ -43,9 +43,9 @@ impl StoreOptions {
     /// - if its page size is not the requested one;
     /// - if its format is unknown;
     /// - if acknowledged commits cannot be read any more ([`Error::Corrupt`], [`Error::Journal`]).
-    pub fn open(self, directory: &Path) -> Result<Store, Error> {
+    pub fn open(self, directory: impl AsRef<Path>) -> Result<Store, Error> {
         self.check()?;
-        open(&self, directory)
+        open(&self, directory.as_ref())
     }
 }
 
@@ -70,30 +70,31 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
     if is_to_be_made(options, directory, &names)? {
         check_new(options)?;
     }
-    let lock = directory.join(LOCK);
+    let lock = directory.join(LOCK_NAME);
     let held = if options.is_read_only() { io.lock_shared(&lock)? } else { Some(io.lock(&lock)?) };
     // Again, since another process may have acted meanwhile: a store that is made anew is deleted first.
     let is_new = is_to_be_made(options, directory, &io.list(directory)?)?;
     let read = match superblocks::read(&*io, directory)? {
         Some(_) if options.create == Create::New && !options.is_read_only() => {
-            let found = superblocks::NAME.to_owned();
+            let found = superblocks::SUPERBLOCK_NAME.to_owned();
             return Err(Error::NotEmpty { path: directory.to_path_buf(), found });
         }
         Some(read) => read,
         // It was removed meanwhile, or is a dangling symlink.
         None if !is_new => {
-            let (path, found) = (directory.join(superblocks::NAME), superblocks::NAME.to_owned());
+            let (path, found) =
+                (directory.join(superblocks::SUPERBLOCK_NAME), superblocks::SUPERBLOCK_NAME.to_owned());
             return Err(Error::LostSuperblock { path, found });
         }
         None => {
             make(options, &io, directory)?;
             let made = superblocks::read(&*io, directory)?;
-            made.ok_or_else(|| Error::NoStore { path: directory.join(superblocks::NAME) })?
+            made.ok_or_else(|| Error::NoStore { path: directory.join(superblocks::SUPERBLOCK_NAME) })?
         }
     };
-    let path = directory.join(superblocks::NAME);
+    let path = directory.join(superblocks::SUPERBLOCK_NAME);
     match read.newest() {
-        Some((Found::Superblock(newest), slot)) => {
+        Some((SlotContent::Superblock(newest), slot)) => {
             if injected!(options, WrittenBeforeChecked) && !options.is_read_only() {
                 Superblocks::open(&*io, directory, newest.clone(), slot, options.files)?
                     .write(newest.clone())?;
@@ -106,13 +107,10 @@ fn open(options: &StoreOptions, directory: &Path) -> Result<Store, Error> {
             }
             Store::start(core)
         }
-        Some((Found::Version(version), _)) if *version < VERSION => {
-            Err(Error::OldVersion { path, version: *version })
+        Some((SlotContent::Version(version), _)) => Err(superblocks::other_version(path, *version)),
+        Some((SlotContent::Nothing(_), _)) | None => {
+            Err(Error::BrokenSuperblock { path, found: read.to_string() })
         }
-        Some((Found::Version(version), _)) => {
-            Err(Error::UnknownVersion { path, version: *version, known: VERSION })
-        }
-        Some((Found::Nothing(_), _)) | None => Err(Error::BrokenSuperblock { path, found: read.to_string() }),
     }
 }
 
@@ -132,14 +130,14 @@ fn recover(
     let max_journal_bytes = newest.max_journal_bytes;
     let path = resize::journal_path(&io, directory, newest.journal)?;
     let use_of = options.files;
-    let mut data = DataFile::open(&io, directory, data::NAME, use_of, page_size)?;
+    let mut data = DataFile::open(&io, directory, data::DATA_NAME, use_of, page_size)?;
     let mut superblocks = Superblocks::open(&*io, directory, newest.clone(), slot, use_of)?;
     let cache = cache(options, &io, page_size)?;
     // Prepares everything that does not depend on the journal while that is read.
     let prepare = || {
         if !(options.is_read_only() || injected!(options, NoSyncAtOpen)) {
             superblocks.sync()?;
-            sync_names(&*io, directory, newest.number <= MADE)?;
+            sync_names(&*io, directory, newest.number <= FIRST_NUMBER)?;
         }
         let of = (newest.store, newest.checkpoint_seq, newest.meta.pages);
         let map = PageMap::open(&io, directory, use_of, of, map_share(options.memory))?;
@@ -161,10 +159,10 @@ fn recover(
     });
     let (JournalRead { log: journal, took: journal_read, bytes: journal_bytes, found }, (map, cached)) =
         (found?, prepared?);
-    check_data(options, &mut data, &found, newest, directory)?;
-    for (page, crcs) in found.index.diffed() {
-        map.accept(crcs.into_iter().map(|crc| (page, crc)));
-    }
+    let diffed = found.index.diffed();
+    data.needs_atomic = newest.first_diffs && !options.is_read_only() && !diffed.is_empty();
+    check_data(options, &data, &found, newest, directory)?;
+    map.accept(diffed.into_iter());
     if !options.is_read_only() {
         superblocks.complete(&*io, directory, read)?;
         resize::remove_others(&*io, directory, &path)?;
@@ -210,20 +208,20 @@ fn recover(
         superblocks: Mutex::new(superblocks),
         cache,
         cached,
-        buffers: Buffers::new(page_size, max_kept(options.memory, page_size)),
+        buffers: BufferPool::new(page_size, max_kept(options.memory, page_size)),
         index: found.index,
         snapshots: Snapshots::new(found.seq, Arc::clone(&meta)),
-        writer: Writer::default(),
-        tail: Mutex::new(Tail {
+        writer: WriterLock::default(),
+        tail: Mutex::new(JournalTail {
             seq: found.seq,
             lsn: found.lsn,
             meta: Arc::clone(&meta),
             logged_since_checkpoint: HashSet::new(),
         }),
         checkpoints: Checkpoints::new(newest.checkpoint_seq, newest.checkpoint_lsn, found.seq),
-        changes: Changes::default(),
+        changes: ChangeRecorder::default(),
         given_back: Mutex::default(),
-        reports: Reports::default(),
+        reports: ProgressQueue::default(),
         poison: OnceLock::new(),
     })
 }
@@ -231,21 +229,20 @@ fn recover(
 /// Checks that the journal can be applied to the data file.
 fn check_data(
     options: &StoreOptions,
-    data: &mut DataFile,
-    found: &Replayed,
+    data: &DataFile,
+    found: &JournalContent,
     newest: &Superblock,
     directory: &Path,
 ) -> Result<(), Error> {
     let (len, expected) = (data.bytes(), found.meta.pages.saturating_mul(newest.page_size.into()));
     if len < expected && !injected!(options, LengthNotChecked) {
-        return Err(Error::CutOff { path: directory.join(data::NAME), found: len, expected });
+        return Err(Error::CutOff { path: directory.join(data::DATA_NAME), found: len, expected });
     }
     data.is_durable_upto(expected);
     // A reader tears no page.
     if !newest.first_diffs || options.is_read_only() {
         return Ok(());
     }
-    data.needs_atomic = found.index.needs_bases();
     match data.use_atomic() {
         Ok(false) if data.needs_atomic => Err(Error::NotAtomic { path: directory.to_path_buf() }),
         // If there is no room for the test, the first checkpoint repeats it. Until then nothing is applied.

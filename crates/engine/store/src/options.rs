@@ -9,12 +9,13 @@ use pagekeeper_io::{Io, IoFile, Uring};
 use pagekeeper_kernel::file_system_id;
 use pagekeeper_policy::DiskProfile;
 
-use crate::data::Use;
+use crate::data::FileUse;
 use crate::format::superblock::{MAX_JOURNAL_BYTES, MIN_JOURNAL_BYTES};
 use crate::{Error, Progress, depth};
 
 /// The conditions for making a store when opening it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum Create {
     /// Makes a store if there is none.
     #[default]
@@ -27,6 +28,7 @@ pub enum Create {
 
 /// The form in which the first change of a page after each checkpoint start is journaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum FullPageImages {
     /// As the full page, unless the file system writes pages atomically (`STATX_WRITE_ATOMIC`, Linux 6.11, and a
     /// successful test write).
@@ -48,7 +50,7 @@ pub struct StoreOptions {
     pub(crate) journal_bytes: Option<u64>,
     pub(crate) create: Create,
     /// The access to the files of an existing store.
-    pub(crate) files: Use,
+    pub(crate) files: FileUse,
     pub(crate) full_page_images: FullPageImages,
     pub(crate) group_delay: Duration,
     pub(crate) io: Option<Arc<dyn Io>>,
@@ -75,7 +77,7 @@ impl Default for StoreOptions {
             memory: 256 << 20,
             journal_bytes: None,
             create: Create::default(),
-            files: Use::Write,
+            files: FileUse::Write,
             full_page_images: FullPageImages::default(),
             group_delay: Duration::from_millis(2),
             io: None,
@@ -133,15 +135,15 @@ impl StoreOptions {
     /// An existing store with another limit gets a new journal when it is opened for writing. Recovered changes are
     /// applied to the data file first, and a crash leaves one journal or the other. If the device has no room for the
     /// new journal, the store opens with its old one, as
-    /// [`StoreStat::max_journal_bytes`](crate::StoreStat::max_journal_bytes) shows.
+    /// [`StoreStats::max_journal_bytes`](crate::StoreStats::max_journal_bytes) shows.
     ///
     /// ```
     /// use pagekeeper_store::Store;
     /// # let temp = tempfile::tempdir_in(".")?;
     /// # let dir = &temp.path().join("store");
     /// Store::options().journal_bytes(1 << 20).open(dir)?.close()?;
-    /// assert_eq!(Store::options().open(dir)?.stat().max_journal_bytes, 1 << 20);
-    /// assert_eq!(Store::options().journal_bytes(4 << 20).open(dir)?.stat().max_journal_bytes, 4 << 20);
+    /// assert_eq!(Store::options().open(dir)?.stats().max_journal_bytes, 1 << 20);
+    /// assert_eq!(Store::options().journal_bytes(4 << 20).open(dir)?.stats().max_journal_bytes, 4 << 20);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -176,19 +178,19 @@ impl StoreOptions {
     /// # let temp = tempfile::tempdir_in(".")?;
     /// # let dir = &temp.path().join("store");
     /// let store = Store::options().open(dir)?;
-    /// let mut txn = store.begin()?;
+    /// let mut txn = store.begin_write()?;
     /// let page = txn.allocate()?;
     /// txn.commit(Durability::Sync)?;
     /// drop(store);
     ///
     /// let store = Store::options().read_only(true).open(dir)?;
     /// assert_eq!(store.begin_read()?.read(page)?[0], 0);
-    /// assert!(matches!(store.begin(), Err(Error::ReadOnly)));
+    /// assert!(matches!(store.begin_write(), Err(Error::ReadOnly)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Self {
-        self.files = if read_only { Use::Read } else { Use::Write };
+        self.files = if read_only { FileUse::Read } else { FileUse::Write };
         self
     }
 
@@ -272,7 +274,7 @@ impl StoreOptions {
     ///     reads: vec![read(1, 500.0), read(64, 30_000.0), read(256, 31_000.0)],
     ///     ..DiskProfile::default()
     /// };
-    /// let store = Store::options().disk(&disk).open(&directory.path().join("store"))?; // 128 in flight in a recovery
+    /// let store = Store::options().disk(&disk).open(directory.path().join("store"))?; // 128 in flight in a recovery
     /// # drop(store);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -297,13 +299,13 @@ impl StoreOptions {
     }
 
     pub(crate) fn is_read_only(&self) -> bool {
-        self.files == Use::Read
+        self.files == FileUse::Read
     }
 
     pub(crate) fn io_or_best(&self) -> Arc<dyn Io> {
         self.io.clone().unwrap_or_else(|| {
             // Deep enough for the widest disks.
-            let depth = u32::try_from(depth::MAX).unwrap_or_else(|_| unreachable!("it is 1024"));
+            let depth = u32::try_from(depth::DEPTH_MAX).unwrap_or_else(|_| unreachable!("it is 1024"));
             Uring::with_depth(depth).map_or_else(|_| pagekeeper_io::best(), |uring| Arc::new(uring))
         })
     }

@@ -2,35 +2,32 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 
-use pagekeeper_cache::{HeldPage, PageGuard, PageRef};
+use pagekeeper_cache::PageRef;
 
-use crate::format::page::{HEADER, PageKind};
-use crate::version::Whole;
+use crate::format::page::{HEADER_BYTES, PageKind};
+use crate::version::WholePage;
 
-/// The payload of a page as a transaction sees it. It can be kept for long, and sent to other threads: later commits do
-/// not change it. While it exists, it keeps a page of memory in use.
-#[derive(Clone)]
-pub struct Page {
+/// A page of any kind that was found in a version, or in the cache as `C`.
+pub(crate) struct FoundPage<C> {
     kind: PageKind,
-    source: PageSource,
+    source: PageSource<C>,
 }
 
-#[derive(Clone)]
-enum PageSource {
+enum PageSource<C> {
     /// In memory, since it is not applied yet.
-    Version(Whole),
-    /// In the cache.
-    Cached(std::sync::Arc<PageRef>),
+    Version(WholePage),
+    Cached(C),
 }
 
-impl Page {
-    pub(crate) fn version(whole: Whole) -> Self {
+impl<C: Deref<Target = [u8]>> FoundPage<C> {
+    pub(crate) fn version(whole: WholePage) -> Self {
         Self { kind: whole.kind, source: PageSource::Version(whole) }
     }
 
-    pub(crate) fn cached(kind: PageKind, page: PageRef) -> Self {
-        Self { kind, source: PageSource::Cached(page.into()) }
+    pub(crate) fn cached(kind: PageKind, page: C) -> Self {
+        Self { kind, source: PageSource::Cached(page) }
     }
 
     pub(crate) fn kind(&self) -> PageKind {
@@ -44,62 +41,20 @@ impl Page {
             PageSource::Cached(page) => page,
         }
     }
-}
 
-/// The payload of a page for a short read by the calling thread. Nothing is allocated for it, and memory that other
-/// readers use is not written.
-pub struct ShortPage<'a> {
-    kind: PageKind,
-    source: ShortSource<'a>,
-}
-
-enum ShortSource<'a> {
-    Version(Whole),
-    Cached(PageGuard<'a>),
-}
-
-impl<'a> ShortPage<'a> {
-    pub(crate) fn version(whole: Whole) -> Self {
-        Self { kind: whole.kind, source: ShortSource::Version(whole) }
-    }
-
-    pub(crate) fn cached(kind: PageKind, page: PageGuard<'a>) -> Self {
-        Self { kind, source: ShortSource::Cached(page) }
-    }
-
-    pub(crate) fn kind(&self) -> PageKind {
-        self.kind
+    pub(crate) fn payload(&self) -> &[u8] {
+        &self.bytes()[HEADER_BYTES..]
     }
 }
 
-/// Like [`ShortPage`], but only of a page in the data file, found by the fastest path.
-pub struct SettledPage<'a>(HeldPage<'a>);
+/// The payload of a page as a transaction sees it. It can be kept for long, and sent to other
+/// threads: later commits do not change it. While it exists, it keeps a page of memory in use.
+#[derive(Clone)]
+pub struct Page(Arc<FoundPage<PageRef>>);
 
-impl<'a> SettledPage<'a> {
-    #[inline]
-    pub(crate) fn new(page: HeldPage<'a>) -> Self {
-        Self(page)
-    }
-}
-
-impl Deref for SettledPage<'_> {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        &self.0[HEADER..]
-    }
-}
-
-impl Deref for ShortPage<'_> {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        match &self.source {
-            ShortSource::Version(whole) => whole.payload(),
-            ShortSource::Cached(page) => &page[HEADER..],
-        }
+impl Page {
+    pub(crate) fn new(found: FoundPage<PageRef>) -> Self {
+        Self(Arc::new(found))
     }
 }
 
@@ -107,7 +62,7 @@ impl Deref for Page {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.bytes()[HEADER..]
+        self.0.payload()
     }
 }
 
@@ -119,6 +74,6 @@ impl AsRef<[u8]> for Page {
 
 impl fmt::Debug for Page {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Page").field("kind", &self.kind).field("len", &self.len()).finish_non_exhaustive()
+        f.debug_struct("Page").field("len", &self.len()).finish_non_exhaustive()
     }
 }

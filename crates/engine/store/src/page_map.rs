@@ -22,29 +22,29 @@ use std::sync::{Arc, RwLock};
 use pagekeeper_io::{AlignedBuf, BatchRead, Error as IoError, Io, IoFile};
 use pagekeeper_kernel::mutex::ignore_poison;
 
-use crate::data::{DataFile, Run, Use, WritesInFlight};
-use crate::depth::Depth;
+use crate::data::{DataFile, FileUse, PageRun, WritesInFlight};
+use crate::depth::WriteDepth;
 use crate::format::page::{PageFault, PageHeader};
-use crate::format::page_map::{BLOCK, MapBlock, MapFault, NEVER, PAGES, entry};
+use crate::format::page_map::{BLOCK_BYTES, BLOCK_PAGES, ENTRY_NEVER_WRITTEN, MapBlock, MapFault, entry};
 use crate::{Error, PageNo, Seq};
 
 /// The file's name.
-pub(crate) const NAME: &str = "map";
+pub(crate) const MAP_NAME: &str = "map";
 
 /// Number of shards, each with its own lock.
-const SHARDS: usize = 16;
+const MAP_SHARDS: usize = 16;
 /// Blocks that are loaded together.
-const AT_ONCE: usize = 128;
+const BLOCKS_AT_ONCE: usize = 128;
 /// Minimum number of blocks that are kept.
 const MIN_KEPT: usize = 64;
 
-struct Loaded {
+struct LoadedBlock {
     block: MapBlock,
     /// Whether it is still to be written.
     is_dirty: bool,
 }
 
-type Shard = HashMap<u64, Loaded>;
+type MapShard = HashMap<u64, LoadedBlock>;
 
 /// Why a page is not valid.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +66,7 @@ pub(crate) struct PageMap {
     upto: AtomicU64,
     /// Whether the map that the opening found was synced.
     is_durable: AtomicBool,
-    shards: Box<[RwLock<Shard>]>,
+    shards: Box<[RwLock<MapShard>]>,
     /// Maximum number of blocks that are kept, beside those that wait to be written.
     max_kept: usize,
     kept: AtomicUsize,
@@ -81,30 +81,30 @@ pub(crate) struct PageMap {
 
 /// Returns the bytes of the file for this many pages.
 pub(crate) fn bytes_for(pages: u64) -> u64 {
-    pages.div_ceil(PAGES as u64) * 2 * BLOCK as u64
+    pages.div_ceil(BLOCK_PAGES as u64) * 2 * BLOCK_BYTES as u64
 }
 
 impl PageMap {
     /// Creates the file, durably except for its name.
     pub(crate) fn create(io: &Arc<dyn Io>, directory: &std::path::Path) -> Result<(), Error> {
-        Ok(DataFile::open(io, directory, NAME, Use::Make, BLOCK)?.file.sync_all()?)
+        Ok(DataFile::open(io, directory, MAP_NAME, FileUse::Make, BLOCK_BYTES)?.file.sync_all()?)
     }
 
     /// Opens the map of a store with this many pages, as of commit `upto`, with this many bytes of memory.
     pub(crate) fn open(
         io: &Arc<dyn Io>,
         directory: &std::path::Path,
-        use_of: Use,
+        use_of: FileUse,
         (store, upto, pages): (u64, Seq, u64),
         memory: u64,
     ) -> Result<Self, Error> {
-        let file = DataFile::open(io, directory, NAME, use_of, BLOCK)?;
+        let file = DataFile::open(io, directory, MAP_NAME, use_of, BLOCK_BYTES)?;
         let (found, expected) = (file.file.stat()?.size, bytes_for(pages));
         if found < expected {
-            return Err(Error::CutOff { path: directory.join(NAME), found, expected });
+            return Err(Error::CutOff { path: directory.join(MAP_NAME), found, expected });
         }
         file.is_durable_upto(expected);
-        let max_kept = usize::try_from(memory / BLOCK as u64).unwrap_or(usize::MAX).max(MIN_KEPT);
+        let max_kept = usize::try_from(memory / BLOCK_BYTES as u64).unwrap_or(usize::MAX).max(MIN_KEPT);
         Ok(Self {
             source: Arc::clone(&file.file),
             file,
@@ -112,7 +112,7 @@ impl PageMap {
             store,
             upto: AtomicU64::new(upto),
             is_durable: AtomicBool::new(false),
-            shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
+            shards: (0..MAP_SHARDS).map(|_| RwLock::default()).collect(),
             max_kept,
             kept: AtomicUsize::new(0),
             generation: AtomicU64::new(0),
@@ -141,9 +141,9 @@ impl PageMap {
         }
     }
 
-    fn shard(&self, block: u64) -> &RwLock<Shard> {
+    fn shard(&self, block: u64) -> &RwLock<MapShard> {
         #[expect(clippy::cast_possible_truncation, reason = "below the number of shards")]
-        &self.shards[(block % SHARDS as u64) as usize]
+        &self.shards[(block % MAP_SHARDS as u64) as usize]
     }
 
     /// Checks that a page that was read is the one that was written last.
@@ -185,8 +185,8 @@ impl PageMap {
 
     /// Reads a block from the disk.
     fn read(&self, number: u64) -> Result<MapBlock, IoError> {
-        let mut bytes = AlignedBuf::new(2 * BLOCK);
-        let offset = number * 2 * BLOCK as u64;
+        let mut bytes = AlignedBuf::new(2 * BLOCK_BYTES);
+        let offset = number * 2 * BLOCK_BYTES as u64;
         match self.source.read_at(offset, &mut bytes) {
             Ok(got) => Ok(self.decode(number, &bytes[..got])),
             Err(_) => self.read_apart(number),
@@ -196,8 +196,8 @@ impl PageMap {
     /// Reads a block of which one place may be unreadable.
     fn read_apart(&self, number: u64) -> Result<MapBlock, IoError> {
         let place = |place: u64| {
-            let mut bytes = AlignedBuf::new(BLOCK);
-            let got = self.source.read_at((number * 2 + place) * BLOCK as u64, &mut bytes)?;
+            let mut bytes = AlignedBuf::new(BLOCK_BYTES);
+            let got = self.source.read_at((number * 2 + place) * BLOCK_BYTES as u64, &mut bytes)?;
             Ok(MapBlock::decode(&bytes[..got], number, self.store, place))
         };
         let places = match (place(0), place(1)) {
@@ -215,7 +215,7 @@ impl PageMap {
 
     fn decode(&self, number: u64, bytes: &[u8]) -> MapBlock {
         let place = |place: u64, bytes: &[u8]| MapBlock::decode(bytes, number, self.store, place);
-        let (first, second) = bytes.split_at(bytes.len().min(BLOCK));
+        let (first, second) = bytes.split_at(bytes.len().min(BLOCK_BYTES));
         MapBlock::newest([place(0, first), place(1, second)], self.upto())
     }
 
@@ -232,7 +232,7 @@ impl PageMap {
                 self.kept.fetch_sub(1, Ordering::Relaxed);
             }
         }
-        shard.insert(number, Loaded { block, is_dirty: false });
+        shard.insert(number, LoadedBlock { block, is_dirty: false });
         self.kept.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -241,20 +241,14 @@ impl PageMap {
     pub(crate) fn set(&self, mut pages: Vec<(PageNo, u32)>) -> Result<(), Error> {
         // Writes end in any order. Sorted, each block is loaded once.
         pages.sort_unstable();
-        for pages in pages.chunks(AT_ONCE) {
+        for pages in pages.chunks(BLOCKS_AT_ONCE) {
             self.load(pages);
             for (page, crc) in pages {
                 let (number, at) = place_of(*page);
-                let shard = self.shard(number);
-                loop {
-                    if let Some(loaded) = ignore_poison(shard.write()).get_mut(&number) {
-                        loaded.block.entries[at] = entry(*crc);
-                        loaded.is_dirty = true;
-                        break;
-                    }
-                    let generation = self.generation();
-                    self.keep(number, self.read(number)?, generation);
-                }
+                self.change(number, |loaded| {
+                    loaded.block.entries[at] = entry(*crc);
+                    loaded.is_dirty = true;
+                })?;
             }
             let mut also = ignore_poison(self.also.write());
             for (page, _) in pages {
@@ -264,33 +258,39 @@ impl PageMap {
         Ok(())
     }
 
-    /// Sets the entries of consecutive pages to [`NEVER`](crate::format::page_map::NEVER) or
-    /// [`UNKNOWN`](crate::format::page_map::UNKNOWN).
+    /// Sets the entries of consecutive pages: they were never written, or their content is unknown.
     pub(crate) fn fill(&self, pages: Range<PageNo>, entry: u32) -> Result<(), Error> {
         for (number, within) in blocks_of(pages) {
-            let shard = self.shard(number);
-            loop {
-                if let Some(loaded) = ignore_poison(shard.write()).get_mut(&number) {
-                    let entries = &mut loaded.block.entries[within];
-                    loaded.is_dirty |= entries.iter().any(|before| *before != entry);
-                    entries.fill(entry);
-                    break;
-                }
-                let generation = self.generation();
-                self.keep(number, self.read(number)?, generation);
-            }
+            self.change(number, |loaded| {
+                let entries = &mut loaded.block.entries[within.clone()];
+                loaded.is_dirty |= entries.iter().any(|before| *before != entry);
+                entries.fill(entry);
+            })?;
         }
         Ok(())
+    }
+
+    /// Changes a block in memory, which is loaded if necessary.
+    fn change(&self, number: u64, what: impl Fn(&mut LoadedBlock)) -> Result<(), Error> {
+        loop {
+            if let Some(loaded) = ignore_poison(self.shard(number).write()).get_mut(&number) {
+                what(loaded);
+                return Ok(());
+            }
+            let generation = self.generation();
+            self.keep(number, self.read(number)?, generation);
+        }
     }
 
     /// Tests whether all these pages are recorded as never written.
     pub(crate) fn were_never_written(&self, pages: Range<PageNo>) -> Result<bool, Error> {
         for (number, within) in blocks_of(pages) {
-            let is_in_file = number * 2 * (BLOCK as u64) < self.file.bytes();
+            let is_in_file = number * 2 * (BLOCK_BYTES as u64) < self.file.bytes();
             let is_loaded = || ignore_poison(self.shard(number).read()).contains_key(&number);
             if (is_in_file || is_loaded())
-                && !self
-                    .with(number, |block| block.entries[within.clone()].iter().all(|entry| *entry == NEVER))?
+                && !self.with(number, |block| {
+                    block.entries[within.clone()].iter().all(|entry| *entry == ENTRY_NEVER_WRITTEN)
+                })?
             {
                 return Ok(false);
             }
@@ -300,7 +300,7 @@ impl PageMap {
 
     /// Returns the number of pages that its file has room for.
     pub(crate) fn pages(&self) -> u64 {
-        self.file.bytes() / (2 * BLOCK as u64) * PAGES as u64
+        self.file.bytes() / (2 * BLOCK_BYTES as u64) * BLOCK_PAGES as u64
     }
 
     /// Loads the blocks of these pages together.
@@ -311,13 +311,13 @@ impl PageMap {
         if missing.len() < 2 {
             return;
         }
-        let mut bytes = AlignedBuf::new(missing.len() * 2 * BLOCK);
+        let mut bytes = AlignedBuf::new(missing.len() * 2 * BLOCK_BYTES);
         let mut reads: Vec<_> = bytes
-            .chunks_mut(2 * BLOCK)
+            .chunks_mut(2 * BLOCK_BYTES)
             .zip(&missing)
             .map(|(room, number)| BatchRead {
                 file: &*self.source,
-                offset: number * 2 * BLOCK as u64,
+                offset: number * 2 * BLOCK_BYTES as u64,
                 bufs: vec![IoSliceMut::new(room)],
             })
             .collect();
@@ -325,7 +325,7 @@ impl PageMap {
         let mut got = vec![None; missing.len()];
         self.io.read_batch(&mut reads, &mut |index, result| got[index] = result.ok());
         drop(reads);
-        for ((number, got), bytes) in missing.iter().zip(got).zip(bytes.chunks(2 * BLOCK)) {
+        for ((number, got), bytes) in missing.iter().zip(got).zip(bytes.chunks(2 * BLOCK_BYTES)) {
             let block =
                 got.map_or_else(|| self.read_apart(*number), |got| Ok(self.decode(*number, &bytes[..got])));
             // A block that cannot be read is reported where it is needed.
@@ -336,14 +336,14 @@ impl PageMap {
     }
 
     /// Makes the current map durable, for a store with this many pages, as of a checkpoint. One caller at a time.
-    pub(crate) fn flush(&self, pages: u64, seq: Seq, depth: Depth) -> Result<(), Error> {
+    pub(crate) fn flush(&self, pages: u64, seq: Seq, depth: WriteDepth) -> Result<(), Error> {
         let mut dirty = Vec::new();
         for shard in &self.shards {
             let shard = ignore_poison(shard.read());
             dirty.extend(shard.iter().filter(|(_, loaded)| loaded.is_dirty).map(|(number, _)| *number));
         }
         // Pages that were written may have been removed since.
-        let blocks = dirty.iter().max().map_or(0, |last| last + 1).max(pages.div_ceil(PAGES as u64));
+        let blocks = dirty.iter().max().map_or(0, |last| last + 1).max(pages.div_ceil(BLOCK_PAGES as u64));
         self.file.grow(blocks * 2, true)?;
         if dirty.is_empty() {
             self.upto.fetch_max(seq, Ordering::AcqRel);
@@ -372,16 +372,16 @@ impl PageMap {
     }
 
     /// Writes each of these blocks to the place whose turn it is, and makes that durable.
-    fn write_next(&self, dirty: &[u64], seq: Seq, depth: Depth) -> Result<(), Error> {
+    fn write_next(&self, dirty: &[u64], seq: Seq, depth: WriteDepth) -> Result<(), Error> {
         self.generation.fetch_add(1, Ordering::AcqRel);
         let writes = WritesInFlight::new(&self.file, depth);
         for number in dirty {
             let next =
                 self.with(*number, |block| MapBlock { number: block.number + 1, seq, ..block.clone() })?;
-            let mut bytes = AlignedBuf::new(BLOCK);
+            let mut bytes = AlignedBuf::new(BLOCK_BYTES);
             next.encode(*number, self.store, &mut bytes);
             let place = next.number % 2;
-            writes.start(vec![Run { first: number * 2 + place, seqs: Vec::new(), bytes }])?;
+            writes.start(vec![PageRun { first: number * 2 + place, seqs: Vec::new(), bytes }])?;
         }
         writes.wait(0);
         writes.check()?;
@@ -428,7 +428,7 @@ impl PageMap {
             Ok(_) => None,
             Err(error) => Some(format!("page map, block {number}: {error}")),
         };
-        (0..pages.div_ceil(PAGES as u64)).filter_map(fault).collect()
+        (0..pages.div_ceil(BLOCK_PAGES as u64)).filter_map(fault).collect()
     }
 }
 
@@ -442,16 +442,16 @@ fn written_before(place: Option<MapBlock>, unreadable: u64) -> Option<MapBlock> 
 fn blocks_of(pages: Range<PageNo>) -> impl Iterator<Item = (u64, Range<usize>)> {
     let end = pages.end;
     let first = pages.start;
-    let last = if first < end { end.div_ceil(PAGES as u64) } else { 0 };
-    (first / PAGES as u64..last).map(move |number| {
-        let start = number * PAGES as u64;
-        let within = |page: u64| usize::try_from(page - start).unwrap_or(PAGES).min(PAGES);
+    let last = if first < end { end.div_ceil(BLOCK_PAGES as u64) } else { 0 };
+    (first / BLOCK_PAGES as u64..last).map(move |number| {
+        let start = number * BLOCK_PAGES as u64;
+        let within = |page: u64| usize::try_from(page - start).unwrap_or(BLOCK_PAGES).min(BLOCK_PAGES);
         (number, within(first.max(start))..within(end))
     })
 }
 
 /// Returns the block and entry of a page.
 pub(crate) fn place_of(page: PageNo) -> (u64, usize) {
-    let at = usize::try_from(page % PAGES as u64).unwrap_or_else(|_| unreachable!("below 1008"));
-    (page / PAGES as u64, at)
+    let at = usize::try_from(page % BLOCK_PAGES as u64).unwrap_or_else(|_| unreachable!("below 1008"));
+    (page / BLOCK_PAGES as u64, at)
 }

@@ -21,12 +21,12 @@ use bytes::Bytes;
 use pagekeeper_wal::Error as LogError;
 
 use crate::core::Core;
-use crate::format::entry::Change;
-use crate::version::{self, Content, PageId, Replay};
+use crate::format::entry::PageChange;
+use crate::version::{self, PageId, PageReplay, VersionContent};
 use crate::{Error, PageNo, Seq};
 
 /// Maximum bytes of one read.
-const AT_ONCE: u64 = 16 << 20;
+const READ_BYTES_MAX: u64 = 16 << 20;
 
 impl Core {
     /// Returns the maximum bytes of loaded changes.
@@ -35,7 +35,7 @@ impl Core {
     }
 
     fn read_places(&self, places: &[Range<u64>]) -> Result<Vec<Bytes>, LogError> {
-        let at_once = usize::try_from(self.brought_in_share().min(AT_ONCE)).unwrap_or(usize::MAX);
+        let at_once = usize::try_from(self.brought_in_share().min(READ_BYTES_MAX)).unwrap_or(usize::MAX);
         self.journal.read_again(places, at_once)
     }
 
@@ -43,8 +43,8 @@ impl Core {
     pub(crate) fn with_bytes<'c>(
         &self,
         id: &PageId<'_>,
-        changes: &'c [Change],
-    ) -> Result<Cow<'c, [Change]>, Error> {
+        changes: &'c [PageChange],
+    ) -> Result<Cow<'c, [PageChange]>, Error> {
         let places: Vec<_> = version::places(changes).collect();
         if places.is_empty() {
             return Ok(Cow::Borrowed(changes));
@@ -109,7 +109,7 @@ pub(crate) struct BroughtIn<'a, P: Iterator<Item = PageNo>> {
     /// Pages still to come.
     ahead: Peekable<P>,
     /// The replays as they were before.
-    replays: Vec<(PageNo, Seq, Arc<Replay>)>,
+    replays: Vec<(PageNo, Seq, Arc<PageReplay>)>,
 }
 
 impl<P: Iterator<Item = PageNo>> BroughtIn<'_, P> {
@@ -144,7 +144,7 @@ impl<P: Iterator<Item = PageNo>> BroughtIn<'_, P> {
         let Ok(bytes) = core.read_places(&places) else { return };
         for (page, of, replay, own) in due {
             if let Some(whole) = replay.with_bytes(&bytes[own], core.payload_size()) {
-                core.index.settle(page, of, Content::Replay(whole.into()));
+                core.index.settle(page, of, VersionContent::Replay(whole.into()));
                 self.replays.push((page, of, replay));
             }
         }
@@ -152,7 +152,7 @@ impl<P: Iterator<Item = PageNo>> BroughtIn<'_, P> {
 
     fn put_back(&mut self) {
         for (page, of, replay) in self.replays.drain(..) {
-            self.core.index.settle(page, of, Content::Replay(replay));
+            self.core.index.settle(page, of, VersionContent::Replay(replay));
         }
     }
 }

@@ -1,13 +1,16 @@
 //! Reading a snapshot.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::core::{Core, is_data};
-use crate::format::page::PageKind;
-use crate::handle::Handle;
-use crate::page::{Page, SettledPage, ShortPage};
-use crate::snapshots::Live;
+use pagekeeper_cache::HeldPage;
+
+use crate::core::Core;
+use crate::format::page::{HEADER_BYTES, PageKind};
+use crate::handle::StoreHandle;
+use crate::page::{FoundPage, Page};
+use crate::snapshots::LiveSnapshot;
 use crate::{Error, PageNo, Seq};
 
 /// A read transaction: all pages as of one commit, however many commits follow meanwhile.
@@ -21,24 +24,24 @@ use crate::{Error, PageNo, Seq};
 /// # let temp = tempfile::tempdir_in(".")?;
 /// # let dir = &temp.path().join("store");
 /// let store = Store::options().open(dir)?;
-/// let mut txn = store.begin()?;
+/// let mut txn = store.begin_write()?;
 /// let page = txn.allocate()?;
 /// txn.commit(Durability::Sync)?;
 ///
 /// let before = store.begin_read()?;
-/// let mut txn = store.begin()?;
+/// let mut txn = store.begin_write()?;
 /// txn.page_mut(page)?[0] = 7;
 /// txn.commit(Durability::Sync)?;
 /// assert_eq!((before.read(page)?[0], store.begin_read()?.read(page)?[0]), (0, 7));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct ReadTxn<'a> {
-    core: Handle<'a>,
-    live: Arc<Live>,
+    core: StoreHandle<'a>,
+    live: Arc<LiveSnapshot>,
 }
 
 impl<'a> ReadTxn<'a> {
-    pub(crate) fn new(core: Handle<'a>) -> Self {
+    pub(crate) fn new(core: StoreHandle<'a>) -> Self {
         let live = core.snapshots.begin();
         Self { core, live }
     }
@@ -48,7 +51,7 @@ impl<'a> ReadTxn<'a> {
     /// Fails with [`Error::OutOfRange`], [`Error::NotAllocated`] or [`Error::NeverWritten`], and with
     /// [`Error::Damaged`] if the disk does not have what was written.
     pub fn read(&self, page: PageNo) -> Result<Page, Error> {
-        self.data(page, Core::page_of, Page::kind)
+        self.data(page, |core| core.page_of(&self.live, page)).map(Page::new)
     }
 
     /// Calls `look` with the payload of a page in place, and returns its result. Unlike [`read`](Self::read), whose
@@ -60,7 +63,7 @@ impl<'a> ReadTxn<'a> {
     /// # let temp = tempfile::tempdir_in(".")?;
     /// # let dir = &temp.path().join("store");
     /// let store = Store::options().open(dir)?;
-    /// let mut txn = store.begin()?;
+    /// let mut txn = store.begin_write()?;
     /// let page = txn.allocate()?;
     /// txn.page_mut(page)?[0] = 7;
     /// txn.commit(Durability::Sync)?;
@@ -71,36 +74,31 @@ impl<'a> ReadTxn<'a> {
     /// Fails as [`read`](Self::read) does.
     #[inline]
     pub fn read_with<T>(&self, page: PageNo, look: impl FnOnce(&[u8]) -> T) -> Result<T, Error> {
-        match self.read_settled(page) {
-            Some(found) => Ok(look(&found)),
-            None => self.read_short(page).map(|found| look(&found)),
+        if let Some(found) = self.settled(page) {
+            return Ok(look(&found[HEADER_BYTES..]));
         }
+        let found = self.data(page, |core| core.short_page_of(&self.live, page))?;
+        Ok(look(found.payload()))
     }
 
-    /// Like [`read_short`](Self::read_short), by the fastest path; `None` if that does not find the page.
+    /// Returns header and payload of the page by the fastest path; `None` if that does not find it.
     #[inline]
-    pub(crate) fn read_settled(&self, page: PageNo) -> Option<SettledPage<'_>> {
+    fn settled(&self, page: PageNo) -> Option<HeldPage<'_>> {
         if page < self.live.meta.pages { self.core.settled_page_of(&self.live, page) } else { None }
     }
 
-    /// Like [`read`](Self::read), for a short read.
-    pub(crate) fn read_short(&self, page: PageNo) -> Result<ShortPage<'_>, Error> {
-        self.data(page, Core::short_page_of, ShortPage::kind)
-    }
-
-    fn data<'s, T>(
+    fn data<'s, C: Deref<Target = [u8]>>(
         &'s self,
         page: PageNo,
-        find: impl FnOnce(&'s Core, &'s Live, PageNo) -> Result<Option<T>, Error>,
-        kind: impl FnOnce(&T) -> PageKind,
-    ) -> Result<T, Error> {
+        find: impl FnOnce(&'s Core) -> Result<Option<FoundPage<C>>, Error>,
+    ) -> Result<FoundPage<C>, Error> {
         self.core.process.require()?;
         let pages = self.live.meta.pages;
         if page >= pages {
             return Err(Error::OutOfRange { page, pages });
         }
-        match find(&self.core, &self.live, page)? {
-            Some(found) if is_data(kind(&found)) => Ok(found),
+        match find(&self.core)? {
+            Some(found) if found.kind() == PageKind::Data => Ok(found),
             Some(_) => Err(Error::NotAllocated { page }),
             None => Err(Error::NeverWritten { page }),
         }

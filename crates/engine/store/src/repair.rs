@@ -18,16 +18,16 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_io::{AlignedBuf, Io, IoFile, open_past_cache};
 
-use crate::data::{self, Run};
-use crate::destination::{Destination, Like, Writer};
-use crate::format::page::{self, HEADER, PageFault, PageHeader, PageKind};
-use crate::format::superblock::{Found, MAX_SEQ, Meta, Superblock, VERSION};
-use crate::inspect::PIECE;
-use crate::names::LOCK;
+use crate::bulk_read::PIECE_BYTES;
+use crate::data::{self, PageRun};
+use crate::destination::{Destination, PageWriter, StoreParameters};
+use crate::format::page::{self, HEADER_BYTES, PageFault, PageHeader, PageKind};
+use crate::format::superblock::{MAX_SEQ, SlotContent, StoreMeta, Superblock};
+use crate::names::LOCK_NAME;
 use crate::options::StoreOptions;
-use crate::replay::Replayed;
+use crate::replay::JournalContent;
 use crate::superblocks::{self, SlotRead};
-use crate::version::{Content, PageId, Version};
+use crate::version::{PageId, PageVersion, VersionContent};
 use crate::{Error, PageNo, Seq};
 
 mod free_list;
@@ -37,7 +37,7 @@ mod map;
 
 use free_list::FreePages;
 use journal::{made_up, read_journal};
-use map::Map;
+use map::DamagedMap;
 
 /// A finding about one page in a [`Repair`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,7 +102,7 @@ impl StoreOptions {
     /// # let temp = tempfile::tempdir_in(".")?;
     /// # let (dir, to) = (temp.path().join("store"), temp.path().join("repaired"));
     /// let store = Store::options().journal_bytes(1 << 20).open(&dir)?;
-    /// let mut txn = store.begin()?;
+    /// let mut txn = store.begin_write()?;
     /// let page = txn.allocate()?;
     /// txn.commit(Durability::Sync)?;
     /// store.close_and_sync()?;
@@ -113,8 +113,9 @@ impl StoreOptions {
     /// assert_eq!(Store::options().open(&to)?.begin_read()?.read(page)?[0], 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn repair(&self, from: &Path, to: &Path) -> Result<Repair, Error> {
+    pub fn repair(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<Repair, Error> {
         self.check()?;
+        let (from, to) = (from.as_ref(), to.as_ref());
         let began = Instant::now();
         let io = self.io_or_best();
         let names = match io.list(from) {
@@ -126,12 +127,13 @@ impl StoreOptions {
         if superblocks::is_unfinished(&names) {
             return Err(Error::Unfinished { path: from.to_path_buf() });
         }
-        let _held = io.lock_shared(&from.join(LOCK))?;
+        let _held = io.lock_shared(&from.join(LOCK_NAME))?;
         let mut found = Repair::default();
-        let source = Source::read(self, &io, from, &mut found)?;
-        let map = Map::open(&*io, from, source.store, source.upto)?;
-        let Source { store, page_size, max_journal_bytes, .. } = source;
-        let destination = Destination::create(self, &io, to, Like { store, page_size, max_journal_bytes })?;
+        let source = DamagedStore::read(self, &io, from, &mut found)?;
+        let map = DamagedMap::open(&*io, from, source.store, source.upto)?;
+        let DamagedStore { store, page_size, max_journal_bytes, .. } = source;
+        let destination =
+            Destination::create(self, &io, to, StoreParameters { store, page_size, max_journal_bytes })?;
         let meta = source.save(&destination, map, &mut found)?;
         destination.finish(found.seq, meta)?;
         found.took = began.elapsed();
@@ -140,17 +142,17 @@ impl StoreOptions {
 }
 
 /// The page map's entry of a lost page. It says that the page was written, so reading it fails.
-const LOST: u32 = 0;
+const ENTRY_LOST: u32 = 0;
 
 /// The readable parts of the damaged store.
-struct Source {
+struct DamagedStore {
     data: Option<Arc<dyn IoFile>>,
     path: PathBuf,
     store: u64,
     page_size: usize,
     max_journal_bytes: u64,
     /// The commits of the journal, on top of the superblock's.
-    journal: Replayed,
+    journal: JournalContent,
     /// The commit that the map is as of, according to the superblock.
     upto: Seq,
     /// Whether the store's meta is known, from the superblock or a commit.
@@ -158,20 +160,20 @@ struct Source {
 }
 
 /// The result for a page.
-enum Saved {
+enum SavedPage {
     Page(PageKind, Seq),
     Blank,
     Lost(String),
 }
 
-impl Source {
+impl DamagedStore {
     fn read(
         options: &StoreOptions,
         io: &Arc<dyn Io>,
         from: &Path,
         found: &mut Repair,
     ) -> Result<Self, Error> {
-        let path = from.join(data::NAME);
+        let path = from.join(data::DATA_NAME);
         let data = match open_past_cache(&**io, &path) {
             Err(error) if error.errno() == Some(libc::ENOENT) => {
                 found.notes.push("data: gone".to_owned());
@@ -211,7 +213,12 @@ impl Source {
     }
 
     /// Saves all pages. Returns the store's meta.
-    fn save(&self, destination: &Destination, mut map: Map, found: &mut Repair) -> Result<Meta, Error> {
+    fn save(
+        &self,
+        destination: &Destination,
+        mut map: DamagedMap,
+        found: &mut Repair,
+    ) -> Result<StoreMeta, Error> {
         let known = self.journal.meta.pages;
         let bytes = self.bytes()?;
         if self.data.is_some() && bytes < known.saturating_mul(self.page_size as u64) {
@@ -223,8 +230,8 @@ impl Source {
         writer.begin(known, self.journal.seq)?;
         let mut free = FreePages::default();
         (found.pages, found.seq) = (known, self.journal.seq);
-        let at_once = (PIECE / self.page_size) as u64;
-        for first in (0..most).step_by(PIECE / self.page_size) {
+        let at_once = (PIECE_BYTES / self.page_size) as u64;
+        for first in (0..most).step_by(PIECE_BYTES / self.page_size) {
             let pages = first..most.min(first + at_once);
             let (mut piece, failed) = self.read_piece(pages.clone());
             let mut noted = Vec::new();
@@ -232,13 +239,13 @@ impl Source {
                 let doubtful = found.doubtful.len();
                 match self.page(page, bytes, failed, &mut map, found) {
                     // Remains of a compaction behind the end.
-                    Saved::Page(PageKind::Free | PageKind::Trunk, seq)
+                    SavedPage::Page(PageKind::Free | PageKind::Trunk, seq)
                         if self.has_meta && page >= known && seq <= self.journal.seq =>
                     {
                         bytes.fill(0);
                         found.doubtful.truncate(doubtful);
                     }
-                    Saved::Page(kind, seq) => {
+                    SavedPage::Page(kind, seq) => {
                         (found.pages, found.seq) = (found.pages.max(page + 1), found.seq.max(seq));
                         // A doubtful free page may be in use, as may the pages that it lists.
                         if kind != PageKind::Data && found.doubtful.len() > doubtful {
@@ -252,15 +259,15 @@ impl Source {
                             PageKind::Free => free.add(page),
                             PageKind::Trunk => {
                                 free.add(page);
-                                free.add_trunk(page, &bytes[HEADER..]);
+                                free.add_trunk(page, &bytes[HEADER_BYTES..]);
                             }
                         }
                     }
-                    Saved::Blank => {
+                    SavedPage::Blank => {
                         bytes.fill(0);
                         free.add_blank(page);
                     }
-                    Saved::Lost(what) => {
+                    SavedPage::Lost(what) => {
                         bytes.fill(0);
                         // Behind the last known page, only a page that was written can be lost.
                         if map.was_written(page) {
@@ -271,7 +278,7 @@ impl Source {
                 }
             }
             if !noted.is_empty() {
-                writer.write(vec![Run { first, seqs: Vec::new(), bytes: piece }], noted)?;
+                writer.write(vec![PageRun { first, seqs: Vec::new(), bytes: piece }], noted)?;
             }
         }
         found.notes.extend(map.fault());
@@ -280,7 +287,7 @@ impl Source {
         found.lost.retain(|lost| lost.page < pages);
         writer.begin(pages, found.seq)?;
         let meta = self.with_free_list(free, &mut writer, found)?;
-        writer.write(Vec::new(), found.lost.iter().map(|lost| (lost.page, LOST)).collect())?;
+        writer.write(Vec::new(), found.lost.iter().map(|lost| (lost.page, ENTRY_LOST)).collect())?;
         found.never_written = pages - found.data_pages - found.free_pages - found.lost.len() as u64;
         found.bytes = writer.end()?;
         Ok(meta)
@@ -290,10 +297,10 @@ impl Source {
     fn with_free_list(
         &self,
         mut free: FreePages,
-        writer: &mut Writer<'_>,
+        writer: &mut PageWriter<'_>,
         found: &mut Repair,
-    ) -> Result<Meta, Error> {
-        let mut meta = Meta { pages: found.pages, ..self.journal.meta.clone() };
+    ) -> Result<StoreMeta, Error> {
+        let mut meta = StoreMeta { pages: found.pages, ..self.journal.meta.clone() };
         free.take_blank(meta.free_head);
         if self.has_meta {
             for page in free.take_unlisted(meta.free_head, meta.free_pages) {
@@ -344,20 +351,20 @@ impl Source {
         page: PageNo,
         bytes: &mut [u8],
         failed: Option<String>,
-        map: &mut Map,
+        map: &mut DamagedMap,
         found: &mut Repair,
-    ) -> Saved {
+    ) -> SavedPage {
         let read = page::check(bytes, page, self.store);
         if let Some(version) = self.journal.index.get(page, Seq::MAX) {
             return self.replayed(page, &version, (read, failed), bytes, found);
         }
         if let Some(error) = failed {
-            return Saved::Lost(error);
+            return SavedPage::Lost(error);
         }
         let mut doubt = |what| found.doubtful.push(PageFinding { page, what });
         match read {
             Ok(header) if header.seq > MAX_SEQ => {
-                Saved::Lost(format!("it is whole, as of commit {}, and none has that number", header.seq))
+                SavedPage::Lost(format!("it is whole, as of commit {}, and none has that number", header.seq))
             }
             Ok(header) => {
                 let seq = header.seq;
@@ -367,13 +374,13 @@ impl Source {
                 } else if let Err(fault) = map.check(page, &read) {
                     doubt(fault.to_string());
                 }
-                Saved::Page(header.kind, seq)
+                SavedPage::Page(header.kind, seq)
             }
             Err(PageFault::NeverWritten) => match map.check(page, &read) {
-                Ok(()) => Saved::Blank,
-                Err(fault) => Saved::Lost(fault.to_string()),
+                Ok(()) => SavedPage::Blank,
+                Err(fault) => SavedPage::Lost(fault.to_string()),
             },
-            Err(fault) => Saved::Lost(fault.to_string()),
+            Err(fault) => SavedPage::Lost(fault.to_string()),
         }
     }
 
@@ -381,35 +388,37 @@ impl Source {
     fn replayed(
         &self,
         page: PageNo,
-        version: &Version,
+        version: &PageVersion,
         (read, failed): (Result<PageHeader, PageFault>, Option<String>),
         bytes: &mut [u8],
         found: &mut Repair,
-    ) -> Saved {
-        let Content::Replay(replay) = &version.content else { unreachable!("nothing was put together") };
+    ) -> SavedPage {
+        let VersionContent::Replay(replay) = &version.content else {
+            unreachable!("nothing was put together")
+        };
         let id = PageId { path: &self.path, store: self.store, page, seq: version.seq };
         if !replay.needs_base() {
             bytes.fill(0);
             return match replay.put_together(&id, bytes) {
-                Ok(kind) => Saved::Page(kind, version.seq),
-                Err(error) => Saved::Lost(reason(error)),
+                Ok(kind) => SavedPage::Page(kind, version.seq),
+                Err(error) => SavedPage::Lost(reason(error)),
             };
         }
         let in_part = "the journal changes a part of it";
         let header = match (read, failed) {
-            (_, Some(error)) => return Saved::Lost(format!("{in_part}, and the rest: {error}")),
-            (Err(fault), None) => return Saved::Lost(format!("{in_part}, and the rest: {fault}")),
+            (_, Some(error)) => return SavedPage::Lost(format!("{in_part}, and the rest: {error}")),
+            (Err(fault), None) => return SavedPage::Lost(format!("{in_part}, and the rest: {fault}")),
             (Ok(header), None) => header,
         };
         let before = bytes.to_vec();
         if let Ok(kind) = replay.put_together(&id, bytes) {
-            return Saved::Page(kind, version.seq);
+            return SavedPage::Page(kind, version.seq);
         }
         bytes.copy_from_slice(&before);
         let (seq, due) = (header.seq, version.seq);
         let what = format!("it is whole, as of commit {seq}, but commit {due} can't be applied to it");
         found.doubtful.push(PageFinding { page, what });
-        Saved::Page(header.kind, seq)
+        SavedPage::Page(header.kind, seq)
     }
 }
 
@@ -423,26 +432,21 @@ fn reason(error: Error) -> String {
 
 /// Returns the better of the two slots; `None` if neither is intact.
 fn read_superblock(io: &dyn Io, from: &Path, found: &mut Repair) -> Result<Option<Superblock>, Error> {
-    let path = from.join(superblocks::NAME);
+    let path = from.join(superblocks::SUPERBLOCK_NAME);
     let made_again = "made again from journal and pages";
     let Some(read) = superblocks::read(io, from)? else {
         found.notes.push(format!("superblock: gone: {made_again}"));
         return Ok(None);
     };
     for (number, slot) in read.slots().iter().enumerate() {
-        if !matches!(slot, SlotRead::Found(Found::Superblock(_))) {
+        if !matches!(slot, SlotRead::Found(SlotContent::Superblock(_))) {
             found.notes.push(format!("superblock, slot {number}: {slot}"));
         }
     }
     match read.newest() {
-        Some((Found::Superblock(newest), _)) => Ok(Some(newest.clone())),
-        Some((Found::Version(version), _)) if *version < VERSION => {
-            Err(Error::OldVersion { path, version: *version })
-        }
-        Some((Found::Version(version), _)) => {
-            Err(Error::UnknownVersion { path, version: *version, known: VERSION })
-        }
-        Some((Found::Nothing(_), _)) | None => {
+        Some((SlotContent::Superblock(newest), _)) => Ok(Some(newest.clone())),
+        Some((SlotContent::Version(version), _)) => Err(superblocks::other_version(path, *version)),
+        Some((SlotContent::Nothing(_), _)) | None => {
             found.notes.push(format!("superblock: no slot is whole: {made_again}"));
             Ok(None)
         }

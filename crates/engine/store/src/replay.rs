@@ -18,9 +18,9 @@ use pagekeeper_text::escaped;
 use pagekeeper_wal::{LogMode, RecoveredRecord, RedoLog, RedoOptions};
 
 use crate::budget::{buffer_bytes, held_share};
-use crate::format::entry::{self, Change, EntryFault, EntryReader};
-use crate::format::page::HEADER;
-use crate::format::superblock::{Meta, Superblock};
+use crate::format::entry::{self, EntryFault, EntryReader, PageChange};
+use crate::format::page::HEADER_BYTES;
+use crate::format::superblock::{StoreMeta, Superblock};
 use crate::index::Index;
 use crate::options::StoreOptions;
 use crate::{Error, PageNo};
@@ -66,7 +66,7 @@ pub(crate) struct JournalRead {
     pub(crate) log: RedoLog,
     pub(crate) took: Duration,
     pub(crate) bytes: u64,
-    pub(crate) found: Replayed,
+    pub(crate) found: JournalContent,
 }
 
 pub(crate) fn read_journal(
@@ -80,7 +80,7 @@ pub(crate) fn read_journal(
     let journal = journal_options(options, io, newest.max_journal_bytes).read_only(options.is_read_only());
     // The records of one step are taken in while the next ones are read.
     let held_upto = newest.checkpoint_lsn.saturating_add(held_share(options));
-    let mut replay = Replay::new(newest, held_upto, page_size, path);
+    let mut replay = JournalReplay::new(newest, held_upto, page_size, path);
     let log = journal.recover_into(path, Some(newest.checkpoint_lsn), |record| replay.take(&record))?;
     if log.id() != newest.journal {
         let what = "it is the journal of another store".to_owned();
@@ -95,7 +95,7 @@ pub(crate) fn read_journal(
         tracing::warn!(%file, offset, "a padding of the journal is damaged: it holds nothing, and no commit is lost");
     }
     let took = began.elapsed();
-    let Replay { found, end, fault, .. } = replay;
+    let JournalReplay { found, end, fault, .. } = replay;
     let bytes = end - newest.checkpoint_lsn;
     match fault {
         None => Ok(JournalRead { log, took, bytes, found }),
@@ -107,17 +107,17 @@ pub(crate) fn read_journal(
 }
 
 /// The content of the journal.
-pub(crate) struct Replayed {
+pub(crate) struct JournalContent {
     pub(crate) index: Index,
     pub(crate) seq: u64,
     /// The LSN just behind its last entry.
     pub(crate) lsn: u64,
-    pub(crate) meta: Meta,
+    pub(crate) meta: StoreMeta,
 }
 
 /// The state after each record.
-struct Replay<'a> {
-    found: Replayed,
+struct JournalReplay<'a> {
+    found: JournalContent,
     /// The LSN just behind the last record.
     end: u64,
     /// Why the first invalid record is invalid. Later records do not count.
@@ -129,15 +129,15 @@ struct Replay<'a> {
     path: &'a Path,
 }
 
-impl<'a> Replay<'a> {
+impl<'a> JournalReplay<'a> {
     fn new(newest: &'a Superblock, held_upto: u64, page_size: usize, path: &'a Path) -> Self {
-        let found = Replayed {
+        let found = JournalContent {
             index: Index::default(),
             seq: newest.checkpoint_seq,
             lsn: newest.checkpoint_lsn,
             meta: newest.meta.clone(),
         };
-        let reader = EntryReader::new(page_size - HEADER);
+        let reader = EntryReader::new(page_size - HEADER_BYTES);
         Self { found, end: newest.checkpoint_lsn, fault: None, reader, held_upto, newest, path }
     }
 
@@ -155,15 +155,15 @@ pub(crate) fn replay_to_fault(
     newest: &Superblock,
     page_size: usize,
     path: &Path,
-) -> (Replayed, Option<Error>) {
-    let mut replay = Replay::new(newest, u64::MAX, page_size, path);
+) -> (JournalContent, Option<Error>) {
+    let mut replay = JournalReplay::new(newest, u64::MAX, page_size, path);
     for record in records {
         replay.take(record);
     }
     (replay.found, replay.fault)
 }
 
-impl Replay<'_> {
+impl JournalReplay<'_> {
     /// Takes in a record, and the commit that ends with it, if any.
     fn take_sound(&mut self, record: &RecoveredRecord) -> Result<(), Error> {
         let Self { found, reader, held_upto, newest, path, .. } = self;
@@ -179,10 +179,10 @@ impl Replay<'_> {
             reader.read_places(&record.body, record.body_lsn())
         };
         let read = read.map_err(|fault| match fault {
-            EntryFault::Version(version) if version > entry::VERSION => Error::UnknownVersion {
+            EntryFault::Version(version) if version > entry::ENTRY_VERSION => Error::UnknownVersion {
                 path: path.to_path_buf(),
                 version: version.into(),
-                known: entry::VERSION.into(),
+                known: entry::ENTRY_VERSION.into(),
             },
             fault => corrupt(format!("at LSN {}: {fault}", record.lsn)),
         })?;
@@ -191,7 +191,7 @@ impl Replay<'_> {
             let (lsn, due) = (record.lsn, found.seq + 1);
             return Err(corrupt(format!("commit {} at LSN {lsn} where commit {due} is due", entry.seq)));
         }
-        let lacks = |(page, change): &&(PageNo, Change)| change.is_part() && !found.index.has(*page);
+        let lacks = |(page, change): &&(PageNo, PageChange)| change.is_part() && !found.index.has(*page);
         if !newest.first_diffs
             && let Some((page, _)) = entry.changes.iter().find(lacks)
         {

@@ -13,19 +13,19 @@ use crate::Progress;
 
 /// Reports that were not delivered yet.
 #[derive(Debug, Default)]
-pub(crate) struct Reports {
-    state: Mutex<State>,
+pub(crate) struct ProgressQueue {
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     due: VecDeque<Progress>,
     /// Whether no more come.
     ended: bool,
 }
 
-impl Reports {
+impl ProgressQueue {
     pub(crate) fn add(&self, progress: Progress) {
         let mut state = lock(&self.state);
         state.ended |= progress.left == 0;
@@ -41,7 +41,7 @@ impl Reports {
     /// Waits for the next report; `None` if no more come.
     pub(crate) fn wait_for_next(&self) -> Option<Progress> {
         let state = lock(&self.state);
-        let is_to_wait = |state: &mut State| state.due.is_empty() && !state.ended;
+        let is_to_wait = |state: &mut QueueState| state.due.is_empty() && !state.ended;
         ignore_poison(self.changed.wait_while(state, is_to_wait)).due.pop_front()
     }
 

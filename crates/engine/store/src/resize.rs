@@ -25,19 +25,22 @@ use pagekeeper_text::escaped;
 use pagekeeper_wal::RedoLog;
 
 use crate::Error;
-use crate::commit::{max_entry_bytes, max_page_entry};
 use crate::core::{Checkpoints, Core};
-use crate::create::make_journal;
+use crate::create::{check_journal, make_journal};
 use crate::format::superblock::Superblock;
-use crate::names::{JOURNAL, OTHER_JOURNAL};
+use crate::names::{JOURNAL_NAME, OTHER_JOURNAL_NAME};
 use crate::options::StoreOptions;
-use crate::replay::{journal_options, longest_record};
+use crate::replay::journal_options;
 
 /// Returns those directories of the store that may have the journal and exist.
 pub(crate) fn places(io: &dyn Io, directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let names = io.list(directory)?;
     let is_there = |name: &&str| names.iter().any(|found| found == OsStr::new(name));
-    Ok([JOURNAL, OTHER_JOURNAL].into_iter().filter(is_there).map(|name| directory.join(name)).collect())
+    Ok([JOURNAL_NAME, OTHER_JOURNAL_NAME]
+        .into_iter()
+        .filter(is_there)
+        .map(|name| directory.join(name))
+        .collect())
 }
 
 /// Returns the directory of the journal with this id. If neither of two has it, returns the first one, so that opening
@@ -50,7 +53,7 @@ pub(crate) fn journal_path(io: &Arc<dyn Io>, directory: &Path, id: u64) -> Resul
     let options = RedoLog::options().io(Arc::clone(io));
     // An unreadable directory does not count, as long as the other one has it.
     let has_it = |path: &&PathBuf| matches!(options.read_id(path), Ok(Some(found)) if found == id);
-    Ok(places.iter().find(has_it).cloned().unwrap_or_else(|| directory.join(JOURNAL)))
+    Ok(places.iter().find(has_it).cloned().unwrap_or_else(|| directory.join(JOURNAL_NAME)))
 }
 
 /// Removes what a crash left beside the journal at `path`, when both slots of the superblock name that journal.
@@ -81,11 +84,7 @@ fn remove(io: &dyn Io, path: &Path) -> Result<(), Error> {
 pub(crate) fn wanted(options: &StoreOptions, newest: &Superblock) -> Result<Option<u64>, Error> {
     let is_another = |bytes: &u64| *bytes != newest.max_journal_bytes && !options.is_read_only();
     let Some(bytes) = options.journal_bytes.filter(is_another) else { return Ok(None) };
-    let entry = max_page_entry(newest.page_size.into(), longest_record(options, bytes));
-    if max_entry_bytes(bytes) < entry {
-        let wanted = "a page does not go into it: give 131072 bytes or more for pages of 32 or 64 KiB";
-        return Err(Error::Setting { what: "a journal", given: bytes, wanted });
-    }
+    check_journal(options, bytes, newest.page_size.into())?;
     Ok(Some(bytes))
 }
 
@@ -100,8 +99,8 @@ impl Core {
         }
         let (io, directory) = (Arc::clone(&self.config.io), self.config.directory.clone());
         let old = self.config.journal_path.clone();
-        let is_first = old.file_name() == Some(OsStr::new(JOURNAL));
-        let new = directory.join(if is_first { OTHER_JOURNAL } else { JOURNAL });
+        let is_first = old.file_name() == Some(OsStr::new(JOURNAL_NAME));
+        let new = directory.join(if is_first { OTHER_JOURNAL_NAME } else { JOURNAL_NAME });
         match self.make_journal_beside(&new, bytes) {
             Ok(made) => self.name_journal(&new, bytes, made)?,
             Err(error) => {

@@ -22,20 +22,20 @@ impl StoreOptions {
     /// use pagekeeper_store::{Durability, Store};
     /// # let temp = tempfile::tempdir_in(".")?;
     /// # let at = |name: &str| temp.path().join(name);
-    /// let store = Store::options().journal_bytes(1 << 20).open(&at("store"))?;
-    /// let mut txn = store.begin()?;
+    /// let store = Store::options().journal_bytes(1 << 20).open(at("store"))?;
+    /// let mut txn = store.begin_write()?;
     /// let page = txn.allocate()?;
     /// txn.commit(Durability::Sync)?;
-    /// store.backup(&at("sunday"))?;
+    /// store.backup(at("sunday"))?;
     ///
-    /// Store::options().restore(&at("sunday"), &at("again"))?;
-    /// assert_eq!(Store::options().open(&at("again"))?.begin_read()?.read(page)?[0], 0);
+    /// Store::options().restore(at("sunday"), at("again"))?;
+    /// assert_eq!(Store::options().open(at("again"))?.begin_read()?.read(page)?[0], 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn restore(&self, backup: &Path, to: &Path) -> Result<Backup, Error> {
+    pub fn restore(&self, backup: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<Backup, Error> {
         let began = Instant::now();
         let source = self.clone().read_only(true).create(Create::Never).open(backup)?;
-        let made = source.core().backup(to, StreamPace::Off)?;
+        let made = source.core().backup(to.as_ref(), StreamPace::Off)?;
         Ok(Backup { took: began.elapsed(), ..made })
     }
 }

@@ -20,27 +20,27 @@ use pagekeeper_kernel::mutex::ignore_poison;
 
 use super::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, READER_PARTS, reader_part};
 use crate::Seq;
-use crate::format::superblock::Meta;
+use crate::format::superblock::StoreMeta;
 
 /// A commit that is not visible yet.
 #[derive(Debug)]
-struct Pending {
+struct PendingCommit {
     seq: Seq,
     lsn: u64,
-    meta: Arc<Meta>,
+    meta: Arc<StoreMeta>,
 }
 
 /// A snapshot, as its readers see it.
 #[derive(Debug)]
-pub(crate) struct Live {
+pub(crate) struct LiveSnapshot {
     pub(crate) seq: Seq,
-    pub(crate) meta: Arc<Meta>,
+    pub(crate) meta: Arc<StoreMeta>,
     /// The part where it is registered.
     part: usize,
     ended: AtomicBool,
 }
 
-impl Live {
+impl LiveSnapshot {
     /// Whether versions that it needs may be gone.
     pub(crate) fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
@@ -49,14 +49,14 @@ impl Live {
 
 /// The versions that must be kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Needed {
+pub(crate) struct NeededVersions {
     /// Seqs of live snapshots, ascending.
     pub(crate) live: Vec<Seq>,
     /// The commit that a reader beginning now would see; later readers see no older one.
     pub(crate) visible: Seq,
 }
 
-impl Needed {
+impl NeededVersions {
     /// Whether a version that is the newest for these seqs is or can be read.
     pub(crate) fn needs(&self, seqs: Range<Seq>) -> bool {
         if seqs.end > self.visible {
@@ -70,16 +70,16 @@ impl Needed {
 #[derive(Debug)]
 struct SnapshotState {
     visible: Seq,
-    meta: Arc<Meta>,
-    pending: VecDeque<Pending>,
+    meta: Arc<StoreMeta>,
+    pending: VecDeque<PendingCommit>,
     /// The commit up to which the current checkpoint applies.
     checkpoint: Option<Seq>,
 }
 
 /// A snapshot, and its number of readers.
 #[derive(Debug)]
-struct Readers {
-    live: Arc<Live>,
+struct SnapshotReaders {
+    live: Arc<LiveSnapshot>,
     number: usize,
 }
 
@@ -87,10 +87,10 @@ struct Readers {
 #[derive(Debug, Default)]
 // Two cache lines, since processors fetch them in pairs.
 #[repr(align(128))]
-struct Part(Mutex<Vec<Readers>>);
+struct ReaderPart(Mutex<Vec<SnapshotReaders>>);
 
-impl Part {
-    fn lock(&self) -> MutexGuard<'_, Vec<Readers>> {
+impl ReaderPart {
+    fn lock(&self) -> MutexGuard<'_, Vec<SnapshotReaders>> {
         ignore_poison(self.0.lock())
     }
 }
@@ -101,17 +101,17 @@ pub(crate) struct Snapshots {
     state: Mutex<SnapshotState>,
     /// The state's `visible`, for reading without its lock. Changed under it.
     visible: AtomicU64,
-    parts: Box<[Part]>,
+    parts: Box<[ReaderPart]>,
 }
 
 impl Snapshots {
     /// Creates the state in which commit `seq` is visible.
-    pub(crate) fn new(seq: Seq, meta: Arc<Meta>) -> Self {
+    pub(crate) fn new(seq: Seq, meta: Arc<StoreMeta>) -> Self {
         let state = SnapshotState { visible: seq, meta, pending: VecDeque::new(), checkpoint: None };
         Self {
             state: Mutex::new(state),
             visible: AtomicU64::new(seq),
-            parts: (0..READER_PARTS).map(|_| Part::default()).collect(),
+            parts: (0..READER_PARTS).map(|_| ReaderPart::default()).collect(),
         }
     }
 
@@ -120,7 +120,7 @@ impl Snapshots {
     }
 
     /// Returns a snapshot of the visible commit.
-    pub(crate) fn begin(&self) -> Arc<Live> {
+    pub(crate) fn begin(&self) -> Arc<LiveSnapshot> {
         let at = reader_part();
         let mut part = self.parts[at].lock();
         let visible = self.visible.load(Ordering::Acquire);
@@ -130,15 +130,15 @@ impl Snapshots {
         }
         let (seq, meta) = self.visible();
         part.retain(|readers| readers.number > 0);
-        let live = Arc::new(Live { seq, meta, part: at, ended: false.into() });
-        part.push(Readers { live: Arc::clone(&live), number: 1 });
+        let live = Arc::new(LiveSnapshot { seq, meta, part: at, ended: false.into() });
+        part.push(SnapshotReaders { live: Arc::clone(&live), number: 1 });
         live
     }
 
     /// Ends one reader of the snapshot.
-    pub(crate) fn end(&self, live: &Live) {
+    pub(crate) fn end(&self, live: &LiveSnapshot) {
         let mut part = self.parts[live.part].lock();
-        let is_it = |readers: &Readers| std::ptr::eq(&raw const *readers.live, live);
+        let is_it = |readers: &SnapshotReaders| std::ptr::eq(&raw const *readers.live, live);
         // A snapshot that was ended is no longer listed.
         let Some(at) = part.iter().rposition(is_it) else { return };
         part[at].number -= 1;
@@ -151,7 +151,7 @@ impl Snapshots {
     /// the visible commit.
     pub(crate) fn end_oldest(&self) -> bool {
         let visible = self.state().visible;
-        let first = |part: &Vec<Readers>| {
+        let first = |part: &Vec<SnapshotReaders>| {
             let readers = part.iter().find(|readers| readers.number > 0);
             readers.map(|readers| readers.live.seq).filter(|seq| *seq < visible)
         };
@@ -172,11 +172,11 @@ impl Snapshots {
     }
 
     /// Records that a commit was appended.
-    pub(crate) fn committed(&self, seq: Seq, lsn: u64, meta: Arc<Meta>) {
+    pub(crate) fn committed(&self, seq: Seq, lsn: u64, meta: Arc<StoreMeta>) {
         let mut state = self.state();
         let last = state.pending.back().map_or((state.visible, 0), |last| (last.seq, last.lsn));
         debug_assert!(last.0 < seq && last.1 < lsn, "commit {seq} comes behind {last:?}");
-        state.pending.push_back(Pending { seq, lsn, meta });
+        state.pending.push_back(PendingCommit { seq, lsn, meta });
     }
 
     /// Records that everything before `lsn` is durable.
@@ -189,14 +189,14 @@ impl Snapshots {
         self.show_if(|pending| pending.seq <= seq);
     }
 
-    fn show_if(&self, is_due: impl Fn(&Pending) -> bool) {
+    fn show_if(&self, is_due: impl Fn(&PendingCommit) -> bool) {
         let mut state = self.state();
         state.show(is_due);
         self.visible.store(state.visible, Ordering::Release);
     }
 
     /// Returns the visible commit and its meta.
-    pub(crate) fn visible(&self) -> (Seq, Arc<Meta>) {
+    pub(crate) fn visible(&self) -> (Seq, Arc<StoreMeta>) {
         let state = self.state();
         (state.visible, Arc::clone(&state.meta))
     }
@@ -207,7 +207,7 @@ impl Snapshots {
     }
 
     /// Returns what must be kept now. Versions that later readers need are visible already.
-    pub(crate) fn needed(&self) -> Needed {
+    pub(crate) fn needed(&self) -> NeededVersions {
         // Before the parts are read.
         let (visible, checkpoint) = {
             let state = self.state();
@@ -221,14 +221,14 @@ impl Snapshots {
         }
         live.sort_unstable();
         live.dedup();
-        Needed { live, visible }
+        NeededVersions { live, visible }
     }
 
     /// Returns the oldest live or future snapshot, without the current checkpoint.
     pub(crate) fn oldest(&self) -> Seq {
         // Before the parts are read.
         let visible = self.state().visible;
-        let first = |part: &Part| {
+        let first = |part: &ReaderPart| {
             part.lock().iter().find(|readers| readers.number > 0).map(|readers| readers.live.seq)
         };
         self.parts.iter().filter_map(first).chain([visible]).min().unwrap_or(visible)
@@ -236,7 +236,7 @@ impl Snapshots {
 }
 
 impl SnapshotState {
-    fn show(&mut self, is_due: impl Fn(&Pending) -> bool) {
+    fn show(&mut self, is_due: impl Fn(&PendingCommit) -> bool) {
         while let Some(pending) = self.pending.pop_front() {
             if !is_due(&pending) {
                 return self.pending.push_front(pending);

@@ -10,16 +10,16 @@ use std::time::Instant;
 use pagekeeper_policy::stream_pace::StreamPace;
 
 use crate::core::Core;
-use crate::handle::Handle;
+use crate::handle::StoreHandle;
 use crate::{
-    Backup, Compaction, Error, FreeList, PageInfo, PageNo, ReadTxn, StoreOptions, StoreStat, SuperblockInfo,
+    Backup, Compaction, Error, FreeList, PageInfo, PageNo, ReadTxn, StoreOptions, StoreStats, SuperblockInfo,
     Verification, WriteTxn, backup_socket, threads,
 };
 
 /// A store of pages: a data file with atomic commits of any number of pages, which opens at once after a crash, however
 /// large it is.
 ///
-/// There is one write transaction at a time, begun by [`begin`](Self::begin), and any number of readers beside it, each
+/// There is one write transaction at a time, begun by [`begin_write`](Self::begin_write), and any number of readers beside it, each
 /// with a snapshot. Writers that wait for durability do not block the next one: all of them share one sync.
 ///
 /// A commit goes to the journal. In the background, each checkpoint writes pages to the data file in page order, with
@@ -38,7 +38,7 @@ use crate::{
 /// # let temp = tempfile::tempdir_in(".")?;
 /// # let dir = &temp.path().join("store");
 /// let store = Store::options().memory(64 << 20).open(dir)?;
-/// let mut txn = store.begin()?;
+/// let mut txn = store.begin_write()?;
 /// let page = txn.allocate()?;
 /// txn.page_mut(page)?[..7].copy_from_slice(b"balance");
 /// txn.set_root(Some(page));
@@ -98,17 +98,17 @@ impl Store {
     }
 
     /// Begins a write transaction. Waits until the previous one is committed or dropped, and while the journal is full.
-    pub fn begin(&self) -> Result<WriteTxn<'_>, Error> {
-        WriteTxn::new(Handle::Borrowed(&self.core))
+    pub fn begin_write(&self) -> Result<WriteTxn<'_>, Error> {
+        WriteTxn::new(StoreHandle::Borrowed(&self.core))
     }
 
     /// Begins to read the visible commit. Does not wait.
     pub fn begin_read(&self) -> Result<ReadTxn<'_>, Error> {
         self.core.process.require()?;
-        Ok(ReadTxn::new(Handle::Borrowed(&self.core)))
+        Ok(ReadTxn::new(StoreHandle::Borrowed(&self.core)))
     }
 
-    /// Like [`begin`](Self::begin), with a transaction that shares ownership of the store. It can be kept in a struct,
+    /// Like [`begin_write`](Self::begin_write), with a transaction that shares ownership of the store. It can be kept in a struct,
     /// or moved into a task or thread that outlives the caller. Whoever drops the last owner closes the store, which
     /// may take a sync.
     ///
@@ -123,15 +123,15 @@ impl Store {
     /// # let temp = tempfile::tempdir_in(".")?;
     /// # let dir = &temp.path().join("store");
     /// let store = Arc::new(Store::options().open(dir)?);
-    /// let mut session = Session { txn: store.begin_owned()? };
+    /// let mut session = Session { txn: store.begin_write_owned()? };
     /// let page = session.txn.allocate()?;
     /// let committed = std::thread::spawn(move || session.txn.commit(Durability::Sync));
     /// committed.join().expect("no panic")?;
     /// assert_eq!(store.begin_read_owned()?.read(page)?[0], 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn begin_owned(self: &Arc<Self>) -> Result<WriteTxn<'static>, Error> {
-        WriteTxn::new(Handle::Shared(Arc::clone(self)))
+    pub fn begin_write_owned(self: &Arc<Self>) -> Result<WriteTxn<'static>, Error> {
+        WriteTxn::new(StoreHandle::Shared(Arc::clone(self)))
     }
 
     /// Like [`begin_read`](Self::begin_read), with a transaction that shares ownership of the store. It can be kept in
@@ -145,7 +145,7 @@ impl Store {
     /// # let temp = tempfile::tempdir_in(".")?;
     /// # let dir = &temp.path().join("store");
     /// let store = Arc::new(Store::options().open(dir)?);
-    /// let mut txn = store.begin()?;
+    /// let mut txn = store.begin_write()?;
     /// let page = txn.allocate()?;
     /// txn.commit(Durability::Sync)?;
     ///
@@ -156,7 +156,7 @@ impl Store {
     /// ```
     pub fn begin_read_owned(self: &Arc<Self>) -> Result<ReadTxn<'static>, Error> {
         self.core.process.require()?;
-        Ok(ReadTxn::new(Handle::Shared(Arc::clone(self))))
+        Ok(ReadTxn::new(StoreHandle::Shared(Arc::clone(self))))
     }
 
     /// Begins to load all given pages that are not in memory, and waits for none. Use it before a transaction, so that
@@ -166,7 +166,7 @@ impl Store {
     /// # use pagekeeper_store::{Durability, Error, Store};
     /// fn transfer(store: &Store, from: u64, to: u64) -> Result<u64, Error> {
     ///     store.prefetch([from, to]); // both loads are under way
-    ///     let mut txn = store.begin()?;
+    ///     let mut txn = store.begin_write()?;
     ///     txn.page_mut(from)?[0] -= 1;
     ///     txn.page_mut(to)?[0] += 1;
     ///     txn.commit(Durability::Sync)
@@ -229,14 +229,14 @@ impl Store {
     /// # let temp = tempfile::tempdir_in(".")?;
     /// # let (dir, copy) = (temp.path().join("store"), temp.path().join("copy"));
     /// let store = Store::options().journal_bytes(1 << 20).open(&dir)?;
-    /// let mut txn = store.begin()?;
+    /// let mut txn = store.begin_write()?;
     /// let page = txn.allocate()?;
     /// let seq = txn.commit(Durability::Sync)?;
     /// assert_eq!(store.backup(&copy)?.seq, seq);
-    /// assert_eq!(Store::options().open(&copy)?.stat().seq, seq);
+    /// assert_eq!(Store::options().open(&copy)?.stats().seq, seq);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn backup(&self, to: &Path) -> Result<Backup, Error> {
+    pub fn backup(&self, to: impl AsRef<Path>) -> Result<Backup, Error> {
         self.backup_paced(to, StreamPace::Auto)
     }
 
@@ -252,9 +252,9 @@ impl Store {
     /// store.backup_paced(&copy, StreamPace::BytesPerSecond(64 << 20))?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn backup_paced(&self, to: &Path, pace: StreamPace) -> Result<Backup, Error> {
+    pub fn backup_paced(&self, to: impl AsRef<Path>, pace: StreamPace) -> Result<Backup, Error> {
         self.core.process.require()?;
-        self.core.backup(to, pace)
+        self.core.backup(to.as_ref(), pace)
     }
 
     /// Has the process that has the store in `directory` open make a [backup](Self::backup), if it
@@ -282,13 +282,17 @@ impl Store {
     /// assert_eq!(Store::request_backup(&dir, &copy)?.seq, 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn request_backup(directory: &Path, to: &Path) -> Result<Backup, Error> {
+    pub fn request_backup(directory: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<Backup, Error> {
         Self::request_backup_paced(directory, to, StreamPace::Auto)
     }
 
     /// Like [`Self::request_backup`], at this pace.
-    pub fn request_backup_paced(directory: &Path, to: &Path, pace: StreamPace) -> Result<Backup, Error> {
-        backup_socket::request_backup(directory, to, pace)
+    pub fn request_backup_paced(
+        directory: impl AsRef<Path>,
+        to: impl AsRef<Path>,
+        pace: StreamPace,
+    ) -> Result<Backup, Error> {
+        backup_socket::request_backup(directory.as_ref(), to.as_ref(), pace)
     }
 
     /// Shrinks the data file while the store stays in use. Free pages at its end are cut off, and the space of other
@@ -308,10 +312,10 @@ impl Store {
     /// # let temp = tempfile::tempdir_in(".")?;
     /// # let dir = &temp.path().join("store");
     /// let store = Store::options().journal_bytes(1 << 20).open(dir)?;
-    /// let mut txn = store.begin()?;
+    /// let mut txn = store.begin_write()?;
     /// let pages: Vec<_> = (0..100).map(|_| txn.allocate()).collect::<Result<_, _>>()?;
     /// txn.commit(Durability::Sync)?;
-    /// let mut txn = store.begin()?;
+    /// let mut txn = store.begin_write()?;
     /// for page in &pages[10..] {
     ///     txn.free(*page)?;
     /// }
@@ -349,8 +353,8 @@ impl Store {
     }
 
     /// Returns the current statistics. In a forked child they are zeros, except for values that never change.
-    pub fn stat(&self) -> StoreStat {
-        self.core.stat()
+    pub fn stats(&self) -> StoreStats {
+        self.core.stats()
     }
 
     /// Makes all commits durable and closes the store. The data file's sync is left to the next opening, so this takes
@@ -369,10 +373,9 @@ impl Store {
 
     /// Like [`close`](Self::close), after everything was applied to the data file and synced: the next opening has
     /// nothing to do.
-    pub fn close_and_sync(mut self) -> Result<(), Error> {
+    pub fn close_and_sync(self) -> Result<(), Error> {
         self.sync()?;
-        self.finish()?;
-        self.end()
+        self.close()
     }
 
     /// Closes the journal of a finished store.
@@ -415,7 +418,7 @@ impl Store {
             self.core.journal.settle()?;
         }
         if self.core.config.options.warm {
-            self.core.save_warm_set(self.opened.elapsed() < threads::WARM);
+            self.core.save_warm_set(self.opened.elapsed() < threads::WARM_SAVE_INTERVAL);
         }
         Ok(())
     }

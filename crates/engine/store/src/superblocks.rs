@@ -11,7 +11,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pagekeeper_io::{
@@ -19,22 +19,22 @@ use pagekeeper_io::{
 };
 
 use crate::Error;
-use crate::data::{Use, open_file};
-use crate::format::superblock::{Found, SLOT, SlotFault, Superblock, newest};
+use crate::data::{FileUse, open_file};
+use crate::format::superblock::{SLOT_BYTES, SUPERBLOCK_VERSION, SlotContent, SlotFault, Superblock, newest};
 #[cfg(test)]
 use crate::injected_fault::InjectedFault;
 
 /// The file's name.
-pub(crate) const NAME: &str = "superblock";
+pub(crate) const SUPERBLOCK_NAME: &str = "superblock";
 /// Its name while the store is made. It gets its final name only when everything else exists.
-pub(crate) const UNFINISHED: &str = "superblock.new";
+pub(crate) const UNFINISHED_NAME: &str = "superblock.new";
 /// Its name while a backup or a repair makes the store. Such a directory is never made anew as an empty store.
-pub(crate) const COPYING: &str = "superblock.copy";
+pub(crate) const COPYING_NAME: &str = "superblock.copy";
 /// Its name while it replaces a file with an unreadable slot.
-pub(crate) const REPLACEMENT: &str = "superblock.repaired";
+pub(crate) const REPLACEMENT_NAME: &str = "superblock.repaired";
 
 /// The number of the first superblock, written when a store is made.
-pub(crate) const MADE: u64 = 1;
+pub(crate) const FIRST_NUMBER: u64 = 1;
 
 /// The open file.
 pub(crate) struct Superblocks {
@@ -50,7 +50,7 @@ pub(crate) struct Superblocks {
 /// The content of a slot, as the device has it.
 #[derive(Debug)]
 pub(crate) enum SlotRead {
-    Found(Found),
+    Found(SlotContent),
     Unreadable(IoError),
 }
 
@@ -62,9 +62,9 @@ pub(crate) struct SlotsRead([SlotRead; 2]);
 impl fmt::Display for SlotRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Found(Found::Superblock(_)) => f.write_str("whole"),
-            Self::Found(Found::Version(version)) => write!(f, "of version {version}"),
-            Self::Found(Found::Nothing(fault)) => fault.fmt(f),
+            Self::Found(SlotContent::Superblock(_)) => f.write_str("whole"),
+            Self::Found(SlotContent::Version(version)) => write!(f, "of version {version}"),
+            Self::Found(SlotContent::Nothing(fault)) => fault.fmt(f),
             Self::Unreadable(error) => error.fmt(f),
         }
     }
@@ -78,15 +78,15 @@ impl fmt::Display for SlotsRead {
 }
 
 impl SlotsRead {
-    fn found(&self) -> [&Found; 2] {
+    fn found(&self) -> [&SlotContent; 2] {
         self.0.each_ref().map(|slot| match slot {
             SlotRead::Found(found) => found,
-            SlotRead::Unreadable(_) => &Found::Nothing(SlotFault::Missing),
+            SlotRead::Unreadable(_) => &SlotContent::Nothing(SlotFault::Missing),
         })
     }
 
     /// Returns the valid superblock, and its slot.
-    pub(crate) fn newest(&self) -> Option<(&Found, u64)> {
+    pub(crate) fn newest(&self) -> Option<(&SlotContent, u64)> {
         let found = self.found();
         newest(found).map(|slot| (found[slot], slot as u64))
     }
@@ -99,20 +99,29 @@ impl SlotsRead {
 
 /// Reads the file of a directory from the device; `None` if there is none. An unreadable slot is no failure.
 pub(crate) fn read(io: &dyn Io, directory: &Path) -> Result<Option<SlotsRead>, Error> {
-    let path = directory.join(NAME);
+    let path = directory.join(SUPERBLOCK_NAME);
     let file = match open_past_cache(io, &path) {
         Err(error) if error.errno() == Some(libc::ENOENT) => return Ok(None),
         opened => opened?,
     };
     // Separately, so that an unreadable slot does not keep the other from being read.
     let slot = |slot: u64| {
-        let mut bytes = AlignedBuf::new(SLOT);
-        match file.read_at(slot * SLOT as u64, &mut bytes) {
+        let mut bytes = AlignedBuf::new(SLOT_BYTES);
+        match file.read_at(slot * SLOT_BYTES as u64, &mut bytes) {
             Ok(got) => SlotRead::Found(Superblock::decode(&bytes[..got])),
             Err(error) => SlotRead::Unreadable(error),
         }
     };
     Ok(Some(SlotsRead([slot(0), slot(1)])))
+}
+
+/// Returns the error for the superblock at `path`, which is of another version.
+pub(crate) fn other_version(path: PathBuf, version: u16) -> Error {
+    if version < SUPERBLOCK_VERSION {
+        Error::OldVersion { path, version }
+    } else {
+        Error::UnknownVersion { path, version, known: SUPERBLOCK_VERSION }
+    }
 }
 
 /// Creates the file, or opens it if a previous attempt left it. It is not removed, since its name says that there was
@@ -129,7 +138,7 @@ fn new_file(io: &dyn Io, path: &Path) -> Result<Arc<dyn IoFile>, IoError> {
 /// Whether a directory with these names has a store, or a copy of one, that was never finished.
 pub(crate) fn is_unfinished(names: &[OsString]) -> bool {
     let has = |name: &str| names.iter().any(|found| found == name);
-    !has(NAME) && (has(UNFINISHED) || has(COPYING))
+    !has(SUPERBLOCK_NAME) && (has(UNFINISHED_NAME) || has(COPYING_NAME))
 }
 
 /// Durably records, by one of the two names, that a store is being made: from then on, existing files in the directory
@@ -142,10 +151,10 @@ pub(crate) fn begin(io: &dyn Io, directory: &Path, name: &str) -> Result<(), Err
 /// Creates a file with both slots, durably except for its name.
 fn make(io: &dyn Io, path: &Path, superblock: &Superblock) -> Result<(), Error> {
     let file = new_file(io, path)?;
-    let mut buf = AlignedBuf::new(2 * SLOT);
+    let mut buf = AlignedBuf::new(2 * SLOT_BYTES);
     let bytes = superblock.encode();
-    buf[..SLOT].copy_from_slice(&bytes);
-    buf[SLOT..].copy_from_slice(&bytes);
+    buf[..SLOT_BYTES].copy_from_slice(&bytes);
+    buf[SLOT_BYTES..].copy_from_slice(&bytes);
     file.write_at(0, &buf, WriteMode::Plain)?;
     Ok(file.sync_all()?)
 }
@@ -153,8 +162,8 @@ fn make(io: &dyn Io, path: &Path, superblock: &Superblock) -> Result<(), Error> 
 /// Finishes a store whose making began with this name, by making its first superblock durable.
 pub(crate) fn create(io: &dyn Io, directory: &Path, name: &str, first: Superblock) -> Result<(), Error> {
     let path = directory.join(name);
-    make(io, &path, &Superblock { number: MADE, ..first })?;
-    io.rename(&path, &directory.join(NAME))?;
+    make(io, &path, &Superblock { number: FIRST_NUMBER, ..first })?;
+    io.rename(&path, &directory.join(SUPERBLOCK_NAME))?;
     Ok(io.sync_dir(directory)?)
 }
 
@@ -165,14 +174,14 @@ impl Superblocks {
         directory: &Path,
         newest: Superblock,
         slot: u64,
-        use_of: Use,
+        use_of: FileUse,
     ) -> Result<Self, Error> {
-        let file = open_file(io, &directory.join(NAME), use_of)?;
+        let file = open_file(io, &directory.join(SUPERBLOCK_NAME), use_of)?;
         Ok(Self {
             file,
             newest,
             first: 1 - slot,
-            buf: AlignedBuf::new(SLOT),
+            buf: AlignedBuf::new(SLOT_BYTES),
             #[cfg(test)]
             injected_fault: None,
         })
@@ -182,7 +191,9 @@ impl Superblocks {
     pub(crate) fn complete(&mut self, io: &dyn Io, directory: &Path, read: &SlotsRead) -> Result<(), Error> {
         let other = usize::from(self.first == 1);
         match &read.slots()[other] {
-            SlotRead::Found(Found::Superblock(superblock)) if superblock.number == self.newest.number => {
+            SlotRead::Found(SlotContent::Superblock(superblock))
+                if superblock.number == self.newest.number =>
+            {
                 Ok(())
             }
             SlotRead::Found(_) => {
@@ -190,11 +201,11 @@ impl Superblocks {
                 self.write_slot(self.first)
             }
             SlotRead::Unreadable(_) => {
-                let path = directory.join(REPLACEMENT);
+                let path = directory.join(REPLACEMENT_NAME);
                 make(io, &path, &self.newest)?;
-                io.rename(&path, &directory.join(NAME))?;
+                io.rename(&path, &directory.join(SUPERBLOCK_NAME))?;
                 io.sync_dir(directory)?;
-                self.file = open_writable_past_cache(io, &directory.join(NAME), Create::Never)?;
+                self.file = open_writable_past_cache(io, &directory.join(SUPERBLOCK_NAME), Create::Never)?;
                 Ok(())
             }
         }
@@ -233,7 +244,7 @@ impl Superblocks {
 
     /// Writes a slot, and returns when it is durable.
     fn write_slot(&self, slot: u64) -> Result<(), Error> {
-        self.file.write_at(slot * SLOT as u64, &self.buf, WriteMode::Plain)?;
+        self.file.write_at(slot * SLOT_BYTES as u64, &self.buf, WriteMode::Plain)?;
         if !injected!(self, NoSyncOfSuperblock) {
             self.file.sync_data()?;
         }

@@ -15,11 +15,11 @@ use crate::core::Core;
 use crate::{Error, Progress};
 
 /// Interval between two checks for work.
-const TICK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Commits are in the data file after this time, even if nothing else requires it.
-const IDLE: Duration = Duration::from_secs(30);
+const IDLE_CHECKPOINT_AFTER: Duration = Duration::from_secs(30);
 /// Interval between two writes of the warm set.
-pub(crate) const WARM: Duration = Duration::from_secs(60);
+pub(crate) const WARM_SAVE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Starts the checkpoint thread.
 pub(crate) fn start(core: &Arc<Core>) -> Result<JoinHandle<()>, Error> {
@@ -82,7 +82,7 @@ fn run(core: &Core) {
         if std::mem::take(&mut first) {
             core.load_warm_set();
         }
-        if core.config.options.warm && last_save.elapsed() >= WARM {
+        if core.config.options.warm && last_save.elapsed() >= WARM_SAVE_INTERVAL {
             core.save_warm_set(false);
             last_save = Instant::now();
         }
@@ -96,7 +96,9 @@ fn run(core: &Core) {
 fn is_checkpoint_due(core: &Core, last_checkpoint: Instant) -> bool {
     let asked = std::mem::take(&mut lock(&core.checkpoints.request).requested);
     let is_idle = || {
-        core.config.options.background_apply && last_checkpoint.elapsed() >= IDLE && !core.is_checkpointed()
+        core.config.options.background_apply
+            && last_checkpoint.elapsed() >= IDLE_CHECKPOINT_AFTER
+            && !core.is_checkpointed()
     };
     core.poison.get().is_none() && (asked || is_idle())
 }
@@ -107,7 +109,7 @@ fn wait(core: &Core) -> bool {
     if request.requested || request.stopping {
         return !request.stopping;
     }
-    let (request, _) = ignore_poison(core.checkpoints.requested.wait_timeout(request, TICK));
+    let (request, _) = ignore_poison(core.checkpoints.requested.wait_timeout(request, CHECK_INTERVAL));
     !request.stopping
 }
 

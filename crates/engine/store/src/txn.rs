@@ -6,24 +6,25 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use pagekeeper_kernel::mutex::lock;
 
 use crate::buffers::PageBuf;
-use crate::core::{Core, is_data};
+use crate::core::Core;
 use crate::data::MAX_PAGES;
-use crate::format::page::{HEADER, PageKind};
-use crate::format::superblock::{MAX_USER_BYTES, Meta};
+use crate::format::page::{HEADER_BYTES, PageKind};
+use crate::format::superblock::{MAX_USER_BYTES, StoreMeta};
 use crate::format::trunk;
-use crate::handle::{Handle, WriterGuard};
-use crate::page::{Page, ShortPage};
-use crate::version::Whole;
+use crate::handle::{StoreHandle, WriterGuard};
+use crate::page::{FoundPage, Page};
+use crate::version::WholePage;
 use crate::{Error, PageNo, Seq};
 
 /// The new state of a page in a transaction. Headers are made at the commit.
 #[derive(Debug)]
-pub(crate) enum Changed {
+pub(crate) enum PageEdit {
     /// It has this content.
     Page {
         kind: PageKind,
@@ -43,7 +44,7 @@ pub(crate) enum Changed {
 /// # let temp = tempfile::tempdir_in(".")?;
 /// # let dir = &temp.path().join("store");
 /// let store = Store::options().open(dir)?;
-/// let mut txn = store.begin()?;
+/// let mut txn = store.begin_write()?;
 /// let (left, right) = (txn.allocate()?, txn.allocate()?);
 /// txn.page_mut(left)?[..5].copy_from_slice(b"hello");
 /// txn.write(right, &vec![7; store.payload_size()])?;
@@ -52,31 +53,31 @@ pub(crate) enum Changed {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct WriteTxn<'a> {
-    pub(crate) core: Handle<'a>,
-    pub(crate) room: Room<'a>,
+    pub(crate) core: StoreHandle<'a>,
+    pub(crate) room: RunRoom<'a>,
     pub(crate) writer: WriterGuard<'a>,
     /// The meta before the transaction.
-    pub(crate) base: Arc<Meta>,
-    pub(crate) meta: Meta,
-    pub(crate) changed: BTreeMap<PageNo, Changed>,
+    pub(crate) base: Arc<StoreMeta>,
+    pub(crate) meta: StoreMeta,
+    pub(crate) changed: BTreeMap<PageNo, PageEdit>,
 }
 
 /// The data file's room for uncommitted runs. Unless it is kept, dropping it gives the room back, under the writer's
 /// lock.
-pub(crate) struct Room<'a> {
-    core: Handle<'a>,
+pub(crate) struct RunRoom<'a> {
+    core: StoreHandle<'a>,
     /// Bytes of the file before the first run.
     pub(crate) before: Option<u64>,
 }
 
-impl Room<'_> {
+impl RunRoom<'_> {
     /// Keeps the room: a commit may use it from now on.
     pub(crate) fn keep(&mut self) {
         self.before = None;
     }
 }
 
-impl Drop for Room<'_> {
+impl Drop for RunRoom<'_> {
     fn drop(&mut self) {
         // In a forked child, the file belongs to the parent.
         if let Some(bytes) = self.before.filter(|_| self.core.process.is_current()) {
@@ -86,7 +87,7 @@ impl Drop for Room<'_> {
 }
 
 impl<'a> WriteTxn<'a> {
-    pub(crate) fn new(core: Handle<'a>) -> Result<Self, Error> {
+    pub(crate) fn new(core: StoreHandle<'a>) -> Result<Self, Error> {
         core.process.require()?;
         core.check_writable()?;
         core.wait_for_room(0)?;
@@ -94,7 +95,7 @@ impl<'a> WriteTxn<'a> {
         core.check()?;
         let base = Arc::clone(&lock(&core.tail).meta);
         let meta = (*base).clone();
-        let room = Room { core: core.clone(), before: None };
+        let room = RunRoom { core: core.clone(), before: None };
         Ok(Self { core, room, writer, base, meta, changed: BTreeMap::new() })
     }
 
@@ -109,7 +110,7 @@ impl<'a> WriteTxn<'a> {
             self.meta.pages - 1
         };
         let bytes = self.core.buffers.zeroed();
-        self.changed.insert(page, Changed::Page { kind: PageKind::Data, bytes, in_part: false });
+        self.changed.insert(page, PageEdit::Page { kind: PageKind::Data, bytes, in_part: false });
         Ok(page)
     }
 
@@ -181,11 +182,11 @@ impl<'a> WriteTxn<'a> {
         if let Some(head) = self.meta.free_head
             && trunk::push(self.trunk_mut(head)?, page)
         {
-            self.changed.insert(page, Changed::Free);
+            self.changed.insert(page, PageEdit::Free);
         } else {
             let mut bytes = self.core.buffers.zeroed();
-            trunk::set_next(&mut bytes.make_mut()[HEADER..], self.meta.free_head);
-            self.changed.insert(page, Changed::Page { kind: PageKind::Trunk, bytes, in_part: false });
+            trunk::set_next(&mut bytes.make_mut()[HEADER_BYTES..], self.meta.free_head);
+            self.changed.insert(page, PageEdit::Page { kind: PageKind::Trunk, bytes, in_part: false });
             self.meta.free_head = Some(page);
         }
         self.meta.free_pages += 1;
@@ -205,43 +206,52 @@ impl<'a> WriteTxn<'a> {
     ///
     /// Fails with [`Error::OutOfRange`], [`Error::NotAllocated`], [`Error::NeverWritten`] and [`Error::Damaged`].
     pub fn read(&self, page: PageNo) -> Result<Page, Error> {
-        self.data(page, Page::version, |core, page| core.page_at(page, Seq::MAX), Page::kind)
+        self.data(page, |core| core.page_at(page, Seq::MAX)).map(Page::new)
     }
 
-    /// Like [`read`](Self::read), for a short read.
-    pub(crate) fn read_short(&self, page: PageNo) -> Result<ShortPage<'_>, Error> {
-        self.data(page, ShortPage::version, |core, page| core.short_page_at(page, Seq::MAX), ShortPage::kind)
+    /// Calls `look` with the payload of a page in place, as this transaction leaves it, and returns its result. The page
+    /// cannot be evicted while `look` runs, so `look` should be short.
+    ///
+    /// ```
+    /// # use pagekeeper_store::{Durability, Store};
+    /// # let temp = tempfile::tempdir_in(".")?;
+    /// # let store = Store::options().open(temp.path().join("store"))?;
+    /// let mut txn = store.begin_write()?;
+    /// let page = txn.allocate()?;
+    /// txn.page_mut(page)?[0] = 7;
+    /// assert_eq!(txn.read_with(page, |payload| payload[0])?, 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Fails as [`read`](Self::read) does.
+    pub fn read_with<T>(&self, page: PageNo, look: impl FnOnce(&[u8]) -> T) -> Result<T, Error> {
+        let found = self.data(page, |core| core.short_page_at(page, Seq::MAX))?;
+        Ok(look(found.payload()))
     }
 
-    fn data<'s, T>(
+    fn data<'s, C: Deref<Target = [u8]>>(
         &'s self,
         page: PageNo,
-        changed: impl FnOnce(Whole) -> T,
-        before: impl FnOnce(&'s Core, PageNo) -> Result<Option<T>, Error>,
-        kind: impl FnOnce(&T) -> PageKind,
-    ) -> Result<T, Error> {
+        before: impl FnOnce(&'s Core) -> Result<Option<FoundPage<C>>, Error>,
+    ) -> Result<FoundPage<C>, Error> {
         self.core.process.require()?;
         let found = match self.changed.get(&page) {
-            Some(Changed::Page { kind, bytes, .. }) => changed(Whole::new(*kind, bytes.clone())),
-            Some(Changed::Free) => return Err(Error::NotAllocated { page }),
+            Some(PageEdit::Page { kind, bytes, .. }) => {
+                FoundPage::version(WholePage::new(*kind, bytes.clone()))
+            }
+            Some(PageEdit::Free) => return Err(Error::NotAllocated { page }),
             None => {
                 self.check_range(page)?;
-                before(&self.core, page)?.map_or_else(|| Err(self.nothing_in(page)?), Ok)?
+                before(&self.core)?.map_or_else(|| Err(self.nothing_in(page)?), Ok)?
             }
         };
-        if is_data(kind(&found)) { Ok(found) } else { Err(Error::NotAllocated { page }) }
+        if found.kind() == PageKind::Data { Ok(found) } else { Err(Error::NotAllocated { page }) }
     }
 
     /// Returns why a page without content cannot be read.
     fn nothing_in(&self, page: PageNo) -> Result<Error, Error> {
         let is_free = self.core.is_given_back(&self.base, page)?;
         Ok(if is_free { Error::NotAllocated { page } } else { Error::NeverWritten { page } })
-    }
-
-    /// Returns the page before this transaction; `None` if it was never written.
-    fn before(&self, page: PageNo) -> Result<Option<Page>, Error> {
-        self.check_range(page)?;
-        self.core.page_at(page, Seq::MAX)
     }
 
     fn check_range(&self, page: PageNo) -> Result<(), Error> {
@@ -259,15 +269,13 @@ impl<'a> WriteTxn<'a> {
         if payload.len() != wanted {
             return Err(Error::PayloadSize { given: payload.len(), wanted });
         }
-        if page >= self.meta.pages {
-            return Err(Error::OutOfRange { page, pages: self.meta.pages });
-        }
+        self.check_range(page)?;
         match self.changed.get_mut(&page) {
-            Some(Changed::Page { kind, bytes, .. }) if is_data(*kind) => {
-                bytes.make_mut()[HEADER..].copy_from_slice(payload);
+            Some(PageEdit::Page { kind, bytes, .. }) if *kind == PageKind::Data => {
+                bytes.make_mut()[HEADER_BYTES..].copy_from_slice(payload);
                 return Ok(());
             }
-            Some(Changed::Page { .. } | Changed::Free) => return Err(Error::NotAllocated { page }),
+            Some(PageEdit::Page { .. } | PageEdit::Free) => return Err(Error::NotAllocated { page }),
             None => {}
         }
         let in_part = self.core.index.get(page, Seq::MAX).is_some();
@@ -278,14 +286,14 @@ impl<'a> WriteTxn<'a> {
                 }
                 // A damaged page can be rewritten.
                 Ok(None) | Err(Error::Damaged { .. }) => {}
-                Ok(Some(before)) if is_data(before.kind()) => {}
+                Ok(Some(before)) if before.kind() == PageKind::Data => {}
                 Ok(Some(_)) => return Err(Error::NotAllocated { page }),
                 Err(error) => return Err(error),
             }
         }
         let mut bytes = self.core.buffers.zeroed();
-        bytes.make_mut()[HEADER..].copy_from_slice(payload);
-        self.changed.insert(page, Changed::Page { kind: PageKind::Data, bytes, in_part });
+        bytes.make_mut()[HEADER_BYTES..].copy_from_slice(payload);
+        self.changed.insert(page, PageEdit::Page { kind: PageKind::Data, bytes, in_part });
         Ok(())
     }
 
@@ -299,16 +307,20 @@ impl<'a> WriteTxn<'a> {
     fn change(&mut self, page: PageNo, wanted: PageKind) -> Result<&mut [u8], Error> {
         self.core.process.require()?;
         if !self.changed.contains_key(&page) {
-            let before = self.before(page)?.map_or_else(|| Err(self.nothing_in(page)?), Ok)?;
+            self.check_range(page)?;
+            let before = self.core.page_at(page, Seq::MAX)?;
+            let before = before.map_or_else(|| Err(self.nothing_in(page)?), Ok)?;
             if before.kind() != wanted {
                 return Err(Error::NotAllocated { page });
             }
             let bytes = self.core.buffers.copy(before.bytes());
-            self.changed.insert(page, Changed::Page { kind: before.kind(), bytes, in_part: true });
+            self.changed.insert(page, PageEdit::Page { kind: before.kind(), bytes, in_part: true });
         }
         match self.changed.get_mut(&page) {
-            Some(Changed::Page { kind, bytes, .. }) if *kind == wanted => Ok(&mut bytes.make_mut()[HEADER..]),
-            Some(Changed::Page { .. } | Changed::Free) | None => Err(Error::NotAllocated { page }),
+            Some(PageEdit::Page { kind, bytes, .. }) if *kind == wanted => {
+                Ok(&mut bytes.make_mut()[HEADER_BYTES..])
+            }
+            Some(PageEdit::Page { .. } | PageEdit::Free) | None => Err(Error::NotAllocated { page }),
         }
     }
 

@@ -9,18 +9,18 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::buffers::PageBuf;
-use crate::format::entry::{Change, Place};
-use crate::format::page::{self, HEADER, PageKind};
+use crate::format::entry::{JournalPlace, PageChange};
+use crate::format::page::{self, HEADER_BYTES, PageKind};
 use crate::{Error, PageNo, Seq};
 
 /// Header and payload as they are written to disk.
 #[derive(Debug, Clone)]
-pub(crate) struct Whole {
+pub(crate) struct WholePage {
     pub(crate) kind: PageKind,
     bytes: PageBuf,
 }
 
-impl Whole {
+impl WholePage {
     /// Takes a page that was sealed.
     pub(crate) fn new(kind: PageKind, bytes: PageBuf) -> Self {
         Self { kind, bytes }
@@ -36,7 +36,7 @@ impl Whole {
     }
 
     pub(crate) fn payload(&self) -> &[u8] {
-        &self.bytes[HEADER..]
+        &self.bytes[HEADER_BYTES..]
     }
 }
 
@@ -49,29 +49,29 @@ pub(crate) fn kind_and_seq(bytes: &[u8]) -> Option<(PageKind, Seq)> {
 
 /// The journal's changes of a page since it was last applied, from which the page can be rebuilt.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Replay {
+pub(crate) struct PageReplay {
     /// In order. Only the first may be a full-page image or a free page.
-    changes: Vec<Change>,
+    changes: Vec<PageChange>,
     /// Approximate bytes of memory that they take.
     size: u64,
     /// Whether its bytes were loaded from the journal, and leave memory again.
     is_passing: bool,
 }
 
-fn size(change: &Change) -> u64 {
-    (size_of::<Change>() + change.held_bytes()) as u64
+fn size(change: &PageChange) -> u64 {
+    (size_of::<PageChange>() + change.held_bytes()) as u64
 }
 
 /// Returns the size once the change has its bytes: the journal returns them with 1/7 more, and each separately.
-fn size_with_bytes(change: &Change) -> u64 {
+fn size_with_bytes(change: &PageChange) -> u64 {
     let of_place =
-        |place: &Place| u64::from(place.len) + u64::from(place.len) / 7 + size_of::<Bytes>() as u64;
-    size(change) + if let Change::Placed(place) = change { of_place(place) } else { 0 }
+        |place: &JournalPlace| u64::from(place.len) + u64::from(place.len) / 7 + size_of::<Bytes>() as u64;
+    size(change) + if let PageChange::Placed(place) = change { of_place(place) } else { 0 }
 }
 
-impl Replay {
+impl PageReplay {
     /// Adds a change. One that replaces the whole page drops the earlier ones.
-    pub(crate) fn push(&mut self, change: Change) {
+    pub(crate) fn push(&mut self, change: PageChange) {
         if !change.is_part() {
             self.changes.clear();
             self.size = 0;
@@ -86,12 +86,12 @@ impl Replay {
 
     /// Whether the data file's page is needed.
     pub(crate) fn needs_base(&self) -> bool {
-        self.changes.first().is_some_and(Change::is_part)
+        self.changes.first().is_some_and(PageChange::is_part)
     }
 
     /// Whether some of its bytes must be read from the journal.
     pub(crate) fn is_placed(&self) -> bool {
-        self.changes.iter().any(|change| matches!(change, Change::Placed(_)))
+        self.changes.iter().any(|change| matches!(change, PageChange::Placed(_)))
     }
 
     /// Whether those bytes are in memory only for now.
@@ -117,11 +117,11 @@ impl Replay {
 
     /// Returns its changes in order, in parts that take at most this many bytes with all their data, or are a single
     /// change.
-    pub(crate) fn parts(&self, max_bytes: u64) -> impl Iterator<Item = &[Change]> {
+    pub(crate) fn parts(&self, max_bytes: u64) -> impl Iterator<Item = &[PageChange]> {
         let mut rest = &self.changes[..];
         std::iter::from_fn(move || {
             let mut bytes = 0;
-            let fits = |change: &&Change| {
+            let fits = |change: &&PageChange| {
                 bytes += size_with_bytes(change);
                 bytes <= max_bytes
             };
@@ -132,73 +132,73 @@ impl Replay {
     }
 
     /// Returns the page's checksum after each change.
-    pub(crate) fn checksums(&self) -> Vec<u32> {
-        self.changes.iter().map(Change::crc).collect()
+    pub(crate) fn checksums(&self) -> impl Iterator<Item = u32> + '_ {
+        self.changes.iter().map(PageChange::crc)
     }
 
     /// Rebuilds the page in `bytes`, which contain the data file's page if that is needed. No change may be placed.
     pub(crate) fn put_together(&self, id: &PageId, bytes: &mut [u8]) -> Result<PageKind, Error> {
-        let mut assembly = Assembly::new(bytes);
+        let mut assembly = PageAssembly::new(bytes);
         assembly.apply(&self.changes);
         assembly.finish(id)
     }
 }
 
 /// Returns the places of bytes that changes need from the journal.
-pub(crate) fn places(changes: &[Change]) -> impl Iterator<Item = Range<u64>> + '_ {
+pub(crate) fn places(changes: &[PageChange]) -> impl Iterator<Item = Range<u64>> + '_ {
     changes.iter().filter_map(|change| match change {
-        Change::Placed(place) => Some(place.lsns()),
-        Change::FullPageImage { .. } | Change::Diff { .. } | Change::Free { .. } => None,
+        PageChange::Placed(place) => Some(place.lsns()),
+        PageChange::FullPageImage { .. } | PageChange::Diff { .. } | PageChange::Free { .. } => None,
     })
 }
 
 /// Returns the changes with those bytes, one for each place; `None` if they are invalid.
-pub(crate) fn with_bytes(changes: &[Change], bytes: &[Bytes], payload: usize) -> Option<Vec<Change>> {
+pub(crate) fn with_bytes(changes: &[PageChange], bytes: &[Bytes], payload: usize) -> Option<Vec<PageChange>> {
     let mut bytes = bytes.iter();
-    let with_bytes = |change: &Change| match change {
-        Change::Placed(place) => place.with_bytes(bytes.next()?.clone(), payload),
+    let with_bytes = |change: &PageChange| match change {
+        PageChange::Placed(place) => place.with_bytes(bytes.next()?.clone(), payload),
         change => Some(change.clone()),
     };
     changes.iter().map(with_bytes).collect()
 }
 
 /// A page that is being rebuilt.
-pub(crate) struct Assembly<'a> {
+pub(crate) struct PageAssembly<'a> {
     bytes: &'a mut [u8],
     kind: PageKind,
     /// The page's checksum after the last change.
     crc: u32,
 }
 
-impl<'a> Assembly<'a> {
+impl<'a> PageAssembly<'a> {
     /// Begins in `bytes`, which contain the data file's page if the first change is partial.
     pub(crate) fn new(bytes: &'a mut [u8]) -> Self {
         Self { bytes, kind: PageKind::Data, crc: 0 }
     }
 
     /// Applies the next changes. None of them may be placed.
-    pub(crate) fn apply(&mut self, changes: &[Change]) {
+    pub(crate) fn apply(&mut self, changes: &[PageChange]) {
         for change in changes {
-            let payload = &mut self.bytes[HEADER..];
+            let payload = &mut self.bytes[HEADER_BYTES..];
             match change {
-                Change::FullPageImage { kind: of, crc: after, first, bytes } => {
+                PageChange::FullPageImage { kind: of, crc: after, first, bytes } => {
                     payload.fill(0);
                     let first = *first as usize;
                     payload[first..first + bytes.len()].copy_from_slice(bytes);
                     (self.kind, self.crc) = (*of, *after);
                 }
-                Change::Diff { kind: of, crc: after, ranges, .. } => {
+                PageChange::Diff { kind: of, crc: after, ranges, .. } => {
                     for (at, changed) in ranges.iter() {
                         let at = at as usize;
                         payload[at..at + changed.len()].copy_from_slice(changed);
                     }
                     (self.kind, self.crc) = (*of, *after);
                 }
-                Change::Free { crc: after } => {
+                PageChange::Free { crc: after } => {
                     payload.fill(0);
                     (self.kind, self.crc) = (PageKind::Free, *after);
                 }
-                Change::Placed(_) => unreachable!("it was read again"),
+                PageChange::Placed(_) => unreachable!("it was read again"),
             }
         }
     }
@@ -229,14 +229,14 @@ impl PageId<'_> {
 
 /// The content of a version.
 #[derive(Debug, Clone)]
-pub(crate) enum Content {
+pub(crate) enum VersionContent {
     /// The page itself.
-    Whole(Whole),
+    Whole(WholePage),
     /// The changes from which it can be rebuilt.
-    Replay(Arc<Replay>),
+    Replay(Arc<PageReplay>),
 }
 
-impl Content {
+impl VersionContent {
     /// Returns the approximate bytes of memory.
     pub(crate) fn size(&self) -> u64 {
         match self {
@@ -248,9 +248,9 @@ impl Content {
 
 /// A page as of one commit.
 #[derive(Debug, Clone)]
-pub(crate) struct Version {
+pub(crate) struct PageVersion {
     pub(crate) seq: Seq,
     /// Whether the data file has it, or a newer one.
     pub(crate) applied: bool,
-    pub(crate) content: Content,
+    pub(crate) content: VersionContent,
 }

@@ -13,16 +13,16 @@ use crate::core::Core;
 use crate::format::warm::{decode, encode};
 
 /// The list's name.
-pub(crate) const NAME: &str = "warm";
+pub(crate) const WARM_NAME: &str = "warm";
 /// Its name while it is written.
-pub(crate) const NEW: &str = "warm.new";
+pub(crate) const WARM_NEW_NAME: &str = "warm.new";
 
 /// Maximum bytes of a list that is read.
 const MAX_BYTES: u64 = 64 << 20;
 /// At most this part of the cache is loaded.
-const SHARE: u64 = 2;
+const CACHE_SHARE: u64 = 2;
 /// Bytes of one prefetch: no cache takes more than a quarter of itself.
-const STEP: u64 = 128 << 10;
+const PREFETCH_BYTES: u64 = 128 << 10;
 
 impl Core {
     /// Writes the list of resident pages. If the store was open only briefly, writes it only if it lacks some of them.
@@ -49,7 +49,7 @@ impl Core {
             return;
         };
         let end = self.data.pages();
-        let mut left = self.cache.capacity_pages() / SHARE;
+        let mut left = self.cache.capacity_pages() / CACHE_SHARE;
         for range in ranges {
             let range = range.start..range.end.min(end).min(range.start.saturating_add(left));
             left -= range.end.saturating_sub(range.start);
@@ -62,7 +62,7 @@ impl Core {
         let mut from = pages.start * page;
         while from < pages.end * page && !self.checkpoints.stopping.load(std::sync::atomic::Ordering::Relaxed)
         {
-            let end = (from + STEP).min(pages.end * page);
+            let end = (from + PREFETCH_BYTES).min(pages.end * page);
             self.cached.prefetch(from..end);
             from = end;
         }
@@ -78,7 +78,7 @@ fn covers(noted: &[Range<u64>], pages: &[Range<u64>]) -> bool {
 }
 
 fn read(io: &dyn Io, directory: &Path) -> Result<Vec<u8>, IoError> {
-    let file = io.open(&directory.join(NAME), Access::Buffered)?;
+    let file = io.open(&directory.join(WARM_NAME), Access::Buffered)?;
     let len = file.stat()?.size.min(MAX_BYTES);
     let mut bytes = vec![0; usize::try_from(len).unwrap_or_else(|_| unreachable!("at most 64 MiB"))];
     let got = file.read_at(0, &mut bytes)?;
@@ -88,7 +88,7 @@ fn read(io: &dyn Io, directory: &Path) -> Result<Vec<u8>, IoError> {
 }
 
 fn write(io: &dyn Io, directory: &Path, bytes: &[u8]) -> Result<(), IoError> {
-    let new = directory.join(NEW);
+    let new = directory.join(WARM_NEW_NAME);
     match io.remove(&new) {
         Err(error) if error.errno() == Some(libc::ENOENT) => {}
         removed => removed?,
@@ -97,7 +97,7 @@ fn write(io: &dyn Io, directory: &Path, bytes: &[u8]) -> Result<(), IoError> {
     file.write_at(0, bytes, WriteMode::Plain)?;
     file.sync_data()?;
     file.release(0..bytes.len() as u64)?;
-    io.rename(&new, &directory.join(NAME))
+    io.rename(&new, &directory.join(WARM_NAME))
 }
 
 #[cfg(test)]

@@ -6,12 +6,12 @@ use pagekeeper_kernel::mutex::{ignore_poison, lock};
 
 /// The state of the lock, and the threads that wait for it.
 #[derive(Debug, Default)]
-pub(crate) struct Writer {
+pub(crate) struct WriterLock {
     is_held: Mutex<bool>,
     released: Condvar,
 }
 
-impl Writer {
+impl WriterLock {
     /// Waits until there is no write transaction, and begins one.
     pub(crate) fn acquire(&self) {
         let is_held = lock(&self.is_held);

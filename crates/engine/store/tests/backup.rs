@@ -26,7 +26,7 @@ fn filled(dir: &Path) -> Store {
     let store = options().open(dir).unwrap();
     let blank = vec![0; store.payload_size()];
     for from in (store.begin_read().unwrap().pages()..PAGES).step_by(100) {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         txn.allocate_run(100).unwrap();
         (from..from + 100).for_each(|page| txn.write(page, &blank).unwrap());
         txn.commit(Durability::Sync).unwrap();
@@ -40,7 +40,7 @@ fn number(payload: &[u8]) -> u64 {
 
 /// Makes one commit that moves an amount from one page to another, so that the sum of all stays zero.
 fn transfer(store: &Store, rng: &mut Rng) -> Result<(), Error> {
-    let mut txn = store.begin()?;
+    let mut txn = store.begin_write()?;
     let by = rng.of(0..1000);
     for by in [by, by.wrapping_neg()] {
         let payload = txn.page_mut(rng.of(0..PAGES))?;
@@ -77,7 +77,7 @@ fn child_that_is_backed_up() {
             let say = |what| std::io::stdout().lock().write_all(format!("\n{what} {copy}\n").as_bytes());
             let _ = say("begun");
             // At full speed, so that some backups are whole by the time of the kill.
-            let made = store.backup_paced(&directory.join(format!("copy-{copy}")), StreamPace::Off).unwrap();
+            let made = store.backup_paced(directory.join(format!("copy-{copy}")), StreamPace::Off).unwrap();
             assert!(made.pages == PAGES && made.bytes >= PAGES * 4096);
             let _ = say("made");
         }
@@ -126,7 +126,7 @@ fn what_a_kill_leaves_of_a_backup_is_whole_or_no_store() {
             }
             std::fs::remove_dir_all(&path).unwrap();
         }
-        let store = options().open(&directory.join("store")).unwrap();
+        let store = options().open(directory.join("store")).unwrap();
         is_whole(&store);
         store.close().unwrap();
     }
@@ -138,14 +138,14 @@ fn what_a_kill_leaves_of_a_backup_is_whole_or_no_store() {
 fn nothing_that_is_there_is_followed_or_written_over() {
     let temp = disk_dir();
     let at = |name: &str| temp.path().join(name);
-    let store = options().open(&at("store")).unwrap();
+    let store = options().open(at("store")).unwrap();
     std::fs::create_dir(at("empty")).unwrap();
     symlink(at("empty"), at("to-empty")).unwrap();
     symlink(at("nothing"), at("to-nothing")).unwrap();
     symlink(at("store"), at("to-store")).unwrap();
     std::fs::write(at("file"), b"mine").unwrap();
     for name in ["empty", "to-empty", "to-nothing", "to-store", "file", "store"] {
-        let error = store.backup(&at(name)).unwrap_err();
+        let error = store.backup(at(name)).unwrap_err();
         assert!(matches!(error, Error::Exists { is_unfinished: false, .. }), "{name}: {error}");
     }
     assert_eq!(std::fs::read_dir(at("empty")).unwrap().count(), 0);
@@ -154,16 +154,16 @@ fn nothing_that_is_there_is_followed_or_written_over() {
     // The error names the remains of an interrupted backup.
     std::fs::create_dir(at("half")).unwrap();
     std::fs::write(at("half/superblock.new"), b"").unwrap();
-    let error = store.backup(&at("half")).unwrap_err();
+    let error = store.backup(at("half")).unwrap_err();
     assert!(matches!(error, Error::Exists { is_unfinished: true, .. }), "{error}");
     std::fs::remove_file(at("half/superblock.new")).unwrap();
     std::fs::write(at("half/superblock.copy"), b"").unwrap();
-    let error = store.backup(&at("half")).unwrap_err();
+    let error = store.backup(at("half")).unwrap_err();
     assert!(
         error.to_string().contains("never finished, by a backup or repair that was interrupted"),
         "{error}"
     );
-    store.backup(&at("copy")).unwrap();
+    store.backup(at("copy")).unwrap();
 }
 
 /// The state after a kill just before the rename. Made anew, the store would look empty to whoever wants the copy.
@@ -172,18 +172,18 @@ fn no_store_is_made_of_a_backup_that_was_never_finished() {
     let temp = disk_dir();
     let at = |name: &str| temp.path().join(name);
     let store = filled(&at("store"));
-    store.backup(&at("copy")).unwrap();
+    store.backup(at("copy")).unwrap();
     std::fs::rename(at("copy/superblock"), at("copy/superblock.copy")).unwrap();
     for create in [Create::Never, Create::IfMissing, Create::New] {
         for read_only in [false, true] {
-            let opened = options().create(create).read_only(read_only).open(&at("copy"));
+            let opened = options().create(create).read_only(read_only).open(at("copy"));
             assert!(matches!(opened, Err(Error::Unfinished { .. })), "{create:?}: {opened:?}");
         }
     }
-    assert!(matches!(options().repair(&at("copy"), &at("repaired")), Err(Error::Unfinished { .. })));
+    assert!(matches!(options().repair(at("copy"), at("repaired")), Err(Error::Unfinished { .. })));
     // With the mark renamed to the final name, nothing is missing.
     std::fs::rename(at("copy/superblock.copy"), at("copy/superblock")).unwrap();
-    is_whole(&options().open(&at("copy")).unwrap());
+    is_whole(&options().open(at("copy")).unwrap());
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn options(disk: &SimDisk) -> StoreOptions {
 }
 
 fn write_all(store: &Store, byte: u8) {
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     if txn.pages() == 0 {
         // The last one is never written.
         txn.allocate_run(PAGES + 1).unwrap();
@@ -69,7 +69,7 @@ fn is_found(store: &Store, said: &str) {
     assert!(matches!(read.read(PAGES), Err(Error::NeverWritten { .. })));
     drop(read);
     // A page that is written again is right again.
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.write(3, &vec![2; store.payload_size()]).unwrap();
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
@@ -87,12 +87,12 @@ fn a_write_that_was_lost_or_went_elsewhere_is_found() {
         let store = options(&disk).open(dir()).unwrap();
         write_all(&store, 1);
         store.sync().unwrap();
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         (0..PAGES).filter(|page| *page != 3).for_each(|page| {
             txn.write(page, &vec![2; store.payload_size()]).unwrap();
         });
         txn.commit(Durability::Sync).unwrap();
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         txn.write(3, &vec![2; store.payload_size()]).unwrap();
         txn.commit(Durability::Sync).unwrap();
         disk.inject("/store/data", 3 * PAGE..4 * PAGE, fault, Times::Once).unwrap();
@@ -165,7 +165,7 @@ fn a_page_of_a_commit_that_was_lost_is_not_taken_for_one_that_came_later() {
     let found = store.verify().unwrap();
     assert_eq!(found.named.iter().filter(|fault| fault.contains(said)).count(), 1, "{found}");
     // Writing it as a whole makes it right again.
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.write(3, &vec![5; store.payload_size()]).unwrap();
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();

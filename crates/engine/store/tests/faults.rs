@@ -18,7 +18,7 @@ fn options(disk: &SimDisk) -> StoreOptions {
 /// Makes a store with two pages that begin with 7.
 fn store(disk: &SimDisk) -> Store {
     let store = options(disk).open(dir()).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for page in 0..2 {
         assert_eq!(txn.allocate().unwrap(), page);
         txn.page_mut(page).unwrap()[0] = 7;
@@ -28,7 +28,7 @@ fn store(disk: &SimDisk) -> Store {
 }
 
 fn change(store: &Store, page: u64, byte: u8) {
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.page_mut(page).unwrap()[0] = byte;
     txn.commit(Durability::Sync).unwrap();
 }
@@ -44,16 +44,16 @@ fn a_sync_that_fails_for_want_of_room_is_as_final_as_any() {
     disk.inject("/store/data", 0..u64::MAX, WriteFault::Sync(libc::ENOSPC), Times::Once).unwrap();
     store.sync().unwrap_err();
     assert!(matches!(store.sync(), Err(Error::Poisoned { .. })));
-    assert!(matches!(store.begin(), Err(Error::Poisoned { .. })));
+    assert!(matches!(store.begin_write(), Err(Error::Poisoned { .. })));
     let store = options(&disk.after_power_cut(Persistence::None, 1)).open(dir()).unwrap();
-    assert_eq!((first_byte(&store, 0).unwrap(), store.stat().checkpoint_seq), (7, 0));
+    assert_eq!((first_byte(&store, 0).unwrap(), store.stats().checkpoint_seq), (7, 0));
 }
 
 #[test]
 fn a_transaction_that_was_open_when_the_store_was_poisoned_is_not_committed() {
     let disk = SimDisk::new();
     let store = store(&disk);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.page_mut(0).unwrap()[0] = 8;
     disk.inject("/store/data", 0..u64::MAX, WriteFault::SYNC_EIO, Times::Once).unwrap();
     store.sync().unwrap_err();
@@ -78,13 +78,13 @@ fn a_data_file_that_can_not_grow_costs_one_transaction() {
     let disk = SimDisk::new();
     let store = store(&disk);
     disk.inject("/store/data", 0..u64::MAX, WriteFault::Allocate(libc::ENOSPC), Times::Once).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let full = (0..10_000).find_map(|_| txn.allocate().err()).unwrap();
     assert_eq!(full.errno(), Some(libc::ENOSPC));
     drop(txn);
     change(&store, 0, 8);
     assert_eq!(store.begin_read().unwrap().pages(), 2);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     assert_eq!(txn.allocate().unwrap(), 2);
 }
 
@@ -93,7 +93,7 @@ fn a_data_file_that_would_be_too_large_costs_one_transaction() {
     let disk = SimDisk::new();
     let store = store(&disk);
     disk.inject("/store/data", 0..u64::MAX, WriteFault::Allocate(libc::EFBIG), Times::Once).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let refused = (0..10_000).find_map(|_| txn.allocate().err()).unwrap();
     assert_eq!(refused.errno(), Some(libc::EFBIG));
     drop(txn);
@@ -102,14 +102,14 @@ fn a_data_file_that_would_be_too_large_costs_one_transaction() {
     // More than ext4 allows. A file system that allows it shows nothing here.
     let temp = pagekeeper_testing::disk_dir();
     let options = Store::options().page_size(64 << 10).memory(8 << 20).journal_bytes(1 << 20);
-    let store = options.open(&temp.path().join("store")).unwrap();
-    let mut txn = store.begin().unwrap();
+    let store = options.open(temp.path().join("store")).unwrap();
+    let mut txn = store.begin_write().unwrap();
     let refused = txn.allocate_run((1 << 32) - 2).err();
     drop(txn);
     if let Some(refused) = refused {
         assert_eq!(refused.errno(), Some(libc::EFBIG), "{refused}");
     }
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.allocate().unwrap();
     txn.commit(Durability::Sync).unwrap();
 }
@@ -119,7 +119,7 @@ fn a_damaged_page_leaves_the_others_alone_and_can_be_written_anew() {
     let disk = SimDisk::builder().atomic_writes(64 << 10).build();
     let store = store(&disk);
     store.sync().unwrap();
-    assert!(!store.stat().full_page_images);
+    assert!(!store.stats().full_page_images);
     change(&store, 0, 8);
     store.close().unwrap();
     let file = disk.open_writable("/store/data".as_ref(), Access::Buffered, Create::Never).unwrap();
@@ -132,7 +132,7 @@ fn a_damaged_page_leaves_the_others_alone_and_can_be_written_anew() {
     assert!(matches!(store.sync(), Err(Error::Damaged { page: 0, .. })));
     assert!(!store.verify().unwrap().is_sound());
     change(&store, 1, 9);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.write(0, &vec![5; store.payload_size()]).unwrap();
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
@@ -151,7 +151,7 @@ fn an_old_snapshot_outlives_the_page_that_it_is_put_together_with() {
 
     let store = options(&disk).full_page_images(FullPageImages::Always).open(dir()).unwrap();
     let old = store.begin_read().unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.write(0, &vec![9; store.payload_size()]).unwrap();
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
@@ -189,7 +189,7 @@ fn a_store_that_relies_on_atomic_writes_is_not_applied_where_there_are_none() {
 fn no_page_number_is_beyond_what_the_cache_can_name() {
     let disk = SimDisk::new();
     let store = options(&disk).open(dir()).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     assert!(matches!(txn.allocate_run(1 << 32), Err(Error::Setting { .. })));
     txn.allocate_run((1 << 32) - 2).unwrap();
     assert!(matches!(txn.allocate(), Err(Error::Setting { .. })));
@@ -210,7 +210,7 @@ fn reads_after_a_failed_sync(keeps_old: bool) {
     let disk = SimDisk::new();
     let store = options(&disk).journal_bytes(64 << 20).memory(16 << 20).open(dir()).unwrap();
     let write_all = |byte: u8| {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         if txn.pages() == 0 {
             txn.allocate_run(PAGES).unwrap();
         }

@@ -19,7 +19,7 @@ fn make(dir: &Path) {
         .warm(false)
         .open(dir)
         .unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for page in 0..PAGES {
         assert_eq!(txn.allocate().unwrap(), page);
         txn.write(page, &payload(page, store.payload_size())).unwrap();
@@ -29,7 +29,7 @@ fn make(dir: &Path) {
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
     for round in 0..2 {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         for page in 0..3 {
             txn.page_mut(page).unwrap()[1000 + round] = 77;
         }
@@ -71,7 +71,7 @@ fn a_store_of_version_2_is_opened_and_goes_on() {
     copy(&root.join("tests/fixture/v2"), &dir);
 
     let store = Store::options().create(Create::Never).background_apply(false).open(&dir).unwrap();
-    let opening = store.stat().opening;
+    let opening = store.stats().opening;
     assert_eq!((opening.commits, opening.pages), (2, 5));
     let check = |store: &Store| {
         let read = store.begin_read().unwrap();
@@ -92,9 +92,9 @@ fn a_store_of_version_2_is_opened_and_goes_on() {
     check(&store);
     store.close_and_sync().unwrap();
     let store = Store::options().create(Create::Never).open(&dir).unwrap();
-    assert_eq!(store.stat().opening.commits, 0);
+    assert_eq!(store.stats().opening.commits, 0);
     check(&store);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let mut again = [txn.allocate().unwrap(), txn.allocate().unwrap()];
     again.sort_unstable();
     assert_eq!((again, txn.allocate().unwrap()), ([10, 11], PAGES));

@@ -20,7 +20,7 @@ fn on(disk: &SimDisk) -> StoreOptions {
 
 /// Makes pages 0 to 3 begin with 7, in the data file; then page 0 begins with 8, only in the journal.
 fn make(store: &Store) {
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let first = txn.allocate_run(PAGES).unwrap();
     (first..PAGES).for_each(|page| txn.write(page, &vec![7; store.payload_size()]).unwrap());
     txn.commit(Durability::Sync).unwrap();
@@ -29,7 +29,7 @@ fn make(store: &Store) {
 }
 
 fn change(store: &Store, page: u64, byte: u8) -> Result<u64, Error> {
-    let mut txn = store.begin()?;
+    let mut txn = store.begin_write()?;
     txn.page_mut(page)?[0] = byte;
     txn.commit(Durability::Sync)
 }
@@ -41,7 +41,7 @@ fn first_bytes(store: &Store) -> Vec<u8> {
 
 /// Runs a transaction that needs more pages than the file has room for.
 fn grow(store: &Store) -> Result<u64, Error> {
-    let mut txn = store.begin()?;
+    let mut txn = store.begin_write()?;
     for _ in 0..200 {
         txn.allocate()?;
     }

@@ -73,7 +73,7 @@ fn of_records_and_padding(disk: &SimDisk, places: Vec<(u64, u64)>) -> [Vec<(u64,
 
 /// Checks that with any of these bits flipped the store opens with all its commits, takes more, and reports the damage.
 fn each_flip_is_named(made: &SimDisk, places: &[(u64, u64)]) {
-    let seq = options(made).read_only(true).open(dir()).unwrap().stat().seq;
+    let seq = options(made).read_only(true).open(dir()).unwrap().stats().seq;
     assert!(!places.is_empty());
     for (number, (file, at)) in (0..).zip(places) {
         let disk = made.after_power_cut(Persistence::All, 0);
@@ -86,7 +86,7 @@ fn each_flip_is_named(made: &SimDisk, places: &[(u64, u64)]) {
         commit(&store);
         store.close_and_sync().unwrap();
         let store = options(&disk).open(dir()).unwrap();
-        assert_eq!(store.stat().seq, seq + 1);
+        assert_eq!(store.stats().seq, seq + 1);
         // Overwritten, or given up.
         let found = store.verify().unwrap();
         assert!(found.is_sound(), "byte {at}: {found}");
@@ -116,7 +116,7 @@ fn what_no_commit_needs_of_a_closed_journal_refuses_no_opening() {
             let flip = || disk.damage("/store/journal/redo.000", &Damage::Bit { at, bit: 5 }).unwrap();
             flip();
             let store = options(&disk).read_only(true).open(dir()).unwrap();
-            assert_eq!(store.stat().seq, 3, "byte {at}");
+            assert_eq!(store.stats().seq, 3, "byte {at}");
             assert_eq!(store.begin_read().unwrap().read(0).unwrap()[0], 3, "byte {at}");
             drop(store);
             flip();
@@ -163,7 +163,7 @@ fn a_flipped_bit_in_the_last_group_of_a_killed_store_that_was_opened_and_closed_
         // This takes no room, however often it happens.
         for _ in 0..300 {
             let store = options(&disk).open(dir()).unwrap();
-            assert_eq!(store.stat().opening.commits, 6);
+            assert_eq!(store.stats().opening.commits, 6);
             if close {
                 store.close().unwrap();
             }
@@ -174,7 +174,7 @@ fn a_flipped_bit_in_the_last_group_of_a_killed_store_that_was_opened_and_closed_
         let store = options(&disk).open(dir()).unwrap();
         (0..100).for_each(|_| commit(&store));
         store.close_and_sync().unwrap();
-        assert_eq!(options(&disk).open(dir()).unwrap().stat().seq, 106);
+        assert_eq!(options(&disk).open(dir()).unwrap().stats().seq, 106);
     }
 }
 
@@ -191,10 +191,10 @@ fn a_flipped_bit_in_the_first_record_behind_an_opening_loses_nothing_in_silence(
         }
         let disk = disk.after_kill();
         let store = options(&disk).open(dir()).unwrap();
-        assert_eq!(store.stat().seq, 20);
+        assert_eq!(store.stats().seq, 20);
         let first = commit_and_find(&disk, &store);
         (0..80).for_each(|_| commit(&store));
-        assert_eq!(store.stat().checkpoint_seq, 0, "all of it is in the journal alone");
+        assert_eq!(store.stats().checkpoint_seq, 0, "all of it is in the journal alone");
         let disk = disk.after_kill();
         each_flip_is_refused(&disk, &first);
     }

@@ -43,7 +43,7 @@ fn number_of(metadata: &[u8]) -> u64 {
 
 /// Makes one commit, which contains its own number.
 fn commit(store: &Store, durability: Durability) -> Result<u64, Error> {
-    let mut txn = store.begin()?;
+    let mut txn = store.begin_write()?;
     let number = number_of(txn.metadata()) + 1;
     if txn.pages() == 0 {
         txn.allocate_run(PAGES)?;

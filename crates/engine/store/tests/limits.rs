@@ -15,7 +15,7 @@ fn small() -> StoreOptions {
 /// Commits pages with this byte.
 fn commit(store: &Store, pages: u64, byte: u8) -> u64 {
     let payload = vec![byte; store.payload_size()];
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let first = txn.allocate_run(pages).unwrap();
     (first..first + pages).for_each(|page| txn.write(page, &payload).unwrap());
     txn.commit(Durability::Sync).unwrap();
@@ -30,13 +30,13 @@ fn a_run_that_is_given_up_gives_its_room_back() {
     let len = || std::fs::metadata(dir.join("data")).unwrap().len();
     commit(&store, 2, 1);
     let before = len();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let run = txn.allocate_run(1 << 20).unwrap();
     assert!(len() >= 4096 << 20);
     drop(txn);
     assert_eq!(len(), before, "dropped");
     // Like one that is refused.
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let again = txn.allocate_run(1 << 20).unwrap();
     assert_eq!(again, run);
     // No two pages are alike, so that none is short in the journal.
@@ -81,7 +81,7 @@ fn a_journal_that_can_not_take_a_page_is_refused_before_anything_is_made() {
             continue;
         }
         let store = options().open(&dir).unwrap();
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         txn.set_metadata(&[7; 1024]).unwrap();
         let page = txn.allocate_run(1).unwrap();
         let payload: Vec<_> = (0..store.payload_size()).map(|at| (at % 251).to_le_bytes()[0] | 1).collect();
@@ -144,7 +144,7 @@ fn in_little_address_space(dir: &Path) {
         Err(error) => return println!("{error}"),
     };
     assert_eq!(store.begin_read().unwrap().read(7).unwrap()[0], 3);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let error = txn.allocate_run(1 << 31).unwrap_err();
     assert!(matches!(error, Error::Setting { .. }) && error.to_string().contains("address space"), "{error}");
     drop(txn);

@@ -24,7 +24,7 @@ fn made() -> SimDisk {
     let disk = SimDisk::new();
     let store = options(&disk).open(dir()).unwrap();
     for _ in 0..PAGES / 8 {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         let first = txn.allocate_run(8).unwrap();
         (first..first + 8).for_each(|page| txn.write(page, &vec![7; store.payload_size()]).unwrap());
         txn.commit(Durability::Sync).unwrap();
@@ -96,7 +96,7 @@ fn with_journal(closed: bool) -> SimDisk {
     let disk = made();
     let store = options(&disk).background_apply(false).without_threads().open(dir()).unwrap();
     for page in 0..6 {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         txn.page_mut(page).unwrap()[0] = 8;
         txn.commit(Durability::Sync).unwrap();
     }
@@ -139,7 +139,7 @@ fn goes_on(disk: &SimDisk) {
     }
     drop(read);
     for round in 0..100_u8 {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         txn.write(u64::from(round) % PAGES, &vec![round; store.payload_size()]).unwrap();
         txn.commit(Durability::Sync).unwrap();
     }

@@ -26,7 +26,7 @@ fn on(disk: &SimDisk) -> StoreOptions {
 
 /// Writes `first` to pages 0 to 7; then changes page 0 in part, and page 1 as a whole.
 fn fill(store: &Store, first: u8, checkpoint: bool) {
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let at = txn.allocate_run(8).unwrap();
     let payload = vec![first; store.payload_size()];
     (at..at + 8).for_each(|page| txn.write(page, &payload).unwrap());
@@ -35,7 +35,7 @@ fn fill(store: &Store, first: u8, checkpoint: bool) {
     if checkpoint {
         store.sync().unwrap();
     }
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.page_mut(0).unwrap()[9] = 99;
     txn.write(1, &vec![98; store.payload_size()]).unwrap();
     txn.commit(Durability::Sync).unwrap();
@@ -57,7 +57,7 @@ fn is_filled(store: &Store, first: u8) {
 
 /// Checks that operations that would change the store fail.
 fn refuses_changes(store: &Store) {
-    assert!(matches!(store.begin().map(drop), Err(Error::ReadOnly)));
+    assert!(matches!(store.begin_write().map(drop), Err(Error::ReadOnly)));
     assert!(matches!(store.step(), Err(Error::ReadOnly)));
 }
 
@@ -83,7 +83,10 @@ fn it_has_what_the_journal_has_and_nothing_is_written() {
             refuses_changes(store);
             assert_eq!(store.sync().is_ok(), close);
             assert!(store.verify().unwrap().is_sound());
-            assert_eq!(store.stat().opening.commits, [2, 1, 0][usize::from(checkpoint) + usize::from(close)]);
+            assert_eq!(
+                store.stats().opening.commits,
+                [2, 1, 0][usize::from(checkpoint) + usize::from(close)]
+            );
             assert_eq!(store.inspect(0..8).unwrap().len(), 8);
         }
         let error = on(&disk).open(dir()).map(drop).unwrap_err();

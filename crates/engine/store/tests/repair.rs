@@ -15,7 +15,7 @@ fn options() -> StoreOptions {
 
 fn filled(dir: &Path, pages: u64) -> Store {
     let store = options().open(dir).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for _ in 0..pages {
         txn.allocate().unwrap();
     }
@@ -51,14 +51,14 @@ fn pages_of(findings: &[pagekeeper_store::PageFinding]) -> Vec<u64> {
 /// Makes a store in which page 2 was free and then became the root, and that write to the data file is lost.
 fn with_a_root_that_was_free(dir: &Path) {
     let store = filled(dir, 5);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     // A trunk, which lists the other one.
     txn.free(1).unwrap();
     txn.free(2).unwrap();
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
     let stale = Stale::of(dir, 2);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     assert_eq!(txn.allocate().unwrap(), 2);
     txn.page_mut(2).unwrap()[0] = 42;
     txn.set_root(Some(2));
@@ -74,7 +74,7 @@ fn has_lost_its_root(repair: &Repair, to: &Path) {
     let read = store.begin_read().unwrap();
     assert_eq!(read.root(), Some(2));
     assert!(matches!(read.read(2), Err(Error::Damaged { page: 2, .. })));
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let allocated: Vec<_> = (0..3).map(|_| txn.allocate().unwrap()).collect();
     assert!(!allocated.contains(&2), "the root was given away: {allocated:?}");
     drop(txn);
@@ -109,7 +109,7 @@ fn without_a_superblock_and_commits_pages_are_as_good_as_the_map_says() {
     let store = filled(&dir, 6);
     store.sync().unwrap();
     let stale = Stale::of(&dir, 2);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.page_mut(2).unwrap()[0] = 9;
     txn.commit(Durability::Sync).unwrap();
     store.close_and_sync().unwrap();

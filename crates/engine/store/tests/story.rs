@@ -20,7 +20,7 @@ fn commits_are_there_after_a_close_and_after_a_sync() {
     let (_temp, dir) = dir();
     let store = Store::options().memory(8 << 20).open(&dir).unwrap();
     let payload = store.payload_size();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let pages: Vec<_> = (0..100).map(|_| txn.allocate().unwrap()).collect();
     for (page, byte) in pages.iter().zip(0..) {
         txn.write(*page, &vec![byte; payload]).unwrap();
@@ -29,7 +29,7 @@ fn commits_are_there_after_a_close_and_after_a_sync() {
     txn.set_metadata(b"the tree").unwrap();
     assert_eq!(txn.commit(Durability::Sync).unwrap(), 1);
     for byte in 0..50 {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         txn.page_mut(pages[usize::from(byte)]).unwrap()[100] = 200 + byte;
         txn.commit(if byte % 2 == 0 { Durability::Group } else { Durability::None }).unwrap();
     }
@@ -52,11 +52,11 @@ fn commits_are_there_after_a_close_and_after_a_sync() {
         assert_eq!(found.data_pages, 100);
     };
     let store = Store::options().background_apply(false).open(&dir).unwrap();
-    assert_eq!((store.stat().opening.commits, store.stat().opening.pages), (51, 100));
+    assert_eq!((store.stats().opening.commits, store.stats().opening.pages), (51, 100));
     check(&store);
     store.close_and_sync().unwrap();
     let store = Store::options().create(Create::Never).open(&dir).unwrap();
-    assert_eq!((store.stat().opening.commits, store.stat().journal_bytes), (0, 0));
+    assert_eq!((store.stats().opening.commits, store.stats().journal_bytes), (0, 0));
     check(&store);
 }
 
@@ -64,13 +64,13 @@ fn commits_are_there_after_a_close_and_after_a_sync() {
 fn pages_that_are_freed_are_used_again_and_snapshots_keep_theirs() {
     let (_temp, dir) = dir();
     let store = Store::options().memory(128 << 20).open(&dir).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let pages: Vec<_> = (0..2000).map(|_| txn.allocate().unwrap()).collect();
     txn.page_mut(pages[7]).unwrap()[0] = 7;
     txn.commit(Durability::Sync).unwrap();
     let old = store.begin_read().unwrap();
 
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for page in &pages {
         txn.free(*page).unwrap();
     }
@@ -78,13 +78,13 @@ fn pages_that_are_freed_are_used_again_and_snapshots_keep_theirs() {
     assert!(matches!(txn.page_mut(pages[7]), Err(Error::NotAllocated { page: 7 })));
     txn.commit(Durability::Sync).unwrap();
     store.sync().unwrap();
-    let stat = store.stat();
+    let stat = store.stats();
     assert_eq!((stat.pages, stat.free_pages), (2000, 2000));
     let now = store.begin_read().unwrap();
     assert!(matches!(now.read(pages[7]), Err(Error::NotAllocated { page: 7 })));
     assert_eq!(old.read(pages[7]).unwrap()[0], 7);
 
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let mut again: Vec<_> = (0..2000).map(|_| txn.allocate().unwrap()).collect();
     again.sort_unstable();
     assert_eq!(again, pages);
@@ -101,7 +101,7 @@ fn pages_that_are_freed_are_used_again_and_snapshots_keep_theirs() {
 fn a_run_takes_no_room_before_it_is_written() {
     let (_temp, dir) = dir();
     let store = Store::options().memory(8 << 20).open(&dir).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let first = txn.allocate_run(1 << 20).unwrap();
     txn.write(first + 999_999, &vec![9; store.payload_size()]).unwrap();
     txn.commit(Durability::Sync).unwrap();
@@ -117,14 +117,14 @@ fn a_run_takes_no_room_before_it_is_written() {
 fn writers_beside_readers_and_checkpoints_never_show_half_a_commit() {
     let (_temp, dir) = dir();
     let store = Store::options().memory(64 << 20).journal_bytes(1 << 20).open(&dir).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let pages: Vec<_> = (0..3000).map(|_| txn.allocate().unwrap()).collect();
     for chunk in pages.chunks(100) {
         for page in chunk {
             txn.page_mut(*page).unwrap()[..8].copy_from_slice(&0_u64.to_le_bytes());
         }
         txn.commit(Durability::None).unwrap();
-        txn = store.begin().unwrap();
+        txn = store.begin_write().unwrap();
     }
     drop(txn);
     // Each commit gives a pair of pages the same number.
@@ -134,7 +134,7 @@ fn writers_beside_readers_and_checkpoints_never_show_half_a_commit() {
             scope.spawn(move || {
                 for round in 0..400_u64 {
                     let pair = usize::try_from((round * 7919 + thread * 31) % 1500).unwrap();
-                    let mut txn = store.begin().unwrap();
+                    let mut txn = store.begin_write().unwrap();
                     for page in [pages[pair], pages[pair + 1500]] {
                         let bytes = txn.page_mut(page).unwrap();
                         bytes[..8].copy_from_slice(&(round + 1).to_le_bytes());
@@ -161,7 +161,7 @@ fn writers_beside_readers_and_checkpoints_never_show_half_a_commit() {
     });
     let found = store.verify().unwrap();
     assert!(found.is_sound(), "{found}");
-    let stat = store.stat();
+    let stat = store.stats();
     assert!(stat.checkpoint_seq > 0 && stat.journal_bytes <= stat.max_journal_bytes, "{stat:?}");
 }
 
@@ -169,13 +169,13 @@ fn writers_beside_readers_and_checkpoints_never_show_half_a_commit() {
 fn a_snapshot_that_costs_too_much_memory_is_ended_and_commits_go_on() {
     let (_temp, dir) = dir();
     let store = Store::options().memory(4 << 20).journal_bytes(4 << 20).open(&dir).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let first = txn.allocate_run(2000).unwrap();
     txn.commit(Durability::Sync).unwrap();
     let mut old = None;
     for round in 0..3 {
         for page in first..first + 2000 {
-            let mut txn = store.begin().unwrap();
+            let mut txn = store.begin_write().unwrap();
             txn.write(page, &vec![round; store.payload_size()]).unwrap();
             txn.commit(Durability::None).unwrap();
         }
@@ -184,7 +184,7 @@ fn a_snapshot_that_costs_too_much_memory_is_ended_and_commits_go_on() {
     let old = old.unwrap();
     assert!(matches!(old.read(first), Err(Error::SnapshotTooOld)));
     assert_eq!(store.begin_read().unwrap().read(first).unwrap()[0], 2);
-    assert!(store.stat().unapplied_bytes <= 2 << 20, "{:?}", store.stat());
+    assert!(store.stats().unapplied_bytes <= 2 << 20, "{:?}", store.stats());
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn what_can_not_be_opened_is_named_and_left_alone() {
 
     let store = Store::options().page_size(16 << 10).open(&dir).unwrap();
     assert!(error(Store::options(), &dir).ends_with("lock: locked, in use by another"));
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let run = txn.allocate_run(40_000).unwrap();
     let payload = vec![1; store.payload_size()];
     assert!(matches!(txn.write(run, &payload[1..]), Err(Error::PayloadSize { .. })));
@@ -210,7 +210,7 @@ fn what_can_not_be_opened_is_named_and_left_alone() {
     }
     let too_large = txn.commit(Durability::Sync).unwrap_err();
     assert!(matches!(too_large, Error::TransactionTooLarge { .. }), "{too_large}");
-    assert_eq!((store.begin_read().unwrap().pages(), store.stat().seq), (0, 0));
+    assert_eq!((store.begin_read().unwrap().pages(), store.stats().seq), (0, 0));
     drop(store);
     let other = error(Store::options().page_size(4096), &dir);
     assert!(other.ends_with("store: pages of 16384 bytes, not of 4096"), "{other}");
@@ -242,7 +242,7 @@ fn what_was_never_finished_is_made_anew_and_what_is_not_ours_is_left() {
     let never = Store::options().create(Create::Never).open(&dir).unwrap_err();
     assert!(matches!(never, Error::Unfinished { .. }), "{never}");
     let store = Store::options().open(&dir).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.allocate().unwrap();
     txn.commit(Durability::Sync).unwrap();
     drop(store);
@@ -271,7 +271,7 @@ fn a_store_without_one_of_its_files_is_refused_with_what_to_do() {
     for name in ["data", "map", "journal/control", "journal/redo.000"] {
         let (_temp, dir) = dir();
         let store = Store::options().open(&dir).unwrap();
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         txn.allocate().unwrap();
         txn.commit(Durability::Sync).unwrap();
         store.close().unwrap();
@@ -286,7 +286,7 @@ fn a_store_without_one_of_its_files_is_refused_with_what_to_do() {
 fn a_data_file_that_is_gone_is_named_by_all_that_open_it_again() {
     let (temp, dir) = dir();
     let store = Store::options().open(&dir).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.allocate().unwrap();
     txn.commit(Durability::Sync).unwrap();
     std::fs::remove_file(dir.join("data")).unwrap();
@@ -303,7 +303,7 @@ fn a_data_file_that_is_gone_is_named_by_all_that_open_it_again() {
 fn what_was_resident_is_brought_back_after_a_restart() {
     let (_temp, dir) = dir();
     let store = Store::options().memory(8 << 20).open(&dir).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let first = txn.allocate_run(500).unwrap();
     for page in first..first + 500 {
         txn.write(page, &vec![3; store.payload_size()]).unwrap();
@@ -316,7 +316,7 @@ fn what_was_resident_is_brought_back_after_a_restart() {
     store.close().unwrap();
 
     let store = Store::options().memory(8 << 20).open(&dir).unwrap();
-    while store.stat().cache.resident_pages < 500 {
+    while store.stats().cache.resident_pages < 500 {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     drop(store);
@@ -349,20 +349,20 @@ fn a_store_on_read_only_media_says_so() {
 fn pages_that_are_prefetched_are_read_from_memory() {
     let (_temp, dir) = dir();
     let store = Store::options().memory(8 << 20).warm(false).open(&dir).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let pages = (0..100).map(|_| txn.allocate().unwrap());
     assert_eq!(pages.last(), Some(99));
     txn.commit(Durability::Sync).unwrap();
     store.close_and_sync().unwrap();
     let store = Store::options().memory(8 << 20).open(&dir).unwrap();
     store.prefetch((0..100).chain([1 << 40]));
-    while store.stat().cache.resident_pages < 100 {
+    while store.stats().cache.resident_pages < 100 {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    let before = store.stat().cache.device_reads;
+    let before = store.stats().cache.device_reads;
     let read = store.begin_read().unwrap();
     (0..100).for_each(|page| drop(read.read(page).unwrap()));
-    assert_eq!(store.stat().cache.device_reads, before);
+    assert_eq!(store.stats().cache.device_reads, before);
 }
 
 #[test]
@@ -373,7 +373,7 @@ fn openings_without_number_leave_room_for_commits() {
         options().open(&dir).unwrap().close().unwrap();
     }
     let store = options().open(&dir).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let page = txn.allocate().unwrap();
     txn.page_mut(page).unwrap()[0] = 1;
     txn.commit(Durability::Sync).unwrap();
@@ -383,7 +383,7 @@ fn openings_without_number_leave_room_for_commits() {
         assert_eq!(store.begin_read().unwrap().read(page).unwrap()[0], 1);
     }
     let store = options().open(&dir).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.page_mut(page).unwrap()[0] = 2;
     assert_eq!(txn.commit(Durability::Sync).unwrap(), 2);
 }
@@ -396,14 +396,14 @@ fn a_transaction_of_many_parts_keeps_to_the_cap() {
     let payload = vec![7; store.payload_size()];
     let mut max = 0;
     for pages in (8..=256).step_by(8) {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         let first = txn.allocate_run(pages).unwrap();
         (first..first + pages).for_each(|page| txn.write(page, &payload).unwrap());
         match txn.commit(Durability::Sync) {
             Ok(_) => max = pages,
             Err(error) => assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error}"),
         }
-        let stat = store.stat();
+        let stat = store.stats();
         assert!(stat.journal_bytes <= stat.max_journal_bytes, "{stat:?}");
     }
     assert!((100..250).contains(&max), "{max}");
@@ -414,7 +414,7 @@ fn a_write_transaction_goes_from_one_thread_to_another() {
     let (_temp, dir) = dir();
     let store = Store::options().memory(1 << 20).journal_bytes(64 << 10).open(&dir).unwrap();
     let counted = |store: &Store| store.begin_read().unwrap().read(0).unwrap()[0];
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.allocate().unwrap();
     txn.commit(Durability::Sync).unwrap();
     std::thread::scope(|scope| {
@@ -422,7 +422,7 @@ fn a_write_transaction_goes_from_one_thread_to_another() {
             let store = &store;
             scope.spawn(move || {
                 for _ in 0..10 {
-                    let mut txn = store.begin().unwrap();
+                    let mut txn = store.begin_write().unwrap();
                     txn.page_mut(0).unwrap()[0] += 1;
                     std::thread::scope(|inner| {
                         inner.spawn(move || txn.commit(Durability::None).unwrap());
@@ -438,12 +438,12 @@ fn a_write_transaction_goes_from_one_thread_to_another() {
 fn a_transaction_with_a_share_of_the_store_keeps_it_open() {
     let (_temp, dir) = dir();
     let store = Arc::new(Store::options().memory(8 << 20).open(&dir).unwrap());
-    let mut txn = store.begin_owned().unwrap();
+    let mut txn = store.begin_write_owned().unwrap();
     let page = txn.allocate().unwrap();
     txn.commit(Durability::Sync).unwrap();
 
     let before = store.begin_read_owned().unwrap();
-    let mut txn = store.begin_owned().unwrap();
+    let mut txn = store.begin_write_owned().unwrap();
     txn.page_mut(page).unwrap()[0] = 7;
     drop(store);
     // Both continue when nobody else has the store, and keep it locked.
@@ -460,11 +460,11 @@ fn a_transaction_with_a_share_of_the_store_keeps_it_open() {
     assert_eq!(store.begin_read().unwrap().read(page).unwrap()[0], 7);
     // A dropped one gives back its run, and the next one does not wait for it.
     let len = std::fs::metadata(dir.join("data")).unwrap().len();
-    let mut given_up = store.begin_owned().unwrap();
+    let mut given_up = store.begin_write_owned().unwrap();
     given_up.allocate_run(100_000).unwrap();
     drop(given_up);
     assert_eq!(std::fs::metadata(dir.join("data")).unwrap().len(), len);
-    let last = store.begin_owned().unwrap();
+    let last = store.begin_write_owned().unwrap();
     drop(store);
     drop(last);
     open(&dir).unwrap().close().unwrap();

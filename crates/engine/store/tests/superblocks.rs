@@ -50,7 +50,7 @@ fn is_whole(disk: &SimDisk, commits: usize, what: &str) {
     commit(&store);
     let after = disk.after_power_cut(Persistence::None, 1);
     let store = options(&after).open(dir()).unwrap();
-    assert_eq!(store.stat().seq, commits as u64 + 1, "{what}");
+    assert_eq!(store.stats().seq, commits as u64 + 1, "{what}");
     assert_eq!(store.verify().unwrap().superblocks, 2, "{what}");
 }
 
@@ -151,7 +151,7 @@ fn a_superblock_that_is_a_link_to_nothing_costs_no_store() {
     let error = options().open(dir).map(drop).unwrap_err();
     assert!(matches!(error, Error::LostSuperblock { .. }), "{error}");
     std::fs::rename(&elsewhere, &name).unwrap();
-    assert_eq!(options().open(dir).unwrap().stat().seq, 1);
+    assert_eq!(options().open(dir).unwrap().stats().seq, 1);
 }
 
 /// Returns all files with their content.
@@ -187,7 +187,7 @@ fn a_store_that_has_lost_both_slots_is_left_as_it_is() {
             let disk = if has_pages { disk(&[true, false]) } else { SimDisk::new() };
             if !has_pages {
                 let store = options(&disk).open(dir()).unwrap();
-                let mut txn = store.begin().unwrap();
+                let mut txn = store.begin_write().unwrap();
                 txn.set_metadata(b"all there is").unwrap();
                 txn.commit(Durability::Sync).unwrap();
             }

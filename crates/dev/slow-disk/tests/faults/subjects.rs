@@ -151,7 +151,7 @@ fn run_store(dir: &Path, only_look: bool) -> Result<(), String> {
     }
     on_threads(|thread| {
         loop {
-            let mut txn = store.begin().map_err(text)?;
+            let mut txn = store.begin_write().map_err(text)?;
             let number = change(&store, &mut txn).map_err(text)?;
             let durability = if thread == 0 { Durability::Group } else { Durability::Sync };
             txn.commit(durability).map_err(text)?;

@@ -27,7 +27,7 @@
 //!    split.
 //! 2. An entry counts only with its last part. An unfinished entry is followed by a new one with the same seq: the
 //!    store was opened again, or the rest could not be appended.
-//! 3. The content of an [`Entry`] is in bounds: its pages are in the store, its bytes in their payloads.
+//! 3. The content of a [`JournalEntry`] is in bounds: its pages are in the store, its bytes in their payloads.
 
 mod diff;
 mod reader;
@@ -37,56 +37,56 @@ mod writer;
 
 use bytes::Bytes;
 
-pub(crate) use diff::{Ranges, diff_ranges};
+pub(crate) use diff::{DiffRanges, diff_ranges};
 pub(crate) use reader::{EntryFault, EntryReader};
 pub(crate) use writer::EntryWriter;
 
 use super::page::PageKind;
-use super::superblock::Meta;
+use super::superblock::StoreMeta;
 
-pub(crate) const VERSION: u8 = 1;
+pub(crate) const ENTRY_VERSION: u8 = 1;
 
 /// Bytes of a record's body before the items.
 pub(crate) const PART_HEADER: usize = 16;
 
 /// The entry continues in the next record.
-const MORE: u8 = 1;
+const FLAG_MORE: u8 = 1;
 
 /// The meta's flags.
-const ROOT: u8 = 1;
-const FREE_HEAD: u8 = 2;
+const META_ROOT: u8 = 1;
+const META_FREE_HEAD: u8 = 2;
 
 /// Kinds of changes.
-const FULL_PAGE_IMAGE: u8 = 1;
-const DIFF: u8 = 2;
-const FREE: u8 = 3;
+const KIND_FULL_PAGE_IMAGE: u8 = 1;
+const KIND_DIFF: u8 = 2;
+const KIND_FREE: u8 = 3;
 
 /// A commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct JournalEntry {
     pub(crate) seq: u64,
     /// The meta after the commit.
-    pub(crate) meta: Meta,
+    pub(crate) meta: StoreMeta,
     /// The changed pages, in the writer's order.
-    pub(crate) changes: Vec<(u64, Change)>,
+    pub(crate) changes: Vec<(u64, PageChange)>,
 }
 
 /// A change of a page by a commit. The checksum is that of the page's header after the change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum PageChange {
     /// The payload is zeros except for these bytes, which begin at `first`.
     FullPageImage { kind: PageKind, crc: u32, first: u32, bytes: Bytes },
     /// These ranges of the payload differ from the version of commit `base_seq`.
-    Diff { kind: PageKind, crc: u32, base_seq: u64, ranges: Ranges },
+    Diff { kind: PageKind, crc: u32, base_seq: u64, ranges: DiffRanges },
     /// The page is free, and its payload is zeros.
     Free { crc: u32 },
     /// One of the first two, whose bytes must be read from the journal again. Only if the reader was asked for places.
-    Placed(Place),
+    Placed(JournalPlace),
 }
 
 /// The place in the journal of a change's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct JournalPlace {
     pub(crate) kind: PageKind,
     pub(crate) crc: u32,
     /// Offset of an image's bytes in the payload; `None` for a diff.
@@ -97,10 +97,10 @@ pub(crate) struct Place {
     pub(crate) len: u32,
 }
 
-impl Change {
+impl PageChange {
     /// Whether it changes only a part of the page.
     pub(crate) fn is_part(&self) -> bool {
-        matches!(self, Self::Diff { .. } | Self::Placed(Place { first: None, .. }))
+        matches!(self, Self::Diff { .. } | Self::Placed(JournalPlace { first: None, .. }))
     }
 
     /// Returns the page's checksum after the change.
@@ -129,7 +129,7 @@ impl Change {
         };
         match u32::try_from(len) {
             Ok(0) => self.without_memory(),
-            Ok(len) => Self::Placed(Place { kind, crc, first, lsn: end - u64::from(len), len }),
+            Ok(len) => Self::Placed(JournalPlace { kind, crc, first, lsn: end - u64::from(len), len }),
             Err(_) => self,
         }
     }
@@ -138,14 +138,14 @@ impl Change {
     fn without_memory(mut self) -> Self {
         match &mut self {
             Self::FullPageImage { bytes, .. } => *bytes = Bytes::new(),
-            Self::Diff { ranges, .. } => *ranges = Ranges::none(),
+            Self::Diff { ranges, .. } => *ranges = DiffRanges::none(),
             Self::Free { .. } | Self::Placed(_) => {}
         }
         self
     }
 }
 
-impl Place {
+impl JournalPlace {
     /// Returns the LSNs of the bytes.
     pub(crate) fn lsns(&self) -> std::ops::Range<u64> {
         self.lsn..self.lsn + u64::from(self.len)
@@ -153,12 +153,12 @@ impl Place {
 
     /// Returns the change with its bytes, for a page with a payload of this length; `None` if the bytes are invalid for
     /// it.
-    pub(crate) fn with_bytes(self, bytes: Bytes, payload: usize) -> Option<Change> {
+    pub(crate) fn with_bytes(self, bytes: Bytes, payload: usize) -> Option<PageChange> {
         let Self { kind, crc, first, .. } = self;
         Some(match first {
-            Some(first) => Change::FullPageImage { kind, crc, first, bytes },
+            Some(first) => PageChange::FullPageImage { kind, crc, first, bytes },
             // The page's checksum shows what it applies to.
-            None => Change::Diff { kind, crc, base_seq: 0, ranges: Ranges::new(bytes, payload)? },
+            None => PageChange::Diff { kind, crc, base_seq: 0, ranges: DiffRanges::new(bytes, payload)? },
         })
     }
 }

@@ -14,7 +14,7 @@
 //! written; no written page looks like that.
 
 /// Bytes of the header.
-pub(crate) const HEADER: usize = 32;
+pub(crate) const HEADER_BYTES: usize = 32;
 
 /// The use of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -80,7 +80,7 @@ pub(crate) fn seal(bytes: &mut [u8], kind: PageKind, page: u64, seq: u64, store:
     bytes[5..8].fill(0);
     bytes[8..16].copy_from_slice(&page.to_le_bytes());
     bytes[16..24].copy_from_slice(&seq.to_le_bytes());
-    bytes[24..HEADER].copy_from_slice(&store.to_le_bytes());
+    bytes[24..HEADER_BYTES].copy_from_slice(&store.to_le_bytes());
     let crc = crc32c::crc32c(&bytes[4..]);
     bytes[..4].copy_from_slice(&crc.to_le_bytes());
     crc
@@ -93,11 +93,11 @@ pub(crate) fn crc(bytes: &[u8]) -> u32 {
 
 /// Reads a whole page as page number `page` of a store.
 pub(crate) fn check(bytes: &[u8], page: u64, store: u64) -> Result<PageHeader, PageFault> {
-    let header = bytes.first_chunk::<HEADER>().ok_or(PageFault::Checksum)?;
+    let header = bytes.first_chunk::<HEADER_BYTES>().ok_or(PageFault::Checksum)?;
     let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
     let crc = u32::from_le_bytes(std::array::from_fn(|byte| header[byte]));
     if crc32c::crc32c(&bytes[4..]) != crc {
-        let is_blank = header == &[0; HEADER] && bytes.iter().all(|byte| *byte == 0);
+        let is_blank = header == &[0; HEADER_BYTES] && bytes.iter().all(|byte| *byte == 0);
         return Err(if is_blank { PageFault::NeverWritten } else { PageFault::Checksum });
     }
     let found = PageHeader {
@@ -127,7 +127,7 @@ mod tests {
     const STORE: u64 = 0x0102_0304_0506_0708;
 
     fn page(payload: &[u8]) -> Vec<u8> {
-        let mut bytes = [&[0xee; HEADER], payload].concat();
+        let mut bytes = [&[0xee; HEADER_BYTES], payload].concat();
         seal(&mut bytes, PageKind::Trunk, 7, 300, STORE);
         bytes
     }
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn each_flipped_bit_is_detected() {
-        let whole = page(&[0x5a; 4096 - HEADER]);
+        let whole = page(&[0x5a; 4096 - HEADER_BYTES]);
         check(&whole, 7, STORE).unwrap();
         for bit in 0..whole.len() * 8 {
             let mut rotten = whole.clone();
@@ -185,10 +185,10 @@ mod tests {
         #[test]
         fn a_page_is_read_as_it_was_sealed(payload: Vec<u8>, kind in 1_u8..=3, page: u64, seq: u64, store: u64) {
             let kind = PageKind::of(kind).unwrap();
-            let mut bytes = [&[0; HEADER], &payload[..]].concat();
+            let mut bytes = [&[0; HEADER_BYTES], &payload[..]].concat();
             let crc = seal(&mut bytes, kind, page, seq, store);
             prop_assert_eq!(check(&bytes, page, store), Ok(PageHeader { crc, kind, page, seq, store }));
-            prop_assert_eq!(&bytes[HEADER..], &payload);
+            prop_assert_eq!(&bytes[HEADER_BYTES..], &payload);
         }
 
         #[test]

@@ -22,16 +22,16 @@
 use super::page::{PageFault, PageHeader};
 
 /// Bytes of a block.
-pub(crate) const BLOCK: usize = 4096;
-const HEADER: usize = 64;
+pub(crate) const BLOCK_BYTES: usize = 4096;
+const BLOCK_HEADER_BYTES: usize = 64;
 /// Pages of a block.
-pub(crate) const PAGES: usize = (BLOCK - HEADER) / 4;
+pub(crate) const BLOCK_PAGES: usize = (BLOCK_BYTES - BLOCK_HEADER_BYTES) / 4;
 
-const MAGIC: [u8; 4] = *b"pkm\x01";
+const BLOCK_MAGIC: [u8; 4] = *b"pkm\x01";
 
 /// The entries of a page that was never written, and of a page whose state is unknown.
-pub(crate) const NEVER: u32 = 0;
-pub(crate) const UNKNOWN: u32 = 1;
+pub(crate) const ENTRY_NEVER_WRITTEN: u32 = 0;
+pub(crate) const ENTRY_UNKNOWN: u32 = 1;
 
 /// Returns the entry of a page with this checksum.
 pub(crate) const fn entry(crc: u32) -> u32 {
@@ -46,7 +46,7 @@ pub(crate) struct MapBlock {
     pub(crate) seq: u64,
     /// Pages of commits above the first and up to the second may be newer than their entries. The range is not empty.
     pub(crate) doubt: Option<(u64, u64)>,
-    pub(crate) entries: Box<[u32; PAGES]>,
+    pub(crate) entries: Box<[u32; BLOCK_PAGES]>,
 }
 
 /// Why an intact page is not the one that was written last.
@@ -65,12 +65,12 @@ pub(crate) enum MapFault {
 impl MapBlock {
     /// Creates a block of pages that were never written, or whose state is unknown.
     pub(crate) fn of(entry: u32) -> Self {
-        Self { number: 0, seq: 0, doubt: None, entries: Box::new([entry; PAGES]) }
+        Self { number: 0, seq: 0, doubt: None, entries: Box::new([entry; BLOCK_PAGES]) }
     }
 
     /// Returns the block for two places that are both corrupt: as if it had been written twice, and nothing is known.
     fn lost() -> Self {
-        Self { number: 2, ..Self::of(UNKNOWN) }
+        Self { number: 2, ..Self::of(ENTRY_UNKNOWN) }
     }
 
     /// Whether both places were corrupt.
@@ -81,13 +81,13 @@ impl MapBlock {
     /// Encodes a place into `bytes`.
     pub(crate) fn encode(&self, block: u64, store: u64, bytes: &mut [u8]) {
         bytes.fill(0);
-        bytes[4..8].copy_from_slice(&MAGIC);
+        bytes[4..8].copy_from_slice(&BLOCK_MAGIC);
         let (above, upto) = self.doubt.unwrap_or((0, 0));
         let numbers = [block, store, self.number, self.seq, above, upto];
         for (room, number) in bytes[8..].chunks_mut(8).zip(numbers) {
             room.copy_from_slice(&number.to_le_bytes());
         }
-        for (room, entry) in bytes[HEADER..].chunks_mut(4).zip(self.entries.iter()) {
+        for (room, entry) in bytes[BLOCK_HEADER_BYTES..].chunks_mut(4).zip(self.entries.iter()) {
             room.copy_from_slice(&entry.to_le_bytes());
         }
         let crc = crc32c::crc32c(&bytes[4..]);
@@ -97,13 +97,13 @@ impl MapBlock {
     /// Decodes a place, 0 or 1; `None` if it is corrupt. A place behind the file's end was never written.
     pub(crate) fn decode(bytes: &[u8], block: u64, store: u64, place: u64) -> Option<Self> {
         if bytes.iter().all(|byte| *byte == 0) {
-            return Some(Self::of(NEVER));
+            return Some(Self::of(ENTRY_NEVER_WRITTEN));
         }
-        let bytes = bytes.first_chunk::<BLOCK>()?;
+        let bytes = bytes.first_chunk::<BLOCK_BYTES>()?;
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
         let is_whole = crc32c::crc32c(&bytes[4..]) == word(0)
-            && bytes[4..8] == MAGIC
+            && bytes[4..8] == BLOCK_MAGIC
             && (long(8), long(16)) == (block, store)
             && long(24) > 0
             && long(24) % 2 == place;
@@ -111,7 +111,7 @@ impl MapBlock {
             number: long(24),
             seq: long(32),
             doubt: Some((long(40), long(48))).filter(|(above, upto)| above < upto),
-            entries: Box::new(std::array::from_fn(|at| word(HEADER + 4 * at))),
+            entries: Box::new(std::array::from_fn(|at| word(BLOCK_HEADER_BYTES + 4 * at))),
         })
     }
 
@@ -142,11 +142,11 @@ impl MapBlock {
     pub(crate) fn check(&self, entry: u32, found: &Result<PageHeader, PageFault>) -> Result<(), MapFault> {
         let is_doubtful = |seq: u64| self.doubt.is_some_and(|(above, upto)| above < seq && seq <= upto);
         match found {
-            _ if entry == UNKNOWN => Ok(()),
+            _ if entry == ENTRY_UNKNOWN => Ok(()),
             Ok(header) if self::entry(header.crc) == entry || is_doubtful(header.seq) => Ok(()),
-            Ok(header) if entry == NEVER => Err(MapFault::Unexpected(header.seq)),
+            Ok(header) if entry == ENTRY_NEVER_WRITTEN => Err(MapFault::Unexpected(header.seq)),
             Ok(header) => Err(MapFault::Other(header.seq)),
-            Err(PageFault::NeverWritten) if entry != NEVER => Err(MapFault::Blank),
+            Err(PageFault::NeverWritten) if entry != ENTRY_NEVER_WRITTEN => Err(MapFault::Blank),
             Err(_) => Ok(()),
         }
     }
@@ -162,11 +162,11 @@ mod tests {
     const STORE: u64 = 7;
 
     fn block(number: u64, seq: u64) -> MapBlock {
-        MapBlock { number, seq, ..MapBlock::of(NEVER) }
+        MapBlock { number, seq, ..MapBlock::of(ENTRY_NEVER_WRITTEN) }
     }
 
     fn encoded(block: &MapBlock) -> Vec<u8> {
-        let mut bytes = vec![0xee; BLOCK];
+        let mut bytes = vec![0xee; BLOCK_BYTES];
         block.encode(3, STORE, &mut bytes);
         bytes
     }
@@ -175,11 +175,11 @@ mod tests {
     #[test]
     fn a_block_looks_as_it_always_did() {
         let mut given = MapBlock { doubt: Some((4, 5)), ..block(9, 300) };
-        (given.entries[0], given.entries[1007]) = (UNKNOWN, 0x0102_0304);
+        (given.entries[0], given.entries[1007]) = (ENTRY_UNKNOWN, 0x0102_0304);
         let mut expected =
             b"pkm\x01\x03\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0".to_vec();
         expected.extend(b"\x04\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x01");
-        expected.resize(BLOCK - 8, 0);
+        expected.resize(BLOCK_BYTES - 8, 0);
         expected.extend(b"\x04\x03\x02\x01");
         let expected = [&crc32c::crc32c(&expected).to_le_bytes(), &expected[..]].concat();
         assert_eq!(encoded(&given), expected);
@@ -187,12 +187,12 @@ mod tests {
         for (block, store, place) in [(2, STORE, 1), (3, 8, 1), (3, STORE, 0)] {
             assert_eq!(MapBlock::decode(&expected, block, store, place), None);
         }
-        for bit in (0..BLOCK * 8).step_by(7) {
+        for bit in (0..BLOCK_BYTES * 8).step_by(7) {
             let mut rotten = expected.clone();
             rotten[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(MapBlock::decode(&rotten, 3, STORE, 1), None, "bit {bit}");
         }
-        assert_eq!(MapBlock::decode(&[], 3, STORE, 1), Some(MapBlock::of(NEVER)));
+        assert_eq!(MapBlock::decode(&[], 3, STORE, 1), Some(MapBlock::of(ENTRY_NEVER_WRITTEN)));
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(newest(Some(&block(0, 0)), Some(&block(3, 10))), (3, Some((10, 20))));
         assert_eq!(newest(Some(&block(0, 0)), None), (0, Some((0, 20))));
         assert_eq!([newest(None, Some(&block(0, 0))), newest(None, None)], [(2, None); 2]);
-        assert!(MapBlock::newest([None, None], 20).entries.iter().all(|entry| *entry == UNKNOWN));
+        assert!(MapBlock::newest([None, None], 20).entries.iter().all(|entry| *entry == ENTRY_UNKNOWN));
     }
 
     #[test]
@@ -223,15 +223,15 @@ mod tests {
         assert_eq!(check(77, of(78, 3)), Err(MapFault::Other(3)));
         assert_eq!([5, 6].map(|seq| check(77, of(78, seq))), [Ok(()); 2]);
         assert_eq!([4, 7].map(|seq| check(77, of(78, seq)).is_err()), [true; 2]);
-        assert_eq!(check(NEVER, of(78, 3)), Err(MapFault::Unexpected(3)));
+        assert_eq!(check(ENTRY_NEVER_WRITTEN, of(78, 3)), Err(MapFault::Unexpected(3)));
         assert_eq!(check(77, Err(PageFault::NeverWritten)), Err(MapFault::Blank));
-        assert_eq!(check(NEVER, Err(PageFault::NeverWritten)), Ok(()));
-        assert_eq!(check(UNKNOWN, of(78, 3)), Ok(()));
+        assert_eq!(check(ENTRY_NEVER_WRITTEN, Err(PageFault::NeverWritten)), Ok(()));
+        assert_eq!(check(ENTRY_UNKNOWN, of(78, 3)), Ok(()));
     }
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..BLOCK + 10), block: u64, store: u64, place in 0_u64..2) {
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..BLOCK_BYTES + 10), block: u64, store: u64, place in 0_u64..2) {
             let _ = MapBlock::decode(&bytes, block, store, place);
         }
     }

@@ -33,7 +33,7 @@
 //! distinguished from corruption.
 
 /// Bytes of a slot.
-pub(crate) const SLOT: usize = 4096;
+pub(crate) const SLOT_BYTES: usize = 4096;
 
 /// Maximum bytes of the user's metadata.
 pub(crate) const MAX_USER_BYTES: usize = 1024;
@@ -44,12 +44,12 @@ pub(crate) const MIN_PAGE_BYTES: u32 = 4096;
 /// The largest page, in bytes.
 pub(crate) const MAX_PAGE_BYTES: u32 = 65536;
 
-const MAGIC: [u8; 8] = *b"pkstore\0";
+const SLOT_MAGIC: [u8; 8] = *b"pkstore\0";
 /// The version that is written, and the only one that is read.
-pub(crate) const VERSION: u16 = 2;
-const USER: usize = 96;
-const JOURNAL: usize = USER + MAX_USER_BYTES;
-const CHECKED: usize = SLOT - 4;
+pub(crate) const SUPERBLOCK_VERSION: u16 = 2;
+const USER_OFFSET: usize = 96;
+const JOURNAL_OFFSET: usize = USER_OFFSET + MAX_USER_BYTES;
+const CHECKED_BYTES: usize = SLOT_BYTES - 4;
 
 /// Maximum number of pages: the cache numbers them with 32 bits.
 pub(crate) const MAX_PAGES: u64 = u32::MAX as u64 - 1;
@@ -63,13 +63,13 @@ pub(crate) const MAX_JOURNAL_BYTES: u64 = 1 << 40;
 /// Maximum number of a commit, and of a write of a slot.
 pub(crate) const MAX_SEQ: u64 = u64::MAX >> 1;
 
-const FIRST_DIFFS: u16 = 1;
-const ROOT: u16 = 2;
-const FREE_HEAD: u16 = 4;
+const FLAG_FIRST_DIFFS: u16 = 1;
+const FLAG_ROOT: u16 = 2;
+const FLAG_FREE_HEAD: u16 = 4;
 
 /// The state of the store as a whole that each commit records.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Meta {
+pub(crate) struct StoreMeta {
     /// The user's root page. It is not checked against the number of pages.
     pub(crate) root: Option<u64>,
     /// Number of pages, including free ones.
@@ -103,12 +103,12 @@ pub(crate) struct Superblock {
     /// The random id of the journal.
     pub(crate) journal: u64,
     /// The meta as of that commit.
-    pub(crate) meta: Meta,
+    pub(crate) meta: StoreMeta,
 }
 
 /// The result of reading a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum SlotContent {
     /// It is intact.
     Superblock(Superblock),
     /// It is intact, but its version is not known here.
@@ -132,7 +132,7 @@ pub(crate) enum SlotFault {
     Senseless,
 }
 
-impl Meta {
+impl StoreMeta {
     /// Whether the store's own values are consistent.
     pub(super) fn is_sound(&self) -> bool {
         self.free_pages <= self.pages
@@ -146,21 +146,21 @@ impl Superblock {
     ///
     /// # Panics
     /// If the user's metadata is longer than [`MAX_USER_BYTES`].
-    pub(crate) fn encode(&self) -> [u8; SLOT] {
+    pub(crate) fn encode(&self) -> [u8; SLOT_BYTES] {
         let meta = &self.meta;
         debug_assert!(meta.is_sound(), "{meta:?}");
-        let mut bytes = [0; SLOT];
+        let mut bytes = [0; SLOT_BYTES];
         let mut at = 0;
         let mut put = |part: &[u8]| {
             bytes[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         };
         let flag = |is_set: bool, flag: u16| if is_set { flag } else { 0 };
-        let flags = flag(self.first_diffs, FIRST_DIFFS)
-            | flag(meta.root.is_some(), ROOT)
-            | flag(meta.free_head.is_some(), FREE_HEAD);
-        put(&MAGIC);
-        put(&VERSION.to_le_bytes());
+        let flags = flag(self.first_diffs, FLAG_FIRST_DIFFS)
+            | flag(meta.root.is_some(), FLAG_ROOT)
+            | flag(meta.free_head.is_some(), FLAG_FREE_HEAD);
+        put(&SLOT_MAGIC);
+        put(&SUPERBLOCK_VERSION.to_le_bytes());
         put(&flags.to_le_bytes());
         put(&self.page_size.to_le_bytes());
         let numbers =
@@ -173,34 +173,36 @@ impl Superblock {
             panic!("metadata of {} bytes", meta.user.len())
         };
         put(&user_len.to_le_bytes());
-        bytes[USER..JOURNAL][..meta.user.len()].copy_from_slice(&meta.user);
-        bytes[JOURNAL..JOURNAL + 8].copy_from_slice(&self.journal.to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[..CHECKED]);
-        bytes[CHECKED..].copy_from_slice(&crc.to_le_bytes());
+        bytes[USER_OFFSET..JOURNAL_OFFSET][..meta.user.len()].copy_from_slice(&meta.user);
+        bytes[JOURNAL_OFFSET..JOURNAL_OFFSET + 8].copy_from_slice(&self.journal.to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
+        bytes[CHECKED_BYTES..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
 
     /// Decodes a slot.
-    pub(crate) fn decode(slot: &[u8]) -> Found {
-        let Some(slot) = slot.first_chunk::<SLOT>() else { return Found::Nothing(SlotFault::Missing) };
-        let (checked, crc) = slot.split_at(CHECKED);
-        if slot == &[0; SLOT] {
-            return Found::Nothing(SlotFault::Blank);
+    pub(crate) fn decode(slot: &[u8]) -> SlotContent {
+        let Some(slot) = slot.first_chunk::<SLOT_BYTES>() else {
+            return SlotContent::Nothing(SlotFault::Missing);
+        };
+        let (checked, crc) = slot.split_at(CHECKED_BYTES);
+        if slot == &[0; SLOT_BYTES] {
+            return SlotContent::Nothing(SlotFault::Blank);
         }
-        if checked[..8] != MAGIC {
-            return Found::Nothing(SlotFault::Foreign);
+        if checked[..8] != SLOT_MAGIC {
+            return SlotContent::Nothing(SlotFault::Foreign);
         }
         if crc32c::crc32c(checked).to_le_bytes() != crc {
-            return Found::Nothing(SlotFault::Checksum);
+            return SlotContent::Nothing(SlotFault::Checksum);
         }
         let short = |at: usize| u16::from_le_bytes(std::array::from_fn(|byte| slot[at + byte]));
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| slot[at + byte]));
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| slot[at + byte]));
-        if short(8) != VERSION {
-            return Found::Version(short(8));
+        if short(8) != SUPERBLOCK_VERSION {
+            return SlotContent::Version(short(8));
         }
         let (flags, page_size, user) = (short(10), word(12), usize::from(short(88)));
-        let is_sound = flags <= (FIRST_DIFFS | ROOT | FREE_HEAD)
+        let is_sound = flags <= (FLAG_FIRST_DIFFS | FLAG_ROOT | FLAG_FREE_HEAD)
             && page_size.is_power_of_two()
             && (MIN_PAGE_BYTES..=MAX_PAGE_BYTES).contains(&page_size)
             && user <= MAX_USER_BYTES
@@ -208,43 +210,43 @@ impl Superblock {
             && (MIN_JOURNAL_BYTES..=MAX_JOURNAL_BYTES).contains(&long(48))
             && long(56) <= MAX_PAGES;
         if !is_sound {
-            return Found::Nothing(SlotFault::Senseless);
+            return SlotContent::Nothing(SlotFault::Senseless);
         }
-        let meta = Meta {
-            root: (flags & ROOT != 0).then(|| long(64)),
+        let meta = StoreMeta {
+            root: (flags & FLAG_ROOT != 0).then(|| long(64)),
             pages: long(56),
-            free_head: (flags & FREE_HEAD != 0).then(|| long(72)),
+            free_head: (flags & FLAG_FREE_HEAD != 0).then(|| long(72)),
             free_pages: long(80),
-            user: slot[USER..USER + user].to_vec(),
+            user: slot[USER_OFFSET..USER_OFFSET + user].to_vec(),
         };
         if !meta.is_sound() {
-            return Found::Nothing(SlotFault::Senseless);
+            return SlotContent::Nothing(SlotFault::Senseless);
         }
-        Found::Superblock(Self {
+        SlotContent::Superblock(Self {
             number: long(16),
             store: long(24),
             page_size,
             checkpoint_seq: long(32),
             checkpoint_lsn: long(40),
             max_journal_bytes: long(48),
-            first_diffs: flags & FIRST_DIFFS != 0,
-            journal: long(JOURNAL),
+            first_diffs: flags & FLAG_FIRST_DIFFS != 0,
+            journal: long(JOURNAL_OFFSET),
             meta,
         })
     }
 }
 
 /// Returns which of two slots is valid, 0 or 1. A later version takes precedence; `None` if neither slot is intact.
-pub(crate) fn newest(slots: [&Found; 2]) -> Option<usize> {
-    let rank = |slot: &Found| match slot {
-        Found::Nothing(_) => 0,
-        Found::Superblock(_) => 1,
-        Found::Version(_) => 2,
+pub(crate) fn newest(slots: [&SlotContent; 2]) -> Option<usize> {
+    let rank = |slot: &SlotContent| match slot {
+        SlotContent::Nothing(_) => 0,
+        SlotContent::Superblock(_) => 1,
+        SlotContent::Version(_) => 2,
     };
     let [first, second] = slots;
     match (first, second) {
-        (Found::Nothing(_), Found::Nothing(_)) => None,
-        (Found::Superblock(first), Found::Superblock(second)) => {
+        (SlotContent::Nothing(_), SlotContent::Nothing(_)) => None,
+        (SlotContent::Superblock(first), SlotContent::Superblock(second)) => {
             Some(usize::from(second.number > first.number))
         }
         (first, second) => Some(usize::from(rank(second) > rank(first))),
@@ -267,7 +269,7 @@ mod tests {
             max_journal_bytes: 256 << 20,
             first_diffs: true,
             journal: 0x1112_1314_1516_1718,
-            meta: Meta {
+            meta: StoreMeta {
                 root: Some(0),
                 pages: 300,
                 free_head: Some(299),
@@ -277,9 +279,9 @@ mod tests {
         }
     }
 
-    fn reseal(slot: &mut [u8; SLOT]) {
-        let crc = crc32c::crc32c(&slot[..CHECKED]);
-        slot[CHECKED..].copy_from_slice(&crc.to_le_bytes());
+    fn reseal(slot: &mut [u8; SLOT_BYTES]) {
+        let crc = crc32c::crc32c(&slot[..CHECKED_BYTES]);
+        slot[CHECKED_BYTES..].copy_from_slice(&crc.to_le_bytes());
     }
 
     /// The bytes as they are on disks. They must stay readable forever.
@@ -294,20 +296,20 @@ mod tests {
         expected.resize(4092, 0);
         expected.extend(crc32c::crc32c(&expected).to_le_bytes());
         assert_eq!(superblock().encode()[..], expected);
-        assert_eq!(Superblock::decode(&expected), Found::Superblock(superblock()));
+        assert_eq!(Superblock::decode(&expected), SlotContent::Superblock(superblock()));
     }
 
     #[test]
     fn each_flipped_bit_is_detected() {
         let whole = superblock().encode();
-        for bit in 0..SLOT * 8 {
+        for bit in 0..SLOT_BYTES * 8 {
             let mut rotten = whole;
             rotten[bit / 8] ^= 1 << (bit % 8);
             let fault = if bit < 64 { SlotFault::Foreign } else { SlotFault::Checksum };
-            assert_eq!(Superblock::decode(&rotten), Found::Nothing(fault), "bit {bit}");
+            assert_eq!(Superblock::decode(&rotten), SlotContent::Nothing(fault), "bit {bit}");
         }
-        assert_eq!(Superblock::decode(&whole[..SLOT - 1]), Found::Nothing(SlotFault::Missing));
-        assert_eq!(Superblock::decode(&[0; SLOT]), Found::Nothing(SlotFault::Blank));
+        assert_eq!(Superblock::decode(&whole[..SLOT_BYTES - 1]), SlotContent::Nothing(SlotFault::Missing));
+        assert_eq!(Superblock::decode(&[0; SLOT_BYTES]), SlotContent::Nothing(SlotFault::Blank));
     }
 
     #[test]
@@ -318,7 +320,7 @@ mod tests {
             reseal(&mut slot);
             Superblock::decode(&slot)
         };
-        assert_eq!(with(8, 1), Found::Version(1));
+        assert_eq!(with(8, 1), SlotContent::Version(1));
         // Unknown flags; pages of 0, 48 KiB and 128 KiB; more free pages than pages; a free list behind the end; too
         // much metadata. Numbers of a write and a commit without a successor; journals of 2^63 bytes and of 24 KiB;
         // 2^32 pages.
@@ -327,10 +329,10 @@ mod tests {
             .into_iter()
             .chain(too_much)
         {
-            assert_eq!(with(at, byte), Found::Nothing(SlotFault::Senseless), "byte {at}");
+            assert_eq!(with(at, byte), SlotContent::Nothing(SlotFault::Senseless), "byte {at}");
         }
         let journal = Superblock { max_journal_bytes: 24 << 10, ..superblock() };
-        assert_eq!(Superblock::decode(&journal.encode()), Found::Nothing(SlotFault::Senseless));
+        assert_eq!(Superblock::decode(&journal.encode()), SlotContent::Nothing(SlotFault::Senseless));
     }
 
     #[test]
@@ -339,7 +341,7 @@ mod tests {
         let newer = Superblock { number: 5, checkpoint_seq: 2000, ..superblock() };
         let both =
             |first: &[u8], second: &[u8]| newest([&Superblock::decode(first), &Superblock::decode(second)]);
-        let (old, new, torn) = (older.encode(), newer.encode(), [0; SLOT]);
+        let (old, new, torn) = (older.encode(), newer.encode(), [0; SLOT_BYTES]);
         assert_eq!([both(&old, &new), both(&new, &old), both(&new, &new)], [Some(1), Some(0), Some(0)]);
         assert_eq!([both(&torn, &old), both(&old, &torn), both(&torn, &torn)], [Some(1), Some(0), None]);
         let mut later = old;
@@ -365,21 +367,21 @@ mod tests {
             let max_journal_bytes = MIN_JOURNAL_BYTES + max_journal_bytes % (MAX_JOURNAL_BYTES - MIN_JOURNAL_BYTES + 1);
             let pages = pages % MAX_PAGES + 1;
             let free_head = free.map(|free| free.index(usize::try_from(pages).unwrap()) as u64);
-            let meta = Meta { root, pages, free_head, free_pages: free_head.unwrap_or(0), user };
+            let meta = StoreMeta { root, pages, free_head, free_pages: free_head.unwrap_or(0), user };
             let superblock = Superblock {
                 number, store, page_size: 1 << shift, checkpoint_seq, checkpoint_lsn, max_journal_bytes, first_diffs, journal, meta,
             };
-            prop_assert_eq!(Superblock::decode(&superblock.encode()), Found::Superblock(superblock));
+            prop_assert_eq!(Superblock::decode(&superblock.encode()), SlotContent::Superblock(superblock));
         }
 
         #[test]
         fn no_bytes_make_it_panic(content in prop::collection::vec(any::<u8>(), 0..200)) {
-            let mut slot = [0; SLOT];
+            let mut slot = [0; SLOT_BYTES];
             slot[..10].copy_from_slice(b"pkstore\0\x02\0");
             slot[10..10 + content.len()].copy_from_slice(&content);
             reseal(&mut slot);
-            if let Found::Superblock(found) = Superblock::decode(&slot) {
-                prop_assert_eq!(Superblock::decode(&found.encode()), Found::Superblock(found));
+            if let SlotContent::Superblock(found) = Superblock::decode(&slot) {
+                prop_assert_eq!(Superblock::decode(&found.encode()), SlotContent::Superblock(found));
             }
         }
     }

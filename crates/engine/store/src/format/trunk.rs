@@ -10,7 +10,7 @@
 //! Invariants: a payload of zeros is a trunk that lists no page and is the last one. Unused places are zeros, so that a
 //! full-page image of the page stays short.
 
-const ENTRIES: usize = 16;
+const ENTRIES_OFFSET: usize = 16;
 
 /// Why a payload is not a trunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -25,7 +25,7 @@ pub(crate) enum TrunkFault {
 
 /// Returns the maximum number of pages that a payload of this length lists.
 pub(crate) const fn capacity(payload: usize) -> usize {
-    payload.saturating_sub(ENTRIES) / 8
+    payload.saturating_sub(ENTRIES_OFFSET) / 8
 }
 
 /// Returns the next trunk's page.
@@ -50,7 +50,7 @@ pub(crate) fn push(payload: &mut [u8], page: u64) -> bool {
     let count = count(payload);
     let has_room = count < capacity(payload.len());
     if has_room {
-        put(payload, ENTRIES + count * 8, page);
+        put(payload, ENTRIES_OFFSET + count * 8, page);
         set_count(payload, count + 1);
     }
     has_room
@@ -59,15 +59,15 @@ pub(crate) fn push(payload: &mut [u8], page: u64) -> bool {
 /// Removes the page that was listed last, and returns it.
 pub(crate) fn pop(payload: &mut [u8]) -> Option<u64> {
     let last = count(payload).checked_sub(1)?;
-    let page = long(payload, ENTRIES + last * 8);
-    put(payload, ENTRIES + last * 8, 0);
+    let page = long(payload, ENTRIES_OFFSET + last * 8);
+    put(payload, ENTRIES_OFFSET + last * 8, 0);
     set_count(payload, last);
     Some(page)
 }
 
 /// Returns the pages that it lists, oldest first.
 pub(crate) fn iter(payload: &[u8]) -> impl Iterator<Item = u64> {
-    (0..count(payload)).map(|entry| long(payload, ENTRIES + entry * 8))
+    (0..count(payload)).map(|entry| long(payload, ENTRIES_OFFSET + entry * 8))
 }
 
 /// Checks that it is valid in a store of this many pages.
@@ -144,7 +144,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_trunk_is_a_stack(steps in prop::collection::vec(prop::option::of(any::<u64>()), 0..40)) {
-            let mut payload = [0; ENTRIES + 8 * 10];
+            let mut payload = [0; ENTRIES_OFFSET + 8 * 10];
             let mut model = Vec::new();
             for step in steps {
                 if let Some(page) = step {

@@ -38,9 +38,9 @@ pub(super) fn get(bytes: &[u8]) -> Option<(u64, usize)> {
 
 /// The rest of shared bytes that are being read, without copying.
 #[derive(Debug, Clone)]
-pub(super) struct Input(pub(super) Bytes);
+pub(super) struct InputBytes(pub(super) Bytes);
 
-impl Input {
+impl InputBytes {
     /// Reads a number.
     pub(super) fn number(&mut self) -> Option<u64> {
         let (number, len) = get(&self.0)?;

@@ -13,15 +13,15 @@ use std::ops::Range;
 
 use super::varint;
 
-const MAGIC: [u8; 6] = *b"pkwarm";
-const VERSION: u16 = 1;
-const HEADER: usize = 16;
+const WARM_MAGIC: [u8; 6] = *b"pkwarm";
+const WARM_VERSION: u16 = 1;
+const WARM_HEADER_BYTES: usize = 16;
 
 /// Encodes the file. The ranges ascend, do not overlap, and are not empty.
 pub(crate) fn encode(store: u64, ranges: &[Range<u64>]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(HEADER + 4 + ranges.len() * 4);
-    out.extend_from_slice(&MAGIC);
-    out.extend_from_slice(&VERSION.to_le_bytes());
+    let mut out = Vec::with_capacity(WARM_HEADER_BYTES + 4 + ranges.len() * 4);
+    out.extend_from_slice(&WARM_MAGIC);
+    out.extend_from_slice(&WARM_VERSION.to_le_bytes());
     out.extend_from_slice(&store.to_le_bytes());
     let mut end = 0;
     for range in ranges {
@@ -39,9 +39,10 @@ pub(crate) fn encode(store: u64, ranges: &[Range<u64>]) -> Vec<u8> {
 /// of another store or of a later version.
 pub(crate) fn decode(bytes: &[u8], store: u64) -> Option<Vec<Range<u64>>> {
     let (checked, crc) = bytes.split_last_chunk::<4>()?;
-    let (header, mut rest) = checked.split_first_chunk::<HEADER>()?;
-    let is_ours =
-        header[..6] == MAGIC && header[6..8] == VERSION.to_le_bytes() && header[8..] == store.to_le_bytes();
+    let (header, mut rest) = checked.split_first_chunk::<WARM_HEADER_BYTES>()?;
+    let is_ours = header[..6] == WARM_MAGIC
+        && header[6..8] == WARM_VERSION.to_le_bytes()
+        && header[8..] == store.to_le_bytes();
     if !is_ours || crc32c::crc32c(checked).to_le_bytes() != *crc {
         return None;
     }
@@ -51,7 +52,7 @@ pub(crate) fn decode(bytes: &[u8], store: u64) -> Option<Vec<Range<u64>>> {
         Some((number, rest.is_empty()))
     };
     let mut ranges: Vec<Range<u64>> = Vec::new();
-    let mut is_end = checked.len() == HEADER;
+    let mut is_end = checked.len() == WARM_HEADER_BYTES;
     while !is_end {
         let (distance, _) = number()?;
         let pages;
@@ -103,7 +104,7 @@ mod tests {
         #[test]
         fn no_bytes_make_it_panic(content: Vec<u8>) {
             let mut bytes = encode(7, &[]);
-            bytes.truncate(HEADER);
+            bytes.truncate(WARM_HEADER_BYTES);
             bytes.extend(content);
             bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
             if let Some(ranges) = decode(&bytes, 7) {

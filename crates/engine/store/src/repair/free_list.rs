@@ -6,17 +6,17 @@ use std::ops::Range;
 use pagekeeper_io::AlignedBuf;
 
 use crate::compact::is_within;
-use crate::data::Run;
-use crate::destination::Writer;
-use crate::format::page::{self, HEADER, PageKind};
+use crate::data::PageRun;
+use crate::destination::PageWriter;
+use crate::format::page::{self, HEADER_BYTES, PageKind};
 use crate::format::trunk;
 use crate::{Error, PageNo, Seq};
 
 /// Writes in flight.
-const AT_ONCE: usize = 4;
+const TRUNK_WRITES_MAX: usize = 4;
 
 /// A trunk of the list: the next one, and the pages that it lists.
-struct Trunk {
+struct SavedTrunk {
     next: Option<PageNo>,
     names: Vec<PageNo>,
 }
@@ -27,13 +27,13 @@ pub(super) struct FreePages {
     /// All free pages.
     pages: BTreeSet<PageNo>,
     /// The free pages that are trunks.
-    trunks: HashMap<PageNo, Trunk>,
+    trunks: HashMap<PageNo, SavedTrunk>,
     /// Pages without content, in ascending order: of a run, or free ones whose space was given back.
     blank: Vec<Range<PageNo>>,
 }
 
 /// The pages that the list contains.
-struct Listed {
+struct ListedPages {
     pages: BTreeSet<PageNo>,
     is_whole: bool,
 }
@@ -46,7 +46,7 @@ impl FreePages {
 
     /// Adds the content of a trunk.
     pub(super) fn add_trunk(&mut self, page: PageNo, payload: &[u8]) {
-        let trunk = Trunk { next: trunk::next(payload), names: trunk::iter(payload).collect() };
+        let trunk = SavedTrunk { next: trunk::next(payload), names: trunk::iter(payload).collect() };
         self.trunks.insert(page, trunk);
     }
 
@@ -64,8 +64,8 @@ impl FreePages {
         self.take_listed(head, |page| is_within(&blank, page));
     }
 
-    fn walk(&self, head: Option<PageNo>) -> Listed {
-        let mut listed = Listed { pages: BTreeSet::new(), is_whole: true };
+    fn walk(&self, head: Option<PageNo>) -> ListedPages {
+        let mut listed = ListedPages { pages: BTreeSet::new(), is_whole: true };
         let mut next = head;
         while let Some(page) = next {
             let Some(trunk) = self.trunks.get(&page).filter(|_| !listed.pages.contains(&page)) else {
@@ -83,7 +83,7 @@ impl FreePages {
 
     /// Whether the list that begins at `head` contains exactly these pages, and `count` of them.
     pub(super) fn are_listed(&self, head: Option<PageNo>, count: u64) -> bool {
-        let Listed { pages, is_whole } = self.walk(head);
+        let ListedPages { pages, is_whole } = self.walk(head);
         is_whole && pages == self.pages && pages.len() as u64 == count
     }
 
@@ -96,7 +96,7 @@ impl FreePages {
     /// Removes the free pages that the list does not contain, if it is intact and has `count` pages: they are in use.
     /// Returns them.
     pub(super) fn take_unlisted(&mut self, head: Option<PageNo>, count: u64) -> Vec<PageNo> {
-        let Listed { pages, is_whole } = self.walk(head);
+        let ListedPages { pages, is_whole } = self.walk(head);
         if !is_whole || pages.len() as u64 != count {
             return Vec::new();
         }
@@ -116,26 +116,26 @@ impl FreePages {
     /// Writes all of them as a new list, and returns its head. No write may be in flight.
     pub(super) fn write(
         &self,
-        writer: &mut Writer<'_>,
+        writer: &mut PageWriter<'_>,
         (page_size, store, seq): (usize, u64, Seq),
     ) -> Result<Option<PageNo>, Error> {
         let pages: Vec<_> = self.pages.iter().copied().collect();
-        let parts: Vec<_> = pages.chunks(trunk::capacity(page_size - HEADER) + 1).collect();
+        let parts: Vec<_> = pages.chunks(trunk::capacity(page_size - HEADER_BYTES) + 1).collect();
         let (mut runs, mut noted) = (Vec::new(), Vec::new());
         for (at, part) in parts.iter().enumerate() {
             for page in *part {
                 let mut bytes = AlignedBuf::new(page_size);
                 let is_trunk = *page == part[0];
                 if is_trunk {
-                    let payload = &mut bytes[HEADER..];
+                    let payload = &mut bytes[HEADER_BYTES..];
                     trunk::set_next(payload, parts.get(at + 1).map(|next| next[0]));
                     let has_room = part[1..].iter().all(|page| trunk::push(payload, *page));
                     debug_assert!(has_room, "a part is no longer than a trunk");
                 }
                 let kind = if is_trunk { PageKind::Trunk } else { PageKind::Free };
                 noted.push((*page, page::seal(&mut bytes, kind, *page, seq, store)));
-                runs.push(Run { first: *page, seqs: Vec::new(), bytes });
-                if runs.len() == AT_ONCE {
+                runs.push(PageRun { first: *page, seqs: Vec::new(), bytes });
+                if runs.len() == TRUNK_WRITES_MAX {
                     writer.write(std::mem::take(&mut runs), std::mem::take(&mut noted))?;
                 }
             }

@@ -9,17 +9,17 @@ use crate::format::page;
 use crate::format::superblock::{MAX_PAGE_BYTES, MIN_PAGE_BYTES};
 
 /// Bytes of one read; whole pages of any size.
-const STEP: usize = 1 << 20;
+const READ_BYTES: usize = 1 << 20;
 const MIN_PAGE: usize = MIN_PAGE_BYTES as usize;
 /// This many intact pages of one store and size are enough.
-const ENOUGH: u64 = 64;
+const PAGES_ENOUGH: u64 = 64;
 
 /// Returns the store's id and the page size in bytes; `None` if no page is intact.
 pub(super) fn from_pages(data: &dyn IoFile) -> Result<Option<(u64, usize)>, Error> {
     let bytes = data.stat()?.size;
     let mut found: HashMap<(u64, usize), u64> = HashMap::new();
-    let mut buf = AlignedBuf::new(STEP);
-    for offset in (0..bytes).step_by(STEP) {
+    let mut buf = AlignedBuf::new(READ_BYTES);
+    for offset in (0..bytes).step_by(READ_BYTES) {
         let got = read(data, offset, &mut buf);
         for size in (MIN_PAGE_BYTES.ilog2()..=MAX_PAGE_BYTES.ilog2()).map(|shift| 1_usize << shift) {
             for (at, bytes) in (offset..).step_by(size).zip(buf[..got].chunks_exact(size)) {
@@ -29,7 +29,7 @@ pub(super) fn from_pages(data: &dyn IoFile) -> Result<Option<(u64, usize)>, Erro
                 }
             }
         }
-        if found.values().any(|pages| *pages >= ENOUGH) {
+        if found.values().any(|pages| *pages >= PAGES_ENOUGH) {
             break;
         }
     }

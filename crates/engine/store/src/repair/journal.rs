@@ -7,10 +7,10 @@ use pagekeeper_io::Io;
 use pagekeeper_wal::Error as LogError;
 
 use super::Repair;
-use crate::format::superblock::{Meta, Superblock};
-use crate::names::JOURNAL;
+use crate::format::superblock::{StoreMeta, Superblock};
+use crate::names::JOURNAL_NAME;
 use crate::options::StoreOptions;
-use crate::replay::{Replayed, journal_options, replay_to_fault};
+use crate::replay::{JournalContent, journal_options, replay_to_fault};
 use crate::resize;
 use crate::{Error, Seq};
 
@@ -26,7 +26,7 @@ pub(super) fn made_up(options: &StoreOptions, store: u64, page_size: usize) -> S
         // So that every change in the journal counts.
         first_diffs: true,
         journal: 0,
-        meta: Meta::default(),
+        meta: StoreMeta::default(),
     }
 }
 
@@ -38,7 +38,7 @@ pub(super) fn read_journal(
     superblock: &Superblock,
     is_known: bool,
     found: &mut Repair,
-) -> Result<Replayed, Error> {
+) -> Result<JournalContent, Error> {
     let mut superblock = superblock.clone();
     let salvage_in =
         |path: &Path, lsn| journal_options(options, io, superblock.max_journal_bytes).salvage(path, lsn);
@@ -49,7 +49,7 @@ pub(super) fn read_journal(
         let places = resize::places(&**io, from)?;
         let newest =
             |path: &PathBuf| salvage_in(path, None).records.iter().find_map(|record| seq_of(&record.body));
-        places.into_iter().max_by_key(newest).unwrap_or_else(|| from.join(JOURNAL))
+        places.into_iter().max_by_key(newest).unwrap_or_else(|| from.join(JOURNAL_NAME))
     };
     let salvage = |lsn| salvage_in(&path, lsn);
     let mut salvaged = salvage(is_known.then_some(superblock.checkpoint_lsn));

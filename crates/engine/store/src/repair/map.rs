@@ -6,12 +6,14 @@ use std::sync::Arc;
 use pagekeeper_io::{AlignedBuf, Io, IoFile, open_past_cache};
 
 use crate::format::page::{PageFault, PageHeader};
-use crate::format::page_map::{BLOCK, MapBlock, MapFault, NEVER, PAGES, UNKNOWN};
-use crate::page_map::{NAME, place_of};
+use crate::format::page_map::{
+    BLOCK_BYTES, BLOCK_PAGES, ENTRY_NEVER_WRITTEN, ENTRY_UNKNOWN, MapBlock, MapFault,
+};
+use crate::page_map::{MAP_NAME, place_of};
 use crate::{Error, PageNo, Seq};
 
 /// The map, read block by block.
-pub(super) struct Map {
+pub(super) struct DamagedMap {
     file: Option<Arc<dyn IoFile>>,
     store: u64,
     /// The commit that it is as of, according to the superblock.
@@ -21,9 +23,9 @@ pub(super) struct Map {
     lost: u64,
 }
 
-impl Map {
+impl DamagedMap {
     pub(super) fn open(io: &dyn Io, from: &Path, store: u64, upto: Seq) -> Result<Self, Error> {
-        let file = match open_past_cache(io, &from.join(NAME)) {
+        let file = match open_past_cache(io, &from.join(MAP_NAME)) {
             Err(error) if error.errno() == Some(libc::ENOENT) => None,
             opened => Some(opened?),
         };
@@ -44,13 +46,13 @@ impl Map {
     /// Whether the map says that a page was written.
     pub(super) fn was_written(&mut self, page: PageNo) -> bool {
         let (block, at) = self.entry(page);
-        ![NEVER, UNKNOWN].contains(&block.entries[at])
+        ![ENTRY_NEVER_WRITTEN, ENTRY_UNKNOWN].contains(&block.entries[at])
     }
 
     /// Returns the number of pages that it has room for.
     pub(super) fn pages(&self) -> Result<u64, Error> {
         let Some(file) = &self.file else { return Ok(0) };
-        Ok(file.stat()?.size / (2 * BLOCK as u64) * PAGES as u64)
+        Ok(file.stat()?.size / (2 * BLOCK_BYTES as u64) * BLOCK_PAGES as u64)
     }
 
     /// Returns the block of a page, and the index of its entry.
@@ -69,12 +71,12 @@ impl Map {
 
     /// Returns a block, and whether it is as of the superblock: if one place is lost, it may be the newer one.
     fn read(&self, number: u64) -> (MapBlock, bool) {
-        let Some(file) = &self.file else { return (MapBlock::of(UNKNOWN), true) };
+        let Some(file) = &self.file else { return (MapBlock::of(ENTRY_UNKNOWN), true) };
         let place = |place: u64| {
-            let mut bytes = AlignedBuf::new(BLOCK);
+            let mut bytes = AlignedBuf::new(BLOCK_BYTES);
             // A place that is cut off or unreadable says nothing.
-            match file.read_at((number * 2 + place) * BLOCK as u64, &mut bytes) {
-                Ok(BLOCK) => MapBlock::decode(&bytes, number, self.store, place),
+            match file.read_at((number * 2 + place) * BLOCK_BYTES as u64, &mut bytes) {
+                Ok(BLOCK_BYTES) => MapBlock::decode(&bytes, number, self.store, place),
                 Ok(_) | Err(_) => None,
             }
         };

@@ -29,8 +29,8 @@ pub(super) fn options(disk: &SimDisk, meanwhile: &Meanwhile) -> StoreOptions {
 
 /// Makes one more commit, which writes its number to these pages.
 pub(super) fn commit(store: &Store, pages: impl IntoIterator<Item = u64>) {
-    let mut txn = store.begin().unwrap();
-    let seq = store.stat().seq + 1;
+    let mut txn = store.begin_write().unwrap();
+    let seq = store.stats().seq + 1;
     for page in pages {
         txn.write(page, &seq.to_le_bytes().repeat(store.payload_size() / 8)).unwrap();
     }
@@ -44,12 +44,12 @@ pub(super) fn made() -> SimDisk {
     disk.create_dir("/copies".as_ref()).unwrap();
     disk.sync_dir("/".as_ref()).unwrap();
     let store = options(&disk, &Meanwhile::default()).open(dir()).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.allocate_run(PAGES).unwrap();
     txn.set_root(Some(7));
     txn.commit(Durability::Sync).unwrap();
     (0..PAGES / 10).for_each(|at| commit(&store, at * 10..at * 10 + 8));
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for page in [11, 12, 30] {
         txn.free(page).unwrap();
     }
@@ -82,18 +82,18 @@ pub(super) fn content(store: &Store) -> Content {
 /// Checks that the store has this content, is valid, and takes commits.
 pub(super) fn is_whole(disk: &SimDisk, expected: &Content, what: &str) {
     let store = open(disk, to()).unwrap_or_else(|error| panic!("{what}: {error}"));
-    assert!(content(&store) == *expected, "{what}: as of commit {}", store.stat().seq);
+    assert!(content(&store) == *expected, "{what}: as of commit {}", store.stats().seq);
     let verified = store.verify().unwrap();
     assert!(verified.is_sound(), "{what}: {verified}");
-    assert_eq!(store.stat().opening.commits, 0);
-    let mut txn = store.begin().unwrap();
+    assert_eq!(store.stats().opening.commits, 0);
+    let mut txn = store.begin_write().unwrap();
     // From the free list.
     assert!([11, 12, 30].contains(&txn.allocate().unwrap()));
     txn.commit(Durability::Sync).unwrap();
     commit(&store, [0, 149]);
     store.close_and_sync().unwrap();
     let store = open(disk, to()).unwrap();
-    assert_eq!((store.stat().seq, store.verify().unwrap().faults), (expected.0 + 2, 0), "{what}");
+    assert_eq!((store.stats().seq, store.verify().unwrap().faults), (expected.0 + 2, 0), "{what}");
 }
 
 #[test]
@@ -108,11 +108,11 @@ fn a_backup_is_the_store_as_it_was() {
     is_whole(&disk.after_power_cut(Persistence::None, 1), &before, "after a power cut");
     // Pages that were never written take no space.
     let (disk, store, _) = reopened(&made);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.allocate_run(1 << 20).unwrap();
     txn.commit(Durability::Sync).unwrap();
     assert!(store.backup(to()).unwrap().bytes < 2 << 20);
-    assert_eq!(open(&disk, to()).unwrap().stat().pages, PAGES + (1 << 20));
+    assert_eq!(open(&disk, to()).unwrap().stats().pages, PAGES + (1 << 20));
 }
 
 #[test]
@@ -141,11 +141,11 @@ fn commits_and_checkpoints_go_on_beside_a_backup() {
                 }
                 beside.sync().unwrap();
             }
-            let mut txn = beside.begin().unwrap();
+            let mut txn = beside.begin_write().unwrap();
             txn.allocate_run(70).unwrap();
             txn.commit(Durability::None).unwrap();
             lock(&kept).push(content(&beside));
-            let last = beside.stat().pages - 1;
+            let last = beside.stats().pages - 1;
             commit(&beside, [last]);
             lock(&kept).push(content(&beside));
         });
@@ -173,13 +173,13 @@ fn pages_that_come_back_beside_a_copy_were_never_written() {
             return;
         }
         left -= 1;
-        let mut txn = beside.begin().unwrap();
+        let mut txn = beside.begin_write().unwrap();
         (140..PAGES).for_each(|page| txn.free(page).unwrap());
         txn.commit(Durability::Sync).unwrap();
         lock(&kept).push(content(&beside));
         assert_eq!(beside.compact().unwrap().pages, 140);
         lock(&kept).push(content(&beside));
-        let mut txn = beside.begin().unwrap();
+        let mut txn = beside.begin_write().unwrap();
         assert_eq!(txn.allocate_run(PAGES - 140).unwrap(), 140);
         txn.commit(Durability::Sync).unwrap();
         lock(&kept).push(content(&beside));
@@ -222,7 +222,7 @@ fn a_backup_of_what_is_damaged_fails_and_leaves_nothing() {
         assert!(matches!(error, Error::Damaged { page: 13, .. }), "{error}");
         assert!(disk.list("/copies".as_ref()).unwrap().is_empty());
         let all = vec![9; store.payload_size()];
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         txn.write(13, &all).unwrap();
         txn.commit(Durability::Sync).unwrap();
         store.backup(to()).unwrap();
@@ -235,10 +235,10 @@ fn what_is_there_is_left_as_it_is() {
     disk.create("/copies/file", *b"a file").unwrap();
     disk.create_dir("/copies/empty".as_ref()).unwrap();
     for name in ["/copies/file", "/copies/empty", "/store"] {
-        let error = store.backup(name.as_ref()).unwrap_err();
+        let error = store.backup(name).unwrap_err();
         assert!(matches!(error, Error::Exists { is_unfinished: false, .. }), "{error}");
     }
-    assert_eq!(store.backup("/none/one".as_ref()).unwrap_err().errno(), Some(libc::ENOENT));
+    assert_eq!(store.backup("/none/one").unwrap_err().errno(), Some(libc::ENOENT));
     assert_eq!(disk.list("/copies".as_ref()).unwrap(), ["empty", "file"]);
     assert!(disk.list("/copies/empty".as_ref()).unwrap().is_empty());
     store.backup(to()).unwrap();
@@ -310,7 +310,7 @@ fn a_power_cut_leaves_the_source_and_no_half_of_a_backup() {
                 match store.backup(to()) {
                     Ok(_) => {}
                     Err(Error::Exists { .. }) => {
-                        store.backup("/copies/two".as_ref()).unwrap();
+                        store.backup("/copies/two").unwrap();
                     }
                     Err(error) => panic!("{what}: {error}"),
                 }

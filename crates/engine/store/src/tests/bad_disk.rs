@@ -139,7 +139,7 @@ fn bad_write(life: &mut Life, rng: &mut Rng) {
         }
     };
     let file_bytes = size(&life.world.disk(), ring_file(0));
-    let found = store.stat().visible_seq;
+    let found = store.stats().visible_seq;
     life.accept_loss(found, |lsns| !bad.is_reported() && bad.takes(lsns, &written, file_bytes));
     life.opened(store);
     if !shows_what_it_should(life, false) {
@@ -184,7 +184,7 @@ fn full(life: &mut Life, rng: &mut Rng) {
         disk.make_room();
         if rng.one_in(2) {
             subject.store.sync().expect("there is room");
-            lock(&life.world.oracle).durable = subject.store.stat().seq;
+            lock(&life.world.oracle).durable = subject.store.stats().seq;
         }
         drop(subject);
         life.crash(rng);

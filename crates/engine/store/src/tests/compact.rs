@@ -30,7 +30,7 @@ fn bytes(disk: &SimDisk) -> u64 {
 /// Makes a store of this many pages, each with its number, of which some are free.
 fn store_of(disk: &SimDisk, pages: u64, is_free: impl Fn(PageNo) -> bool) -> Store {
     let store = open(disk);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for page in 0..pages {
         assert_eq!(txn.allocate().unwrap(), page);
         txn.page_mut(page).unwrap()[..8].copy_from_slice(&page.to_le_bytes());
@@ -41,7 +41,7 @@ fn store_of(disk: &SimDisk, pages: u64, is_free: impl Fn(PageNo) -> bool) -> Sto
 }
 
 fn free(store: &Store, pages: impl Iterator<Item = PageNo>) {
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     pages.for_each(|page| txn.free(page).unwrap());
     txn.commit(Durability::Sync).unwrap();
 }
@@ -61,7 +61,7 @@ fn free_pages_at_the_end_are_cut_off_and_allocation_begins_low() {
     assert_eq!((bytes(&disk), found.cut), (101 * 4096, before - 101 * 4096));
     // Pages 20 to 99, except the trunk.
     assert_eq!(found.given_back, Some(79 * 4096));
-    let stat = store.stat();
+    let stat = store.stats();
     assert_eq!((stat.pages, stat.free_pages, stat.checkpoint_seq), (101, 80, 3));
     is_sound(&store);
     let again = store.compact().unwrap();
@@ -74,7 +74,7 @@ fn free_pages_at_the_end_are_cut_off_and_allocation_begins_low() {
     assert_eq!(read.read(100).unwrap()[..8], 100_u64.to_le_bytes());
     drop(read);
     // The lowest pages first, the trunk last, and none twice.
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let allocated: Vec<_> = (0..81).map(|_| txn.allocate().unwrap()).collect();
     let expected: Vec<_> = (21..100).chain([20, 101]).collect();
     assert_eq!(allocated, expected);
@@ -87,8 +87,8 @@ fn a_store_of_free_pages_alone_becomes_empty() {
     let disk = SimDisk::new();
     let store = store_of(&disk, 1200, |_| true);
     assert_eq!(store.compact().unwrap().pages, 0);
-    assert_eq!((bytes(&disk), store.stat().free_pages), (0, 0));
-    let mut txn = store.begin().unwrap();
+    assert_eq!((bytes(&disk), store.stats().free_pages), (0, 0));
+    let mut txn = store.begin_write().unwrap();
     assert_eq!(txn.allocate_run(5).unwrap(), 0);
     txn.commit(Durability::Sync).unwrap();
     let read = store.begin_read().unwrap().read(3);
@@ -103,7 +103,7 @@ fn a_page_whose_room_was_given_back_is_refused_to_writers() {
     let store = store_of(&disk, 60, |page| (10..50).contains(&page));
     let refuse = |store: &Store| {
         let payload = vec![1; store.payload_size()];
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         for page in 12..50 {
             assert!(matches!(txn.write(page, &payload), Err(Error::NotAllocated { .. })), "page {page}");
             assert!(matches!(txn.page_mut(page), Err(Error::NotAllocated { .. })));
@@ -113,7 +113,7 @@ fn a_page_whose_room_was_given_back_is_refused_to_writers() {
         // A run that was never written is not taken for such pages.
         let first = txn.allocate_run(2).unwrap();
         txn.commit(Durability::Sync).unwrap();
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         txn.write(first, &payload).unwrap();
         txn.free(first + 1).unwrap();
         txn.commit(Durability::Sync).unwrap();
@@ -143,7 +143,7 @@ fn what_is_behind_the_end_is_no_page_of_a_later_run() {
         let found = disk.after_power_cut(Persistence::All, cut);
         drop(store);
         let store = open(&found);
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         let (pages, first) = (txn.pages(), txn.allocate_run(20).unwrap());
         assert_eq!(first, pages);
         txn.commit(Durability::Sync).unwrap();
@@ -174,7 +174,7 @@ fn what_a_killed_compaction_cut_off_does_not_come_back_behind_the_next_one() {
         open(&disk).compact().unwrap();
         let disk = disk.after_power_cut(Persistence::None, 0);
         let store = open(&disk);
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         assert_eq!(txn.allocate_run(30).unwrap(), 10);
         txn.commit(Durability::Sync).unwrap();
         let read = store.begin_read().unwrap();
@@ -204,7 +204,7 @@ fn snapshots_that_live_see_what_they_saw() {
         assert_eq!(read.read(page).unwrap()[..8], page.to_le_bytes());
     }
     // Until their pages belong to another run.
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.allocate_run(50).unwrap();
     txn.commit(Durability::Sync).unwrap();
     assert!(matches!(read.read(30), Err(Error::SnapshotTooOld)));
@@ -220,13 +220,13 @@ fn backups_and_repairs_have_what_a_compacted_store_has() {
     free(&store, (20..40).chain(50..60));
     // The page map has the free pages.
     store.sync().unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.page_mut(0).unwrap()[9] = 1;
     txn.commit(Durability::Sync).unwrap();
-    let before = store.stat().seq;
+    let before = store.stats().seq;
     let (seq, _) = store.core().drop_free_end().unwrap();
-    assert_eq!((seq, store.stat().pages), (before + 1, 50));
-    let mut txn = store.begin().unwrap();
+    assert_eq!((seq, store.stats().pages), (before + 1, 50));
+    let mut txn = store.begin_write().unwrap();
     txn.allocate_run(10).unwrap();
     txn.commit(Durability::Sync).unwrap();
     let read = store.begin_read().unwrap();
@@ -237,7 +237,7 @@ fn backups_and_repairs_have_what_a_compacted_store_has() {
     assert_eq!(store.compact().unwrap().given_back, Some(20 * 4096));
     let copy = Path::new("/copy");
     store.backup(copy).unwrap();
-    let (pages, free) = (store.stat().pages, store.stat().free_pages);
+    let (pages, free) = (store.stats().pages, store.stats().free_pages);
     store.close_and_sync().unwrap();
     let saved = Path::new("/saved");
     let found = options(&disk).repair(dir(), saved).unwrap();
@@ -245,7 +245,7 @@ fn backups_and_repairs_have_what_a_compacted_store_has() {
     assert_eq!((found.free_pages, found.never_written), (free, 10));
     for dir in [copy, saved] {
         let store = options(&disk).open(dir).unwrap();
-        assert_eq!((store.stat().pages, store.stat().free_pages), (pages, free));
+        assert_eq!((store.stats().pages, store.stats().free_pages), (pages, free));
         is_sound(&store);
     }
 }
@@ -256,13 +256,13 @@ fn pages_behind_the_last_one_are_not_counted() {
     let disk = SimDisk::new();
     let store = store_of(&disk, 30, |page| page >= 20);
     store.core().drop_free_end().unwrap();
-    let unapplied = store.stat().unapplied_pages;
+    let unapplied = store.stats().unapplied_pages;
     store.close().unwrap();
     let store = options(&disk).open(dir()).unwrap();
-    let named = store.inspect(0..store.stat().pages).unwrap();
+    let named = store.inspect(0..store.stats().pages).unwrap();
     let in_journal = named.iter().filter(|info| !info.applied).count() as u64;
-    let (pages, counted) = (store.stat().pages, store.stat().opening.pages);
-    assert_eq!((pages, counted, store.stat().unapplied_pages), (20, 20, 20));
+    let (pages, counted) = (store.stats().pages, store.stats().opening.pages);
+    assert_eq!((pages, counted, store.stats().unapplied_pages), (20, 20, 20));
     assert_eq!((in_journal, unapplied), (20, 20));
 }
 
@@ -273,7 +273,7 @@ fn room_that_was_given_back_is_had_again_before_the_commit() {
     let store = store_of(&disk, 60, |page| (10..50).contains(&page));
     store.compact().unwrap();
     disk.inject_all(WriteFault::Allocate(libc::ENOSPC), Times::Once);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     assert_eq!(txn.allocate().unwrap_err().errno(), Some(libc::ENOSPC));
     // No page is lost by that.
     assert_eq!(txn.allocate().unwrap(), 11);
@@ -293,9 +293,9 @@ fn a_store_that_is_read_only_or_damaged_is_not_compacted() {
     let rot = pagekeeper_io::AlignedBuf::new(4096);
     file.write_at(31 * 4096, &rot, pagekeeper_io::WriteMode::Plain).unwrap();
     let store = open(&disk);
-    let before = store.stat();
+    let before = store.stats();
     assert!(matches!(store.compact(), Err(Error::Damaged { page: 31, .. })));
-    assert_eq!((store.stat().pages, store.stat().seq), (before.pages, before.seq));
+    assert_eq!((store.stats().pages, store.stats().seq), (before.pages, before.seq));
 }
 
 #[test]

@@ -52,9 +52,9 @@ impl Life {
     pub(super) fn run(&mut self, subject: &Subject, op: Op) -> bool {
         let core = subject.store.core();
         let known = core.journal.durable_lsn();
-        let (seq, from) = (subject.store.stat().seq, core.last_lsn());
+        let (seq, from) = (subject.store.stats().seq, core.last_lsn());
         let goes_on = self.world.run(subject, &mut Vec::new(), op);
-        if subject.store.stat().seq > seq {
+        if subject.store.stats().seq > seq {
             self.marks.insert(seq + 1, Mark { lsns: from..core.last_lsn(), known });
         }
         goes_on
@@ -115,7 +115,7 @@ impl Life {
 
     /// Continues with a store that was opened.
     pub(super) fn opened(&mut self, store: Store) {
-        let seq = store.stat().visible_seq;
+        let seq = store.stats().visible_seq;
         self.world.opened(store);
         self.marks.split_off(&(seq + 1));
     }
@@ -285,7 +285,9 @@ fn excuse(life: &Life, store: &Store, name: &str, damage: &Damage, hit: &Range<u
     let file_bytes = size(&life.world.disk(), name);
     // Unreadable records are never taken for missing ones.
     let is_readable = !matches!(damage, Damage::Unreadable(_));
-    life.accept_loss(store.stat().visible_seq, |lsns| is_readable && is_in_ring(lsns, name, hit, file_bytes));
+    life.accept_loss(store.stats().visible_seq, |lsns| {
+        is_readable && is_in_ring(lsns, name, hit, file_bytes)
+    });
     let mut oracle = lock(&life.world.oracle);
     match name {
         "data" => {

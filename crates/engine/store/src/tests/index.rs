@@ -1,18 +1,18 @@
 //! Tests of the index, whose source is compiled a second time by its models.
 
 use crate::Seq;
-use crate::buffers::Buffers;
+use crate::buffers::BufferPool;
 use crate::format::page::PageKind;
 use crate::index::Index;
-use crate::snapshots::Needed;
-use crate::version::{Content, Whole};
+use crate::snapshots::NeededVersions;
+use crate::version::{VersionContent, WholePage};
 
-fn content(byte: u8) -> Content {
-    Content::Whole(Whole::new(PageKind::Data, Buffers::new(4096, 0).copy(&[byte; 4096])))
+fn content(byte: u8) -> VersionContent {
+    VersionContent::Whole(WholePage::new(PageKind::Data, BufferPool::new(4096, 0).copy(&[byte; 4096])))
 }
 
-fn needed(live: &[Seq], visible: Seq) -> Needed {
-    Needed { live: live.to_vec(), visible }
+fn needed(live: &[Seq], visible: Seq) -> NeededVersions {
+    NeededVersions { live: live.to_vec(), visible }
 }
 
 #[test]

@@ -129,7 +129,7 @@ enum Stop {
 impl Subject {
     /// Whether a commit has room without a checkpoint.
     pub(super) fn has_room(&self) -> bool {
-        let stat = self.store.stat();
+        let stat = self.store.stats();
         let is_clear = self.store.core().is_clear(&(stat.pages..stat.pages + 100));
         is_clear.is_ok_and(|is_clear| is_clear)
             && stat.journal_bytes + (60 << 10) < stat.max_journal_bytes
@@ -141,7 +141,7 @@ impl Subject {
         let mut oracle = lock(&self.oracle);
         let mut rng = Rng::from_seed(seed);
         let before = Arc::clone(oracle.last());
-        let mut txn = match self.store.begin() {
+        let mut txn = match self.store.begin_write() {
             Ok(txn) => txn,
             Err(error) => return oracle.excuse(&error, before.seq),
         };
@@ -149,7 +149,7 @@ impl Subject {
         let mut after = StoreState { seq: before.seq + 1, ..StoreState::clone(&before) };
         let mut changed = Vec::new();
         let even = oracle.even.filter(|_| !rng.one_in(40));
-        let journal = even.map(|_| self.store.stat().journal_bytes);
+        let journal = even.map(|_| self.store.stats().journal_bytes);
         if let Some(len) = even {
             after.metadata = bytes(&mut rng, len);
             txn.set_metadata(&after.metadata).expect("it is short enough");
@@ -184,7 +184,7 @@ impl Subject {
                 }
                 oracle.committed(after, &changed);
                 if let (Some(len), Some(before), Durability::None) = (even, journal, durability) {
-                    oracle.level(len, before, self.store.stat().journal_bytes);
+                    oracle.level(len, before, self.store.stats().journal_bytes);
                 }
             }
             Err(Error::TransactionTooLarge { bytes, max }) => assert!(bytes > max && changed.len() > 4),
@@ -194,7 +194,7 @@ impl Subject {
                     oracle.committed(after, &changed);
                     oracle.doubt = true;
                 } else {
-                    assert_eq!(self.store.stat().seq, before.seq, "{error}, and yet it was committed");
+                    assert_eq!(self.store.stats().seq, before.seq, "{error}, and yet it was committed");
                 }
             }
         }
@@ -208,7 +208,7 @@ impl Subject {
         match stepped {
             Ok(_) if oracle.doubt => {}
             Ok(_) => {
-                let synced = self.store.stat().checkpoint_seq;
+                let synced = self.store.stats().checkpoint_seq;
                 assert!(synced >= last, "a checkpoint to {synced} of {last}");
                 oracle.durable_upto(last);
             }
@@ -222,7 +222,7 @@ impl Subject {
         let mut oracle = lock(&self.oracle);
         let mut rng = Rng::from_seed(seed);
         let before = Arc::clone(oracle.last());
-        let mut txn = match self.store.begin() {
+        let mut txn = match self.store.begin_write() {
             Ok(txn) => txn,
             Err(error) => return oracle.excuse(&error, before.seq),
         };
@@ -274,7 +274,7 @@ impl Subject {
             let error = done.expect_err("a store that has failed is not compacted");
             return oracle.excuse(&error, before.seq);
         }
-        let seq = self.store.stat().seq;
+        let seq = self.store.stats().seq;
         match &done {
             Ok(found) => {
                 // Or only the free list was sorted.

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use pagekeeper_io::{Access, AlignedBuf, Create, Io, WriteMode};
 use pagekeeper_simdisk::{Fault, Persistence, SimDisk, Times};
 
-use crate::data::Use;
-use crate::depth::Depth;
+use crate::data::FileUse;
+use crate::depth::WriteDepth;
 use crate::format::page::{PageFault, PageHeader, PageKind};
-use crate::format::page_map::{BLOCK, PAGES};
-use crate::page_map::{NAME, PageMap};
+use crate::format::page_map::{BLOCK_BYTES, BLOCK_PAGES};
+use crate::page_map::{MAP_NAME, PageMap};
 use crate::{PageNo, Seq};
 
 const STORE: u64 = 7;
 
 fn path() -> std::path::PathBuf {
-    Path::new("/store").join(NAME)
+    Path::new("/store").join(MAP_NAME)
 }
 
 /// Creates an empty map.
@@ -37,7 +37,7 @@ fn map(disk: &SimDisk, pages: u64, memory: u64) -> PageMap {
 /// Opens an existing map.
 fn open(disk: &SimDisk, pages: u64, memory: u64) -> PageMap {
     let io: Arc<dyn Io> = Arc::new(disk.clone());
-    PageMap::open(&io, Path::new("/store"), Use::Write, (STORE, 0, pages), memory).unwrap()
+    PageMap::open(&io, Path::new("/store"), FileUse::Write, (STORE, 0, pages), memory).unwrap()
 }
 
 fn passes(map: &PageMap, page: PageNo, crc: u32, seq: Seq) -> bool {
@@ -45,7 +45,7 @@ fn passes(map: &PageMap, page: PageNo, crc: u32, seq: Seq) -> bool {
 }
 
 fn flush(map: &PageMap, pages: u64, seq: Seq) {
-    map.flush(pages, seq, Depth::of(None, false)).unwrap();
+    map.flush(pages, seq, WriteDepth::of(None, false)).unwrap();
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn one_rotten_place_of_a_block_that_was_let_go_hides_no_page() {
         flush(&map, 1000, seq);
     }
     // The second write went to place 0.
-    let mut rotten = AlignedBuf::new(BLOCK);
+    let mut rotten = AlignedBuf::new(BLOCK_BYTES);
     rotten.fill(7);
     let file = disk.open_writable(&path(), Access::Direct, Create::Never).unwrap();
     file.write_at(0, &rotten, WriteMode::Plain).unwrap();
@@ -119,7 +119,7 @@ fn one_place_that_can_not_be_read_is_written_anew_or_fails() {
                 flush(&map, 1000, seq.into());
             }
             map.evict(0);
-            let range = place * BLOCK as u64..(place + 1) * BLOCK as u64;
+            let range = place * BLOCK_BYTES as u64..(place + 1) * BLOCK_BYTES as u64;
             disk.inject(path(), range, Fault::EIO, Times::Always).unwrap();
             let set = map.set(vec![(5, 77)]);
             // If place 1 is zeros and place 0 is unreadable, nobody knows which was written last.
@@ -140,10 +140,10 @@ fn one_place_that_can_not_be_read_is_written_anew_or_fails() {
 fn more_blocks_than_are_kept_go_and_come_back() {
     let disk = SimDisk::new();
     let blocks = 150_u32;
-    let pages = u64::from(blocks) * PAGES as u64;
+    let pages = u64::from(blocks) * BLOCK_PAGES as u64;
     let map = map(&disk, pages, 0);
     let crc = |block: u32, round: u32| 1000 * round + block + 2;
-    let page = |block: u32| u64::from(block) * PAGES as u64 + 11;
+    let page = |block: u32| u64::from(block) * BLOCK_PAGES as u64 + 11;
     for round in 1..=3 {
         map.set((0..blocks).map(|block| (page(block), crc(block, round))).collect()).unwrap();
         assert_eq!(map.kept(), 150, "what is to be written stays");
@@ -171,9 +171,9 @@ fn a_lost_place_lets_no_written_page_pass_for_one_that_never_was() {
                 flush(&map, 1000, seq.into());
                 let disk = disk.after_kill();
                 let file = disk.open_writable(&path(), Access::Direct, Create::Never).unwrap();
-                let mut bytes = AlignedBuf::new(BLOCK);
+                let mut bytes = AlignedBuf::new(BLOCK_BYTES);
                 bytes.fill(lost);
-                file.write_at(place * BLOCK as u64, &bytes, WriteMode::Plain).unwrap();
+                file.write_at(place * BLOCK_BYTES as u64, &bytes, WriteMode::Plain).unwrap();
                 let found = open(&disk, 1000, 0);
                 let zeros = found.check(page, &Err(PageFault::NeverWritten));
                 assert!(zeros.is_err(), "place {place} filled with {lost}, commit {seq}");
@@ -203,12 +203,12 @@ fn a_power_cut_after_a_kill_leaves_one_place_whole() {
             first.set(vec![(5, 30)]).unwrap();
             // It is written, and the sync fails.
             disk.cut_power_at(disk.ops() + 1);
-            first.flush(1000, 3, Depth::of(None, false)).unwrap_err();
+            first.flush(1000, 3, WriteDepth::of(None, false)).unwrap_err();
             let disk = disk.after_kill();
             let second = open(&disk, 1000, 0);
             second.set(vec![(5, 40)]).unwrap();
             disk.cut_power_at(disk.ops() + cut);
-            let _ = second.flush(1000, 4, Depth::of(None, false));
+            let _ = second.flush(1000, 4, WriteDepth::of(None, false));
             let disk = disk.after_power_cut(persistence, seed);
             let found = open(&disk, 1000, 0).faults(1000);
             assert!(found.is_empty(), "cut at {cut}, {persistence:?}, {seed}: {found:?}");

@@ -50,7 +50,7 @@ fn has(found: &Page, page: PageNo, round: u64) -> bool {
 }
 
 fn write(store: &Store, pages: impl Iterator<Item = PageNo>, round: u64) {
-    let mut txn = store.begin().expect("nothing fails");
+    let mut txn = store.begin_write().expect("nothing fails");
     let mut whole = vec![0; store.payload_size()];
     for page in pages {
         content(page, round, &mut whole);
@@ -70,7 +70,7 @@ fn crashed() -> SimDisk {
     let mut options = options(&disk).memory(64 << 20);
     options.held_journal_bytes = None;
     let store = options.open(dir()).expect("nothing fails");
-    let mut txn = store.begin().expect("nothing fails");
+    let mut txn = store.begin_write().expect("nothing fails");
     assert_eq!(txn.allocate_run(PAGES).expect("there is room"), 0);
     txn.commit(Durability::Sync).expect("nothing fails");
     store.sync().expect("nothing fails");
@@ -87,7 +87,7 @@ fn crashed() -> SimDisk {
 
 /// Writes whole pages, so that nobody reads their previous content, and applies them.
 fn write_over(store: &Store, pages: Range<PageNo>, round: u64) {
-    let mut txn = store.begin().expect("nothing fails");
+    let mut txn = store.begin_write().expect("nothing fails");
     let mut payload = vec![0; store.payload_size()];
     for page in pages {
         content(page, round, &mut payload);
@@ -118,9 +118,9 @@ fn place_of_page_1(disk: &SimDisk) -> u64 {
 fn all_is_found_and_applied_though_nothing_of_it_is_in_memory() {
     let disk = crashed();
     let store = open(&disk);
-    assert_eq!((store.stat().opening.pages, store.stat().unapplied_pages), (PAGES, PAGES));
+    assert_eq!((store.stats().opening.pages, store.stats().unapplied_pages), (PAGES, PAGES));
     // A few bytes for each, of a journal of more than 1 MiB.
-    assert!(store.stat().opening.journal_bytes > 1 << 20 && store.stat().unapplied_bytes < 100 << 10);
+    assert!(store.stats().opening.journal_bytes > 1 << 20 && store.stats().unapplied_bytes < 100 << 10);
     for page in (0..PAGES).step_by(5) {
         let before = disk.stats();
         let read = store.begin_read().expect("nothing fails").read(page).expect("it is there");
@@ -128,12 +128,12 @@ fn all_is_found_and_applied_though_nothing_of_it_is_in_memory() {
         assert!(disk.stats().reads - before.reads <= 3);
     }
     // No more rebuilt pages are kept than their share.
-    assert!(store.stat().unapplied_bytes < 384 << 10, "{}", store.stat().unapplied_bytes);
+    assert!(store.stats().unapplied_bytes < 384 << 10, "{}", store.stats().unapplied_bytes);
     let before = disk.stats().reads;
     assert!(store.step().expect("nothing fails"));
     // In pieces of at least 64 KiB, not page by page.
     assert!(disk.stats().reads - before < 100, "{} reads", disk.stats().reads - before);
-    assert_eq!((store.stat().unapplied_pages, store.stat().journal_bytes), (0, 0));
+    assert_eq!((store.stats().unapplied_pages, store.stats().journal_bytes), (0, 0));
     let read = store.begin_read().expect("nothing fails");
     assert!((0..PAGES).all(|page| has(&read.read(page).expect("it is there"), page, round(page))));
     drop(read);
@@ -154,7 +154,7 @@ fn a_place_that_rots_after_the_opening_is_an_error_until_the_page_is_written() {
     // The checkpoint applies the others, does not count, and gives nothing up.
     let lsn = store.core().journal.checkpoint_lsn();
     assert!(matches!(store.step(), Err(Error::Damaged { page: 1, .. })));
-    assert_eq!((store.core().journal.checkpoint_lsn(), store.stat().unapplied_pages), (lsn, 1));
+    assert_eq!((store.core().journal.checkpoint_lsn(), store.stats().unapplied_pages), (lsn, 1));
     drop(read);
     // An opening finds it at once.
     let error = options(&disk.after_kill()).open(dir()).expect_err("it is rotten");
@@ -204,7 +204,7 @@ fn a_snapshot_has_what_it_needs_when_the_journal_was_given_up() {
     drop(read);
     // The next checkpoint drops it.
     write_over(&store, kept, 80);
-    assert_eq!(store.stat().unapplied_bytes, 0);
+    assert_eq!(store.stats().unapplied_bytes, 0);
 }
 
 /// While a backup has bytes loaded, replays seem to lack nothing, until the bytes are dropped.
@@ -213,7 +213,7 @@ fn a_snapshot_has_what_was_brought_in_when_the_journal_was_given_up() {
     let disk = crashed();
     let store = options(&disk).memory(16 << 20).open(dir()).expect("nothing fails");
     let read = store.begin_read().expect("nothing fails");
-    let mut brought_in = store.core().bring_in(0..20, store.stat().seq);
+    let mut brought_in = store.core().bring_in(0..20, store.stats().seq);
     brought_in.reach(0);
     write_over(&store, 0..20, 3);
     drop(brought_in);
@@ -280,7 +280,7 @@ fn who_only_reads_reads_places_over_and_over() {
         let read = store.begin_read().expect("nothing fails");
         assert!((0..PAGES).all(|page| has(&read.read(page).expect("it is there"), page, round(page))));
     }
-    assert!(store.stat().unapplied_bytes < 384 << 10, "{}", store.stat().unapplied_bytes);
+    assert!(store.stats().unapplied_bytes < 384 << 10, "{}", store.stats().unapplied_bytes);
 }
 
 #[test]
@@ -289,15 +289,15 @@ fn who_reads_all_pages_reads_places_of_many_at_once_and_keeps_none() {
     for read_only in [true, false] {
         // Room in the index for all of them, also as whole pages.
         let store = options(&disk).memory(16 << 20).read_only(read_only).open(dir()).expect("nothing fails");
-        let unapplied_bytes = store.stat().unapplied_bytes;
+        let unapplied_bytes = store.stats().unapplied_bytes;
         let all: [&dyn Fn(); 3] = [
             &|| assert!(store.verify().expect("nothing fails").is_sound()),
             &|| assert_eq!(store.inspect(0..PAGES).expect("nothing fails").len() as u64, PAGES),
             &|| {
                 let to = format!("/copy-{read_only}");
-                assert_eq!(store.backup(to.as_ref()).expect("nothing fails").pages, PAGES);
+                assert_eq!(store.backup(&to).expect("nothing fails").pages, PAGES);
                 let io = Arc::new(Prompt::new(disk.clone(), Meanwhile::default()));
-                let copy = Store::options().io(io).without_threads().warm(false).open(to.as_ref());
+                let copy = Store::options().io(io).without_threads().warm(false).open(to);
                 let copy = copy.expect("nothing fails");
                 let read = copy.begin_read().expect("nothing fails");
                 assert!((0..PAGES).all(|page| has(
@@ -314,7 +314,7 @@ fn who_reads_all_pages_reads_places_of_many_at_once_and_keeps_none() {
             // Reading the copy takes one read per page.
             let most = if which == 2 { PAGES + 100 } else { 100 };
             assert!(reads < most, "{which}: {reads} reads");
-            assert_eq!(store.stat().unapplied_bytes, unapplied_bytes, "{which}");
+            assert_eq!(store.stats().unapplied_bytes, unapplied_bytes, "{which}");
         }
     }
 }
@@ -340,13 +340,13 @@ fn small_changes() -> SimDisk {
     let mut options = options(&disk).memory(64 << 20).journal_bytes(32 << 20);
     options.held_journal_bytes = None;
     let store = options.open(dir()).expect("nothing fails");
-    let mut txn = store.begin().expect("nothing fails");
+    let mut txn = store.begin_write().expect("nothing fails");
     assert_eq!(txn.allocate_run(SMALL).expect("there is room"), 0);
     txn.commit(Durability::Sync).expect("nothing fails");
     store.sync().expect("nothing fails");
     let mut payload = vec![0; store.payload_size()];
     for commit in 0..COMMITS {
-        let mut txn = store.begin().expect("nothing fails");
+        let mut txn = store.begin_write().expect("nothing fails");
         let of = small_of(commit);
         payload[..8].copy_from_slice(&commit.to_le_bytes());
         if commit < SMALL {
@@ -376,8 +376,8 @@ fn no_more_is_brought_in_than_the_share_holds() {
     for read_only in [true, false] {
         let options = options(&disk).journal_bytes(32 << 20).read_only(read_only);
         let store = options.open(dir()).expect("nothing fails");
-        assert!(store.stat().opening.journal_bytes > COMMITS * 4096, "each commit has a block");
-        let (core, seq) = (store.core(), store.stat().seq);
+        assert!(store.stats().opening.journal_bytes > COMMITS * 4096, "each commit has a block");
+        let (core, seq) = (store.core(), store.stats().seq);
         let (_, largest) = core.index.placed(0, seq).expect("it has places");
         assert!(largest.size_with_bytes() > core.brought_in_share());
         let (before, read) = (core.index.bytes(), disk.stats().bytes);
@@ -401,7 +401,7 @@ fn no_more_is_brought_in_than_the_share_holds() {
         assert!(is_right(&store));
         if !read_only {
             assert!(store.step().expect("nothing fails"));
-            assert!(store.stat().unapplied_pages == 0 && is_right(&store));
+            assert!(store.stats().unapplied_pages == 0 && is_right(&store));
         }
     }
 }

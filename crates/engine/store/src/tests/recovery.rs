@@ -9,7 +9,7 @@ use pagekeeper_simdisk::{Fault, Persistence, SimDisk, Times};
 
 use super::disk::{Meanwhile, Prompt};
 use super::world::dir;
-use crate::format::superblock::Found;
+use crate::format::superblock::SlotContent;
 use crate::{Durability, Store, StoreOptions, superblocks};
 use pagekeeper_testing::Rng;
 
@@ -40,7 +40,7 @@ fn crashed(pages: u64) -> SimDisk {
     let disk = SimDisk::builder().latency(LATENCY).width(width).by_steps().build();
     let store = open(&disk, 0);
     let mut rng = Rng::from_seed(pages);
-    let mut txn = store.begin().expect("nothing fails");
+    let mut txn = store.begin_write().expect("nothing fails");
     let first = txn.allocate_run(pages).expect("there is room");
     for (at, page) in (first..pages).step_by(2).take(1000).filter(|page| page / 2 < CHANGED).enumerate() {
         let payload: Vec<u8> =
@@ -48,11 +48,11 @@ fn crashed(pages: u64) -> SimDisk {
         txn.write(page, &payload).expect("it is of the run");
         if at % 100 == 99 {
             txn.commit(Durability::None).expect("nothing fails");
-            txn = store.begin().expect("nothing fails");
+            txn = store.begin_write().expect("nothing fails");
         }
     }
     txn.commit(Durability::Sync).expect("nothing fails");
-    assert_eq!(store.stat().unapplied_pages, CHANGED);
+    assert_eq!(store.stats().unapplied_pages, CHANGED);
     let found = disk.after_power_cut(Persistence::None, 0);
     drop(store);
     found
@@ -68,7 +68,7 @@ fn opening_reads_the_journal_at_once_and_no_page() {
         let disk = crashed(pages);
         disk.inject(data(), 0..u64::MAX, Fault::EIO, Times::Always).expect("it is there");
         let store = open(&disk, CHANGED);
-        assert_eq!((store.stat().opening.pages, store.stat().pages), (CHANGED, pages));
+        assert_eq!((store.stats().opening.pages, store.stats().pages), (CHANGED, pages));
         let stats = disk.stats();
         (disk.now(), stats.reads, stats.peak_width, stats.faults)
     });
@@ -102,7 +102,7 @@ fn the_first_checkpoint_writes_all_pages_wide_and_reads_none() {
         took.as_secs_f64() <= 1.1 * limit.as_secs_f64() + 16.0 * LATENCY.as_secs_f64(),
         "{took:?} of {limit:?}"
     );
-    assert_eq!((store.stat().unapplied_pages, store.stat().journal_bytes), (0, 0));
+    assert_eq!((store.stats().unapplied_pages, store.stats().journal_bytes), (0, 0));
     disk.heal(data()).expect("it is there");
     assert!(store.verify().expect("nothing fails").is_sound());
 }
@@ -114,7 +114,7 @@ fn what_is_not_atomic_by_a_disks_profile_is_not_tried() {
         drop(open_by(&disk, 0, &DiskProfile { atomic_in_place_bytes_max, ..DiskProfile::default() }));
         let read = superblocks::read(&disk, dir()).expect("nothing fails").expect("it is there");
         match read.newest() {
-            Some((Found::Superblock(newest), _)) => newest.first_diffs,
+            Some((SlotContent::Superblock(newest), _)) => newest.first_diffs,
             _ => panic!("there is no superblock"),
         }
     };

@@ -38,7 +38,7 @@ struct History(BTreeMap<u64, Vec<Version>>);
 
 impl History {
     fn commit(&mut self, store: &Store, change: impl FnOnce(&mut crate::WriteTxn<'_>) -> Vec<u64>) {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         let changed = change(&mut txn);
         let seq = txn.commit(Durability::Sync).unwrap();
         let read = store.begin_read().unwrap();
@@ -162,11 +162,11 @@ fn is_right(disk: &SimDisk, history: &History, found: &Repair, what: &str) {
     // Lost pages are right again when they are written, and the store takes commits.
     drop(read);
     for page in &lost {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         txn.write(*page, &vec![1; store.payload_size()]).unwrap();
         txn.commit(Durability::Sync).unwrap();
     }
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let new = txn.allocate().unwrap();
     assert!(store.begin_read().unwrap().read(new).is_err(), "{what}: page {new} is in use");
     txn.commit(Durability::Sync).unwrap();
@@ -223,11 +223,11 @@ fn what_is_open_unfinished_newer_or_no_store_is_refused() {
     let error = repair(&disk).unwrap_err();
     assert!(matches!(error, Error::Io(pagekeeper_io::Error::Locked { .. })), "{error}");
     held.close().unwrap();
-    assert!(matches!(options(&disk).repair("/none".as_ref(), to()), Err(Error::NoStore { .. })));
+    assert!(matches!(options(&disk).repair("/none", to()), Err(Error::NoStore { .. })));
     disk.create_dir("/empty".as_ref()).unwrap();
-    assert!(matches!(options(&disk).repair("/empty".as_ref(), to()), Err(Error::NoStore { .. })));
+    assert!(matches!(options(&disk).repair("/empty", to()), Err(Error::NoStore { .. })));
     disk.create("/empty/superblock.new", *b"").unwrap();
-    assert!(matches!(options(&disk).repair("/empty".as_ref(), to()), Err(Error::Unfinished { .. })));
+    assert!(matches!(options(&disk).repair("/empty", to()), Err(Error::Unfinished { .. })));
     for slot in 0..2 {
         spoil(&disk, "superblock", slot * PAGE, |bytes| {
             bytes[8] = 9;

@@ -26,7 +26,7 @@ fn commits(store: &Store, commits: usize) {
 
 /// Adds 1 to each of some pages, which a first commit makes.
 fn commit(store: &Store) {
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for page in 0..5 {
         if txn.pages() == page {
             txn.allocate().unwrap();
@@ -38,7 +38,7 @@ fn commit(store: &Store) {
 }
 
 fn has_all(store: &Store, commits: u8) {
-    assert_eq!(store.stat().seq, u64::from(commits));
+    assert_eq!(store.stats().seq, u64::from(commits));
     let read = store.begin_read().unwrap();
     for page in 0..5 {
         let payload = read.read(page).unwrap();
@@ -73,7 +73,7 @@ fn made() -> SimDisk {
 fn an_opening_gives_the_journal_another_size_and_keeps_one_that_is_not_said() {
     let disk = made();
     let store = options(&disk).journal_bytes(LARGE).open(dir()).unwrap();
-    assert_eq!((store.stat().max_journal_bytes, store.stat().opening.commits), (LARGE, 3));
+    assert_eq!((store.stats().max_journal_bytes, store.stats().opening.commits), (LARGE, 3));
     has_all(&store, 7);
     assert_eq!(journals(&disk), ["journal.2"]);
     commit(&store);
@@ -81,13 +81,13 @@ fn an_opening_gives_the_journal_another_size_and_keeps_one_that_is_not_said() {
 
     let disk = disk.after_power_cut(Persistence::None, 0);
     let store = options(&disk).open(dir()).unwrap();
-    assert_eq!(store.stat().max_journal_bytes, LARGE);
+    assert_eq!(store.stats().max_journal_bytes, LARGE);
     has_all(&store, 8);
     commit(&store);
     store.close().unwrap();
 
     let store = options(&disk).journal_bytes(SMALL).open(dir()).unwrap();
-    assert_eq!((store.stat().max_journal_bytes, journals(&disk)), (SMALL, vec!["journal".to_owned()]));
+    assert_eq!((store.stats().max_journal_bytes, journals(&disk)), (SMALL, vec!["journal".to_owned()]));
     has_all(&store, 9);
     // More than the ring takes at once.
     commits(&store, 200);
@@ -99,7 +99,7 @@ fn who_only_reads_changes_no_journal() {
     let disk = made();
     let before = disk.ops();
     let store = options(&disk).journal_bytes(LARGE).read_only(true).open(dir()).unwrap();
-    assert_eq!(store.stat().max_journal_bytes, SMALL);
+    assert_eq!(store.stats().max_journal_bytes, SMALL);
     has_all(&store, 7);
     drop(store);
     assert_eq!((disk.ops(), journals(&disk)), (before, vec!["journal".to_owned()]));
@@ -114,7 +114,7 @@ fn a_journal_that_takes_no_page_is_refused_before_anything_is_changed() {
     let refused = of_64_kib().journal_bytes(SMALL).open(dir()).unwrap_err();
     assert!(matches!(refused, Error::Setting { what: "a journal", given: SMALL, .. }), "{refused}");
     assert_eq!(disk.ops(), before);
-    assert_eq!(of_64_kib().open(dir()).unwrap().stat().max_journal_bytes, 1 << 20);
+    assert_eq!(of_64_kib().open(dir()).unwrap().stats().max_journal_bytes, 1 << 20);
 }
 
 /// Returns the disk after the power was cut at an operation of the opening; `None` if the opening had finished before.
@@ -136,7 +136,7 @@ fn is_whole(disk: &SimDisk, journal_bytes: Option<u64>) {
     let store = options.open(dir()).unwrap();
     has_all(&store, 7);
     if let Some(bytes) = journal_bytes {
-        assert_eq!(store.stat().max_journal_bytes, bytes);
+        assert_eq!(store.stats().max_journal_bytes, bytes);
     }
     assert_eq!(journals(disk).len(), 1);
     commit(&store);
@@ -199,12 +199,12 @@ fn a_device_that_is_full_at_any_operation_costs_no_commit() {
         disk.fill_up_at(disk.ops() + at);
         let store = options(&disk).journal_bytes(LARGE).open(dir()).unwrap();
         has_all(&store, 7);
-        let bytes = store.stat().max_journal_bytes;
+        let bytes = store.stats().max_journal_bytes;
         drop(store);
         kept += u32::from(bytes == SMALL);
         disk.make_room();
         let store = options(&disk).journal_bytes(LARGE).open(dir()).unwrap();
-        assert_eq!((store.stat().max_journal_bytes, journals(&disk).len()), (LARGE, 1), "full at {at}");
+        assert_eq!((store.stats().max_journal_bytes, journals(&disk).len()), (LARGE, 1), "full at {at}");
         has_all(&store, 7);
         if bytes == LARGE {
             assert!(kept > 3, "it was full too late to matter");
@@ -221,7 +221,7 @@ fn an_error_at_any_operation_costs_no_commit() {
         disk.fail_operation_at(disk.ops() + at, libc::EIO);
         let is_done = options(&disk).journal_bytes(LARGE).open(dir()).is_ok_and(|store| {
             has_all(&store, 7);
-            store.stat().max_journal_bytes == LARGE && journals(&disk).len() == 1
+            store.stats().max_journal_bytes == LARGE && journals(&disk).len() == 1
         });
         let disk = disk.after_kill();
         disk.heal_all();

@@ -22,13 +22,13 @@ fn bytes(disk: &SimDisk, path: &Path) -> Vec<u8> {
 }
 
 fn restore(disk: &SimDisk, backup: &str, to: &Path) -> Result<Backup, Error> {
-    options(disk, &Meanwhile::default()).restore(&at(backup), to)
+    options(disk, &Meanwhile::default()).restore(at(backup), to)
 }
 
 /// Makes a store with a backup, "base".
 fn backed_up() -> (SimDisk, Store) {
     let (disk, store, _) = reopened(&made());
-    store.backup(&at("base")).unwrap();
+    store.backup(at("base")).unwrap();
     (disk, store)
 }
 
@@ -37,7 +37,7 @@ fn is_restored_as_it_is(disk: &SimDisk, store: &Store, what: &str) {
     let (full, restored) = (at(&format!("full-{what}")), at(&format!("restored-{what}")));
     store.backup(&full).unwrap();
     let made = options(disk, &Meanwhile::default()).restore(&full, &restored).unwrap();
-    assert_eq!((made.seq, made.pages), (store.stat().seq, store.stat().pages), "{what}");
+    assert_eq!((made.seq, made.pages), (store.stats().seq, store.stats().pages), "{what}");
     assert!(bytes(disk, &full.join("data")) == bytes(disk, &restored.join("data")), "{what}");
     let disk = disk.after_power_cut(Persistence::None, 1);
     let opened = open(&disk, &restored).unwrap();
@@ -51,33 +51,33 @@ fn is_restored_as_it_is(disk: &SimDisk, store: &Store, what: &str) {
 fn a_restored_store_is_the_store_as_of_its_backup() {
     let (disk, store) = backed_up();
     commit(&store, [3, 5, 70, 71, 72, 140]);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.allocate().unwrap();
     txn.allocate_run(9).unwrap();
     txn.commit(Durability::Sync).unwrap();
     is_restored_as_it_is(&disk, &store, "written");
     // Freed, allocated again, and a new root.
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     (120..155).for_each(|page| txn.free(page).unwrap());
     (20..28).for_each(|page| txn.free(page).unwrap());
     txn.commit(Durability::Sync).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.allocate().unwrap();
     txn.set_root(Some(8));
     txn.commit(Durability::Sync).unwrap();
     is_restored_as_it_is(&disk, &store, "freed");
     // Fewer pages, and others become holes.
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     (155..160).for_each(|page| {
         let _ = txn.free(page);
     });
     txn.commit(Durability::Sync).unwrap();
-    let before = store.stat().pages;
+    let before = store.stats().pages;
     let compaction = store.compact().unwrap();
     assert!(compaction.given_back.unwrap() > 0, "{compaction:?}");
     is_restored_as_it_is(&disk, &store, "compacted");
     // They come back as pages that were never written.
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     txn.allocate_run(before).unwrap();
     txn.commit(Durability::Sync).unwrap();
     is_restored_as_it_is(&disk, &store, "longer");
@@ -125,7 +125,7 @@ fn a_store_that_is_read_only_is_backed_up() {
     let expected = content(&store);
     store.close().unwrap();
     let reader = options(&disk, &Meanwhile::default()).read_only(true).open(dir()).unwrap();
-    reader.backup(&at("two")).unwrap();
+    reader.backup(at("two")).unwrap();
     drop(reader);
     assert!(bytes(&disk, &at("two/data")) == bytes(&disk, &at("base/data")));
     restore(&disk, "two", to()).unwrap();

@@ -1,7 +1,6 @@
 //! The fastest path of a read: taken wherever possible, and only there. Only this test shows whether it is taken, since
 //! all paths find the same.
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use pagekeeper_simdisk::SimDisk;
@@ -9,7 +8,6 @@ use pagekeeper_simdisk::SimDisk;
 use super::disk::{Meanwhile, Prompt};
 use super::world::dir;
 use crate::core::settled_reads;
-use crate::tree::Tree;
 use crate::{Durability, PageNo, ReadTxn, Store};
 
 /// Returns how many reads take it during an action.
@@ -35,7 +33,7 @@ fn warm(read: &ReadTxn<'_>, page: PageNo) {
 #[test]
 fn a_page_that_is_applied_and_read_often_is_found_by_the_shortest_way() {
     let store = store();
-    let mut txn = store.begin().expect("nothing fails");
+    let mut txn = store.begin_write().expect("nothing fails");
     let [page, other] = [0; 2].map(|_| txn.allocate().expect("there is room"));
     txn.page_mut(page).expect("it is there")[0] = 1;
     txn.commit(Durability::Sync).expect("nothing fails");
@@ -51,7 +49,7 @@ fn a_page_that_is_applied_and_read_often_is_found_by_the_shortest_way() {
     assert_eq!(shortest(|| read_with(20, 1)), 20);
     // As of another commit.
     let before = store.begin_read().expect("nothing fails");
-    let mut txn = store.begin().expect("nothing fails");
+    let mut txn = store.begin_write().expect("nothing fails");
     txn.page_mut(page).expect("it is there")[0] = 2;
     txn.commit(Durability::Sync).expect("nothing fails");
     assert_eq!(shortest(|| read_with(20, 2)), 0, "it is not applied");
@@ -62,51 +60,17 @@ fn a_page_that_is_applied_and_read_often_is_found_by_the_shortest_way() {
     assert_eq!(shortest(read_before), 0, "it is newer than the snapshot");
     drop(before);
     // The next checkpoint drops what was kept for it.
-    let mut txn = store.begin().expect("nothing fails");
+    let mut txn = store.begin_write().expect("nothing fails");
     txn.page_mut(other).expect("it is there")[0] = 1;
     txn.commit(Durability::Sync).expect("nothing fails");
     store.sync().expect("nothing fails");
     warm(&store.begin_read().expect("nothing fails"), page);
     assert_eq!(shortest(|| read_with(20, 2)), 20);
     // A page that is free.
-    let mut txn = store.begin().expect("nothing fails");
+    let mut txn = store.begin_write().expect("nothing fails");
     txn.free(other).expect("it is there");
     txn.commit(Durability::Sync).expect("nothing fails");
     store.sync().expect("nothing fails");
     let read = store.begin_read().expect("nothing fails");
     assert_eq!(shortest(|| (0..20).for_each(|_| assert!(read.read_with(other, |_| ()).is_err()))), 0);
-}
-
-#[test]
-fn a_tree_is_read_and_scanned_by_the_shortest_way() {
-    let store = store();
-    let mut txn = store.begin().expect("nothing fails");
-    let tree = Tree::create(&mut txn).expect("there is room");
-    for key in 0..100_u32 {
-        // Each in a separate page.
-        tree.insert(&mut txn, &key.to_be_bytes(), &[7; 4000]).expect("there is room");
-    }
-    txn.commit(Durability::Sync).expect("nothing fails");
-    store.sync().expect("nothing fails");
-    let read = store.begin_read().expect("nothing fails");
-    let height = tree.check(&read).expect("it is sound").inner_pages.min(1) + 1;
-    let get = || {
-        let len = tree.get_with(&read, &50_u32.to_be_bytes(), <[u8]>::len).expect("nothing fails");
-        assert_eq!(len, Some(4000));
-    };
-    let scan = || {
-        let mut seen = 0;
-        let range = 10_u32.to_be_bytes()..60_u32.to_be_bytes();
-        let ended = tree.scan_with(&read, range, |_, value| {
-            seen += value.len();
-            ControlFlow::<()>::Continue(())
-        });
-        assert!(ended.expect("nothing fails").is_continue() && seen == 50 * 4000);
-    };
-    for _ in 0..8 {
-        get();
-        scan();
-    }
-    assert_eq!(shortest(get), height + 1, "the levels, and the value");
-    assert_eq!(shortest(scan), height + 50, "the levels, and the values");
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::snapshots::{Needed, Snapshots};
+use crate::snapshots::{NeededVersions, Snapshots};
 
 fn snapshots() -> Snapshots {
     let snapshots = Snapshots::new(3, Arc::default());
@@ -30,7 +30,7 @@ fn what_lives_is_needed_until_it_ends() {
     snapshots.show(6);
     snapshots.set_checkpoint(Some(5));
     let needed = snapshots.needed();
-    assert_eq!(needed, Needed { live: vec![3, 5], visible: 6 });
+    assert_eq!(needed, NeededVersions { live: vec![3, 5], visible: 6 });
     assert!(needed.needs(2..4) && needed.needs(5..6) && needed.needs(6..7) && !needed.needs(4..5));
     assert_eq!(snapshots.oldest(), 3);
     assert!(snapshots.end_oldest() && old.is_ended() && !snapshots.end_oldest());

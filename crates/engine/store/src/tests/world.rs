@@ -9,7 +9,7 @@ use pagekeeper_wal::LogMode;
 
 use super::disk::{Meanwhile, Prompt};
 use super::oracle::{Oracle, StoreState, Subject};
-use crate::format::superblock::{Found, SLOT, Superblock};
+use crate::format::superblock::{SLOT_BYTES, SlotContent, Superblock};
 use crate::injected_fault::InjectedFault;
 use crate::superblocks;
 use crate::{Durability, Error, PageNo, ReadTxn, Seq, Store, StoreOptions};
@@ -210,9 +210,9 @@ impl World {
 
     /// Continues with a store that was opened, and checks its content.
     pub(super) fn opened(&mut self, store: Store) {
-        let seq = store.stat().visible_seq;
+        let seq = store.stats().visible_seq;
         let state = lock(&self.oracle).opened(seq);
-        let stat = store.stat();
+        let stat = store.stats();
         let free = state.pages.iter().filter(|slot| **slot == super::oracle::Slot::Free).count();
         assert_eq!((stat.seq, stat.pages, stat.free_pages), (seq, state.pages.len() as u64, free as u64));
         assert!(stat.checkpoint_seq <= seq && stat.journal_bytes <= stat.max_journal_bytes);
@@ -424,19 +424,19 @@ impl World {
 impl World {
     /// Damages one superblock on the medium, if both are intact.
     pub(super) fn rot_superblock(&mut self, rng: &mut Rng) {
-        let path = dir().join(superblocks::NAME);
+        let path = dir().join(superblocks::SUPERBLOCK_NAME);
         let Ok(file) = self.disk().open_writable(&path, Access::Direct, Create::Never) else { return };
-        let mut bytes = AlignedBuf::new(2 * SLOT);
+        let mut bytes = AlignedBuf::new(2 * SLOT_BYTES);
         file.read_at(0, &mut bytes).expect("no fault is planned");
-        if bytes.chunks(SLOT).any(|slot| matches!(Superblock::decode(slot), Found::Nothing(_))) {
+        if bytes.chunks(SLOT_BYTES).any(|slot| matches!(Superblock::decode(slot), SlotContent::Nothing(_))) {
             return;
         }
         let slot = rng.index(2);
-        let room = &mut bytes[slot * SLOT..(slot + 1) * SLOT];
+        let room = &mut bytes[slot * SLOT_BYTES..(slot + 1) * SLOT_BYTES];
         if rng.one_in(3) {
             room.fill(0);
         } else {
-            let bit = rng.index(SLOT * 8);
+            let bit = rng.index(SLOT_BYTES * 8);
             room[bit / 8] ^= 1 << (bit % 8);
         }
         file.write_at(0, &bytes, WriteMode::Plain).expect("no fault is planned");

@@ -19,11 +19,11 @@ pub(crate) fn options(disk: &SimDisk, journal_bytes: u64) -> StoreOptions {
 
 /// Makes one more commit, which writes its number to page 0.
 pub(crate) fn commit(store: &Store) {
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     if txn.pages() == 0 {
         txn.allocate().unwrap();
     }
-    let seq = store.stat().seq + 1;
+    let seq = store.stats().seq + 1;
     txn.page_mut(0).unwrap()[..8].copy_from_slice(&seq.to_le_bytes());
     assert_eq!(txn.commit(Durability::Sync).unwrap(), seq);
 }

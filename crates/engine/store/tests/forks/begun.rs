@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use pagekeeper_bulk::BulkWriter;
-use pagekeeper_store::tree::{Tree, TreeError};
 use pagekeeper_store::{Durability, Error, Store};
 use pagekeeper_testing::{ChildEnd, disk_dir, forked};
 use pagekeeper_wal::{BinLogOptions, LogMode, Position, PurgeMode, RedoLog};
@@ -30,15 +29,13 @@ fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
     let dir = disk_dir();
     let directory = dir.path().join("store");
     let store = options().open(&directory).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let page = txn.allocate().unwrap();
-    let tree = Tree::create(&mut txn).unwrap();
-    tree.insert(&mut txn, b"key", b"value").unwrap();
     txn.commit(Durability::Sync).unwrap();
 
     let read = store.begin_read().unwrap();
     let held = read.read(page).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     // They extend the file until they are committed or dropped.
     let run = txn.allocate_run(100).unwrap();
     txn.page_mut(page).unwrap()[0] = 7;
@@ -51,13 +48,14 @@ fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
             is_refused(own.allocate_run(1)),
             is_refused(own.free(page)),
             is_refused(own.read(page)),
+            is_refused(own.read_with(page, <[u8]>::len)),
             is_refused(own.write(page, &payload)),
             is_refused(own.page_mut(page)),
             is_refused(own.commit(Durability::None)),
         ];
         let to = Path::new("/nonexistent/copy");
         let own_store = [
-            is_refused(store.begin()),
+            is_refused(store.begin_write()),
             is_refused(store.begin_read()),
             is_refused(store.step()),
             is_refused(store.verify()),
@@ -66,19 +64,11 @@ fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
             is_refused(store.inspect(0..1)),
             is_refused(store.free_list()),
             is_refused(store.superblocks()),
-            store.stat().seq == 0,
+            store.stats().seq == 0,
         ];
         store.prefetch([page]);
-        let by_key = match tree.get(&read, b"key") {
-            Err(TreeError::Store(error)) => is_refused(Err::<(), _>(error)),
-            _ => false,
-        };
-        let others = [
-            by_key,
-            is_refused(read.read(page)),
-            is_refused(read.read_with(page, <[u8]>::len)),
-            held[0] == 0,
-        ];
+        let others =
+            [is_refused(read.read(page)), is_refused(read.read_with(page, <[u8]>::len)), held[0] == 0];
         own_txn.into_iter().chain(own_store).chain(others).all(|is_right| is_right)
     };
     assert_eq!(forked(in_child).end(), ChildEnd::Well);
@@ -93,7 +83,7 @@ fn what_was_begun_before_a_fork_goes_on_in_the_parent_alone() {
     assert_eq!((held[0], read.read(page).unwrap()[0]), (0, 0));
     drop((held, read));
     // Its socket exists.
-    assert_eq!(Store::request_backup(&directory, &dir.path().join("copy")).unwrap().seq, seq);
+    assert_eq!(Store::request_backup(&directory, dir.path().join("copy")).unwrap().seq, seq);
     store.close_and_sync().unwrap();
     for opened in [&directory, &dir.path().join("copy")] {
         let store = options().open(opened).unwrap();

@@ -174,7 +174,7 @@ impl Thing {
 }
 
 fn commit(store: &Store) -> Result<u64, Error> {
-    let mut txn = store.begin()?;
+    let mut txn = store.begin_write()?;
     let number = txn.metadata().try_into().map_or(0, u64::from_le_bytes) + 1;
     if txn.pages() == 0 {
         txn.allocate()?;
@@ -216,7 +216,7 @@ impl Opened {
         match self {
             Self::Store(store) => {
                 store.begin_read().unwrap().read(0).unwrap();
-                store.stat();
+                store.stats();
             }
             Self::Redo(log, _) => log.read_from(log.checkpoint_lsn()).unwrap().for_each(drop),
             Self::Binlog(log, _) => {

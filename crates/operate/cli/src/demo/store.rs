@@ -10,9 +10,9 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use pagekeeper_store::tree::{Pages, Tree};
 use pagekeeper_store::{Create, Durability, PageNo, ReadTxn, Store};
 use pagekeeper_text::escaped;
+use pagekeeper_tree::{Pages, Tree};
 use serde_json::{Value, json};
 
 use super::engine::random_bytes;
@@ -62,12 +62,12 @@ fn commit_for_ever(store: &Store) -> anyhow::Result<Infallible> {
 fn make(dir: &Path) -> anyhow::Result<Store> {
     let options = Store::options().create(Create::New).journal_bytes(JOURNAL_BYTES);
     let store = options.memory(MEMORY_BYTES).background_apply(false).open(dir)?;
-    let mut txn = store.begin()?;
+    let mut txn = store.begin_write()?;
     let tree = Tree::create(&mut txn)?;
     txn.set_root(Some(tree.root()));
     txn.commit(Durability::None)?;
     for first in (0..ROWS).step_by(ROWS_PER_FILL) {
-        let mut txn = store.begin()?;
+        let mut txn = store.begin_write()?;
         for row in (first..ROWS).take(ROWS_PER_FILL) {
             tree.insert(&mut txn, &row.to_be_bytes(), &first_value(row))?;
         }
@@ -84,7 +84,7 @@ fn table(txn: &impl Pages, root: Option<PageNo>) -> anyhow::Result<Tree> {
 
 /// Makes one durable commit, and returns its number.
 fn commit(store: &Store) -> anyhow::Result<u64> {
-    let mut txn = store.begin()?;
+    let mut txn = store.begin_write()?;
     let tree = table(&txn, txn.root())?;
     let number = number_of(txn.metadata()) + 1;
     for row in rows_of(number) {
@@ -174,7 +174,7 @@ fn open_and_check(dir: &Path, acknowledged: u64) -> anyhow::Result<Value> {
     let first_read = reading.elapsed();
     store.sync()?;
     let applied = opened.elapsed();
-    let opening = store.stat().opening;
+    let opening = store.stats().opening;
     ensure!(
         commits >= acknowledged,
         "commit {acknowledged} was acknowledged, and the store has only {commits}"
@@ -183,7 +183,7 @@ fn open_and_check(dir: &Path, acknowledged: u64) -> anyhow::Result<Value> {
     ensure!(verified.is_sound(), "{verified}");
     check(&read, commits)?;
     drop(read);
-    let pages = store.stat().pages;
+    let pages = store.stats().pages;
     let data_bytes = pages * store.page_size() as u64;
     store.close()?;
     Ok(json!({

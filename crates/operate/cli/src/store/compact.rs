@@ -68,7 +68,7 @@ pub(super) fn run(args: &CompactArgs) -> anyhow::Result<ExitCode> {
     let options = Store::options().create(Create::Never).memory(MEMORY).warm(false).without_threads();
     let options = if let Some(bytes) = args.journal { options.journal_bytes(bytes) } else { options };
     let store = options.open(dir).map_err(|error| in_use(dir, error))?;
-    let max_journal_bytes = store.stat().max_journal_bytes;
+    let max_journal_bytes = store.stats().max_journal_bytes;
     let Compaction { seq, pages_before, pages, cut, given_back, took, .. } = store.compact()?;
     store.close()?;
     let report = CompactReport {

@@ -100,6 +100,7 @@ impl From<&PageInfo> for DumpLine {
             PageState::Trunk => ("trunk", None),
             PageState::NeverWritten => ("never-written", None),
             PageState::Damaged(reason) => ("damaged", Some(reason.clone())),
+            _ => ("unknown", None),
         };
         Self {
             page: info.page,
@@ -249,7 +250,7 @@ fn write_head(read: &ReadTxn<'_>, page_size: usize, free: &FreeList, out: &mut i
 
 /// Shows one page; returns 1 if it is damaged.
 fn dump_page(store: &Store, page: u64, is_json: bool) -> anyhow::Result<u64> {
-    let end = page.checked_add(1).ok_or(Error::OutOfRange { page, pages: store.stat().pages })?;
+    let end = page.checked_add(1).ok_or(Error::OutOfRange { page, pages: store.stats().pages })?;
     let found = store.inspect(page..end)?;
     let Some(info) = found.first() else { return Ok(0) };
     let line = DumpLine::from(info);

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use pagekeeper_store::{Opening, Store, StoreStat, SuperblockInfo};
+use pagekeeper_store::{Opening, Store, StoreStats, SuperblockInfo};
 use pagekeeper_text::{Size, count, escaped, percent, unescaped};
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ pub(super) struct StoreStatArgs {
 
 /// The figures of a store that was just opened. Any other opening now would read and find the same.
 struct StoreFigures {
-    stat: StoreStat,
+    stat: StoreStats,
     superblocks: [Option<SuperblockInfo>; 2],
     root: Option<u64>,
     metadata_bytes: usize,
@@ -49,7 +49,7 @@ impl StoreFigures {
     fn of(store: &Store) -> anyhow::Result<Self> {
         let read = store.begin_read()?;
         let (root, metadata_bytes) = (read.root(), read.metadata().len());
-        Ok(Self { stat: store.stat(), superblocks: store.superblocks()?, root, metadata_bytes })
+        Ok(Self { stat: store.stats(), superblocks: store.superblocks()?, root, metadata_bytes })
     }
 
     fn json(&self, path: &str) -> Value {
@@ -138,7 +138,7 @@ fn recovery_in_words(opening: &Opening) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_store::tree::Tree;
+    use pagekeeper_tree::Tree;
     use pagekeeper_store::{Create, Durability};
     use std::time::Duration;
 
@@ -148,7 +148,7 @@ mod tests {
         let path = dir.path().join("store");
         let options = Store::options().create(Create::New).page_size(8192).journal_bytes(1 << 20);
         let store = options.open(&path).unwrap();
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         let root = Tree::create(&mut txn).unwrap().root();
         txn.set_root(Some(root));
         txn.set_metadata(b"sixteen bytes...").unwrap();

@@ -9,16 +9,16 @@ use bytes::Bytes;
 use super::super::varint;
 
 /// Changed bytes with fewer equal bytes than this between them form one range.
-const GAP: usize = 16;
+const GAP_BYTES_MIN: usize = 16;
 
 /// Equal bytes are skipped in chunks of this size.
-const STRIDE: usize = 64;
+const STRIDE_BYTES: usize = 64;
 
 /// The encoded ranges of a diff.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Ranges(Bytes);
+pub(crate) struct DiffRanges(Bytes);
 
-impl Ranges {
+impl DiffRanges {
     /// Takes encoded ranges; `None` unless all are valid in a payload of this length.
     pub(super) fn new(encoded: Bytes, payload: usize) -> Option<Self> {
         let (mut rest, mut end) = (&encoded[..], 0_usize);
@@ -76,9 +76,9 @@ pub(crate) fn diff_ranges(old: &[u8], new: &[u8], max_bytes: usize) -> Option<Ve
     if old.len() != new.len() {
         return None;
     }
-    let mut found = Found { ranges: Vec::new(), end_before: 0, len: 0, max: max_bytes };
-    let strides = old.chunks(STRIDE).zip(new.chunks(STRIDE));
-    for (start, (old, new)) in (0..).step_by(STRIDE).zip(strides) {
+    let mut found = DiffBuilder { ranges: Vec::new(), end_before: 0, len: 0, max: max_bytes };
+    let strides = old.chunks(STRIDE_BYTES).zip(new.chunks(STRIDE_BYTES));
+    for (start, (old, new)) in (0..).step_by(STRIDE_BYTES).zip(strides) {
         if old == new {
             continue;
         }
@@ -101,7 +101,7 @@ pub(crate) fn diff_ranges(old: &[u8], new: &[u8], max_bytes: usize) -> Option<Ve
 }
 
 /// The ranges found so far.
-struct Found {
+struct DiffBuilder {
     ranges: Vec<Range<usize>>,
     /// The end of the last range but one.
     end_before: usize,
@@ -110,11 +110,11 @@ struct Found {
     max: usize,
 }
 
-impl Found {
+impl DiffBuilder {
     /// Adds a range behind all others; `None` if they take too much.
     fn add(&mut self, range: Range<usize>) -> Option<()> {
         match self.ranges.last_mut() {
-            Some(last) if range.start - last.end < GAP => last.end = range.end,
+            Some(last) if range.start - last.end < GAP_BYTES_MIN => last.end = range.end,
             last => {
                 if let Some(last) = last {
                     self.len += encoded_len(self.end_before, last.start, last.len());

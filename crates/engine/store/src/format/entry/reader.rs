@@ -3,10 +3,11 @@
 use bytes::Bytes;
 
 use super::super::page::PageKind;
-use super::super::superblock::Meta;
-use super::super::varint::{self, Input};
+use super::super::superblock::StoreMeta;
+use super::super::varint::{self, InputBytes};
 use super::{
-    Change, DIFF, Entry, FREE, FREE_HEAD, FULL_PAGE_IMAGE, MORE, PART_HEADER, ROOT, Ranges, VERSION,
+    DiffRanges, ENTRY_VERSION, FLAG_MORE, JournalEntry, KIND_DIFF, KIND_FREE, KIND_FULL_PAGE_IMAGE,
+    META_FREE_HEAD, META_ROOT, PART_HEADER, PageChange,
 };
 
 /// Why a record cannot be one that a store wrote there.
@@ -45,8 +46,8 @@ impl PartHeader {
     fn of(body: &[u8]) -> Result<Self, EntryFault> {
         let header = body.first_chunk::<PART_HEADER>().ok_or(EntryFault::Truncated)?;
         let goes_on = match *header {
-            [VERSION, flags @ (0 | MORE), 0, 0, ..] => flags == MORE,
-            [VERSION, ..] => return Err(EntryFault::Reserved),
+            [ENTRY_VERSION, flags @ (0 | FLAG_MORE), 0, 0, ..] => flags == FLAG_MORE,
+            [ENTRY_VERSION, ..] => return Err(EntryFault::Reserved),
             [version, ..] => return Err(EntryFault::Version(version)),
         };
         let ordinal = u32::from_le_bytes(std::array::from_fn(|at| header[4 + at]));
@@ -62,18 +63,18 @@ pub(crate) struct EntryReader {
     payload: usize,
     /// The seq of the next entry, once one was read.
     due: Option<u64>,
-    unfinished: Option<Unfinished>,
+    unfinished: Option<UnfinishedEntry>,
 }
 
 /// An entry whose last part was not read yet.
 #[derive(Debug)]
-struct Unfinished {
+struct UnfinishedEntry {
     seq: u64,
     /// The number of the next part.
     due: u32,
     /// The items so far.
-    meta: Option<Meta>,
-    changes: Vec<(u64, Change)>,
+    meta: Option<StoreMeta>,
+    changes: Vec<(u64, PageChange)>,
     /// The beginning of an item that was split.
     cut: Vec<u8>,
 }
@@ -87,17 +88,17 @@ impl EntryReader {
     /// Takes the body of the next record. Returns the entry that it ends, whose bytes are slices of bodies.
     ///
     /// After a fault, nothing more can be read.
-    pub(crate) fn read(&mut self, body: &Bytes) -> Result<Option<Entry>, EntryFault> {
+    pub(crate) fn read(&mut self, body: &Bytes) -> Result<Option<JournalEntry>, EntryFault> {
         self.read_part(body, None)
     }
 
     /// Like [`read`](Self::read), for a body at `lsn`. Changes have the places of their bytes, so that none of the body
     /// is kept; only split items have their bytes.
-    pub(crate) fn read_places(&mut self, body: &Bytes, lsn: u64) -> Result<Option<Entry>, EntryFault> {
+    pub(crate) fn read_places(&mut self, body: &Bytes, lsn: u64) -> Result<Option<JournalEntry>, EntryFault> {
         self.read_part(body, Some(lsn))
     }
 
-    fn read_part(&mut self, body: &Bytes, lsn: Option<u64>) -> Result<Option<Entry>, EntryFault> {
+    fn read_part(&mut self, body: &Bytes, lsn: Option<u64>) -> Result<Option<JournalEntry>, EntryFault> {
         let PartHeader { goes_on, ordinal, seq } = PartHeader::of(body)?;
         let mut unfinished = self.begun(seq, ordinal)?;
         let end = lsn.map(|lsn| lsn + body.len() as u64);
@@ -107,13 +108,13 @@ impl EntryReader {
             self.unfinished = Some(unfinished);
             return Ok(None);
         }
-        let Unfinished { meta, changes, cut, .. } = unfinished;
+        let UnfinishedEntry { meta, changes, cut, .. } = unfinished;
         let meta = meta.filter(|_| cut.is_empty()).ok_or(EntryFault::Truncated)?;
         if let Some((page, _)) = changes.iter().find(|(page, _)| *page >= meta.pages) {
             return Err(EntryFault::Change { seq, page: *page });
         }
         self.due = seq.checked_add(1);
-        Ok(Some(Entry { seq, meta, changes }))
+        Ok(Some(JournalEntry { seq, meta, changes }))
     }
 
     /// Returns the seq of an entry whose last part was not read. At the journal's end, this is an unfinished commit.
@@ -123,7 +124,7 @@ impl EntryReader {
     }
 
     /// Returns the entry that this part belongs to.
-    fn begun(&mut self, seq: u64, ordinal: u32) -> Result<Unfinished, EntryFault> {
+    fn begun(&mut self, seq: u64, ordinal: u32) -> Result<UnfinishedEntry, EntryFault> {
         // An unfinished entry is dropped for one that begins with the same seq.
         let unfinished = self.unfinished.take();
         let due = unfinished.as_ref().map(|unfinished| unfinished.seq).or(self.due);
@@ -132,7 +133,7 @@ impl EntryReader {
         }
         match unfinished {
             _ if ordinal == 0 => {
-                Ok(Unfinished { seq, due: 0, meta: None, changes: Vec::new(), cut: Vec::new() })
+                Ok(UnfinishedEntry { seq, due: 0, meta: None, changes: Vec::new(), cut: Vec::new() })
             }
             Some(unfinished) if unfinished.due == ordinal => Ok(unfinished),
             other => Err(EntryFault::Part {
@@ -144,7 +145,7 @@ impl EntryReader {
     }
 }
 
-impl Unfinished {
+impl UnfinishedEntry {
     /// Takes the content of a part, which ends before `end` in the journal if places are wanted.
     fn items(&mut self, mut bytes: Bytes, end: Option<u64>, payload: usize) -> Result<(), EntryFault> {
         while !bytes.is_empty() {
@@ -182,10 +183,10 @@ impl Unfinished {
     /// Takes an item, which ends before `end` in the journal if its place is wanted.
     fn item(&mut self, bytes: Bytes, end: Option<u64>, payload: usize) -> Result<(), EntryFault> {
         if self.meta.is_none() {
-            self.meta = Some(meta(Input(bytes)).ok_or(EntryFault::Meta(self.seq))?);
+            self.meta = Some(meta(InputBytes(bytes)).ok_or(EntryFault::Meta(self.seq))?);
             return Ok(());
         }
-        let mut input = Input(bytes);
+        let mut input = InputBytes(bytes);
         let (what, page) = input.byte().zip(input.number()).ok_or(EntryFault::NoPage(self.seq))?;
         let change = change(what, input, self.seq, payload);
         let change = change.ok_or(EntryFault::Change { seq: self.seq, page })?;
@@ -195,30 +196,30 @@ impl Unfinished {
     }
 }
 
-fn meta(mut input: Input) -> Option<Meta> {
-    let flags = input.byte().filter(|flags| *flags <= (ROOT | FREE_HEAD))?;
-    let root = if flags & ROOT == 0 { None } else { Some(input.number()?) };
+fn meta(mut input: InputBytes) -> Option<StoreMeta> {
+    let flags = input.byte().filter(|flags| *flags <= (META_ROOT | META_FREE_HEAD))?;
+    let root = if flags & META_ROOT == 0 { None } else { Some(input.number()?) };
     let pages = input.number()?;
-    let free_head = if flags & FREE_HEAD == 0 { None } else { Some(input.number()?) };
-    let meta = Meta { root, pages, free_head, free_pages: input.number()?, user: input.0.to_vec() };
+    let free_head = if flags & META_FREE_HEAD == 0 { None } else { Some(input.number()?) };
+    let meta = StoreMeta { root, pages, free_head, free_pages: input.number()?, user: input.0.to_vec() };
     meta.is_sound().then_some(meta)
 }
 
-fn change(what: u8, mut input: Input, seq: u64, payload: usize) -> Option<Change> {
+fn change(what: u8, mut input: InputBytes, seq: u64, payload: usize) -> Option<PageChange> {
     let kind = PageKind::of(what >> 4)?;
     let crc = input.word()?;
     match what & 0xf {
-        FULL_PAGE_IMAGE => {
+        KIND_FULL_PAGE_IMAGE => {
             let first = u32::try_from(input.number()?).ok()?;
             let bytes = input.0;
             let fits = (first as usize).checked_add(bytes.len())? <= payload;
-            fits.then_some(Change::FullPageImage { kind, crc, first, bytes })
+            fits.then_some(PageChange::FullPageImage { kind, crc, first, bytes })
         }
-        DIFF => {
+        KIND_DIFF => {
             let base_seq = seq.checked_sub(input.number()?).filter(|base_seq| *base_seq < seq)?;
-            Some(Change::Diff { kind, crc, base_seq, ranges: Ranges::new(input.0, payload)? })
+            Some(PageChange::Diff { kind, crc, base_seq, ranges: DiffRanges::new(input.0, payload)? })
         }
-        FREE if kind == PageKind::Free && input.0.is_empty() => Some(Change::Free { crc }),
+        KIND_FREE if kind == PageKind::Free && input.0.is_empty() => Some(PageChange::Free { crc }),
         _ => None,
     }
 }

@@ -9,14 +9,14 @@ use super::*;
 
 const PAYLOAD: usize = 4096 - 32;
 
-fn meta() -> Meta {
-    Meta { root: Some(1), pages: 300, free_head: None, free_pages: 0, user: b"user".to_vec() }
+fn meta() -> StoreMeta {
+    StoreMeta { root: Some(1), pages: 300, free_head: None, free_pages: 0, user: b"user".to_vec() }
 }
 
-fn image(page: u64, first: u32, bytes: &[u8]) -> (u64, Change) {
+fn image(page: u64, first: u32, bytes: &[u8]) -> (u64, PageChange) {
     (
         page,
-        Change::FullPageImage {
+        PageChange::FullPageImage {
             kind: PageKind::Data,
             crc: 0x0403_0201,
             first,
@@ -26,32 +26,32 @@ fn image(page: u64, first: u32, bytes: &[u8]) -> (u64, Change) {
 }
 
 /// Returns the ranges of a diff, as its writer takes them.
-fn ranges(change: &Change) -> Vec<(u32, &[u8])> {
-    let Change::Diff { ranges, .. } = change else { panic!("{change:?}") };
+fn ranges(change: &PageChange) -> Vec<(u32, &[u8])> {
+    let PageChange::Diff { ranges, .. } = change else { panic!("{change:?}") };
     ranges.iter().collect()
 }
 
-fn write(entry: &Entry, longest: usize) -> Vec<Bytes> {
+fn write(entry: &JournalEntry, longest: usize) -> Vec<Bytes> {
     let mut writer = EntryWriter::new(entry.seq, &entry.meta);
     for (page, change) in &entry.changes {
         match change {
-            Change::FullPageImage { kind, crc, first, bytes } => {
+            PageChange::FullPageImage { kind, crc, first, bytes } => {
                 let mut payload = vec![0; PAYLOAD];
                 payload[*first as usize..][..bytes.len()].copy_from_slice(bytes);
                 writer.full_page_image(*page, *kind, *crc, &payload);
             }
-            Change::Diff { kind, crc, base_seq, .. } => {
+            PageChange::Diff { kind, crc, base_seq, .. } => {
                 writer.diff(*page, *kind, *crc, *base_seq, &ranges(change));
             }
-            Change::Free { crc } => writer.free(*page, *crc),
-            Change::Placed(place) => panic!("{place:?}"),
+            PageChange::Free { crc } => writer.free(*page, *crc),
+            PageChange::Placed(place) => panic!("{place:?}"),
         }
     }
     writer.finish(longest).into_iter().map(Bytes::from).collect()
 }
 
 /// Returns the one entry in these records.
-fn read(bodies: &[Bytes]) -> Result<Option<Entry>, EntryFault> {
+fn read(bodies: &[Bytes]) -> Result<Option<JournalEntry>, EntryFault> {
     let mut reader = EntryReader::new(PAYLOAD);
     let mut entry = None;
     for body in bodies {
@@ -65,7 +65,7 @@ fn read(bodies: &[Bytes]) -> Result<Option<Entry>, EntryFault> {
 #[test]
 fn an_entry_looks_as_it_always_did() {
     let mut expected = b"\x01\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0".to_vec();
-    // Meta: root 1, 300 pages, no free list.
+    // StoreMeta: root 1, 300 pages, no free list.
     expected.extend(b"\x09\x01\x01\xac\x02\0user");
     // Page 7 has "ab" at 200, page 299 has "x" at 1 and "yz" at 34 instead of the bytes of commit 290, page 0 is free.
     expected.extend(b"\x0a\x11\x07\x01\x02\x03\x04\xc8\x01ab");
@@ -82,17 +82,17 @@ fn an_entry_looks_as_it_always_did() {
     let entry = read(&[Bytes::from(expected)]).unwrap().unwrap();
     assert_eq!((entry.seq, &entry.meta), (300, &meta()));
     assert_eq!(entry.changes[0], image(7, 200, b"ab"));
-    let Change::Diff { kind: PageKind::Trunk, crc: 0x0403_0201, base_seq: 290, .. } = entry.changes[1].1
+    let PageChange::Diff { kind: PageKind::Trunk, crc: 0x0403_0201, base_seq: 290, .. } = entry.changes[1].1
     else {
         panic!("{entry:?}")
     };
     assert_eq!(ranges(&entry.changes[1].1), [(1, &b"x"[..]), (34, b"yz")]);
-    assert_eq!(entry.changes[2], (0, Change::Free { crc: 0x0403_0201 }));
+    assert_eq!(entry.changes[2], (0, PageChange::Free { crc: 0x0403_0201 }));
 }
 
 #[test]
 fn nothing_is_copied_of_what_fits_into_a_record() {
-    let entry = Entry {
+    let entry = JournalEntry {
         seq: 1,
         meta: meta(),
         changes: (1_u8..10).map(|page| image(page.into(), 3, &[page; 500])).collect(),
@@ -102,7 +102,7 @@ fn nothing_is_copied_of_what_fits_into_a_record() {
         assert_eq!(found, entry);
         let ranges: Vec<_> = bodies.iter().map(|body| body.as_ptr_range()).collect();
         for (_, change) in &found.changes {
-            let Change::FullPageImage { bytes, .. } = change else { panic!("{change:?}") };
+            let PageChange::FullPageImage { bytes, .. } = change else { panic!("{change:?}") };
             assert!(ranges.iter().any(|range| range.contains(&bytes.as_ptr())));
         }
     }
@@ -139,7 +139,7 @@ fn places_are_where_the_bytes_stand() {
         assert_eq!((found.meta, found.changes.len()), (whole.meta, whole.changes.len()));
         for ((page, found), (of, whole)) in found.changes.into_iter().zip(whole.changes) {
             assert_eq!((page, found.crc(), found.is_part()), (of, whole.crc(), whole.is_part()));
-            let Change::Placed(place) = found else {
+            let PageChange::Placed(place) = found else {
                 cut += u64::from(found.held_bytes() > 0);
                 assert_eq!(found, whole);
                 continue;
@@ -147,9 +147,9 @@ fn places_are_where_the_bytes_stand() {
             placed += 1;
             assert_eq!(found.held_bytes(), 0);
             let bytes = place.lsns().map(|lsn| log[usize::try_from(lsn).unwrap()]).collect::<Vec<_>>();
-            let base = if let Change::Diff { base_seq, .. } = &whole { *base_seq } else { 0 };
+            let base = if let PageChange::Diff { base_seq, .. } = &whole { *base_seq } else { 0 };
             let mut again = place.with_bytes(bytes.into(), PAYLOAD).unwrap();
-            if let Change::Diff { base_seq, .. } = &mut again {
+            if let PageChange::Diff { base_seq, .. } = &mut again {
                 *base_seq = base;
             }
             assert_eq!(again, whole);
@@ -190,7 +190,7 @@ fn who_wants_places_keeps_no_memory_that_was_read() {
 
 #[test]
 fn ranges_that_are_others_when_they_are_read_again_are_none() {
-    let place = Place { kind: PageKind::Data, crc: 1, first: None, lsn: 8, len: 3 };
+    let place = JournalPlace { kind: PageKind::Data, crc: 1, first: None, lsn: 8, len: 3 };
     assert!(place.with_bytes(Bytes::from_static(&[1, 1, 7]), PAYLOAD).is_some());
     for bytes in [&[1, 0, 7][..], &[1, 9, 7], &[0xff, 0xff, 0xff]] {
         assert_eq!(place.with_bytes(Bytes::copy_from_slice(bytes), PAYLOAD), None);
@@ -199,7 +199,7 @@ fn ranges_that_are_others_when_they_are_read_again_are_none() {
 
 #[test]
 fn parts_that_are_missing_or_foreign_are_reported() {
-    let entry = |seq| Entry { seq, meta: meta(), changes: vec![image(3, 0, &[7; 100])] };
+    let entry = |seq| JournalEntry { seq, meta: meta(), changes: vec![image(3, 0, &[7; 100])] };
     let (first, second) = (write(&entry(5), 60), write(&entry(6), 60));
     assert_eq!(first.len(), 4, "a meta, and a page in three parts");
     // By seq and part.
@@ -308,7 +308,7 @@ fn kinds() -> impl Strategy<Value = PageKind> {
     (1_u8..=3).prop_map(|kind| PageKind::of(kind).unwrap())
 }
 
-fn some_ranges() -> impl Strategy<Value = Ranges> {
+fn some_ranges() -> impl Strategy<Value = DiffRanges> {
     let range = (0_usize..200, prop::collection::vec(any::<u8>(), 1..200));
     prop::collection::vec(range, 0..8).prop_map(|ranges| {
         let mut encoded = Vec::new();
@@ -317,37 +317,37 @@ fn some_ranges() -> impl Strategy<Value = Ranges> {
             super::super::varint::put(&mut encoded, bytes.len() as u64);
             encoded.extend(bytes);
         }
-        Ranges::new(encoded.into(), PAYLOAD).unwrap()
+        DiffRanges::new(encoded.into(), PAYLOAD).unwrap()
     })
 }
 
-fn changes() -> impl Strategy<Value = Change> {
+fn changes() -> impl Strategy<Value = PageChange> {
     let bytes = prop_oneof![
         prop::collection::vec(1_u8.., 0..300),
         (1_u8.., 250_usize..2000).prop_map(|(byte, len)| vec![byte; len]),
     ];
     let image = (kinds(), any::<u32>(), 0_u32..2000, bytes).prop_map(|(kind, crc, first, bytes)| {
         let first = if bytes.is_empty() { 0 } else { first };
-        Change::FullPageImage { kind, crc, first, bytes: bytes.into() }
+        PageChange::FullPageImage { kind, crc, first, bytes: bytes.into() }
     });
     let diff = (kinds(), any::<u32>(), 0_u64..1000, some_ranges())
-        .prop_map(|(kind, crc, base_seq, ranges)| Change::Diff { kind, crc, base_seq, ranges });
-    prop_oneof![4 => image, 4 => diff, 1 => any::<u32>().prop_map(|crc| Change::Free { crc })]
+        .prop_map(|(kind, crc, base_seq, ranges)| PageChange::Diff { kind, crc, base_seq, ranges });
+    prop_oneof![4 => image, 4 => diff, 1 => any::<u32>().prop_map(|crc| PageChange::Free { crc })]
 }
 
-fn entries() -> impl Strategy<Value = Entry> {
+fn entries() -> impl Strategy<Value = JournalEntry> {
     let user = prop::collection::vec(any::<u8>(), 0..=1024);
     let meta = (any::<Option<u64>>(), 1_u64.., any::<Option<prop::sample::Index>>(), user).prop_map(
         |(root, pages, free, user)| {
             let free_head = free.map(|free| free.index(usize::try_from(pages).unwrap()) as u64);
-            Meta { root, pages, free_head, free_pages: free_head.unwrap_or(0), user }
+            StoreMeta { root, pages, free_head, free_pages: free_head.unwrap_or(0), user }
         },
     );
     let changes = prop::collection::vec((any::<prop::sample::Index>(), changes()), 0..20);
     (1000_u64.., meta, changes).prop_map(|(seq, meta, changes)| {
         let pages = usize::try_from(meta.pages).unwrap();
         let changes = changes.into_iter().map(|(page, change)| (page.index(pages) as u64, change)).collect();
-        Entry { seq, meta, changes }
+        JournalEntry { seq, meta, changes }
     })
 }
 
@@ -386,7 +386,7 @@ proptest! {
         let body = writer.finish(1 << 20).remove(0);
         let taken = body.len() - empty_entry(1);
         let found = read(&[body.into()]).unwrap().unwrap();
-        let Change::FullPageImage { first, bytes, .. } = &found.changes[0].1 else { panic!("{found:?}") };
+        let PageChange::FullPageImage { first, bytes, .. } = &found.changes[0].1 else { panic!("{found:?}") };
         let first = *first as usize;
         prop_assert!(bytes.first() != Some(&0) && bytes.last() != Some(&0));
         let mut again = vec![0; payload.len()];

@@ -1,9 +1,12 @@
 //! Encoding a commit as an entry.
 
 use super::super::page::PageKind;
-use super::super::superblock::{MAX_USER_BYTES, Meta};
+use super::super::superblock::{MAX_USER_BYTES, StoreMeta};
 use super::super::varint;
-use super::{DIFF, FREE, FREE_HEAD, FULL_PAGE_IMAGE, MORE, PART_HEADER, ROOT, VERSION, diff};
+use super::{
+    ENTRY_VERSION, FLAG_MORE, KIND_DIFF, KIND_FREE, KIND_FULL_PAGE_IMAGE, META_FREE_HEAD, META_ROOT,
+    PART_HEADER, diff,
+};
 
 /// Takes the changes of a commit, and returns the bodies of its records.
 #[derive(Debug)]
@@ -17,10 +20,10 @@ pub(crate) struct EntryWriter {
 
 impl EntryWriter {
     /// Begins the entry of commit `seq`, after which `meta` describes the store.
-    pub(crate) fn new(seq: u64, meta: &Meta) -> Self {
+    pub(crate) fn new(seq: u64, meta: &StoreMeta) -> Self {
         debug_assert!(meta.user.len() <= MAX_USER_BYTES);
         let mut head = Vec::with_capacity(1 + 4 * varint::MAX_LEN);
-        head.push(meta.root.map_or(0, |_| ROOT) | meta.free_head.map_or(0, |_| FREE_HEAD));
+        head.push(meta.root.map_or(0, |_| META_ROOT) | meta.free_head.map_or(0, |_| META_FREE_HEAD));
         let numbers = [meta.root, Some(meta.pages), meta.free_head, Some(meta.free_pages)];
         numbers.into_iter().flatten().for_each(|number| varint::put(&mut head, number));
         let mut writer = Self { seq, bytes: vec![0; PART_HEADER], ends: Vec::new() };
@@ -34,7 +37,7 @@ impl EntryWriter {
     /// Adds a page with this payload and checksum, whatever it was before.
     pub(crate) fn full_page_image(&mut self, page: u64, kind: PageKind, crc: u32, payload: &[u8]) {
         let (first, bytes) = trim(payload);
-        self.change(FULL_PAGE_IMAGE, kind, page, crc, varint::len(first as u64) + bytes.len());
+        self.change(KIND_FULL_PAGE_IMAGE, kind, page, crc, varint::len(first as u64) + bytes.len());
         varint::put(&mut self.bytes, first as u64);
         self.bytes.extend_from_slice(bytes);
         self.ends.push(self.bytes.len());
@@ -58,7 +61,7 @@ impl EntryWriter {
         };
         let (_, len) = ranges.iter().fold((0, 0), encoded);
         let before = self.seq - base_seq;
-        self.change(DIFF, kind, page, crc, varint::len(before) + len);
+        self.change(KIND_DIFF, kind, page, crc, varint::len(before) + len);
         varint::put(&mut self.bytes, before);
         let mut end = 0;
         for (start, bytes) in ranges {
@@ -73,7 +76,7 @@ impl EntryWriter {
 
     /// Adds a free page with this checksum: that of a page of kind free whose payload is zeros.
     pub(crate) fn free(&mut self, page: u64, crc: u32) {
-        self.change(FREE, PageKind::Free, page, crc, 0);
+        self.change(KIND_FREE, PageKind::Free, page, crc, 0);
         self.ends.push(self.bytes.len());
     }
 
@@ -115,8 +118,8 @@ impl EntryWriter {
 
 fn header(seq: u64, ordinal: u32, goes_on: bool) -> [u8; PART_HEADER] {
     let mut header = [0; PART_HEADER];
-    header[0] = VERSION;
-    header[1] = if goes_on { MORE } else { 0 };
+    header[0] = ENTRY_VERSION;
+    header[1] = if goes_on { FLAG_MORE } else { 0 };
     header[4..8].copy_from_slice(&ordinal.to_le_bytes());
     header[8..].copy_from_slice(&seq.to_le_bytes());
     header

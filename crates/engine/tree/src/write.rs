@@ -5,24 +5,25 @@
 //! the middle leaves two half-full pages. A split at either end of the tree keeps all entries in one page, so that keys
 //! inserted in order fill their pages. A change fails halfway only if the store does, or a page is invalid.
 
-use super::error::at;
-use super::format::edit::{self, build, entry_len};
-use super::format::node::{Body, HEAD, LargeRef, Node, common};
-use super::format::{Fault, MAX_KEY, MAX_LEVEL};
-use super::read::{Step, leaf_of, load, node};
-use super::{MAX_VALUE_BYTES, TreeError, value};
-use crate::{Page, PageNo, WriteTxn};
+use pagekeeper_store::{Page, PageNo, WriteTxn};
+
+use crate::error::{TreeError, at};
+use crate::format::edit::{self, build, entry_len};
+use crate::format::node::{EntryBody, LargeRef, NODE_HEAD_BYTES, Node, common};
+use crate::format::{MAX_KEY, MAX_LEVEL, MAX_VALUE, NodeFault};
+use crate::read::{PathStep, leaf_of, load, node};
+use crate::value;
 
 /// A leaf's entry takes at most this part of a page.
-const SHARE: usize = 4;
+const ENTRY_SHARE_MAX: usize = 4;
 /// A page that is less than this part full is merged with another one, …
-const SPARSE: usize = 3;
+const SPARSE_SHARE: usize = 3;
 /// … if both fill at most this many eighths, so that the result is not split again at once.
 const MERGED_EIGHTHS: usize = 7;
 
 /// An entry on its way to another page.
 #[derive(Debug, Clone)]
-struct Moved {
+struct MovedEntry {
     /// The whole key.
     key: Vec<u8>,
     body: OwnedBody,
@@ -36,53 +37,53 @@ enum OwnedBody {
 }
 
 impl OwnedBody {
-    fn of(body: Body<'_>) -> Self {
+    fn of(body: EntryBody<'_>) -> Self {
         match body {
-            Body::Value(value) => Self::Value(value.to_vec()),
-            Body::Large(large) => Self::Large(large),
-            Body::Child(page) => Self::Child(page),
+            EntryBody::Value(value) => Self::Value(value.to_vec()),
+            EntryBody::Large(large) => Self::Large(large),
+            EntryBody::Child(page) => Self::Child(page),
         }
     }
 
-    fn get(&self) -> Body<'_> {
+    fn get(&self) -> EntryBody<'_> {
         match self {
-            Self::Value(value) => Body::Value(value),
-            Self::Large(large) => Body::Large(*large),
-            Self::Child(page) => Body::Child(*page),
+            Self::Value(value) => EntryBody::Value(value),
+            Self::Large(large) => EntryBody::Large(*large),
+            Self::Child(page) => EntryBody::Child(*page),
         }
     }
 }
 
 /// The bounds of a page's keys: at or above the first, below the second. `None` is unbounded.
-type Bounds = (Option<Vec<u8>>, Option<Vec<u8>>);
+type KeyBounds = (Option<Vec<u8>>, Option<Vec<u8>>);
 
 /// Returns the common prefix of all keys within bounds.
-fn prefix_of((lower, upper): &Bounds) -> &[u8] {
+fn prefix_of((lower, upper): &KeyBounds) -> &[u8] {
     match (lower, upper) {
         (Some(lower), Some(upper)) => &lower[..common(lower, upper)],
         _ => &[],
     }
 }
 
-pub(super) fn create(txn: &mut WriteTxn<'_>) -> Result<PageNo, TreeError> {
+pub(crate) fn create(txn: &mut WriteTxn<'_>) -> Result<PageNo, TreeError> {
     let root = txn.allocate()?;
     build(txn.page_mut(root)?, 0, &[], []).map_err(at(root))?;
     Ok(root)
 }
 
-pub(super) fn insert(
+pub(crate) fn insert(
     txn: &mut WriteTxn<'_>,
     root: PageNo,
     key: &[u8],
     value: &[u8],
 ) -> Result<bool, TreeError> {
-    if value.len() > MAX_VALUE_BYTES {
-        return Err(TreeError::ValueTooLong { given: value.len(), max: MAX_VALUE_BYTES });
+    if value.len() > MAX_VALUE {
+        return Err(TreeError::ValueTooLong { given: value.len(), max: MAX_VALUE });
     }
     let mut path = Vec::new();
     let (number, page) = leaf_of(txn, root, key, |step| path.push(step))?;
     let leaf = node(number, &page)?;
-    let is_large = entry_len(key.len(), value.len()) > page.len() / SHARE;
+    let is_large = entry_len(key.len(), value.len()) > page.len() / ENTRY_SHARE_MAX;
     let found = leaf.find(key).map_err(at(number))?;
     let before = match found {
         Ok(place) => Some(OwnedBody::of(leaf.cell(place).map_err(at(number))?.body)),
@@ -94,14 +95,14 @@ pub(super) fn insert(
         if is_large && value::overwrite(txn, *before, value)? {
             let body = LargeRef { len: length(value), ..*before };
             if body != *before {
-                edit::replace(txn.page_mut(number)?, place, Body::Large(body)).map_err(at(number))?;
+                edit::replace(txn.page_mut(number)?, place, EntryBody::Large(body)).map_err(at(number))?;
             }
             return Ok(true);
         }
         value::free(txn, *before)?;
     }
     let large = if is_large { Some(value::write(txn, value)?) } else { None };
-    let body = large.map_or(Body::Value(value), Body::Large);
+    let body = large.map_or(EntryBody::Value(value), EntryBody::Large);
     match (found, before) {
         (Ok(place), Some(before)) => {
             if edit::replace(txn.page_mut(number)?, place, body).map_err(at(number))? {
@@ -129,10 +130,10 @@ fn length(value: &[u8]) -> u32 {
 /// Inserts an entry into a page, before the entry at an index. Splits the page if necessary.
 fn add(
     txn: &mut WriteTxn<'_>,
-    path: Vec<Step>,
+    path: Vec<PathStep>,
     page: PageNo,
     place: usize,
-    (key, body): (&[u8], Body<'_>),
+    (key, body): (&[u8], EntryBody<'_>),
 ) -> Result<(), TreeError> {
     let bytes = txn.page_mut(page)?;
     let prefix = Node::parse(bytes).and_then(|node| node.suffix(key).map(|suffix| key.len() - suffix.len()));
@@ -140,16 +141,16 @@ fn add(
     if edit::insert(bytes, place, (&key[prefix..], body)).map_err(at(page))? {
         return Ok(());
     }
-    split(txn, path, page, place, Moved { key: key.to_vec(), body: OwnedBody::of(body) })
+    split(txn, path, page, place, MovedEntry { key: key.to_vec(), body: OwnedBody::of(body) })
 }
 
 /// Returns all entries of a page, with whole keys. The first one of an inner page has no key.
-fn moved(node: &Node<'_>) -> Result<Vec<Moved>, Fault> {
+fn moved(node: &Node<'_>) -> Result<Vec<MovedEntry>, NodeFault> {
     let cells = node.cells().enumerate().map(|(number, cell)| {
         let cell = cell?;
         let has_key = node.is_leaf() || number > 0;
         let key = if has_key { [node.prefix(), cell.suffix].concat() } else { Vec::new() };
-        Ok(Moved { key, body: OwnedBody::of(cell.body) })
+        Ok(MovedEntry { key, body: OwnedBody::of(cell.body) })
     });
     cells.collect()
 }
@@ -157,19 +158,19 @@ fn moved(node: &Node<'_>) -> Result<Vec<Moved>, Fault> {
 /// Splits a page that has no room for an entry into two.
 fn split(
     txn: &mut WriteTxn<'_>,
-    mut path: Vec<Step>,
+    mut path: Vec<PathStep>,
     page: PageNo,
     place: usize,
-    entry: Moved,
+    entry: MovedEntry,
 ) -> Result<(), TreeError> {
     let before = txn.read(page)?;
     let node = node(page, &before)?;
-    let (level, room) = (node.level(), before.len() - HEAD);
+    let (level, room) = (node.level(), before.len() - NODE_HEAD_BYTES);
     let mut entries = moved(&node).map_err(at(page))?;
     drop(before);
     entries.insert(place, entry);
     let bounds = bounds(txn, &path)?;
-    let middle = middle(&entries, place, &bounds, room).ok_or(Fault::Overlap).map_err(at(page))?;
+    let middle = middle(&entries, place, &bounds, room).ok_or(NodeFault::Overlap).map_err(at(page))?;
     let mut after = entries.split_off(middle);
     let first = &mut after[0].key;
     let separator = if level == 0 {
@@ -185,15 +186,15 @@ fn split(
     put_together(txn, right, level, prefix_of(&right_bounds), &after)?;
     if let Some(above) = path.pop() {
         put_together(txn, page, level, prefix_of(&left_bounds), &entries)?;
-        return add(txn, path, above.page, above.at + 1, (&separator, Body::Child(narrow(right))));
+        return add(txn, path, above.page, above.at + 1, (&separator, EntryBody::Child(narrow(right))));
     }
     // The root stays where it is.
     if level == MAX_LEVEL {
-        return Err(at(page)(Fault::TooHigh));
+        return Err(at(page)(NodeFault::TooHigh));
     }
     let left = txn.allocate()?;
     put_together(txn, left, level, prefix_of(&left_bounds), &entries)?;
-    let children = [(&[][..], Body::Child(narrow(left))), (&separator, Body::Child(narrow(right)))];
+    let children = [(&[][..], EntryBody::Child(narrow(left))), (&separator, EntryBody::Child(narrow(right)))];
     build(txn.page_mut(page)?, level + 1, &[], children).map_err(at(page))
 }
 
@@ -203,7 +204,7 @@ fn narrow(page: PageNo) -> u32 {
 
 /// Returns the first entry of the second page after an entry was inserted at `place`; `None` if the entries do not fit
 /// into two pages.
-fn middle(entries: &[Moved], place: usize, bounds: &Bounds, room: usize) -> Option<usize> {
+fn middle(entries: &[MovedEntry], place: usize, bounds: &KeyBounds, room: usize) -> Option<usize> {
     let last = entries.len().checked_sub(1).filter(|last| *last > 0)?;
     // Keys in order extend the tree at one end.
     if place == last && bounds.1.is_none() {
@@ -213,7 +214,7 @@ fn middle(entries: &[Moved], place: usize, bounds: &Bounds, room: usize) -> Opti
         return Some(1);
     }
     let prefix = prefix_of(bounds).len();
-    let len = |entry: &Moved| entry_len(entry.key.len().saturating_sub(prefix), entry.body.get().len());
+    let len = |entry: &MovedEntry| entry_len(entry.key.len().saturating_sub(prefix), entry.body.get().len());
     let all: usize = entries.iter().map(len).sum();
     let mut before = 0;
     let middle = entries.iter().position(|entry| {
@@ -230,7 +231,7 @@ fn put_together(
     page: PageNo,
     level: u8,
     prefix: &[u8],
-    entries: &[Moved],
+    entries: &[MovedEntry],
 ) -> Result<(), TreeError> {
     let cells = entries.iter().enumerate().map(|(number, entry)| {
         let suffix = entry.key.strip_prefix(prefix);
@@ -241,12 +242,12 @@ fn put_together(
         }
     });
     let cells: Option<Vec<_>> = cells.collect();
-    let cells = cells.ok_or(Fault::Prefix).map_err(at(page))?;
+    let cells = cells.ok_or(NodeFault::Prefix).map_err(at(page))?;
     build(txn.page_mut(page)?, level, prefix, cells).map_err(at(page))
 }
 
 /// Returns the bounds of the keys in the page at the end of a path.
-fn bounds(txn: &WriteTxn<'_>, path: &[Step]) -> Result<Bounds, TreeError> {
+fn bounds(txn: &WriteTxn<'_>, path: &[PathStep]) -> Result<KeyBounds, TreeError> {
     let mut bounds = (None, None);
     for step in path.iter().rev() {
         if bounds.0.is_some() && bounds.1.is_some() {
@@ -264,13 +265,13 @@ fn bounds(txn: &WriteTxn<'_>, path: &[Step]) -> Result<Bounds, TreeError> {
     Ok(bounds)
 }
 
-pub(super) fn remove(txn: &mut WriteTxn<'_>, root: PageNo, key: &[u8]) -> Result<bool, TreeError> {
+pub(crate) fn remove(txn: &mut WriteTxn<'_>, root: PageNo, key: &[u8]) -> Result<bool, TreeError> {
     let mut path = Vec::new();
     let (number, page) = leaf_of(txn, root, key, |step| path.push(step))?;
     let leaf = node(number, &page)?;
     let Ok(place) = leaf.find(key).map_err(at(number))? else { return Ok(false) };
     let before = leaf.cell(place).map_err(at(number))?.body;
-    let large = if let Body::Large(large) = before { Some(large) } else { None };
+    let large = if let EntryBody::Large(large) = before { Some(large) } else { None };
     drop(page);
     if let Some(large) = large {
         value::free(txn, large)?;
@@ -289,14 +290,14 @@ pub(super) fn remove(txn: &mut WriteTxn<'_>, root: PageNo, key: &[u8]) -> Result
 fn balance(
     txn: &mut WriteTxn<'_>,
     root: PageNo,
-    mut path: Vec<Step>,
+    mut path: Vec<PathStep>,
     mut page: PageNo,
 ) -> Result<bool, TreeError> {
     let mut was_alone = false;
     while let Some(above) = path.pop() {
         let is_sparse = {
             let loaded = txn.read(page)?;
-            node(page, &loaded)?.live().map_err(at(page))? * SPARSE < loaded.len()
+            node(page, &loaded)?.live().map_err(at(page))? * SPARSE_SHARE < loaded.len()
         };
         if !is_sparse {
             return Ok(false);
@@ -324,17 +325,17 @@ fn balance(
 }
 
 /// Moves all entries of a child's right neighbour into the child, if it has room for them.
-fn merge(txn: &mut WriteTxn<'_>, path: &[Step], above: PageNo, left: usize) -> Result<bool, TreeError> {
+fn merge(txn: &mut WriteTxn<'_>, path: &[PathStep], above: PageNo, left: usize) -> Result<bool, TreeError> {
     let above_page = txn.read(above)?;
     let parent = node(above, &above_page)?;
-    let level = Some(parent.level().checked_sub(1).ok_or(Fault::Head).map_err(at(above))?);
+    let level = Some(parent.level().checked_sub(1).ok_or(NodeFault::Head).map_err(at(above))?);
     let child = |entry: usize| -> Result<(PageNo, Page), TreeError> {
         let number = parent.child(entry).map_err(at(above))?;
         Ok((number, load(txn, number, level)?))
     };
     let ((left_number, left_page), (right_number, right_page)) = (child(left)?, child(left + 1)?);
     if left_number == right_number {
-        return Err(at(above)(Fault::Order(left + 1)));
+        return Err(at(above)(NodeFault::Order(left + 1)));
     }
     let (left_node, right_node) = (node(left_number, &left_page)?, node(right_number, &right_page)?);
     let most = left_page.len() / 8 * MERGED_EIGHTHS;
@@ -346,12 +347,12 @@ fn merge(txn: &mut WriteTxn<'_>, path: &[Step], above: PageNo, left: usize) -> R
     if used(usize::MAX)? > most {
         return Ok(false);
     }
-    let to = |entry| [path, &[Step { page: above, at: entry }]].concat();
+    let to = |entry| [path, &[PathStep { page: above, at: entry }]].concat();
     let bounds = (bounds(txn, &to(left))?.0, bounds(txn, &to(left + 1))?.1);
     let prefix = prefix_of(&bounds);
     let separator = parent.key(left + 1).map_err(at(above))?;
     let separator_len = if left_node.is_leaf() { 0 } else { separator.len() };
-    if HEAD + prefix.len() + used(prefix.len())? + separator_len > most {
+    if NODE_HEAD_BYTES + prefix.len() + used(prefix.len())? + separator_len > most {
         return Ok(false);
     }
     let mut entries = moved(&left_node).map_err(at(left_number))?;
@@ -385,7 +386,7 @@ fn shrink(txn: &mut WriteTxn<'_>, root: PageNo) -> Result<(), TreeError> {
     }
 }
 
-pub(super) fn delete(txn: &mut WriteTxn<'_>, root: PageNo) -> Result<(), TreeError> {
+pub(crate) fn delete(txn: &mut WriteTxn<'_>, root: PageNo) -> Result<(), TreeError> {
     let mut due = vec![(root, None)];
     while let Some((number, level)) = due.pop() {
         let page = load(txn, number, level)?;
@@ -393,9 +394,9 @@ pub(super) fn delete(txn: &mut WriteTxn<'_>, root: PageNo) -> Result<(), TreeErr
         let mut large = Vec::new();
         for cell in found.cells() {
             match cell.map_err(at(number))?.body {
-                Body::Value(_) => {}
-                Body::Large(value) => large.push(value),
-                Body::Child(child) => due.push((child.into(), Some(found.level().saturating_sub(1)))),
+                EntryBody::Value(_) => {}
+                EntryBody::Large(value) => large.push(value),
+                EntryBody::Child(child) => due.push((child.into(), Some(found.level().saturating_sub(1)))),
             }
         }
         drop(page);
@@ -407,4 +408,5 @@ pub(super) fn delete(txn: &mut WriteTxn<'_>, root: PageNo) -> Result<(), TreeErr
     Ok(())
 }
 
-const _: () = assert!(MAX_KEY + 32 < 4064 / SHARE, "each entry fits into its share of the smallest page");
+const _: () =
+    assert!(MAX_KEY + 32 < 4064 / ENTRY_SHARE_MAX, "each entry fits into its share of the smallest page");

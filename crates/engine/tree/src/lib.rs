@@ -34,34 +34,35 @@ mod write;
 
 use std::ops::{Bound, ControlFlow, RangeBounds};
 
-pub use check::{TreeCheck, unused_pages};
+pub use check::TreeCheck;
 pub use error::TreeError;
 pub use range::Range;
 pub use read::Pages;
 pub use value::Value;
 
-use crate::{PageNo, WriteTxn};
-use range::End;
+use pagekeeper_store::{PageNo, WriteTxn};
+
+use range::RangeEnd;
 
 /// Maximum bytes of a key.
 pub const MAX_KEY_BYTES: usize = format::MAX_KEY;
 /// Maximum bytes of a value; the journal may take less in one transaction.
-pub const MAX_VALUE_BYTES: usize = u32::MAX as usize;
+pub const MAX_VALUE_BYTES: usize = format::MAX_VALUE;
 
 /// An ordered map of byte strings, in the pages of a store.
 ///
 /// It is only the number of its root page, which it keeps as long as it exists. So it can be stored beside the store,
-/// and used in any transaction. A tree is read in a [`ReadTxn`](crate::ReadTxn), as of its snapshot, or in a
+/// and used in any transaction. A tree is read in a [`ReadTxn`](pagekeeper_store::ReadTxn), as of its snapshot, or in a
 /// [`WriteTxn`], with the changes made so far.
 ///
 /// ```
-/// use pagekeeper_store::tree::Tree;
 /// use pagekeeper_store::{Durability, Store};
+/// use pagekeeper_tree::Tree;
 ///
 /// # let temp = tempfile::tempdir_in(".")?;
 /// # let dir = &temp.path().join("store");
 /// let store = Store::options().journal_bytes(1 << 20).open(dir)?;
-/// let mut txn = store.begin()?;
+/// let mut txn = store.begin_write()?;
 /// let tree = Tree::create(&mut txn)?;
 /// txn.set_root(Some(tree.root())); // so that it is found again
 /// tree.insert(&mut txn, b"apple", b"red")?;
@@ -84,12 +85,12 @@ pub const MAX_VALUE_BYTES: usize = u32::MAX as usize;
 /// names can be kept in a tree whose values are the numbers of root pages:
 ///
 /// ```
-/// # use pagekeeper_store::tree::Tree;
 /// # use pagekeeper_store::{Durability, Store};
+/// # use pagekeeper_tree::Tree;
 /// # let temp = tempfile::tempdir_in(".")?;
 /// # let dir = &temp.path().join("store");
 /// # let store = Store::options().journal_bytes(1 << 20).open(dir)?;
-/// let mut txn = store.begin()?;
+/// let mut txn = store.begin_write()?;
 /// let (names, users) = (Tree::create(&mut txn)?, Tree::create(&mut txn)?);
 /// txn.set_root(Some(names.root()));
 /// names.insert(&mut txn, b"users", &users.root().to_le_bytes())?;
@@ -102,7 +103,7 @@ pub const MAX_VALUE_BYTES: usize = u32::MAX as usize;
 ///
 /// - Keys have 0 to [`MAX_KEY_BYTES`] (512) bytes, and are ordered by their bytes. Values have 0 to 4 GiB less one
 ///   byte, if one transaction with all its pages fits into the journal
-///   ([`Error::TransactionTooLarge`](crate::Error::TransactionTooLarge)). All page sizes of a store are supported.
+///   ([`Error::TransactionTooLarge`](pagekeeper_store::Error::TransactionTooLarge)). All page sizes of a store are supported.
 /// - An entry that takes more than a quarter of a page (1016 bytes for 4 KiB pages) has its value in separate pages: at
 ///   least one, of which the tree uses 16 bytes.
 /// - There is one writer at a time, as for the store. Each page that a transaction changes is in memory until its
@@ -127,7 +128,7 @@ impl Tree {
     /// Opens the tree with this root page.
     ///
     /// Fails with [`TreeError::NotATree`] if the page belongs to no tree, and as
-    /// [`ReadTxn::read`](crate::ReadTxn::read) does.
+    /// [`ReadTxn::read`](pagekeeper_store::ReadTxn::read) does.
     pub fn open(pages: &impl Pages, root: PageNo) -> Result<Self, TreeError> {
         read::load(pages, root, None)?;
         Ok(Self { root })
@@ -142,7 +143,7 @@ impl Tree {
     /// memory as long as the value does.
     ///
     /// Fails with [`TreeError::KeyTooLong`], with [`TreeError::NotATree`], and as
-    /// [`ReadTxn::read`](crate::ReadTxn::read) does.
+    /// [`ReadTxn::read`](pagekeeper_store::ReadTxn::read) does.
     pub fn get(&self, pages: &impl Pages, key: &[u8]) -> Result<Option<Value>, TreeError> {
         read::get(pages, self.root, key)
     }
@@ -154,12 +155,12 @@ impl Tree {
     /// written. The page cannot be evicted while `read` runs, so `read` should be short.
     ///
     /// ```
-    /// # use pagekeeper_store::tree::Tree;
     /// # use pagekeeper_store::{Durability, Store};
+    /// # use pagekeeper_tree::Tree;
     /// # let temp = tempfile::tempdir_in(".")?;
     /// # let dir = &temp.path().join("store");
     /// # let store = Store::options().journal_bytes(1 << 20).open(dir)?;
-    /// # let mut txn = store.begin()?;
+    /// # let mut txn = store.begin_write()?;
     /// # let tree = Tree::create(&mut txn)?;
     /// tree.insert(&mut txn, b"ada", &1815_u16.to_le_bytes())?;
     /// let year = tree.get_with(&txn, b"ada", |value| u16::from_le_bytes([value[0], value[1]]))?;
@@ -204,16 +205,16 @@ impl Tree {
     /// Returns the entries whose keys are in a range, from both ends. A range that ends before it begins is empty.
     ///
     /// ```
-    /// # use pagekeeper_store::tree::Tree;
     /// # use pagekeeper_store::{Durability, Store};
+    /// # use pagekeeper_tree::Tree;
     /// # let temp = tempfile::tempdir_in(".")?;
-    /// # let store = Store::options().journal_bytes(1 << 20).open(&temp.path().join("store"))?;
-    /// let mut txn = store.begin()?;
+    /// # let store = Store::options().journal_bytes(1 << 20).open(temp.path().join("store"))?;
+    /// let mut txn = store.begin_write()?;
     /// let tree = Tree::create(&mut txn)?;
     /// for key in ["a", "b", "c", "d"] {
     ///     tree.insert(&mut txn, key.as_bytes(), b"")?;
     /// }
-    /// let keys = |entries: pagekeeper_store::tree::Range<'_, _>| -> Result<Vec<u8>, _> {
+    /// let keys = |entries: pagekeeper_tree::Range<'_, _>| -> Result<Vec<u8>, _> {
     ///     entries.map(|entry| entry.map(|(key, _)| key[0])).collect()
     /// };
     /// assert_eq!(keys(tree.range(&txn, "b"..="c"))?, b"bc");
@@ -226,7 +227,7 @@ impl Tree {
         pages: &'t T,
         range: impl RangeBounds<K>,
     ) -> Range<'t, T> {
-        let owned = |bound: std::ops::Bound<&K>| bound.map(|key| key.as_ref().to_vec());
+        let owned = |bound: Bound<&K>| bound.map(|key| key.as_ref().to_vec());
         Range::new(pages, self.root, owned(range.start_bound()), owned(range.end_bound()))
     }
 
@@ -239,11 +240,11 @@ impl Tree {
     ///
     /// ```
     /// use std::ops::ControlFlow;
-    /// # use pagekeeper_store::tree::Tree;
     /// # use pagekeeper_store::{Durability, Store};
+    /// # use pagekeeper_tree::Tree;
     /// # let temp = tempfile::tempdir_in(".")?;
-    /// # let store = Store::options().journal_bytes(1 << 20).open(&temp.path().join("store"))?;
-    /// let mut txn = store.begin()?;
+    /// # let store = Store::options().journal_bytes(1 << 20).open(temp.path().join("store"))?;
+    /// let mut txn = store.begin_write()?;
     /// let tree = Tree::create(&mut txn)?;
     /// for (key, value) in [("ada", 3), ("bob", 5), ("cy", 40), ("dan", 1)] {
     ///     tree.insert(&mut txn, key.as_bytes(), &[value])?;
@@ -264,7 +265,7 @@ impl Tree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Fails with [`TreeError::NotATree`], and as [`ReadTxn::read`](crate::ReadTxn::read) does. Entries that were
+    /// Fails with [`TreeError::NotATree`], and as [`ReadTxn::read`](pagekeeper_store::ReadTxn::read) does. Entries that were
     /// visited before remain valid.
     pub fn scan_with<K: AsRef<[u8]>, B>(
         &self,
@@ -272,18 +273,18 @@ impl Tree {
         range: impl RangeBounds<K>,
         visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
     ) -> Result<ControlFlow<B>, TreeError> {
-        scan::Scan::new(pages, borrowed(&range), End::Front, visit).run(self.root)
+        scan::TreeScan::new(pages, borrowed(&range), RangeEnd::Front, visit).run(self.root)
     }
 
     /// Like [`scan_with`](Self::scan_with), from the highest key of the range down.
     ///
     /// ```
     /// # use std::ops::ControlFlow;
-    /// # use pagekeeper_store::tree::Tree;
     /// # use pagekeeper_store::{Durability, Store};
+    /// # use pagekeeper_tree::Tree;
     /// # let temp = tempfile::tempdir_in(".")?;
-    /// # let store = Store::options().journal_bytes(1 << 20).open(&temp.path().join("store"))?;
-    /// # let mut txn = store.begin()?;
+    /// # let store = Store::options().journal_bytes(1 << 20).open(temp.path().join("store"))?;
+    /// # let mut txn = store.begin_write()?;
     /// # let tree = Tree::create(&mut txn)?;
     /// for number in 0..1000_u32 {
     ///     tree.insert(&mut txn, &number.to_be_bytes(), b"")?;
@@ -302,7 +303,7 @@ impl Tree {
         range: impl RangeBounds<K>,
         visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
     ) -> Result<ControlFlow<B>, TreeError> {
-        scan::Scan::new(pages, borrowed(&range), End::Back, visit).run(self.root)
+        scan::TreeScan::new(pages, borrowed(&range), RangeEnd::Back, visit).run(self.root)
     }
 
     /// Returns all entries, from both ends.
@@ -338,6 +339,15 @@ impl Tree {
     pub fn check(&self, pages: &impl Pages) -> Result<TreeCheck, TreeError> {
         check::check(pages, self.root)
     }
+}
+
+/// Returns the pages that are in use but belong to none of these trees, in ascending order. With all trees of a store,
+/// these are the pages that others have allocated.
+///
+/// Checks the trees as [`Tree::check`] does, and reads all pages of the store. Fails as that does, and also if two
+/// trees share a page.
+pub fn unused_pages(pages: &impl Pages, trees: &[Tree]) -> Result<Vec<PageNo>, TreeError> {
+    check::unused_pages(pages, trees.iter().map(Tree::root))
 }
 
 fn borrowed<'r, K: AsRef<[u8]> + 'r>(range: &'r impl RangeBounds<K>) -> (Bound<&'r [u8]>, Bound<&'r [u8]>) {

@@ -8,14 +8,15 @@
 use std::fmt;
 use std::ops::Bound;
 
-use super::error::at;
-use super::format::node::Node;
-use super::format::{Fault, MAX_KEY};
-use super::read::{Pages, load, node, value_of};
-use super::{TreeError, Value};
-use crate::{Page, PageNo};
+use pagekeeper_store::{Page, PageNo};
 
-/// The entries of a range of keys, from both ends, as returned by [`Tree::range`](super::Tree::range).
+use crate::error::{TreeError, at};
+use crate::format::node::Node;
+use crate::format::{MAX_KEY, NodeFault};
+use crate::read::{Pages, load, node, value_of};
+use crate::value::Value;
+
+/// The entries of a range of keys, from both ends, as returned by [`Tree::range`](crate::Tree::range).
 ///
 /// After an error there are no more.
 pub struct Range<'t, T> {
@@ -32,9 +33,9 @@ pub struct Range<'t, T> {
 }
 
 /// Pages from the root to a leaf.
-type Cursor = Vec<Level>;
+type Cursor = Vec<CursorLevel>;
 
-struct Level {
+struct CursorLevel {
     number: PageNo,
     page: Page,
     /// In an inner page, the entry that was taken. In a leaf, how many entries are before the next one.
@@ -43,35 +44,35 @@ struct Level {
 
 /// The end of the range to read from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(crate) enum RangeEnd {
     Front,
     Back,
 }
 
 /// The start of a bounded range, from one end.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Start<'k> {
+pub(crate) struct RangeStart<'k> {
     /// The key that leads down to its leaf.
-    pub(super) key: &'k [u8],
+    pub(crate) key: &'k [u8],
     /// Whether it is behind the entry with exactly this key.
     is_behind: bool,
 }
 
-impl<'k> Start<'k> {
+impl<'k> RangeStart<'k> {
     /// Returns the start for the bound at this end; `None` if there is none.
-    pub(super) fn of(bound: Bound<&'k [u8]>, end: End) -> Option<Self> {
+    pub(crate) fn of(bound: Bound<&'k [u8]>, end: RangeEnd) -> Option<Self> {
         let (Bound::Included(key) | Bound::Excluded(key)) = bound else { return None };
         // Longer keys than allowed sort behind their longest allowed prefix.
         let is_cut = key.len() > MAX_KEY;
         let is_behind = match end {
-            End::Front => is_cut || matches!(bound, Bound::Excluded(_)),
-            End::Back => is_cut || matches!(bound, Bound::Included(_)),
+            RangeEnd::Front => is_cut || matches!(bound, Bound::Excluded(_)),
+            RangeEnd::Back => is_cut || matches!(bound, Bound::Included(_)),
         };
         Some(Self { key: &key[..key.len().min(MAX_KEY)], is_behind })
     }
 
     /// Returns how many entries of its leaf are before it.
-    pub(super) fn in_leaf(&self, leaf: &Node<'_>) -> Result<usize, Fault> {
+    pub(crate) fn in_leaf(&self, leaf: &Node<'_>) -> Result<usize, NodeFault> {
         Ok(match leaf.find(self.key)? {
             Ok(entry) => entry + usize::from(self.is_behind),
             Err(entry) => entry,
@@ -79,14 +80,14 @@ impl<'k> Start<'k> {
     }
 }
 
-type Entry = (Vec<u8>, Value);
+type KeyValue = (Vec<u8>, Value);
 
 impl<'t, T: Pages> Range<'t, T> {
-    pub(super) fn new(pages: &'t T, root: PageNo, lower: Bound<Vec<u8>>, upper: Bound<Vec<u8>>) -> Self {
+    pub(crate) fn new(pages: &'t T, root: PageNo, lower: Bound<Vec<u8>>, upper: Bound<Vec<u8>>) -> Self {
         Self { pages, root, lower, upper, front: None, back: None, loaded: 0, is_over: false }
     }
 
-    fn step(&mut self, end: End) -> Option<Result<Entry, TreeError>> {
+    fn step(&mut self, end: RangeEnd) -> Option<Result<KeyValue, TreeError>> {
         if self.is_over {
             return None;
         }
@@ -95,10 +96,10 @@ impl<'t, T: Pages> Range<'t, T> {
         found
     }
 
-    fn try_step(&mut self, end: End) -> Result<Option<Entry>, TreeError> {
+    fn try_step(&mut self, end: RangeEnd) -> Result<Option<KeyValue>, TreeError> {
         let cursor = match end {
-            End::Front => self.front.take(),
-            End::Back => self.back.take(),
+            RangeEnd::Front => self.front.take(),
+            RangeEnd::Back => self.back.take(),
         };
         let mut cursor = match cursor {
             Some(cursor) => cursor,
@@ -109,11 +110,11 @@ impl<'t, T: Pages> Range<'t, T> {
         let (is_above, is_below) =
             (is_above(&key, as_slice(&self.lower)), is_below(&key, as_slice(&self.upper)));
         let (is_in_order, is_within, bound) = match end {
-            End::Front => (is_above, is_below, &mut self.lower),
-            End::Back => (is_below, is_above, &mut self.upper),
+            RangeEnd::Front => (is_above, is_below, &mut self.lower),
+            RangeEnd::Back => (is_below, is_above, &mut self.upper),
         };
         if !is_in_order {
-            return Err(at(number)(Fault::Order(entry)));
+            return Err(at(number)(NodeFault::Order(entry)));
         }
         if !is_within {
             return Ok(None);
@@ -125,20 +126,20 @@ impl<'t, T: Pages> Range<'t, T> {
         }
         let value = value_of(self.pages, number, &page, entry)?;
         match end {
-            End::Front => self.front = Some(cursor),
-            End::Back => self.back = Some(cursor),
+            RangeEnd::Front => self.front = Some(cursor),
+            RangeEnd::Back => self.back = Some(cursor),
         }
         Ok(Some((key, value)))
     }
 
     /// Returns the position where this end begins.
-    fn seek(&mut self, end: End) -> Result<Cursor, TreeError> {
+    fn seek(&mut self, end: RangeEnd) -> Result<Cursor, TreeError> {
         let bound = match end {
-            End::Front => self.lower.clone(),
-            End::Back => self.upper.clone(),
+            RangeEnd::Front => self.lower.clone(),
+            RangeEnd::Back => self.upper.clone(),
         };
         let mut cursor = Cursor::new();
-        let Some(start) = Start::of(as_slice(&bound), end) else {
+        let Some(start) = RangeStart::of(as_slice(&bound), end) else {
             self.descend(&mut cursor, end, self.root, None)?;
             return Ok(cursor);
         };
@@ -148,13 +149,13 @@ impl<'t, T: Pages> Range<'t, T> {
             let found = node(number, &page)?;
             if found.is_leaf() {
                 let entry = start.in_leaf(&found).map_err(at(number))?;
-                cursor.push(Level { number, page, at: entry });
+                cursor.push(CursorLevel { number, page, at: entry });
                 return Ok(cursor);
             }
             let entry = found.find_child(start.key).map_err(at(number))?;
             let child = found.child(entry).map_err(at(number))?;
             level = Some(found.level() - 1);
-            cursor.push(Level { number, page, at: entry });
+            cursor.push(CursorLevel { number, page, at: entry });
             number = child;
         }
     }
@@ -163,7 +164,7 @@ impl<'t, T: Pages> Range<'t, T> {
     fn descend(
         &mut self,
         cursor: &mut Cursor,
-        end: End,
+        end: RangeEnd,
         mut number: PageNo,
         mut level: Option<u8>,
     ) -> Result<(), TreeError> {
@@ -172,17 +173,17 @@ impl<'t, T: Pages> Range<'t, T> {
             let found = node(number, &page)?;
             let (count, is_leaf) = (found.count(), found.is_leaf());
             let entry = match end {
-                End::Front => 0,
-                End::Back if is_leaf => count,
-                End::Back => count - 1,
+                RangeEnd::Front => 0,
+                RangeEnd::Back if is_leaf => count,
+                RangeEnd::Back => count - 1,
             };
             if is_leaf {
-                cursor.push(Level { number, page, at: entry });
+                cursor.push(CursorLevel { number, page, at: entry });
                 return Ok(());
             }
             let child = found.child(entry).map_err(at(number))?;
             level = Some(found.level() - 1);
-            cursor.push(Level { number, page, at: entry });
+            cursor.push(CursorLevel { number, page, at: entry });
             number = child;
         }
     }
@@ -190,25 +191,29 @@ impl<'t, T: Pages> Range<'t, T> {
     fn load(&mut self, number: PageNo, level: Option<u8>) -> Result<Page, TreeError> {
         self.loaded += 1;
         if self.loaded > self.pages.end().saturating_mul(2) {
-            return Err(at(number)(Fault::Cycle));
+            return Err(at(number)(NodeFault::Cycle));
         }
         load(self.pages, number, level)
     }
 
     /// Returns the leaf with the next entry from this end, and that entry.
-    fn advance(&mut self, cursor: &mut Cursor, end: End) -> Result<Option<(PageNo, Page, usize)>, TreeError> {
+    fn advance(
+        &mut self,
+        cursor: &mut Cursor,
+        end: RangeEnd,
+    ) -> Result<Option<(PageNo, Page, usize)>, TreeError> {
         loop {
             let Some(leaf) = cursor.last_mut() else { return Ok(None) };
             let count = node(leaf.number, &leaf.page)?.count();
             let entry = match end {
-                End::Front if leaf.at < count => Some(leaf.at),
-                End::Back => leaf.at.checked_sub(1),
-                End::Front => None,
+                RangeEnd::Front if leaf.at < count => Some(leaf.at),
+                RangeEnd::Back => leaf.at.checked_sub(1),
+                RangeEnd::Front => None,
             };
             if let Some(entry) = entry {
                 leaf.at = match end {
-                    End::Front => entry + 1,
-                    End::Back => entry,
+                    RangeEnd::Front => entry + 1,
+                    RangeEnd::Back => entry,
                 };
                 return Ok(Some((leaf.number, leaf.page.clone(), entry)));
             }
@@ -218,8 +223,8 @@ impl<'t, T: Pages> Range<'t, T> {
                 let Some(above) = cursor.last_mut() else { return Ok(None) };
                 let inner = node(above.number, &above.page)?;
                 let next = match end {
-                    End::Front => Some(above.at + 1).filter(|next| *next < inner.count()),
-                    End::Back => above.at.checked_sub(1),
+                    RangeEnd::Front => Some(above.at + 1).filter(|next| *next < inner.count()),
+                    RangeEnd::Back => above.at.checked_sub(1),
                 };
                 if let Some(next) = next {
                     above.at = next;
@@ -233,12 +238,12 @@ impl<'t, T: Pages> Range<'t, T> {
     }
 }
 
-pub(super) fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+pub(crate) fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     bound.as_ref().map(Vec::as_slice)
 }
 
 #[inline]
-pub(super) fn is_above(key: &[u8], lower: Bound<&[u8]>) -> bool {
+pub(crate) fn is_above(key: &[u8], lower: Bound<&[u8]>) -> bool {
     match lower {
         Bound::Included(lower) => key >= lower,
         Bound::Excluded(lower) => key > lower,
@@ -247,7 +252,7 @@ pub(super) fn is_above(key: &[u8], lower: Bound<&[u8]>) -> bool {
 }
 
 #[inline]
-pub(super) fn is_below(key: &[u8], upper: Bound<&[u8]>) -> bool {
+pub(crate) fn is_below(key: &[u8], upper: Bound<&[u8]>) -> bool {
     match upper {
         Bound::Included(upper) => key <= upper,
         Bound::Excluded(upper) => key < upper,
@@ -256,16 +261,16 @@ pub(super) fn is_below(key: &[u8], upper: Bound<&[u8]>) -> bool {
 }
 
 impl<T: Pages> Iterator for Range<'_, T> {
-    type Item = Result<Entry, TreeError>;
+    type Item = Result<KeyValue, TreeError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.step(End::Front)
+        self.step(RangeEnd::Front)
     }
 }
 
 impl<T: Pages> DoubleEndedIterator for Range<'_, T> {
     fn next_back(&mut self) -> Option<Self::Item> {
-        self.step(End::Back)
+        self.step(RangeEnd::Back)
     }
 }
 

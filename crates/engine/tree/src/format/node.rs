@@ -13,7 +13,7 @@
 //! | at its end | the entries, in any order |
 //!
 //! An entry has the length of its key without the prefix (2), the length of its body (2), the key, and the body: the
-//! value, or the number of a page (4). If the length of the value is [`LARGE`], the value is in separate pages, and the
+//! value, or the number of a page (4). If the length of the value is [`LARGE_TAG`], the value is in separate pages, and the
 //! body has its length (4) and its first page (4).
 //!
 //! The first entry of an inner page has no key: it stands for all keys below the second entry's. Each other entry
@@ -24,19 +24,19 @@
 
 use std::cmp::Ordering;
 
-use super::{Fault, MAX_KEY, MAX_LEVEL, long, short};
+use super::{MAX_KEY, MAX_LEVEL, NodeFault, long, short};
 
 /// Bytes before the prefix.
-pub(crate) const HEAD: usize = 12;
+pub(crate) const NODE_HEAD_BYTES: usize = 12;
 /// Bytes of an entry beside its key and body.
-pub(crate) const CELL_HEAD: usize = 4;
+pub(crate) const CELL_HEAD_BYTES: usize = 4;
 /// Bytes of an entry's slot in the directory.
-pub(crate) const SLOT: usize = 2;
+pub(crate) const SLOT_BYTES: usize = 2;
 /// The length that stands for a value in separate pages.
-pub(super) const LARGE: usize = 0xffff;
+pub(super) const LARGE_TAG: usize = 0xffff;
 /// Bytes of the reference to such a value, and of a page's number.
-const REF: usize = 8;
-const CHILD: usize = 4;
+const LARGE_REF_BYTES: usize = 8;
+const CHILD_BYTES: usize = 4;
 
 /// The place of a large value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(crate) struct LargeRef {
 
 /// The body of an entry, which follows its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Body<'a> {
+pub(crate) enum EntryBody<'a> {
     /// In a leaf.
     Value(&'a [u8]),
     /// In a leaf.
@@ -58,13 +58,13 @@ pub(crate) enum Body<'a> {
     Child(u32),
 }
 
-impl Body<'_> {
+impl EntryBody<'_> {
     /// Returns its length in bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Value(value) => value.len(),
-            Self::Large(_) => REF,
-            Self::Child(_) => CHILD,
+            Self::Large(_) => LARGE_REF_BYTES,
+            Self::Child(_) => CHILD_BYTES,
         }
     }
 
@@ -81,7 +81,7 @@ impl Body<'_> {
 
     /// Returns the number that is written as its length.
     pub(super) fn tag(&self) -> usize {
-        if matches!(self, Self::Large(_)) { LARGE } else { self.len() }
+        if matches!(self, Self::Large(_)) { LARGE_TAG } else { self.len() }
     }
 }
 
@@ -90,7 +90,7 @@ impl Body<'_> {
 pub(crate) struct Cell<'a> {
     /// The key behind the page's prefix.
     pub(crate) suffix: &'a [u8],
-    pub(crate) body: Body<'a>,
+    pub(crate) body: EntryBody<'a>,
     /// The offset of the entry in the payload.
     pub(crate) start: usize,
 }
@@ -98,12 +98,12 @@ pub(crate) struct Cell<'a> {
 impl Cell<'_> {
     /// Returns the length of the entry in bytes.
     pub(crate) fn len(&self) -> usize {
-        CELL_HEAD + self.suffix.len() + self.body.len()
+        CELL_HEAD_BYTES + self.suffix.len() + self.body.len()
     }
 
     /// Returns the offset of its body.
     pub(crate) fn body_start(&self) -> usize {
-        self.start + CELL_HEAD + self.suffix.len()
+        self.start + CELL_HEAD_BYTES + self.suffix.len()
     }
 }
 
@@ -128,7 +128,7 @@ const OF_LEN: [u64; 9] = {
 };
 
 /// The place of an entry in the payload.
-struct Place {
+struct CellPlace {
     start: usize,
     /// The offset of its body.
     body: usize,
@@ -149,14 +149,14 @@ pub(crate) struct Node<'a> {
 impl<'a> Node<'a> {
     /// Accepts a payload if its head is valid.
     #[inline]
-    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, Fault> {
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, NodeFault> {
         Self::of_head(bytes).ok_or_else(|| Self::fault_of(bytes))
     }
 
     /// The fast path of [`parse`](Self::parse).
     #[inline]
     pub(crate) fn of_head(bytes: &'a [u8]) -> Option<Self> {
-        let fields: &[u8; HEAD] = bytes.first_chunk()?;
+        let fields: &[u8; NODE_HEAD_BYTES] = bytes.first_chunk()?;
         let level = fields[2];
         let magic = if level == 0 { *b"tl" } else { *b"ti" };
         let (count, heap, prefix) = (short(fields, 4), short(fields, 6), short(fields, 8));
@@ -175,14 +175,14 @@ impl<'a> Node<'a> {
 
     /// Returns why a payload's head is invalid.
     #[cold]
-    fn fault_of(bytes: &[u8]) -> Fault {
+    fn fault_of(bytes: &[u8]) -> NodeFault {
         let is_magic = matches!(bytes.first_chunk(), Some(b"tl" | b"ti"));
-        if bytes.len() < HEAD || bytes.len() > usize::from(u16::MAX) || !is_magic {
-            Fault::Magic
+        if bytes.len() < NODE_HEAD_BYTES || bytes.len() > usize::from(u16::MAX) || !is_magic {
+            NodeFault::Magic
         } else if bytes[2] > MAX_LEVEL {
-            Fault::TooHigh
+            NodeFault::TooHigh
         } else {
-            Fault::Head
+            NodeFault::Head
         }
     }
 
@@ -204,17 +204,17 @@ impl<'a> Node<'a> {
     /// Returns the common prefix of all keys.
     #[inline]
     pub(crate) fn prefix(&self) -> &'a [u8] {
-        &self.bytes[HEAD..HEAD + self.prefix]
+        &self.bytes[NODE_HEAD_BYTES..NODE_HEAD_BYTES + self.prefix]
     }
 
     #[inline]
     pub(super) fn slots_start(&self) -> usize {
-        HEAD + self.prefix
+        NODE_HEAD_BYTES + self.prefix
     }
 
     #[inline]
     pub(super) fn slots_end(&self) -> usize {
-        self.slots_start() + SLOT * self.count
+        self.slots_start() + SLOT_BYTES * self.count
     }
 
     /// Returns the offset where entries begin.
@@ -229,73 +229,73 @@ impl<'a> Node<'a> {
 
     /// Returns the place of an entry, if it is within the page.
     #[inline]
-    fn place(&self, at: usize) -> Option<Place> {
+    fn place(&self, at: usize) -> Option<CellPlace> {
         if at >= self.count {
             return None;
         }
-        let start = short(self.bytes, self.slots_start() + SLOT * at);
-        if start < self.heap || start + CELL_HEAD > self.bytes.len() {
+        let start = short(self.bytes, self.slots_start() + SLOT_BYTES * at);
+        if start < self.heap || start + CELL_HEAD_BYTES > self.bytes.len() {
             return None;
         }
         let (key, tag) = (short(self.bytes, start), short(self.bytes, start + 2));
         let len = match tag {
-            LARGE if self.is_leaf() => REF,
-            len if self.is_leaf() || len == CHILD => len,
+            LARGE_TAG if self.is_leaf() => LARGE_REF_BYTES,
+            len if self.is_leaf() || len == CHILD_BYTES => len,
             _ => return None,
         };
-        let body = start + CELL_HEAD + key;
+        let body = start + CELL_HEAD_BYTES + key;
         let is_within = body + len <= self.bytes.len() && self.prefix + key <= MAX_KEY;
-        is_within.then_some(Place { start, body, end: body + len, is_large: tag == LARGE })
+        is_within.then_some(CellPlace { start, body, end: body + len, is_large: tag == LARGE_TAG })
     }
 
     /// Returns an entry, which must exist.
     #[inline]
-    pub(crate) fn cell(&self, at: usize) -> Result<Cell<'a>, Fault> {
-        let Place { start, body, end, is_large } = self.place(at).ok_or(Fault::Entry(at))?;
-        let suffix = &self.bytes[start + CELL_HEAD..body];
+    pub(crate) fn cell(&self, at: usize) -> Result<Cell<'a>, NodeFault> {
+        let CellPlace { start, body, end, is_large } = self.place(at).ok_or(NodeFault::Entry(at))?;
+        let suffix = &self.bytes[start + CELL_HEAD_BYTES..body];
         let body = &self.bytes[body..end];
         let body = match is_large {
-            _ if !self.is_leaf() => Body::Child(long(body, 0)),
-            true => Body::Large(LargeRef { len: long(body, 0), page: long(body, 4) }),
-            false => Body::Value(body),
+            _ if !self.is_leaf() => EntryBody::Child(long(body, 0)),
+            true => EntryBody::Large(LargeRef { len: long(body, 0), page: long(body, 4) }),
+            false => EntryBody::Value(body),
         };
         Ok(Cell { suffix, body, start })
     }
 
     /// Returns all entries.
-    pub(crate) fn cells(&self) -> impl Iterator<Item = Result<Cell<'a>, Fault>> + '_ {
+    pub(crate) fn cells(&self) -> impl Iterator<Item = Result<Cell<'a>, NodeFault>> + '_ {
         (0..self.count).map(|at| self.cell(at))
     }
 
     /// Returns the whole key of an entry.
-    pub(crate) fn key(&self, at: usize) -> Result<Vec<u8>, Fault> {
+    pub(crate) fn key(&self, at: usize) -> Result<Vec<u8>, NodeFault> {
         Ok([self.prefix(), self.cell(at)?.suffix].concat())
     }
 
     /// Returns the number of the page in an entry of an inner page.
     #[inline]
-    pub(crate) fn child(&self, at: usize) -> Result<u64, Fault> {
+    pub(crate) fn child(&self, at: usize) -> Result<u64, NodeFault> {
         match self.place(at) {
             Some(place) if !self.is_leaf() => Ok(long(self.bytes, place.body).into()),
-            _ => Err(Fault::Entry(at)),
+            _ => Err(NodeFault::Entry(at)),
         }
     }
 
     /// Returns a key without the page's prefix, with which it must begin.
     #[inline]
-    pub(crate) fn suffix<'k>(&self, key: &'k [u8]) -> Result<&'k [u8], Fault> {
-        key.strip_prefix(self.prefix()).ok_or(Fault::Prefix)
+    pub(crate) fn suffix<'k>(&self, key: &'k [u8]) -> Result<&'k [u8], NodeFault> {
+        key.strip_prefix(self.prefix()).ok_or(NodeFault::Prefix)
     }
 
     /// Returns the entry of a leaf with this key, or the one before which it would come.
     #[inline]
-    pub(crate) fn find(&self, key: &[u8]) -> Result<Result<usize, usize>, Fault> {
+    pub(crate) fn find(&self, key: &[u8]) -> Result<Result<usize, usize>, NodeFault> {
         self.search(self.suffix(key)?, 0)
     }
 
     /// Returns the entry of an inner page that stands for this key.
     #[inline]
-    pub(crate) fn find_child(&self, key: &[u8]) -> Result<usize, Fault> {
+    pub(crate) fn find_child(&self, key: &[u8]) -> Result<usize, NodeFault> {
         Ok(match self.search(self.suffix(key)?, 1)? {
             Ok(at) => at,
             Err(after) => after - 1,
@@ -308,13 +308,13 @@ impl<'a> Node<'a> {
     /// branch is mispredicted half of the time, and that costs more than the comparison. Only the entry found in this
     /// way is compared as a whole. If it is below the key, other entries with the same first bytes may be so too.
     #[inline]
-    fn search(&self, suffix: &[u8], first: usize) -> Result<Result<usize, usize>, Fault> {
+    fn search(&self, suffix: &[u8], first: usize) -> Result<Result<usize, usize>, NodeFault> {
         let wanted = head_of(suffix);
         let (mut low, mut left) = (first, self.count.saturating_sub(first));
         while left > 0 {
             let half = left.div_ceil(2);
             let middle = low + half - 1;
-            let is_below = self.head(middle).ok_or(Fault::Entry(middle))? < wanted;
+            let is_below = self.head(middle).ok_or(NodeFault::Entry(middle))? < wanted;
             low = std::hint::select_unpredictable(is_below, low + half, low);
             left -= half;
         }
@@ -329,7 +329,7 @@ impl<'a> Node<'a> {
     }
 
     /// Does the same with whole keys.
-    fn search_whole(&self, suffix: &[u8], first: usize) -> Result<Result<usize, usize>, Fault> {
+    fn search_whole(&self, suffix: &[u8], first: usize) -> Result<Result<usize, usize>, NodeFault> {
         let (mut low, mut high) = (first, self.count.max(first));
         while low < high {
             let middle = usize::midpoint(low, high);
@@ -345,10 +345,10 @@ impl<'a> Node<'a> {
     /// Returns the first eight bytes of an entry's key without the prefix, as [`head_of`] does.
     #[inline]
     fn head(&self, at: usize) -> Option<u64> {
-        let start = short(self.bytes, self.slots_start() + SLOT * at);
-        match self.bytes.get(start..).and_then(<[u8]>::first_chunk::<{ CELL_HEAD + 8 }>) {
+        let start = short(self.bytes, self.slots_start() + SLOT_BYTES * at);
+        match self.bytes.get(start..).and_then(<[u8]>::first_chunk::<{ CELL_HEAD_BYTES + 8 }>) {
             Some(cell) if start >= self.heap => {
-                let head = u64::from_be_bytes(std::array::from_fn(|byte| cell[CELL_HEAD + byte]));
+                let head = u64::from_be_bytes(std::array::from_fn(|byte| cell[CELL_HEAD_BYTES + byte]));
                 // Bytes behind a shorter key do not belong to it.
                 Some(head & OF_LEN[short(cell, 0).min(8)])
             }
@@ -364,18 +364,18 @@ impl<'a> Node<'a> {
 
     /// Returns the bytes of its entries, and of their slots in the directory, if the prefix were at most `prefix` bytes
     /// long.
-    pub(crate) fn used(&self, prefix: usize) -> Result<usize, Fault> {
+    pub(crate) fn used(&self, prefix: usize) -> Result<usize, NodeFault> {
         let more = self.prefix.saturating_sub(prefix);
         let mut used = 0;
         for (at, cell) in self.cells().enumerate() {
             let more = if at == 0 && !self.is_leaf() { 0 } else { more };
-            used += SLOT + cell?.len() + more;
+            used += SLOT_BYTES + cell?.len() + more;
         }
         Ok(used)
     }
 
     /// Returns the bytes that it needs when it is rebuilt.
-    pub(crate) fn live(&self) -> Result<usize, Fault> {
+    pub(crate) fn live(&self) -> Result<usize, NodeFault> {
         Ok(self.slots_start() + self.used(self.prefix)?)
     }
 }

@@ -3,7 +3,6 @@
 use pagekeeper_testing::Seed;
 
 use super::*;
-use crate::tree::TreeError;
 
 /// Changes in one transaction.
 const CHANGES: u64 = 40;
@@ -19,7 +18,7 @@ fn grow_and_shrink(page_size: usize, rounds: u64) {
     for round in 0..rounds {
         // The insertions among sixteen changes.
         let insertions = if round / 20 % 2 == 0 { 13 } else { 3 };
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         let mut changed = model.clone();
         for _ in 0..rng.of(1..CHANGES) {
             let key = if insertions < 8 && !changed.is_empty() && !rng.one_in(8) {
@@ -67,7 +66,7 @@ fn grow_and_shrink(page_size: usize, rounds: u64) {
     compare(tree, &read, &model);
     drop(read);
     assert!(store.verify().unwrap().is_sound());
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     tree.delete(&mut txn).unwrap();
     assert_eq!(unused_pages(&txn, &[]).unwrap(), []);
 }
@@ -96,11 +95,12 @@ fn a_tree_is_a_map_with_pages_of_64_kib() {
 /// In-place readers beside commits, checkpoints and evictions: each snapshot is of one commit.
 #[test]
 fn readers_in_place_beside_commits_and_checkpoints_see_one_commit() {
-    const KEYS: u64 = 400;
+    const KEYS: u64 = 1200;
     let dir = pagekeeper_testing::disk_dir();
-    let options = Store::options().journal_bytes(2 << 20).memory(8 << 20);
-    let store = options.open(&dir.path().join("store")).unwrap();
-    let mut txn = store.begin().unwrap();
+    // Less memory than the pages take, so that they are evicted and loaded again.
+    let options = Store::options().journal_bytes(8 << 20).memory(4 << 20);
+    let store = options.open(dir.path().join("store")).unwrap();
+    let mut txn = store.begin_write().unwrap();
     let tree = Tree::create(&mut txn).unwrap();
     // Every other one in a separate page.
     let value = |key: u64, round: u64| {
@@ -140,15 +140,14 @@ fn readers_in_place_beside_commits_and_checkpoints_see_one_commit() {
                 }
             });
         }
-        for round in 1..60 {
-            let mut txn = store.begin().unwrap();
+        for round in 1..30 {
+            let mut txn = store.begin_write().unwrap();
             for key in 0..KEYS {
                 tree.insert(&mut txn, &key.to_be_bytes(), &value(key, round)).unwrap();
             }
             txn.commit(Durability::None).unwrap();
             if round % 3 == 0 {
                 store.sync().unwrap();
-                store.drop_cached();
             }
         }
         over.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -158,7 +157,7 @@ fn readers_in_place_beside_commits_and_checkpoints_see_one_commit() {
 #[test]
 fn a_key_that_is_too_long_is_refused_and_one_of_any_other_length_is_not() {
     let (store, tree) = with_tree(&disk(), 4096);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let longest = vec![9; MAX_KEY_BYTES];
     for key in [&b""[..], &longest] {
         assert!(!tree.insert(&mut txn, key, b"value").unwrap());
@@ -174,9 +173,8 @@ fn a_key_that_is_too_long_is_refused_and_one_of_any_other_length_is_not() {
         assert!(matches!(error, Err(TreeError::KeyTooLong { given: 513, max: 512 })));
     }
     // As a bound, it is a key like any other.
-    let lengths = |range: super::super::Range<'_, _>| -> Vec<usize> {
-        range.map(|entry| entry.unwrap().0.len()).collect()
-    };
+    let lengths =
+        |range: crate::Range<'_, _>| -> Vec<usize> { range.map(|entry| entry.unwrap().0.len()).collect() };
     assert_eq!(lengths(tree.range(&txn, &longer[..]..)), [] as [usize; 0]);
     assert_eq!(lengths(tree.range(&txn, ..&longer[..])), [0, 512]);
     assert_eq!(lengths(tree.range(&txn, ..&longest[..])), [0]);
@@ -208,7 +206,7 @@ fn values_of_all_lengths_about_a_page_are_there_and_change_into_each_other() {
     let mut model = Model::new();
     for (number, from) in lengths.iter().enumerate() {
         for to in &lengths {
-            let mut txn = store.begin().unwrap();
+            let mut txn = store.begin_write().unwrap();
             for len in [from, to] {
                 let value = vec![u8::try_from(number).unwrap() + 1; *len];
                 tree.insert(&mut txn, b"of a key", &value).unwrap();
@@ -223,15 +221,15 @@ fn values_of_all_lengths_about_a_page_are_there_and_change_into_each_other() {
 #[test]
 fn a_value_that_the_journal_does_not_take_changes_nothing() {
     let (store, tree) = with_tree(&disk(), 4096);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     tree.insert(&mut txn, b"small", b"value").unwrap();
     txn.commit(Durability::Sync).unwrap();
-    let pages = store.stat().pages;
-    let mut txn = store.begin().unwrap();
+    let pages = store.stats().pages;
+    let mut txn = store.begin_write().unwrap();
     tree.insert(&mut txn, b"large", &vec![1; 20 << 20]).unwrap();
     let error = txn.commit(Durability::Sync).unwrap_err();
     assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error}");
     let model = Model::from([(b"small".to_vec(), b"value".to_vec())]);
     compare(tree, &store.begin_read().unwrap(), &model);
-    assert_eq!(store.stat().pages, pages);
+    assert_eq!(store.stats().pages, pages);
 }

@@ -3,9 +3,9 @@
 
 use std::path::PathBuf;
 
-use pagekeeper_store::tree::{Tree, TreeError, unused_pages};
 use pagekeeper_store::{Durability, ReadTxn, Store, WriteTxn};
 use pagekeeper_testing::disk_dir;
+use pagekeeper_tree::{Tree, TreeError, unused_pages};
 use tempfile::TempDir;
 
 const PEOPLE: u64 = 3000;
@@ -78,7 +78,7 @@ fn by_town(town: &[u8], person: u64) -> Vec<u8> {
 fn an_address_book_keeps_its_index_through_all_there_is() {
     let (temp, dir) = dir();
     let store = open(&dir);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let book = Book::create(&mut txn).unwrap();
     for person in 0..PEOPLE {
         book.move_in(&mut txn, person, ["Bonn", "Graz", "Oslo"][usize::try_from(person % 3).unwrap()])
@@ -106,7 +106,7 @@ fn an_address_book_keeps_its_index_through_all_there_is() {
             })
             .collect();
         for person in (0..PEOPLE).filter(|person| person % 3 != 0).step_by(2) {
-            let mut txn = store.begin().unwrap();
+            let mut txn = store.begin_write().unwrap();
             book.move_in(&mut txn, person, "Bonn").unwrap();
             txn.commit(Durability::None).unwrap();
         }
@@ -137,13 +137,13 @@ fn an_address_book_keeps_its_index_through_all_there_is() {
 
     // Everything is deleted, including its pages.
     let book = check(&store);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for tree in [book.names, book.people, book.towns] {
         tree.delete(&mut txn).unwrap();
     }
     txn.set_root(None);
     txn.commit(Durability::Sync).unwrap();
-    let stat = store.stat();
+    let stat = store.stats();
     assert_eq!(stat.free_pages, stat.pages);
     assert_eq!(store.compact().unwrap().pages, 0);
     assert!(store.verify().unwrap().is_sound());

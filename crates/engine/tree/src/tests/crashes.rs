@@ -1,20 +1,20 @@
 //! Power cuts at any operation of the disk: the tree is that of one commit, no older than the last durable one.
 
 use pagekeeper_simdisk::Persistence;
+use pagekeeper_store::Seq;
 use pagekeeper_testing::Seed;
 
 use super::*;
-use crate::Seq;
 
 const TRANSACTIONS: usize = 24;
 
 /// Changes a tree until the power is cut, and records the state after each commit. Returns the last durable commit.
 fn change(store: &Store, tree: Tree, states: &mut BTreeMap<Seq, Model>, rng: &mut Rng) -> Seq {
-    let mut durable = store.stat().seq;
+    let mut durable = store.stats().seq;
     let mut model = states.last_key_value().unwrap().1.clone();
-    let mut next = store.stat().seq + 1;
+    let mut next = store.stats().seq + 1;
     for _ in 0..TRANSACTIONS {
-        let Ok(mut txn) = store.begin() else { break };
+        let Ok(mut txn) = store.begin_write() else { break };
         let changed = (0..rng.of(1..30)).try_for_each(|_| {
             let key = random_key(rng);
             if rng.one_in(3) {
@@ -25,7 +25,7 @@ fn change(store: &Store, tree: Tree, states: &mut BTreeMap<Seq, Model>, rng: &mu
                 tree.insert(&mut txn, &key, &value)?;
                 model.insert(key, value);
             }
-            Ok::<_, super::super::TreeError>(())
+            Ok::<_, TreeError>(())
         });
         let durability = if rng.one_in(2) { Durability::Sync } else { Durability::None };
         if changed.is_err() {
@@ -74,7 +74,7 @@ fn after_a_power_cut_it_is_the_tree_of_a_commit() {
         let mut rng = seed.rng(life);
         let mut disk = disk();
         let (mut store, mut tree) = with_tree(&disk, 4096);
-        let mut states = BTreeMap::from([(store.stat().seq, Model::new())]);
+        let mut states = BTreeMap::from([(store.stats().seq, Model::new())]);
         for _ in 0..4 {
             disk.cut_power_at(disk.ops() + rng.of(1..120));
             let durable = change(&store, tree, &mut states, &mut rng);

@@ -5,14 +5,15 @@
 
 use std::collections::HashSet;
 
-use super::error::at;
-use super::format::Fault;
-use super::format::node::{Body, Node};
-use super::read::{Pages, load, node};
-use super::{Tree, TreeError, value};
-use crate::{Error, PageNo};
+use pagekeeper_store::{Error, PageNo};
 
-/// The content of a valid tree, as returned by [`Tree::check`].
+use crate::error::{TreeError, at};
+use crate::format::NodeFault;
+use crate::format::node::{EntryBody, Node};
+use crate::read::{Pages, load, node};
+use crate::value;
+
+/// The content of a valid tree, as returned by [`Tree::check`](crate::Tree::check).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct TreeCheck {
@@ -28,19 +29,18 @@ pub struct TreeCheck {
     pub value_pages: u64,
 }
 
-pub(super) fn check(pages: &impl Pages, root: PageNo) -> Result<TreeCheck, TreeError> {
+pub(crate) fn check(pages: &impl Pages, root: PageNo) -> Result<TreeCheck, TreeError> {
     walk(pages, root, &mut HashSet::new())
 }
 
-/// Returns the pages that are in use but belong to none of these trees, in ascending order. With all trees of a store,
-/// these are the pages that others have allocated.
-///
-/// Checks the trees as [`Tree::check`] does, and reads all pages of the store. Fails as that does, and also if two
-/// trees share a page.
-pub fn unused_pages(pages: &impl Pages, trees: &[Tree]) -> Result<Vec<PageNo>, TreeError> {
+/// Returns the pages that are in use but belong to none of the trees with these roots, in ascending order.
+pub(crate) fn unused_pages(
+    pages: &impl Pages,
+    roots: impl Iterator<Item = PageNo>,
+) -> Result<Vec<PageNo>, TreeError> {
     let mut seen = HashSet::new();
-    for tree in trees {
-        walk(pages, tree.root(), &mut seen)?;
+    for root in roots {
+        walk(pages, root, &mut seen)?;
     }
     let mut unused = Vec::new();
     for page in (0..pages.end()).filter(|page| !seen.contains(page)) {
@@ -54,7 +54,7 @@ pub fn unused_pages(pages: &impl Pages, trees: &[Tree]) -> Result<Vec<PageNo>, T
 }
 
 /// A page still to be checked: its number, its level if known, and the bounds of its keys.
-struct Due {
+struct DuePage {
     page: PageNo,
     level: Option<u8>,
     lower: Option<Vec<u8>>,
@@ -63,7 +63,7 @@ struct Due {
 
 fn walk(pages: &impl Pages, root: PageNo, seen: &mut HashSet<PageNo>) -> Result<TreeCheck, TreeError> {
     let mut found = TreeCheck::default();
-    let mut due = vec![Due { page: root, level: None, lower: None, upper: None }];
+    let mut due = vec![DuePage { page: root, level: None, lower: None, upper: None }];
     while let Some(next) = due.pop() {
         let number = next.page;
         see(number, seen)?;
@@ -81,7 +81,7 @@ fn walk(pages: &impl Pages, root: PageNo, seen: &mut HashSet<PageNo>) -> Result<
         found.leaf_pages += 1;
         found.entries += node.count() as u64;
         for cell in node.cells() {
-            if let Body::Large(large) = cell.map_err(at(number))?.body {
+            if let EntryBody::Large(large) = cell.map_err(at(number))?.body {
                 for page in value::check(pages, large)? {
                     see(page, seen)?;
                     found.value_pages += 1;
@@ -98,12 +98,12 @@ fn see(page: PageNo, seen: &mut HashSet<PageNo>) -> Result<(), TreeError> {
 }
 
 /// Checks that its entries are in order, within the bounds above, and do not overlap.
-fn check_node(node: &Node<'_>, due: &Due, payload: usize) -> Result<(), Fault> {
+fn check_node(node: &Node<'_>, due: &DuePage, payload: usize) -> Result<(), NodeFault> {
     let prefix = node.prefix();
     let is_prefix = |bound: &Option<Vec<u8>>| bound.as_ref().is_some_and(|bound| bound.starts_with(prefix));
     let is_common = prefix.is_empty() || is_prefix(&due.lower) && is_prefix(&due.upper);
     if !is_common {
-        return Err(Fault::Prefix);
+        return Err(NodeFault::Prefix);
     }
     let first = usize::from(!node.is_leaf());
     let mut before: Option<Vec<u8>> = None;
@@ -117,7 +117,7 @@ fn check_node(node: &Node<'_>, due: &Due, payload: usize) -> Result<(), Fault> {
             (None, None) => true,
         };
         if !is_above || due.upper.as_ref().is_some_and(|upper| *upper <= key) {
-            return Err(Fault::Order(entry));
+            return Err(NodeFault::Order(entry));
         }
         before = Some(key);
     }
@@ -128,15 +128,15 @@ fn check_node(node: &Node<'_>, due: &Due, payload: usize) -> Result<(), Fault> {
     }
     places.sort_unstable();
     let is_apart = places.iter().zip(places.iter().skip(1)).all(|(one, next)| one.1 <= next.0);
-    if is_apart && node.live()? <= payload { Ok(()) } else { Err(Fault::Overlap) }
+    if is_apart && node.live()? <= payload { Ok(()) } else { Err(NodeFault::Overlap) }
 }
 
-fn push_children(node: &Node<'_>, due: &Due, to: &mut Vec<Due>) -> Result<(), Fault> {
+fn push_children(node: &Node<'_>, due: &DuePage, to: &mut Vec<DuePage>) -> Result<(), NodeFault> {
     let key = |entry: usize| if entry < node.count() { node.key(entry).map(Some) } else { Ok(None) };
     for entry in (0..node.count()).rev() {
         let lower = if entry == 0 { due.lower.clone() } else { key(entry)? };
         let upper = key(entry + 1)?.or_else(|| due.upper.clone());
-        to.push(Due { page: node.child(entry)?, level: Some(node.level() - 1), lower, upper });
+        to.push(DuePage { page: node.child(entry)?, level: Some(node.level() - 1), lower, upper });
     }
     Ok(())
 }

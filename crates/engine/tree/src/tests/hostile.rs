@@ -6,9 +6,8 @@ use std::io::{Seek, SeekFrom, Write};
 use pagekeeper_testing::{Seed, disk_dir};
 
 use super::*;
-use crate::tree::TreeError;
-use crate::tree::format::edit;
-use crate::tree::format::node::Body;
+use crate::format::edit;
+use crate::format::node::EntryBody;
 
 fn key(number: u64) -> Vec<u8> {
     format!("{:0300}", number * 7).into_bytes()
@@ -16,7 +15,7 @@ fn key(number: u64) -> Vec<u8> {
 
 /// Makes a tree of three levels with some large values.
 fn fill(store: &Store) -> Tree {
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let tree = Tree::create(&mut txn).unwrap();
     txn.set_root(Some(tree.root()));
     for number in 0..1500 {
@@ -31,7 +30,7 @@ fn fill(store: &Store) -> Tree {
 
 /// Runs all operations of a tree. Returns whether all of them succeeded.
 fn use_all(store: &Store, tree: Tree, rng: &mut Rng) -> Result<(), TreeError> {
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let mut result = Ok(());
     let mut note = |done: Result<(), TreeError>| {
         if result.is_ok() {
@@ -73,7 +72,7 @@ fn pages_that_make_no_sense_are_errors() {
     let tree = fill(&store);
     use_all(&store, tree, &mut rng).unwrap();
     for _ in 0..400 {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         let changed: Vec<u64> = (0..rng.of(1..3)).map(|_| rng.of(0..txn.pages())).collect();
         let before: Vec<Vec<u8>> = changed.iter().map(|page| txn.read(*page).unwrap().to_vec()).collect();
         for page in &changed {
@@ -102,7 +101,7 @@ fn pages_that_make_no_sense_are_errors() {
             Err(TreeError::Store(_) | TreeError::NotATree { .. }) => failed += 1,
             Err(error) => panic!("{error}"),
         }
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         for (page, before) in changed.iter().zip(&before).rev() {
             txn.write(*page, before).unwrap();
         }
@@ -115,7 +114,7 @@ fn pages_that_make_no_sense_are_errors() {
 #[test]
 fn a_page_of_something_else_is_named() {
     let (store, tree) = with_tree(&disk(), 4096);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let other = txn.allocate().unwrap();
     txn.page_mut(other).unwrap()[..5].copy_from_slice(b"a log");
     let error = Tree::open(&txn, other).unwrap_err();
@@ -139,7 +138,7 @@ fn name_large(payload: &mut [u8], len: u32) {
 #[test]
 fn a_value_is_not_larger_than_its_store() {
     let (store, tree) = with_tree(&disk(), 4096);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for (pages, next) in [(3_u32, 2_u32), (2, 3), (1, u32::MAX)] {
         let page = txn.allocate().unwrap();
         let head = [&b"tv\0\0"[..], &pages.to_le_bytes(), &next.to_le_bytes(), &[0; 4]].concat();
@@ -153,7 +152,7 @@ fn a_value_is_not_larger_than_its_store() {
 #[test]
 fn what_is_wrong_within_a_page_is_found() {
     let (store, tree) = with_tree(&disk(), 4096);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for key in [b"a", b"b"] {
         tree.insert(&mut txn, key, b"value").unwrap();
     }
@@ -188,7 +187,7 @@ fn what_is_wrong_within_a_page_is_found() {
 #[test]
 fn a_page_that_is_its_own_child_ends_every_way() {
     let (store, tree) = with_tree(&disk(), 4096);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     // A large value whose only extent continues in itself.
     let extent = txn.allocate().unwrap();
     let head = [&b"tv\0\0\x01\0\0\0"[..], &u32::try_from(extent).unwrap().to_le_bytes(), &[0; 4]].concat();
@@ -223,10 +222,10 @@ fn a_page_that_is_its_own_child_ends_every_way() {
 #[test]
 fn pages_that_are_there_over_and_over_end_every_way() {
     let store = open(&disk(), 4096).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for level in (1..=31).rev() {
         let page = txn.allocate().unwrap();
-        let child = Body::Child(u32::try_from(page).unwrap() + 1);
+        let child = EntryBody::Child(u32::try_from(page).unwrap() + 1);
         let children = [(&b""[..], child), (&b"k"[..], child)];
         edit::build(txn.page_mut(page).unwrap(), level, &[], children).unwrap();
     }
@@ -254,7 +253,7 @@ fn a_damaged_page_is_the_stores_error_and_other_pages_are_read() {
     let store = options().open(&dir).unwrap();
     // The leaf with the first key.
     let read = store.begin_read().unwrap();
-    let (leaf, _) = super::super::read::leaf_of(&read, tree.root(), &key(0), |_| ()).unwrap();
+    let (leaf, _) = crate::read::leaf_of(&read, tree.root(), &key(0), |_| ()).unwrap();
     drop(read);
     store.close_and_sync().unwrap();
     let mut data = std::fs::OpenOptions::new().write(true).open(dir.join("data")).unwrap();
@@ -269,6 +268,6 @@ fn a_damaged_page_is_the_stores_error_and_other_pages_are_read() {
     assert!(damaged(tree.iter(&read).find_map(Result::err)));
     assert_eq!(tree.get(&read, &key(1499)).unwrap().unwrap().len(), 60);
     assert!(tree.range(&read, key(1000)..).all(|entry| entry.is_ok()));
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     assert!(damaged(tree.insert(&mut txn, &key(0), b"anew").err()));
 }

@@ -9,6 +9,7 @@ pub(crate) mod disk;
 mod exhaustive;
 mod index;
 mod life;
+mod model;
 mod mutations;
 mod oracle;
 mod page_map;

@@ -7,14 +7,14 @@ use super::*;
 fn filled(keys: impl Iterator<Item = Vec<u8>>) -> (Store, Tree, Model) {
     let (store, tree) = with_tree(&disk(), 4096);
     let mut model = Model::new();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for (number, key) in keys.enumerate() {
         let value = [key.last().copied().unwrap_or(0); 20];
         assert!(!tree.insert(&mut txn, &key, &value).unwrap());
         model.insert(key, value.to_vec());
         if number % 500 == 499 {
             txn.commit(Durability::None).unwrap();
-            txn = store.begin().unwrap();
+            txn = store.begin_write().unwrap();
         }
     }
     txn.commit(Durability::None).unwrap();
@@ -87,8 +87,8 @@ fn a_page_leaves_out_what_is_common_between_its_nearest_separators() {
 fn a_leaf_without_neighbours_gets_some() {
     let (store, tree) = with_tree(&disk(), 4096);
     let key = |number: u16| [vec![b'k'; 490], number.to_be_bytes().to_vec()].concat();
-    let mut txn = store.begin().unwrap();
-    let found = |txn: &crate::WriteTxn<'_>| tree.check(txn).unwrap();
+    let mut txn = store.begin_write().unwrap();
+    let found = |txn: &pagekeeper_store::WriteTxn<'_>| tree.check(txn).unwrap();
     let mut last = 0;
     while found(&txn).levels < 3 {
         tree.insert(&mut txn, &key(last), &[1; 500]).unwrap();
@@ -118,9 +118,9 @@ fn what_is_removed_gives_its_pages_back() {
     };
     for order in orders {
         let (store, tree, mut model) = filled((0..6000).map(key));
-        let most = store.stat().pages;
+        let most = store.stats().pages;
         for at in 0..6000 {
-            let mut txn = store.begin().unwrap();
+            let mut txn = store.begin_write().unwrap();
             let removed = key(order(at));
             assert!(tree.remove(&mut txn, &removed).unwrap());
             assert!(!tree.remove(&mut txn, &removed).unwrap());
@@ -132,14 +132,14 @@ fn what_is_removed_gives_its_pages_back() {
         }
         let found = tree.check(&store.begin_read().unwrap()).unwrap();
         assert_eq!((found.leaf_pages, found.inner_pages), (1, 0));
-        assert_eq!(store.stat().free_pages, store.stat().pages - 1);
+        assert_eq!(store.stats().free_pages, store.stats().pages - 1);
         // They are used again.
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         for at in 0..5000 {
             tree.insert(&mut txn, &key(at), &[1; 20]).unwrap();
         }
         txn.commit(Durability::None).unwrap();
-        assert_eq!(store.stat().pages, most);
+        assert_eq!(store.stats().pages, most);
     }
 }
 
@@ -147,7 +147,7 @@ fn what_is_removed_gives_its_pages_back() {
 fn pages_that_much_was_removed_from_are_merged() {
     let (store, tree, mut model) = filled((0..20_000).map(number));
     let before = tree.check(&store.begin_read().unwrap()).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for at in (0..20_000).filter(|at| at % 10 != 0) {
         tree.remove(&mut txn, &number(at)).unwrap();
         model.remove(&number(at));
@@ -160,7 +160,7 @@ fn pages_that_much_was_removed_from_are_merged() {
 #[test]
 fn a_value_that_shrinks_gives_its_room_back() {
     let (store, tree) = with_tree(&disk(), 4096);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for len in [900, 1] {
         for at in 0..1000 {
             tree.insert(&mut txn, &number(at), &vec![7; len]).unwrap();
@@ -175,12 +175,12 @@ fn large_values_are_written_over_in_place_and_their_pages_are_used_again() {
     let (store, tree) = with_tree(&disk(), 4096);
     let payload = store.payload_size();
     let put = |key: &[u8], len: usize, byte: u8| {
-        let mut txn = store.begin().unwrap();
+        let mut txn = store.begin_write().unwrap();
         tree.insert(&mut txn, key, &vec![byte; len]).unwrap();
         txn.commit(Durability::None).unwrap();
         assert_eq!(tree.get(&store.begin_read().unwrap(), key).unwrap().unwrap()[..], vec![byte; len]);
         let found = tree.check(&store.begin_read().unwrap()).unwrap();
-        (store.stat().pages, store.stat().free_pages, found.value_pages)
+        (store.stats().pages, store.stats().free_pages, found.value_pages)
     };
     assert_eq!(put(b"a", 10 * payload - 16, 1), (11, 0, 10));
     assert_eq!(put(b"a", 9 * payload + 1, 2), (11, 0, 10));
@@ -190,12 +190,12 @@ fn large_values_are_written_over_in_place_and_their_pages_are_used_again() {
     assert_eq!(put(b"c", 12 * payload, 5), (18, 0, 17));
     assert_eq!(put(b"b", 100, 6).2, 13);
     assert_eq!(put(b"d", 6 * payload, 7).2, 20);
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     for key in [b"a", b"b", b"c", b"d"] {
         assert!(tree.remove(&mut txn, key).unwrap());
     }
     txn.commit(Durability::None).unwrap();
-    assert_eq!(store.stat().free_pages, store.stat().pages - 1);
+    assert_eq!(store.stats().free_pages, store.stats().pages - 1);
 }
 
 #[test]
@@ -203,11 +203,11 @@ fn a_small_change_takes_little_of_the_journal() {
     let (store, tree, _) = filled((0..20_000).map(|at| number(at * 2)));
     store.sync().unwrap();
     let journaled = |key: u64, value: &[u8]| {
-        let before = store.stat().journal_bytes;
-        let mut txn = store.begin().unwrap();
+        let before = store.stats().journal_bytes;
+        let mut txn = store.begin_write().unwrap();
         tree.insert(&mut txn, &number(key), value).unwrap();
         txn.commit(Durability::None).unwrap();
-        store.stat().journal_bytes - before
+        store.stats().journal_bytes - before
     };
     // First the whole page, once.
     assert!(journaled(2000, &[1; 20]) > 4000);

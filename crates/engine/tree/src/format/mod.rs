@@ -12,12 +12,14 @@ pub(crate) mod node;
 
 /// Maximum bytes of a key, for all page sizes: with the smallest, an inner page then has at least seven keys.
 pub(crate) const MAX_KEY: usize = 512;
+/// Maximum bytes of a value.
+pub(crate) const MAX_VALUE: usize = u32::MAX as usize;
 /// Maximum level of an inner page.
 pub(crate) const MAX_LEVEL: u8 = 31;
 
 /// Why a page is not valid in a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Fault {
+pub(crate) enum NodeFault {
     #[error("it is no page of a tree")]
     Magic,
     #[error("it is of level {found}, where {wanted} should be")]
@@ -48,8 +50,8 @@ fn short(bytes: &[u8], at: usize) -> usize {
     usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
 }
 
-fn set_short(bytes: &mut [u8], at: usize, number: usize) -> Result<(), Fault> {
-    let number = u16::try_from(number).map_err(|_| Fault::Head)?;
+fn set_short(bytes: &mut [u8], at: usize, number: usize) -> Result<(), NodeFault> {
+    let number = u16::try_from(number).map_err(|_| NodeFault::Head)?;
     bytes[at..at + 2].copy_from_slice(&number.to_le_bytes());
     Ok(())
 }

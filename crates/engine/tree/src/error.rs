@@ -1,15 +1,16 @@
 //! The error type of a tree.
 
-use super::format::Fault;
-use crate::PageNo;
+use pagekeeper_store::PageNo;
 
-/// An error of a [`Tree`](super::Tree). After an error of a change, the transaction has a part of that change: drop it.
+use crate::format::NodeFault;
+
+/// An error of a [`Tree`](crate::Tree). After an error of a change, the transaction has a part of that change: drop it.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
     /// The store failed.
     #[error(transparent)]
-    Store(#[from] crate::Error),
+    Store(#[from] pagekeeper_store::Error),
     /// A page is intact, but is not the tree page that should be there: something else has written it, or this is not
     /// the tree's root.
     #[error("page {page} is not what the tree should have there: {reason}")]
@@ -38,6 +39,6 @@ pub enum TreeError {
 }
 
 /// Turns a fault of a page into an error.
-pub(super) fn at(page: PageNo) -> impl Fn(Fault) -> TreeError {
+pub(crate) fn at(page: PageNo) -> impl Fn(NodeFault) -> TreeError {
     move |fault| TreeError::NotATree { page, reason: fault.to_string() }
 }

@@ -10,41 +10,41 @@
 use std::fmt;
 use std::ops::{Deref, Range};
 
-use super::TreeError;
-use super::error::at;
-use super::format::Fault;
-use super::format::extent::{Extent, HEAD, pages_for, room_of};
-use super::format::node::LargeRef;
-use super::read::Pages;
-use crate::{Page, PageNo, WriteTxn};
+use pagekeeper_store::{Page, PageNo, WriteTxn};
+
+use crate::error::{TreeError, at};
+use crate::format::NodeFault;
+use crate::format::extent::{EXTENT_HEAD_BYTES, Extent, pages_for, room_of};
+use crate::format::node::LargeRef;
+use crate::read::Pages;
 
 /// The value of an entry as it was when it was read; later commits do not change it. While it exists, it keeps a page
 /// in memory, or memory of its own length.
 #[derive(Clone)]
-pub struct Value(Held);
+pub struct Value(ValueBytes);
 
 #[derive(Clone)]
-enum Held {
+enum ValueBytes {
     Page(Page, Range<usize>),
     Bytes(Vec<u8>),
 }
 
 impl Value {
     /// Returns part of a page, which is known to be within it.
-    pub(super) fn in_page(page: Page, bytes: Range<usize>) -> Self {
-        Self(Held::Page(page, bytes))
+    pub(crate) fn in_page(page: Page, bytes: Range<usize>) -> Self {
+        Self(ValueBytes::Page(page, bytes))
     }
 
     /// Returns copied bytes.
-    pub(super) fn of(bytes: Vec<u8>) -> Self {
-        Self(Held::Bytes(bytes))
+    pub(crate) fn of(bytes: Vec<u8>) -> Self {
+        Self(ValueBytes::Bytes(bytes))
     }
 
     /// Returns the value's bytes, copied if they are in a page.
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
-            Held::Page(page, bytes) => page[bytes].to_vec(),
-            Held::Bytes(bytes) => bytes,
+            ValueBytes::Page(page, bytes) => page[bytes].to_vec(),
+            ValueBytes::Bytes(bytes) => bytes,
         }
     }
 }
@@ -54,8 +54,8 @@ impl Deref for Value {
 
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Held::Page(page, bytes) => &page[bytes.clone()],
-            Held::Bytes(bytes) => bytes,
+            ValueBytes::Page(page, bytes) => &page[bytes.clone()],
+            ValueBytes::Bytes(bytes) => bytes,
         }
     }
 }
@@ -74,34 +74,34 @@ impl fmt::Debug for Value {
 
 /// Returns the extents of a value, each with the number of its first page. They have as many pages as the value needs,
 /// and all of them are in the store.
-pub(super) fn extents(pages: &impl Pages, large: LargeRef) -> Result<Vec<(PageNo, Extent)>, TreeError> {
+pub(crate) fn extents(pages: &impl Pages, large: LargeRef) -> Result<Vec<(PageNo, Extent)>, TreeError> {
     let (mut found, mut left, mut next) = (Vec::new(), u64::from(large.len), Some(large.page));
     // The extents of a value that contains itself would never end, nor would the memory for them.
     let mut count_in_all = 0;
     while left > 0 {
         let Some(number) = next.map(u64::from) else {
-            return Err(at(large.page.into())(Fault::Extent));
+            return Err(at(large.page.into())(NodeFault::Extent));
         };
-        let head = pages.short_page(number)?;
-        let extent = Extent::parse(&head).map_err(at(number))?;
+        let (parsed, payload) = pages.page_with(number, |head| (Extent::parse(head), head.len()))?;
+        let extent = parsed.map_err(at(number))?;
         let count = u64::from(extent.pages);
         count_in_all += count;
         let most = pages.end();
-        if count > pages_for(left, head.len()) || number + count > most || count_in_all > most {
-            return Err(at(number)(Fault::Extent));
+        if count > pages_for(left, payload) || number + count > most || count_in_all > most {
+            return Err(at(number)(NodeFault::Extent));
         }
-        left = left.saturating_sub(room_of(count, head.len()));
+        left = left.saturating_sub(room_of(count, payload));
         next = extent.next;
         found.push((number, extent));
     }
     if next.is_some() || found.is_empty() {
-        return Err(at(large.page.into())(Fault::Extent));
+        return Err(at(large.page.into())(NodeFault::Extent));
     }
     Ok(found)
 }
 
 /// One page of a value.
-struct Part {
+struct ValuePart {
     page: PageNo,
     /// The range of the value in it.
     bytes: Range<usize>,
@@ -109,22 +109,22 @@ struct Part {
     head: Option<Extent>,
 }
 
-impl Part {
+impl ValuePart {
     /// Returns the range in the page.
     fn place(&self) -> Range<usize> {
-        let start = if self.head.is_some() { HEAD } else { 0 };
+        let start = if self.head.is_some() { EXTENT_HEAD_BYTES } else { 0 };
         start..start + self.bytes.len()
     }
 }
 
 /// Returns the pages of a value in order.
-fn parts(extents: &[(PageNo, Extent)], len: usize, payload: usize) -> Vec<Part> {
+fn parts(extents: &[(PageNo, Extent)], len: usize, payload: usize) -> Vec<ValuePart> {
     let (mut parts, mut start) = (Vec::new(), 0);
     for (first, extent) in extents {
         for page in 0..u64::from(extent.pages) {
             let head = Some(*extent).filter(|_| page == 0);
-            let end = len.min(start + payload - if head.is_some() { HEAD } else { 0 });
-            parts.push(Part { page: first + page, bytes: start..end, head });
+            let end = len.min(start + payload - if head.is_some() { EXTENT_HEAD_BYTES } else { 0 });
+            parts.push(ValuePart { page: first + page, bytes: start..end, head });
             start = end;
         }
     }
@@ -134,13 +134,13 @@ fn parts(extents: &[(PageNo, Extent)], len: usize, payload: usize) -> Vec<Part> 
 /// Returns the range of a value that has one page with this head; `None` if it has more pages, or anything is wrong.
 fn in_one_page(head: &[u8], large: LargeRef) -> Option<Range<usize>> {
     let only = Extent { pages: 1, next: None };
-    let place = HEAD..HEAD + large.len as usize;
+    let place = EXTENT_HEAD_BYTES..EXTENT_HEAD_BYTES + large.len as usize;
     let is_one = large.len > 0 && Extent::parse(head) == Ok(only) && place.end <= head.len();
     is_one.then_some(place)
 }
 
 /// Reads a value.
-pub(super) fn read(pages: &impl Pages, large: LargeRef) -> Result<Value, TreeError> {
+pub(crate) fn read(pages: &impl Pages, large: LargeRef) -> Result<Value, TreeError> {
     let head = pages.page(large.page.into())?;
     if let Some(place) = in_one_page(&head, large) {
         return Ok(Value::in_page(head, place));
@@ -161,44 +161,42 @@ fn read_into(
     bytes.clear();
     bytes.reserve(len);
     for part in parts(&extents, len, payload) {
-        let page = pages.short_page(part.page)?;
-        bytes.extend_from_slice(page.get(part.place()).ok_or(Fault::Extent).map_err(at(part.page))?);
+        let copied = pages.page_with(part.page, |page| {
+            bytes.extend_from_slice(page.get(part.place()).ok_or(NodeFault::Extent)?);
+            Ok(())
+        })?;
+        copied.map_err(at(part.page))?;
     }
     Ok(())
 }
 
 /// Calls `read` with the bytes of a value: in place if it has one page, otherwise assembled in `room`.
 #[inline]
-pub(super) fn read_with<T>(
+pub(crate) fn read_with<T>(
     pages: &impl Pages,
     large: LargeRef,
     room: &mut Vec<u8>,
     read_bytes: impl FnOnce(&[u8]) -> T,
 ) -> Result<T, TreeError> {
-    if let Some(head) = pages.settled_page(large.page.into())
-        && let Some(place) = in_one_page(&head, large)
-    {
-        return Ok(read_bytes(&head[place]));
-    }
-    let head = pages.short_page(large.page.into())?;
-    if let Some(place) = in_one_page(&head, large) {
-        return Ok(read_bytes(&head[place]));
-    }
-    let payload = head.len();
-    drop(head);
-    read_into(pages, large, payload, room)?;
-    Ok(read_bytes(room))
+    let in_place = pages.page_with(large.page.into(), |head| match in_one_page(head, large) {
+        Some(place) => Ok(read_bytes(&head[place])),
+        None => Err((read_bytes, head.len())),
+    })?;
+    in_place.or_else(|(read_bytes, payload)| {
+        read_into(pages, large, payload, room)?;
+        Ok(read_bytes(room))
+    })
 }
 
 /// Returns the pages of a value, after checking that each can be read, and that only zeros follow its end.
-pub(super) fn check(pages: &impl Pages, large: LargeRef) -> Result<Vec<PageNo>, TreeError> {
+pub(crate) fn check(pages: &impl Pages, large: LargeRef) -> Result<Vec<PageNo>, TreeError> {
     let extents = extents(pages, large)?;
     let payload = pages.page(extents[0].0)?.len();
     let mut found = Vec::new();
     for part in parts(&extents, large.len as usize, payload) {
         let page = pages.page(part.page)?;
         if page[part.place().end..].iter().any(|byte| *byte != 0) {
-            return Err(at(part.page)(Fault::Tail));
+            return Err(at(part.page)(NodeFault::Tail));
         }
         found.push(part.page);
     }
@@ -206,13 +204,13 @@ pub(super) fn check(pages: &impl Pages, large: LargeRef) -> Result<Vec<PageNo>, 
 }
 
 /// Writes a value, which must not be empty, to new pages.
-pub(super) fn write(txn: &mut WriteTxn<'_>, value: &[u8]) -> Result<LargeRef, TreeError> {
+pub(crate) fn write(txn: &mut WriteTxn<'_>, value: &[u8]) -> Result<LargeRef, TreeError> {
     let len = u32::try_from(value.len()).unwrap_or_else(|_| unreachable!("its length was checked"));
     let (extents, payload) = allocate(txn, len)?;
     let mut room = vec![0; payload];
     for part in parts(&extents, value.len(), payload) {
         if let Some(head) = part.head {
-            room[..HEAD].copy_from_slice(&head.encode());
+            room[..EXTENT_HEAD_BYTES].copy_from_slice(&head.encode());
         }
         let place = part.place();
         room[place.end..].fill(0);
@@ -263,7 +261,7 @@ fn allocate(txn: &mut WriteTxn<'_>, len: u32) -> Result<(Vec<(PageNo, Extent)>, 
 }
 
 /// Overwrites a value. Returns false, with nothing changed, if the new value takes fewer or more pages.
-pub(super) fn overwrite(txn: &mut WriteTxn<'_>, before: LargeRef, value: &[u8]) -> Result<bool, TreeError> {
+pub(crate) fn overwrite(txn: &mut WriteTxn<'_>, before: LargeRef, value: &[u8]) -> Result<bool, TreeError> {
     let extents = extents(txn, before)?;
     let payload = txn.read(before.page.into())?.len();
     let room: u64 = extents.iter().map(|(_, extent)| room_of(extent.pages.into(), payload)).sum();
@@ -287,7 +285,7 @@ pub(super) fn overwrite(txn: &mut WriteTxn<'_>, before: LargeRef, value: &[u8]) 
 }
 
 /// Frees the pages of a value, the last one first, so that they are allocated in their order again.
-pub(super) fn free(txn: &mut WriteTxn<'_>, large: LargeRef) -> Result<(), TreeError> {
+pub(crate) fn free(txn: &mut WriteTxn<'_>, large: LargeRef) -> Result<(), TreeError> {
     for (first, extent) in extents(txn, large)?.into_iter().rev() {
         for page in (first..first + u64::from(extent.pages)).rev() {
             txn.free(page)?;

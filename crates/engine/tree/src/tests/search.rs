@@ -2,8 +2,8 @@
 
 use pagekeeper_testing::{Rng, Seed};
 
-use crate::tree::format::edit::build;
-use crate::tree::format::node::{Body, Node};
+use crate::format::edit::build;
+use crate::format::node::{EntryBody, Node};
 
 /// Bytes of a page.
 const PAYLOAD: usize = 4064;
@@ -33,8 +33,8 @@ fn a_search_finds_what_looking_at_each_entry_finds() {
             // The first one stands for all keys below the second.
             keys.insert(0, Vec::new());
         }
-        let child = |at: usize| Body::Child(u32::try_from(at).unwrap());
-        let body = |at| if level == 0 { Body::Value(b"v") } else { child(at) };
+        let child = |at: usize| EntryBody::Child(u32::try_from(at).unwrap());
+        let body = |at| if level == 0 { EntryBody::Value(b"v") } else { child(at) };
         let mut page = vec![0; PAYLOAD];
         let entries = keys.iter().enumerate().map(|(at, key)| (&key[..], body(at)));
         build(&mut page, level, prefix, entries).unwrap();

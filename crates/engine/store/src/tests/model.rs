@@ -32,8 +32,8 @@ macro_rules! modelled {
 }
 
 modelled! {
-    "index.rs" index
-    "snapshots.rs" snapshots
+    "../index.rs" index
+    "../snapshots.rs" snapshots
 }
 
 use std::sync::Arc;
@@ -41,13 +41,13 @@ use std::sync::Arc;
 use loom::thread;
 
 use index::Index;
-use snapshots::{Live, Snapshots};
+use snapshots::{LiveSnapshot, Snapshots};
 use sync::{AtomicU64, Mutex, Ordering};
 
 use crate::Seq;
-use crate::buffers::Buffers;
+use crate::buffers::BufferPool;
 use crate::format::page::PageKind;
-use crate::version::{Content, Whole};
+use crate::version::{VersionContent, WholePage};
 
 /// For two threads, and for three: there are too many orders to try all.
 const PREEMPTIONS: [usize; 2] = [4, 2];
@@ -121,7 +121,7 @@ impl World {
     }
 
     /// Reads as `ReadTxn::read` does.
-    fn read(&self, live: &Live) {
+    fn read(&self, live: &LiveSnapshot) {
         let in_file = || {
             let found = self.read_file();
             Ok::<_, ()>(Some((found, found)))
@@ -138,8 +138,8 @@ impl World {
     }
 }
 
-fn content(seq: Seq) -> Content {
-    Content::Whole(Whole::new(PageKind::Data, Buffers::new(8, 0).copy(&seq.to_le_bytes())))
+fn content(seq: Seq) -> VersionContent {
+    VersionContent::Whole(WholePage::new(PageKind::Data, BufferPool::new(8, 0).copy(&seq.to_le_bytes())))
 }
 
 /// Runs the model in every order of this many threads.

@@ -5,20 +5,20 @@
 //!
 //! Invariants: a page that is valid before a change is valid after it. No change panics, whatever the page contains.
 
-use super::node::{Body, CELL_HEAD, HEAD, Node, SLOT};
-use super::{Fault, set_short};
+use super::node::{CELL_HEAD_BYTES, EntryBody, NODE_HEAD_BYTES, Node, SLOT_BYTES};
+use super::{NodeFault, set_short};
 
 /// Offsets of fields in a head.
-const COUNT: usize = 4;
-const HEAP: usize = 6;
-const PREFIX: usize = 8;
+const COUNT_OFFSET: usize = 4;
+const HEAP_OFFSET: usize = 6;
+const PREFIX_OFFSET: usize = 8;
 
 /// A new entry: its key, with or without the prefix, and its body.
-pub(crate) type Entry<'a> = (&'a [u8], Body<'a>);
+pub(crate) type NewEntry<'a> = (&'a [u8], EntryBody<'a>);
 
 /// Returns the bytes of an entry, including its slot in the directory.
 pub(crate) const fn entry_len(suffix: usize, body: usize) -> usize {
-    SLOT + CELL_HEAD + suffix + body
+    SLOT_BYTES + CELL_HEAD_BYTES + suffix + body
 }
 
 /// Builds a page from its level, the common prefix of all keys, and the entries without that prefix. Free bytes are
@@ -27,45 +27,45 @@ pub(crate) fn build<'a>(
     bytes: &mut [u8],
     level: u8,
     prefix: &[u8],
-    entries: impl IntoIterator<Item = Entry<'a>>,
-) -> Result<(), Fault> {
+    entries: impl IntoIterator<Item = NewEntry<'a>>,
+) -> Result<(), NodeFault> {
     bytes.fill(0);
-    if bytes.len() < HEAD + prefix.len() {
-        return Err(Fault::Overlap);
+    if bytes.len() < NODE_HEAD_BYTES + prefix.len() {
+        return Err(NodeFault::Overlap);
     }
     bytes[..2].copy_from_slice(if level == 0 { b"tl" } else { b"ti" });
     bytes[2] = level;
-    set_short(bytes, PREFIX, prefix.len())?;
-    bytes[HEAD..HEAD + prefix.len()].copy_from_slice(prefix);
+    set_short(bytes, PREFIX_OFFSET, prefix.len())?;
+    bytes[NODE_HEAD_BYTES..NODE_HEAD_BYTES + prefix.len()].copy_from_slice(prefix);
     let (mut count, mut heap) = (0, bytes.len());
     for (suffix, body) in entries {
-        let slot = HEAD + prefix.len() + SLOT * count;
-        let len = CELL_HEAD + suffix.len() + body.len();
-        heap = heap.checked_sub(len).filter(|heap| *heap >= slot + SLOT).ok_or(Fault::Overlap)?;
+        let slot = NODE_HEAD_BYTES + prefix.len() + SLOT_BYTES * count;
+        let len = CELL_HEAD_BYTES + suffix.len() + body.len();
+        heap = heap.checked_sub(len).filter(|heap| *heap >= slot + SLOT_BYTES).ok_or(NodeFault::Overlap)?;
         write_cell(&mut bytes[heap..heap + len], suffix, body)?;
         set_short(bytes, slot, heap)?;
         count += 1;
     }
-    set_short(bytes, COUNT, count)?;
-    set_short(bytes, HEAP, heap)
+    set_short(bytes, COUNT_OFFSET, count)?;
+    set_short(bytes, HEAP_OFFSET, heap)
 }
 
-fn write_cell(to: &mut [u8], suffix: &[u8], body: Body<'_>) -> Result<(), Fault> {
+fn write_cell(to: &mut [u8], suffix: &[u8], body: EntryBody<'_>) -> Result<(), NodeFault> {
     set_short(to, 0, suffix.len())?;
     set_short(to, 2, body.tag())?;
-    to[CELL_HEAD..CELL_HEAD + suffix.len()].copy_from_slice(suffix);
-    body.write(&mut to[CELL_HEAD + suffix.len()..]);
+    to[CELL_HEAD_BYTES..CELL_HEAD_BYTES + suffix.len()].copy_from_slice(suffix);
+    body.write(&mut to[CELL_HEAD_BYTES + suffix.len()..]);
     Ok(())
 }
 
 /// Inserts an entry before the one at this index. Returns false, with nothing changed, if the page has no room for it.
 /// The key is without the page's prefix.
-pub(crate) fn insert(bytes: &mut [u8], at: usize, (suffix, body): Entry<'_>) -> Result<bool, Fault> {
+pub(crate) fn insert(bytes: &mut [u8], at: usize, (suffix, body): NewEntry<'_>) -> Result<bool, NodeFault> {
     let node = Node::parse(bytes)?;
     let (count, slots_start, slots_end, heap) =
         (node.count(), node.slots_start(), node.slots_end(), node.heap());
     if at > count {
-        return Err(Fault::Entry(at));
+        return Err(NodeFault::Entry(at));
     }
     if node.gap() < entry_len(suffix.len(), body.len()) {
         if node.live()? + entry_len(suffix.len(), body.len()) > bytes.len() {
@@ -74,18 +74,18 @@ pub(crate) fn insert(bytes: &mut [u8], at: usize, (suffix, body): Entry<'_>) -> 
         compact(bytes)?;
         return insert(bytes, at, (suffix, body));
     }
-    let start = heap - CELL_HEAD - suffix.len() - body.len();
+    let start = heap - CELL_HEAD_BYTES - suffix.len() - body.len();
     write_cell(&mut bytes[start..heap], suffix, body)?;
-    let slot = slots_start + SLOT * at;
-    bytes.copy_within(slot..slots_end, slot + SLOT);
+    let slot = slots_start + SLOT_BYTES * at;
+    bytes.copy_within(slot..slots_end, slot + SLOT_BYTES);
     set_short(bytes, slot, start)?;
-    set_short(bytes, COUNT, count + 1)?;
-    set_short(bytes, HEAP, start)?;
+    set_short(bytes, COUNT_OFFSET, count + 1)?;
+    set_short(bytes, HEAP_OFFSET, start)?;
     Ok(true)
 }
 
 /// Removes an entry.
-pub(crate) fn remove(bytes: &mut [u8], at: usize) -> Result<(), Fault> {
+pub(crate) fn remove(bytes: &mut [u8], at: usize) -> Result<(), NodeFault> {
     let node = Node::parse(bytes)?;
     let cell = node.cell(at)?;
     let (count, slots_start, slots_end) = (node.count(), node.slots_start(), node.slots_end());
@@ -95,15 +95,15 @@ pub(crate) fn remove(bytes: &mut [u8], at: usize) -> Result<(), Fault> {
         heap if heap == cell.start => heap + cell.len(),
         heap => heap,
     };
-    let slot = slots_start + SLOT * at;
-    bytes.copy_within(slot + SLOT..slots_end, slot);
-    bytes[slots_end - SLOT..slots_end].fill(0);
-    set_short(bytes, COUNT, count - 1)?;
-    set_short(bytes, HEAP, heap)
+    let slot = slots_start + SLOT_BYTES * at;
+    bytes.copy_within(slot + SLOT_BYTES..slots_end, slot);
+    bytes[slots_end - SLOT_BYTES..slots_end].fill(0);
+    set_short(bytes, COUNT_OFFSET, count - 1)?;
+    set_short(bytes, HEAP_OFFSET, heap)
 }
 
 /// Replaces an entry's body. Returns false, with nothing changed, if the page has no room for it.
-pub(crate) fn replace(bytes: &mut [u8], at: usize, body: Body<'_>) -> Result<bool, Fault> {
+pub(crate) fn replace(bytes: &mut [u8], at: usize, body: EntryBody<'_>) -> Result<bool, NodeFault> {
     let node = Node::parse(bytes)?;
     let cell = node.cell(at)?;
     let (start, slots_start, before) = (cell.body_start(), node.slots_start(), cell.body.len());
@@ -113,7 +113,7 @@ pub(crate) fn replace(bytes: &mut [u8], at: usize, body: Body<'_>) -> Result<boo
         body.write(&mut bytes[start..start + body.len()]);
         return Ok(true);
     }
-    let len = CELL_HEAD + cell.suffix.len() + body.len();
+    let len = CELL_HEAD_BYTES + cell.suffix.len() + body.len();
     if node.gap() < len {
         if node.live()? + body.len() - before > bytes.len() {
             return Ok(false);
@@ -130,13 +130,13 @@ pub(crate) fn replace(bytes: &mut [u8], at: usize, body: Body<'_>) -> Result<boo
     }
     let (heap, suffix) = (node.heap(), cell.suffix.to_vec());
     write_cell(&mut bytes[heap - len..heap], &suffix, body)?;
-    set_short(bytes, slots_start + SLOT * at, heap - len)?;
-    set_short(bytes, HEAP, heap - len)?;
+    set_short(bytes, slots_start + SLOT_BYTES * at, heap - len)?;
+    set_short(bytes, HEAP_OFFSET, heap - len)?;
     Ok(true)
 }
 
 /// Rebuilds a page, so that its free space is contiguous.
-fn compact(bytes: &mut [u8]) -> Result<(), Fault> {
+fn compact(bytes: &mut [u8]) -> Result<(), NodeFault> {
     let old = bytes.to_vec();
     let node = Node::parse(&old)?;
     let cells: Vec<_> = node.cells().collect::<Result<_, _>>()?;

@@ -2,6 +2,7 @@
 
 mod crashes;
 mod hostile;
+mod in_place;
 mod map;
 mod search;
 mod space;
@@ -12,29 +13,28 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_simdisk::SimDisk;
+use pagekeeper_store::{Durability, Error, Store};
 use pagekeeper_testing::Rng;
 
-use super::{MAX_KEY_BYTES, Pages, Tree, unused_pages};
-use crate::tests::disk::{Meanwhile, Prompt};
-use crate::{Durability, Error, Store};
+use super::{MAX_KEY_BYTES, Pages, Tree, TreeError, unused_pages};
 
 /// The expected content of a tree.
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 fn disk() -> SimDisk {
-    SimDisk::builder().by_steps().build()
+    SimDisk::builder().at_once().build()
 }
 
 fn open(disk: &SimDisk, page_size: usize) -> Result<Store, Error> {
-    let io = Arc::new(Prompt::new(disk.clone(), Meanwhile::default()));
-    let options = Store::options().page_size(page_size).journal_bytes(16 << 20).memory(64 << 20).io(io);
+    let options = Store::options().page_size(page_size).journal_bytes(16 << 20).memory(64 << 20);
+    let options = options.io(Arc::new(disk.clone()));
     options.warm(false).without_threads().open(Path::new("/store"))
 }
 
 /// Makes a store with one tree, whose root page is the store's root.
 fn with_tree(disk: &SimDisk, page_size: usize) -> (Store, Tree) {
     let store = open(disk, page_size).unwrap();
-    let mut txn = store.begin().unwrap();
+    let mut txn = store.begin_write().unwrap();
     let tree = Tree::create(&mut txn).unwrap();
     txn.set_root(Some(tree.root()));
     txn.commit(Durability::Sync).unwrap();

@@ -8,10 +8,10 @@ use crate::Seq;
 use crate::core::Core;
 use crate::opening::Opening;
 
-/// Statistics of a store, as returned by [`Store::stat`](crate::Store::stat).
-#[derive(Debug, Clone)]
+/// Statistics of a store, as returned by [`Store::stats`](crate::Store::stats).
+#[derive(Debug, Clone, Default)]
 #[non_exhaustive]
-pub struct StoreStat {
+pub struct StoreStats {
     /// Bytes of a page.
     pub page_size: usize,
     /// Pages of the data file that are or were in use.
@@ -43,22 +43,15 @@ pub struct StoreStat {
 }
 
 impl Core {
-    pub(crate) fn stat(&self) -> StoreStat {
-        let fixed = StoreStat {
+    pub(crate) fn stats(&self) -> StoreStats {
+        let fixed = StoreStats {
             page_size: self.config.page_size,
-            pages: 0,
-            free_pages: 0,
-            seq: 0,
-            visible_seq: 0,
-            checkpoint_seq: 0,
-            journal_bytes: 0,
             max_journal_bytes: self.config.max_journal_bytes,
-            unapplied_pages: 0,
-            unapplied_bytes: 0,
             memory: self.config.options.memory,
             full_page_images: !self.config.diffs_first,
             cache: self.cache.stats(),
             opening: self.config.opening,
+            ..StoreStats::default()
         };
         if !self.process.is_current() {
             return fixed;
@@ -67,7 +60,7 @@ impl Core {
             let tail = lock(&self.tail);
             (tail.seq, tail.lsn, tail.meta.clone())
         };
-        StoreStat {
+        StoreStats {
             pages: meta.pages,
             free_pages: meta.free_pages,
             seq,
