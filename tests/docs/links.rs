@@ -5,8 +5,15 @@ use std::path::Path;
 use super::files_below;
 
 /// Documents beside the book.
-const DOCUMENTS: [&str; 5] =
-    ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md"];
+const DOCUMENTS: [&str; 7] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "CODE_OF_CONDUCT.md",
+    "bench/README.md",
+];
 
 /// A sentence for each link that leads nowhere.
 pub(crate) fn wrong(root: &Path) -> Vec<String> {

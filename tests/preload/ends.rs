@@ -147,10 +147,10 @@ fn it_ends_as_the_command_ends_however_that_left() {
     }
     println!("{table}");
     let book = std::fs::read_to_string(
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/src/commands/run.md"),
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/src/reference/run.md"),
     )
     .unwrap();
-    assert!(book.contains(&table), "the table in docs/src/commands/run.md is another:\n{table}");
+    assert!(book.contains(&table), "the table in docs/src/reference/run.md is another:\n{table}");
 }
 
 /// The programs by which jobs are started that leave their process group.

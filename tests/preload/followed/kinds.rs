@@ -3,7 +3,7 @@
 //! go, hot pages stay, and nothing of the means is left. Residency is `fincore`'s, and of block
 //! devices cachestat's.
 //!
-//! The test prints the table of docs/src/commands/run.md.
+//! The test prints the table of docs/src/measurements.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};

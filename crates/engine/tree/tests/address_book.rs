@@ -1,6 +1,9 @@
 //! Stories of a tree's user, on a real disk: an address book with an index, read and changed at the
 //! same time, closed, opened read-only, and copied.
 
+#[path = "../examples/accounts.rs"]
+mod accounts;
+
 use std::path::PathBuf;
 
 use pagekeeper_store::{Durability, ReadTxn, Store, WriteTxn};
@@ -147,4 +150,9 @@ fn an_address_book_keeps_its_index_through_all_there_is() {
     assert_eq!(stat.free_pages, stat.pages);
     assert_eq!(store.compact().unwrap().pages, 0);
     assert!(store.verify().unwrap().is_sound());
+}
+
+#[test]
+fn the_example_runs() -> Result<(), Box<dyn std::error::Error>> {
+    accounts::main()
 }

@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn the_book_has_the_table() {
-        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/src/commands/run.md");
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/src/reference/run.md");
         let table = table();
         assert!(
             std::fs::read_to_string(page).unwrap().contains(&table),

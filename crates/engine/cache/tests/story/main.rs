@@ -9,5 +9,12 @@ mod open;
 mod others;
 mod verifier;
 
+#[path = "../../examples/cache.rs"]
+mod example;
 #[path = "../support/mod.rs"]
 mod support;
+
+#[test]
+fn the_example_runs() -> Result<(), Box<dyn std::error::Error>> {
+    example::main()
+}

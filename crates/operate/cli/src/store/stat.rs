@@ -138,8 +138,8 @@ fn recovery_in_words(opening: &Opening) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_tree::Tree;
     use pagekeeper_store::{Create, Durability};
+    use pagekeeper_tree::Tree;
     use std::time::Duration;
 
     #[test]

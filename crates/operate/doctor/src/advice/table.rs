@@ -1,7 +1,7 @@
 //! The table of all advice: settings of databases, the advised values, and everything that has to be known about
 //! them.
 //!
-//! Its rows are data, in `advice/*.toml` of this crate, and are parsed once. `docs/src/commands/doctor.md` shows
+//! Its rows are data, in `advice/*.toml` of this crate, and are parsed once. `docs/src/reference/doctor.md` shows
 //! them.
 //!
 //! Invariants, which tests check for each row: no row touches durability or replication. A row touches recovery

@@ -140,7 +140,7 @@ fn the_book_shows_which_fixes_are_printed_where_somebody_syncs() {
     let named: BTreeSet<String> = EFFECTS.iter().map(|(act, _)| (*act).to_owned()).collect();
     let missing: Vec<&String> = with.union(&without).filter(|act| !named.contains(*act)).collect();
     assert!(missing.is_empty(), "no row for {missing:?}");
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/src/commands/doctor.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/src/reference/doctor.md");
     let page = std::fs::read_to_string(page).expect("the page");
     let lines = page.lines().skip_while(|line| !line.starts_with("| fix | where nobody syncs |"));
     let shown: Vec<&str> = lines.skip(2).take_while(|line| line.starts_with('|')).collect();

@@ -169,9 +169,9 @@ impl ForeignDescriptors {
         let mut lister =
             Lister { proc, wanted: &wanted, kept: &kept, unnamed: &|_, _| false, done: Vec::new() };
         self.rounds.advance(proc, &mut lister, slice);
-        let listed = lister.done;
+        let processes = lister.done;
         // Processes that may not be inspected were reported at the start.
-        for done in &listed {
+        for done in &processes {
             self.cost += done.cost;
             self.full_listing.read(done.pid, done.began);
             self.changes.read(done.pid, done.count);
@@ -203,7 +203,7 @@ impl ForeignDescriptors {
                 self.changes.all_read(began);
             }
         }
-        listed
+        processes
     }
 
     /// Begins a listing of these processes, or of those that may have changed.

@@ -157,7 +157,7 @@ fn documented(row: &Advice) -> String {
 
 #[test]
 fn the_book_shows_the_table() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/src/commands/doctor.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/src/reference/doctor.md");
     let page = std::fs::read_to_string(page).expect("the page");
     let shown: Vec<&str> = page
         .lines()
