@@ -51,7 +51,8 @@ rabbitmq_version() {
 }
 is_version rabbitmq_server-4.0. "$(rabbitmq_version)"
 run_tests "newer versions" --include-ignored logged::the_wal_of_etcd logged::the_wal_of_prometheus logged::old_blocks_of_jetstream \
-    logged::the_wal_of_postgresql logged::the_binlog_of_mariadb logged::the_log_of_myrocks logged::the_log_of_rabbitmqs
+    logged::the_wal_of_postgresql postgresql_readers::what_a_polled_slot logged::the_binlog_of_mariadb logged::the_log_of_myrocks \
+    logged::the_log_of_rabbitmqs
 eval "$newest_rabbitmq"
 is_version rabbitmq_server-4.3. "$(rabbitmq_version)"
 run_tests "the newest RabbitMQ" logged::the_log_of_rabbitmqs

@@ -27,8 +27,14 @@ pub(crate) fn programs() -> Vec<String> {
     own.chain(["fincore", "setpriv"].map(str::to_owned)).collect()
 }
 
-/// A program of the newest installed server: Debian keeps them out of `PATH`.
+/// A program of the fetched server that `PAGEKEEPER_POSTGRESQL_ROOT` names, which has no client, or
+/// of the newest installed one: Debian keeps them out of `PATH`.
 pub(crate) fn program(name: &str) -> PathBuf {
+    let fetched =
+        std::env::var_os("PAGEKEEPER_POSTGRESQL_ROOT").map(|root| Path::new(&root).join("bin").join(name));
+    if let Some(fetched) = fetched.filter(|program| program.exists()) {
+        return fetched;
+    }
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = versions.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).max();
     newest.map_or_else(|| name.into(), |version| format!("/usr/lib/postgresql/{version}/bin/{name}").into())
