@@ -292,7 +292,11 @@ impl ControlFile {
         let file = if let Some(file) = &self.file {
             Arc::clone(file)
         } else {
-            let file = open_writable_past_cache(&*self.io, &self.path, Create::Never)?;
+            let open = || open_writable_past_cache(&*self.io, &self.path, Create::Never);
+            let mut file = open()?;
+            if own_blocks::replace(&*self.io, &*file, 2 * BLOCK)? {
+                file = open()?;
+            }
             own_blocks::unshare(&*file, 2 * BLOCK)?;
             Arc::clone(self.file.insert(file))
         };
