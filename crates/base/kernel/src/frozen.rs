@@ -44,6 +44,7 @@ fn start(path: &Path) -> std::io::Result<Child> {
 
 /// Returns why the child has not ended, by the kernel function that it sleeps in: writes wait for a thaw on a
 /// per-CPU semaphore.
+#[allow(clippy::disallowed_methods, reason = "of /proc")]
 fn cause(child: &Child) -> &'static str {
     let function = std::fs::read_to_string(format!("/proc/{}/wchan", child.id()));
     if function.is_ok_and(|name| name.contains("percpu")) {

@@ -133,6 +133,6 @@ mod tests {
         assert_eq!((pending.retry(drop), pending.bytes()), (Ok(16), 4));
         pending.tried(0, 1_000_000);
         assert!(!pending.is_due(50_000_000) && pending.is_due(51_000_000));
-        assert_eq!(pending.take().collect::<Vec<_>>(), [26..30]);
+        assert_eq!(pending.take().map(|range| (range.start, range.end)).collect::<Vec<_>>(), [(26, 30)]);
     }
 }

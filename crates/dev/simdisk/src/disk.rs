@@ -142,7 +142,7 @@ impl SimDisk {
         self.create_with(path.as_ref(), Content::from_bytes(&bytes.into()))
     }
 
-    /// Creates a file of `len` bytes that take no memory: they are the [`pattern`] of `seed`.
+    /// Creates a file of `len` bytes that take no memory: they are the [`pattern`](crate::pattern) of `seed`.
     pub fn create_patterned(&self, path: impl AsRef<Path>, len: u64, seed: u64) -> Result<(), Error> {
         self.create_with(path.as_ref(), Content::patterned(seed, len))
     }
@@ -187,7 +187,7 @@ impl SimDisk {
     }
 
     /// Plans a fault for requests that touch `range` (bytes) of the file or directory that has this name now:
-    /// a [`Fault`] for raw reads, a [`WriteFault`] for raw writes, syncs (which touch every range) and
+    /// a [`Fault`](crate::Fault) for raw reads, a [`WriteFault`](crate::WriteFault) for raw writes, syncs (which touch every range) and
     /// allocations. The first planned fault that matches occurs.
     pub fn inject(
         &self,
@@ -236,7 +236,7 @@ impl SimDisk {
     }
 
     /// Makes the operation of this number (as counted by [`Self::cut_power_at`]) fail with this error number,
-    /// without any change. A sync loses its data, as with [`WriteFault::Sync`].
+    /// without any change. A sync loses its data, as with [`WriteFault::Sync`](crate::WriteFault::Sync).
     pub fn fail_operation_at(&self, op: u64, errno: i32) {
         self.shared().lock().fail_operation(op, errno);
     }

@@ -43,7 +43,7 @@ pub fn are_aligned(pieces: &[iovec], align: usize) -> bool {
         .all(|piece| piece.iov_base.addr().is_multiple_of(align) && piece.iov_len.is_multiple_of(align))
 }
 
-/// Returns the pieces after their first `done` bytes, at most [`PIECES_MAX`] of them.
+/// Returns the pieces after their first `done` bytes, at most `PIECES_MAX` of them.
 pub fn rest(pieces: &[iovec], done: usize) -> Cow<'_, [iovec]> {
     if done == 0 {
         return Cow::Borrowed(&pieces[..pieces.len().min(PIECES_MAX)]);

@@ -39,7 +39,7 @@ pub(crate) struct EvictArgs {
     /// Number of files to work on in parallel [default: one per CPU, at most 8]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
-    /// EvictReport every file that had resident pages, not only those that kept some
+    /// Report every file that had resident pages, not only those that kept some
     #[arg(short, long)]
     verbose: bool,
     /// Print one JSON object with all figures in bytes

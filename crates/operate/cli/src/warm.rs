@@ -62,7 +62,7 @@ pub(crate) struct WarmArgs {
     /// Lock the pages in memory, and stay until Ctrl-C or SIGTERM
     #[arg(long)]
     lock: bool,
-    /// WarmOutcome every file
+    /// Report every file
     #[arg(short, long)]
     verbose: bool,
     /// Print one JSON object with all figures in bytes

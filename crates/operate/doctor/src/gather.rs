@@ -70,7 +70,7 @@ impl GatheredData {
     /// Returns the observation of two snapshots with this data.
     pub fn observation<'a>(self, before: &'a Snapshot, after: &'a Snapshot) -> Observation<'a> {
         let Self { settings, journals, disks, stretches, streamers, visibility_gaps: _ } = self;
-        Observation { settings, journals, disks, stretches, streamers, ..Observation::new(before, after) }
+        Observation { settings, disks, stretches, streamers, journals, ..Observation::new(before, after) }
     }
 }
 

@@ -146,7 +146,7 @@ fn left_of(inode: Inode, file: &TrackedFile<'_>) -> Option<LeftFile> {
         (Some(Err(_)), _) => (file.unobserved, StayCause::NotPermitted, false),
         (None, _) => (file.at_close, why(file, file.at_close), false),
     };
-    (stayed_bytes > 0).then(|| LeftFile { path, stayed_bytes, why, checked })
+    (stayed_bytes > 0).then_some(LeftFile { path, stayed_bytes, why, checked })
 }
 
 /// Returns why clean pages of a file stayed.

@@ -73,7 +73,7 @@ impl PreparedCommand {
         let readers = library.and_then(|library| library::in_memory(library, make_readers).ok());
         // The descendants of a followed command are followed, too.
         let launcher = reach.follower.is_none().then(|| launcher(is_required)).flatten();
-        let settings = Settings { launcher, readers, ..settings };
+        let settings = Settings { readers, launcher, ..settings };
         let mut command = Command::new(name);
         command.args(arguments);
         let encoded = settings.encode().into();

@@ -132,6 +132,7 @@ impl LaunchReport {
             }
             sums
         };
+        #[allow(clippy::disallowed_methods, reason = "the command that prints it makes it safe")]
         let each = processes.iter().map(|process| ProcessReport {
             pid: process.pid.load(Ordering::Acquire),
             name: String::from_utf8_lossy(&process.name()).trim_end_matches('\0').to_owned(),

@@ -4,6 +4,8 @@
 //!
 //! Invariant: decoding returns what was encoded, except names that contain a newline.
 
+#![allow(clippy::disallowed_methods, reason = "the text of settings, which is not printed")]
+
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
@@ -36,7 +38,7 @@ pub struct Settings {
     pub command: Option<String>,
     /// Bytes that the writers of a process together may have unwritten.
     pub budget: u64,
-    /// The path of the report ([`pagekeeper_preload::counters::Mapped`]).
+    /// The path of the report (`pagekeeper_preload::counters`).
     pub report: Option<PathBuf>,
     /// The path of the table that readers of the user's commands share
     /// ([`pagekeeper_preload::open_readers`]).

@@ -141,7 +141,7 @@ impl Subject {
     /// Returns the time until it is to be held, unless it is now or never.
     fn time_to_wish(&self, now: Duration) -> Option<Duration> {
         let is_later = now < self.wished_from && self.wished_from < self.wished_until && !self.is_refused;
-        is_later.then(|| self.wished_from - now)
+        is_later.then(|| self.wished_from.saturating_sub(now))
     }
 }
 

@@ -18,8 +18,7 @@ use std::sync::OnceLock;
 use pagekeeper_kernel::mutex::ignore_poison;
 
 use super::frame;
-use super::group_commit::{GroupCommit, Leader, Turn};
-use super::sync::{Arc, Mutex, MutexGuard, yield_now};
+use super::sync::{Arc, GroupCommit, Leader, Mutex, MutexGuard, Turn, yield_now};
 use crate::Error;
 
 /// The maximum memory kept for the next batch, in bytes. Larger batches free theirs.

@@ -38,7 +38,6 @@ use std::sync::Arc;
 
 use pagekeeper_io::{Access, Lock, WriteMode};
 
-use crate::group_commit;
 use crate::limits::RECORD_BYTES_MAX;
 use crate::position::Position;
 use crate::{Error, LogMode};

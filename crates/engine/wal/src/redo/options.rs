@@ -182,7 +182,7 @@ impl RedoOptions {
     }
 
     /// Leaves all work to the callers: the log has no threads, not even while it is opened. On a deterministic disk
-    /// ([`pagekeeper_simdisk::SimDisk`]) all operations then repeat, in order. For tests, and for engines with one
+    /// (`SimDisk` of `pagekeeper-simdisk`) all operations then repeat, in order. For tests, and for engines with one
     /// thread.
     ///
     /// Records that no caller waits for are then synced neither each second nor by [`FlushPolicy::Every`], and an

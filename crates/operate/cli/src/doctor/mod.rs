@@ -108,7 +108,9 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         // A writer or reader may have appeared meanwhile.
         let now = Arc::new(observer.snapshot()?);
         let (evicted, errors) = evict_leftovers(&now, [&observation, &Observation::new(&after, &now)])?;
-        errors.iter().for_each(|error| problems.note(error));
+        for error in &errors {
+            problems.note(error);
+        }
         Some(evicted.into_iter().map(EvictedFile::from).collect())
     } else {
         None

@@ -294,7 +294,7 @@ mod tests {
             size: file.size,
             changed: created,
             last_used: created,
-            extents: vec![0..resident.min(file.size) / 4096],
+            extents: std::iter::once(0..resident.min(file.size) / 4096).collect(),
         };
         let pages = SavedPages { created, page_size: 4096, files: files.iter().map(file).collect() };
         SavedSnapshot { path: "/s/my.snapshot".into(), pages }

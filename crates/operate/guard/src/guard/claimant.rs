@@ -11,7 +11,6 @@ use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::{OpenFile, ProcRoot};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 
-use super::watched::Database;
 use crate::server_settings::ServerSettings;
 use crate::targets::{ProcessTraits, Targets};
 use pagekeeper_catalog::ownership::{self, Identity, ProcessRight};
@@ -130,8 +129,13 @@ pub(super) enum Evidence {
 }
 
 impl ExaminedDatabase {
-    pub(super) fn of(proc: &ProcRoot, database: &Database) -> Self {
-        let &Database { pid, certain, ref profile, ref server, ref claimant, .. } = database;
+    pub(super) fn of(
+        proc: &ProcRoot,
+        (pid, certain): (u32, bool),
+        profile: &Arc<Profile>,
+        server: &Arc<ServerSettings>,
+        claimant: &Claimant,
+    ) -> Self {
         let (right, view) = (claimant.right(), proc.view_of(pid));
         let mut held: HashMap<PathBuf, Vec<(PathBuf, Inode, bool)>> = HashMap::new();
         for file in claimant.open() {

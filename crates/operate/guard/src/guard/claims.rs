@@ -75,7 +75,11 @@ impl WatchList {
         let due = |path: &PathBuf| claims.get(path).is_none_or(|claim| claim.is_due(changed, tick.now));
         let todo: BTreeSet<PathBuf> = found.into_iter().filter(due).collect();
         let is_any = !todo.is_empty();
-        database.claimant.waiting = is_any.then(|| (Arc::new(ExaminedDatabase::of(proc, database)), todo));
+        database.claimant.waiting = is_any.then(|| {
+            let Database { pid, certain, profile, server, claimant, .. } = &*database;
+            let of = ExaminedDatabase::of(proc, (*pid, *certain), profile, server, claimant);
+            (Arc::new(of), todo)
+        });
         if selects_other {
             self.select_again(index, tick);
         }

@@ -22,14 +22,10 @@ use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::Party;
-use pagekeeper_catalog::ownership::FileOwnership;
 use pagekeeper_kernel::hang::Crew;
 use pagekeeper_kernel::process::thread_cpu_time;
 
-use super::report::TickContext;
 use super::turns::Turns;
-use super::watched::WatchList;
-use crate::descriptors::Extent;
 use crate::directory::{DatabaseKey, Directories, Directory};
 use crate::event::Event;
 
@@ -37,10 +33,10 @@ use crate::event::Event;
 const JOB_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Time until the first report that a job does not come back, and the factor by which that time
 /// grows with each report.
-const HANG_REPORT_AFTER: Duration = Duration::from_secs(5);
+pub(super) const HANG_REPORT_AFTER: Duration = Duration::from_secs(5);
 const HANG_REPORT_FACTOR: u32 = 12;
 /// Limits on hung databases, per user and in all; beyond them no new directory is opened.
-const HUNG_DATABASES_MAX: (usize, usize) = (16, 128);
+pub(super) const HUNG_DATABASES_MAX: (usize, usize) = (16, 128);
 
 /// A job on the directories of one database, run in the worker's thread.
 pub(super) type Job<R> = Box<dyn FnOnce(&mut Directories, &JobPlace) -> R + Send>;
@@ -63,21 +59,21 @@ impl JobPlace {
 
 /// A job that has not come back.
 pub(super) struct HungJob {
-    key: DatabaseKey,
+    pub(super) key: DatabaseKey,
     /// The party of its database when it began.
-    party: Party,
-    path: PathBuf,
-    profile: Option<String>,
+    pub(super) party: Party,
+    pub(super) path: PathBuf,
+    pub(super) profile: Option<String>,
     /// The devices of its directories, as far as they are known. `place` says at which of them it
     /// hangs.
-    devices: Vec<Option<u64>>,
-    place: JobPlace,
-    since: Instant,
-    report_after: Duration,
+    pub(super) devices: Vec<Option<u64>>,
+    pub(super) place: JobPlace,
+    pub(super) since: Instant,
+    pub(super) report_after: Duration,
     /// Whether its database is not to be watched any more.
-    is_dropped: bool,
+    pub(super) is_dropped: bool,
     /// Returns its directories once it has come back.
-    back: Box<dyn FnMut() -> Result<Directories, TryRecvError>>,
+    pub(super) back: Box<dyn FnMut() -> Result<Directories, TryRecvError>>,
 }
 
 impl HungJob {
@@ -92,7 +88,7 @@ impl HungJob {
     }
 
     /// Returns the report that it does not come back, if that is due.
-    fn report_hang(&mut self) -> Option<Event> {
+    pub(super) fn report_hang(&mut self) -> Option<Event> {
         let elapsed = self.since.elapsed();
         if self.is_dropped || elapsed < self.report_after {
             return None;
@@ -103,7 +99,7 @@ impl HungJob {
     }
 
     /// Returns the report that it has come back, if it was reported before.
-    fn report_answer(&self) -> Option<Event> {
+    pub(super) fn report_answer(&self) -> Option<Event> {
         let (profile, path) = (self.profile.clone(), self.path.clone());
         let seconds = self.since.elapsed().as_secs_f64();
         let event = Event::Answers { pid: self.key.pid(), profile, path, seconds };
@@ -113,7 +109,7 @@ impl HungJob {
 
 /// The jobs, and what each database may spend on them.
 pub(super) struct Jobs {
-    crew: Crew,
+    pub(super) crew: Crew,
     pub(super) turns: Turns,
     pub(super) hung: Vec<HungJob>,
     /// The duration of the last tick, by database.
@@ -275,141 +271,4 @@ pub(super) fn are_too_many(
 ) -> bool {
     let (own, all) = hung.fold((0, 0), |(own, all), other| (own + usize::from(other == party), all + 1));
     own >= of_party || all >= of_all
-}
-
-impl WatchList {
-    /// Takes back databases that answer again, and reports those that do not.
-    pub(super) fn take_back(&mut self, tick: &mut TickContext<'_>) {
-        if !self.jobs.crew.is_ready() {
-            let problem = "no thread can be started (RLIMIT_NPROC, TasksMax or memory): the files of databases are left alone";
-            tick.report.problem(self.proc.path().to_path_buf(), &problem);
-        }
-        for mut hung in std::mem::take(&mut self.jobs.hung) {
-            let index = self.databases.iter().position(|database| hung.is_of(database.pid));
-            hung.is_dropped |= index.is_none() && hung.key.pid().is_some();
-            match (hung.back)() {
-                Err(TryRecvError::Empty) => {
-                    tick.report.events.extend(hung.report_hang());
-                    self.jobs.hung.push(hung);
-                }
-                _ if hung.is_dropped => {}
-                Ok(directories) => {
-                    tick.report.events.extend(hung.report_answer());
-                    for directory in directories {
-                        self.take_up_again(directory, tick);
-                    }
-                    // Its process may have changed meanwhile.
-                    if let Some(index) = index {
-                        self.select_again(index, tick);
-                    }
-                }
-                Err(TryRecvError::Disconnected) => {
-                    let problem = "the guard failed at its files: it is examined anew";
-                    tick.report.problem(hung.path, &problem);
-                    if let Some(index) = index {
-                        self.databases[index].claims.clear();
-                        self.databases[index].descriptors.schedule.ask(Extent::All);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Watches a directory again that was away, if there is room for it. Uses what its process is and has
-    /// open now.
-    fn take_up_again(&mut self, mut directory: Box<Directory>, tick: &mut TickContext<'_>) {
-        let database = self.databases.iter().find(|database| Some(database.pid) == directory.owner);
-        if let Some(database) = database {
-            directory.right = FileOwnership::Process(database.right());
-        }
-        let taken = self.directories.iter().any(|other| {
-            let pins = other.pin.zip(directory.pin);
-            pins.is_some_and(|(other, own)| other.is(&own))
-        });
-        if taken || !self.has_room_again(&directory, tick) {
-            return;
-        }
-        directory.came_back();
-        self.directories.push(directory);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::budget::{DIRECTORIES_MAX, DIRECTORIES_PER_DATABASE};
-    use crate::config::Options;
-    use crate::guard::Guard;
-    use pagekeeper_catalog::Profile;
-    use pagekeeper_catalog::ownership::ProcessRight;
-    use pagekeeper_kernel::process::ProcRoot;
-    use std::collections::HashSet;
-    use std::sync::Arc;
-
-    #[test]
-    fn hung_databases_stay_their_users_when_their_processes_have_ended() {
-        let mut guard =
-            Guard::new(Options { find: false, ..Options::default() }, ProcRoot::default()).unwrap();
-        let jobs = &mut guard.watched.jobs;
-        let attacker = Party::User(54_321);
-        for pid in 0..u32::try_from(HUNG_DATABASES_MAX.0).unwrap() {
-            // None of these is among the databases: they have ended.
-            jobs.hung.push(HungJob {
-                key: DatabaseKey::Process(u32::MAX - pid),
-                party: attacker,
-                path: "/".into(),
-                profile: None,
-                devices: Vec::new(),
-                place: JobPlace::default(),
-                since: Instant::now(),
-                report_after: HANG_REPORT_AFTER,
-                is_dropped: false,
-                back: Box::new(|| Err(TryRecvError::Empty)),
-            });
-        }
-        let keys = [1, 2].map(DatabaseKey::Process);
-        let users = keys.clone().into_iter().zip([attacker, Party::User(54_322)]);
-        jobs.turns.begin_tick(&[], users, Instant::now());
-        assert_eq!(keys.map(|key| jobs.may_not_open(&key)), [true, false]);
-        assert!(!jobs.may_not_open(&DatabaseKey::Named("/elsewhere".into())), "the operator's word");
-    }
-
-    #[test]
-    fn what_comes_back_finds_no_more_places_than_there_are() {
-        let profile = Arc::new(Profile::built_in().swap_remove(0));
-        let of = |number: usize, pid: u32, party| {
-            let right = FileOwnership::Process(Arc::new(ProcessRight::new(None, party, HashSet::new())));
-            let path = format!("/{pid}/{number}").into();
-            Box::new(Directory::new(path, Some(pid), None, Arc::clone(&profile), right))
-        };
-        let parties = [(1, Party::User(1)), (2, Party::User(1)), (3, Party::User(2)), (4, Party::User(2))];
-        let mut guard =
-            Guard::new(Options { find: false, ..Options::default() }, ProcRoot::default()).unwrap();
-        let (watched, now) = (&mut guard.watched, Instant::now());
-        let mut tick = TickContext { settings: &guard.settings, report: &mut guard.report, now };
-        for (pid, party) in parties {
-            watched.directories.extend((0..DIRECTORIES_PER_DATABASE).map(|number| of(number, pid, party)));
-        }
-        let count = |watched: &WatchList, pid: u32| {
-            watched.directories.iter().filter(|directory| directory.owner == Some(pid)).count()
-        };
-        assert_eq!(watched.directories.len(), DIRECTORIES_MAX);
-        // Directories of a process at its limit, and of one whose user is at the limit.
-        watched.take_up_again(of(DIRECTORIES_PER_DATABASE, 1, Party::User(1)), &mut tick);
-        assert_eq!(count(watched, 1), DIRECTORIES_PER_DATABASE);
-        for number in 0..DIRECTORIES_PER_DATABASE {
-            watched.take_up_again(of(number, 5, Party::User(2)), &mut tick);
-        }
-        assert_eq!(
-            (watched.directories.len(), count(watched, 1)),
-            (DIRECTORIES_MAX, DIRECTORIES_PER_DATABASE)
-        );
-        assert!((600..DIRECTORIES_PER_DATABASE).contains(&count(watched, 5)), "{}", count(watched, 5));
-        // Another user's directories take the places of the user who has most.
-        for number in 0..10 {
-            watched.take_up_again(of(number, 6, Party::User(3)), &mut tick);
-        }
-        assert_eq!((watched.directories.len(), count(watched, 6)), (DIRECTORIES_MAX, 10));
-        assert!(tick.report.events.iter().any(|event| matches!(event, Event::InPart { .. })));
-    }
 }

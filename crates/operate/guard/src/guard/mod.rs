@@ -21,6 +21,7 @@ mod decide;
 mod directory_eviction;
 mod group_sight;
 mod groups;
+mod hung_jobs;
 mod jobs;
 #[cfg(test)]
 mod limit_tests;

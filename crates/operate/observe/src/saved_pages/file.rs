@@ -4,6 +4,8 @@
 //! exists at every moment. A link is followed, so that it remains a link. A file that is not a snapshot is
 //! replaced only when forced.
 
+#![allow(clippy::disallowed_methods, reason = "snapshots are files that the caller names")]
+
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;

@@ -9,3 +9,5 @@ pub(super) use crate::loom_event_count::EventCount;
 
 // This one is not loom's: the models do not check reference counts, and each step would multiply the orders.
 pub(super) use std::sync::Arc;
+
+pub(super) use super::group_commit::{GroupCommit, Leader, Turn};
