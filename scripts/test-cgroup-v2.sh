@@ -7,8 +7,8 @@
 # The machines have Debian's kernel (SUITE=NAME: of another suite than this Debian's own) and this system's root (scripts/machine.sh).
 # Takes some minutes where QEMU_ACCEL=kvm can be had, and more than an hour without. For x86-64, as root. Arguments are the machines.
 #
-# SENPAI=PATH, with arguments of one's own behind it or without, has `guard` beside Meta's senpai.py too, which is no part of this project
-# (docs/src/measurements.md has what came of it); without, that story is left out. STORIES=WORDS, for `guard` and `containers`: only the tests with one of
+# SENPAI=PATH, with arguments of one's own behind it or without, has `guard` beside Meta's senpai.py too, which is no part of this
+# project; without, that story is left out. STORIES=WORDS, for `guard` and `containers`: only the tests with one of
 # these in their names, such as STORIES=senpai.
 set -euo pipefail
 cd "$(dirname "$0")/.."

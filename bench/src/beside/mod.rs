@@ -115,7 +115,7 @@ const PEERS: [StreamCommand; 6] = [
 /// What to measure.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct BesideOptions {
-    /// These streams, as the table names them [default: cp, with its peers]
+    /// These streams, as the table names them; cp has its peers beside it
     #[arg(long, value_name = "NAME", default_value = "cp", value_parser = clap::builder::PossibleValuesParser::new(STREAMS.map(|stream| stream.name)))]
     stream: Vec<String>,
     /// These loads [default: one-writer and due; with --quick: due]
@@ -322,8 +322,10 @@ impl Site<'_> {
                 let peer = PEERS.iter().find(|peer| peer.name == subject);
                 let line = peer.map_or(self.line, |peer| peer.line);
                 run_program(&mut self.shell(line, subject == UNDER_RUN, output)).context(subject)?;
-                settle(self.disk)?;
             }
+        }
+        if subject != ALONE {
+            settle(self.disk)?;
         }
         Ok((from, began.elapsed().as_secs_f64()))
     }

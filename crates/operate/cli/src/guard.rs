@@ -262,8 +262,8 @@ fn is_stopped(stop: &Stop, manager: &mut Manager, pause: Duration) -> bool {
 }
 
 fn check_config(path: &Path) -> anyhow::Result<ExitCode> {
-    match Options::read(path).and_then(|options| Guard::new(options, ProcRoot::default())) {
-        Ok(_) => Ok(ExitCode::SUCCESS),
+    match Options::read(path).and_then(Guard::check) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error @ ProfileError::Io { .. }) => Err(error.into()),
         Err(error) => Err(UsageError(error.to_string()).into()),
     }

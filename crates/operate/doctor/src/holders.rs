@@ -58,18 +58,6 @@ pub struct Holder {
 }
 
 /// Returns the largest holders, largest first.
-///
-/// ```
-/// use pagekeeper_doctor::{HeldFile, holders};
-/// let file = |name: &str| HeldFile {
-///     path: format!("/var/backups/wal/{name}").into(),
-///     size: 1 << 30,
-///     resident: 1 << 30,
-///     open_in: Vec::new(),
-/// };
-/// let found = holders(vec![file("000000010000000000000001"), file("000000010000000000000002")]);
-/// assert_eq!((found[0].path.as_str(), found[0].resident_bytes), ("/var/backups/wal", 2 << 30));
-/// ```
 pub(crate) fn holders(files: Vec<HeldFile>) -> Vec<Holder> {
     let mut directories: BTreeMap<PathBuf, Vec<HeldFile>> = BTreeMap::new();
     for file in files {

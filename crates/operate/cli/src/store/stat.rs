@@ -154,7 +154,7 @@ mod tests {
         txn.set_metadata(b"sixteen bytes...").unwrap();
         txn.commit(Durability::Sync).unwrap();
         store.sync().unwrap();
-        let figures = StoreFigures::of(&store).unwrap();
+        let mut figures = StoreFigures::of(&store).unwrap();
         let mut text = Vec::new();
         figures.write_text(&mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
@@ -162,12 +162,18 @@ mod tests {
             ": a store of pages of 8 KiB\n  pages                   ",
             &format!("\n  root page               {root}\n  metadata                16 B\n"),
             "\n  commits                 1\n    in the data file      up to 1\n",
+            " of them free\n",
+            "\n  journal to recover      ",
             "\n  first changes of pages  ",
             "Nothing is to be recovered: the data file has all commits. Opened in ",
         ] {
             assert!(text.contains(line), "{line} in {text}");
         }
         assert_eq!(figures.json("/s")["checkpoint_seq"], 1);
+        let whole = figures.superblocks.into_iter().flatten().max_by_key(|slot| slot.number).unwrap();
+        let number = whole.number;
+        figures.superblocks = [None, Some(whole)];
+        assert_eq!(figures.superblocks_in_words(), format!("1 of 2 whole: number {number}"));
         store.close().unwrap();
     }
 

@@ -17,7 +17,7 @@ use super::figures::{explained, figure, rate, size, without_rows};
 use crate::output;
 
 /// Waiting threads that a table lists.
-const WAITS_MAX: usize = 10;
+const WAITS_MAX: usize = 5;
 
 /// Returns the one object that is printed.
 pub(super) fn json(tick: &CensusTick, rows: &Rows) -> Value {
@@ -180,7 +180,8 @@ pub(super) fn write(tick: &CensusTick, rows: &Rows, group: Group, out: &mut impl
     if left > 0 {
         writeln!(out, "and {} more: --limit N shows N", count(left as u64))?;
     }
-    waits(tick).unwrap_or_default().iter().take(WAITS_MAX).try_for_each(|line| writeln!(out, "{line}"))
+    let mut lines = waits(tick).into_iter().flatten().flat_map(|lines| lines.into_iter().take(WAITS_MAX));
+    lines.try_for_each(|line| writeln!(out, "{line}"))
 }
 
 /// Returns the bytes of a row that are not on disk yet.
@@ -227,20 +228,23 @@ fn memory_lines(tick: &CensusTick) -> Vec<String> {
     lines
 }
 
-/// Returns the threads that are throttled for dirty pages or have to reclaim memory, each in a line; `None` if that
-/// is not seen.
-pub(super) fn waits(tick: &CensusTick) -> Option<Vec<String>> {
+/// Returns the threads that are throttled for dirty pages, and those that have to reclaim memory, each in a line;
+/// `None` if neither is seen.
+pub(super) fn waits(tick: &CensusTick) -> Option<[Vec<String>; 2]> {
     let of_time = |length: Duration| {
         format!("{:.0} %", length.as_secs_f64() / tick.period.as_secs_f64().max(1e-3) * 100.0)
     };
     let of_task = |task: &Task, does: String| format!("{} {} {does}", escaped(&task.name), task.process);
-    let throttled = tick.pauses.as_ref()?.iter().map(|paused| {
+    if tick.pauses.is_none() && tick.reclaim.is_none() {
+        return None;
+    }
+    let throttled = tick.pauses.iter().flatten().map(|paused| {
         let (share, device) = (of_time(paused.pauses.total()), escaped(&paused.device));
         of_task(&paused.task, format!("throttled {share} of the time for dirty pages of {device}"))
     });
-    let reclaiming = tick.reclaim.as_ref()?.iter().map(|stalled| {
+    let reclaiming = tick.reclaim.iter().flatten().map(|stalled| {
         let (share, bytes) = (of_time(stalled.stalls.total()), size(stalled.reclaimed));
         of_task(&stalled.task, format!("reclaimed {bytes} itself, {share} of the time"))
     });
-    Some(throttled.chain(reclaiming).collect())
+    Some([throttled.collect(), reclaiming.collect()])
 }

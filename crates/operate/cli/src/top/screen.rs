@@ -177,7 +177,7 @@ fn bar<'a>(parts: &[MemoryPart], total: u64, width: u16, theme: Theme) -> Line<'
 
 /// Returns the tasks that are throttled for dirty pages, or have to reclaim memory.
 fn wait_lines<'a>(tick: &CensusTick, most: usize, theme: Theme) -> Vec<Line<'a>> {
-    let Some(mut words) = waits(tick) else {
+    let Some(mut words) = waits(tick).map(|lines| lines.concat()) else {
         return vec![Line::from("who is throttled or has to reclaim is not seen without tracing")];
     };
     if words.is_empty() {

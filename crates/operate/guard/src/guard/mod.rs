@@ -132,6 +132,15 @@ impl Guard {
         Ok(guard)
     }
 
+    /// Checks options as [`Self::new`] does, and starts nothing.
+    ///
+    /// # Errors
+    ///
+    /// If they name an unknown profile or rule, or contradict each other.
+    pub fn check(options: Options) -> Result<(), ProfileError> {
+        Settings::new(options).map(drop)
+    }
+
     /// Takes a new configuration. Everything that is watched is found anew; the figures of the summary
     /// continue.
     pub fn reload(&mut self, options: Options) -> Result<(), ProfileError> {
