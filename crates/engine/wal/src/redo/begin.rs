@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use pagekeeper_io::{Access, Create, Error as IoError, IoFile, open_past_cache};
+use pagekeeper_io::{Access, Create, Error as IoError, IoFile};
 use pagekeeper_kernel::mutex::lock;
 
 use super::control::{ControlState, EPOCHS_MAX, LogPhase};
@@ -134,7 +134,6 @@ impl Core {
     /// Opens the files for writing, if they are not open. From then on they share no blocks with other files.
     fn open_ring(&self) -> Result<(), Error> {
         if self.write.ring.get().is_none() {
-            self.replace_copied_files()?;
             let access =
                 if self.writing_mode().mode == LogMode::Direct { Access::Direct } else { Access::Buffered };
             let open = |index| {
@@ -146,19 +145,6 @@ impl Core {
             let files: Result<Vec<Arc<dyn IoFile>>, IoError> =
                 (0..self.config.geometry.files).map(open).collect();
             let _ = self.write.ring.set(Ring { geometry: self.config.geometry, files: files? });
-        }
-        Ok(())
-    }
-
-    /// Replaces the files that copy on write, and reads from their copies.
-    fn replace_copied_files(&self) -> Result<(), Error> {
-        let mut is_any_replaced = false;
-        for file in &*self.first_sources {
-            is_any_replaced |= own_blocks::replace(&*self.io, &**file, self.config.geometry.file_bytes)?;
-        }
-        if is_any_replaced {
-            let copies = self.first_sources.iter().map(|file| open_past_cache(&*self.io, file.path()));
-            let _ = self.write.copies.set(copies.collect::<Result<_, _>>()?);
         }
         Ok(())
     }

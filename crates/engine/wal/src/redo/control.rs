@@ -292,11 +292,7 @@ impl ControlFile {
         let file = if let Some(file) = &self.file {
             Arc::clone(file)
         } else {
-            let open = || open_writable_past_cache(&*self.io, &self.path, Create::Never);
-            let mut file = open()?;
-            if own_blocks::replace(&*self.io, &*file, 2 * BLOCK)? {
-                file = open()?;
-            }
+            let file = open_writable_past_cache(&*self.io, &self.path, Create::Never)?;
             own_blocks::unshare(&*file, 2 * BLOCK)?;
             Arc::clone(self.file.insert(file))
         };

@@ -66,8 +66,8 @@ pub(super) struct Core {
     pub(super) process: Process,
     pub(super) config: Configuration,
     pub(super) write: WriteState,
-    /// The ring's files, opened for reading when the log was; use [`Self::sources`].
-    pub(super) first_sources: Arc<[Arc<dyn IoFile>]>,
+    /// The ring's files, opened for reading.
+    pub(super) sources: Arc<[Arc<dyn IoFile>]>,
     pub(super) io: Arc<dyn Io>,
     pub(super) buffer: Arc<LogBuffer>,
     pub(super) writer: Mutex<BlockTaker>,
@@ -90,14 +90,9 @@ impl Core {
         self.checkpoint.lsn.load(Ordering::Acquire)
     }
 
-    /// Returns the ring's files for reading.
-    pub(super) fn sources(&self) -> &Arc<[Arc<dyn IoFile>]> {
-        self.write.copies.get().unwrap_or(&self.first_sources)
-    }
-
     /// Returns the ring's files for reading up to `end`.
     pub(super) fn source(&self, end: u64) -> RingSource {
-        RingSource::new(Arc::clone(&self.io), self.config.geometry, Arc::clone(self.sources()), end)
+        RingSource::new(Arc::clone(&self.io), self.config.geometry, Arc::clone(&self.sources), end)
     }
 
     /// Returns the maximum length of a body.

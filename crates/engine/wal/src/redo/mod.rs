@@ -272,7 +272,7 @@ impl RedoLog {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn damaged_paddings(&self) -> Vec<(PathBuf, u64)> {
-        let (config, sources) = (&self.core.config, self.core.sources());
+        let Core { config, sources, .. } = &*self.core;
         let from = self.checkpoint_lsn();
         let locate = |lsn: &Lsn| {
             let (index, offset) = config.geometry.locate(*lsn);
@@ -299,16 +299,15 @@ impl RedoLog {
     /// Whether overwriting the ring is known to need no room, so that a full disk does not end the log. This holds
     /// for the current state of the files: a snapshot or `cp --reflink` may change it at any time.
     ///
-    /// True on ext4, XFS and btrfs for a ring that shares no block with other files. On XFS and
-    /// btrfs the first append gives the ring blocks of its own, and fails if there is no room for
-    /// them. False in these cases:
-    /// - before that, on btrfs also for a ring whose files lack the attribute `C` (no copy on
-    ///   write, see chattr(1)), which [`RedoOptions::create`] sets;
+    /// True on ext4, XFS and btrfs for a ring that shares no block with other files. On XFS the first append gives
+    /// the ring blocks of its own, and fails if there is no room for them. False in these cases:
+    /// - on btrfs, for a ring that was created without the attribute `C` (no copy on write, see chattr(1)), which
+    ///   [`RedoOptions::create`] sets;
     /// - on unknown file systems;
     /// - in a forked child.
     pub fn is_overwritten_in_place(&self) -> bool {
         self.core.process.is_current()
-            && self.core.sources().iter().all(|file| own_blocks::has_own_blocks(&**file))
+            && self.core.sources.iter().all(|file| own_blocks::has_own_blocks(&**file))
     }
 
     /// Returns the counters of the log since it was opened.

@@ -248,7 +248,7 @@ fn start(
             injected_fault: options.injected_fault,
         },
         write: WriteState::default(),
-        first_sources: sources,
+        sources,
         io,
         buffer,
         writer: Mutex::new(taker),

@@ -2,9 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock};
-
-use pagekeeper_io::IoFile;
+use std::sync::{Mutex, OnceLock};
 
 use super::control::ControlFile;
 use super::options::{FlushPolicy, OnBackpressure};
@@ -50,8 +48,6 @@ pub(super) struct WriteState {
     pub(super) mode: OnceLock<WritingMode>,
     /// The files, opened at the first write.
     pub(super) ring: OnceLock<Ring>,
-    /// The ring's files for reading, if some were replaced since the log was opened.
-    pub(super) copies: OnceLock<Arc<[Arc<dyn IoFile>]>>,
 }
 
 /// The way a log is written.
