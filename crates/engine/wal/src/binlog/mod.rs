@@ -5,17 +5,17 @@
 //! | `options` | settings, and opening |
 //! | `position`, `segment`, `index`, `frame` | the contents of the directory and of a segment |
 //! | `segment_store`, `recover` | creating segments, and recovery after a crash |
-//! | `commit_queue`, `writer` | the batches of the group commit, and writing |
+//! | `group_commit`, `writer` | leader election, and writing |
 //! | `progress`, `follower` | the ends of the log, and its readers |
 //! | `page_releaser` | the pages that stay resident |
-//! | `sync` | the primitives by which `commit_queue` and `progress` coordinate threads; the models replace them |
+//! | `sync` | the primitives by which `group_commit` and `progress` coordinate threads; the models replace them |
 //!
 //! Data is durable once it is synced: see [`BinLogOptions::sync_every`]. A group is there as a whole or not at all,
 //! also after a crash.
 
-mod commit_queue;
 mod follower;
 mod frame;
+mod group_commit;
 mod index;
 mod injected_fault;
 #[cfg(test)]
@@ -41,8 +41,8 @@ use pagekeeper_io::{Access, Lock, WriteMode};
 use crate::limits::RECORD_BYTES_MAX;
 use crate::position::Position;
 use crate::{Error, LogMode};
-use commit_queue::{BatchLeader, PlacedPart, PlacedParts, SubmitOutcome};
 pub use follower::{Event, Follower};
+use group_commit::{Leader, PlacedPart, Submitted};
 pub use options::BinLogOptions;
 use progress::LogProgress;
 use segment_store::SegmentStore;
@@ -150,36 +150,27 @@ impl BinLog {
 
     /// Submits a group or a request for a sync, and writes the batch if this caller leads. Returns the placement of
     /// the batch's parts, and the end of the caller's group in the batch.
-    fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(PlacedParts, usize), Error> {
-        let (outcome, end) = self.shared.queue.submit(records, sync)?;
-        let placed = match outcome {
-            SubmitOutcome::Written(placed) => placed,
-            SubmitOutcome::Leads(mut leader) => {
-                let placed = leader.writer.write_batch(&self.shared, &mut leader.batch).into();
-                self.hand_over(leader, &placed);
+    fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(Arc<[PlacedPart]>, usize), Error> {
+        let (submitted, end) = self.shared.queue.submit(records, sync)?;
+        let placed = match submitted {
+            Submitted::Written(placed) => placed,
+            Submitted::Leader(mut leader, mut batch) => {
+                let placed: Arc<[PlacedPart]> = leader.writer().write_batch(&self.shared, &mut batch).into();
+                let spare = std::mem::take(&mut batch.bytes);
+                self.hand_over(leader, Some(spare));
+                batch.complete(&placed);
                 placed
             }
         };
         Ok((placed, end))
     }
 
-    fn hand_over(&self, mut leader: BatchLeader<'_, SegmentWriter>, placed: &PlacedParts) {
-        let may_release = std::mem::take(&mut leader.writer.may_release);
-        leader.hand_over(placed);
+    fn hand_over(&self, mut leader: Leader<'_, SegmentWriter>, spare: Option<Vec<u8>>) {
+        let may_release = std::mem::take(&mut leader.writer().may_release);
+        leader.hand_over(spare);
         if may_release {
             self.shared.release_pages();
         }
-    }
-
-    /// Acts as the only writer of the log.
-    fn exclusively<T>(
-        &self,
-        act: impl FnOnce(&mut SegmentWriter, &SharedLog<SegmentWriter>) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        let mut leader = self.shared.queue.exclusive()?;
-        let done = act(&mut leader.writer, &self.shared);
-        self.hand_over(leader, &[].into());
-        done
     }
 
     /// Seals the current segment and begins a new one. Returns the start of the new segment. Everything appended
@@ -187,12 +178,13 @@ impl BinLog {
     pub fn rotate(&self) -> Result<Position, Error> {
         self.shared.process.require()?;
         self.check_writable()?;
-        self.exclusively(|writer, shared| {
-            if writer.end > segment::SEGMENT_HEADER_BYTES {
-                writer.rotate(shared)?;
-            }
-            Ok(Position { segment: writer.segment, offset: writer.end })
-        })
+        let mut leader = self.shared.queue.exclusive()?;
+        let writer = leader.writer();
+        let rotated =
+            if writer.end > segment::SEGMENT_HEADER_BYTES { writer.rotate(&self.shared) } else { Ok(()) };
+        let at = Position { segment: writer.segment, offset: writer.end };
+        self.hand_over(leader, None);
+        rotated.map(|()| at)
     }
 
     /// Follows the log from a position on: [`Self::first`], [`Self::end`], or one from an append or a follower. The
@@ -222,8 +214,10 @@ impl BinLog {
         if position.segment > end.segment {
             return Err(Error::PastEnd { position, end });
         }
-        let is_forced = purge == PurgeMode::Forced;
-        let purged = self.exclusively(|writer, shared| writer.purge(shared, position.segment, is_forced))?;
+        let mut leader = self.shared.queue.exclusive()?;
+        let purged = leader.writer().purge(&self.shared, position.segment, purge == PurgeMode::Forced);
+        self.hand_over(leader, None);
+        let purged = purged?;
         if let Some(releaser) = self.shared.releaser.get() {
             releaser.purged(position.segment);
         }
@@ -284,7 +278,10 @@ impl BinLog {
     /// the remaining records, then end. A log to which nothing was appended is left as it is.
     pub fn close(self) -> Result<(), Error> {
         self.shared.process.require()?;
-        self.exclusively(SegmentWriter::seal)
+        let mut leader = self.shared.queue.exclusive()?;
+        let sealed = leader.writer().seal(&self.shared);
+        self.hand_over(leader, None);
+        sealed
     }
 }
 

@@ -9,11 +9,30 @@
 //! everything that its thread owns, in the order of unwinding: loom's threads share one thread of the system, so
 //! all of them would seem to panic.
 //!
-//! The models of followers and purges were seen to fail. The table lists the injected mutations, and the models that
-//! found them. Those of the group commit are listed with the models of the redo log.
+//! Each model was seen to fail. The table lists the injected mutations, and the models that found them:
 //!
 //! | mutation | found by |
 //! |---|---|
+//! | a caller that finds no leader does not become it | all of `leaders` |
+//! | there is no leader during the handover, or only afterwards; there is always one | all of `leaders` |
+//! | leadership that was handed over is handed to another of the batch again | all of `leaders` but a sync that fails |
+//! | a waiter checks its ticket and sleeps in two steps, or is woken before the result is there | all of `leaders` |
+//! | a waiter takes any wakeup for its result | the same, but for a leader that panics alone and a sync that fails |
+//! | the next leader is not woken, or before it leads; the waiting batch is forgotten | all of `leaders` |
+//! | a result wakes nobody | all of `leaders` |
+//! | a result wakes only one | callers who come again, requests for a sync |
+//! | a waiter does not register, or takes its batch's ticket after it released the lock | all of `leaders` |
+//! | two batches share a ticket | callers who come again, requests for a sync, both of the panics |
+//! | a waiter reads the end of its group after the batch was written | all of `leaders` that do not fail |
+//! | only the last request for a sync counts | requests for a sync |
+//! | spare memory is not cleared | groups side by side, callers who come again, requests for a sync |
+//! | an exclusive caller takes the place of another | exclusive leaders |
+//! | exclusive callers are forgotten, or stay in the queue | exclusive leaders, a panic, a sync that fails |
+//! | an exclusive caller does not check whether the log has failed | both of the panics |
+//! | it checks, and keeps the writer | a panic, a sync that fails |
+//! | a batch that is dropped wakes nobody | both of the panics |
+//! | a leader that is dropped does not hand over, does not end the log, or does so too late | both of the panics |
+//! | the last error is reported, and not the first | a sync that fails and a panic |
 //! | followers check and sleep in two steps | all of `followers` but the waker, a purge by force |
 //! | followers check and register as waiters in two steps | all of `followers` but the waker, a purge by force |
 //! | waiters are not counted, or are not woken | the same |
@@ -54,8 +73,7 @@ macro_rules! modelled {
 }
 
 modelled! {
-    "../group_commit.rs" group_commit
-    "commit_queue.rs" commit_queue
+    "group_commit.rs" group_commit
     "progress.rs" progress
 }
 

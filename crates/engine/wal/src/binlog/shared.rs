@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use pagekeeper_io::{Access, Error as IoError, IoFile, Process};
 
-use super::commit_queue::CommitQueue;
+use super::group_commit::CommitQueue;
 use super::page_releaser::PageReleaser;
 use super::progress::{LogProgress, Segment};
 use super::segment_store::{AppendFailure, SegmentStore};

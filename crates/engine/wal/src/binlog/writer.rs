@@ -21,8 +21,8 @@ use std::sync::Arc;
 
 use pagekeeper_io::{Access, AlignedBuf, Create, IoFile, WriteMode};
 
-use super::commit_queue::{CommitBatch, PlacedPart};
 use super::frame;
+use super::group_commit::{Batch, PlacedPart};
 use super::index::{SegmentIndex, remove_if_there};
 use super::injected_fault::BinLogFault;
 use super::progress::Segment;
@@ -101,11 +101,7 @@ impl SegmentWriter {
     }
 
     /// Writes a batch. Returns its parts in order, each with its position or its error.
-    pub(super) fn write_batch(
-        &mut self,
-        shared: &SharedLog<Self>,
-        batch: &mut CommitBatch,
-    ) -> Vec<PlacedPart> {
+    pub(super) fn write_batch(&mut self, shared: &SharedLog<Self>, batch: &mut Batch) -> Vec<PlacedPart> {
         let mut placed = Vec::new();
         let mut from = 0;
         let mut groups = 0;
@@ -158,7 +154,7 @@ impl SegmentWriter {
     fn write_part(
         &mut self,
         shared: &SharedLog<Self>,
-        batch: &mut CommitBatch,
+        batch: &mut Batch,
         part: Range<usize>,
         groups: u64,
         sync: bool,

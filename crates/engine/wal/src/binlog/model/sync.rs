@@ -3,11 +3,5 @@
 pub(super) use loom::sync::atomic::{AtomicBool, Ordering};
 pub(super) use loom::sync::{Condvar, Mutex, MutexGuard};
 pub(super) use loom::thread::yield_now;
-pub(super) use std::sync::TryLockError;
-
-pub(super) use crate::loom_event_count::EventCount;
-
 // This one is not loom's: the models do not check reference counts, and each step would multiply the orders.
 pub(super) use std::sync::Arc;
-
-pub(super) use super::group_commit::{GroupCommit, Leader, Turn};

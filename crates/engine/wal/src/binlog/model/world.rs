@@ -1,9 +1,10 @@
 //! The log of the models: its segments are in memory, and its calls act like those of the real one.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Mutex;
+use std::mem;
+use std::sync::{Arc, Mutex};
 
-use super::commit_queue::{CommitQueue, PlacedPart, PlacedParts, SubmitOutcome};
+use super::group_commit::{CommitQueue, PlacedPart, Submitted};
 use super::progress::{LogProgress, Segment};
 use super::segment::SEGMENT_HEADER_BYTES;
 use super::writer::ModelWriter;
@@ -64,13 +65,15 @@ impl ModelLog {
     }
 
     /// Acts like `BinLog::submit`.
-    fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(PlacedParts, usize), Error> {
-        let (outcome, end) = self.queue.submit(records, sync)?;
-        let placed = match outcome {
-            SubmitOutcome::Written(placed) => placed,
-            SubmitOutcome::Leads(mut leader) => {
-                let placed = leader.writer.write_batch(self, &leader.batch).into();
-                leader.hand_over(&placed);
+    fn submit(&self, records: &[&[u8]], sync: bool) -> Result<(Arc<[PlacedPart]>, usize), Error> {
+        let (submitted, end) = self.queue.submit(records, sync)?;
+        let placed = match submitted {
+            Submitted::Written(placed) => placed,
+            Submitted::Leader(mut leader, mut batch) => {
+                let placed: Arc<[PlacedPart]> = leader.writer().write_batch(self, &batch).into();
+                let spare = mem::take(&mut batch.bytes);
+                leader.hand_over(Some(spare));
+                batch.complete(&placed);
                 placed
             }
         };
@@ -114,9 +117,9 @@ impl ModelLog {
     /// Acts like `BinLog::rotate`.
     pub(super) fn rotate(&self) -> Result<(), Error> {
         let mut leader = self.queue.exclusive()?;
-        let writer = &mut leader.writer;
+        let writer = leader.writer();
         let rotated = if writer.end > SEGMENT_HEADER_BYTES { writer.rotate(self) } else { Ok(()) };
-        leader.hand_over(&[].into());
+        leader.hand_over(None);
         rotated
     }
 
@@ -124,7 +127,7 @@ impl ModelLog {
     pub(super) fn purge_to(&self, number: u64, forced: bool) -> Result<u64, Error> {
         let leader = self.queue.exclusive()?;
         let purged = self.progress.purge(number, forced);
-        leader.hand_over(&[].into());
+        leader.hand_over(None);
         let purged = purged?;
         for segment in &purged {
             self.disk(|disk| disk.segments.remove(&segment.number));
@@ -132,16 +135,17 @@ impl ModelLog {
         Ok(purged.len() as u64)
     }
 
-    /// Submits a group, and panics if this caller would lead: unwinding drops the leader. Returns
+    /// Submits a group, and panics if this caller would lead: unwinding drops the batch, then the leader. Returns
     /// whether it panicked.
     pub(super) fn panic(&self, byte: u8) -> bool {
         match self.queue.submit(&[&[byte]], false) {
-            Ok((SubmitOutcome::Leads(leader), _)) => {
+            Ok((Submitted::Leader(leader, batch), _)) => {
                 self.disk(|disk| _ = disk.over.get_or_insert(Error::Abandoned));
+                drop(batch);
                 drop(leader);
                 true
             }
-            Ok((SubmitOutcome::Written(_), _)) | Err(_) => false,
+            Ok((Submitted::Written(_), _)) | Err(_) => false,
         }
     }
 

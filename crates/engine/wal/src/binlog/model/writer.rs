@@ -1,6 +1,6 @@
 //! Replaces the writer in the models: segments are vectors, and a sync is a number.
 
-use super::commit_queue::{CommitBatch, PlacedPart};
+use super::group_commit::{Batch, PlacedPart};
 use super::progress::Segment;
 use super::segment::SEGMENT_HEADER_BYTES;
 use super::world::ModelLog;
@@ -24,12 +24,12 @@ impl ModelWriter {
     }
 
     /// Writes a batch like the real writer, but never splits it.
-    pub(super) fn write_batch(&mut self, log: &ModelLog, batch: &CommitBatch) -> Vec<PlacedPart> {
+    pub(super) fn write_batch(&mut self, log: &ModelLog, batch: &Batch) -> Vec<PlacedPart> {
         let at = self.write(log, batch);
         vec![PlacedPart { from: 0, upto: usize::MAX, at }]
     }
 
-    fn write(&mut self, log: &ModelLog, batch: &CommitBatch) -> Result<(u64, u64), Error> {
+    fn write(&mut self, log: &ModelLog, batch: &Batch) -> Result<(u64, u64), Error> {
         if let Some(error) = log.queue.failed() {
             return Err(error);
         }
