@@ -4,8 +4,8 @@
 //! A program writes into memory faster than its disk accepts it. The data waits there until the kernel's own
 //! flusher starts, and then each commit of a database waits behind all of it. [`DeviceHolds`] decides which
 //! writers of one device to hold: holds start when more than the bound is unwritten, and end when at most half of
-//! it is. A writer that has outrun its disk lately runs only until the next decision is due. [`HoldCycle`] splits them into holds of at most [`HOLD_MAX`], with a moment in between in which the
-//! process runs and receives its signals.
+//! it is. A writer that was held lately runs only until the next decision is due. [`HoldCycle`] splits holds into
+//! ones of at most [`HOLD_MAX`], with a moment in between in which the process runs and receives its signals.
 //!
 //! # Invariants
 //!
@@ -14,6 +14,7 @@
 //!   [`STALLED_AFTER`]: a hung disk or a hung worker holds nobody.
 //! - A writer with less than half its fair share of the unwritten bytes is held only if more than twice the bound
 //!   is unwritten and processes that have ended or stopped writing left most of that.
+//! - A writer is held for a late decision only if a decision has held it within [`WRITER_FOR`].
 //! - The rules above apply to the bound. A rate limit holds everyone who wrote within the last second until its
 //!   tokens are back.
 //! - No hold is longer than [`HOLD_MAX`], and at least [`MOMENT`] lies between two holds of a process.
@@ -56,6 +57,8 @@ struct Writer {
     /// Its part of the unwritten bytes.
     share: u64,
     dirtied_at: Duration,
+    /// The last time it was held for the bound.
+    outran_at: Option<Duration>,
 }
 
 /// Token bucket of a writer's rate: one token per byte that may be dirtied. Negative after an excess.
@@ -105,8 +108,6 @@ pub struct DeviceHolds {
     /// The last time something was written, or there was nothing to write.
     progress_at: Duration,
     bucket: Option<TokenBucket>,
-    /// The last time more than the bound was unwritten.
-    full_at: Option<Duration>,
     /// Bytes per second that were dirtied while nobody was held, lately at most.
     speed: u64,
     /// Bytes dirtied since the last decision, its time, and whether it held anyone.
@@ -123,7 +124,8 @@ impl DeviceHolds {
         }
         self.unwritten = self.unwritten.saturating_add(bytes);
         self.dirtied = self.dirtied.saturating_add(bytes);
-        let writer = self.writers.entry(process).or_insert(Writer { share: 0, dirtied_at: now });
+        let writer =
+            self.writers.entry(process).or_insert(Writer { share: 0, dirtied_at: now, outran_at: None });
         writer.share = writer.share.saturating_add(bytes);
         writer.dirtied_at = now;
         if let Some(bucket) = &mut self.bucket {
@@ -168,22 +170,32 @@ impl DeviceHolds {
         self.measure_speed(now);
         let bound = limits.unwritten.unwrap_or(u64::MAX);
         self.is_full = self.unwritten > if self.is_full { bound / 2 } else { bound };
-        if self.is_full {
-            self.full_at = Some(now);
-        }
         let is_stalled = now.saturating_sub(self.progress_at) >= STALLED_AFTER;
         let is_over_rate = self.bucket.is_some_and(|bucket| bucket.tokens < 0);
         let is_over = (self.is_full && !is_stalled) || is_over_rate;
-        let was_full_lately = self.full_at.is_some_and(|at| now.saturating_sub(at) < WRITER_FOR);
         let (count, chosen) = self.candidates(bound, is_over_rate, now);
         let again_at = (count > 0).then(|| now + self.time_to_fill(bound));
         (self.dirtied, self.decided_at, self.has_held) = (0, now, is_over && !chosen.is_empty());
-        let (held, held_if_late) = match (is_over, was_full_lately && !is_stalled) {
-            (true, _) => (chosen, Vec::new()),
-            (false, true) => (Vec::new(), chosen),
-            (false, false) => Default::default(),
-        };
-        HoldDecision { held, held_if_late, again_at }
+        if !is_over {
+            let held_if_late = if is_stalled { Vec::new() } else { self.outran_lately(now) };
+            return HoldDecision { held: Vec::new(), held_if_late, again_at };
+        }
+        for process in chosen.iter().filter(|_| self.is_full) {
+            if let Some(writer) = self.writers.get_mut(process) {
+                writer.outran_at = Some(now);
+            }
+        }
+        HoldDecision { held: chosen, held_if_late: Vec::new(), again_at }
+    }
+
+    /// Returns the writers that were held for the bound lately, at most [`HELD_MAX`].
+    fn outran_lately(&self, now: Duration) -> Vec<u32> {
+        let is_lately = |at: Duration| now.saturating_sub(at) < WRITER_FOR;
+        let outran = self
+            .writers
+            .iter()
+            .filter(|(_, writer)| is_lately(writer.dirtied_at) && writer.outran_at.is_some_and(is_lately));
+        outran.map(|(process, _)| *process).take(HELD_MAX).collect()
     }
 
     /// Returns the number of writers, and those of them that are held if anyone is.

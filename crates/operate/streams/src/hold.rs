@@ -45,6 +45,9 @@ pub(crate) struct HoldWish {
     pub(crate) after: Duration,
 }
 
+/// Wishes, and when they were made.
+type MadeWishes = (Instant, Vec<HoldWish>);
+
 /// The thread's reports.
 #[derive(Default)]
 struct HoldRecord {
@@ -55,7 +58,7 @@ struct HoldRecord {
 /// The thread, once a process was to be held.
 #[derive(Default)]
 pub(crate) struct Holds {
-    wishes: Option<Sender<Vec<HoldWish>>>,
+    wishes: Option<Sender<MadeWishes>>,
     record: Arc<HoldRecord>,
     is_wishing: bool,
 }
@@ -75,7 +78,7 @@ impl Holds {
         }
         if let Some(sender) = &self.wishes {
             // The thread ends only with this value.
-            let _ = sender.send(wishes);
+            let _ = sender.send((Instant::now(), wishes));
         }
     }
 
@@ -99,13 +102,13 @@ fn refusal(target: HoldTarget) -> Option<(HoldTarget, Error)> {
 }
 
 /// Starts the thread. Returns `None` if no thread can be started: then no process is held.
-fn start(record: Arc<HoldRecord>) -> Option<Sender<Vec<HoldWish>>> {
+fn start(record: Arc<HoldRecord>) -> Option<Sender<MadeWishes>> {
     let (sender, wishes) = channel();
     let run = move || hold_wished(&wishes, record);
     std::thread::Builder::new().name("streams-hold".to_owned()).spawn(run).ok().map(|_| sender)
 }
 
-fn hold_wished(wishes: &Receiver<Vec<HoldWish>>, record: Arc<HoldRecord>) {
+fn hold_wished(wishes: &Receiver<MadeWishes>, record: Arc<HoldRecord>) {
     ProcessHolds::run_first();
     let mut holder = Holder::new(record);
     loop {
@@ -114,7 +117,11 @@ fn hold_wished(wishes: &Receiver<Vec<HoldWish>>, record: Arc<HoldRecord>) {
             None => wishes.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match received {
-            Ok(wishes) => holder.wish(&wishes),
+            // A later wish replaces an earlier one.
+            Ok(received) => {
+                let (made, newest) = wishes.try_iter().last().unwrap_or(received);
+                holder.wish(made, &newest);
+            }
             Err(RecvTimeoutError::Timeout) => {}
             // The end of this thread ends all holds.
             Err(RecvTimeoutError::Disconnected) => return,
@@ -159,8 +166,8 @@ impl Holder {
         Self { proc, holds, subjects: Vec::new(), started: Instant::now(), record }
     }
 
-    fn wish(&mut self, wishes: &[HoldWish]) {
-        let now = self.started.elapsed();
+    fn wish(&mut self, made: Instant, wishes: &[HoldWish]) {
+        let now = made.saturating_duration_since(self.started);
         for subject in &mut self.subjects {
             if !wishes.iter().any(|wish| wish.target == subject.target) {
                 subject.wished_until = subject.wished_until.min(now);
@@ -298,12 +305,12 @@ mod tests {
             std::thread::sleep(Duration::from_millis(300));
             while !holder.holds.is_held(pid) {
                 assert!(Instant::now() < end, "{:?}", lock(&holder.record.refused));
-                holder.wish(&[HoldWish { target, after: Duration::ZERO }]);
+                holder.wish(Instant::now(), &[HoldWish { target, after: Duration::ZERO }]);
                 holder.go_on();
             }
             let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
             rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-            holder.wish(&[]);
+            holder.wish(Instant::now(), &[]);
             while let Some(pause) = holder.go_on() {
                 std::thread::sleep(pause);
                 assert!(Instant::now() < end);

@@ -128,7 +128,7 @@ proptest! {
     fn who_is_held_writes_there_and_more_than_half_of_the_bound_waits(events in vec(event(), 1..200)) {
         let mut device = DeviceHolds::default();
         let mut now = 0;
-        let mut last = BTreeMap::new();
+        let (mut last, mut last_held) = (BTreeMap::new(), BTreeMap::new());
         for event in events {
             match event {
                 Event::Dirtied(process, bytes) => {
@@ -149,6 +149,11 @@ proptest! {
             for process in &decision.held {
                 prop_assert!(last.get(process).is_some_and(|at| now - at < 1000));
             }
+            for process in &decision.held_if_late {
+                let held_at = last_held.get(process);
+                prop_assert!(held_at.is_some_and(|at| now - at < 1000), "nobody else: {:?}", device);
+            }
+            last_held.extend(decision.held.iter().map(|process| (*process, now)));
             let is_moving = at(now).saturating_sub(device.progress_at) < STALLED_AFTER;
             let has_writers = last.values().any(|at| now - at < 1000);
             if device.unwritten() > 2 * BOUND && is_moving && has_writers {

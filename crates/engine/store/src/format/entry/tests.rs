@@ -65,7 +65,7 @@ fn read(bodies: &[Bytes]) -> Result<Option<JournalEntry>, EntryFault> {
 #[test]
 fn an_entry_looks_as_it_always_did() {
     let mut expected = b"\x01\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0".to_vec();
-    // StoreMeta: root 1, 300 pages, no free list.
+    // Meta: root 1, 300 pages, no free list.
     expected.extend(b"\x09\x01\x01\xac\x02\0user");
     // Page 7 has "ab" at 200, page 299 has "x" at 1 and "yz" at 34 instead of the bytes of commit 290, page 0 is free.
     expected.extend(b"\x0a\x11\x07\x01\x02\x03\x04\xc8\x01ab");

@@ -26,7 +26,7 @@ enum Step {
     Sync,
     Rotate,
     /// Purges all but this many segments.
-    PurgeMode(u64),
+    Purge(u64),
     /// Opens the log again, with or without a close.
     Reopen {
         close: bool,
@@ -78,7 +78,7 @@ impl World {
                 Step::Append(number, len) => self.append(&log, number, len),
                 Step::Sync => log.sync().map(drop),
                 Step::Rotate => log.rotate().map(drop),
-                Step::PurgeMode(keep) => self.purge(&log, keep),
+                Step::Purge(keep) => self.purge(&log, keep),
                 Step::Reopen { close } => {
                     let mut closed = Ok(());
                     if close {
@@ -221,7 +221,7 @@ const SCRIPT: [Step; 16] = [
     Step::Append(2, 700),
     Step::Rotate,
     Step::Append(3, 6000),
-    Step::PurgeMode(1),
+    Step::Purge(1),
     Step::Append(1, 8000),
     Step::Reopen { close: true },
     Step::Append(1, 12000),
@@ -301,7 +301,7 @@ impl RandomRun {
         let mut step = || match rng.of(0..20) {
             0 => Step::Sync,
             1 => Step::Rotate,
-            2 => Step::PurgeMode(rng.of(0..3)),
+            2 => Step::Purge(rng.of(0..3)),
             3 => Step::Reopen { close: rng.one_in(2) },
             _ => {
                 let max = [50, 800, 3000][rng.index(3)];

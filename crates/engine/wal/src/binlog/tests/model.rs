@@ -16,7 +16,7 @@ enum Op {
     Sync,
     Rotate,
     /// Purges all but this many segments.
-    PurgeMode {
+    Purge {
         keep: u64,
         forced: bool,
     },
@@ -43,7 +43,7 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (1..5_usize, 0..6000_usize).prop_map(|(records, len)| Op::Append { records, len }),
         1 => Just(Op::Sync),
         1 => Just(Op::Rotate),
-        1 => (0..4_u64, any::<bool>()).prop_map(|(keep, forced)| Op::PurgeMode { keep, forced }),
+        1 => (0..4_u64, any::<bool>()).prop_map(|(keep, forced)| Op::Purge { keep, forced }),
         1 => any::<bool>().prop_map(|close| Op::Reopen { close }),
         2 => (0..100_usize, any::<bool>()).prop_map(|(from, durable_only)| Op::Follow { from, durable_only }),
         6 => (0..8_usize, 1..20_usize).prop_map(|(which, records)| Op::Read { which, records }),
@@ -103,7 +103,7 @@ impl Model {
                 prop_assert_eq!(durable, self.log().end());
             }
             Op::Rotate => drop(self.log().rotate().unwrap()),
-            Op::PurgeMode { keep, forced } => self.purge(keep, forced)?,
+            Op::Purge { keep, forced } => self.purge(keep, forced)?,
             Op::Reopen { close } => {
                 self.readers.clear();
                 let log = self.log.take().expect("it is open");
