@@ -112,8 +112,9 @@ fn follow(mut streams: Streams, asks: &Asks, stopped: &Receiver<()>, say: &SyncS
     let mut has_news = true;
     loop {
         let is_stopped = stopped.try_recv() == Err(TryRecvError::Disconnected);
-        asks.serve(&mut streams);
+        // A report has all that came before its request.
         update.add(streams.step());
+        asks.serve(&mut streams);
         let is_busy = streams.is_busy();
         has_news |= is_busy || !update.events.is_empty();
         if is_stopped {
