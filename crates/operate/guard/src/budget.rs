@@ -169,16 +169,17 @@ impl CpuBudget {
         }
     }
 
-    /// Fills the buckets of these users, given the number of their databases, and forgets all others. If
-    /// there is too little time for what all lack, each user gets a fair share.
+    /// Fills the buckets of these users, given the number of their databases, and of those who owe time, as if
+    /// each had one. Forgets all others. If there is too little time for what all lack, each user gets a fair
+    /// share.
     pub(crate) fn fill(&mut self, databases: &BTreeMap<Party, u32>, now: Instant) {
         let passed = now.saturating_duration_since(self.filled);
         self.filled = now;
-        self.users.retain(|user, _| databases.contains_key(user));
+        self.users.retain(|user, bucket| bucket.0 < 0 || databases.contains_key(user));
         let part = |(parts, of): (u32, u32)| passed * parts / of;
         let (each, mut pool) = (part(CPU_SHARE_PER_DATABASE), part(CPU_SHARE_MAX));
         let lack = |(user, bucket): (&Party, &TokenBucket)| {
-            let most = each.saturating_mul(databases[user].max(1));
+            let most = each.saturating_mul(databases.get(user).map_or(1, |count| (*count).max(1)));
             as_count(bucket.lack(SAVED_CPU_MAX).min(most))
         };
         let lacking: Vec<usize> = self.users.iter().map(lack).collect();
@@ -206,6 +207,11 @@ impl CpuBudget {
     /// Returns the time that a user has, with `beside` on credit; `None` if nothing is left.
     pub(crate) fn available(&mut self, user: Party, beside: Duration) -> Option<Duration> {
         self.bucket(user).available(beside)
+    }
+
+    /// Returns whether a user has used up their time. Does not make a bucket for a new user, who has not.
+    pub(crate) fn has_used_up(&self, user: Party) -> bool {
+        self.users.get(&user).is_some_and(|bucket| bucket.available(Duration::ZERO).is_none())
     }
 
     /// Deducts processor time that a user's database took.
@@ -432,6 +438,19 @@ mod tests {
         assert!(budget.earned(spent, 4096) * 2 < spent, "a page does not");
         let all: Duration = (0..100).map(|_| budget.earned(spent, 1 << 30)).sum();
         assert!(all < 10 * spent, "there is no more to earn than a share of a core");
+    }
+
+    #[test]
+    fn a_user_whose_databases_have_ended_stays_in_debt_until_it_is_paid() {
+        let mut budget = CpuBudget::new(Instant::now());
+        budget.spend(ALICE, INITIAL_CPU_MAX + Duration::from_millis(500));
+        fill(&mut budget, &[(BOB, 1)], 10);
+        assert_eq!(budget.users, BTreeMap::from([(ALICE, TokenBucket(-400_000_000))]));
+        assert!(budget.has_used_up(ALICE) && !budget.has_used_up(BOB));
+        fill(&mut budget, &[(BOB, 1)], 41);
+        assert!(!budget.has_used_up(ALICE));
+        fill(&mut budget, &[(BOB, 1)], 1);
+        assert!(budget.users.is_empty());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Lists those descriptors of processes whose files have a relevant name.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt as _;
@@ -41,6 +42,17 @@ pub(super) fn descriptor(pid: u32, file: &OpenFile, names: &KnownNames) -> Optio
         moved: true,
         lively: true,
     })
+}
+
+/// Marks those listed descriptors of a process as moved that are new, or moved since they were known as
+/// `before`. Those that had moved by then stay marked.
+pub(super) fn mark_moved(listed: &mut [Descriptor], before: &[Descriptor]) {
+    let before: HashMap<RawFd, &Descriptor> = before.iter().map(|known| (known.fd, known)).collect();
+    for descriptor in listed {
+        let place = (descriptor.file, descriptor.position);
+        let same = before.get(&descriptor.fd).filter(|before| (before.file, before.position) == place);
+        descriptor.moved = same.is_none_or(|before| before.moved);
+    }
 }
 
 /// The listing of a process, finished or still being read.

@@ -24,8 +24,6 @@ mod others;
 mod poll;
 mod schedule;
 
-use std::collections::HashMap;
-use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::{OpenFile, ProcRoot, thread_cpu_time};
@@ -34,8 +32,8 @@ use pagekeeper_policy::FileId;
 pub(crate) use crate::descriptor::{Descriptor, FilesInUse, POLLED_PER_TICK};
 use crate::known_names::KnownNames;
 
-use self::lister::descriptor;
 pub(crate) use self::lister::{ListedProcess, Lister, is_written, name_of_removed};
+use self::lister::{descriptor, mark_moved};
 use self::log_fd_predictor::LogFdPredictor;
 pub(crate) use self::others::ForeignDescriptors;
 use self::poll::poll;
@@ -100,13 +98,10 @@ impl Descriptors {
 
     /// Remembers those of the listed descriptors that are of watched files.
     pub(crate) fn settle(&mut self, pid: u32, listed: &[OpenFile], names: &KnownNames) {
-        let before: HashMap<RawFd, (FileId, u64)> =
-            self.known.iter().map(|known| (known.fd, (known.file, known.position))).collect();
-        self.known = listed.iter().filter_map(|file| descriptor(pid, file, names)).collect();
-        for known in &mut self.known {
-            known.moved = before.get(&known.fd) != Some(&(known.file, known.position));
-        }
-        self.predictor.settled(before.into_keys(), &self.known, listed.len());
+        let mut known: Vec<_> = listed.iter().filter_map(|file| descriptor(pid, file, names)).collect();
+        mark_moved(&mut known, &self.known);
+        self.predictor.settled(self.known.iter().map(|before| before.fd), &known, listed.len());
+        self.known = known;
     }
 
     /// Reads the positions of up to `share` known descriptors again. A descriptor that is closed or became

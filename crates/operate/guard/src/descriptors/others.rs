@@ -12,7 +12,7 @@ use pagekeeper_kernel::process::{FdRounds, OpenFile, ProcRoot, thread_cpu_time};
 use pagekeeper_policy::shares::shares_by_party;
 
 use super::changes::DescriptorCounts;
-use super::lister::{ListedProcess, Lister, descriptor, name_of_removed};
+use super::lister::{ListedProcess, Lister, descriptor, mark_moved, name_of_removed};
 use super::poll::poll;
 use super::schedule::{Extent, Schedule};
 use crate::budget::{FOREIGN_DESCRIPTORS_MAX, ListingTime};
@@ -175,14 +175,14 @@ impl ForeignDescriptors {
             self.cost += done.cost;
             self.full_listing.read(done.pid, done.began);
             self.changes.read(done.pid, done.count);
-            let descriptors: Vec<Descriptor> =
+            let mut descriptors: Vec<Descriptor> =
                 done.open.iter().filter_map(|file| descriptor(done.pid, file, names)).collect();
             if done.left_out {
                 self.left_out.push(done.pid);
             }
-            if descriptors.is_empty() {
-                self.known.remove(&done.pid);
-            } else {
+            let before = self.known.remove(&done.pid);
+            if !descriptors.is_empty() {
+                mark_moved(&mut descriptors, before.as_ref().map_or(&[], |known| &known.descriptors));
                 let party = Party::of(proc, done.pid);
                 self.known.insert(done.pid, ForeignProcess { descriptors, party, turn: 0 });
             }

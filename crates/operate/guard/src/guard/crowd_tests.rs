@@ -98,6 +98,16 @@ fn a_new_server_of_another_user_is_listed_beside_a_crowd_at_once() {
 }
 
 #[test]
+fn the_servers_of_very_many_users_are_all_taken_up() {
+    let tree = tempfile::tempdir().unwrap();
+    for number in 0..40 {
+        add_process(tree.path(), FIRST_PID + number, "mariadbd", DATABASE + number, &[]);
+    }
+    let mut guard = Guard::new(Options::default(), ProcRoot::at(tree.path())).unwrap();
+    tick_until(&mut guard, |guard| guard.watched.databases.len() == 40);
+}
+
+#[test]
 fn a_crowd_whose_user_has_no_time_left_is_not_looked_at_and_a_server_of_another_user_is() {
     let (tree, mut guard) = guard_beside_a_crowd("mariadbd");
     let listed = |guard: &Guard, pids: Range<u32>| -> usize {

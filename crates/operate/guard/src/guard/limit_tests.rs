@@ -220,6 +220,64 @@ fn a_warning_does_not_wait_for_a_file_system_that_does_not_answer() {
     assert_eq!(decision.warnings.len(), 1, "{decision:?}");
 }
 
+#[test]
+fn a_reader_elsewhere_that_rests_has_not_moved_when_it_is_listed_again() {
+    let dir = disk_dir();
+    let mut guard = guard_on(&[&dir]);
+    let log = File::open(dir.path().join("binlog.000001")).unwrap();
+    let mut reader = Command::new("sleep").arg("600").stdin(log).spawn().unwrap();
+    let (now, mut moved) = (Instant::now(), Vec::<Vec<bool>>::new());
+    for tick in 0..1000 {
+        guard.sample(false, now + tick * Duration::from_secs(20));
+        let others = &guard.watched.others;
+        moved.push(others.known().map(|descriptor| descriptor.moved).collect());
+        if others.schedule.ended == 4 {
+            break;
+        }
+    }
+    reader.kill().unwrap();
+    reader.wait().unwrap();
+    let first = moved.iter().position(|moved| !moved.is_empty()).expect("it is not seen");
+    assert_eq!((moved[first].as_slice(), guard.watched.others.schedule.ended), (&[true][..], 4));
+    assert!(moved[first + 1..].iter().all(|moved| moved == &[false]), "{moved:?}");
+}
+
+#[test]
+fn readers_of_wal_are_seen_as_long_as_their_database_may_release_pages() {
+    let dir = disk_dir();
+    let path = dir.path().canonicalize().unwrap().join("pg_wal");
+    let note = path.join("archive_status/000000010000000000000002.ready");
+    std::fs::create_dir_all(note.parent().unwrap()).unwrap();
+    for number in 1..=3 {
+        let segment = path.join(format!("00000001000000000000000{number}"));
+        std::fs::write(&segment, vec![1; 2 << 20]).unwrap();
+        File::open(&segment).unwrap().sync_all().unwrap();
+    }
+    let profile = Some("postgresql".to_owned());
+    let options = Options { find: false, directories: vec![path], profile, ..Options::default() };
+    let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
+    let now = Instant::now();
+    assert_eq!(guard.sample(false, now).0.followers, []);
+    let key = guard.watched.directories[0].database();
+    let sample_in_debt = |guard: &mut Guard, debt: Duration, at: Duration| {
+        let turns = &mut guard.watched.jobs.turns;
+        while let Some(slice) = turns.slice(&key) {
+            turns.spend(&key, slice.cpu);
+        }
+        turns.spend(&key, debt);
+        let (facts, _) = guard.sample(false, now + at);
+        assert!(guard.watched.jobs.turns.slice(&key).is_none());
+        facts.followers.len()
+    };
+    std::fs::write(&note, "").unwrap();
+    let second = Duration::from_secs(1);
+    assert_eq!(sample_in_debt(&mut guard, Duration::from_millis(40), second), 1);
+    std::fs::remove_file(&note).unwrap();
+    // Nothing is read or released now.
+    assert_eq!(sample_in_debt(&mut guard, second, 2 * second), 1);
+    assert!(guard.watched.jobs.turns.slice_on_account(&key).is_none());
+}
+
 /// Samples the files of a directory that are due at a tick, and returns their names.
 fn sampled(directory: &mut Directory, in_use: &FilesInUse) -> Vec<OsString> {
     let found = directory.find(&ProcRoot::default()).unwrap();

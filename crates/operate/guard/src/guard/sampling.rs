@@ -18,7 +18,7 @@ use pagekeeper_policy::unnamed::APPENDED_MUCH;
 use pagekeeper_text::Size;
 
 use super::claimant::Claim;
-use super::jobs::{Job, measured};
+use super::jobs::{Job, JobPlace, measured};
 use super::report::{Report, TickContext};
 use super::turns::Turns;
 use super::watched::{Database, RELIST_INTERVAL, WatchList};
@@ -329,7 +329,9 @@ impl WatchList {
                 if let Some(first) = own.first().filter(|_| turns.has_waited(key)) {
                     report.borrow_mut().in_part(first, Budget::Time);
                 }
-                return None;
+                // As long as releases go on, these files say which pages have yet to be read.
+                turns.slice_on_account(key)?;
+                return Some(state_files_job(proc.clone(), (limits, now)));
             };
             let files: usize = own.iter().map(|directory| directory.entries.len()).sum();
             let process = databases.iter().find(|database| Some(database.pid) == key.pid());
@@ -432,12 +434,30 @@ fn sampling_job(
                 done.no_room = Some(index);
             }
         }
-        for (index, directory) in own.iter_mut().enumerate() {
-            let begins = |is_elsewhere| if is_elsewhere { place.elsewhere() } else { place.at(index) };
-            directory.read_state_files(&proc, &limits, now, &begins);
-        }
+        read_state_files(own, place, &proc, (&limits, now));
         done
     })
+}
+
+/// Returns a job that only reads the files that state something about the logs of a database.
+fn state_files_job(proc: ProcRoot, (limits, now): (WalReaderLimits, Instant)) -> Job<SamplingDone> {
+    Box::new(move |own, place| {
+        read_state_files(own, place, &proc, (&limits, now));
+        SamplingDone::default()
+    })
+}
+
+/// Reads the files that state something about the logs of a database, as far as they are due.
+fn read_state_files(
+    own: &mut [Box<Directory>],
+    place: &JobPlace,
+    proc: &ProcRoot,
+    (limits, now): (&WalReaderLimits, Instant),
+) {
+    for (index, directory) in own.iter_mut().enumerate() {
+        let begins = |is_elsewhere| if is_elsewhere { place.elsewhere() } else { place.at(index) };
+        directory.read_state_files(proc, limits, now, &begins);
+    }
 }
 
 /// Samples the files of a directory that are due, if there are any, while the turn lasts.

@@ -51,7 +51,7 @@ impl Turns {
     }
 
     /// Begins a tick: each user gets their share of the time. `databases` are those that run, also without
-    /// directories: a user keeps a debt as long as one of theirs runs.
+    /// directories.
     pub(super) fn begin_tick(
         &mut self,
         directories: &[Box<Directory>],
@@ -135,8 +135,8 @@ impl Turns {
     }
 
     /// Returns whether a user has time left for a first look at another process.
-    pub(super) fn has_time(&mut self, user: Party) -> bool {
-        self.budget.available(user, Duration::ZERO).is_some()
+    pub(super) fn has_time(&self, user: Party) -> bool {
+        !self.budget.has_used_up(user)
     }
 
     /// Deducts processor time that a first look at a user's process took.
