@@ -32,8 +32,9 @@ use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, Expected, Handle, Inode, InspectedFile, Links, Result};
 use pagekeeper_policy::names::SegmentSize;
-use pagekeeper_policy::{LogId, Rewrite, Rule};
+use pagekeeper_policy::{Facts, LogId, Rewrite, Rule};
 
+use crate::config::WalReaderLimits;
 use crate::entry::{Entry, NextDue, OfDatabase};
 use crate::facts_cache::FactsCache;
 use crate::ids::new_version;
@@ -41,7 +42,6 @@ pub(crate) use crate::ids::{DatabaseKey, DirectoryId};
 use crate::listing::{LogSettings, NameListing};
 use crate::sample::KnownFileSystem;
 use crate::server_settings::ServerSettings;
-use crate::state_files::StateFiles;
 use crate::warning_dedup::WarningDedup;
 use pagekeeper_catalog::ownership::{FileOwnership, Identity, Pin};
 
@@ -113,7 +113,7 @@ pub(crate) struct Directory {
     /// The file system of its files.
     file_system: KnownFileSystem,
     /// What its database's own files state about its logs.
-    pub(crate) state_files: StateFiles,
+    pub(crate) state_files: Option<Box<dyn StateFileReader>>,
 }
 
 /// Sums over the files of a directory.
@@ -137,6 +137,32 @@ pub(crate) struct Log {
     pub(crate) settings: LogSettings,
     /// The size of its segments, if it is PostgreSQL's and a file of it has such a size.
     pub(crate) segment_size: Option<SegmentSize>,
+}
+
+/// Keeps the content of files that state something about a directory's logs. Made when it is first
+/// needed, by `state_files`.
+pub(crate) trait StateFileReader: Send {
+    /// Reads the files that are due. Calls `begins` before each, and says whether it may be on
+    /// another file system than the directory.
+    fn read(
+        &mut self,
+        directory: &Directory,
+        proc: &ProcRoot,
+        limits: &WalReaderLimits,
+        now: Instant,
+        begins: &dyn Fn(bool),
+    );
+
+    /// Adds their content to the facts, among which the directory's files are already. `titles` are
+    /// those of the server's processes. Calls `problem` for what could not be read.
+    fn add(
+        &mut self,
+        directory: &Directory,
+        titles: &[(u32, String)],
+        limits: &WalReaderLimits,
+        facts: &mut Facts,
+        problem: &mut dyn FnMut(PathBuf, String),
+    );
 }
 
 impl Directory {
@@ -178,7 +204,7 @@ impl Directory {
             facts_cache: FactsCache::default(),
             next_due: NextDue::default(),
             file_system: None,
-            state_files: StateFiles::default(),
+            state_files: None,
         }
     }
 

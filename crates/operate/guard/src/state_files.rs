@@ -9,46 +9,50 @@ use pagekeeper_policy::Facts;
 
 use crate::checkpoints::Checkpoints;
 use crate::config::WalReaderLimits;
-use crate::directory::Directory;
+use crate::directory::{Directory, StateFileReader};
 use crate::wal_readers::WalReaders;
 
 /// The content of these files, for one directory.
 #[derive(Default)]
-pub(crate) struct StateFiles {
+struct StateFiles {
     checkpoints: Checkpoints,
     wal_readers: WalReaders,
 }
 
-impl Directory {
-    /// Reads the files that are due. `begins` is told for each whether it may be on another file
-    /// system.
-    pub(crate) fn read_state_files(
+impl StateFileReader for StateFiles {
+    fn read(
         &mut self,
+        directory: &Directory,
         proc: &ProcRoot,
         limits: &WalReaderLimits,
         now: Instant,
         begins: &dyn Fn(bool),
     ) {
-        let mut files = std::mem::take(&mut self.state_files);
-        files.checkpoints.read(self, proc, now, begins);
-        if files.wal_readers.are_due(self, now) {
-            files.wal_readers.read(self, proc, limits, now, begins);
+        self.checkpoints.read(directory, proc, now, begins);
+        if self.wal_readers.are_due(directory, now) {
+            self.wal_readers.read(directory, proc, limits, now, begins);
         }
-        self.state_files = files;
     }
 
-    /// Adds their content to the facts, among which the directory's files are already. `titles` are
-    /// those of the server's processes. Calls `problem` for what could not be read.
-    pub(crate) fn add_state_files(
+    fn add(
         &mut self,
+        directory: &Directory,
         titles: &[(u32, String)],
         limits: &WalReaderLimits,
         facts: &mut Facts,
         problem: &mut dyn FnMut(PathBuf, String),
     ) {
-        let mut files = std::mem::take(&mut self.state_files);
-        files.checkpoints.add(self, facts, problem);
-        files.wal_readers.add(self, titles, limits, facts, problem);
-        self.state_files = files;
+        self.checkpoints.add(directory, facts, problem);
+        self.wal_readers.add(directory, titles, limits, facts, problem);
     }
+}
+
+/// Has a directory's state files read or added by `act`.
+pub(crate) fn with_state_files(
+    directory: &mut Directory,
+    act: impl FnOnce(&mut dyn StateFileReader, &Directory),
+) {
+    let mut files = directory.state_files.take().unwrap_or_else(|| Box::<StateFiles>::default());
+    act(&mut *files, directory);
+    directory.state_files = Some(files);
 }

@@ -20,6 +20,7 @@ use crate::entry::Entry;
 use crate::facts::see;
 use crate::follower_history::FollowerHistory;
 use crate::ids::DirectoryId;
+use crate::state_files::with_state_files;
 
 /// Releases that were not complete are retried this often.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
@@ -106,8 +107,10 @@ impl Decider {
             see(directory, own, &strangers, &mut facts);
             let of_owner = directory.owner.and_then(|owner| titles.get(&owner));
             let titles = of_owner.map_or(&[][..], Vec::as_slice);
-            directory.add_state_files(titles, &limits, &mut facts, &mut |path, problem| {
-                report.problem(path, &problem);
+            with_state_files(directory, |files, directory| {
+                files.add(directory, titles, &limits, &mut facts, &mut |path, problem| {
+                    report.problem(path, &problem);
+                });
             });
         }
         // Files that followers went through since the last tick have pages that nothing else shows.

@@ -33,6 +33,7 @@ use crate::event::Event;
 use crate::listing::ListingResult;
 use crate::notify::{DirectoryChange, MadeWatch, WatchMaker};
 use crate::sample::{SamplingResult, WindowRoom};
+use crate::state_files::with_state_files;
 
 /// Files that a process has open there are not logs: devices, the kernel's own files, shared memory.
 const NO_LOG_DIRECTORIES: [&str; 3] = ["/dev", "/proc", "/sys"];
@@ -456,7 +457,7 @@ fn read_state_files(
 ) {
     for (index, directory) in own.iter_mut().enumerate() {
         let begins = |is_elsewhere| if is_elsewhere { place.elsewhere() } else { place.at(index) };
-        directory.read_state_files(proc, limits, now, &begins);
+        with_state_files(directory, |files, directory| files.read(directory, proc, limits, now, &begins));
     }
 }
 
