@@ -261,6 +261,15 @@ fn json_alone_is_a_report() {
     assert!(outcome.code == 7 && report["counted"] == true, "{report:#}");
 }
 
+#[test]
+fn a_truncated_report_changes_no_exit_code() {
+    // The shell that truncates it has no library that counts in it.
+    let text = "report=$(echo \"$PAGEKEEPER_RUN\" | sed -n 's/^report //p'); \
+                LD_PRELOAD= exec sh -c ': >\"$0\"; exit 7' \"$report\"";
+    let outcome = finish(pagekeeper_by_library().args(["run", "--report", "--", "sh", "-c", text]));
+    assert!(outcome.code == 7 && outcome.stderr.contains("what was counted can't be read"), "{outcome:?}");
+}
+
 /// Stack that only root may have more of.
 #[test]
 fn a_small_stack_of_another_user_does() {

@@ -5,17 +5,18 @@
 //! * *Logs* have one rule in two halves. [`allowance`] decides what may be released, from the
 //!   positions of a log's writer and followers. The exact half serves callers that know the
 //!   positions: an engine's own logs ([`exact`]), and a process whose writes are seen one by one
-//!   ([`log`], which finds the writer's position from them; [`log_rule`] says how much of it
-//!   stays; [`file_action`] names what such a process does with each file). The inferring half, [`step()`], serves an observer. It gets windows with their
-//!   resident and dirty bytes, infers a writer's position from its traces if none is visible, and
-//!   remembers its actions, since windows may resist or fill again. It notices when unknown readers
-//!   read released pages back, and then keeps their logs.
+//!   ([`log`], which finds the writer's position from them; [`log_rule`] says how much of it stays;
+//!   [`file_action`] names what such a process does with each file). The inferring half,
+//!   [`step()`], serves an observer. It gets windows with their resident and dirty bytes, infers a
+//!   writer's position from its traces if none is visible, and remembers its actions, since windows
+//!   may resist or fill again. It notices when unknown readers read released pages back, and then
+//!   keeps their logs.
 //! * *Recovery*: the part of a log that crash recovery would read ([`recovery`]) follows from its
 //!   checkpoint, which only the database knows.
 //! * *Bulk output* ([`write_behind`], at places that [`output_offset`] finds; [`writer_state`] says
-//!   how it stands, [`write_parts`] what of it is in flight) asks a different question: how output goes to its disk so that others hardly
-//!   wait for it ([`pacer`]). It shares only the form of due work ([`exact::Due`]) with the exact
-//!   half.
+//!   how it stands, [`write_parts`] what of it is in flight) asks a different question: how output
+//!   goes to its disk so that others hardly wait for it ([`pacer`]). It shares only the form of due
+//!   work ([`exact::Due`]) with the exact half.
 //! * *Streams* decide which pages a program brought in and may give back. [`stream`] serves the
 //!   preloaded library: it sees each read in advance and samples residency just ahead of the
 //!   reader, page by page, in fixed memory. [`scattered`] does the same for readers that jump, and

@@ -2,29 +2,32 @@
 //! temporary file.
 //!
 //! ```text
-//!              Synced            CannotSee
-//!   Synced ◀─────────── Unsynced ─────────▶ Blind
-//!          ───────────▶     ▲
-//!              Wrote        │ take_kept(Nobody)
-//!                          Kept ─────────▶ Given
-//!                            take_kept(Helper)
+//! synced   no ── Synced ──▶ yes ── Wrote ──▶ no
+//! blind    no ── CannotSee ──▶ yes
+//! keeper   Writer ── take_kept(Nobody) ──▶ Nobody
+//!                 ── take_kept(Helper) ──▶ Helper
 //! ```
 //!
-//! Invariants: every other event leaves the state as it is. The entry of a kept file is taken once.
+//! Invariants: the three are independent of each other. The entry of a kept file is taken once.
+
+/// Who keeps a temporary file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keeper<K> {
+    /// Nobody: its output is treated like any other.
+    Nobody,
+    /// Its writer, which has this entry.
+    Writer(K),
+    /// The helper.
+    Helper,
+}
 
 /// The state of a file's output; `K` is the entry of a temporary file that is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WriterState<K> {
-    /// Something was written since the last sync.
-    Unsynced,
-    /// All that was written was synced.
-    Synced,
-    /// Nothing shows when the output is written.
-    Blind,
-    /// Its writer keeps the file.
-    Kept(K),
-    /// The helper keeps the file.
-    Given,
+pub struct WriterState<K> {
+    /// Who keeps the file.
+    pub keeper: Keeper<K>,
+    is_synced: bool,
+    is_blind: bool,
 }
 
 /// An event of a writer.
@@ -48,43 +51,56 @@ pub enum NextKeeper {
 }
 
 impl<K> WriterState<K> {
-    /// Returns the state after an event.
+    /// The initial state.
+    pub const NEW: Self = Self { keeper: Keeper::Nobody, is_synced: false, is_blind: false };
+
+    /// Applies an event.
     ///
     /// ```
     /// use pagekeeper_policy::writer_state::{WriterEvent, WriterState};
     ///
-    /// let synced = WriterState::<()>::Unsynced.after(WriterEvent::Synced);
-    /// assert_eq!(synced, WriterState::Synced);
-    /// assert_eq!(synced.after(WriterEvent::Wrote), WriterState::Unsynced);
+    /// let mut state = WriterState::<()>::NEW;
+    /// state.apply(WriterEvent::Synced);
+    /// assert!(state.is_synced());
+    /// state.apply(WriterEvent::Wrote);
+    /// assert!(!state.is_synced());
     /// ```
-    #[must_use]
-    pub fn after(self, event: WriterEvent) -> Self {
-        match (self, event) {
-            (Self::Unsynced, WriterEvent::Synced) => Self::Synced,
-            (Self::Unsynced, WriterEvent::CannotSee) => Self::Blind,
-            (Self::Synced, WriterEvent::Wrote) => Self::Unsynced,
-            (state, _) => state,
+    pub const fn apply(&mut self, event: WriterEvent) {
+        match event {
+            WriterEvent::Wrote => self.is_synced = false,
+            WriterEvent::Synced => self.is_synced = true,
+            WriterEvent::CannotSee => self.is_blind = true,
         }
     }
 
     /// Takes the entry that the writer keeps, for the next keeper; `None` if there is none.
     pub fn take_kept(&mut self, next: NextKeeper) -> Option<K> {
         let after = match next {
-            NextKeeper::Nobody => Self::Unsynced,
-            NextKeeper::Helper => Self::Given,
+            NextKeeper::Nobody => Keeper::Nobody,
+            NextKeeper::Helper => Keeper::Helper,
         };
         if !self.is_kept() {
             return None;
         }
-        match core::mem::replace(self, after) {
-            Self::Kept(kept) => Some(kept),
-            Self::Unsynced | Self::Synced | Self::Blind | Self::Given => None,
+        match core::mem::replace(&mut self.keeper, after) {
+            Keeper::Writer(kept) => Some(kept),
+            Keeper::Nobody | Keeper::Helper => None,
         }
     }
 
     /// Whether the writer keeps the file.
     pub const fn is_kept(&self) -> bool {
-        matches!(self, Self::Kept(_))
+        matches!(self.keeper, Keeper::Writer(_))
+    }
+
+    /// Whether all that was written was synced.
+    pub const fn is_synced(&self) -> bool {
+        self.is_synced
+    }
+
+    /// Whether nothing shows when the output is written.
+    pub const fn is_blind(&self) -> bool {
+        self.is_blind
     }
 }
 
@@ -92,22 +108,38 @@ impl<K> WriterState<K> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_kept_file_stays_kept_until_its_entry_is_taken() {
-        for event in [WriterEvent::Wrote, WriterEvent::Synced, WriterEvent::CannotSee] {
-            let mut kept = WriterState::Kept(7).after(event);
-            assert_eq!((kept.take_kept(NextKeeper::Helper), kept), (Some(7), WriterState::Given));
-            assert_eq!((kept.after(event), kept.take_kept(NextKeeper::Nobody)), (WriterState::Given, None));
-        }
-        let mut kept = WriterState::Kept(7);
-        assert_eq!((kept.take_kept(NextKeeper::Nobody), kept), (Some(7), WriterState::Unsynced));
+    const EVENTS: [WriterEvent; 3] = [WriterEvent::Wrote, WriterEvent::Synced, WriterEvent::CannotSee];
+
+    fn kept() -> WriterState<u8> {
+        WriterState { keeper: Keeper::Writer(7), ..WriterState::NEW }
     }
 
     #[test]
-    fn what_cannot_be_seen_is_not_waited_for_again() {
-        let blind = WriterState::<()>::Unsynced.after(WriterEvent::CannotSee);
-        for event in [WriterEvent::Wrote, WriterEvent::Synced, WriterEvent::CannotSee] {
-            assert_eq!(blind.after(event), WriterState::Blind);
+    fn a_kept_file_stays_kept_until_its_entry_is_taken() {
+        for (next, keeper) in [(NextKeeper::Helper, Keeper::Helper), (NextKeeper::Nobody, Keeper::Nobody)] {
+            let mut state = kept();
+            for event in EVENTS {
+                state.apply(event);
+            }
+            assert_eq!((state.take_kept(next), state.keeper), (Some(7), keeper));
+            for event in EVENTS {
+                state.apply(event);
+            }
+            assert_eq!((state.take_kept(NextKeeper::Nobody), state.keeper), (None, keeper));
+        }
+    }
+
+    #[test]
+    fn events_are_remembered_whoever_keeps_the_file() {
+        for keeper in [Keeper::Nobody, Keeper::Writer(7), Keeper::Helper] {
+            let mut state = WriterState { keeper, ..WriterState::NEW };
+            state.apply(WriterEvent::CannotSee);
+            assert_eq!((state.is_blind(), state.is_synced()), (true, false), "{keeper:?}");
+            state.apply(WriterEvent::Synced);
+            state.take_kept(NextKeeper::Helper);
+            assert_eq!((state.is_blind(), state.is_synced()), (true, true), "{keeper:?}");
+            state.apply(WriterEvent::Wrote);
+            assert_eq!((state.is_blind(), state.is_synced()), (true, false), "{keeper:?}");
         }
     }
 }

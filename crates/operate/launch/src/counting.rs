@@ -6,7 +6,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -22,7 +21,6 @@ const ATTEMPTS: usize = 16;
 
 /// A report that is being counted.
 pub(crate) struct Counting {
-    pub(crate) report: &'static MappedReport,
     file: tempfile::NamedTempFile,
 }
 
@@ -32,14 +30,18 @@ impl Counting {
         library::beside(library, |directory| {
             remove_left(directory);
             let file = locked(directory)?;
-            let report = counters::begin_report(file.as_file().as_raw_fd());
-            let report = report.map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
-            Ok(Self { report, file })
+            counters::begin_report(file.as_file())?;
+            Ok(Self { file })
         })
     }
 
     pub(crate) fn path(&self) -> PathBuf {
         self.file.path().to_path_buf()
+    }
+
+    /// Reads the counts; fails if a process has truncated the file.
+    pub(crate) fn report(&self) -> io::Result<Box<MappedReport>> {
+        counters::read_report(self.file.as_file())
     }
 }
 
@@ -91,5 +93,15 @@ mod tests {
         let mut names: Vec<_> = dir.path().read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
         names.sort();
         assert_eq!(names, [dir.path().join("other"), held.path().to_path_buf()]);
+    }
+
+    #[test]
+    fn a_truncated_report_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let counting = Counting::begin(&dir.path().join("library")).unwrap();
+        assert!(counting.report().unwrap().claimed().is_empty());
+        File::options().write(true).open(counting.path()).unwrap().set_len(64).unwrap();
+        let error = counting.report().err().expect("it is too short");
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     }
 }

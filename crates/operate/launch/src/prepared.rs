@@ -41,8 +41,8 @@ pub struct PreparedCommand {
 pub struct EndedCommand {
     /// Its end.
     pub end: CommandEnd,
-    /// The report.
-    pub report: LaunchReport,
+    /// The report; an error if a process has damaged its file.
+    pub report: io::Result<LaunchReport>,
 }
 
 impl PreparedCommand {
@@ -130,10 +130,10 @@ impl PreparedCommand {
             None => (None, self.reach.refusal.map(|refusal| refusal.to_string())),
         };
         let report = match &self.counting {
-            Some(counting) => LaunchReport::counted(counting.report),
-            None => LaunchReport::uncounted(self.reach.library.is_ok()),
+            Some(counting) => counting.report().map(|report| LaunchReport::counted(&report)),
+            None => Ok(LaunchReport::uncounted(self.reach.library.is_ok())),
         };
-        Ok(EndedCommand { end, report: LaunchReport { events, no_events, ..report } })
+        Ok(EndedCommand { end, report: report.map(|report| LaunchReport { events, no_events, ..report }) })
     }
 }
 

@@ -156,11 +156,31 @@ impl MappedReport {
     }
 }
 
-/// Makes an empty file a report, and maps it. Allocates its blocks now: a process that touched a
-/// page without space on the file system would end by a signal (SIGBUS).
-pub fn begin_report(fd: libc::c_int) -> Result<&'static MappedReport, sys::Errno> {
-    sys::take_room(fd, size_of::<MappedReport>() as u64)?;
-    map_report(fd).inspect(|report| report.header.magic.store(MAGIC, Ordering::Release))
+/// Makes an empty file a report. Allocates its blocks now: a process that touched a page without
+/// space on the file system would end by a signal (SIGBUS).
+#[cfg(not(feature = "interpose"))]
+pub fn begin_report(file: &std::fs::File) -> std::io::Result<()> {
+    use std::os::{fd::AsRawFd as _, unix::fs::FileExt as _};
+
+    sys::take_room(file.as_raw_fd(), size_of::<MappedReport>() as u64)
+        .map_err(|errno| std::io::Error::from_raw_os_error(errno.0))?;
+    file.write_all_at(&MAGIC.to_le_bytes(), 0)
+}
+
+/// Copies a report without a mapping: its file may be truncated meanwhile, which is an error here
+/// and would be a signal there (SIGBUS).
+#[cfg(not(feature = "interpose"))]
+pub fn read_report(file: &std::fs::File) -> std::io::Result<Box<MappedReport>> {
+    use std::os::unix::fs::FileExt as _;
+
+    let mut report = Box::<MappedReport>::new_uninit();
+    let (at, size) = (report.as_mut_ptr().cast::<u8>(), size_of::<MappedReport>());
+    // SAFETY: memory of that size, which is initialised first; all bits are valid in it.
+    unsafe {
+        at.write_bytes(0, size);
+        file.read_exact_at(core::slice::from_raw_parts_mut(at, size), 0)?;
+        Ok(report.assume_init())
+    }
 }
 
 /// The longest path of a report, in bytes, including the terminating null. The path is copied to
@@ -210,20 +230,21 @@ mod tests {
     #[test]
     fn a_report_has_what_each_process_counted() {
         let file = tempfile::tempfile().unwrap();
-        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
-        let report = begin_report(fd).unwrap();
-        assert!(report.claimed().is_empty());
+        begin_report(&file).unwrap();
+        assert!(read_report(&file).unwrap().claimed().is_empty());
 
-        let mapped = map_report(fd).unwrap();
+        let mapped = map_report(std::os::fd::AsRawFd::as_raw_fd(&file)).unwrap();
         let record = mapped.claim(77, b"a-name-that-is-too-long").unwrap();
         record.add(Count::StreamRead, 5);
         record.add(Count::Failures, 1);
         mapped.claim(78, b"tar").unwrap().add(Count::StreamRead, 7);
+        let report = read_report(&file).unwrap();
         let seen = report.claimed();
         assert_eq!((seen[0].pid.load(Ordering::Relaxed), &seen[0].name()), (77, b"a-name-that-is-\0"));
         assert_eq!((seen[0].get(Count::StreamRead), seen[0].get(Count::Failures)), (5, 1));
         assert_eq!((&seen[1].name()[..4], seen[1].get(Count::StreamRead)), (&b"tar\0"[..], 7));
         while mapped.claim(79, b"many").is_some() {}
+        let report = read_report(&file).unwrap();
         assert_eq!(report.claimed().len(), RECORDS);
         assert_eq!(report.header.claimed.load(Ordering::Relaxed), RECORDS as u64 + 1);
     }

@@ -19,8 +19,8 @@ const GO_NOTE: &[u8] = b"\x04\0\0\0Go\0\0";
 /// The name of the section in which Go describes a program.
 const GO_SECTION: &[u8] = b".go.buildinfo\0";
 /// Bytes that are read at most of the program headers, a loader's path, a note, and the names of
-/// sections. Real files have less.
-const READ_BYTES: usize = 4096;
+/// sections. Real files have less. Two buffers of it are on the stack, which may be a small one.
+const READ_BYTES: usize = 1024;
 
 /// The kind of a file, as a loader sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,13 +71,13 @@ pub fn kind(read_at: ReadAt<'_>) -> ExecutableKind {
     if got < header.len() || number(&header, 4, 2) != 0x0102 || number(&header, 18, 2) != OWN_MACHINE {
         return ExecutableKind::Foreign;
     }
-    let (mut loader, mut is_go) = (ExecutableKind::Static, has_go_section(&header, read_at));
+    let (mut headers, mut bytes) = ([0; READ_BYTES], [0; READ_BYTES]);
+    let (mut loader, mut is_go) = (ExecutableKind::Static, has_go_section(&header, read_at, &mut bytes));
     let segments = (number(&header, 32, 8), PROGRAM_HEADER * number(&header, 56, 2));
-    let mut headers = [0; READ_BYTES];
     let segments = part(read_at, segments, &mut headers);
     let is_known = number(&header, 54, 2) == PROGRAM_HEADER;
     for segment in segments.chunks_exact(PROGRAM_HEADER as usize).filter(|_| is_known) {
-        let (place, mut bytes) = ((number(segment, 8, 8), number(segment, 32, 8)), [0; READ_BYTES]);
+        let place = (number(segment, 8, 8), number(segment, 32, 8));
         match number(segment, 0, 4) as u32 {
             libc::PT_INTERP => {
                 loader = match base(part(read_at, place, &mut bytes)) {
@@ -96,11 +96,11 @@ pub fn kind(read_at: ReadAt<'_>) -> ExecutableKind {
     if is_go { ExecutableKind::Go } else { loader }
 }
 
-fn has_go_section(header: &[u8], read_at: ReadAt<'_>) -> bool {
+fn has_go_section(header: &[u8], read_at: ReadAt<'_>, names: &mut [u8; READ_BYTES]) -> bool {
     let at = number(header, 40, 8).saturating_add(SECTION_HEADER as u64 * number(header, 62, 2));
-    let (mut section, mut names) = ([0; SECTION_HEADER], [0; READ_BYTES]);
+    let mut section = [0; SECTION_HEADER];
     let is_there = read_at(at, &mut section) == SECTION_HEADER;
-    let names = part(read_at, (number(&section, 24, 8), number(&section, 32, 8)), &mut names);
+    let names = part(read_at, (number(&section, 24, 8), number(&section, 32, 8)), names);
     is_there && names.windows(GO_SECTION.len()).any(|name| name == GO_SECTION)
 }
 
@@ -129,6 +129,7 @@ pub fn is_privileged(stat: &libc::stat, fd: Option<c_int>) -> bool {
 
 #[cfg(all(test, not(feature = "interpose")))]
 mod tests {
+    use std::cell::Cell;
     use std::fs::File;
     use std::os::unix::fs::FileExt as _;
 
@@ -136,13 +137,15 @@ mod tests {
 
     use super::*;
 
+    fn read_of(bytes: &[u8], at: u64, into: &mut [u8]) -> usize {
+        let from = usize::try_from(at).ok().and_then(|at| bytes.get(at..)).unwrap_or_default();
+        let length = into.len().min(from.len());
+        into[..length].copy_from_slice(&from[..length]);
+        length
+    }
+
     fn kind_of(bytes: &[u8]) -> ExecutableKind {
-        kind(&|at, into| {
-            let from = usize::try_from(at).ok().and_then(|at| bytes.get(at..)).unwrap_or_default();
-            let length = into.len().min(from.len());
-            into[..length].copy_from_slice(&from[..length]);
-            length
-        })
+        kind(&|at, into| read_of(bytes, at, into))
     }
 
     /// Returns the start of this test itself, as the linker wrote it: segments come first, sections
@@ -208,6 +211,19 @@ mod tests {
         assert_eq!(program(glibc, b"\x04\0\0\0\x14\0\0\0\x03\0\0\0Go\0\0id", b""), ExecutableKind::Loads);
         assert_eq!(program(glibc, b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0id", b""), ExecutableKind::Loads);
         assert_eq!(program(glibc, b"", b".text\0.go.buildinfo\0"), ExecutableKind::Go);
+    }
+
+    #[test]
+    fn its_buffers_fit_a_small_stack() {
+        const STACK_MAX: usize = 4096;
+        let bytes = own();
+        let lowest = Cell::new(usize::MAX);
+        let highest = core::ptr::from_ref(&lowest).addr();
+        kind(&|at, into| {
+            lowest.set(lowest.get().min(into.as_ptr().addr()));
+            read_of(&bytes, at, into)
+        });
+        assert!(highest - lowest.get() < STACK_MAX, "{}", highest - lowest.get());
     }
 
     proptest! {

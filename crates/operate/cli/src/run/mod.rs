@@ -139,7 +139,7 @@ fn run_and_report(mut prepared: PreparedCommand, to: &Path, is_json: bool) -> Ex
     }
     match prepared.run() {
         Ok(ended) => {
-            printer.print(&ended.report);
+            printer.print(ended.report);
             if let CommandEnd::Unknown(error) = &ended.end {
                 output::complain(format_args!("how the command ended can't be known: {error}"));
             }
@@ -162,7 +162,7 @@ fn follow(args: &RunArgs, settings: &Settings) -> ExitCode {
     let printer = args.report_to().map(|to| ReportPrinter::begin(to, args.json));
     let events = Some(processes.until_end());
     if let Some(printer) = printer {
-        printer.print(&LaunchReport { events, ..LaunchReport::uncounted(false) });
+        printer.print(Ok(LaunchReport { events, ..LaunchReport::uncounted(false) }));
     }
     ExitCode::SUCCESS
 }

@@ -46,8 +46,8 @@ impl ReportPrinter {
     }
 
     /// Prints the report.
-    pub(crate) fn print(self, report: &LaunchReport) {
-        let text = match self.text(report) {
+    pub(crate) fn print(self, report: io::Result<LaunchReport>) {
+        let text = match report.and_then(|report| self.text(&report)) {
             Ok(text) => text,
             Err(error) => {
                 return output::complain(format_args!("what was counted can't be read: {error}"));
@@ -242,7 +242,8 @@ mod tests {
     /// Returns the summary of processes with these counts.
     fn summary(processes: &[(&str, &[(Count, u64)])]) -> LaunchReport {
         let file = tempfile::tempfile().unwrap();
-        let mapped = pagekeeper_preload::counters::begin_report(file.as_raw_fd()).unwrap();
+        pagekeeper_preload::counters::begin_report(&file).unwrap();
+        let mapped = pagekeeper_preload::counters::map_report(file.as_raw_fd()).unwrap();
         for (pid, (name, counts)) in (100..).zip(processes) {
             let record = mapped.claim(pid, name.as_bytes()).unwrap();
             for (count, much) in *counts {

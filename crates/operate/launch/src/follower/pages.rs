@@ -31,7 +31,7 @@ pub struct FollowedPages {
     pub left_bytes: u64,
     /// Brought in unseen: the kernel's buffer had no room.
     pub lost_bytes: u64,
-    /// Milliseconds that its processes were held, all together: their disk was busy.
+    /// Milliseconds that its processes were held, all together, for their pace.
     pub held_ms: u64,
     /// Whether some of the command's processes still run, and are followed.
     pub goes_on: bool,
@@ -131,7 +131,7 @@ impl fmt::Display for FollowedPages {
         writeln!(f, "  events      {text}{by}")?;
         let held = Duration::from_millis(self.held_ms);
         if held >= HELD_MIN {
-            writeln!(f, "  held        {} in all: its disk was busy", duration(held))?;
+            writeln!(f, "  held        {} in all, for its pace", duration(held))?;
         }
         for LeftOfFile { path, left_bytes, why } in &self.left {
             let path = escaped(Path::new(path));
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(
             pages.to_string(),
             "  events      added 2 MiB, used by others 1 MiB, left 1 MiB\n\
-             \x20 held        12.3 s in all: its disk was busy\n\
+             \x20 held        12.3 s in all, for its pace\n\
              \x20 left        1 MiB of /b/a\\n (being written)\n\
              \x20 goes on     some of its processes run, and are followed\n"
         );

@@ -21,7 +21,7 @@ use pagekeeper_policy::output_offset::OutputOffset;
 use pagekeeper_policy::pacer::PIECE_MIN;
 use pagekeeper_policy::write_behind::{Pace, WriteBehind};
 use pagekeeper_policy::write_parts::WAIT_MAX_NS;
-use pagekeeper_policy::writer_state::{NextKeeper, WriterEvent, WriterState};
+use pagekeeper_policy::writer_state::{Keeper, NextKeeper, WriterEvent, WriterState};
 
 use super::reader::inside;
 use super::{FILES, place_now, placed, small};
@@ -65,13 +65,13 @@ impl Writer {
         outflow: Outflow::NONE,
         offset: OutputOffset::NEW,
         is_hurried: false,
-        state: WriterState::Unsynced,
+        state: WriterState::NEW,
     };
 
     /// Begins with a newly opened file of that size; with `kept` it is a temporary one.
     pub fn open(&mut self, size: u64, kept: Option<Temporary>) {
         self.behind = WriteBehind::of(size);
-        self.state = kept.map_or(WriterState::Unsynced, WriterState::Kept);
+        self.state.keeper = kept.map_or(Keeper::Nobody, Keeper::Writer);
     }
 
     /// Gives a temporary file's entry to the helper, which watches the file.
@@ -81,7 +81,7 @@ impl Writer {
 
     /// Whether the helper keeps the file that is being closed.
     pub fn is_kept(&self) -> bool {
-        self.state == WriterState::Given
+        self.state.keeper == Keeper::Helper
     }
 
     /// Marks the current write as one that must not wait (`RWF_NOWAIT`): a later one waits for and
@@ -105,7 +105,7 @@ impl Writer {
             // Writeback can only be started by dropping pages, and these are kept.
             count(Count::StreamUnobserved, done);
         }
-        self.pass(WriterEvent::Wrote);
+        self.state.apply(WriterEvent::Wrote);
         if output.released.is_some() {
             small::wrote(done);
         }
@@ -117,7 +117,7 @@ impl Writer {
     /// Runs after the file was synced with success.
     pub fn synced(&mut self, fd: c_int, output: Output) {
         self.ask(fd, output);
-        self.pass(WriterEvent::Synced);
+        self.state.apply(WriterEvent::Synced);
         let is_released = output.released.is_some() && !self.state.is_kept();
         if let (Some(range), Some(released)) = (self.behind.synced(is_released), output.released) {
             inside(|| release(fd, &range, released));
@@ -138,7 +138,7 @@ impl Writer {
         self.share.forget();
         // It is the parent's.
         let _ = self.state.take_kept(NextKeeper::Nobody).map(Temporary::into_number);
-        self.state = WriterState::Unsynced;
+        self.state.keeper = Keeper::Nobody;
         self.outflow.clear();
         self.offset = OutputOffset::NEW;
     }
@@ -146,7 +146,7 @@ impl Writer {
     /// Starts to write the rest before the process ends, without a wait.
     pub fn begin_rest(&mut self, fd: c_int, output: Output) {
         self.ask(fd, output);
-        if self.state != WriterState::Synced && !small::may_stay() && !helper::is_there() {
+        if !self.state.is_synced() && !small::may_stay() && !helper::is_there() {
             for range in self.behind.rest(output.released.is_some()) {
                 begin(fd, &range, output);
             }
@@ -174,10 +174,6 @@ impl Writer {
         goes
     }
 
-    fn pass(&mut self, event: WriterEvent) {
-        self.state = core::mem::replace(&mut self.state, WriterState::Unsynced).after(event);
-    }
-
     fn forget_output(&mut self) {
         self.share.clear();
         self.outflow.clear();
@@ -201,7 +197,7 @@ impl Writer {
         let entry = kept.into_number();
         let is_sent = helper::send(fd, &HelperRequest::Keep { entry });
         if is_sent {
-            self.state = WriterState::Given;
+            self.state.keeper = Keeper::Helper;
         } else {
             drop(Temporary::from_number(entry));
         }
@@ -220,7 +216,7 @@ impl Writer {
         if let (false, Some(slot)) = (self.share.has_disk(), FILES.slot_of(fd)) {
             self.share = DiskShare::of(slot.file().device);
         }
-        let keep = if let WriterState::Kept(kept) = &self.state {
+        let keep = if let Keeper::Writer(kept) = &self.state.keeper {
             kept.grows(range.end, budget)
         } else {
             KeepChoice::No
@@ -267,10 +263,10 @@ impl Writer {
         }
         // Window by window: a page of several parts goes only as a whole.
         if let (false, Some(range), Some(released)) =
-            (is_written || self.state == WriterState::Blind, &due.release, output.released)
+            (is_written || self.state.is_blind(), &due.release, output.released)
             && !throttled(sys::now(), || helper::wait_dropped(fd, range, released, WAIT_MAX_NS))
         {
-            self.pass(WriterEvent::CannotSee);
+            self.state.apply(WriterEvent::CannotSee);
         }
         // Pages that are still dirty are not dropped.
         if let (Some(range), Some(released)) = (&due.release, output.released) {
@@ -289,12 +285,12 @@ impl Writer {
             };
             let is_long = self.behind.length() > PIECE_MIN && until.is_none();
             let is_sent = || is_long && helper::prepare() && helper::send(fd, &request);
-            if self.state != WriterState::Synced && !is_sent() {
+            if !self.state.is_synced() && !is_sent() {
                 begin(fd, range, output);
             }
             return true;
         };
-        if self.state == WriterState::Synced {
+        if self.state.is_synced() {
             release(fd, range, released);
             return true;
         }
