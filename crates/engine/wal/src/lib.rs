@@ -35,17 +35,12 @@
 mod binlog;
 mod convert;
 mod error;
-mod event_count;
-mod group_commit;
 mod injected_fault;
 mod limits;
-#[cfg(test)]
-mod loom_event_count;
 mod mode;
 mod position;
 mod record;
 mod redo;
-mod sync;
 #[cfg(test)]
 mod testing;
 

@@ -37,6 +37,7 @@ use pagekeeper_io::{Io, IoFile, Lock, Process, WriteMode};
 use pagekeeper_kernel::mutex::lock;
 
 use super::buffer::{BlockTaker, LogBuffer, NoRoom, PADDING_ROOM_BYTES, ReservedSpan};
+use super::group_commit::{Leader, Turn};
 use super::metrics::{Counters, count};
 use super::options::Backpressure;
 use super::release::{self, ReleaseState};
@@ -45,7 +46,6 @@ use super::state::{
     CheckpointState, Configuration, EpochState, EventCounts, Lifecycle, SyncState, WriteState, WritingMode,
 };
 use crate::convert::to_usize;
-use crate::group_commit::{Leader, Turn};
 use crate::injected_fault::injected_fault;
 use crate::limits::RECORD_BYTES_MAX;
 use crate::record::{self, BLOCK, RECORD_HEADER_BYTES, RecordHeader, RecordKind};
@@ -379,7 +379,7 @@ impl Core {
     }
 
     /// Makes everything that was appended before durable.
-    fn sync_round(&self, leader: &Leader<'_, ()>) -> Result<(), Error> {
+    fn sync_round(&self, leader: &Leader<'_>) -> Result<(), Error> {
         let upto = self.seal();
         leader.begin(upto);
         let from = self.durable();

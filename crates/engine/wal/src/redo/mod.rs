@@ -8,6 +8,8 @@ mod chunks;
 mod control;
 mod core;
 mod create;
+mod event_count;
+mod group_commit;
 mod journal;
 mod mapping;
 mod memory;

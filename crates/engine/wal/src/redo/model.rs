@@ -25,6 +25,7 @@
 //! | the syncer's lock is released only after the event counts were notified | commits in groups |
 //! | nobody is woken to lead the next round, or none of those that a round covered | commits in groups |
 
+mod event_count;
 mod sync;
 
 macro_rules! modelled {
@@ -38,7 +39,7 @@ macro_rules! modelled {
 
 modelled! {
     "buffer.rs" buffer
-    "../group_commit.rs" group_commit
+    "group_commit.rs" group_commit
 }
 
 use loom::thread;
@@ -188,7 +189,7 @@ fn commits_in_groups() {
     check(3, || {
         let reserved = Arc::new(AtomicU64::new(0));
         let durable = Arc::new(AtomicU64::new(0));
-        let group_commit = Arc::new(GroupCommit::new(()));
+        let group_commit = Arc::new(GroupCommit::default());
         let commit = move || {
             let lsn = reserved.fetch_add(8, Ordering::AcqRel) + 8;
             // Acts like `Core::wait_durable`.

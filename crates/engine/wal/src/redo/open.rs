@@ -20,6 +20,7 @@ use pagekeeper_io::{Access, Error as IoError, Io, IoFile, Lock, Process, open_pa
 
 use super::control::{self, ControlFile, ControlState, DecodedControl, LogPhase};
 use super::core::Core;
+use super::group_commit::GroupCommit;
 use super::journal::Journal;
 use super::journal::RecoveredRecord;
 use super::options::RedoOptions;
@@ -32,7 +33,6 @@ use super::state::{
 };
 use super::{buffer, metrics};
 use crate::Error;
-use crate::group_commit::GroupCommit;
 use crate::injected_fault::injected_fault;
 use crate::limits::LOCK_NAME;
 use crate::record::{BLOCK, LogEntry, RECORD_HEADER_BYTES, RecordReader};
@@ -254,7 +254,7 @@ fn start(
         writer: Mutex::new(taker),
         sync: SyncState {
             durable: AtomicU64::new(start),
-            group_commit: GroupCommit::new(()),
+            group_commit: GroupCommit::default(),
             noting: Mutex::new(()),
         },
         checkpoint: CheckpointState { control: Mutex::new(control), lsn: AtomicU64::new(checkpoint) },

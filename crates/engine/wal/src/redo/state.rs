@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Mutex, OnceLock};
 
 use super::control::ControlFile;
+use super::event_count::EventCount;
+use super::group_commit::GroupCommit;
 use super::options::{FlushPolicy, OnBackpressure};
 use super::ring::{Geometry, Lsn, Ring};
-use crate::event_count::EventCount;
-use crate::group_commit::GroupCommit;
 use crate::record::EpochAt;
 use crate::{Error, LogMode};
 
@@ -63,7 +63,7 @@ pub(super) struct SyncState {
     /// Everything before this is durable.
     pub(super) durable: AtomicU64,
     /// Has the syncer's lock: its holder leads a group commit.
-    pub(super) group_commit: GroupCommit<()>,
+    pub(super) group_commit: GroupCommit,
     /// Held from before the control file is written until a failure is recorded. No lock is taken under it.
     pub(super) noting: Mutex<()>,
 }

@@ -11,7 +11,7 @@ pub(super) use std::sync::Arc;
 
 pub(super) use std::sync::TryLockError;
 
-pub(super) use crate::loom_event_count::EventCount;
+pub(super) use super::event_count::EventCount;
 
 use super::super::memory;
 
