@@ -61,6 +61,18 @@ struct Writer {
     outran_at: Option<Duration>,
 }
 
+impl Writer {
+    /// Whether it has dirtied pages lately.
+    fn is_active(&self, now: Duration) -> bool {
+        is_lately(self.dirtied_at, now)
+    }
+}
+
+/// Whether a time lies within the last [`WRITER_FOR`].
+fn is_lately(at: Duration, now: Duration) -> bool {
+    now.saturating_sub(at) < WRITER_FOR
+}
+
 /// Token bucket of a writer's rate: one token per byte that may be dirtied. Negative after an excess.
 #[derive(Debug, Clone, Copy)]
 struct TokenBucket {
@@ -164,8 +176,7 @@ impl DeviceHolds {
 
     /// Decides which processes to hold.
     pub fn decide(&mut self, limits: WriterLimits, now: Duration) -> HoldDecision {
-        self.writers
-            .retain(|_, writer| now.saturating_sub(writer.dirtied_at) < WRITER_FOR || writer.share > 0);
+        self.writers.retain(|_, writer| writer.is_active(now) || writer.share > 0);
         self.fill_bucket(limits.rate, now);
         self.measure_speed(now);
         let bound = limits.unwritten.unwrap_or(u64::MAX);
@@ -190,18 +201,14 @@ impl DeviceHolds {
 
     /// Returns the writers that were held for the bound lately, at most [`HELD_MAX`].
     fn outran_lately(&self, now: Duration) -> Vec<u32> {
-        let is_lately = |at: Duration| now.saturating_sub(at) < WRITER_FOR;
-        let outran = self
-            .writers
-            .iter()
-            .filter(|(_, writer)| is_lately(writer.dirtied_at) && writer.outran_at.is_some_and(is_lately));
+        let outran_lately = |writer: &Writer| writer.outran_at.is_some_and(|at| is_lately(at, now));
+        let outran = self.writers.iter().filter(|(_, writer)| writer.is_active(now) && outran_lately(writer));
         outran.map(|(process, _)| *process).take(HELD_MAX).collect()
     }
 
     /// Returns the number of writers, and those of them that are held if anyone is.
     fn candidates(&self, bound: u64, is_over_rate: bool, now: Duration) -> (u64, Vec<u32>) {
-        let is_writer = |writer: &Writer| now.saturating_sub(writer.dirtied_at) < WRITER_FOR;
-        let writers = || self.writers.iter().filter(|(_, writer)| is_writer(writer));
+        let writers = || self.writers.iter().filter(|(_, writer)| writer.is_active(now));
         let count = writers().count() as u64;
         // Processes that have ended or stopped writing left the rest; it belongs to no share.
         let shares = writers().map(|(_, writer)| writer.share).fold(0, u64::saturating_add);
