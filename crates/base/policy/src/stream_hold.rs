@@ -4,17 +4,20 @@
 //! A program writes into memory faster than its disk accepts it. The data waits there until the kernel's own
 //! flusher starts, and then each commit of a database waits behind all of it. [`DeviceHolds`] decides which
 //! writers of one device to hold: holds start when more than the bound is unwritten, and end when at most half of
-//! it is. A writer that was held lately runs only until the next decision is due. [`HoldCycle`] splits holds into
-//! ones of at most [`HOLD_MAX`], with a moment in between in which the process runs and receives its signals.
+//! it is. If the next decision is late, writers run only until they may have filled the bound. [`HoldCycle`] splits
+//! holds into ones of at most [`HOLD_MAX`], with a moment in between in which the process runs and receives its
+//! signals.
 //!
 //! # Invariants
 //!
-//! - A process that has not dirtied pages of the device recently is never held.
+//! - A process that has not dirtied pages of the device recently is never held. It has more time for that while it
+//!   is held, since it may wait for a processor in each of its moments.
 //! - Nobody is held once at most half of the bound is unwritten, or if nothing on the device was written for
 //!   [`STALLED_AFTER`]: a hung disk or a hung worker holds nobody.
 //! - A writer with less than half its fair share of the unwritten bytes is held only if more than twice the bound
 //!   is unwritten and processes that have ended or stopped writing left most of that.
-//! - A writer is held for a late decision only if a decision has held it within [`WRITER_FOR`].
+//! - A writer is held for a late decision only if writers were so fast lately that they may fill the bound
+//!   within [`WRITER_FOR`].
 //! - The rules above apply to the bound. A rate limit holds everyone who wrote within the last second until its
 //!   tokens are back.
 //! - No hold is longer than [`HOLD_MAX`], and at least [`MOMENT`] lies between two holds of a process.
@@ -28,6 +31,8 @@ pub const HOLD_MAX: Duration = Duration::from_millis(50);
 pub const MOMENT: Duration = Duration::from_micros(200);
 /// A process that dirtied no page of a device for this long is not one of its writers.
 pub const WRITER_FOR: Duration = Duration::from_secs(1);
+/// The same for a process that is held.
+pub const HELD_WRITER_FOR: Duration = Duration::from_secs(5);
 /// If nothing was written for this long, the disk hangs, and holds are useless. A disk on which another program
 /// syncs gigabytes may write nothing of a stream for some seconds: that is when the bound matters most.
 pub const STALLED_AFTER: Duration = Duration::from_secs(20);
@@ -57,20 +62,16 @@ struct Writer {
     /// Its part of the unwritten bytes.
     share: u64,
     dirtied_at: Duration,
-    /// The last time it was held for the bound.
-    outran_at: Option<Duration>,
+    /// Whether the last decision held it.
+    is_held: bool,
 }
 
 impl Writer {
     /// Whether it has dirtied pages lately.
     fn is_active(&self, now: Duration) -> bool {
-        is_lately(self.dirtied_at, now)
+        let active_for = if self.is_held { HELD_WRITER_FOR } else { WRITER_FOR };
+        now.saturating_sub(self.dirtied_at) < active_for
     }
-}
-
-/// Whether a time lies within the last [`WRITER_FOR`].
-fn is_lately(at: Duration, now: Duration) -> bool {
-    now.saturating_sub(at) < WRITER_FOR
 }
 
 /// Token bucket of a writer's rate: one token per byte that may be dirtied. Negative after an excess.
@@ -85,11 +86,13 @@ struct TokenBucket {
 pub struct HoldDecision {
     /// Process IDs to hold now, ascending.
     pub held: Vec<u32>,
-    /// Process IDs to hold from `again_at` on if the next decision is late, ascending: they have outrun their disk
-    /// lately. Whoever decides may wait for a processor while they write gigabytes a second.
-    pub held_if_late: Vec<u32>,
     /// `None` if nobody writes.
     pub again_at: Option<Duration>,
+    /// Process IDs to hold if there is no other decision by `late_at`, ascending. Whoever decides may wait for a
+    /// processor while they write gigabytes a second.
+    pub held_if_late: Vec<u32>,
+    /// The time at which the writers may have filled the bound, not before `again_at`.
+    pub late_at: Duration,
 }
 
 /// The writers of one device.
@@ -137,7 +140,7 @@ impl DeviceHolds {
         self.unwritten = self.unwritten.saturating_add(bytes);
         self.dirtied = self.dirtied.saturating_add(bytes);
         let writer =
-            self.writers.entry(process).or_insert(Writer { share: 0, dirtied_at: now, outran_at: None });
+            self.writers.entry(process).or_insert(Writer { share: 0, dirtied_at: now, is_held: false });
         writer.share = writer.share.saturating_add(bytes);
         writer.dirtied_at = now;
         if let Some(bucket) = &mut self.bucket {
@@ -185,25 +188,23 @@ impl DeviceHolds {
         let is_over_rate = self.bucket.is_some_and(|bucket| bucket.tokens < 0);
         let is_over = (self.is_full && !is_stalled) || is_over_rate;
         let (count, chosen) = self.candidates(bound, is_over_rate, now);
-        let again_at = (count > 0).then(|| now + self.time_to_fill(bound));
-        (self.dirtied, self.decided_at, self.has_held) = (0, now, is_over && !chosen.is_empty());
-        if !is_over {
-            let held_if_late = if is_stalled { Vec::new() } else { self.outran_lately(now) };
-            return HoldDecision { held: Vec::new(), held_if_late, again_at };
+        let time_to_fill = self.time_to_fill(bound);
+        let again_at = (count > 0).then(|| now + time_to_fill.clamp(DECIDE_MIN, DECIDE_MAX));
+        let late_at = now + time_to_fill.max(DECIDE_MIN);
+        let held = if is_over { chosen } else { Vec::new() };
+        let is_fast = self.speed > 0 && time_to_fill < WRITER_FOR && !is_stalled;
+        let held_if_late = if is_fast && held.is_empty() { self.fullest(now) } else { Vec::new() };
+        for (process, writer) in &mut self.writers {
+            writer.is_held = held.contains(process);
         }
-        for process in chosen.iter().filter(|_| self.is_full) {
-            if let Some(writer) = self.writers.get_mut(process) {
-                writer.outran_at = Some(now);
-            }
-        }
-        HoldDecision { held: chosen, held_if_late: Vec::new(), again_at }
+        (self.dirtied, self.decided_at, self.has_held) = (0, now, !held.is_empty());
+        HoldDecision { held, again_at, held_if_late, late_at }
     }
 
-    /// Returns the writers that were held for the bound lately, at most [`HELD_MAX`].
-    fn outran_lately(&self, now: Duration) -> Vec<u32> {
-        let outran_lately = |writer: &Writer| writer.outran_at.is_some_and(|at| is_lately(at, now));
-        let outran = self.writers.iter().filter(|(_, writer)| writer.is_active(now) && outran_lately(writer));
-        outran.map(|(process, _)| *process).take(HELD_MAX).collect()
+    /// Returns the writers with the most unwritten, at most [`HELD_MAX`].
+    fn fullest(&self, now: Duration) -> Vec<u32> {
+        let writers = self.writers.iter().filter(|(_, writer)| writer.is_active(now));
+        first_held(writers.map(|(process, writer)| (writer.share, *process)).collect())
     }
 
     /// Returns the number of writers, and those of them that are held if anyone is.
@@ -216,19 +217,12 @@ impl DeviceHolds {
         let is_urgent = is_over_rate || (is_left_behind && self.unwritten > bound.saturating_mul(2));
         let has_share =
             |writer: &Writer| is_urgent || writer.share.saturating_mul(2 * count) >= self.unwritten;
-        let mut chosen: Vec<(u64, u32)> = writers()
-            .filter(|(_, writer)| has_share(writer))
-            .map(|(process, writer)| (writer.share, *process))
-            .collect();
-        if chosen.len() > HELD_MAX {
-            chosen.sort_unstable_by(|a, b| b.cmp(a));
-            chosen.truncate(HELD_MAX);
-            chosen.sort_unstable_by_key(|(_, process)| *process);
-        }
-        (count, chosen.into_iter().map(|(_, process)| process).collect())
+        let chosen = writers().filter(|(_, writer)| has_share(writer));
+        (count, first_held(chosen.map(|(process, writer)| (writer.share, *process)).collect()))
     }
 
-    /// Updates the speed by the bytes since the last decision. It fades within a second in which nobody is held.
+    /// Updates the speed by the bytes since the last decision. It fades by two thirds in a second
+    /// in which nobody is held.
     fn measure_speed(&mut self, now: Duration) {
         let elapsed = now.saturating_sub(self.decided_at).as_nanos();
         if elapsed == 0 {
@@ -240,15 +234,14 @@ impl DeviceHolds {
         self.speed = u64::try_from(rest.max(per_second)).unwrap_or(u64::MAX);
     }
 
-    /// Returns the time until the bound may be reached.
+    /// Returns the time until the bound may be reached, which has no limit.
     fn time_to_fill(&self, bound: u64) -> Duration {
         if self.is_full || self.speed == 0 {
             return DECIDE_MAX;
         }
         let room = u128::from(bound.saturating_sub(self.unwritten));
         let nanoseconds = room.saturating_mul(NANOS_PER_SECOND) / u128::from(self.speed);
-        let time = Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX));
-        time.clamp(DECIDE_MIN, DECIDE_MAX)
+        Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
     }
 
     fn fill_bucket(&mut self, rate: Option<u64>, now: Duration) {
@@ -268,6 +261,16 @@ impl DeviceHolds {
             bucket.tokens = bucket.tokens.saturating_add(i64::try_from(more).unwrap_or(i64::MAX)).min(most);
         }
     }
+}
+
+/// Returns the processes with the largest shares, at most [`HELD_MAX`], ascending.
+fn first_held(mut chosen: Vec<(u64, u32)>) -> Vec<u32> {
+    if chosen.len() > HELD_MAX {
+        chosen.sort_unstable_by(|a, b| b.cmp(a));
+        chosen.truncate(HELD_MAX);
+        chosen.sort_unstable_by_key(|(_, process)| *process);
+    }
+    chosen.into_iter().map(|(_, process)| process).collect()
 }
 
 /// The next action on a process.

@@ -15,7 +15,7 @@ use crate::hold::{HoldTarget, HoldWish};
 /// A device's output is written at once beyond 1/`PRESSED_PART` of the bytes that may be unwritten. Below
 /// that it waits: a short-lived file may never have to be written.
 const PRESSED_PART: u64 = 4;
-/// A decision that is later than this holds the processes that have outrun their disk lately.
+/// A decision that is later than this counts as late.
 const LATE_MAX: Duration = Duration::from_millis(2);
 
 /// The backlog of one device.
@@ -105,7 +105,7 @@ impl Backlogs {
             let unwritten = (self.pace != StreamPace::Off).then(|| bound(*dev));
             let rate = if let StreamPace::BytesPerSecond(rate) = self.pace { Some(rate) } else { None };
             let decision = device.holds.decide(WriterLimits { unwritten, rate }, now);
-            let late = decision.again_at.map_or(LATE_MAX, |at| at.saturating_sub(now) + LATE_MAX);
+            let late = decision.late_at.saturating_sub(now) + LATE_MAX;
             for (pids, after) in [(decision.held, Duration::ZERO), (decision.held_if_late, late)] {
                 let targets = pids.iter().filter_map(|pid| *self.targets.get(pid)?);
                 wishes.extend(targets.map(|target| HoldWish { target, after }));

@@ -79,7 +79,7 @@ enum Output {
     Paced,
     /// Written in its turn, and queued for that.
     Waiting,
-    /// Can't be written: its dirty pages do not count.
+    /// Could not be opened at the last attempt: its dirty pages do not count.
     Unpaced,
 }
 
@@ -179,6 +179,13 @@ impl File {
     pub(crate) fn stop_pacing(&mut self) -> u64 {
         self.output = Output::Unpaced;
         self.unwritten.clear()
+    }
+
+    /// Counts dirty pages from now on: it could be opened again.
+    pub(crate) fn resume_pacing(&mut self) {
+        if self.output == Output::Unpaced {
+            self.output = Output::Paced;
+        }
     }
 
     /// Queues it for writing. Returns whether that is new.
@@ -481,4 +488,21 @@ pub(crate) fn path_or_number(path: Option<&Path>, name: &EventFile) -> PathBuf {
         || format!("inode {} of device {}", name.ino, device_text(name.dev)).into(),
         Path::to_path_buf,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_could_not_be_opened_once_is_paced_again() {
+        let (mut processes, now) = (crate::processes::Processes::default(), Duration::ZERO);
+        let owner = processes.of(1, 0, None, Origin::Configured, now);
+        let mut file = File::new(owner, 0, now);
+        assert_eq!(file.dirtied(0..4096, now), 4096);
+        assert_eq!(file.stop_pacing(), 4096);
+        assert_eq!(file.dirtied(4096..8192, now), 0);
+        file.resume_pacing();
+        assert_eq!(file.dirtied(8192..12288, now), 4096);
+    }
 }

@@ -617,6 +617,7 @@ impl Follower {
         if result.is_lost || !matches!(file.verdict, None | Some(Verdict::Release)) {
             written += file.stop_pacing();
         } else if result.is_last {
+            file.resume_pacing();
             file.unwritten.ask_again();
         }
         self.backlogs.written(result.file.dev, written, now);

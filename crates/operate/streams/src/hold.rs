@@ -22,8 +22,9 @@ use pagekeeper_policy::stream_hold::{HOLD_MAX, HoldCycle, HoldStep, MOMENT};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-/// A request that is not renewed for this long ends: the requester is late, or hangs.
-const WISH_FOR: Duration = Duration::from_millis(100);
+/// A request that is not renewed for this long ends: the requester hangs. On a busy machine it may be late by some
+/// hundred milliseconds, in which a program would write as many megabytes.
+const WISH_FOR: Duration = Duration::from_millis(500);
 /// Time between two checks for signals to a held process, and for threads that stop late.
 const POLL: Duration = Duration::from_millis(5);
 /// A process that was not requested for this long is forgotten.
@@ -72,7 +73,11 @@ impl Holds {
         self.is_wishing = !wishes.is_empty();
         if self.wishes.is_none() {
             if let Some(refusal) = wishes.first().and_then(|wish| refusal(wish.target)) {
-                return lock(&self.record.refused).push(refusal);
+                // Most writers never have to be held.
+                let is_due = wishes.iter().any(|wish| wish.after.is_zero());
+                return if is_due {
+                    lock(&self.record.refused).push(refusal)
+                };
             }
             self.wishes = start(Arc::clone(&self.record));
         }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,9 @@ const MIB: u64 = 1 << 20;
 /// The most that may be unwritten of 256 MiB and more: twelve times the bound, since the follower
 /// may have to wait for a processor.
 const UNWRITTEN_MAX: u64 = 192 * MIB;
+/// A follower that gets no processor for a tenth of a second holds nobody in time: the bound has to be kept in one of
+/// these attempts.
+const ATTEMPTS: usize = 3;
 /// Longer than any of it takes on a busy machine.
 const AT_MOST: Duration = Duration::from_secs(120);
 
@@ -72,29 +75,52 @@ fn noise(path: &Path, bytes: u64) {
     std::io::copy(&mut random, &mut File::create(path).unwrap()).unwrap();
 }
 
+/// Fails unless an attempt leaves at most [`UNWRITTEN_MAX`] unwritten. An attempt returns the most it saw, and its report.
+fn is_bounded(what: &str, mut attempt: impl FnMut() -> (u64, String)) {
+    let mut failed = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let (most, report) = attempt();
+        if most <= UNWRITTEN_MAX {
+            return;
+        }
+        failed.push(format!("{most} unwritten, {report}"));
+    }
+    panic!("{what}: {failed:#?}");
+}
+
+/// Steps until the program has ended and nothing of it is left. Returns the most that was unwritten of these files.
+fn most_unwritten(streams: &mut Streams, files: &[PathBuf]) -> (u64, Vec<StreamEvent>) {
+    let mut most = 0;
+    let events = until(streams, |streams| {
+        most = most.max(files.iter().map(|file| unwritten(file)).sum());
+        streams.running() == 0 && !streams.is_busy()
+    });
+    (most, events)
+}
+
 #[test]
 fn a_copy_never_has_much_more_than_the_bound_unwritten() {
     let Some(disk) = slow_disk(60) else { return };
-    let Some(mut streams) = streams(StreamPace::Auto) else { return };
+    let Some(_) = streams(StreamPace::Auto) else { return };
     let dir = pagekeeper_testing::disk_dir();
     let (from, to) = (dir.path().join("from"), disk.path().join("to"));
     noise(&from, 512 * MIB);
-    let mut program = Grandchild::later(&["cp", from.to_str().unwrap(), to.to_str().unwrap()]);
-    begin(&mut program, &mut streams);
-    let mut most = 0;
-    let events = until(&mut streams, |streams| {
-        most = most.max(unwritten(&to));
-        streams.running() == 0 && !streams.is_busy()
+    is_bounded("cp", || {
+        let mut streams = streams(StreamPace::Auto).unwrap();
+        let mut program = Grandchild::later(&["cp", from.to_str().unwrap(), to.to_str().unwrap()]);
+        begin(&mut program, &mut streams);
+        let (most, events) = most_unwritten(&mut streams, std::slice::from_ref(&to));
+        assert_eq!(program.end(), "code 0");
+        let report = streams.report();
+        assert!(most > 0 && report.held > Duration::ZERO, "{most} {report:?}");
+        assert!(!events.iter().any(|event| matches!(event, StreamEvent::Problem { .. })), "{events:?}");
+        assert!(Command::new("cmp").arg(&from).arg(&to).status().unwrap().success());
+        let totals = report.totals;
+        // On a busy machine the kernel drops a part of it before the release does.
+        assert!(totals.resident == 0 && totals.released >= totals.added / 2, "{report:?}");
+        std::fs::remove_file(&to).unwrap();
+        (most, format!("{report:?}"))
     });
-    assert_eq!(program.end(), "code 0");
-    let report = streams.report();
-    assert!(most > 0 && most <= UNWRITTEN_MAX, "{most} unwritten, {report:?}");
-    assert!(report.held > Duration::ZERO, "{report:?}");
-    assert!(!events.iter().any(|event| matches!(event, StreamEvent::Problem { .. })), "{events:?}");
-    assert!(Command::new("cmp").arg(&from).arg(&to).status().unwrap().success());
-    let totals = report.totals;
-    // On a busy machine the kernel drops a part of it before the release does.
-    assert!(totals.resident == 0 && totals.released >= totals.added / 2, "{report:?}");
 }
 
 #[test]
@@ -105,6 +131,7 @@ fn several_files_overwrites_and_mappings_are_bounded_too() {
     let Some(disk) = slow_disk(60) else { return };
     let Some(mut streams) = streams(StreamPace::Auto) else { return };
     let directory = format!("--directory={}", disk.path().display());
+    let files: Vec<PathBuf> = (0..4).map(|job| disk.path().join(format!("pk.{job}.0"))).collect();
     for (engine, overwrite) in [("psync", "1"), ("mmap", "1"), ("psync", "0")] {
         let words = [
             "fio",
@@ -121,17 +148,13 @@ fn several_files_overwrites_and_mappings_are_bounded_too() {
             &format!("--ioengine={engine}"),
             &format!("--overwrite={overwrite}"),
         ];
-        let mut program = Grandchild::later(&words);
-        begin(&mut program, &mut streams);
-        let mut most = 0;
-        until(&mut streams, |streams| {
-            let files = (0..4).map(|job| disk.path().join(format!("pk.{job}.0")));
-            most = most.max(files.map(|file| unwritten(&file)).sum());
-            streams.running() == 0 && !streams.is_busy()
+        is_bounded(&format!("{engine} {overwrite}"), || {
+            let mut program = Grandchild::later(&words);
+            begin(&mut program, &mut streams);
+            let (most, _) = most_unwritten(&mut streams, &files);
+            assert!(program.end().ends_with("code 0"));
+            (most, format!("{:?}", streams.report()))
         });
-        let report = streams.report();
-        assert!(program.end().ends_with("code 0"));
-        assert!(most <= UNWRITTEN_MAX, "{engine} {overwrite}: {most} unwritten, {report:?}");
     }
     assert!(streams.report().held > Duration::ZERO);
 }
@@ -168,6 +191,28 @@ fn a_held_program_is_ended_by_its_signals_and_outlives_its_holder() {
 }
 
 #[test]
+fn a_program_whose_follower_is_late_is_bounded() {
+    let Some(disk) = slow_disk(60) else { return };
+    let Some(_) = streams(StreamPace::Auto) else { return };
+    let to = disk.path().join("to");
+    let output = format!("of={}", to.display());
+    is_bounded("dd", || {
+        let mut streams = streams(StreamPace::Auto).unwrap();
+        let mut program = Grandchild::later(&["dd", "if=/dev/zero", &output, "bs=1M", "count=384"]);
+        begin(&mut program, &mut streams);
+        until(&mut streams, |streams| streams.report().held > Duration::ZERO);
+        let mut most = unwritten(&to);
+        until(&mut streams, |streams| {
+            std::thread::sleep(Duration::from_millis(300));
+            most = most.max(unwritten(&to));
+            streams.running() == 0 && !streams.is_busy()
+        });
+        assert_eq!(program.end(), "code 0");
+        (most, format!("{:?}", streams.report()))
+    });
+}
+
+#[test]
 fn a_program_with_two_followers_is_bounded_and_ends_as_without() {
     let Some(disk) = slow_disk(60) else { return };
     let (Some(mut outer), Some(mut inner)) = (streams(StreamPace::Auto), streams(StreamPace::Auto)) else {
@@ -175,18 +220,21 @@ fn a_program_with_two_followers_is_bounded_and_ends_as_without() {
     };
     let to = disk.path().join("to");
     let output = format!("of={}", to.display());
-    let mut program = Grandchild::later(&["dd", "if=/dev/zero", &output, "bs=1M", "count=384"]);
-    outer.follow(program.pid()).unwrap();
-    begin(&mut program, &mut inner);
-    let mut most = 0;
-    until(&mut outer, |outer| {
-        inner.step();
-        most = most.max(unwritten(&to));
-        [outer, &inner].iter().all(|streams| streams.running() == 0 && !streams.is_busy())
+    is_bounded("dd", || {
+        let mut program = Grandchild::later(&["dd", "if=/dev/zero", &output, "bs=1M", "count=384"]);
+        outer.follow(program.pid()).unwrap();
+        begin(&mut program, &mut inner);
+        let mut most = 0;
+        until(&mut outer, |outer| {
+            inner.step();
+            most = most.max(unwritten(&to));
+            [outer, &inner].iter().all(|streams| streams.running() == 0 && !streams.is_busy())
+        });
+        assert_eq!(program.end(), "code 0");
+        assert!(most > 0);
+        (most, format!("{:?}, {:?}", outer.report(), inner.report()))
     });
-    assert_eq!(program.end(), "code 0");
     let (outer, inner) = (outer.report(), inner.report());
-    assert!(most > 0 && most <= UNWRITTEN_MAX, "{most} unwritten, {outer:?}, {inner:?}");
     assert!(outer.held + inner.held > Duration::ZERO, "{outer:?}, {inner:?}");
     assert_eq!(outer.totals.resident + inner.totals.resident, 0, "{outer:?}, {inner:?}");
 }
