@@ -19,7 +19,7 @@
 
 use core::ops::Range;
 
-use crate::recovery::Needed;
+use crate::recovery::RecoveryRanges;
 use crate::{READ_AHEAD, Rule, WINDOW};
 
 /// The last multiple of [`WINDOW`] at or below `offset`.
@@ -71,14 +71,14 @@ pub struct Follower {
 
 /// The readers that tail one log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Followers<'a> {
+pub struct FollowerSet<'a> {
     /// The sequence of the writer's file, or of the newest file if there is no writer.
     pub writer: u64,
     /// The followers, in any order.
     pub all: &'a [Follower],
 }
 
-impl Followers<'_> {
+impl FollowerSet<'_> {
     fn needed_from(self, sequence: u64, near_files: u64) -> u64 {
         let near = self.all.iter().filter(|follower| self.is_near(follower, near_files));
         needed_from(sequence, near.map(|follower| (follower.sequence, follower.offset.unwrap_or(0))))
@@ -104,7 +104,7 @@ impl Followers<'_> {
 
 /// The position of a file's writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Writer<'a> {
+pub enum WriterPosition<'a> {
     /// In another file, or there is no writer.
     Elsewhere,
     /// In this file, about to write at this offset.
@@ -115,7 +115,7 @@ pub enum Writer<'a> {
     Somewhere,
 }
 
-/// What may be done with a window.
+/// The decision on the pages of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Leave it alone.
@@ -128,7 +128,7 @@ pub enum Verdict {
 
 /// The part of a file that stays for its writer's sake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reserve<'a> {
+enum WriterReserve<'a> {
     Nothing,
     Everything,
     /// Everything from `from` on. The writer has left everything below `tail`.
@@ -141,17 +141,17 @@ enum Reserve<'a> {
     Ranges(&'a [Range<u64>]),
 }
 
-impl<'a> Reserve<'a> {
-    fn behind_writer(writer: Writer<'a>, size: u64, slack: u64) -> Self {
+impl<'a> WriterReserve<'a> {
+    fn behind_writer(writer: WriterPosition<'a>, size: u64, slack: u64) -> Self {
         match writer {
-            Writer::Elsewhere => Self::Nothing,
-            Writer::At(offset) => {
+            WriterPosition::Elsewhere => Self::Nothing,
+            WriterPosition::At(offset) => {
                 // A size read before the position may lie below it: the last, short window is the writer's.
                 let end = offset.min(size);
                 Self::From { from: behind_writer(end, slack), tail: align_down(end) }
             }
-            Writer::Within(ranges) => Self::Ranges(ranges),
-            Writer::Somewhere => Self::Everything,
+            WriterPosition::Within(ranges) => Self::Ranges(ranges),
+            WriterPosition::Somewhere => Self::Everything,
         }
     }
 }
@@ -159,68 +159,72 @@ impl<'a> Reserve<'a> {
 /// The part of one file that may be released, by its rule and the positions of its log's writer and followers.
 ///
 /// ```
-/// use pagekeeper_policy::allowance::{Allowance, Verdict, Writer};
+/// use pagekeeper_policy::allowance::{ReleaseAllowance, Verdict, WriterPosition};
 /// use pagekeeper_policy::{Rule, WINDOW};
 ///
 /// let rule = Rule::ReleaseBehindWriter { slack: 0 };
-/// let allowance = Allowance::new(rule, Writer::At(5 * WINDOW + 1), u64::MAX);
+/// let allowance = ReleaseAllowance::new(rule, WriterPosition::At(5 * WINDOW + 1), u64::MAX);
 /// assert_eq!(allowance.limit(), 5 * WINDOW);
 /// assert_eq!(allowance.verdict(&(4 * WINDOW..5 * WINDOW), 0), Verdict::Release);
 /// assert_eq!(allowance.verdict(&(5 * WINDOW..6 * WINDOW), 0), Verdict::Stay);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Allowance<'a> {
-    reserve: Reserve<'a>,
+pub struct ReleaseAllowance<'a> {
+    reserve: WriterReserve<'a>,
     /// Near followers have yet to read everything from here on.
     needed_from: u64,
-    followers: Followers<'a>,
+    followers: FollowerSet<'a>,
     sequence: u64,
     near_files: u64,
     /// The part that crash recovery would read.
-    recovery: Needed,
+    recovery: RecoveryRanges,
     /// The budget: bytes that may stay.
     budget: Option<u64>,
 }
 
-impl<'a> Allowance<'a> {
+impl<'a> ReleaseAllowance<'a> {
     /// Creates the allowance of a file of `size` bytes (`u64::MAX` if unknown), without followers.
-    pub fn new(rule: Rule, writer: Writer<'a>, size: u64) -> Self {
+    pub fn new(rule: Rule, writer: WriterPosition<'a>, size: u64) -> Self {
         let (reserve, near_files, budget) = match rule {
-            Rule::Keep => (Reserve::Everything, 0, None),
-            Rule::Direct => (Reserve::Nothing, 0, None),
+            Rule::Keep => (WriterReserve::Everything, 0, None),
+            Rule::Direct => (WriterReserve::Nothing, 0, None),
             Rule::ReleaseOnRotation => match writer {
-                Writer::Elsewhere => (Reserve::Nothing, 0, None),
-                Writer::At(_) | Writer::Within(_) | Writer::Somewhere => (Reserve::Everything, 0, None),
+                WriterPosition::Elsewhere => (WriterReserve::Nothing, 0, None),
+                WriterPosition::At(_) | WriterPosition::Within(_) | WriterPosition::Somewhere => {
+                    (WriterReserve::Everything, 0, None)
+                }
             },
-            Rule::ReleaseBehindWriter { slack } => (Reserve::behind_writer(writer, size, slack), 0, None),
+            Rule::ReleaseBehindWriter { slack } => {
+                (WriterReserve::behind_writer(writer, size, slack), 0, None)
+            }
             Rule::ReleaseBehindFollowers { near_files, slack }
             | Rule::ReleaseBeforeCheckpoint { near_files, slack } => {
-                (Reserve::behind_writer(writer, size, slack), near_files, None)
+                (WriterReserve::behind_writer(writer, size, slack), near_files, None)
             }
             Rule::Budget { bytes, .. } => {
-                let reserve = match Reserve::behind_writer(writer, size, 0) {
-                    Reserve::From { tail, .. } => Reserve::Window(tail),
+                let reserve = match WriterReserve::behind_writer(writer, size, 0) {
+                    WriterReserve::From { tail, .. } => WriterReserve::Window(tail),
                     other => other,
                 };
                 (reserve, 0, Some(bytes))
             }
         };
         let recovery = match rule {
-            Rule::ReleaseBeforeCheckpoint { .. } => Needed::EVERYTHING,
+            Rule::ReleaseBeforeCheckpoint { .. } => RecoveryRanges::EVERYTHING,
             Rule::Keep
             | Rule::ReleaseBehindWriter { .. }
             | Rule::ReleaseOnRotation
             | Rule::ReleaseBehindFollowers { .. }
             | Rule::Budget { .. }
-            | Rule::Direct => Needed::NOTHING,
+            | Rule::Direct => RecoveryRanges::NOTHING,
         };
-        let followers = Followers { writer: 0, all: &[] };
+        let followers = FollowerSet { writer: 0, all: &[] };
         Self { reserve, needed_from: u64::MAX, followers, sequence: 0, near_files, recovery, budget }
     }
 
     /// Adds the part of the file that crash recovery would read. Only [`Rule::ReleaseBeforeCheckpoint`] uses it.
     #[must_use]
-    pub fn recovered(self, rule: Rule, recovery: Needed) -> Self {
+    pub fn with_recovery(self, rule: Rule, recovery: RecoveryRanges) -> Self {
         match rule {
             Rule::ReleaseBeforeCheckpoint { .. } => Self { recovery, ..self },
             Rule::Keep
@@ -235,7 +239,7 @@ impl<'a> Allowance<'a> {
     /// Adds the followers of the log, for its file with this sequence. Only [`Rule::ReleaseBehindFollowers`] and
     /// [`Rule::ReleaseBeforeCheckpoint`] use them.
     #[must_use]
-    pub fn followed(self, rule: Rule, sequence: u64, followers: Followers<'a>) -> Self {
+    pub fn with_followers(self, rule: Rule, sequence: u64, followers: FollowerSet<'a>) -> Self {
         match rule {
             Rule::ReleaseBehindFollowers { near_files, .. }
             | Rule::ReleaseBeforeCheckpoint { near_files, .. } => {
@@ -252,7 +256,7 @@ impl<'a> Allowance<'a> {
 
     /// Sets the first byte that near followers have yet to read ([`needed_from`]).
     #[must_use]
-    pub const fn needed_by_followers(self, byte: u64) -> Self {
+    pub const fn with_needed_from(self, byte: u64) -> Self {
         Self { needed_from: byte, ..self }
     }
 
@@ -271,32 +275,33 @@ impl<'a> Allowance<'a> {
     /// read it.
     pub fn clean_limit(&self) -> u64 {
         match self.reserve {
-            Reserve::Nothing => u64::MAX,
-            Reserve::Everything => 0,
-            Reserve::From { from, .. } => from,
-            Reserve::Window(start) => start,
-            Reserve::Ranges(ranges) => ranges.iter().map(|range| range.start).min().unwrap_or(u64::MAX),
+            WriterReserve::Nothing => u64::MAX,
+            WriterReserve::Everything => 0,
+            WriterReserve::From { from, .. } => from,
+            WriterReserve::Window(start) => start,
+            WriterReserve::Ranges(ranges) => ranges.iter().map(|range| range.start).min().unwrap_or(u64::MAX),
         }
     }
 
     /// Returns the byte up to which the writer has certainly left the file. Writeback below it is not wasted.
     pub fn left_by_writer(&self) -> u64 {
         match self.reserve {
-            Reserve::From { tail, .. } => tail,
-            Reserve::Nothing | Reserve::Everything | Reserve::Window(_) | Reserve::Ranges(_) => {
-                self.clean_limit()
-            }
+            WriterReserve::From { tail, .. } => tail,
+            WriterReserve::Nothing
+            | WriterReserve::Everything
+            | WriterReserve::Window(_)
+            | WriterReserve::Ranges(_) => self.clean_limit(),
         }
     }
 
     /// Whether the window stays for the writer's sake.
-    pub fn is_writers(&self, window: &Range<u64>) -> bool {
+    pub fn is_kept_for_writer(&self, window: &Range<u64>) -> bool {
         match self.reserve {
-            Reserve::Nothing => false,
-            Reserve::Everything => true,
-            Reserve::From { from, .. } => window.end > from,
-            Reserve::Window(start) => overlap(window, &(start..start.saturating_add(WINDOW))),
-            Reserve::Ranges(ranges) => ranges.iter().any(|kept| overlap(window, kept)),
+            WriterReserve::Nothing => false,
+            WriterReserve::Everything => true,
+            WriterReserve::From { from, .. } => window.end > from,
+            WriterReserve::Window(start) => overlap(window, &(start..start.saturating_add(WINDOW))),
+            WriterReserve::Ranges(ranges) => ranges.iter().any(|kept| overlap(window, kept)),
         }
     }
 
@@ -304,10 +309,13 @@ impl<'a> Allowance<'a> {
     /// under a budget only: the log's resident bytes in this window and all newer ones.
     pub fn verdict(&self, window: &Range<u64>, newer: u64) -> Verdict {
         let needed = window.end > self.needed_from || self.recovery.overlaps(window);
-        if self.is_writers(window) {
+        if self.is_kept_for_writer(window) {
             let left = match self.reserve {
-                Reserve::From { tail, .. } => window.end <= tail,
-                Reserve::Nothing | Reserve::Everything | Reserve::Window(_) | Reserve::Ranges(_) => false,
+                WriterReserve::From { tail, .. } => window.end <= tail,
+                WriterReserve::Nothing
+                | WriterReserve::Everything
+                | WriterReserve::Window(_)
+                | WriterReserve::Ranges(_) => false,
             };
             if needed && left { Verdict::Flush } else { Verdict::Stay }
         } else if self.budget.is_some_and(|bytes| newer <= bytes) {
@@ -328,32 +336,33 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 mod tests {
     use super::*;
 
-    const W: u64 = WINDOW;
-
     #[test]
     fn near_followers_hold_what_they_have_yet_to_read() {
         assert!(is_near(12, 10, 2) && !is_near(12, 9, 2) && is_near(3, 5, 0));
         let places = |places: &'static [(u64, u64)]| places.iter().copied();
         assert_eq!(needed_from(7, places(&[])), u64::MAX);
         assert_eq!(needed_from(7, places(&[(8, 0)])), u64::MAX);
-        assert_eq!(needed_from(7, places(&[(7, 3 * W + 5), (8, 1)])), 3 * W);
-        assert_eq!(needed_from(7, places(&[(7, 5 * W), (6, 9 * W)])), 0);
+        assert_eq!(needed_from(7, places(&[(7, 3 * WINDOW + 5), (8, 1)])), 3 * WINDOW);
+        assert_eq!(needed_from(7, places(&[(7, 5 * WINDOW), (6, 9 * WINDOW)])), 0);
     }
 
     #[test]
     fn limits_are_those_of_the_windows() {
-        let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 2 * W };
-        let all = [Follower { sequence: 7, offset: Some(5 * W + 9), moved: true, near_files: 0 }];
-        let writer = Allowance::new(rule, Writer::At(20 * W), 20 * W);
-        assert_eq!((writer.limit(), writer.clean_limit(), writer.left_by_writer()), (18 * W, 18 * W, 20 * W));
-        let near = writer.followed(rule, 7, Followers { writer: 7, all: &all });
-        assert_eq!((near.limit(), near.clean_limit()), (5 * W, 18 * W));
+        let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 2 * WINDOW };
+        let all = [Follower { sequence: 7, offset: Some(5 * WINDOW + 9), moved: true, near_files: 0 }];
+        let writer = ReleaseAllowance::new(rule, WriterPosition::At(20 * WINDOW), 20 * WINDOW);
+        assert_eq!(
+            (writer.limit(), writer.clean_limit(), writer.left_by_writer()),
+            (18 * WINDOW, 18 * WINDOW, 20 * WINDOW)
+        );
+        let near = writer.with_followers(rule, 7, FollowerSet { writer: 7, all: &all });
+        assert_eq!((near.limit(), near.clean_limit()), (5 * WINDOW, 18 * WINDOW));
         assert_eq!(
             near,
-            writer.needed_by_followers(5 * W).followed(rule, 7, Followers { writer: 7, all: &all })
+            writer.with_needed_from(5 * WINDOW).with_followers(rule, 7, FollowerSet { writer: 7, all: &all })
         );
         for at in 0..20 {
-            let window = at * W..(at + 1) * W;
+            let window = at * WINDOW..(at + 1) * WINDOW;
             let expected = match at {
                 0..5 => Verdict::Release,
                 // The range that the follower waits for is written out, including the writer's slack.
@@ -362,27 +371,27 @@ mod tests {
             assert_eq!(near.verdict(&window, 0), expected, "{at}");
         }
         // Far, and moving: the range it reads next stays.
-        let left = Allowance::new(rule, Writer::Elsewhere, 20 * W);
-        let far = left.followed(rule, 7, Followers { writer: 9, all: &all });
+        let left = ReleaseAllowance::new(rule, WriterPosition::Elsewhere, 20 * WINDOW);
+        let far = left.with_followers(rule, 7, FollowerSet { writer: 9, all: &all });
         assert_eq!((far.limit(), far.clean_limit()), (u64::MAX, u64::MAX));
-        assert_eq!(far.verdict(&(4 * W..5 * W), 0), Verdict::Release);
-        assert_eq!(far.verdict(&(5 * W..6 * W), 0), Verdict::Flush);
-        assert_eq!(far.verdict(&(10 * W..11 * W), 0), Verdict::Release);
+        assert_eq!(far.verdict(&(4 * WINDOW..5 * WINDOW), 0), Verdict::Release);
+        assert_eq!(far.verdict(&(5 * WINDOW..6 * WINDOW), 0), Verdict::Flush);
+        assert_eq!(far.verdict(&(10 * WINDOW..11 * WINDOW), 0), Verdict::Release);
         // Far, at an unknown offset: the whole file stays.
         let somewhere = [Follower { offset: None, moved: false, ..all[0] }];
-        let far = left.followed(rule, 7, Followers { writer: 9, all: &somewhere });
-        assert!((0..10).all(|at| far.verdict(&(at * W..(at + 1) * W), 0) == Verdict::Flush));
-        let other = left.followed(rule, 8, Followers { writer: 9, all: &somewhere });
-        assert_eq!(other.verdict(&(0..W), 0), Verdict::Release);
+        let far = left.with_followers(rule, 7, FollowerSet { writer: 9, all: &somewhere });
+        assert!((0..10).all(|at| far.verdict(&(at * WINDOW..(at + 1) * WINDOW), 0) == Verdict::Flush));
+        let other = left.with_followers(rule, 8, FollowerSet { writer: 9, all: &somewhere });
+        assert_eq!(other.verdict(&(0..WINDOW), 0), Verdict::Release);
     }
 
     #[test]
     fn a_follower_may_be_waited_for_longer_than_its_rule_says() {
         let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 0 };
-        for (near_files, limit) in [(0, u64::MAX), (4, u64::MAX), (5, 2 * W), (u64::MAX, 2 * W)] {
-            let all = [Follower { sequence: 7, offset: Some(2 * W), moved: false, near_files }];
-            let allowance = Allowance::new(rule, Writer::Elsewhere, 20 * W);
-            let allowance = allowance.followed(rule, 7, Followers { writer: 12, all: &all });
+        for (near_files, limit) in [(0, u64::MAX), (4, u64::MAX), (5, 2 * WINDOW), (u64::MAX, 2 * WINDOW)] {
+            let all = [Follower { sequence: 7, offset: Some(2 * WINDOW), moved: false, near_files }];
+            let allowance = ReleaseAllowance::new(rule, WriterPosition::Elsewhere, 20 * WINDOW);
+            let allowance = allowance.with_followers(rule, 7, FollowerSet { writer: 12, all: &all });
             assert_eq!(allowance.limit(), limit, "{near_files}");
         }
     }

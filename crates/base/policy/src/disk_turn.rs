@@ -17,7 +17,7 @@ pub const WAITING_NS: u64 = 2_000_000;
 /// until which it counts as waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TurnClaim {
-    /// The writer's number, from 1 to [`TurnClaim::WRITERS`].
+    /// The writer's number, from 1 to [`TurnClaim::WRITERS_MAX`].
     pub writer: u64,
     /// The time, in nanoseconds.
     pub until: u64,
@@ -26,7 +26,7 @@ pub struct TurnClaim {
 impl TurnClaim {
     const WRITER_BITS: u32 = 16;
     /// The number of writers that can be told apart.
-    pub const WRITERS: u64 = (1 << Self::WRITER_BITS) - 1;
+    pub const WRITERS_MAX: u64 = (1 << Self::WRITER_BITS) - 1;
     /// Times are kept in microseconds, rounded up.
     const UNIT_NS: u64 = 1000;
 
@@ -37,7 +37,7 @@ impl TurnClaim {
 
     /// Returns the claim that a word holds.
     pub const fn of_word(word: u64) -> Self {
-        let (writer, units) = (word & Self::WRITERS, word >> Self::WRITER_BITS);
+        let (writer, units) = (word & Self::WRITERS_MAX, word >> Self::WRITER_BITS);
         Self { writer, until: units * Self::UNIT_NS }
     }
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::{Checkpoint, FileClass, Rewrite, Rule};
+use crate::{CheckpointPosition, FileClass, RewriteKind, Rule};
 
 /// Identifies a file for as long as the caller watches it; never reused for another file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,7 +25,7 @@ pub struct FollowerId(pub u64);
 
 /// A position in a file, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Position {
+pub enum FilePosition {
     /// The next byte to be written or read is at this offset.
     At(u64),
     /// Unknown: the program uses `pwrite` or `pread`, whose offsets `/proc` does not show.
@@ -37,7 +37,7 @@ pub enum Position {
 /// Windows of one file ascend, do not overlap, and are aligned to [`crate::WINDOW`], except that the last ends at
 /// the end of the file. A part without resident pages is left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Window {
+pub struct WindowFacts {
     /// First byte.
     pub start: u64,
     /// One past the last byte.
@@ -61,20 +61,20 @@ pub struct FileFacts {
     pub sequence: u64,
     /// The role of the file in the database.
     pub class: FileClass,
-    /// What to do with its pages.
+    /// The rule for its pages.
     pub rule: Rule,
-    /// How its writer overwrites old bytes.
-    pub rewrite: Rewrite,
+    /// The way in which its writer overwrites old bytes.
+    pub rewrite: RewriteKind,
     /// Size in bytes.
     pub size: u64,
     /// Time of the last write, by the clock of its file system or as a count. Compared only with that of other
     /// steps.
     pub changed: i128,
     /// The writer's position, if this is the file it writes now.
-    pub writer: Option<Position>,
+    pub writer: Option<FilePosition>,
     /// The parts that have resident pages, ascending. Shared, since most steps repeat the facts of the step
     /// before.
-    pub windows: Arc<[Window]>,
+    pub windows: Arc<[WindowFacts]>,
 }
 
 /// One reader that tails a log.
@@ -87,7 +87,7 @@ pub struct FollowerFacts {
     /// The sequence of the file it reads now.
     pub sequence: u64,
     /// Its position in that file.
-    pub position: Position,
+    pub position: FilePosition,
     /// It is near up to this many files behind the writer. The larger of this and the rule's limit applies.
     pub near_files: u64,
 }
@@ -98,12 +98,12 @@ pub struct CheckpointFacts {
     /// The log.
     pub log: LogId,
     /// The checkpoint. In a ring it must be read after the residency of the file.
-    pub at: Checkpoint,
+    pub at: CheckpointPosition,
 }
 
 /// Everything observed at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct StepFacts {
     /// The watched files, in any order.
     pub files: Vec<FileFacts>,
     /// The followers, in any order.
@@ -115,7 +115,7 @@ pub struct Facts {
     pub retry: u64,
 }
 
-impl Facts {
+impl StepFacts {
     /// Returns the resident bytes of all files.
     pub fn resident(&self) -> u64 {
         self.files.iter().flat_map(|file| file.windows.iter()).map(|window| window.resident).sum()

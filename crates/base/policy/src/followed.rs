@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-use crate::allowance::{Follower, Followers};
+use crate::allowance::{Follower, FollowerSet};
 use crate::state::FollowerPosition;
-use crate::{Facts, FileFacts, FollowerId, LogId, Position, Rewrite};
+use crate::{FileFacts, FilePosition, FollowerId, LogId, RewriteKind, StepFacts};
 
 /// Steps for which resident pages of a file may still be due to a follower that has left it. The caller samples
 /// such a file one step later, or more if it is short of time.
@@ -58,7 +58,7 @@ impl FollowedLog {
     /// Returns all followed logs. `past` has the followers' positions in the last step. A follower that is not in
     /// it counts as moving, since nothing says that it is stuck. The files they were in are added to `passed`.
     pub(crate) fn survey(
-        facts: &Facts,
+        facts: &StepFacts,
         past: &BTreeMap<FollowerId, FollowerPosition>,
         passed: &mut PassedFiles,
     ) -> BTreeMap<LogId, Self> {
@@ -69,8 +69,8 @@ impl FollowedLog {
             let before = past.get(&follower.id).filter(|before| before.log == log);
             let moved = before != Some(&FollowerPosition { log, sequence, position });
             let offset = match position {
-                Position::At(offset) => Some(offset),
-                Position::Unknown => None,
+                FilePosition::At(offset) => Some(offset),
+                FilePosition::Unknown => None,
             };
             let near_files = follower.near_files;
             let followed = logs.entry(log).or_default();
@@ -110,15 +110,15 @@ impl FollowedLog {
     /// writer shows that the writer has moved on since.
     pub(crate) fn is_recycled(&self, file: &FileFacts) -> bool {
         self.writer.is_some_and(|writer| {
-            file.rewrite == Rewrite::WholePages
+            file.rewrite == RewriteKind::WholePages
                 && file.sequence > writer.sequence
                 && file.changed < writer.changed
                 && self.followers.iter().all(|follower| follower.sequence <= writer.sequence)
         })
     }
 
-    pub(crate) fn followers(&self) -> Followers<'_> {
+    pub(crate) fn followers(&self) -> FollowerSet<'_> {
         let writer = self.writer.map_or(self.newest, |writer| writer.sequence);
-        Followers { writer, all: &self.followers }
+        FollowerSet { writer, all: &self.followers }
     }
 }

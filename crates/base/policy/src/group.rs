@@ -18,23 +18,25 @@
 
 use core::time::Duration;
 
-/// One step requests one part in this many of the group's page cache.
-const STEP_PART: u64 = 100;
-/// Lower and upper limit of a step in bytes (1 MiB, 256 MiB).
-const STEP: (u64, u64) = (1 << 20, 256 << 20);
-/// Refaults of up to one part in this many of the previous step do not stop reclaim …
-const REFAULT_PART: u64 = 8;
-/// … nor does this many bytes per second (64 KiB).
-const REFAULTS_FREE: u64 = 64 << 10;
+use crate::PAGE_BYTES;
+
+/// One step requests 1/`STEP_DIVISOR` of the group's page cache.
+const STEP_DIVISOR: u64 = 100;
+/// Lower and upper limit of a step in bytes.
+const STEP_BYTES_MIN: u64 = 1 << 20;
+const STEP_BYTES_MAX: u64 = 256 << 20;
+/// Refaults of up to 1/`REFAULT_DIVISOR` of the previous step do not stop reclaim …
+const REFAULT_DIVISOR: u64 = 8;
+/// … nor do this many bytes per second (64 KiB).
+const FREE_REFAULT_BYTES_PER_SECOND: u64 = 64 << 10;
 /// The share of time for which tasks may wait for memory, in millionths (0.1 %).
-const STALLED_MOST: u128 = 1000;
+const STALL_MILLIONTHS_MAX: u128 = 1000;
 /// The first and the longest pause after refaults. The longest pause without a stop resets the next one to the
 /// first.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
-/// The smallest page size: a smaller request is pointless.
-const PAGE: u64 = 4096;
-/// Logs are kept tighter until the page cache is one part in this many below the share.
-const RELAX_PART: u64 = 8;
+const PAUSE_MIN: Duration = Duration::from_secs(60);
+const PAUSE_MAX: Duration = Duration::from_secs(3600);
+/// Logs are kept tighter until the page cache is 1/`RELAX_DIVISOR` of the share below it.
+const RELAX_DIVISOR: u64 = 8;
 
 /// The configuration for a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,11 +62,11 @@ pub struct GroupSample {
     pub unwritten: u64,
     /// File pages read again after they were reclaimed, since the group's creation; `None` if that is not counted.
     pub refaulted: Option<u64>,
-    /// How long its tasks have waited for memory since its creation; `None` if that is not measured.
+    /// Time for which its tasks have waited for memory since its creation; `None` if that is not measured.
     pub stalled: Option<Duration>,
 }
 
-/// Why no reclaim is requested.
+/// The reason for which no reclaim is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "std", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
 pub enum GroupReason {
@@ -90,12 +92,12 @@ pub enum GroupReason {
     Exhausted,
 }
 
-/// What to do with a group.
+/// The decision on a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupStep {
     /// Whether the logs of the group's databases are to be kept [tighter](crate::Rule::tightened).
     pub tight: bool,
-    /// How many bytes of file pages to ask the kernel to reclaim, or why none.
+    /// Bytes of file pages to ask the kernel to reclaim, or the reason for none.
     pub reclaim: Result<u64, GroupReason>,
 }
 
@@ -142,7 +144,7 @@ impl GroupState {
             };
             *self = Self { last: Some(sample), ..kept };
             let tight = self.is_tight(rule, &sample);
-            let reclaim = Err(over(rule, &sample).err().unwrap_or(GroupReason::New));
+            let reclaim = Err(excess(rule, &sample).err().unwrap_or(GroupReason::New));
             return GroupStep { tight, reclaim };
         };
         let tight = self.is_tight(rule, &sample);
@@ -160,13 +162,13 @@ impl GroupState {
     pub fn exhausted(&mut self) -> GroupReason {
         self.asked = 0;
         let at = self.last.map_or(self.resume, |last| last.at);
-        self.brake(at, GroupReason::Exhausted)
+        self.begin_pause(at, GroupReason::Exhausted)
     }
 
     fn is_tight(&mut self, rule: GroupRule, sample: &GroupSample) -> bool {
-        let share = share(rule, sample);
+        let share = share_bytes(rule, sample);
         self.tight = share.is_some_and(|share| {
-            let from = if self.tight { share - share / RELAX_PART } else { share };
+            let from = if self.tight { share - share / RELAX_DIVISOR } else { share };
             sample.file > from
         });
         self.tight
@@ -178,42 +180,42 @@ impl GroupState {
         before: &GroupSample,
         sample: &GroupSample,
     ) -> Result<u64, GroupReason> {
-        let over = over(rule, sample)?;
+        let over = excess(rule, sample)?;
         let (Some(was), Some(is)) = (before.refaulted, sample.refaulted) else {
             return Err(GroupReason::Blind);
         };
         let period = sample.at.saturating_sub(before.at);
-        let free = u128::from(REFAULTS_FREE) * period.as_millis() / 1000;
-        let free = u64::try_from(free).unwrap_or(u64::MAX).max(self.asked / REFAULT_PART);
+        let free = u128::from(FREE_REFAULT_BYTES_PER_SECOND) * period.as_millis() / 1000;
+        let free = u64::try_from(free).unwrap_or(u64::MAX).max(self.asked / REFAULT_DIVISOR);
         let stalled = sample.stalled.unwrap_or_default().saturating_sub(before.stalled.unwrap_or_default());
         let stalled = stalled.as_micros() * 1_000_000 / period.as_micros().max(1);
         if is - was > free {
-            return Err(self.brake(sample.at, GroupReason::Refaults));
+            return Err(self.begin_pause(sample.at, GroupReason::Refaults));
         }
-        if stalled >= STALLED_MOST {
-            return Err(self.brake(sample.at, GroupReason::Stalls));
+        if stalled >= STALL_MILLIONTHS_MAX {
+            return Err(self.begin_pause(sample.at, GroupReason::Stalls));
         }
         if sample.at < self.resume {
             return Err(GroupReason::Pause);
         }
-        if sample.at.saturating_sub(self.resume) >= PAUSES.1 {
+        if sample.at.saturating_sub(self.resume) >= PAUSE_MAX {
             self.pause = Duration::ZERO;
         }
-        let most = (sample.file / STEP_PART).clamp(STEP.0, STEP.1);
-        let eased = u128::from(most) * (STALLED_MOST - stalled) / STALLED_MOST;
+        let most = (sample.file / STEP_DIVISOR).clamp(STEP_BYTES_MIN, STEP_BYTES_MAX);
+        let eased = u128::from(most) * (STALL_MILLIONTHS_MAX - stalled) / STALL_MILLIONTHS_MAX;
         let eased = u64::try_from(eased).unwrap_or(most);
         // If the pages above the share have yet to be written, all clean ones may be hot.
         match eased.min(over.saturating_sub(sample.unwritten)) {
-            bytes if bytes < PAGE => Err(GroupReason::Unwritten),
+            bytes if bytes < PAGE_BYTES => Err(GroupReason::Unwritten),
             bytes => Ok(bytes),
         }
     }
 
     /// Begins a pause, each twice as long as the previous one.
-    fn brake(&mut self, at: Duration, why: GroupReason) -> GroupReason {
+    fn begin_pause(&mut self, at: Duration, why: GroupReason) -> GroupReason {
         // Events during a pause do not lengthen it.
         if at >= self.resume {
-            self.pause = (self.pause * 2).clamp(PAUSES.0, PAUSES.1);
+            self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
         }
         self.resume = at.saturating_add(self.pause);
         why
@@ -221,15 +223,15 @@ impl GroupState {
 }
 
 /// Returns how much page cache the group may have.
-fn share(rule: GroupRule, sample: &GroupSample) -> Option<u64> {
+fn share_bytes(rule: GroupRule, sample: &GroupSample) -> Option<u64> {
     let share = u128::from(sample.limit?) * u128::from(rule.percent) / 100;
     Some(u64::try_from(share).unwrap_or(u64::MAX))
 }
 
 /// Returns how far the page cache exceeds the share, in whole pages.
-fn over(rule: GroupRule, sample: &GroupSample) -> Result<u64, GroupReason> {
-    let share = share(rule, sample).ok_or(GroupReason::NoLimit)?;
-    match sample.file.saturating_sub(share) / PAGE * PAGE {
+fn excess(rule: GroupRule, sample: &GroupSample) -> Result<u64, GroupReason> {
+    let share = share_bytes(rule, sample).ok_or(GroupReason::NoLimit)?;
+    match sample.file.saturating_sub(share) / PAGE_BYTES * PAGE_BYTES {
         0 => Err(GroupReason::Within),
         _ if !rule.reclaim => Err(GroupReason::NotAsked),
         over => Ok(over),
@@ -259,7 +261,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;
-    const RULE: GroupRule = GroupRule { percent: 25, reclaim: true };
+    const GROUP_RULE: GroupRule = GroupRule { percent: 25, reclaim: true };
 
     fn sample(seconds: u64) -> GroupSample {
         GroupSample {
@@ -294,7 +296,7 @@ mod tests {
         let mut state = GroupState::default();
         let mut steps = 0;
         for step in 1..1000 {
-            let step = state.step(RULE, GroupSample { file, ..sample(step * 5) });
+            let step = state.step(GROUP_RULE, GroupSample { file, ..sample(step * 5) });
             let Ok(bytes) = step.reclaim else {
                 if step.reclaim == Err(GroupReason::Within) {
                     break;
@@ -305,7 +307,7 @@ mod tests {
             file -= bytes;
             steps += 1;
         }
-        assert!((256 * MIB..256 * MIB + PAGE).contains(&file), "{file}");
+        assert!((256 * MIB..256 * MIB + PAGE_BYTES).contains(&file), "{file}");
         assert!((100..300).contains(&steps), "{steps}");
     }
 
@@ -313,7 +315,7 @@ mod tests {
     fn refaults_that_rise_at_once_end_it_at_the_first_step_and_pauses_double() {
         // Everything that is reclaimed comes back.
         let mut refaulted = 0;
-        let asked = run(RULE, 2000, |_, seen| {
+        let asked = run(GROUP_RULE, 2000, |_, seen| {
             refaulted += 8 * MIB;
             seen.refaulted = Some(refaulted);
         });
@@ -326,7 +328,7 @@ mod tests {
         for step in 1..=4000 {
             refaulted += asked;
             let seen = GroupSample { refaulted: Some(refaulted), ..sample(step * 5) };
-            asked = state.step(RULE, seen).reclaim.unwrap_or(0);
+            asked = state.step(GROUP_RULE, seen).reclaim.unwrap_or(0);
             if asked > 0 {
                 times.push(step * 5);
             }
@@ -339,7 +341,7 @@ mod tests {
     #[test]
     fn a_refault_now_and_then_ends_nothing() {
         let mut refaulted = 0;
-        let asked = run(RULE, 50, |_, seen| {
+        let asked = run(GROUP_RULE, 50, |_, seen| {
             refaulted += 4096 * 20;
             seen.refaulted = Some(refaulted);
         });
@@ -350,7 +352,7 @@ mod tests {
     fn waiting_for_memory_makes_steps_smaller_and_ends_them() {
         let stalled = |micros: u64| {
             let mut all = Duration::ZERO;
-            run(RULE, 2, |_, seen| {
+            run(GROUP_RULE, 2, |_, seen| {
                 all += Duration::from_micros(micros);
                 seen.stalled = Some(all);
             })[1]
@@ -364,21 +366,24 @@ mod tests {
     #[test]
     fn without_a_limit_or_counts_or_the_wish_nothing_is_asked_for() {
         let last = |rule, change: fn(&mut GroupSample)| *run(rule, 9, |_, seen| change(seen)).last().unwrap();
-        assert_eq!(last(RULE, |seen| seen.limit = None), Err(GroupReason::NoLimit));
-        assert_eq!(last(RULE, |seen| seen.refaulted = None), Err(GroupReason::Blind));
-        assert_eq!(last(RULE, |seen| seen.unwritten = u64::MAX), Err(GroupReason::Unwritten));
-        assert_eq!(last(RULE, |seen| seen.file = 256 * MIB), Err(GroupReason::Within));
-        assert_eq!(last(RULE, |seen| seen.limit = Some(u64::MAX)), Err(GroupReason::Within));
-        assert_eq!(last(GroupRule { reclaim: false, ..RULE }, |_| ()), Err(GroupReason::NotAsked));
-        assert!(last(RULE, |seen| seen.stalled = None).is_ok(), "refaults alone are a brake");
-        assert_eq!(last(RULE, |seen| (seen.limit, seen.file) = (Some(0), 5 * PAGE + 1)), Ok(5 * PAGE));
-        assert_eq!(last(RULE, |seen| (seen.limit, seen.file) = (Some(0), 5)), Err(GroupReason::Within));
+        assert_eq!(last(GROUP_RULE, |seen| seen.limit = None), Err(GroupReason::NoLimit));
+        assert_eq!(last(GROUP_RULE, |seen| seen.refaulted = None), Err(GroupReason::Blind));
+        assert_eq!(last(GROUP_RULE, |seen| seen.unwritten = u64::MAX), Err(GroupReason::Unwritten));
+        assert_eq!(last(GROUP_RULE, |seen| seen.file = 256 * MIB), Err(GroupReason::Within));
+        assert_eq!(last(GROUP_RULE, |seen| seen.limit = Some(u64::MAX)), Err(GroupReason::Within));
+        assert_eq!(last(GroupRule { reclaim: false, ..GROUP_RULE }, |_| ()), Err(GroupReason::NotAsked));
+        assert!(last(GROUP_RULE, |seen| seen.stalled = None).is_ok(), "refaults alone are a brake");
+        assert_eq!(
+            last(GROUP_RULE, |seen| (seen.limit, seen.file) = (Some(0), 5 * PAGE_BYTES + 1)),
+            Ok(5 * PAGE_BYTES)
+        );
+        assert_eq!(last(GROUP_RULE, |seen| (seen.limit, seen.file) = (Some(0), 5)), Err(GroupReason::Within));
     }
 
     #[test]
     fn clean_pages_do_not_go_in_place_of_what_is_yet_to_be_written() {
         // 800 MiB, of which 256 MiB are within the share: 544 MiB remain.
-        let asked = |unwritten: u64| run(RULE, 3, |_, seen| seen.unwritten = unwritten)[2];
+        let asked = |unwritten: u64| run(GROUP_RULE, 3, |_, seen| seen.unwritten = unwritten)[2];
         assert_eq!(asked(700 * MIB), Err(GroupReason::Unwritten));
         assert_eq!(asked(544 * MIB), Err(GroupReason::Unwritten));
         assert_eq!(asked(543 * MIB), Ok(MIB));
@@ -397,7 +402,7 @@ mod tests {
                 found.push(at);
             }
             let seen = GroupSample { file, refaulted: Some(refaulted), ..sample(at) };
-            file -= state.step(RULE, seen).reclaim.unwrap_or(0);
+            file -= state.step(GROUP_RULE, seen).reclaim.unwrap_or(0);
         }
         found
     }
@@ -418,7 +423,7 @@ mod tests {
         let mut refaulted = 0;
         let mut step = |at: u64, more: u64, stalled: Option<Duration>| {
             refaulted += more;
-            state.step(RULE, GroupSample { refaulted: Some(refaulted), stalled, ..sample(at) }).reclaim
+            state.step(GROUP_RULE, GroupSample { refaulted: Some(refaulted), stalled, ..sample(at) }).reclaim
         };
         assert_eq!(step(5, 0, None), Err(GroupReason::New));
         assert_eq!(step(10, 64 * MIB, None), Err(GroupReason::Refaults));
@@ -430,14 +435,14 @@ mod tests {
     #[test]
     fn what_the_kernel_does_not_find_ends_it_for_a_pause() {
         let mut state = GroupState::default();
-        let mut step = |at: u64| state.step(RULE, sample(at)).reclaim;
+        let mut step = |at: u64| state.step(GROUP_RULE, sample(at)).reclaim;
         assert_eq!((step(5), step(10)), (Err(GroupReason::New), Ok(8 * MIB)));
         state.exhausted();
-        let mut step = |at: u64| state.step(RULE, sample(at)).reclaim;
+        let mut step = |at: u64| state.step(GROUP_RULE, sample(at)).reclaim;
         assert_eq!((step(15), step(65)), (Err(GroupReason::Pause), Err(GroupReason::Pause)));
         assert_eq!(step(70), Ok(8 * MIB));
         state.exhausted();
-        assert_eq!(state.step(RULE, sample(185)).reclaim, Err(GroupReason::Pause), "twice as long");
+        assert_eq!(state.step(GROUP_RULE, sample(185)).reclaim, Err(GroupReason::Pause), "twice as long");
     }
 
     #[test]
@@ -450,7 +455,7 @@ mod tests {
             |seen| seen.group = 2,
             |seen| seen.at = Duration::from_secs(10),
         ] {
-            let asked = run(RULE, 4, |step, seen| {
+            let asked = run(GROUP_RULE, 4, |step, seen| {
                 (seen.refaulted, seen.stalled) = (Some(4096), Some(Duration::from_secs(2)));
                 if step == 3 {
                     change(seen);
@@ -463,7 +468,7 @@ mod tests {
     #[test]
     fn logs_are_kept_tighter_until_well_below_the_share() {
         let mut state = GroupState::default();
-        let mut tight = |second, file| state.step(RULE, GroupSample { file, ..sample(second) }).tight;
+        let mut tight = |second, file| state.step(GROUP_RULE, GroupSample { file, ..sample(second) }).tight;
         assert!(!tight(5, 256 * MIB));
         assert!(tight(10, 257 * MIB));
         assert!(tight(15, 225 * MIB), "not on and off at each tick");

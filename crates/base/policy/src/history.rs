@@ -23,34 +23,34 @@ pub(crate) struct ResidentWindow {
 
 /// An action on a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum WindowAction {
     StartWriteback,
     Release,
 }
 
 /// The last action on a window, and the window as it was then.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct History {
+pub(crate) struct WindowHistory {
     pub(crate) start: u64,
     pub(crate) resident: u64,
     pub(crate) unwritten: u64,
     pub(crate) retry: u64,
-    pub(crate) action: Action,
+    pub(crate) action: WindowAction,
 }
 
-impl History {
+impl WindowHistory {
     /// Returns the history of the window at `start`; `all` ascends by start.
     pub(crate) fn find(all: &[Self], start: u64) -> Option<&Self> {
         all.binary_search_by_key(&start, |history| history.start).ok().map(|at| &all[at])
     }
 
     /// Whether the window's figures equal those at the action.
-    pub(crate) fn unchanged(&self, now: &ResidentWindow) -> bool {
+    pub(crate) fn is_unchanged(&self, now: &ResidentWindow) -> bool {
         (self.resident, self.unwritten) == (now.resident, now.unwritten)
     }
 
     /// Returns the history of an action done now.
-    pub(crate) fn now(window: &ResidentWindow, action: Action, retry: u64) -> Self {
+    pub(crate) fn of_action(window: &ResidentWindow, action: WindowAction, retry: u64) -> Self {
         Self {
             start: window.range.start,
             resident: window.resident,
@@ -62,9 +62,9 @@ impl History {
 
     /// Returns the same history one step later. Pages written since no longer count as dirty, so that new dirty
     /// pages are noticed.
-    pub(crate) fn aged(&self, now: &ResidentWindow) -> Self {
+    pub(crate) fn one_step_later(&self, now: &ResidentWindow) -> Self {
         let mut aged = self.clone();
-        if self.action == Action::StartWriteback {
+        if self.action == WindowAction::StartWriteback {
             aged.resident = aged.resident.min(now.resident);
             aged.unwritten = aged.unwritten.min(now.unwritten);
         }
@@ -75,27 +75,27 @@ impl History {
 /// Decides what to do with a window now.
 pub(crate) fn decide(
     verdict: Verdict,
-    past: Option<&History>,
+    past: Option<&WindowHistory>,
     now: &ResidentWindow,
     retry: u64,
-) -> Option<Action> {
+) -> Option<WindowAction> {
     let dirtier = past.is_none_or(|past| now.unwritten > past.unwritten);
     match verdict {
         Verdict::Stay => None,
         Verdict::Flush => {
             let again = dirtier || past.is_none_or(|past| past.retry != retry);
-            (now.unwritten > 0 && again).then_some(Action::StartWriteback)
+            (now.unwritten > 0 && again).then_some(WindowAction::StartWriteback)
         }
         Verdict::Release => {
             let refused = past.is_some_and(|past| {
-                past.action == Action::Release && past.unchanged(now) && past.retry == retry
+                past.action == WindowAction::Release && past.is_unchanged(now) && past.retry == retry
             });
             if refused {
                 None
             } else if now.unwritten > 0 && dirtier {
-                Some(Action::StartWriteback)
+                Some(WindowAction::StartWriteback)
             } else {
-                Some(Action::Release)
+                Some(WindowAction::Release)
             }
         }
     }
@@ -112,13 +112,17 @@ mod tests {
     #[test]
     fn clean_windows_are_released_at_once_and_only_once() {
         let now = window(100, 0);
-        assert_eq!(decide(Verdict::Release, None, &now, 0), Some(Action::Release));
-        let past = History::now(&now, Action::Release, 0);
+        assert_eq!(decide(Verdict::Release, None, &now, 0), Some(WindowAction::Release));
+        let past = WindowHistory::of_action(&now, WindowAction::Release, 0);
         assert_eq!(decide(Verdict::Release, Some(&past), &now, 0), None);
-        assert_eq!(decide(Verdict::Release, Some(&past), &now, 1), Some(Action::Release), "another retry");
+        assert_eq!(
+            decide(Verdict::Release, Some(&past), &now, 1),
+            Some(WindowAction::Release),
+            "another retry"
+        );
         assert_eq!(
             decide(Verdict::Release, Some(&past), &window(60, 0), 0),
-            Some(Action::Release),
+            Some(WindowAction::Release),
             "changed"
         );
     }
@@ -126,21 +130,21 @@ mod tests {
     #[test]
     fn dirty_windows_are_flushed_and_released_a_step_later() {
         let dirty = window(100, 40);
-        assert_eq!(decide(Verdict::Release, None, &dirty, 0), Some(Action::StartWriteback));
-        let past = History::now(&dirty, Action::StartWriteback, 0);
+        assert_eq!(decide(Verdict::Release, None, &dirty, 0), Some(WindowAction::StartWriteback));
+        let past = WindowHistory::of_action(&dirty, WindowAction::StartWriteback, 0);
         assert_eq!(
             decide(Verdict::Release, Some(&past), &dirty, 0),
-            Some(Action::Release),
+            Some(WindowAction::Release),
             "still unwritten"
         );
         assert_eq!(
             decide(Verdict::Release, Some(&past), &window(100, 0), 0),
-            Some(Action::Release),
+            Some(WindowAction::Release),
             "written"
         );
         assert_eq!(
             decide(Verdict::Release, Some(&past), &window(100, 60), 0),
-            Some(Action::StartWriteback),
+            Some(WindowAction::StartWriteback),
             "dirtied again"
         );
     }
@@ -148,12 +152,15 @@ mod tests {
     #[test]
     fn writeback_of_windows_that_only_need_writing_is_started_once() {
         let dirty = window(100, 40);
-        assert_eq!(decide(Verdict::Flush, None, &dirty, 0), Some(Action::StartWriteback));
-        let past = History::now(&dirty, Action::StartWriteback, 0);
+        assert_eq!(decide(Verdict::Flush, None, &dirty, 0), Some(WindowAction::StartWriteback));
+        let past = WindowHistory::of_action(&dirty, WindowAction::StartWriteback, 0);
         assert_eq!(decide(Verdict::Flush, Some(&past), &dirty, 0), None);
         assert_eq!(decide(Verdict::Flush, Some(&past), &window(100, 20), 0), None, "on its way");
-        let aged = past.aged(&window(100, 0));
-        assert_eq!(decide(Verdict::Flush, Some(&aged), &window(100, 4), 0), Some(Action::StartWriteback));
+        let aged = past.one_step_later(&window(100, 0));
+        assert_eq!(
+            decide(Verdict::Flush, Some(&aged), &window(100, 4), 0),
+            Some(WindowAction::StartWriteback)
+        );
         assert_eq!(decide(Verdict::Flush, None, &window(100, 0), 0), None, "clean");
         assert_eq!(decide(Verdict::Stay, None, &dirty, 0), None);
     }

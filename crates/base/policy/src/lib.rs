@@ -13,10 +13,10 @@
 //!   keeps their logs.
 //! * *Recovery*: the part of a log that crash recovery would read ([`recovery`]) follows from its
 //!   checkpoint, which only the database knows.
-//! * *Bulk output* ([`write_behind`], at places that [`output_offset`] finds; [`writer_state`] says
-//!   how it stands, [`write_parts`] what of it is in flight) asks a different question: how output
-//!   goes to its disk so that others hardly wait for it ([`pacer`]). It shares only the form of due
-//!   work ([`exact::Due`]) with the exact half.
+//! * *Bulk output* ([`write_behind`]) asks a different question: how output goes to its disk so that
+//!   others hardly wait for it ([`pacer`]). [`output_offset`] finds its position, [`writer_state`]
+//!   its state, and [`write_parts`] its parts in flight. It shares only the form of due work
+//!   ([`exact::DueWork`]) with the exact half.
 //! * *Streams* decide which pages a program brought in and may give back. [`stream`] serves the
 //!   preloaded library: it sees each read in advance and samples residency just ahead of the
 //!   reader, page by page, in fixed memory. [`scattered`] does the same for readers that jump, and
@@ -27,8 +27,8 @@
 //!   differently: per-page bits of whole files would cost an observer of hundreds of files too
 //!   much, and growing lists can't be kept in a signal handler.
 //! * *Pacing*: both kinds of streams yield where others wait for their disk ([`stream_pace`]),
-//!   writers by [`pacer`] and readers by [`read_pace`]. How much they yield to known others follows
-//!   from the requests of those others ([`disk_contention`]). Writers that outrun their disk are
+//!   writers by [`pacer`] and readers by [`read_pace`]. The requests of known others decide how
+//!   much of the disk they leave to them ([`disk_contention`]). Writers that outrun their disk are
 //!   held ([`stream_hold`]).
 //! * *Processes* of unknown programs count as streams if they go through their files once
 //!   ([`once_through`]).
@@ -43,8 +43,6 @@
 
 #![cfg_attr(not(feature = "std"), no_std)]
 
-#[cfg(feature = "std")]
-mod act;
 pub mod allowance;
 #[cfg(feature = "std")]
 mod disk;
@@ -83,6 +81,8 @@ pub mod shares;
 mod state;
 #[cfg(feature = "std")]
 mod step;
+#[cfg(feature = "std")]
+mod step_action;
 pub mod stream;
 #[cfg(feature = "std")]
 pub mod stream_hold;
@@ -100,29 +100,33 @@ pub mod write_queue;
 pub mod writer_state;
 
 #[cfg(feature = "std")]
-pub use act::{Act, Warning};
-#[cfg(feature = "std")]
 pub use disk::{BulkProfile, DepthProfile, DirectProfile, DiskProfile, MixedProfile, UncachedProfile};
 #[cfg(feature = "std")]
 pub use facts::{
-    CheckpointFacts, DatabaseId, Facts, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Window,
+    CheckpointFacts, DatabaseId, FileFacts, FileId, FilePosition, FollowerFacts, FollowerId, LogId,
+    StepFacts, WindowFacts,
 };
 #[cfg(feature = "std")]
-pub use read_back::READ_BACK_EVIDENCE;
-pub use recovery::Checkpoint;
+pub use read_back::READ_BACK_EVIDENCE_BYTES;
+pub use recovery::CheckpointPosition;
 pub use rule::{
-    BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, DEFAULT_TOTAL, FileClass, Rewrite, RewriteSource, Rule,
-    number,
+    BulkPages, DEFAULT_BUDGET_TOTAL, DEFAULT_NEAR_FILES, DEFAULT_SLACK, FileClass, RewriteKind,
+    RewriteSource, Rule, number,
 };
 #[cfg(feature = "std")]
 pub use state::StepState;
 #[cfg(feature = "std")]
 pub use step::step;
+#[cfg(feature = "std")]
+pub use step_action::{LogWarning, StepAction};
 
 /// Alignment and minimum size of released ranges, in bytes (2 MiB): the largest folio of ext4 and
 /// XFS on x86-64. Releasing a smaller range inside a large folio drops nothing (measured on Linux
 /// 6.18).
 pub const WINDOW: u64 = 2 << 20;
+
+/// The smallest page of all kernels, in bytes: the unit of writeback.
+pub const PAGE_BYTES: u64 = 4096;
 
 /// Bytes ahead of a moving far follower that stay resident (8 MiB), so that a release does not drop
 /// what the kernel has just read ahead for it. This is the largest `read_ahead_kb` seen (ext4,

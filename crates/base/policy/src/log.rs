@@ -8,25 +8,23 @@
 
 use core::ops::Range;
 
-use crate::WINDOW;
 use crate::allowance::align_down;
+use crate::{PAGE_BYTES, WINDOW};
 
-/// The default page size in bytes: the smallest one.
-const PAGE: u64 = 4096;
 /// Overwritten parts of pages from which on a log is kept. Fewer may belong to a header.
-const PARTS: u8 = 8;
+const PARTIAL_OVERWRITES_MIN: u8 = 8;
 
 /// Maximum size in bytes of a header before the first record of a file.
-const HEADER: u64 = 64 << 10;
+const HEADER_BYTES_MAX: u64 = 64 << 10;
 /// Bytes before the run's end that its writer may rewrite: a block that was not full.
-const AGAIN: u64 = 64 << 10;
+const REWRITTEN_TAIL_BYTES: u64 = 64 << 10;
 
 /// The current run of a log file: the data its writer wrote in order.
 ///
 /// A write elsewhere (a header, a checkpoint) does not belong to it. Two consecutive writes elsewhere start a new
 /// run, as when a ring wraps around.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+pub struct LogRun {
     /// The run's byte range.
     from: u64,
     end: u64,
@@ -46,7 +44,7 @@ pub struct Run {
     shared: bool,
 }
 
-impl Run {
+impl LogRun {
     /// Creates the run of a file of `size` bytes to which nothing was written yet. With `detects`, overwritten
     /// parts of pages are counted. With `shared`, gaps between writes count as written by others. Otherwise a new
     /// run begins after a gap of more than a window, or of more than a page where data existed before.
@@ -60,7 +58,7 @@ impl Run {
             existing: size,
             detects,
             parts: 0,
-            page: PAGE,
+            page: PAGE_BYTES,
             shared,
         }
     }
@@ -74,14 +72,14 @@ impl Run {
     /// Returns the run of the same file for its next writer, which has not written to it yet.
     ///
     /// ```
-    /// use pagekeeper_policy::{WINDOW, log::Run};
+    /// use pagekeeper_policy::{WINDOW, log::LogRun};
     ///
-    /// let mut run = Run::new(0, true, false);
+    /// let mut run = LogRun::new(0, true, false);
     /// run.wrote(0..3 * WINDOW + 100);
-    /// assert_eq!(run.forgotten().left(), None);
+    /// assert_eq!(run.for_next_writer().left(), None);
     /// ```
     #[must_use]
-    pub fn forgotten(&self) -> Self {
+    pub fn for_next_writer(&self) -> Self {
         let existing = self.existing.max(self.end);
         Self { parts: self.parts, page: self.page, ..Self::new(existing, self.detects, self.shared) }
     }
@@ -93,16 +91,16 @@ impl Run {
 
     /// Whether the writer overwrites parts of pages.
     pub const fn overwrites_parts(&self) -> bool {
-        self.parts >= PARTS
+        self.parts >= PARTIAL_OVERWRITES_MIN
     }
 
-    /// Takes in that the writer wrote these bytes. If it left a run for a new one, returns the old run: all of it
-    /// may be released once it is written back.
+    /// Records that the writer wrote these bytes. If it left a run for a new one, returns the old
+    /// run: all of it may be released once it is written back.
     ///
     /// ```
-    /// use pagekeeper_policy::{WINDOW, log::Run};
+    /// use pagekeeper_policy::{WINDOW, log::LogRun};
     ///
-    /// let mut run = Run::new(0, true, false);
+    /// let mut run = LogRun::new(0, true, false);
     /// run.wrote(0..3 * WINDOW + 100);
     /// assert_eq!(run.due(run.end()), Some(0..3 * WINDOW));
     /// ```
@@ -136,7 +134,8 @@ impl Run {
         // The first window may hold others' data unless the run covers it from its start; a header before the
         // first record may be missing.
         let aligned = align_down(written.start);
-        let is_whole = written.start - aligned <= HEADER || written.start >= self.existing || self.shared;
+        let is_whole =
+            written.start - aligned <= HEADER_BYTES_MAX || written.start >= self.existing || self.shared;
         self.from = if is_whole { aligned } else { aligned.saturating_add(WINDOW) };
         self.begun = true;
         if !self.overwrites_parts() {
@@ -149,7 +148,7 @@ impl Run {
 
     fn goes_on(&self, written: &Range<u64>) -> bool {
         if written.start <= self.end {
-            self.end - written.start <= AGAIN
+            self.end - written.start <= REWRITTEN_TAIL_BYTES
         } else {
             // Existing data may be others', and others may read its pages.
             let gap = if written.start > self.existing { WINDOW } else { self.page };
@@ -158,8 +157,8 @@ impl Run {
     }
 
     /// Returns the part of the run to release if its pages up to `limit` may go
-    /// ([`crate::allowance::Allowance::limit`]): at least one window that was not released before, plus the window
-    /// before it again. Report the release by [`Run::release`].
+    /// ([`crate::allowance::ReleaseAllowance::limit`]): at least one window that was not released
+    /// before, plus the window before it again. Report the release by [`LogRun::release`].
     pub fn due(&self, limit: u64) -> Option<Range<u64>> {
         let limit = align_down(limit.min(self.end));
         if self.overwrites_parts() || limit < self.released.saturating_add(WINDOW) {
@@ -183,7 +182,7 @@ impl Run {
         (self.from < end).then_some(self.from..end)
     }
 
-    /// Takes in that the file was truncated or extended to `size` bytes.
+    /// Records that the file was truncated or extended to `size` bytes.
     pub fn truncated(&mut self, size: u64) {
         self.existing = self.existing.min(size);
         if self.begun && size < self.end {
@@ -201,41 +200,39 @@ mod tests {
     use super::*;
     use crate::allowance::behind_writer;
 
-    const W: u64 = WINDOW;
-
     #[test]
     fn an_appended_log_goes_but_for_its_last_window() {
-        let mut run = Run::new(0, true, false);
-        for at in (0..5 * W).step_by(100_000) {
+        let mut run = LogRun::new(0, true, false);
+        for at in (0..5 * WINDOW).step_by(100_000) {
             assert_eq!(run.wrote(at..at + 100_000), None);
         }
         let end = run.end();
-        assert_eq!(run.due(behind_writer(end, W)), Some(0..4 * W));
-        run.release(4 * W);
-        assert_eq!(run.due(behind_writer(end, W)), None);
-        assert_eq!(run.due(u64::MAX), Some(3 * W..5 * W));
-        run.release(5 * W);
+        assert_eq!(run.due(behind_writer(end, WINDOW)), Some(0..4 * WINDOW));
+        run.release(4 * WINDOW);
+        assert_eq!(run.due(behind_writer(end, WINDOW)), None);
+        assert_eq!(run.due(u64::MAX), Some(3 * WINDOW..5 * WINDOW));
+        run.release(5 * WINDOW);
         assert_eq!(run.due(u64::MAX), None);
         assert_eq!(run.left(), Some(0..u64::MAX));
     }
 
     #[test]
     fn a_log_that_was_there_is_appended_to() {
-        let mut run = Run::new(10 * W + 100, true, false);
-        for at in (10 * W + 100..12 * W).step_by(100) {
+        let mut run = LogRun::new(10 * WINDOW + 100, true, false);
+        for at in (10 * WINDOW + 100..12 * WINDOW).step_by(100) {
             run.wrote(at..at + 100);
         }
         assert!(!run.overwrites_parts());
-        assert_eq!(run.due(u64::MAX), Some(10 * W..12 * W));
+        assert_eq!(run.due(u64::MAX), Some(10 * WINDOW..12 * WINDOW));
     }
 
     #[test]
     fn blocks_of_8_kib_are_parts_of_larger_pages() {
         for (page, in_parts) in [(4096, false), (8192, false), (16384, true), (65536, true)] {
-            let mut run = Run::new(10 * W, true, true).on_pages_of(page);
+            let mut run = LogRun::new(10 * WINDOW, true, true).on_pages_of(page);
             for at in 0..100 {
                 run.wrote(at * 8192..at * 8192 + 8192);
-                run = if at == 50 { run.forgotten() } else { run };
+                run = if at == 50 { run.for_next_writer() } else { run };
             }
             assert_eq!(run.overwrites_parts(), in_parts, "{page}");
         }
@@ -243,26 +240,26 @@ mod tests {
 
     #[test]
     fn a_recycled_log_is_kept_if_parts_of_its_pages_are_overwritten() {
-        let mut parts = Run::new(10 * W, true, true);
-        let mut pages = Run::new(10 * W, true, true);
-        let mut by_rule = Run::new(10 * W, false, true);
-        for at in 0..4 * W / 8192 {
+        let mut parts = LogRun::new(10 * WINDOW, true, true);
+        let mut pages = LogRun::new(10 * WINDOW, true, true);
+        let mut by_rule = LogRun::new(10 * WINDOW, false, true);
+        for at in 0..4 * WINDOW / 8192 {
             parts.wrote(at * 8000..at * 8000 + 8000);
             pages.wrote(at * 8192..at * 8192 + 8192);
             by_rule.wrote(at * 8000..at * 8000 + 8000);
         }
         assert!(parts.overwrites_parts() && parts.due(u64::MAX).is_none() && parts.left().is_none());
-        assert_eq!(pages.due(u64::MAX), Some(0..4 * W));
-        assert_eq!(pages.left(), Some(0..4 * W), "what was there before is not the run's");
-        assert_eq!(by_rule.due(u64::MAX), Some(0..3 * W));
+        assert_eq!(pages.due(u64::MAX), Some(0..4 * WINDOW));
+        assert_eq!(pages.left(), Some(0..4 * WINDOW), "what was there before is not the run's");
+        assert_eq!(by_rule.due(u64::MAX), Some(0..3 * WINDOW));
     }
 
     #[test]
     fn a_ring_goes_each_time_around_and_its_header_is_left_alone() {
-        let mut run = Run::new(0, true, false);
+        let mut run = LogRun::new(0, true, false);
         let mut left = Vec::new();
         for _ in 0..3 {
-            for at in (8192..4 * W).step_by(8192) {
+            for at in (8192..4 * WINDOW).step_by(8192) {
                 left.extend(run.wrote(at..at + 8192));
                 if at % (1 << 20) == 0 {
                     // Two checkpoint locations.
@@ -270,14 +267,14 @@ mod tests {
                     assert_eq!(run.wrote(1536..2048), None);
                 }
             }
-            assert_eq!(run.due(u64::MAX), Some(0..4 * W));
+            assert_eq!(run.due(u64::MAX), Some(0..4 * WINDOW));
         }
         assert_eq!(left, [0..u64::MAX, 0..u64::MAX]);
     }
 
     #[test]
     fn random_writes_are_no_log() {
-        let mut run = Run::new(1 << 30, true, false);
+        let mut run = LogRun::new(1 << 30, true, false);
         for at in [700, 3, 9000, 10, 200_000, 77] {
             assert_eq!(run.wrote(at * 8192..at * 8192 + 8192), None);
             assert_eq!(run.due(u64::MAX), None);
@@ -288,28 +285,28 @@ mod tests {
     #[test]
     fn a_file_that_is_written_here_and_there_is_no_log() {
         // Ordered writes as of a checkpoint: the data between them is not the writer's.
-        let mut run = Run::new(1 << 30, false, false);
+        let mut run = LogRun::new(1 << 30, false, false);
         for at in (0..1 << 30).step_by(1 << 20) {
             assert_eq!(run.wrote(at..at + 8192), None);
             assert_eq!((run.due(u64::MAX), run.left()), (None, None), "{at}");
         }
         // Past the end there was no data.
-        let mut run = Run::new(W, false, false);
-        for at in (W..9 * W).step_by(1 << 20) {
+        let mut run = LogRun::new(WINDOW, false, false);
+        for at in (WINDOW..9 * WINDOW).step_by(1 << 20) {
             run.wrote(at..at + 8192);
         }
-        assert_eq!(run.due(u64::MAX), Some(W..8 * W));
+        assert_eq!(run.due(u64::MAX), Some(WINDOW..8 * WINDOW));
     }
 
     #[test]
     fn a_log_that_was_truncated_begins_anew() {
-        let mut run = Run::new(0, true, false);
-        run.wrote(0..5 * W);
-        run.truncated(9 * W);
-        assert_eq!(run.due(u64::MAX), Some(0..5 * W));
-        run.truncated(W);
+        let mut run = LogRun::new(0, true, false);
+        run.wrote(0..5 * WINDOW);
+        run.truncated(9 * WINDOW);
+        assert_eq!(run.due(u64::MAX), Some(0..5 * WINDOW));
+        run.truncated(WINDOW);
         assert_eq!((run.due(u64::MAX), run.left()), (None, None));
-        run.wrote(W..4 * W);
-        assert_eq!(run.due(u64::MAX), Some(W..4 * W));
+        run.wrote(WINDOW..4 * WINDOW);
+        assert_eq!(run.due(u64::MAX), Some(WINDOW..4 * WINDOW));
     }
 }

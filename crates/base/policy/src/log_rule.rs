@@ -10,7 +10,7 @@ use crate::{DEFAULT_SLACK, RewriteSource, Rule};
 pub struct LogRule {
     /// Bytes behind the writer that stay.
     pub slack: u64,
-    /// A reader at most so many files behind is waited for; 0: none.
+    /// A reader at most this many files behind is waited for; 0 for none.
     pub near_files: u64,
     /// The way in which its writer overwrites pages.
     pub rewrite: RewriteSource,
@@ -38,8 +38,8 @@ impl LogRule {
         Some(Self { slack, near_files, rewrite, is_named: true })
     }
 
-    /// Whether the writes show how the writer overwrites pages: also how large the device's blocks
-    /// are.
+    /// Whether the writes have to show how the writer overwrites pages, or how large the device's
+    /// blocks are.
     pub const fn detects(&self) -> bool {
         matches!(self.rewrite, RewriteSource::Detect | RewriteSource::DeviceBlocks)
     }
@@ -65,12 +65,12 @@ pub fn series_number(path: &[u8], pattern: Option<&[u8]>, size: u64) -> (u64, u6
 mod tests {
     use super::*;
     use crate::allowance::{is_near, needed_from};
-    use crate::{Rewrite, WINDOW};
+    use crate::{RewriteKind, WINDOW};
 
     #[test]
     fn a_named_rule_is_what_it_comes_to_inside_the_writer() {
         let figures = |rule| {
-            LogRule::named(rule, RewriteSource::Known(Rewrite::Never))
+            LogRule::named(rule, RewriteSource::Known(RewriteKind::Never))
                 .map(|rule| (rule.slack, rule.near_files))
         };
         assert_eq!(figures(Rule::ReleaseBehindWriter { slack: 7 }), Some((7, 0)));

@@ -17,7 +17,7 @@
 //! directory names, separated by `/`, in which only `*` has a meaning (`base/*/{n}*`).
 //!
 //! Invariants:
-//! 1. Neighbouring files of a log have sequences that differ by exactly 1 ([`Number::sequence`]),
+//! 1. Neighbouring files of a log have sequences that differ by exactly 1 ([`FileNumber::sequence`]),
 //!    so a difference of two sequences is a distance in files.
 //! 2. A number always includes all adjacent digits: a `*` never takes some of them. A number that
 //!    does not fit in 64 bits does not match.
@@ -32,20 +32,20 @@ mod pattern;
 #[cfg(feature = "std")]
 mod rotation;
 
-pub use number::{Number, SegmentSize, WalSegment};
+pub use number::{FileNumber, SegmentSize, WalSegment};
 #[cfg(feature = "std")]
-pub use pattern::{Pattern, PatternError};
+pub use pattern::{NamePattern, PatternError};
 
-use number::{Class, hexadecimal_digits};
+use number::{NumberSyntax, hexadecimal_digits};
 
 /// The maximum number of `*` in one name of a pattern.
-const MAX_ANY: usize = 3;
+const WILDCARDS_MAX: usize = 3;
 
 /// The result of a successful match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Matched<'n> {
+pub struct NameMatch<'n> {
     /// The number that orders the file.
-    pub number: Number,
+    pub number: FileNumber,
     name: &'n [u8],
     /// Start and end of the number's digits; both are the name's length if it has none.
     digits: (usize, usize),
@@ -53,11 +53,11 @@ pub struct Matched<'n> {
     ignored: (usize, usize),
 }
 
-impl<'n> Matched<'n> {
+impl<'n> NameMatch<'n> {
     /// Creates the match of a name before any digits are found.
     const fn new(name: &'n [u8]) -> Self {
         let end = (name.len(), name.len());
-        Self { number: Number::None, name, digits: end, ignored: end }
+        Self { number: FileNumber::None, name, digits: end, ignored: end }
     }
 
     /// Returns the name without its numbers, in three pieces.
@@ -88,21 +88,21 @@ impl<'n> Matched<'n> {
     /// Whether `rest`, the end of the name, matches `pattern`. Records the numbers found.
     fn fits(&mut self, mut pattern: &[u8], mut rest: &'n [u8]) -> bool {
         loop {
-            let Some((piece, later)) = Piece::first_of(pattern) else {
+            let Some((piece, later)) = PatternPart::first_of(pattern) else {
                 return rest.is_empty();
             };
             let after = match piece {
-                Piece::Byte(byte) => match rest {
+                PatternPart::Byte(byte) => match rest {
                     [first, after @ ..] if *first == byte => after,
                     _ => return false,
                 },
-                Piece::Any => return self.fits_after_any(later, rest),
-                Piece::Number(class) => {
+                PatternPart::Any => return self.fits_after_any(later, rest),
+                PatternPart::Number(class) => {
                     let Some((number, after)) = class.read(rest) else { return false };
                     (self.number, self.digits) = (number, self.span(rest, after));
                     after
                 }
-                Piece::Ignored => {
+                PatternPart::Ignored => {
                     let Some((_, after)) = rest.split_at_checked(hexadecimal_digits(rest)) else {
                         return false;
                     };
@@ -124,11 +124,13 @@ impl<'n> Matched<'n> {
         if tail(later).len() == later.len() {
             return rest.ends_with(later);
         }
-        let next = Piece::first_of(later).map(|(piece, _)| piece);
+        let next = PatternPart::first_of(later).map(|(piece, _)| piece);
         (0..=rest.len()).rev().filter_map(|length| rest.split_at_checked(length)).any(|(any, after)| {
             let cuts_number = match next {
-                Some(Piece::Number(class)) => any.last().is_some_and(|byte| class.continues_after(*byte)),
-                Some(Piece::Ignored) => any.last().is_some_and(u8::is_ascii_hexdigit),
+                Some(PatternPart::Number(class)) => {
+                    any.last().is_some_and(|byte| class.continues_after(*byte))
+                }
+                Some(PatternPart::Ignored) => any.last().is_some_and(u8::is_ascii_hexdigit),
                 _ => false,
             };
             !cuts_number && self.fits(later, after)
@@ -136,25 +138,25 @@ impl<'n> Matched<'n> {
     }
 }
 
-/// One piece of a pattern.
+/// One part of a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Piece {
+enum PatternPart {
     Byte(u8),
     Any,
-    Number(Class),
+    Number(NumberSyntax),
     Ignored,
 }
 
-impl Piece {
-    /// Splits a pattern into its first piece and the rest. Braces without a special meaning stand
+impl PatternPart {
+    /// Splits a pattern into its first part and the rest. Braces without a special meaning stand
     /// for themselves.
     const fn first_of(pattern: &[u8]) -> Option<(Self, &[u8])> {
         match pattern {
             [] => None,
             [b'*', later @ ..] => Some((Self::Any, later)),
-            [b'{', b'n', b'}', later @ ..] => Some((Self::Number(Class::Decimal), later)),
-            [b'{', b'h', b'}', later @ ..] => Some((Self::Number(Class::Hexadecimal), later)),
-            [b'{', b'x', b'}', later @ ..] => Some((Self::Number(Class::WalSegment), later)),
+            [b'{', b'n', b'}', later @ ..] => Some((Self::Number(NumberSyntax::Decimal), later)),
+            [b'{', b'h', b'}', later @ ..] => Some((Self::Number(NumberSyntax::Hexadecimal), later)),
+            [b'{', b'x', b'}', later @ ..] => Some((Self::Number(NumberSyntax::WalSegment), later)),
             [b'{', b'_', b'}', later @ ..] => Some((Self::Ignored, later)),
             [byte, later @ ..] => Some((Self::Byte(*byte), later)),
         }
@@ -171,7 +173,7 @@ impl Piece {
 /// assert!(matches(b"*.sst", b"000012.sst").is_some());
 /// assert!(matches(b"{n}.log", b"/d/LOG").is_none());
 /// ```
-pub fn matches<'n>(pattern: &[u8], path: &'n [u8]) -> Option<Matched<'n>> {
+pub fn matches<'n>(pattern: &[u8], path: &'n [u8]) -> Option<NameMatch<'n>> {
     let (mut above, pattern) = split_last(pattern);
     let (mut path_above, name) = split_last(path);
     if matches!(name, b"" | b"." | b"..") {
@@ -188,11 +190,11 @@ pub fn matches<'n>(pattern: &[u8], path: &'n [u8]) -> Option<Matched<'n>> {
 }
 
 /// Matches a bare file name, in any directory.
-pub fn matches_name<'n>(pattern: &[u8], name: &'n [u8]) -> Option<Matched<'n>> {
+pub fn matches_name<'n>(pattern: &[u8], name: &'n [u8]) -> Option<NameMatch<'n>> {
     if !name.ends_with(tail(pattern)) {
         return None;
     }
-    let mut matched = Matched::new(name);
+    let mut matched = NameMatch::new(name);
     matched.fits(pattern, name).then_some(matched)
 }
 
@@ -206,16 +208,16 @@ pub fn matches_name<'n>(pattern: &[u8], name: &'n [u8]) -> Option<Matched<'n>> {
 /// let matched = by_last_number(b"host1-bin.000007");
 /// assert_eq!((matched.stem().concat(), matched.number.sequence(None)), (b"host1-bin.".to_vec(), 7));
 /// ```
-pub fn by_last_number(name: &[u8]) -> Matched<'_> {
-    let mut matched = Matched::new(name);
+pub fn by_last_number(name: &[u8]) -> NameMatch<'_> {
+    let mut matched = NameMatch::new(name);
     if let Some(segment) = WalSegment::of_name(name) {
-        (matched.number, matched.digits) = (Number::WalSegment(segment), (0, name.len()));
+        (matched.number, matched.digits) = (FileNumber::WalSegment(segment), (0, name.len()));
         return matched;
     }
     let end = name.iter().rposition(u8::is_ascii_digit).map_or(0, |at| at.saturating_add(1));
     let before = name.get(..end).unwrap_or_default();
     let from = before.iter().rposition(|byte| !byte.is_ascii_digit()).map_or(0, |at| at.saturating_add(1));
-    if let Some((number, _)) = name.get(from..end).and_then(|digits| Class::Decimal.read(digits)) {
+    if let Some((number, _)) = name.get(from..end).and_then(|digits| NumberSyntax::Decimal.read(digits)) {
         (matched.number, matched.digits) = (number, (from, end));
     }
     matched
@@ -296,25 +298,25 @@ pub fn check(pattern: &[u8]) -> Result<(), &'static str> {
 fn check_name(pattern: &[u8]) -> Result<(), &'static str> {
     let (mut any, mut numbers, mut ignored) = (0, 0, 0);
     let mut rest = pattern;
-    while let Some((piece, later)) = Piece::first_of(rest) {
+    while let Some((piece, later)) = PatternPart::first_of(rest) {
         match piece {
-            Piece::Any => any += 1,
-            Piece::Number(_) => numbers += 1,
-            Piece::Ignored => ignored += 1,
-            Piece::Byte(b'{') => {
+            PatternPart::Any => any += 1,
+            PatternPart::Number(_) => numbers += 1,
+            PatternPart::Ignored => ignored += 1,
+            PatternPart::Byte(b'{') => {
                 return Err(
                     "in braces there is only {n}, a number, {h}, a hexadecimal one, {x}, 24 hexadecimal digits, or \
                             {_}, digits to ignore",
                 );
             }
-            Piece::Byte(_) => {}
+            PatternPart::Byte(_) => {}
         }
         rest = later;
     }
     match (numbers, ignored, any) {
         (2.., _, _) => Err("it has more than one number to order files by"),
         (_, 2.., _) => Err("it has more than one {_}"),
-        (_, _, any) if any > MAX_ANY => Err("it has more than three *"),
+        (_, _, any) if any > WILDCARDS_MAX => Err("it has more than three *"),
         _ => Ok(()),
     }
 }

@@ -11,7 +11,7 @@
 pub const STREAM_BYTES: u64 = 64 << 20;
 /// A stream rereads at most one byte per this many bytes in order: headers that are written last,
 /// indexes that are read first.
-const IN_ORDER_PER_AGAIN: u64 = 8;
+const IN_ORDER_PER_REREAD: u64 = 8;
 
 /// The furthest offset reached in one file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -29,10 +29,12 @@ pub struct PassedBytes {
 }
 
 impl FilePassage {
-    /// The state of an untouched file.
-    pub const NEW: Self = Self { furthest: 0 };
+    /// Returns the state of an untouched file.
+    pub const fn new() -> Self {
+        Self { furthest: 0 }
+    }
 
-    /// Takes in a transfer of `length` bytes at offset `at`.
+    /// Records a transfer of `length` bytes at offset `at`.
     pub fn passed(&mut self, at: u64, length: u64) -> PassedBytes {
         let end = at.saturating_add(length);
         let again = self.furthest.min(end).saturating_sub(at);
@@ -47,7 +49,7 @@ impl PassedBytes {
     /// Whether a process with these transfers is a stream; `None` if they are too few to judge.
     pub fn is_stream(self) -> Option<bool> {
         let is_much = self.in_order.max(self.again) >= STREAM_BYTES;
-        is_much.then(|| self.again.saturating_mul(IN_ORDER_PER_AGAIN) <= self.in_order)
+        is_much.then(|| self.again.saturating_mul(IN_ORDER_PER_REREAD) <= self.in_order)
     }
 }
 
@@ -57,7 +59,7 @@ mod tests {
 
     /// Returns the sum of transfers on one file.
     fn sum(transfers: impl Iterator<Item = (u64, u64)>) -> PassedBytes {
-        let mut passage = FilePassage::NEW;
+        let mut passage = FilePassage::new();
         transfers.fold(PassedBytes::default(), |sum, (at, length)| {
             let PassedBytes { in_order, again } = passage.passed(at, length);
             PassedBytes { in_order: sum.in_order + in_order, again: sum.again + again }
@@ -93,7 +95,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn no_byte_counts_twice(transfers: Vec<(u64, u64)>) {
-            let mut passage = FilePassage::NEW;
+            let mut passage = FilePassage::new();
             for (at, length) in transfers {
                 let PassedBytes { in_order, again } = passage.passed(at, length);
                 let length = length.min(u64::MAX - at);

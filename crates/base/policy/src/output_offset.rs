@@ -1,14 +1,14 @@
-//! Output at the file offset: where it is, without a query of the offset for each write.
+//! The position of output at the file offset, without a query of the offset for each write.
 //!
 //! Invariant: bytes are placed once, and end at the queried offset.
 
 use core::ops::Range;
 
 /// Bytes in small writes after which the file offset is queried.
-const CHECK_BYTES: u64 = 64 << 10;
+const OFFSET_CHECK_BYTES: u64 = 64 << 10;
 
 /// The bytes written at the file offset since it was queried.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct OutputOffset {
     /// The offset when it was queried last.
     known: Option<u64>,
@@ -16,22 +16,24 @@ pub struct OutputOffset {
 }
 
 impl OutputOffset {
-    /// The state before the first write.
-    pub const NEW: Self = Self { known: None, unplaced: 0 };
-
-    /// Takes in that `done` bytes were written. Returns whether the offset is to be queried now.
-    pub const fn wrote(&mut self, done: u64) -> bool {
-        self.unplaced = self.unplaced.saturating_add(done);
-        self.known.is_none() || self.unplaced >= CHECK_BYTES
+    /// Returns the state before the first write.
+    pub const fn new() -> Self {
+        Self { known: None, unplaced: 0 }
     }
 
-    /// Takes in the offset of a file that is also read or written by calls that were not seen.
+    /// Records that `done` bytes were written. Returns whether the offset is to be queried now.
+    pub const fn wrote(&mut self, done: u64) -> bool {
+        self.unplaced = self.unplaced.saturating_add(done);
+        self.known.is_none() || self.unplaced >= OFFSET_CHECK_BYTES
+    }
+
+    /// Records the offset of a file that is also read or written by calls that were not seen.
     /// Returns the bytes that were passed since the last query, or since the file was opened.
     ///
     /// ```
     /// use pagekeeper_policy::output_offset::OutputOffset;
     ///
-    /// let mut output = OutputOffset::NEW;
+    /// let mut output = OutputOffset::new();
     /// assert_eq!((output.passed(1000), output.passed(1500), output.passed(70)), (0..1000, 1000..1500, 70..70));
     /// ```
     pub fn passed(&mut self, end: u64) -> Range<u64> {
@@ -39,19 +41,19 @@ impl OutputOffset {
         self.known.replace(end).unwrap_or(0).min(end)..end
     }
 
-    /// Whether there are bytes whose place is not known.
+    /// Whether there are bytes whose position is not known.
     pub const fn is_due(&self) -> bool {
         self.unplaced > 0
     }
 
-    /// Takes in the offset, and returns where the bytes are. If the program moved it meanwhile,
-    /// only the `last` bytes are known to end there; 0: the last write is long ago, and all are
-    /// taken to.
+    /// Records the offset, and returns the range of the bytes. If the program moved the offset
+    /// meanwhile, only the `last` bytes are known to end there. If `last` is 0, the last write is
+    /// long ago, and all bytes are assumed to end there.
     ///
     /// ```
     /// use pagekeeper_policy::output_offset::OutputOffset;
     ///
-    /// let mut output = OutputOffset::NEW;
+    /// let mut output = OutputOffset::new();
     /// assert!(output.wrote(100));
     /// assert_eq!(output.placed(1100, 100), 1000..1100);
     /// assert!(!output.wrote(50) && !output.wrote(50));

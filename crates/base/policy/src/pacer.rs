@@ -16,7 +16,7 @@
 //! Nothing here fails.
 
 use crate::disk_contention::YieldShare;
-use crate::write_behind::Pace;
+use crate::write_behind::WritePace;
 
 /// Nanoseconds of disk work in flight at once.
 pub const PIECE_NS: u64 = 3_000_000;
@@ -54,7 +54,7 @@ const REST: u64 = 16;
 const REST_MAX: u64 = 1024;
 const SECOND: u64 = 1_000_000_000;
 
-impl Pace {
+impl WritePace {
     /// Computes the pace of a writer that may have `backlog` bytes unwritten and writes `length`
     /// bytes per call, on a disk with parts of `part` bytes ([`Pacer::part`]).
     pub fn of(part: u64, backlog: u64, length: u64, release: bool) -> Self {
@@ -144,26 +144,28 @@ pub struct Pacer {
 
 impl Default for Pacer {
     fn default() -> Self {
-        Self::NEW
+        Self::new()
     }
 }
 
 impl Pacer {
-    /// The initial state, with nothing known: all words are zero.
-    pub const NEW: Self = Self {
-        price: 0,
-        rate: 0,
-        wide: 0,
-        bytes: 0,
-        ns: 0,
-        parts: 0,
-        is_late: false,
-        trial: Trial::Rest,
-        rest: 0,
-        last_rest: 0,
-        tried_shorter: false,
-        share: YieldShare::NONE,
-    };
+    /// Returns the initial state, with nothing known: all words are zero.
+    pub const fn new() -> Self {
+        Self {
+            price: 0,
+            rate: 0,
+            wide: 0,
+            bytes: 0,
+            ns: 0,
+            parts: 0,
+            is_late: false,
+            trial: Trial::Rest,
+            rest: 0,
+            last_rest: 0,
+            tried_shorter: false,
+            share: YieldShare::NONE,
+        }
+    }
 
     /// Returns the bytes that may be in flight at once.
     pub fn piece(&self) -> u64 {
@@ -223,7 +225,7 @@ impl Pacer {
     /// ```
     /// use pagekeeper_policy::pacer::{Pacer, WrittenPart};
     ///
-    /// let mut pacer = Pacer::NEW;
+    /// let mut pacer = Pacer::new();
     /// let quick = WrittenPart {
     ///     bytes: 128 << 10,
     ///     in_flight: 256 << 10,
@@ -336,7 +338,7 @@ impl Pacer {
         self.price = price(self.price);
     }
 
-    /// Encodes the pacer as words, for callers that keep it in atomics. [`Pacer::NEW`] is all
+    /// Encodes the pacer as words, for callers that keep it in atomics. [`Pacer::new`] is all
     /// zeros.
     pub fn to_words(self) -> [u64; WORDS] {
         let flags = self.trial as u64 | u64::from(self.is_late) << 3 | u64::from(self.tried_shorter) << 4;

@@ -1,22 +1,22 @@
-//! Ranges of a file that should be gone, but of which pages stayed: a socket's or a pipe's queue
-//! holds them until they were sent.
+//! Ranges of a file that were dropped but kept some pages: the queue of a socket or a pipe holds
+//! these until they are sent.
 //!
 //! Invariant: a range is one that should be gone, or several adjacent ones; no page between two of
 //! them is touched. Ranges without a free place stay.
 
 use core::ops::Range;
 
-/// Ranges at a time.
-const RANGES_MAX: usize = 8;
+/// Maximum number of ranges.
+const PENDING_RANGES_MAX: usize = 8;
 /// Nanoseconds between two attempts: at least `RETRY_MIN_NS`, and at least `RETRY_FACTOR` times the
 /// duration of the last one.
 const RETRY_MIN_NS: u64 = 2_000_000;
 const RETRY_FACTOR: u64 = 50;
 
 /// The ranges of one file.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct PendingRanges {
-    ranges: [(u64, u64); RANGES_MAX],
+    ranges: [(u64, u64); PENDING_RANGES_MAX],
     /// Their resident bytes when last seen.
     bytes: u64,
     due: u64,
@@ -25,7 +25,7 @@ pub struct PendingRanges {
 /// The result of dropping a range once more.
 #[derive(Debug, Clone, Copy)]
 pub struct DroppedRange {
-    /// Bytes that went.
+    /// Bytes that were dropped.
     pub went: u64,
     /// Bytes that stay.
     pub left: u64,
@@ -34,8 +34,10 @@ pub struct DroppedRange {
 }
 
 impl PendingRanges {
-    /// No ranges.
-    pub const NEW: Self = Self { ranges: [(0, 0); RANGES_MAX], bytes: 0, due: 0 };
+    /// Returns the state without ranges.
+    pub const fn new() -> Self {
+        Self { ranges: [(0, 0); PENDING_RANGES_MAX], bytes: 0, due: 0 }
+    }
 
     /// Returns the bytes that stayed, as last seen.
     pub const fn bytes(&self) -> u64 {
@@ -44,12 +46,12 @@ impl PendingRanges {
 
     /// Removes and returns the ranges.
     pub fn take(&mut self) -> impl Iterator<Item = Range<u64>> {
-        let ranges = core::mem::replace(self, Self::NEW).ranges;
+        let ranges = core::mem::replace(self, Self::new()).ranges;
         ranges.into_iter().filter(|(start, end)| start < end).map(|(start, end)| start..end)
     }
 
-    /// Adds a range that was dropped, or is yet to be, and of which `bytes` stay. `false`: there is
-    /// no free place.
+    /// Adds a range that was dropped, or is yet to be, and of which `bytes` stay. Returns false
+    /// if there is no free place.
     pub fn stays(&mut self, range: &Range<u64>, bytes: u64) -> bool {
         let meeting = |&(start, end): &(u64, u64)| start < end && start <= range.end && range.start <= end;
         let (mut start, mut end) = (range.start, range.end);
@@ -92,7 +94,7 @@ impl PendingRanges {
         Ok(went)
     }
 
-    /// Takes in that an attempt took this time.
+    /// Records the start and the end of an attempt.
     pub fn tried(&mut self, from: u64, to: u64) {
         let took = to.saturating_sub(from);
         self.due = to.saturating_add(RETRY_MIN_NS.max(took.saturating_mul(RETRY_FACTOR)));
@@ -105,7 +107,7 @@ mod tests {
 
     #[test]
     fn ranges_that_meet_are_one_and_no_others() {
-        let mut pending = PendingRanges::NEW;
+        let mut pending = PendingRanges::new();
         for (start, end) in [(0, 2), (4, 6), (8, 10), (2, 4), (20, 22)] {
             pending.stays(&(start..end), 1);
         }
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn what_went_is_not_touched_again_and_the_rest_is_due_later() {
-        let mut pending = PendingRanges::NEW;
+        let mut pending = PendingRanges::new();
         pending.stays(&(0..10), 10);
         pending.stays(&(20..30), 10);
         assert!(pending.is_due(0));

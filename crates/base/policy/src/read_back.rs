@@ -11,21 +11,22 @@
 //! 2. Pages that the file's writer may have brought in do not count. In a file written since the last step, these
 //!    are all that the writer can have reached from its previous position, or all if that is unknown. Dirty pages
 //!    do not count either.
-//! 3. A log with [`READ_BACK_EVIDENCE`] bytes read back is *kept* from that very step on: windows that its rule
-//!    would release are written out instead. So only these bytes, and those that a reader reads between two steps,
-//!    are read back twice.
+//! 3. A log with [`READ_BACK_EVIDENCE_BYTES`] bytes read back is *kept* from that very step on:
+//!    windows that its rule would release are written out instead. So only these bytes, and those
+//!    that a reader reads between two steps, are read back twice.
 //! 4. Under a rule that waits for followers, pages on the path of a known follower do not count the first time,
 //!    since by its rule a far follower reads from the disk. They do not count for a few steps after that either,
 //!    since a file may be sampled late. A window that is released and read back a second time counts, whoever
 //!    reads it.
-//! 5. After [`PATIENCE`] retries without a byte read back, a kept log is *probed*: one in [`PROBED`] windows is
-//!    released. A byte read back returns the log to *kept*. After as many further retries everything is released
-//!    again. So a single reader, such as a backup, keeps a log for a while. A recurring reader costs a small part
-//!    of the log per [`PATIENCE`] retries; this number doubles each time the reader comes again, up to
-//!    [`PATIENCE_MAX`].
-//! 6. At most [`RANGES_MAX`] ranges and [`WINDOWS_MAX`] windows per file are remembered, and [`ALL_WINDOWS_MAX`]
-//!    windows of all files. Beyond that the lowest windows of a file are forgotten: nothing up to them counts
-//!    until it is released again.
+//! 5. After [`KEPT_RETRIES`] retries without a byte read back, a kept log is *probed*: one in
+//!    [`WINDOWS_PER_PROBE`] windows is released. A byte read back returns the log to *kept*. After as
+//!    many further retries everything is released again. So a single reader, such as a backup,
+//!    keeps a log for a while. A recurring reader costs a small part of the log per
+//!    [`KEPT_RETRIES`] retries; this number doubles each time the reader comes again, up to
+//!    [`KEPT_RETRIES_MAX`].
+//! 6. At most [`RELEASED_RANGES_MAX`] ranges and [`FILE_WINDOWS_MAX`] windows per file are
+//!    remembered, and [`ALL_WINDOWS_MAX`] windows of all files. Beyond that the lowest windows of a
+//!    file are forgotten: nothing up to them counts until it is released again.
 //!
 //! Limits: a reader that finds its pages resident leaves no trace. Pages that a reader brings in at the writer's
 //! position, between the writer's own steps, count as the writer's. If the state is lost, each range released from
@@ -37,23 +38,23 @@ use std::ops::Range;
 use crate::history::ResidentWindow;
 use crate::shares::shares_by_party;
 use crate::tail_inference::TailInference;
-use crate::{DatabaseId, FileFacts, FileId, LogId, Position, Rewrite, Rule, WINDOW, Window};
+use crate::{DatabaseId, FileFacts, FileId, FilePosition, LogId, RewriteKind, Rule, WINDOW, WindowFacts};
 
 /// Bytes of a log read back before it is kept (2 MiB). This is more than the read-ahead of a reader that looks at
 /// the beginning of a file.
-pub const READ_BACK_EVIDENCE: u64 = WINDOW;
-/// Changes of [`crate::Facts::retry`] without a byte read back after which a kept log is tried again: 40 seconds
-/// in the guard. Recovery and backups read a log once.
-const PATIENCE: u64 = 4;
+pub const READ_BACK_EVIDENCE_BYTES: u64 = WINDOW;
+/// Changes of [`crate::StepFacts::retry`] without a byte read back after which a kept log is tried
+/// again: 40 seconds in the guard. Recovery and backups read a log once.
+const KEPT_RETRIES: u64 = 4;
 /// Upper limit of this for a log that was read back again and again (80 minutes). A free log that was quiet for
 /// this long starts over.
-const PATIENCE_MAX: u64 = 120 * PATIENCE;
+const KEPT_RETRIES_MAX: u64 = 120 * KEPT_RETRIES;
 /// One in this many windows of a probed log is released.
-const PROBED: u64 = 16;
+const WINDOWS_PER_PROBE: u64 = 16;
 /// Maximum number of remembered ranges per file.
-const RANGES_MAX: usize = 256;
+const RELEASED_RANGES_MAX: usize = 256;
 /// Maximum number of remembered windows per file (16 GiB).
-const WINDOWS_MAX: usize = 8192;
+const FILE_WINDOWS_MAX: usize = 8192;
 /// Maximum number of remembered windows of all files (128 GiB). Each database has a fair share.
 const ALL_WINDOWS_MAX: usize = 65_536;
 
@@ -62,15 +63,15 @@ const ALL_WINDOWS_MAX: usize = 65_536;
 pub(crate) struct ReleasedFile {
     pub(crate) log: LogId,
     database: DatabaseId,
-    released: Ranges,
+    released: RangeSet,
     /// Ranges that a known follower read back once.
-    read: Ranges,
+    read: RangeSet,
     /// The part of `read` that was released again afterwards.
-    again: Ranges,
+    again: RangeSet,
     /// Windows of `released` that have had resident pages since their last release, by start.
     known: BTreeMap<u64, KnownWindow>,
     changed: i128,
-    writer: Option<Position>,
+    writer: Option<FilePosition>,
 }
 
 /// A released window that has, or had since, resident pages.
@@ -98,18 +99,18 @@ impl ReleasedFile {
         Self {
             log: file.log,
             database: file.database,
-            released: Ranges::default(),
-            read: Ranges::default(),
-            again: Ranges::default(),
+            released: RangeSet::default(),
+            read: RangeSet::default(),
+            again: RangeSet::default(),
             known: BTreeMap::new(),
             changed: file.changed,
             writer: file.writer,
         }
     }
 
-    /// Takes in that a range was released, and the windows still resident in it.
-    pub(crate) fn release(&mut self, range: &Range<u64>, left: &[Window]) {
-        for window in windows_of(range).filter(|window| self.read.holds(window)) {
+    /// Records that a range was released, and the windows still resident in it.
+    pub(crate) fn release(&mut self, range: &Range<u64>, left: &[WindowFacts]) {
+        for window in windows_of(range).filter(|window| self.read.contains(window)) {
             self.again.insert(window);
         }
         self.released.insert(range.clone());
@@ -118,10 +119,10 @@ impl ReleasedFile {
             let known = KnownWindow { resident: window.resident, unwritten: window.unwritten };
             self.known.insert(window.start, known);
         }
-        self.forget_windows_beyond(WINDOWS_MAX);
+        self.forget_windows_beyond(FILE_WINDOWS_MAX);
     }
 
-    /// Takes in the windows of this step. `tail` is the inferred position of the writer before it. `is_passed`
+    /// Records the windows of this step. `tail` is the inferred position of the writer before it. `is_passed`
     /// says whether a known follower, for which the rule waits, may have read from the file.
     pub(crate) fn observe(
         &mut self,
@@ -134,8 +135,8 @@ impl ReleasedFile {
             ranges.truncate(file.size);
         }
         self.known.retain(|start, _| *start < file.size);
-        let grown: Vec<u64> = windows.iter().map(|window| self.take(window)).collect();
-        self.forget_windows_beyond(WINDOWS_MAX);
+        let grown: Vec<u64> = windows.iter().map(|window| self.update_window(window)).collect();
+        self.forget_windows_beyond(FILE_WINDOWS_MAX);
         let by_writer = self.by_writer(file, windows, tail);
         let mut seen = ReadBack { by_reader: vec![false; windows.len()], ..ReadBack::default() };
         for (index, window) in windows.iter().enumerate() {
@@ -144,7 +145,7 @@ impl ReleasedFile {
             }
             seen.by_reader[index] = true;
             seen.bytes += grown[index];
-            if is_passed && !self.again.holds(&window.range) {
+            if is_passed && !self.again.contains(&window.range) {
                 self.read.insert(window.range.clone());
             } else {
                 seen.evidence += grown[index];
@@ -154,9 +155,9 @@ impl ReleasedFile {
         seen
     }
 
-    /// Takes in a window's current state. Returns the bytes of clean pages that came to it, if it was released.
-    fn take(&mut self, now: &ResidentWindow) -> u64 {
-        if !self.released.holds(&now.range) {
+    /// Records a window's current state. Returns the bytes of clean pages that came to it, if it was released.
+    fn update_window(&mut self, now: &ResidentWindow) -> u64 {
+        if !self.released.contains(&now.range) {
             return 0;
         }
         let known = self.known.entry(now.range.start).or_default();
@@ -190,20 +191,20 @@ impl ReleasedFile {
             return all(false);
         }
         match (self.writer, file.writer) {
-            (None, None) => all(file.rewrite != Rewrite::Never),
-            (Some(Position::At(was)), Some(Position::At(now))) if now < was => all(true),
-            (Some(Position::At(was)), Some(Position::At(_)) | None) => {
+            (None, None) => all(file.rewrite != RewriteKind::Never),
+            (Some(FilePosition::At(was)), Some(FilePosition::At(now))) if now < was => all(true),
+            (Some(FilePosition::At(was)), Some(FilePosition::At(_)) | None) => {
                 let from = was / WINDOW * WINDOW;
                 windows.iter().map(|window| window.range.end > from).collect()
             }
-            (None, Some(Position::At(now))) => {
+            (None, Some(FilePosition::At(now))) => {
                 let is_its =
-                    |window: &ResidentWindow| file.rewrite != Rewrite::Never || window.range.end > now;
+                    |window: &ResidentWindow| file.rewrite != RewriteKind::Never || window.range.end > now;
                 windows.iter().map(is_its).collect()
             }
-            (Some(Position::Unknown), _) | (_, Some(Position::Unknown)) => {
+            (Some(FilePosition::Unknown), _) | (_, Some(FilePosition::Unknown)) => {
                 let Some(places) = tail.and_then(|tail| tail.places(file.size)) else { return all(true) };
-                let mut by_writer = reached(windows, &places, file.size);
+                let mut by_writer = reached_by_writer(windows, &places, file.size);
                 // Each checkpoint writes the header of a ring.
                 if let Some((first, _)) =
                     by_writer.iter_mut().zip(windows).find(|(_, now)| now.range.start == 0)
@@ -232,7 +233,7 @@ pub(crate) fn forget_windows_beyond_shares(released: &mut BTreeMap<FileId, Relea
 /// `places`. A writer goes upwards, and leaves no trace in windows that have pages. At the end of a ring it
 /// continues at the start. It goes at most as far as the last dirty page, or half of the file if there is none;
 /// otherwise a writer would explain everything.
-fn reached(windows: &[ResidentWindow], places: &[Range<u64>], size: u64) -> Vec<bool> {
+fn reached_by_writer(windows: &[ResidentWindow], places: &[Range<u64>], size: u64) -> Vec<bool> {
     let mut reached = vec![false; windows.len()];
     let is_place =
         |range: &Range<u64>| places.iter().any(|place| place.start < range.end && range.start <= place.end);
@@ -246,7 +247,7 @@ fn reached(windows: &[ResidentWindow], places: &[Range<u64>], size: u64) -> Vec<
             end = Some(0);
         }
         if end != Some(range.start) {
-            mark(&mut reached, &path, windows, is_place, size);
+            mark_reached(&mut reached, &path, windows, is_place, size);
             path.clear();
             if again || !is_place(range) {
                 end = None;
@@ -256,12 +257,12 @@ fn reached(windows: &[ResidentWindow], places: &[Range<u64>], size: u64) -> Vec<
         path.push(at);
         end = Some(range.end);
     }
-    mark(&mut reached, &path, windows, is_place, size);
+    mark_reached(&mut reached, &path, windows, is_place, size);
     reached
 }
 
 /// Marks the part of a path that a writer may have reached.
-fn mark(
+fn mark_reached(
     reached: &mut [bool],
     path: &[usize],
     windows: &[ResidentWindow],
@@ -287,9 +288,9 @@ fn windows_of(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
 
 /// Ascending, disjoint ranges.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Ranges(Vec<Range<u64>>);
+struct RangeSet(Vec<Range<u64>>);
 
-impl Ranges {
+impl RangeSet {
     fn insert(&mut self, mut range: Range<u64>) {
         let first = self.0.partition_point(|other| other.end < range.start);
         let end = self.0.partition_point(|other| other.start <= range.end);
@@ -297,12 +298,12 @@ impl Ranges {
             range = range.start.min(met[0].start)..range.end.max(met[met.len() - 1].end);
         }
         self.0.splice(first..end.max(first), [range]);
-        if self.0.len() > RANGES_MAX {
+        if self.0.len() > RELEASED_RANGES_MAX {
             self.0.remove(0);
         }
     }
 
-    fn holds(&self, range: &Range<u64>) -> bool {
+    fn contains(&self, range: &Range<u64>) -> bool {
         let at = self.0.partition_point(|other| other.end <= range.start);
         self.0.get(at).is_some_and(|other| other.start <= range.start && range.end <= other.end)
     }
@@ -326,24 +327,24 @@ impl Ranges {
     }
 }
 
-/// How much of a log may be released, in view of its readers.
+/// The part of a log that may be released, in view of its readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum ReadBackPhase {
     /// Everything that its rule releases.
     Free,
     /// Nothing.
     Kept,
-    /// One in [`PROBED`] windows.
+    /// One in [`WINDOWS_PER_PROBE`] windows.
     Probed,
 }
 
 /// The state of a log that is or was read back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LogReadBack {
-    phase: Phase,
+    phase: ReadBackPhase,
     /// Bytes read back while the log was free.
     evidence: u64,
-    /// [`crate::Facts::retry`] at the last read-back, or at the start of the phase.
+    /// [`crate::StepFacts::retry`] at the last read-back, or at the start of the phase.
     since: u64,
     /// Retries without a byte read back after which a phase ends.
     patience: u64,
@@ -351,46 +352,49 @@ pub(crate) struct LogReadBack {
 
 impl LogReadBack {
     pub(crate) fn new(retry: u64) -> Self {
-        Self { phase: Phase::Free, evidence: 0, since: retry, patience: PATIENCE / 2 }
+        Self { phase: ReadBackPhase::Free, evidence: 0, since: retry, patience: KEPT_RETRIES / 2 }
     }
 
-    /// Takes in the bytes read back of the log in this step. Returns whether the log still needs to be remembered.
+    /// Records the bytes read back of the log in this step. Returns whether the log still needs to
+    /// be remembered.
     pub(crate) fn observe(&mut self, evidence: u64, retry: u64) -> bool {
         if evidence > 0 {
             self.evidence = self.evidence.saturating_add(evidence);
             self.since = retry;
             let is_enough = match self.phase {
-                Phase::Free => self.evidence >= READ_BACK_EVIDENCE,
-                Phase::Kept => false,
-                Phase::Probed => true,
+                ReadBackPhase::Free => self.evidence >= READ_BACK_EVIDENCE_BYTES,
+                ReadBackPhase::Kept => false,
+                ReadBackPhase::Probed => true,
             };
             if is_enough {
-                self.phase = Phase::Kept;
-                self.patience = (2 * self.patience).min(PATIENCE_MAX);
+                self.phase = ReadBackPhase::Kept;
+                self.patience = (2 * self.patience).min(KEPT_RETRIES_MAX);
             }
             return true;
         }
         let quiet = retry.saturating_sub(self.since);
         let next = match self.phase {
-            Phase::Free => return quiet < PATIENCE_MAX,
+            ReadBackPhase::Free => return quiet < KEPT_RETRIES_MAX,
             _ if quiet < self.patience => return true,
-            Phase::Kept => Phase::Probed,
-            Phase::Probed => Phase::Free,
+            ReadBackPhase::Kept => ReadBackPhase::Probed,
+            ReadBackPhase::Probed => ReadBackPhase::Free,
         };
         (self.phase, self.since, self.evidence) = (next, retry, 0);
         true
     }
 
     pub(crate) fn is_kept(&self) -> bool {
-        self.phase != Phase::Free
+        self.phase != ReadBackPhase::Free
     }
 
     /// Whether a window stays that its rule would release.
     pub(crate) fn keeps(&self, sequence: u64, window: &Range<u64>) -> bool {
         match self.phase {
-            Phase::Free => false,
-            Phase::Kept => true,
-            Phase::Probed => !sequence.wrapping_add(window.start / WINDOW).is_multiple_of(PROBED),
+            ReadBackPhase::Free => false,
+            ReadBackPhase::Kept => true,
+            ReadBackPhase::Probed => {
+                !sequence.wrapping_add(window.start / WINDOW).is_multiple_of(WINDOWS_PER_PROBE)
+            }
         }
     }
 }
@@ -411,14 +415,14 @@ pub(crate) const fn waits_for_followers(rule: Rule) -> bool {
 mod tests {
     use super::*;
     use crate::examples::{clean, file, log_of};
-    use crate::{Facts, FollowerFacts, FollowerId, StepState, step};
+    use crate::{FollowerFacts, FollowerId, StepFacts, StepState, step};
 
-    const RULE: Rule = Rule::ReleaseBehindWriter { slack: 0 };
+    const BEHIND_WRITER: Rule = Rule::ReleaseBehindWriter { slack: 0 };
 
     /// Returns a file whose pages are all resident.
     fn resident_file(id: u64, database: u64, windows: usize) -> FileFacts {
-        let all: Vec<Window> = (0..windows as u64).map(clean).collect();
-        let facts = file(id, RULE, windows as u64 * WINDOW, &all);
+        let all: Vec<WindowFacts> = (0..windows as u64).map(clean).collect();
+        let facts = file(id, BEHIND_WRITER, windows as u64 * WINDOW, &all);
         FileFacts { database: DatabaseId(database), ..facts }
     }
 
@@ -439,9 +443,9 @@ mod tests {
 
     #[test]
     fn a_file_of_more_windows_than_are_remembered_is_read_back_once() {
-        let file = resident_file(1, 1, WINDOWS_MAX + 3);
+        let file = resident_file(1, 1, FILE_WINDOWS_MAX + 3);
         let mut state = read_back(std::slice::from_ref(&file));
-        assert_eq!(state.released[&FileId(1)].known.len(), WINDOWS_MAX);
+        assert_eq!(state.released[&FileId(1)].known.len(), FILE_WINDOWS_MAX);
         // A forgotten window counts again once it is released again.
         state.released(&file, &(0..WINDOW), &[]);
         step(&mut state, &log_of([file]));
@@ -453,14 +457,14 @@ mod tests {
     #[test]
     fn files_that_are_sampled_after_a_known_follower_has_left_them_are_no_evidence() {
         let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 0 };
-        let all: Vec<Window> = (0..8).map(clean).collect();
+        let all: Vec<WindowFacts> = (0..8).map(clean).collect();
         let facts = |resident: Range<u64>, follower: u64| {
             let windows = |id: &u64| if resident.contains(id) { all.as_slice() } else { &[] };
             let files = (1..20).map(|id| file(id, rule, 8 * WINDOW, windows(&id)));
-            let position = Position::At(8 * WINDOW);
+            let position = FilePosition::At(8 * WINDOW);
             let (id, log) = (FollowerId(1), LogId(1));
             let followers = vec![FollowerFacts { id, log, sequence: follower, position, near_files: 0 }];
-            Facts { followers, ..log_of(files) }
+            StepFacts { followers, ..log_of(files) }
         };
         let mut state = StepState::default();
         for file in facts(0..0, 1).files {
@@ -480,7 +484,7 @@ mod tests {
 
     #[test]
     fn all_files_share_what_is_remembered_and_a_small_database_keeps_its_part() {
-        let large = (1..=9).map(|id| resident_file(id, 1, WINDOWS_MAX));
+        let large = (1..=9).map(|id| resident_file(id, 1, FILE_WINDOWS_MAX));
         let files: Vec<FileFacts> = large.chain([resident_file(10, 2, 100)]).collect();
         let state = read_back(&files);
         let remembered = |id| state.released[&FileId(id)].known.len();

@@ -42,13 +42,15 @@ pub struct ReadPace {
 
 impl Default for ReadPace {
     fn default() -> Self {
-        Self::NEW
+        Self::new()
     }
 }
 
 impl ReadPace {
-    /// The initial state, with nothing known.
-    pub const NEW: Self = Self { ns_per_mib: 0, since: 0, bytes: 0 };
+    /// Returns the initial state, with nothing known.
+    pub const fn new() -> Self {
+        Self { ns_per_mib: 0, since: 0, bytes: 0 }
+    }
 
     /// Takes in that a read of `bytes` ended at `now` after `took` nanoseconds. Returns the
     /// nanoseconds for which to read nothing.
@@ -56,7 +58,7 @@ impl ReadPace {
     /// ```
     /// use pagekeeper_policy::read_pace::ReadPace;
     ///
-    /// let (mut pace, ms) = (ReadPace::NEW, 1_000_000);
+    /// let (mut pace, ms) = (ReadPace::new(), 1_000_000);
     /// // 100 MiB/s, then a read that waits.
     /// for nth in 1..20 {
     ///     assert_eq!(pace.read(1 << 20, 10 * ms, nth * 10 * ms), 0);
@@ -130,7 +132,7 @@ mod tests {
     /// Returns how many reads of 128 KiB, with these durations in nanoseconds, were followed by a
     /// pause.
     fn pauses(took: impl Fn(u64) -> u64) -> usize {
-        let (mut pace, mut now) = (ReadPace::NEW, 5);
+        let (mut pace, mut now) = (ReadPace::new(), 5);
         let paused = |nth| {
             now += took(nth);
             let pause = pace.read(128 << 10, took(nth), now);
@@ -158,7 +160,7 @@ mod tests {
     proptest! {
         #[test]
         fn pauses_are_bounded(reads in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u64>()), 1..50)) {
-            let mut pace = ReadPace::NEW;
+            let mut pace = ReadPace::new();
             for (bytes, took, now) in reads {
                 let pause = pace.read(bytes, took, now);
                 prop_assert!(pause <= READ_PAUSE_MAX_NS.min(took / 2));

@@ -1,10 +1,10 @@
-//! How the pages that reads of a file bring in are found, by a reader that sees its own calls: its
-//! states, and the events that change them.
+//! The states of a reader that sees its own calls. Each is a way to find the pages that its reads
+//! bring in; events change it.
 //!
 //! Invariants: residency that could not be seen once is not asked for again. Reads by several
 //! threads stay such reads.
 
-/// How the pages of a file's reads are found.
+/// The way in which the pages of a file's reads are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReaderState {
     /// Pages are sampled ahead of one thread's reads.
@@ -79,7 +79,7 @@ impl ReaderState {
 mod tests {
     use super::*;
 
-    const STATES: [ReaderState; 6] = [
+    const READER_STATES: [ReaderState; 6] = [
         ReaderState::InOrder,
         ReaderState::Scattered,
         ReaderState::Shared,
@@ -87,7 +87,7 @@ mod tests {
         ReaderState::SharedUncached,
         ReaderState::Unknown,
     ];
-    const EVENTS: [ReaderEvent; 5] = [
+    const READER_EVENTS: [ReaderEvent; 5] = [
         ReaderEvent::Scattered,
         ReaderEvent::InOrder,
         ReaderEvent::Shared,
@@ -97,7 +97,9 @@ mod tests {
 
     #[test]
     fn what_was_lost_stays_lost() {
-        for (state, event) in STATES.into_iter().flat_map(|state| EVENTS.map(|event| (state, event))) {
+        for (state, event) in
+            READER_STATES.into_iter().flat_map(|state| READER_EVENTS.map(|event| (state, event)))
+        {
             let next = state.after(event);
             assert!(state.is_sampled() || !next.is_sampled(), "{state:?} {event:?}");
             assert!(
@@ -110,7 +112,7 @@ mod tests {
 
     #[test]
     fn only_uncached_reads_can_be_refused() {
-        for state in STATES {
+        for state in READER_STATES {
             let is_uncached = matches!(state, ReaderState::Uncached | ReaderState::SharedUncached);
             let next = state.after(ReaderEvent::UncachedRefused);
             assert_eq!(next, if is_uncached { ReaderState::Unknown } else { state });

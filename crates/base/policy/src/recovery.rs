@@ -12,7 +12,7 @@ use crate::WINDOW;
 
 /// The position from which crash recovery would read a log. Offsets are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Checkpoint {
+pub enum CheckpointPosition {
     /// In a log of consecutive files: recovery reads from this byte to the end of the writer's file.
     InSeries {
         /// The sequence of the checkpoint's file.
@@ -30,9 +30,9 @@ pub enum Checkpoint {
 
 /// The part of one file that recovery would read: up to two ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Needed([(u64, u64); 2]);
+pub struct RecoveryRanges([(u64, u64); 2]);
 
-impl Needed {
+impl RecoveryRanges {
     /// Nothing of the file.
     pub const NOTHING: Self = Self([(0, 0); 2]);
     /// The whole file; also used if the part is unknown.
@@ -43,10 +43,12 @@ impl Needed {
     /// has moved on since it was seen there.
     ///
     /// ```
-    /// use pagekeeper_policy::recovery::Needed;
+    /// use pagekeeper_policy::recovery::RecoveryRanges;
     ///
-    /// let of = |sequence| Needed::in_series((7, 4096), Some(9), sequence);
-    /// assert_eq!((of(6), of(8), of(10)), (Needed::NOTHING, Needed::EVERYTHING, Needed::NOTHING));
+    /// let of = |sequence| RecoveryRanges::in_series((7, 4096), Some(9), sequence);
+    /// assert_eq!(of(6), RecoveryRanges::NOTHING, "older files");
+    /// assert_eq!(of(8), RecoveryRanges::EVERYTHING);
+    /// assert_eq!(of(10), RecoveryRanges::NOTHING, "spare files");
     /// assert!(!of(7).overlaps(&(0..4096)) && of(7).overlaps(&(4096..8192)));
     /// ```
     pub const fn in_series(checkpoint: (u64, u64), writer: Option<u64>, sequence: u64) -> Self {
@@ -68,12 +70,12 @@ impl Needed {
     /// known.
     ///
     /// ```
-    /// use pagekeeper_policy::recovery::Needed;
+    /// use pagekeeper_policy::recovery::RecoveryRanges;
     ///
-    /// let needed = Needed::in_ring(8000, Some(2000), 10_000);
+    /// let needed = RecoveryRanges::in_ring(8000, Some(2000), 10_000);
     /// assert!(needed.overlaps(&(8000..10_000)) && needed.overlaps(&(0..2000)));
     /// assert!(!needed.overlaps(&(2000..8000)));
-    /// assert_eq!(Needed::in_ring(8000, None, 10_000), Needed::EVERYTHING);
+    /// assert_eq!(RecoveryRanges::in_ring(8000, None, 10_000), RecoveryRanges::EVERYTHING);
     /// ```
     pub const fn in_ring(checkpoint: u64, end: Option<u64>, size: u64) -> Self {
         match end {
@@ -128,9 +130,9 @@ mod tests {
 
     #[test]
     fn a_ring_that_is_just_full_is_needed_whole() {
-        let needed = Needed::in_ring(3000, Some(3000), 10_000);
+        let needed = RecoveryRanges::in_ring(3000, Some(3000), 10_000);
         assert!((0..10_000).all(|at| needed.overlaps(&(at..at + 1))));
-        let gone_on = Needed::in_ring(3000, Some(2999), 10_000);
+        let gone_on = RecoveryRanges::in_ring(3000, Some(2999), 10_000);
         assert!(!gone_on.overlaps(&(2999..3000)) && gone_on.overlaps(&(3000..3001)));
     }
 
@@ -154,13 +156,13 @@ mod tests {
 
     #[test]
     fn no_writer_is_known_and_so_later_files_are_needed() {
-        assert_eq!(Needed::in_series((7, 0), None, 100), Needed::EVERYTHING);
-        assert_eq!(Needed::in_series((7, 5), None, 7).start(), 5);
+        assert_eq!(RecoveryRanges::in_series((7, 0), None, 100), RecoveryRanges::EVERYTHING);
+        assert_eq!(RecoveryRanges::in_series((7, 5), None, 7).start(), 5);
         // The writer was seen before the checkpoint was read.
-        assert_eq!(Needed::in_series((7, 5), Some(6), 7).start(), 5);
-        assert_eq!(Needed::in_series((7, 5), Some(6), 8), Needed::EVERYTHING);
-        assert_eq!(Needed::in_series((7, 5), Some(6), 6), Needed::NOTHING);
-        assert_eq!(Needed::NOTHING.start(), u64::MAX);
-        assert_eq!(Needed::in_ring(8000, Some(2000), 10_000).start(), 0);
+        assert_eq!(RecoveryRanges::in_series((7, 5), Some(6), 7).start(), 5);
+        assert_eq!(RecoveryRanges::in_series((7, 5), Some(6), 8), RecoveryRanges::EVERYTHING);
+        assert_eq!(RecoveryRanges::in_series((7, 5), Some(6), 6), RecoveryRanges::NOTHING);
+        assert_eq!(RecoveryRanges::NOTHING.start(), u64::MAX);
+        assert_eq!(RecoveryRanges::in_ring(8000, Some(2000), 10_000).start(), 0);
     }
 }

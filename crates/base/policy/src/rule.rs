@@ -1,4 +1,4 @@
-//! File classes and rules: what a profile says about a file, and what to do with its pages.
+//! File classes and rules: the role that a profile gives to a file, and the treatment of its pages.
 //!
 //! This is the only schema of rules: configurations are read into these types, and [`crate::step()`] and the
 //! preloaded library act on them. Each value has one text form, which `Display` writes, serde uses (feature `std`)
@@ -15,7 +15,7 @@ pub const DEFAULT_NEAR_FILES: u64 = 3;
 
 /// Default limit of the bytes that all logs of one database with the same budget keep together, unless one log may
 /// keep more: 1 GiB.
-pub const DEFAULT_TOTAL: u64 = 1 << 30;
+pub const DEFAULT_BUDGET_TOTAL: u64 = 1 << 30;
 
 /// The role of a file in its database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,7 +86,7 @@ impl fmt::Display for FileClass {
     }
 }
 
-/// What to do with the resident pages of a file.
+/// The treatment of a file's resident pages.
 ///
 /// Sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -226,12 +226,12 @@ impl fmt::Display for Rule {
     }
 }
 
-/// How a log's writer overwrites bytes that are already in the file.
+/// The way in which a log's writer overwrites bytes that are already in the file.
 ///
 /// This decides whether a released page costs a read later: overwriting a whole page does not need its old
 /// content, overwriting a part of it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Rewrite {
+pub enum RewriteKind {
     /// It only appends: no released page is written again, except for the tail page.
     Never,
     /// It overwrites whole aligned pages of this kernel (a ring, recycled segments): releasing costs nothing.
@@ -241,15 +241,15 @@ pub enum Rewrite {
     SubPages,
 }
 
-impl Rewrite {
+impl RewriteKind {
     /// Returns the kind of a writer that overwrites whole aligned blocks of `block` bytes, on a kernel with pages
     /// of `page` bytes.
     ///
     /// ```
-    /// use pagekeeper_policy::Rewrite;
+    /// use pagekeeper_policy::RewriteKind;
     ///
-    /// assert_eq!(Rewrite::of_blocks(8192, 4096), Rewrite::WholePages);
-    /// assert_eq!(Rewrite::of_blocks(8192, 65536), Rewrite::SubPages);
+    /// assert_eq!(RewriteKind::of_blocks(8192, 4096), RewriteKind::WholePages);
+    /// assert_eq!(RewriteKind::of_blocks(8192, 65536), RewriteKind::SubPages);
     /// ```
     pub const fn of_blocks(block: u64, page: u64) -> Self {
         if block > 0 && block.is_multiple_of(page) { Self::WholePages } else { Self::SubPages }
@@ -264,7 +264,7 @@ impl Rewrite {
     }
 }
 
-/// How a profile determines the kind of rewriting of a log.
+/// The source from which a profile takes the [`RewriteKind`] of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum RewriteSource {
     /// From the writes: the log counts as append-only until a file is seen to be recycled.
@@ -274,16 +274,16 @@ pub enum RewriteSource {
     /// page long. If the device is unknown, the writes decide.
     DeviceBlocks,
     /// From the profile.
-    Known(Rewrite),
+    Known(RewriteKind),
 }
 
 impl RewriteSource {
-    const ALL: [Self; 5] = [
+    const SOURCES: [Self; 5] = [
         Self::Detect,
         Self::DeviceBlocks,
-        Self::Known(Rewrite::Never),
-        Self::Known(Rewrite::WholePages),
-        Self::Known(Rewrite::SubPages),
+        Self::Known(RewriteKind::Never),
+        Self::Known(RewriteKind::WholePages),
+        Self::Known(RewriteKind::SubPages),
     ];
 
     /// Returns the name, as in configurations.
@@ -291,20 +291,20 @@ impl RewriteSource {
         match self {
             Self::Detect => "detect",
             Self::DeviceBlocks => "device-blocks",
-            Self::Known(Rewrite::Never) => "never",
-            Self::Known(Rewrite::WholePages) => "whole-pages",
-            Self::Known(Rewrite::SubPages) => "sub-pages",
+            Self::Known(RewriteKind::Never) => "never",
+            Self::Known(RewriteKind::WholePages) => "whole-pages",
+            Self::Known(RewriteKind::SubPages) => "sub-pages",
         }
     }
 
     /// Parses a name. Returns `None` for anything else.
     ///
     /// ```
-    /// use pagekeeper_policy::{Rewrite, RewriteSource};
-    /// assert_eq!(RewriteSource::from_text(b"whole-pages"), Some(RewriteSource::Known(Rewrite::WholePages)));
+    /// use pagekeeper_policy::{RewriteKind, RewriteSource};
+    /// assert_eq!(RewriteSource::from_text(b"whole-pages"), Some(RewriteSource::Known(RewriteKind::WholePages)));
     /// ```
     pub fn from_text(text: &[u8]) -> Option<Self> {
-        Self::ALL.into_iter().find(|source| source.as_str().as_bytes() == text)
+        Self::SOURCES.into_iter().find(|source| source.as_str().as_bytes() == text)
     }
 }
 
@@ -317,17 +317,18 @@ impl fmt::Display for RewriteSource {
 #[cfg(feature = "std")]
 impl<'de> serde::Deserialize<'de> for RewriteSource {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        const NAMES: [&str; 5] = {
-            let all = RewriteSource::ALL;
+        const SOURCE_NAMES: [&str; 5] = {
+            let all = RewriteSource::SOURCES;
             [all[0].as_str(), all[1].as_str(), all[2].as_str(), all[3].as_str(), all[4].as_str()]
         };
         let name = String::deserialize(deserializer)?;
-        Self::from_text(name.as_bytes()).ok_or_else(|| serde::de::Error::unknown_variant(&name, &NAMES))
+        Self::from_text(name.as_bytes())
+            .ok_or_else(|| serde::de::Error::unknown_variant(&name, &SOURCE_NAMES))
     }
 }
 
-/// What to do with written pages of bulk output, that is, of files written once and in order. Only a process that
-/// holds up its writers can apply it.
+/// The treatment of written pages of bulk output: files that are written once and in order. Only a
+/// process that holds up its writers can apply it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "std", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum BulkPages {
@@ -422,7 +423,7 @@ mod tests {
 
     #[test]
     fn each_kind_of_rewriting_and_of_pages_is_read_as_it_was_written() {
-        for source in RewriteSource::ALL {
+        for source in RewriteSource::SOURCES {
             assert_eq!(RewriteSource::from_text(source.to_string().as_bytes()), Some(source));
         }
         for pages in [BulkPages::Keep, BulkPages::Release] {

@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::followed::PassedFiles;
-use crate::history::History;
+use crate::history::WindowHistory;
 use crate::read_back::{LogReadBack, ReleasedFile};
 use crate::tail_inference::TailInference;
-use crate::{FileFacts, FileId, FollowerId, LogId, Position, Warning, Window};
+use crate::{FileFacts, FileId, FilePosition, FollowerId, LogId, LogWarning, WindowFacts};
 
 /// The state kept between two calls of [`crate::step()`].
 ///
@@ -38,7 +38,7 @@ pub struct StepState {
 impl StepState {
     /// Records that a range of a file was released, after the step that had these facts of it, and which windows
     /// were left resident in it. Without this call, invisible readers go unnoticed.
-    pub fn released(&mut self, file: &FileFacts, range: &Range<u64>, left: &[Window]) {
+    pub fn released(&mut self, file: &FileFacts, range: &Range<u64>, left: &[WindowFacts]) {
         self.released.entry(file.id).or_insert_with(|| ReleasedFile::new(file)).release(range, left);
     }
 
@@ -73,16 +73,16 @@ impl StepState {
 pub(crate) struct FollowerPosition {
     pub(crate) log: LogId,
     pub(crate) sequence: u64,
-    pub(crate) position: Position,
+    pub(crate) position: FilePosition,
 }
 
 /// The state kept for one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct FileHistory {
     /// The warnings already given, at most one of each kind.
-    pub(crate) warned: Vec<Warning>,
+    pub(crate) warned: Vec<LogWarning>,
     /// The last actions on the windows that are still resident, ascending by start.
-    pub(crate) history: Vec<History>,
+    pub(crate) history: Vec<WindowHistory>,
     /// The inferred position of a writer whose position is unknown.
     pub(crate) tail: Option<TailInference>,
 }
@@ -100,7 +100,7 @@ impl FileHistory {
     }
 
     /// Whether `warning` is new. Records it as given.
-    pub(crate) fn warn_once(&mut self, warning: Warning) -> bool {
+    pub(crate) fn warn_once(&mut self, warning: LogWarning) -> bool {
         let new = !self.warned.contains(&warning);
         if new {
             self.warned.push(warning);
@@ -113,7 +113,7 @@ impl FileHistory {
 mod tests {
     use super::*;
     use crate::examples::{MIB, clean, file, log_of};
-    use crate::{Facts, Rule, step};
+    use crate::{Rule, StepFacts, step};
 
     #[test]
     fn keeps_no_entry_for_files_without_windows() {
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(state.files[&FileId(1)].history.len(), 1);
         assert!(!state.files.contains_key(&FileId(2)));
 
-        step(&mut state, &Facts::default());
+        step(&mut state, &StepFacts::default());
         assert_eq!(state, StepState::default());
     }
 

@@ -1,48 +1,53 @@
-//! The step: facts in, acts out.
+//! The step: facts in, actions out.
 //!
 //! Invariants:
-//! 1. The acts of a step depend only on the facts and the state. They are ordered by log, sequence and offset; a
-//!    file's warnings come first.
+//! 1. The actions of a step depend only on the facts and the state. They are ordered by log,
+//!    sequence and offset; a file's warnings come first.
 //! 2. Ranges of one file ascend and do not overlap. Each lies inside the file, starts at a multiple of [`WINDOW`],
 //!    and ends at one or at the end of the file. It never ends at the end of a file whose writer's position is
 //!    known, unless the file uses direct I/O.
-//! 3. Repeating the same facts gives no acts once flushed windows are released and stalled followers are
+//! 3. Repeating the same facts gives no actions once flushed windows are released and stalled followers are
 //!    recognised: the third step on the same facts is always empty.
 //! 4. Files without windows cost no memory, except for their released ranges.
 //!
-//! Windows that violate the promises of [`crate::Window`] are cut to their aligned part inside the file; nothing
-//! panics.
+//! Windows that violate the promises of [`crate::WindowFacts`] are cut to their aligned part inside
+//! the file; nothing panics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
-use crate::allowance::{Allowance, Verdict, Writer, align_down};
+use crate::allowance::{ReleaseAllowance, Verdict, WriterPosition, align_down};
 use crate::followed::FollowedLog;
-use crate::history::{Action, History, ResidentWindow, decide};
+use crate::history::{ResidentWindow, WindowAction, WindowHistory, decide};
 use crate::read_back::{LogReadBack, ReadBack, forget_windows_beyond_shares, waits_for_followers};
-use crate::recovery::Needed;
+use crate::recovery::RecoveryRanges;
 use crate::shares::shares;
 use crate::state::{FileHistory, FollowerPosition, StepState};
 use crate::tail_inference::TailInference;
-use crate::{Act, Checkpoint, DatabaseId, Facts, FileFacts, FileId, LogId, Position, Rule, WINDOW, Warning};
+use crate::{
+    CheckpointPosition, DatabaseId, FileFacts, FileId, FilePosition, LogId, LogWarning, Rule, StepAction,
+    StepFacts, WINDOW,
+};
 
 /// Decides what to do now.
 ///
-/// Call it every few hundred milliseconds with fresh facts and carry out the acts; `state` carries over what the
-/// next call needs. It does no I/O and cannot fail. No act can lose a byte.
+/// Call it every few hundred milliseconds with fresh facts and carry out the actions; `state`
+/// carries over what the next call needs. It does no I/O and cannot fail. No action can lose a
+/// byte.
 ///
 /// ```
 /// use pagekeeper_policy::{
-///     Act, DatabaseId, Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite, Rule, StepState, WINDOW, Window, step,
+///     DatabaseId, FileClass, FileFacts, FileId, FilePosition, LogId, RewriteKind, Rule, StepAction,
+///     StepFacts, StepState, WINDOW, WindowFacts, step,
 /// };
 ///
 /// // A log of 5 MiB, all of it resident and written; its writer appends at the end.
 /// let size = 5 << 20;
 /// let window = |start: u64| {
 ///     let end = size.min(start + WINDOW);
-///     Window { start, end, resident: end - start, unwritten: 0 }
+///     WindowFacts { start, end, resident: end - start, unwritten: 0 }
 /// };
-/// let mut facts = Facts {
+/// let mut facts = StepFacts {
 ///     files: vec![FileFacts {
 ///         id: FileId(7),
 ///         database: DatabaseId(1),
@@ -50,25 +55,25 @@ use crate::{Act, Checkpoint, DatabaseId, Facts, FileFacts, FileId, LogId, Positi
 ///         sequence: 1,
 ///         class: FileClass::Wal,
 ///         rule: Rule::ReleaseBehindWriter { slack: 0 },
-///         rewrite: Rewrite::Never,
+///         rewrite: RewriteKind::Never,
 ///         size,
-///         writer: Some(Position::At(size)),
+///         writer: Some(FilePosition::At(size)),
 ///         windows: [window(0), window(WINDOW), window(2 * WINDOW)].into(),
 ///         changed: 0,
 ///     }],
-///     ..Facts::default()
+///     ..StepFacts::default()
 /// };
 ///
 /// // What lies behind the writer's window goes.
 /// let mut state = StepState::default();
-/// assert_eq!(step(&mut state, &facts), [Act::Release { file: FileId(7), range: 0..2 * WINDOW }]);
+/// assert_eq!(step(&mut state, &facts), [StepAction::Release { file: FileId(7), range: 0..2 * WINDOW }]);
 ///
 /// // The caller did that. Later the writer has moved on to another file: the rest goes too.
 /// facts.files[0].windows = [window(2 * WINDOW)].into();
 /// facts.files[0].writer = None;
-/// assert_eq!(step(&mut state, &facts), [Act::Release { file: FileId(7), range: 2 * WINDOW..size }]);
+/// assert_eq!(step(&mut state, &facts), [StepAction::Release { file: FileId(7), range: 2 * WINDOW..size }]);
 /// ```
-pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
+pub fn step(state: &mut StepState, facts: &StepFacts) -> Vec<StepAction> {
     let logs = FollowedLog::survey(facts, &state.followers, &mut state.passed);
     let released: BTreeSet<LogId> = state.released.values().map(|file| file.log).collect();
     state.passed.retain_logs(|log| released.contains(&log));
@@ -96,9 +101,9 @@ pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
 
     let newer = resident_in_newer(&busy);
     let shares = shares_of_totals(&busy);
-    let checkpoints = checkpoints(facts);
+    let checkpoints = known_checkpoints(facts);
     let mut seen = observe_read_back(state, facts.retry, &busy, &past, &logs);
-    let mut acts = Vec::new();
+    let mut actions = Vec::new();
     for (file, newer) in busy.into_iter().zip(newer) {
         let mut known = past.remove(&file.id).unwrap_or_default();
         let log = LogFacts {
@@ -112,15 +117,15 @@ pub fn step(state: &mut StepState, facts: &Facts) -> Vec<Act> {
             read_back: state.read_back.get(&file.log),
             seen: seen.remove(&file.id).unwrap_or_default(),
         };
-        step_file(&mut known, file, &log, facts.retry, &mut acts);
+        step_file(&mut known, file, &log, facts.retry, &mut actions);
         if !known.is_empty() {
             state.files.insert(file.id, known);
         }
     }
-    acts
+    actions
 }
 
-/// Takes in the bytes read back of these files since the last step and returns them. Updates which logs are kept
+/// Records the bytes read back of these files since the last step and returns them. Updates which logs are kept
 /// because of that.
 fn observe_read_back(
     state: &mut StepState,
@@ -137,7 +142,7 @@ fn observe_read_back(
         let is_passed = waits_for_followers(file.rule)
             && logs.get(&file.log).is_some_and(|log| log.is_passed(file.sequence));
         let tail = past.get(&file.id).and_then(|known| known.tail.as_ref());
-        let seen = released.observe(file, &windows(file), tail, is_passed);
+        let seen = released.observe(file, &resident_windows(file), tail, is_passed);
         if seen.bytes > 0 {
             state.read_back_now.push((file.id, seen.bytes));
         }
@@ -161,7 +166,7 @@ fn infers_tail(file: &FileFacts) -> bool {
             | Rule::ReleaseBeforeCheckpoint { .. }
             | Rule::Budget { .. }
     );
-    by_position && file.writer == Some(Position::Unknown)
+    by_position && file.writer == Some(FilePosition::Unknown)
 }
 
 /// Returns, for each file (ordered by log and sequence), the resident bytes of newer files under a budget in the
@@ -191,10 +196,10 @@ fn shares_of_totals(files: &[&FileFacts]) -> BTreeMap<LogId, u64> {
     }
     let mut all = BTreeMap::new();
     for ((_, bytes, total), logs) in groups {
-        let wanted: Vec<usize> = logs.values().map(|resident| in_memory((*resident).min(bytes))).collect();
+        let wanted: Vec<usize> = logs.values().map(|resident| to_usize((*resident).min(bytes))).collect();
         let together = wanted.iter().fold(0, |sum: usize, wanted| sum.saturating_add(*wanted));
         if together as u64 > total {
-            let shares = shares(in_memory(total), &wanted);
+            let shares = shares(to_usize(total), &wanted);
             all.extend(logs.into_keys().zip(shares).map(|(log, share)| (log, share as u64)));
         }
     }
@@ -202,14 +207,14 @@ fn shares_of_totals(files: &[&FileFacts]) -> BTreeMap<LogId, u64> {
 }
 
 /// Converts bytes of memory to this machine's `usize`, saturating.
-fn in_memory(bytes: u64) -> usize {
+fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 /// The facts about a file's log.
 struct LogFacts<'a> {
     followed: Option<&'a FollowedLog>,
-    checkpoint: Option<CheckpointOfLog>,
+    checkpoint: Option<KnownCheckpoint>,
     /// Resident bytes of newer files under a budget.
     newer: u64,
     /// The log's rule, with its share of a total.
@@ -222,16 +227,16 @@ struct LogFacts<'a> {
 
 /// The position from which recovery reads a log, and the newest file that its writer may be in.
 #[derive(Clone, Copy)]
-struct CheckpointOfLog {
-    at: Checkpoint,
+struct KnownCheckpoint {
+    at: CheckpointPosition,
     writer: Option<u64>,
 }
 
-fn checkpoints(facts: &Facts) -> BTreeMap<LogId, CheckpointOfLog> {
-    let mut known: BTreeMap<LogId, CheckpointOfLog> = facts
+fn known_checkpoints(facts: &StepFacts) -> BTreeMap<LogId, KnownCheckpoint> {
+    let mut known: BTreeMap<LogId, KnownCheckpoint> = facts
         .checkpoints
         .iter()
-        .map(|seen| (seen.log, CheckpointOfLog { at: seen.at, writer: None }))
+        .map(|seen| (seen.log, KnownCheckpoint { at: seen.at, writer: None }))
         .collect();
     for file in facts.files.iter().filter(|file| file.writer.is_some()) {
         if let Some(log) = known.get_mut(&file.log) {
@@ -242,25 +247,25 @@ fn checkpoints(facts: &Facts) -> BTreeMap<LogId, CheckpointOfLog> {
 }
 
 /// Returns the part of a file that crash recovery would read.
-fn needed_by_recovery(file: &FileFacts, log: &LogFacts<'_>, tail: Option<&TailInference>) -> Needed {
-    let Some(CheckpointOfLog { at, writer }) = log.checkpoint else { return Needed::EVERYTHING };
+fn needed_by_recovery(file: &FileFacts, log: &LogFacts<'_>, tail: Option<&TailInference>) -> RecoveryRanges {
+    let Some(KnownCheckpoint { at, writer }) = log.checkpoint else { return RecoveryRanges::EVERYTHING };
     match at {
-        Checkpoint::InSeries { sequence, offset } => {
-            Needed::in_series((sequence, offset), writer, file.sequence)
+        CheckpointPosition::InSeries { sequence, offset } => {
+            RecoveryRanges::in_series((sequence, offset), writer, file.sequence)
         }
-        Checkpoint::InRing { offset } => {
+        CheckpointPosition::InRing { offset } => {
             let end = match file.writer {
                 None => None,
-                Some(Position::At(end)) => Some(end),
-                Some(Position::Unknown) => tail.and_then(|tail| tail.end_in_ring(offset, file.size)),
+                Some(FilePosition::At(end)) => Some(end),
+                Some(FilePosition::Unknown) => tail.and_then(|tail| tail.end_in_ring(offset, file.size)),
             };
-            Needed::in_ring(offset, end, file.size)
+            RecoveryRanges::in_ring(offset, end, file.size)
         }
     }
 }
 
 /// Returns the usable parts of a file's windows.
-fn windows(file: &FileFacts) -> Vec<ResidentWindow> {
+fn resident_windows(file: &FileFacts) -> Vec<ResidentWindow> {
     let mut from = 0;
     let mut all = Vec::with_capacity(file.windows.len());
     for window in file.windows.iter() {
@@ -277,33 +282,42 @@ fn windows(file: &FileFacts) -> Vec<ResidentWindow> {
     all
 }
 
-fn step_file(known: &mut FileHistory, file: &FileFacts, log: &LogFacts<'_>, retry: u64, acts: &mut Vec<Act>) {
+fn step_file(
+    known: &mut FileHistory,
+    file: &FileFacts,
+    log: &LogFacts<'_>,
+    retry: u64,
+    actions: &mut Vec<StepAction>,
+) {
     if file.rule == Rule::Keep {
         known.forget_windows();
         return;
     }
-    let windows = windows(file);
+    let windows = resident_windows(file);
     let mut tail =
         known.tail.take().filter(|_| infers_tail(file)).or_else(|| infers_tail(file).then(Default::default));
     if let Some(tail) = &mut tail {
-        let in_ring = log.checkpoint.is_some_and(|known| matches!(known.at, Checkpoint::InRing { .. }));
+        let in_ring =
+            log.checkpoint.is_some_and(|known| matches!(known.at, CheckpointPosition::InRing { .. }));
         tail.observe(&windows, (&known.history, &log.seen.by_reader), file, retry, in_ring);
     }
     let traces = tail.as_ref().and_then(|tail| tail.protected(slack(file.rule), file.size));
     let writer = match file.writer {
-        None => Writer::Elsewhere,
-        Some(Position::At(offset)) => Writer::At(offset),
-        Some(Position::Unknown) => traces.as_deref().map_or(Writer::Somewhere, Writer::Within),
+        None => WriterPosition::Elsewhere,
+        Some(FilePosition::At(offset)) => WriterPosition::At(offset),
+        Some(FilePosition::Unknown) => {
+            traces.as_deref().map_or(WriterPosition::Somewhere, WriterPosition::Within)
+        }
     };
-    let mut allowance = Allowance::new(log.rule, writer, file.size);
+    let mut allowance = ReleaseAllowance::new(log.rule, writer, file.size);
     if let Some(followed) = log.followed.filter(|followed| !followed.is_recycled(file)) {
-        allowance = allowance.followed(file.rule, file.sequence, followed.followers());
+        allowance = allowance.with_followers(file.rule, file.sequence, followed.followers());
     }
-    allowance = allowance.recovered(file.rule, needed_by_recovery(file, log, tail.as_ref()));
-    let mut verdicts = verdicts(&allowance, tail.as_ref(), &windows, log.newer);
+    allowance = allowance.with_recovery(file.rule, needed_by_recovery(file, log, tail.as_ref()));
+    let mut verdicts = decide_verdicts(&allowance, tail.as_ref(), &windows, log.newer);
 
-    if file.rule == Rule::Direct && !windows.is_empty() && known.warn_once(Warning::DirectButResident) {
-        acts.push(Act::Warn { file: file.id, warning: Warning::DirectButResident });
+    if file.rule == Rule::Direct && !windows.is_empty() && known.warn_once(LogWarning::DirectButResident) {
+        actions.push(StepAction::Warn { file: file.id, warning: LogWarning::DirectButResident });
     }
     if let Some(read_back) = log.read_back {
         for (window, verdict) in windows.iter().zip(&mut verdicts) {
@@ -311,27 +325,27 @@ fn step_file(known: &mut FileHistory, file: &FileFacts, log: &LogFacts<'_>, retr
                 *verdict = Verdict::Flush;
             }
         }
-        if read_back.is_kept() && log.seen.evidence > 0 && known.warn_once(Warning::ReadBack) {
-            acts.push(Act::Warn { file: file.id, warning: Warning::ReadBack });
+        if read_back.is_kept() && log.seen.evidence > 0 && known.warn_once(LogWarning::ReadBack) {
+            actions.push(StepAction::Warn { file: file.id, warning: LogWarning::ReadBack });
         }
     }
     let mut history = Vec::new();
     if file.rewrite.needs_old_pages() {
-        if verdicts.contains(&Verdict::Release) && known.warn_once(Warning::RecycledSubPages) {
-            acts.push(Act::Warn { file: file.id, warning: Warning::RecycledSubPages });
+        if verdicts.contains(&Verdict::Release) && known.warn_once(LogWarning::RecycledSubPages) {
+            actions.push(StepAction::Warn { file: file.id, warning: LogWarning::RecycledSubPages });
         }
     } else {
         for (index, (window, verdict)) in windows.iter().zip(verdicts).enumerate() {
-            let past = History::find(&known.history, window.range.start);
+            let past = WindowHistory::find(&known.history, window.range.start);
             let action = decide(verdict, past, window, retry);
             history.extend(match action {
-                Some(action) => Some(History::now(window, action, retry)),
-                None => past.map(|past| past.aged(window)),
+                Some(action) => Some(WindowHistory::of_action(window, action, retry)),
+                None => past.map(|past| past.one_step_later(window)),
             });
             if let Some(action) = action {
-                push(acts, file, window, action);
+                add_action(actions, file, window, action);
             }
-            if let (Some(Action::Release), Some(tail)) = (action, &mut tail) {
+            if let (Some(WindowAction::Release), Some(tail)) = (action, &mut tail) {
                 tail.released(index);
             }
         }
@@ -350,8 +364,8 @@ fn slack(rule: Rule) -> u64 {
     }
 }
 
-fn verdicts(
-    allowance: &Allowance<'_>,
+fn decide_verdicts(
+    allowance: &ReleaseAllowance<'_>,
     tail: Option<&TailInference>,
     windows: &[ResidentWindow],
     mut newer: u64,
@@ -362,8 +376,8 @@ fn verdicts(
         *verdict = allowance.verdict(&window.range, newer);
         // The window is kept in case the writer is there, but its traces are elsewhere.
         if *verdict == Verdict::Stay
-            && allowance.is_writers(&window.range)
-            && tail.is_some_and(|tail| tail.left_behind(window.range.start))
+            && allowance.is_kept_for_writer(&window.range)
+            && tail.is_some_and(|tail| tail.has_older_traces(window.range.start))
         {
             *verdict = Verdict::Flush;
         }
@@ -371,17 +385,24 @@ fn verdicts(
     verdicts
 }
 
-/// Adds an act, joined with the last one if they touch.
-fn push(acts: &mut Vec<Act>, in_file: &FileFacts, window: &ResidentWindow, action: Action) {
+/// Adds an action, joined with the last one if they touch.
+fn add_action(
+    actions: &mut Vec<StepAction>,
+    in_file: &FileFacts,
+    window: &ResidentWindow,
+    action: WindowAction,
+) {
     let new = window.range.clone();
-    match (acts.last_mut(), action) {
-        (Some(Act::Release { file, range }), Action::Release)
-        | (Some(Act::StartWriteback { file, range }), Action::StartWriteback)
+    match (actions.last_mut(), action) {
+        (Some(StepAction::Release { file, range }), WindowAction::Release)
+        | (Some(StepAction::StartWriteback { file, range }), WindowAction::StartWriteback)
             if *file == in_file.id && range.end == new.start =>
         {
             range.end = new.end;
         }
-        (_, Action::Release) => acts.push(Act::Release { file: in_file.id, range: new }),
-        (_, Action::StartWriteback) => acts.push(Act::StartWriteback { file: in_file.id, range: new }),
+        (_, WindowAction::Release) => actions.push(StepAction::Release { file: in_file.id, range: new }),
+        (_, WindowAction::StartWriteback) => {
+            actions.push(StepAction::StartWriteback { file: in_file.id, range: new });
+        }
     }
 }

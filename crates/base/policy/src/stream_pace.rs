@@ -1,4 +1,5 @@
-//! The operator's choice of how fast streams may use a shared disk, and the pacer of a task that keeps to it.
+//! The operator's choice of the speed at which streams may use a shared disk, and the pacer of a task
+//! that keeps to it.
 //!
 //! A task that reads or writes by itself ([`TaskPacer`]) works in pieces, as writers of streams do
 //! ([`Pacer`]). A piece that took longer than its price shows that others wait.
@@ -11,7 +12,7 @@ use core::time::Duration;
 use crate::disk_contention::{QUIET_NS, YieldShare};
 use crate::pacer::{PIECE_MIN, Pacer, WIDE_PIECE_MAX, WrittenPart};
 
-/// How fast streams may use a disk.
+/// The speed at which streams may use a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StreamPace {
     /// At the disk's full speed while nobody else waits for it; yields to those who wait.
@@ -37,14 +38,14 @@ pub struct TaskPacer {
     known: YieldShare,
     /// Others are taken to be present until then; used by [`StreamPace::Idle`].
     others_until: u64,
-    /// When the bytes so far are paid for; used by [`StreamPace::BytesPerSecond`].
+    /// The time at which the bytes so far are paid for; used by [`StreamPace::BytesPerSecond`].
     paid_at: u64,
 }
 
 impl TaskPacer {
     /// The initial state, with nothing known of the disk.
     pub const fn new(pace: StreamPace) -> Self {
-        Self { pace, pacer: Pacer::NEW, known: YieldShare::NONE, others_until: 0, paid_at: 0 }
+        Self { pace, pacer: Pacer::new(), known: YieldShare::NONE, others_until: 0, paid_at: 0 }
     }
 
     /// Returns the bytes that may be in flight at once.
@@ -65,7 +66,7 @@ impl TaskPacer {
         self.known = share;
     }
 
-    /// Takes in that a part of a piece was read or written, by `now`. Returns the nanoseconds for which to begin
+    /// Records that a part of a piece was read or written, by `now`. Returns the nanoseconds for which to begin
     /// nothing.
     ///
     /// ```
@@ -91,8 +92,8 @@ impl TaskPacer {
         }
     }
 
-    /// Takes in that a part was read or written with nothing else in flight. Its start and end are since the same
-    /// moment. Returns for how long to begin nothing.
+    /// Records that a part was read or written with nothing else in flight. Its start and end are
+    /// since the same moment. Returns for how long to begin nothing.
     pub fn done_alone(&mut self, bytes: u64, start: Duration, end: Duration) -> Duration {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let took = nanoseconds(end.saturating_sub(start));
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
     use crate::pacer::PAUSE_MAX_NS;
 
-    const MS: u64 = 1_000_000;
+    const NS_PER_MS: u64 = 1_000_000;
 
     fn part(bytes: u64, took: u64) -> WrittenPart {
         WrittenPart { bytes, in_flight: bytes, took_min: took, took_max: took, busy: Some(took) }
@@ -146,7 +147,7 @@ mod tests {
     #[test]
     fn without_a_pace_nothing_is_paused() {
         let (mut pacer, mut now) = (TaskPacer::new(StreamPace::Off), 0);
-        let took = (0..100).map(|nth| nth % 10 * 30 * MS);
+        let took = (0..100).map(|nth| nth % 10 * 30 * NS_PER_MS);
         assert_eq!(pauses(&mut pacer, &mut now, took).into_iter().sum::<u64>(), 0);
         assert_eq!(pacer.piece(), WIDE_PIECE_MAX);
     }
@@ -155,14 +156,14 @@ mod tests {
     fn an_idle_task_takes_a_third_as_long_as_others_count_as_present() {
         let found = |pace| {
             let (mut pacer, mut now) = (TaskPacer::new(pace), 0);
-            let mut quick = |count| pauses(&mut pacer, &mut now, vec![2 * MS; count]);
+            let mut quick = |count| pauses(&mut pacer, &mut now, vec![2 * NS_PER_MS; count]);
             assert_eq!(quick(20), [0; 20]);
-            assert!(pauses(&mut pacer, &mut now, [30 * MS])[0] >= 60 * MS);
-            pauses(&mut pacer, &mut now, vec![2 * MS; 200])
+            assert!(pauses(&mut pacer, &mut now, [30 * NS_PER_MS])[0] >= 60 * NS_PER_MS);
+            pauses(&mut pacer, &mut now, vec![2 * NS_PER_MS; 200])
         };
         assert_eq!(found(StreamPace::Auto), [0; 200]);
         let after = found(StreamPace::Idle);
-        let beside = after.iter().take_while(|pause| **pause == 4 * MS).count();
+        let beside = after.iter().take_while(|pause| **pause == 4 * NS_PER_MS).count();
         // Each piece and its pause take 6 ms.
         assert!((35..=60).contains(&beside), "{after:?}");
         assert_eq!(after[beside..].iter().sum::<u64>(), 0, "others have gone");
@@ -171,16 +172,16 @@ mod tests {
     #[test]
     fn known_others_get_their_share_and_from_an_idle_task_the_largest() {
         for (pace, known, pause) in [
-            (StreamPace::Auto, YieldShare::MIN_BESIDE, MS),
+            (StreamPace::Auto, YieldShare::MIN_BESIDE, NS_PER_MS),
             (StreamPace::Auto, YieldShare::NONE, 0),
-            (StreamPace::Idle, YieldShare::MIN_BESIDE, 4 * MS),
+            (StreamPace::Idle, YieldShare::MIN_BESIDE, 4 * NS_PER_MS),
             (StreamPace::Idle, YieldShare::NONE, 0),
-            (StreamPace::BytesPerSecond(1 << 40), YieldShare::MAX, 4 * MS),
+            (StreamPace::BytesPerSecond(1 << 40), YieldShare::MAX, 4 * NS_PER_MS),
             (StreamPace::Off, YieldShare::MAX, 0),
         ] {
             let (mut pacer, mut now) = (TaskPacer::new(pace), 0);
             pacer.others(known);
-            assert_eq!(pauses(&mut pacer, &mut now, [2 * MS; 3]), [pause; 3], "{pace:?}");
+            assert_eq!(pauses(&mut pacer, &mut now, [2 * NS_PER_MS; 3]), [pause; 3], "{pace:?}");
         }
     }
 
@@ -188,9 +189,9 @@ mod tests {
         #[test]
         fn a_rate_is_kept(
             rate in 1_u64..1 << 33,
-            parts in prop::collection::vec((1_u64..8 << 20, 0_u64..50 * MS), 1..50),
+            parts in prop::collection::vec((1_u64..8 << 20, 0_u64..50 * NS_PER_MS), 1..50),
         ) {
-            let (mut pacer, mut now) = (TaskPacer::new(StreamPace::BytesPerSecond(rate)), MS);
+            let (mut pacer, mut now) = (TaskPacer::new(StreamPace::BytesPerSecond(rate)), NS_PER_MS);
             let mut sum = 0;
             for (bytes, took) in parts {
                 now += took;

@@ -13,7 +13,7 @@
 //! # Cost
 //!
 //! An event costs O(log n) in the number of windows, plus a few instructions for each window that it touches.
-//! [`StreamPages::due`] looks at each window once. At most [`WINDOWS_MAX`] windows are kept.
+//! [`StreamPages::due`] looks at each window once. At most [`STREAM_WINDOWS_MAX`] windows are kept.
 
 mod due;
 mod positions;
@@ -30,23 +30,21 @@ use std::time::Duration;
 pub use due::DueRange;
 pub use unwritten::UnwrittenPages;
 
-use crate::WINDOW;
-use positions::Positions;
-use window_pages::{PAGES, WindowPages, count, mask, without};
+use crate::{PAGE_BYTES, WINDOW};
+use positions::StreamPositions;
+use window_pages::{WINDOW_PAGES, WindowPages, count, difference, mask};
 
-/// The smallest page of all kernels, in bytes.
-const PAGE: u64 = 4096;
 /// Windows kept per file: 128 GiB of it if it is read in order, 14 MB of memory. The oldest are given up beyond
 /// this.
-pub const WINDOWS_MAX: usize = 65_536;
+pub const STREAM_WINDOWS_MAX: usize = 65_536;
 /// Windows given up at once, so that the search for the oldest is rare.
-const GIVEN_UP_TOGETHER: usize = WINDOWS_MAX / 16;
+const GIVE_UP_BATCH_WINDOWS: usize = STREAM_WINDOWS_MAX / 16;
 /// Pause after the first attempt that leaves pages; each further pause is twice as long. This is two steps of the
 /// caller, after which pages that were in flight or locked are free.
-const RETRY_FIRST: Duration = Duration::from_millis(20);
+const RETRY_PAUSE_MIN: Duration = Duration::from_millis(20);
 /// Longest pause between two attempts. Pages that wait for a slow disk then cost next to nothing, and are still
 /// released within a second of their writeback.
-const RETRY_LONGEST: Duration = Duration::from_secs(1);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// The result of an attempt to release a range, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -104,9 +102,9 @@ pub struct StreamPages {
     /// map node has room for eleven.
     windows: BTreeMap<u64, Box<WindowPages>>,
     /// The positions at which streams add pages.
-    additions: Positions,
+    additions: StreamPositions,
     /// The positions at which streams use pages.
-    uses: Positions,
+    uses: StreamPositions,
     /// The window of the newest use.
     newest_use: Option<u64>,
     /// The newest addition or use.
@@ -126,14 +124,15 @@ impl StreamPages {
             return;
         }
         self.last_event = now;
-        self.additions.note(&pages, now);
-        self.added = self.added.saturating_add((pages.end - pages.start).saturating_mul(PAGE));
+        self.additions.record(&pages, now);
+        self.added = self.added.saturating_add((pages.end - pages.start).saturating_mul(PAGE_BYTES));
         // In a range larger than all windows that are kept, the start would be given up at once.
-        let from = pages.start.max(pages.end.saturating_sub(WINDOWS_MAX as u64 * u64::from(PAGES)));
+        let from =
+            pages.start.max(pages.end.saturating_sub(STREAM_WINDOWS_MAX as u64 * u64::from(WINDOW_PAGES)));
         for (index, part) in parts(&(from..pages.end)) {
             let again = self.windows.entry(index).or_default().add(&mask(part), now);
-            self.gone += u64::from(again) * PAGE;
-            if self.windows.len() > WINDOWS_MAX {
+            self.gone += u64::from(again) * PAGE_BYTES;
+            if self.windows.len() > STREAM_WINDOWS_MAX {
                 self.give_up_oldest();
             }
         }
@@ -145,12 +144,12 @@ impl StreamPages {
         let mut found = 0;
         for (index, part) in parts(&pages_of(&bytes)) {
             let listed = self.windows.get(&index).map(|window| window.pages()).unwrap_or_default();
-            let new = without(&mask(part), &listed);
+            let new = difference(&mask(part), &listed);
             if count(&new) > 0 {
-                found += u64::from(count(&new)) * PAGE;
+                found += u64::from(count(&new)) * PAGE_BYTES;
                 self.windows.entry(index).or_default().add(&new, now);
             }
-            if self.windows.len() > WINDOWS_MAX {
+            if self.windows.len() > STREAM_WINDOWS_MAX {
                 self.give_up_oldest();
             }
         }
@@ -165,8 +164,8 @@ impl StreamPages {
             return;
         }
         self.last_event = now;
-        self.uses.note(&pages, now);
-        self.newest_use = Some((pages.end - 1) / u64::from(PAGES));
+        self.uses.record(&pages, now);
+        self.newest_use = Some((pages.end - 1) / u64::from(WINDOW_PAGES));
         for (index, window) in self.windows.range_mut(window_numbers(&pages)) {
             window.use_pages(&mask(part_of(&pages, *index)), now);
         }
@@ -186,7 +185,7 @@ impl StreamPages {
                 empty.push(*index);
             }
         }
-        self.handed_on += handed_on * PAGE;
+        self.handed_on += handed_on * PAGE_BYTES;
         self.remove(&empty);
     }
 
@@ -201,7 +200,7 @@ impl StreamPages {
             return;
         }
         let goes = outcome.stays == 0;
-        let mut stays = outcome.stays.div_ceil(PAGE);
+        let mut stays = outcome.stays.div_ceil(PAGE_BYTES);
         let mut left = 0;
         let mut empty = Vec::new();
         // From the end: a stream's newest pages are the most likely to stay.
@@ -223,7 +222,7 @@ impl StreamPages {
                 window.retry_at = now.saturating_add(pause_after(window.attempts));
             }
         }
-        let left = left * PAGE;
+        let left = left * PAGE_BYTES;
         let released = outcome.released.min(left);
         self.released += released;
         self.gone += left - released;
@@ -234,7 +233,7 @@ impl StreamPages {
     pub fn give_up(&mut self) -> u64 {
         let resident: u64 = self.windows.values().map(|window| u64::from(window.resident())).sum();
         self.windows.clear();
-        resident * PAGE
+        resident * PAGE_BYTES
     }
 
     /// Returns the number of windows kept.
@@ -263,7 +262,7 @@ impl StreamPages {
     fn give_up_oldest(&mut self) {
         let mut by_age: Vec<_> =
             self.windows.iter().map(|(index, window)| (window.added_at, *index)).collect();
-        let (oldest, ..) = by_age.select_nth_unstable(GIVEN_UP_TOGETHER);
+        let (oldest, ..) = by_age.select_nth_unstable(GIVE_UP_BATCH_WINDOWS);
         for (_, index) in oldest {
             self.windows.remove(index);
         }
@@ -273,24 +272,29 @@ impl StreamPages {
 /// Returns the pause after this many attempts that left pages.
 fn pause_after(attempts: u32) -> Duration {
     let doubled = 1_u32.checked_shl(attempts.saturating_sub(1)).unwrap_or(u32::MAX);
-    RETRY_FIRST.saturating_mul(doubled).min(RETRY_LONGEST)
+    RETRY_PAUSE_MIN.saturating_mul(doubled).min(RETRY_PAUSE_MAX)
 }
 
 /// Returns the numbers of the pages that bytes touch.
 fn pages_of(bytes: &Range<u64>) -> Range<u64> {
-    bytes.start / PAGE..if bytes.is_empty() { bytes.start / PAGE } else { bytes.end.div_ceil(PAGE) }
+    bytes.start / PAGE_BYTES..if bytes.is_empty() {
+        bytes.start / PAGE_BYTES
+    } else {
+        bytes.end.div_ceil(PAGE_BYTES)
+    }
 }
 
 /// Returns the numbers of the windows that pages touch. There is at least one page.
 fn window_numbers(pages: &Range<u64>) -> std::ops::RangeInclusive<u64> {
-    pages.start / u64::from(PAGES)..=(pages.end - 1) / u64::from(PAGES)
+    pages.start / u64::from(WINDOW_PAGES)..=(pages.end - 1) / u64::from(WINDOW_PAGES)
 }
 
 /// Returns the part of `pages` that lies in a window, as numbers of pages inside the window.
 fn part_of(pages: &Range<u64>, window: u64) -> Range<u32> {
-    let first = window * u64::from(PAGES);
+    let first = window * u64::from(WINDOW_PAGES);
     let inside = |page: u64| {
-        u32::try_from(page.clamp(first, first + u64::from(PAGES)) - first).expect("at most a window's pages")
+        u32::try_from(page.clamp(first, first + u64::from(WINDOW_PAGES)) - first)
+            .expect("at most a window's pages")
     };
     inside(pages.start)..inside(pages.end)
 }
@@ -301,4 +305,4 @@ fn parts(pages: &Range<u64>) -> impl Iterator<Item = (u64, Range<u32>)> {
 }
 
 /// A window's pages are those of [`WINDOW`].
-const _: () = assert!(PAGES as u64 * PAGE == WINDOW);
+const _: () = assert!(WINDOW_PAGES as u64 * PAGE_BYTES == WINDOW);

@@ -10,10 +10,11 @@
 //! Invariants:
 //! 1. The tail is unknown, and nothing of the file may be released, until a window other than the header's has
 //!    been fresh. The first sample proves nothing: dirty pages may be old.
-//! 2. A remembered window stays protected, together with the `slack` bytes before it and [`AHEAD`] bytes after it:
-//!    the writer may have moved on since, and leaves no trace where old pages were resident. Once those are
-//!    released, nothing is resident there. At the end of the file this range continues at the start. Nothing is
-//!    protected after the header's window.
+//! 2. A remembered window stays protected, together with the `slack` bytes before it and
+//!    [`WRITER_AHEAD_BYTES`] bytes after it: the writer may have moved on since, and leaves no
+//!    trace where old pages were resident. Once those are released, nothing is resident there. At
+//!    the end of the file this range continues at the start. Nothing is protected after the
+//!    header's window.
 //! 3. A remembered window is forgotten when it is *passed*: a window above it, joined to it by remembered windows,
 //!    was fresh in a step after the one in which it was last active. A log is written upwards, so the writer has
 //!    left it. In a ring whose checkpoint is known this also holds around the end of the file. (Without this rule
@@ -34,39 +35,40 @@
 //! 8. A window that was released in the last step and has the same figures as before has refused, or was filled
 //!    again. If it joins a protected range the writer may be in it, so it is active, though not fresh.
 //!
-//! Limits: a write over resident pages, synced before the next sample, leaves no trace. Pages far ahead of the
-//! writer are released as soon as the tail is known, so this takes adjacent windows whose release was refused, or
-//! a writer that goes further than [`AHEAD`] in the first step in which it is seen. A program that reads through a
-//! ring makes windows fresh; if the writer is idle meanwhile, its last window can be released after
-//! [`QUIET_STEPS`] steps. A writer that goes around the whole file between two steps is not followed. Each of
-//! these costs one page read at the writer's next partial write, never data.
+//! Limits: a write over resident pages, synced before the next sample, leaves no trace. Pages far
+//! ahead of the writer are released as soon as the tail is known, so this takes adjacent windows
+//! whose release was refused, or a writer that goes further than [`WRITER_AHEAD_BYTES`] in the
+//! first step in which it is seen. A program that reads through a ring makes windows fresh; if the
+//! writer is idle meanwhile, its last window can be released after [`QUIET_STEPS`] steps. A writer
+//! that goes around the whole file between two steps is not followed. Each of these costs one page
+//! read at the writer's next partial write, never data.
 
 use std::ops::Range;
 
 use crate::allowance::align_down;
-use crate::history::{History, ResidentWindow};
+use crate::history::{ResidentWindow, WindowHistory};
 use crate::ranges::append;
 use crate::recovery::{further, is_left_behind};
-use crate::{FileFacts, Rewrite, WINDOW};
+use crate::{FileFacts, RewriteKind, WINDOW};
 
 /// Steps with fresh windows elsewhere after which an inactive window no longer counts as the tail.
 pub(crate) const QUIET_STEPS: u8 = 8;
 
 /// Bytes protected after a remembered window (8 MiB).
-pub(crate) const AHEAD: u64 = 4 * WINDOW;
+pub(crate) const WRITER_AHEAD_BYTES: u64 = 4 * WINDOW;
 
 /// The state of a writer whose position is not visible.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TailInference {
     /// The windows of the last step, ascending; `None` before the first.
-    samples: Option<Vec<Sample>>,
+    samples: Option<Vec<WindowSample>>,
     /// The remembered windows, ascending.
-    active: Vec<Trace>,
+    active: Vec<WriterTrace>,
     /// The number of steps in which some window was fresh.
     clock: u64,
     /// Whether the writer has shown itself (invariant 1).
     known: bool,
-    /// [`crate::Facts::retry`] when the writer last showed itself, or at the first sample.
+    /// [`crate::StepFacts::retry`] when the writer last showed itself, or at the first sample.
     seen_at: Option<u64>,
     /// Whether a writer of whole pages has not shown itself since then (invariant 7).
     idle: bool,
@@ -76,7 +78,7 @@ pub(crate) struct TailInference {
 
 /// A window in the last step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Sample {
+struct WindowSample {
     start: u64,
     resident: u64,
     unwritten: u64,
@@ -85,7 +87,7 @@ struct Sample {
 
 /// A window where the writer was.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Trace {
+struct WriterTrace {
     range: Range<u64>,
     /// The clock when it was last active.
     last_active: u64,
@@ -95,47 +97,49 @@ struct Trace {
     quiet: u8,
 }
 
+/// The traces that a writer left in a window in one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Heat {
+enum WindowHeat {
     Cold,
     Dirty,
     Fresh,
 }
 
 impl TailInference {
-    /// Takes in the windows of this step, before anything is decided about them. `history` has the previous
+    /// Records the windows of this step, before anything is decided about them. `history` has the previous
     /// actions. `by_reader` says which windows a reader brought in; these are no traces of the writer.
     pub(crate) fn observe(
         &mut self,
         windows: &[ResidentWindow],
-        (history, by_reader): (&[History], &[bool]),
+        (history, by_reader): (&[WindowHistory], &[bool]),
         file: &FileFacts,
         retry: u64,
         in_ring: bool,
     ) {
-        let mut heats: Vec<Heat> = windows.iter().map(|now| self.heat(now, history)).collect();
+        let mut heats: Vec<WindowHeat> = windows.iter().map(|now| self.heat_of(now, history)).collect();
         for (heat, by_reader) in heats.iter_mut().zip(by_reader) {
-            if *by_reader && *heat == Heat::Fresh {
-                *heat = Heat::Cold;
+            if *by_reader && *heat == WindowHeat::Fresh {
+                *heat = WindowHeat::Cold;
             }
         }
         self.suspect_filled_again(windows, &mut heats, file.size);
-        let fresh =
-            |(heat, window): (&Heat, &ResidentWindow)| *heat == Heat::Fresh && window.range.start != 0;
+        let fresh = |(heat, window): (&WindowHeat, &ResidentWindow)| {
+            *heat == WindowHeat::Fresh && window.range.start != 0
+        };
         let writer_seen = heats.iter().zip(windows).any(fresh);
         self.known |= writer_seen;
         if writer_seen || self.seen_at.is_none() {
             self.seen_at = Some(retry);
         }
-        self.idle = file.rewrite == Rewrite::WholePages && self.seen_at != Some(retry) && !in_ring;
-        if heats.contains(&Heat::Fresh) {
+        self.idle = file.rewrite == RewriteKind::WholePages && self.seen_at != Some(retry) && !in_ring;
+        if heats.contains(&WindowHeat::Fresh) {
             self.clock += 1;
         }
         for active in &mut self.active {
             active.quiet += u8::from(writer_seen);
         }
         for (heat, window) in heats.iter().zip(windows) {
-            if *heat != Heat::Cold {
+            if *heat != WindowHeat::Cold {
                 self.remember(window, *heat);
             }
         }
@@ -153,7 +157,7 @@ impl TailInference {
         self.samples = Some(
             windows
                 .iter()
-                .map(|window| Sample {
+                .map(|window| WindowSample {
                     start: window.range.start,
                     resident: window.resident,
                     unwritten: window.unwritten,
@@ -177,7 +181,7 @@ impl TailInference {
             let mut ranges: Vec<Range<u64>> = Vec::new();
             let mut wrapped = 0;
             for active in &self.active {
-                let ahead = if active.range.start == 0 { 0 } else { AHEAD };
+                let ahead = if active.range.start == 0 { 0 } else { WRITER_AHEAD_BYTES };
                 let start = align_down(active.range.start.saturating_sub(slack));
                 let end = active.range.end.saturating_add(ahead);
                 wrapped = wrapped.max(end.saturating_sub(size));
@@ -195,8 +199,9 @@ impl TailInference {
     pub(crate) fn places(&self, size: u64) -> Option<Vec<Range<u64>>> {
         (self.known && !self.idle).then(|| {
             let data = self.active.iter().filter(|active| active.range.start != 0);
-            let mut places: Vec<Range<u64>> =
-                data.map(|active| active.range.start..active.range.end.saturating_add(AHEAD)).collect();
+            let mut places: Vec<Range<u64>> = data
+                .map(|active| active.range.start..active.range.end.saturating_add(WRITER_AHEAD_BYTES))
+                .collect();
             let wrapped = places.iter().map(|place| place.end.saturating_sub(size)).max().unwrap_or(0);
             places.extend((wrapped > 0).then_some(0..wrapped));
             places
@@ -207,18 +212,18 @@ impl TailInference {
     /// furthest end of adjoining remembered windows. The header's window does not count. Returns `None` if there
     /// is none.
     ///
-    /// An end that was fresh just behind the checkpoint is outdated: the writer moved on without a trace, and is
-    /// assumed to be at most [`AHEAD`] bytes beyond the checkpoint. This does not apply to windows that only
-    /// resisted a release there (invariant 8).
+    /// An end that was fresh just behind the checkpoint is outdated: the writer moved on without a
+    /// trace, and is assumed to be at most [`WRITER_AHEAD_BYTES`] bytes beyond the checkpoint. This
+    /// does not apply to windows that only resisted a release there (invariant 8).
     pub(crate) fn end_in_ring(&self, checkpoint: u64, size: u64) -> Option<u64> {
         let mut runs: Vec<Range<u64>> = Vec::new();
         for active in self.active.iter().filter(|active| active.range.start != 0) {
             append(&mut runs, active.range.clone(), 0);
         }
-        let ahead = checkpoint.saturating_add(AHEAD);
+        let ahead = checkpoint.saturating_add(WRITER_AHEAD_BYTES);
         let ahead = if ahead > size { ahead - size } else { ahead };
         let is_left = |run: &Range<u64>| {
-            let fresh = |active: &&Trace| active.last_fresh > 0 && run.contains(&active.range.start);
+            let fresh = |active: &&WriterTrace| active.last_fresh > 0 && run.contains(&active.range.start);
             let last = self.active.iter().rfind(fresh);
             last.is_some_and(|last| is_left_behind(checkpoint, size, last.range.end))
         };
@@ -228,14 +233,14 @@ impl TailInference {
     }
 
     /// Whether a protected window has older traces than the newest one: its dirty pages can be written.
-    pub(crate) fn left_behind(&self, start: u64) -> bool {
+    pub(crate) fn has_older_traces(&self, start: u64) -> bool {
         let own = self.active.binary_search_by_key(&start, |active| active.range.start);
         self.known && own.map_or(0, |at| self.active[at].last_fresh) < self.newest
     }
 
-    fn heat(&self, now: &ResidentWindow, history: &[History]) -> Heat {
+    fn heat_of(&self, now: &ResidentWindow, history: &[WindowHistory]) -> WindowHeat {
         if self.samples.is_none() {
-            return if now.unwritten > 0 { Heat::Dirty } else { Heat::Cold };
+            return if now.unwritten > 0 { WindowHeat::Dirty } else { WindowHeat::Cold };
         }
         let figures = (now.resident, now.unwritten);
         let (resident, unwritten) = match self.sample(now.range.start) {
@@ -244,41 +249,47 @@ impl TailInference {
             }
             _ => (0, 0),
         };
-        let asked = History::find(history, now.range.start).is_some_and(|history| history.unchanged(now));
+        let asked =
+            WindowHistory::find(history, now.range.start).is_some_and(|history| history.is_unchanged(now));
         if now.resident > resident || now.unwritten > unwritten {
-            Heat::Fresh
+            WindowHeat::Fresh
         } else if now.unwritten > 0 && !(asked && figures == (resident, unwritten)) {
-            Heat::Dirty
+            WindowHeat::Dirty
         } else {
-            Heat::Cold
+            WindowHeat::Cold
         }
     }
 
     /// Applies invariant 8.
-    fn suspect_filled_again(&self, windows: &[ResidentWindow], heats: &mut [Heat], size: u64) {
+    fn suspect_filled_again(&self, windows: &[ResidentWindow], heats: &mut [WindowHeat], size: u64) {
         let Some(mut kept) = self.protected(0, size).filter(|_| self.known) else { return };
         for (now, heat) in windows.iter().zip(heats) {
             let released = self.sample(now.range.start).is_some_and(|past| past.released);
             let joined = kept.iter_mut().find(|kept| kept.end == now.range.start);
-            if let (Heat::Cold, true, Some(joined)) = (*heat, released, joined) {
-                *heat = Heat::Dirty;
+            if let (WindowHeat::Cold, true, Some(joined)) = (*heat, released, joined) {
+                *heat = WindowHeat::Dirty;
                 joined.end = now.range.end;
             }
         }
     }
 
-    fn sample(&self, start: u64) -> Option<&Sample> {
+    fn sample(&self, start: u64) -> Option<&WindowSample> {
         let samples = self.samples.as_ref()?;
         samples.binary_search_by_key(&start, |sample| sample.start).ok().map(|at| &samples[at])
     }
 
-    fn remember(&mut self, window: &ResidentWindow, heat: Heat) {
+    fn remember(&mut self, window: &ResidentWindow, heat: WindowHeat) {
         let at = match self.active.binary_search_by_key(&window.range.start, |active| active.range.start) {
             Ok(at) => at,
             Err(at) => {
                 self.active.insert(
                     at,
-                    Trace { range: window.range.clone(), last_active: self.clock, last_fresh: 0, quiet: 0 },
+                    WriterTrace {
+                        range: window.range.clone(),
+                        last_active: self.clock,
+                        last_fresh: 0,
+                        quiet: 0,
+                    },
                 );
                 at
             }
@@ -287,7 +298,7 @@ impl TailInference {
         active.range.end = window.range.end;
         active.last_active = self.clock;
         active.quiet = 0;
-        if heat == Heat::Fresh {
+        if heat == WindowHeat::Fresh {
             active.last_fresh = self.clock;
         }
     }
@@ -295,8 +306,10 @@ impl TailInference {
     /// Applies invariant 3 around the end of the file: a window at its start was fresh after those at the end were
     /// last active.
     fn forget_end_of_file(&mut self, size: u64) {
-        let at_start =
-            self.active.iter().filter(|active| active.range.start != 0 && active.range.start < AHEAD);
+        let at_start = self
+            .active
+            .iter()
+            .filter(|active| active.range.start != 0 && active.range.start < WRITER_AHEAD_BYTES);
         let fresh = at_start.map(|active| active.last_fresh).max().unwrap_or(0);
         let mut end = size;
         while let Some(last) = self.active.pop_if(|last| last.range.end >= end && last.last_active < fresh) {

@@ -14,18 +14,15 @@
 
 use core::ops::Range;
 
-use crate::WINDOW;
-use crate::exact::Due;
+use crate::exact::DueWork;
+use crate::{PAGE_BYTES, WINDOW};
 
-/// Older runs remembered besides the current one.
-const OLD: usize = 4;
-/// The smallest page size. If the run starts in the middle of a page, the rest of the page is
-/// somebody else's.
-const PAGE: u64 = 4096;
+/// Maximum number of runs remembered besides the current one.
+const OLDER_RUNS_MAX: usize = 4;
 
-/// How to treat a writer's output, in bytes.
+/// The pace of a writer's output, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pace {
+pub struct WritePace {
     /// The size of the steps in which writeback is started.
     pub step: u64,
     /// The writer waits for data this far behind it. With `u64::MAX` it does not wait; a later
@@ -36,7 +33,7 @@ pub struct Pace {
 }
 
 /// The state of a file that is being written.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct WriteBehind {
     /// The run: its start, and the ends of its released, waited-for, started and written parts.
     from: u64,
@@ -52,65 +49,61 @@ pub struct WriteBehind {
     again_bytes: u64,
     again_started: u64,
     /// The rests of older runs.
-    old: [(u64, u64); OLD],
+    old: [(u64, u64); OLDER_RUNS_MAX],
     next_old: usize,
 }
 
-impl Default for WriteBehind {
-    fn default() -> Self {
-        Self::NEW
-    }
-}
-
 impl WriteBehind {
-    /// The initial state: all zeros, so that static memory of it takes no space in an executable.
-    pub const NEW: Self = Self {
-        from: 0,
-        released: 0,
-        waited: 0,
-        started: 0,
-        written: 0,
-        size: 0,
-        again: (0, 0),
-        again_bytes: 0,
-        again_started: 0,
-        old: [(0, 0); OLD],
-        next_old: 0,
-    };
+    /// Returns the initial state: all zeros, so that static memory of it takes no space in an executable.
+    pub const fn new() -> Self {
+        Self {
+            from: 0,
+            released: 0,
+            waited: 0,
+            started: 0,
+            written: 0,
+            size: 0,
+            again: (0, 0),
+            again_bytes: 0,
+            again_started: 0,
+            old: [(0, 0); OLDER_RUNS_MAX],
+            next_old: 0,
+        }
+    }
 
     /// Creates the state of a file of `size` bytes that is going to be written.
     pub const fn of(size: u64) -> Self {
-        Self { size, ..Self::NEW }
+        Self { size, ..Self::new() }
     }
 
     /// Returns the state of the same file for its next writer, which has not written to it yet.
     ///
     /// ```
-    /// use pagekeeper_policy::write_behind::{WriteBehind, Pace};
+    /// use pagekeeper_policy::write_behind::{WriteBehind, WritePace};
     ///
-    /// let mut behind = WriteBehind::NEW;
-    /// behind.wrote(0..1000, Pace { step: 1 << 20, budget: 4 << 20, release: true });
-    /// assert_eq!(behind.forgotten().rest(true).next(), None);
+    /// let mut behind = WriteBehind::new();
+    /// behind.wrote(0..1000, WritePace { step: 1 << 20, budget: 4 << 20, release: true });
+    /// assert_eq!(behind.for_next_writer().rest(true).next(), None);
     /// ```
     #[must_use]
-    pub const fn forgotten(&self) -> Self {
+    pub const fn for_next_writer(&self) -> Self {
         Self::of(self.size)
     }
 
-    /// Takes in that the range was written. Returns the work due now.
+    /// Records that the range was written. Returns the work due now.
     ///
     /// ```
-    /// use pagekeeper_policy::write_behind::{WriteBehind, Pace};
+    /// use pagekeeper_policy::write_behind::{WriteBehind, WritePace};
     ///
-    /// let mut behind = WriteBehind::NEW;
-    /// let pace = Pace { step: 1 << 20, budget: 4 << 20, release: true };
+    /// let mut behind = WriteBehind::new();
+    /// let pace = WritePace { step: 1 << 20, budget: 4 << 20, release: true };
     /// assert!(behind.wrote(0..1000, pace).is_none());
     /// let due = behind.wrote(1000..9 << 20, pace);
     /// assert_eq!((due.start, due.wait, due.release), (Some(0..9 << 20), Some(0..5 << 20), Some(0..4 << 20)));
     /// ```
-    pub fn wrote(&mut self, range: Range<u64>, pace: Pace) -> Due {
+    pub fn wrote(&mut self, range: Range<u64>, pace: WritePace) -> DueWork {
         if range.is_empty() {
-            return Due::default();
+            return DueWork::default();
         }
         let step = pace.step.max(1);
         if self.from <= range.start && range.end <= self.written {
@@ -122,7 +115,7 @@ impl WriteBehind {
         let start = if continues { None } else { self.begin(range.start, step) };
         self.written = range.end;
         self.size = self.size.max(range.end);
-        let mut due = Due { start, ..Due::default() };
+        let mut due = DueWork { start, ..DueWork::default() };
         let whole = self.written - self.written % step;
         // If the rest of an older run has to be started as well, this one is started with the next
         // write.
@@ -146,7 +139,7 @@ impl WriteBehind {
         due
     }
 
-    /// Takes in that all written data is on disk. Returns the range to drop, which needs no wait,
+    /// Records that all written data is on disk. Returns the range to drop, which needs no wait,
     /// if `release` is set.
     pub fn synced(&mut self, release: bool) -> Option<Range<u64>> {
         (self.started, self.waited) = (self.written, self.written);
@@ -177,7 +170,7 @@ impl WriteBehind {
         self.written - self.from
     }
 
-    /// Takes in that the file was truncated.
+    /// Records that the file was truncated.
     pub fn truncated(&mut self, size: u64) {
         self.size = size;
         for end in
@@ -191,16 +184,16 @@ impl WriteBehind {
         }
     }
 
-    fn wrote_again(&mut self, range: &Range<u64>, step: u64, pace: Pace) -> Due {
+    fn wrote_again(&mut self, range: &Range<u64>, step: u64, pace: WritePace) -> DueWork {
         if range.start >= self.started {
             // Not started yet; it will be.
-            return Due::default();
+            return DueWork::default();
         }
         let first = if self.again_bytes == 0 { range.start } else { self.again.0 };
         self.again = (first.min(range.start), self.again.1.max(range.end));
         self.again_bytes += range.end - range.start;
         let all = self.again.0..self.again.1;
-        let mut due = Due::default();
+        let mut due = DueWork::default();
         if self.again_bytes - self.again_started >= step {
             self.again_started = self.again_bytes;
             due.start = Some(all.clone());
@@ -209,7 +202,7 @@ impl WriteBehind {
             due.wait = Some(all.clone());
             // The writer's window stays.
             let end = all.end.min(self.written - self.written % WINDOW);
-            let start = all.start.max(self.from).div_ceil(PAGE) * PAGE;
+            let start = all.start.max(self.from).div_ceil(PAGE_BYTES) * PAGE_BYTES;
             if pace.release && start < end {
                 due.release = Some(start..end);
             }
@@ -240,13 +233,15 @@ impl WriteBehind {
         if let Some(old) = self.old.get_mut(self.next_old) {
             *old = (rest.start, rest.end);
         }
-        self.next_old = (self.next_old + 1) % OLD;
+        self.next_old = (self.next_old + 1) % OLDER_RUNS_MAX;
         is_long.then_some(rest)
     }
 
     /// Returns the start of the next release: one window back, for pages that stayed.
     fn release_from(&self) -> u64 {
-        (self.released - self.released % WINDOW).saturating_sub(WINDOW).max(self.from.div_ceil(PAGE) * PAGE)
+        (self.released - self.released % WINDOW)
+            .saturating_sub(WINDOW)
+            .max(self.from.div_ceil(PAGE_BYTES) * PAGE_BYTES)
     }
 }
 
@@ -260,19 +255,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::examples::MIB;
 
-    const MIB: u64 = 1 << 20;
-    const PACE: Pace = Pace { step: MIB, budget: 4 * MIB, release: true };
+    const WRITE_PACE: WritePace = WritePace { step: MIB, budget: 4 * MIB, release: true };
 
-    fn due(start: Range<u64>, wait: Range<u64>, release: Range<u64>) -> Due {
+    fn due(start: Range<u64>, wait: Range<u64>, release: Range<u64>) -> DueWork {
         let some = |range: Range<u64>| (!range.is_empty()).then_some(range);
-        Due { start: some(start), wait: some(wait), release: some(release) }
+        DueWork { start: some(start), wait: some(wait), release: some(release) }
     }
 
     #[test]
     fn steps_are_started_and_waited_for_a_budget_behind() {
-        let mut behind = WriteBehind::NEW;
-        let mut write = |from: u64, to: u64| behind.wrote(from..to, PACE);
+        let mut behind = WriteBehind::new();
+        let mut write = |from: u64, to: u64| behind.wrote(from..to, WRITE_PACE);
         assert_eq!(write(0, MIB - 1), due(0..0, 0..0, 0..0));
         assert_eq!(write(MIB - 1, MIB + 5), due(0..MIB, 0..0, 0..0));
         assert_eq!(write(MIB + 5, 5 * MIB), due(MIB..5 * MIB, 0..MIB, 0..0));
@@ -284,78 +279,84 @@ mod tests {
         assert_eq!(behind.rest(false).collect::<Vec<_>>(), [8 * MIB..u64::MAX]);
         assert_eq!(behind.synced(true), Some(6 * MIB..12 * MIB));
         assert_eq!(behind.synced(true), None);
-        let kept = Pace { release: false, ..PACE };
+        let kept = WritePace { release: false, ..WRITE_PACE };
         assert_eq!(behind.wrote(12 * MIB..17 * MIB, kept), due(12 * MIB..17 * MIB, 12 * MIB..13 * MIB, 0..0));
     }
 
     #[test]
     fn what_is_not_waited_for_now_is_waited_for_later() {
-        let mut behind = WriteBehind::NEW;
-        let hurried = Pace { budget: u64::MAX, ..PACE };
+        let mut behind = WriteBehind::new();
+        let hurried = WritePace { budget: u64::MAX, ..WRITE_PACE };
         assert_eq!(behind.wrote(0..9 * MIB, hurried), due(0..9 * MIB, 0..0, 0..0));
         assert_eq!(behind.wrote(9 * MIB..12 * MIB, hurried), due(9 * MIB..12 * MIB, 0..0, 0..0));
         assert_eq!(behind.wrote(0..8 * MIB, hurried), due(0..8 * MIB, 0..0, 0..0));
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [0..u64::MAX]);
-        assert_eq!(behind.wrote(12 * MIB..13 * MIB, PACE), due(12 * MIB..13 * MIB, 0..9 * MIB, 0..8 * MIB));
+        assert_eq!(
+            behind.wrote(12 * MIB..13 * MIB, WRITE_PACE),
+            due(12 * MIB..13 * MIB, 0..9 * MIB, 0..8 * MIB)
+        );
     }
 
     /// A database rewrites its first page with each transaction.
     #[test]
     fn what_was_written_anew_goes_though_it_was_synced_or_left() {
-        let mut behind = WriteBehind::NEW;
-        assert_eq!(behind.wrote(0..9 * MIB, PACE).release, Some(0..4 * MIB));
-        assert!(behind.wrote(PAGE..2 * PAGE, PACE).is_none());
+        let mut behind = WriteBehind::new();
+        assert_eq!(behind.wrote(0..9 * MIB, WRITE_PACE).release, Some(0..4 * MIB));
+        assert!(behind.wrote(PAGE_BYTES..2 * PAGE_BYTES, WRITE_PACE).is_none());
         assert_eq!(behind.synced(true), Some(2 * MIB..8 * MIB));
-        assert_eq!(behind.rest(true).collect::<Vec<_>>(), [PAGE..u64::MAX]);
+        assert_eq!(behind.rest(true).collect::<Vec<_>>(), [PAGE_BYTES..u64::MAX]);
         // It is not written once more alone, but is released when there is enough.
-        assert_eq!(behind.wrote(PAGE..4 * MIB, PACE), due(PAGE..4 * MIB, PAGE..4 * MIB, PAGE..4 * MIB));
-        assert!(behind.wrote(0..PAGE, PACE).is_none());
+        assert_eq!(
+            behind.wrote(PAGE_BYTES..4 * MIB, WRITE_PACE),
+            due(PAGE_BYTES..4 * MIB, PAGE_BYTES..4 * MIB, PAGE_BYTES..4 * MIB)
+        );
+        assert!(behind.wrote(0..PAGE_BYTES, WRITE_PACE).is_none());
         behind.truncated(9 * MIB - 1);
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [0..u64::MAX]);
         behind.truncated(0);
         assert_eq!(behind.rest(true).count(), 0);
         // The writer goes elsewhere in an existing file.
         let mut behind = WriteBehind::of(30 * MIB);
-        assert_eq!(behind.wrote(0..9 * MIB, PACE).release, Some(0..4 * MIB));
-        assert!(behind.wrote(PAGE..2 * PAGE, PACE).is_none());
-        assert_eq!(behind.wrote(20 * MIB..20 * MIB + 9, PACE).start, Some(PAGE..9 * MIB));
-        assert_eq!(behind.rest(true).collect::<Vec<_>>(), [PAGE..9 * MIB, 20 * MIB..20 * MIB + 9]);
+        assert_eq!(behind.wrote(0..9 * MIB, WRITE_PACE).release, Some(0..4 * MIB));
+        assert!(behind.wrote(PAGE_BYTES..2 * PAGE_BYTES, WRITE_PACE).is_none());
+        assert_eq!(behind.wrote(20 * MIB..20 * MIB + 9, WRITE_PACE).start, Some(PAGE_BYTES..9 * MIB));
+        assert_eq!(behind.rest(true).collect::<Vec<_>>(), [PAGE_BYTES..9 * MIB, 20 * MIB..20 * MIB + 9]);
     }
 
     #[test]
     fn what_is_not_in_order_is_seen_to_at_the_end() {
         // Appends to an existing file.
         let mut behind = WriteBehind::of(10 * MIB + 5);
-        assert!(behind.wrote(10 * MIB + 5..10 * MIB + 9, PACE).is_none());
+        assert!(behind.wrote(10 * MIB + 5..10 * MIB + 9, WRITE_PACE).is_none());
         assert_eq!(behind.rest(true).count(), 0);
-        let start = 10 * MIB + PAGE;
-        assert!(behind.wrote(10 * MIB + 9..start + 1, PACE).is_none());
+        let start = 10 * MIB + PAGE_BYTES;
+        assert!(behind.wrote(10 * MIB + 9..start + 1, WRITE_PACE).is_none());
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [start..u64::MAX]);
         // A hole at the end, filled later: still one run.
         assert_eq!(
-            behind.wrote(18 * MIB..19 * MIB, PACE),
+            behind.wrote(18 * MIB..19 * MIB, WRITE_PACE),
             due(10 * MIB + 5..19 * MIB, 10 * MIB + 5..15 * MIB, start..14 * MIB)
         );
-        assert!(behind.wrote(17 * MIB..17 * MIB + 9, PACE).is_none());
+        assert!(behind.wrote(17 * MIB..17 * MIB + 9, WRITE_PACE).is_none());
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [12 * MIB..u64::MAX]);
-        assert_eq!(behind.wrote(12 * MIB..13 * MIB, PACE).start, Some(12 * MIB..17 * MIB + 9));
-        assert!(behind.wrote(12 * MIB..13 * MIB - 1, PACE).is_none());
+        assert_eq!(behind.wrote(12 * MIB..13 * MIB, WRITE_PACE).start, Some(12 * MIB..17 * MIB + 9));
+        assert!(behind.wrote(12 * MIB..13 * MIB - 1, WRITE_PACE).is_none());
         let again = 12 * MIB..17 * MIB + 9;
-        assert_eq!(behind.wrote(12 * MIB..15 * MIB, PACE), due(again.clone(), again.clone(), again));
+        assert_eq!(behind.wrote(12 * MIB..15 * MIB, WRITE_PACE), due(again.clone(), again.clone(), again));
         // A write elsewhere in existing data: the rest of the previous run is started and
         // remembered.
-        assert_eq!(behind.wrote(0..9, PACE), due(12 * MIB..19 * MIB, 0..0, 0..0));
+        assert_eq!(behind.wrote(0..9, WRITE_PACE), due(12 * MIB..19 * MIB, 0..0, 0..0));
         assert_eq!(behind.rest(true).collect::<Vec<_>>(), [12 * MIB..19 * MIB, 0..9]);
         // Scattered writes are left to the kernel.
         for nth in 1..100 {
-            assert!(behind.wrote(nth * 4096..nth * 4096 + 9, PACE).is_none());
+            assert!(behind.wrote(nth * 4096..nth * 4096 + 9, WRITE_PACE).is_none());
         }
-        assert_eq!(behind.rest(true).count(), OLD + 1);
+        assert_eq!(behind.rest(true).count(), OLDER_RUNS_MAX + 1);
         behind.truncated(0);
-        assert_eq!(behind.rest(true).count(), OLD);
+        assert_eq!(behind.rest(true).count(), OLDER_RUNS_MAX);
     }
 
-    const CELL: u64 = 64 << 10;
+    const CELL_BYTES: u64 = 64 << 10;
 
     #[derive(Clone, Copy, PartialEq, Debug)]
     enum Cell {
@@ -365,7 +366,7 @@ mod tests {
     }
 
     fn cells(range: &Range<u64>, count: usize) -> Range<usize> {
-        (range.start.div_ceil(CELL) as usize).min(count)..((range.end / CELL) as usize).min(count)
+        (range.start.div_ceil(CELL_BYTES) as usize).min(count)..((range.end / CELL_BYTES) as usize).min(count)
     }
 
     proptest! {
@@ -374,12 +375,12 @@ mod tests {
             writes in prop::collection::vec(1..60_u64, 1..300),
             budget in 1..12_u64, step in 1..3_u64,
         ) {
-            let pace = Pace { step: step * MIB, budget: budget * MIB, release: true };
-            let (mut behind, mut at) = (WriteBehind::NEW, 0);
+            let pace = WritePace { step: step * MIB, budget: budget * MIB, release: true };
+            let (mut behind, mut at) = (WriteBehind::new(), 0);
             let mut file = vec![Cell::Clean; 300 * 60];
             let mut resident = vec![false; file.len()];
             for length in writes {
-                let range = at..at + length * CELL;
+                let range = at..at + length * CELL_BYTES;
                 at = range.end;
                 file[cells(&range, usize::MAX)].fill(Cell::Dirty);
                 resident[cells(&range, usize::MAX)].fill(true);
@@ -397,15 +398,15 @@ mod tests {
                     prop_assert_eq!(file[cell], Cell::Clean);
                     resident[cell] = false;
                 }
-                let unwritten = file.iter().filter(|&&cell| cell != Cell::Clean).count() as u64 * CELL;
+                let unwritten = file.iter().filter(|&&cell| cell != Cell::Clean).count() as u64 * CELL_BYTES;
                 prop_assert!(unwritten < pace.budget.max(pace.step) + pace.step);
-                let left = resident.iter().filter(|&&is| is).count() as u64 * CELL;
+                let left = resident.iter().filter(|&&is| is).count() as u64 * CELL_BYTES;
                 prop_assert!(left < pace.budget.max(pace.step) + pace.step + WINDOW);
             }
             let rest: Vec<_> = behind.rest(true).collect();
             prop_assert_eq!(rest.len(), 1);
             for (cell, &is_resident) in resident.iter().enumerate() {
-                prop_assert!(!is_resident || cell as u64 * CELL >= rest[0].start);
+                prop_assert!(!is_resident || cell as u64 * CELL_BYTES >= rest[0].start);
             }
         }
 
@@ -414,11 +415,11 @@ mod tests {
             writes in prop::collection::vec((0..200_u64, 1..80_u64), 1..200),
             release: bool, size in 0..200_u64,
         ) {
-            let pace = Pace { step: MIB, budget: 4 * MIB, release };
-            let mut behind = WriteBehind::of(size * CELL);
+            let pace = WritePace { step: MIB, budget: 4 * MIB, release };
+            let mut behind = WriteBehind::of(size * CELL_BYTES);
             let mut written = vec![false; 300];
             for (from, length) in writes {
-                let range = from * CELL..(from + length) * CELL;
+                let range = from * CELL_BYTES..(from + length) * CELL_BYTES;
                 written[cells(&range, usize::MAX)].fill(true);
                 let due = behind.wrote(range, pace);
                 if let Some(range) = &due.release {

@@ -1,7 +1,7 @@
 //! Parts of a file's output that are in flight to its disk, judged by the counts of their unwritten
 //! pages.
 //!
-//! Invariants: a part is restarted at most `AGAIN_MAX` times, since its pages may be written anew
+//! Invariants: a part is restarted at most `RESTARTS_MAX` times, since its pages may be written anew
 //! all the time. One that does not end within [`WAIT_MAX_NS`] is given up, which is no progress.
 
 use core::ops::Range;
@@ -10,10 +10,10 @@ use crate::pacer::WrittenPart;
 
 /// Nanoseconds after which writeback that does not end is left to the kernel.
 pub const WAIT_MAX_NS: u64 = 30_000_000_000;
-/// Parts in flight at a time.
+/// Maximum number of parts in flight at a time.
 pub const PARTS_MAX: usize = 4;
-/// The most restarts of writeback that is waited for.
-const AGAIN_MAX: u32 = 3;
+/// Maximum number of restarts of writeback that is waited for.
+const RESTARTS_MAX: u32 = 3;
 /// Nanoseconds between two polls of writeback: at least and at most.
 pub const POLL_MIN_NS: u64 = 50_000;
 /// See [`POLL_MIN_NS`].
@@ -40,13 +40,13 @@ pub struct WritePart {
     again: u32,
 }
 
-/// What a look at a part's pages shows.
+/// The state of a part, as the counts of its pages show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PartState {
     /// It is in flight.
     InFlight,
-    /// It is to be started again: writeback skips pages that were busy when it started; or they are
-    /// written anew all the time.
+    /// It is to be started again. Writeback skips pages that were busy when it started, and pages
+    /// may be written anew all the time.
     Again,
     /// It is written.
     Written(WrittenPart),
@@ -55,18 +55,18 @@ pub enum PartState {
 }
 
 impl WritePart {
-    /// Begins a part of `bytes` that are unwritten, with which `in_flight` bytes are in flight.
+    /// Begins a part with `bytes` unwritten bytes. `in_flight` is the sum in flight, including them.
     pub const fn begin(range: &Range<u64>, bytes: u64, in_flight: u64, now: u64) -> Self {
         Self { start: range.start, end: range.end, bytes, in_flight, begun_at: now, seen_at: now, again: 0 }
     }
 
-    /// Takes in how many of its pages are dirty and under writeback.
+    /// Records how many of its pages are dirty and under writeback.
     pub fn seen(&mut self, dirty: u64, writeback: u64, now: u64) -> PartState {
         let took = |at: u64| at.saturating_sub(self.begun_at);
         let (took_min, took_max) = (took(self.seen_at), took(now));
         let part =
             WrittenPart { bytes: self.bytes, in_flight: self.in_flight, took_min, took_max, busy: None };
-        if writeback == 0 && (dirty == 0 || self.again >= AGAIN_MAX) {
+        if writeback == 0 && (dirty == 0 || self.again >= RESTARTS_MAX) {
             return PartState::Written(part);
         }
         if took_max > WAIT_MAX_NS {
@@ -82,7 +82,7 @@ impl WritePart {
 }
 
 /// The parts of one file.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct WriteParts {
     parts: [Option<WritePart>; PARTS_MAX],
     /// The time when the last part was seen to be written, if its writer has had more to write ever
@@ -93,8 +93,10 @@ pub struct WriteParts {
 }
 
 impl WriteParts {
-    /// No parts.
-    pub const NEW: Self = Self { parts: [None; PARTS_MAX], done_at: None, called_at: 0 };
+    /// Returns the state without parts.
+    pub const fn new() -> Self {
+        Self { parts: [None; PARTS_MAX], done_at: None, called_at: 0 }
+    }
 
     /// Begins a call of the writer, which may have been away.
     pub fn call_begins(&mut self, now: u64) {
@@ -114,7 +116,7 @@ impl WriteParts {
         Some(part.start..part.end)
     }
 
-    /// Takes in the counts of the part in that place, which is free once the part has ended.
+    /// Records the counts of the part in that place, which is free once the part has ended.
     pub fn seen(&mut self, place: usize, dirty: u64, writeback: u64, now: u64) -> PartState {
         let Some(place) = self.parts.get_mut(place) else { return PartState::InFlight };
         let Some(part) = place else { return PartState::InFlight };
@@ -127,7 +129,7 @@ impl WriteParts {
         state
     }
 
-    /// Whether one more may be begun.
+    /// Whether one more part may be begun.
     pub fn has_room(&self) -> bool {
         self.parts.iter().any(Option::is_none)
     }
@@ -145,7 +147,7 @@ impl WriteParts {
         self.parts.iter().flatten().any(|part| part.start < range.end && range.start < part.end)
     }
 
-    /// Whether none is in flight.
+    /// Whether no part is in flight.
     pub fn is_idle(&self) -> bool {
         self.parts.iter().all(Option::is_none)
     }
@@ -172,13 +174,13 @@ mod tests {
 
     #[test]
     fn a_part_ends_written_or_given_up_after_a_few_restarts() {
-        let mut parts = WriteParts::NEW;
+        let mut parts = WriteParts::new();
         parts.begin(&(0..100), 100, 1000);
         parts.begin(&(100..150), 50, 1000);
         assert_eq!((parts.in_flight(), parts.range(1), parts.has_room()), (150, Some(100..150), true));
         assert!(parts.has(&(149..200)) && !parts.has(&(150..200)));
         assert_eq!(parts.seen(0, 0, 3, 1010), PartState::InFlight);
-        for _ in 0..AGAIN_MAX {
+        for _ in 0..RESTARTS_MAX {
             assert_eq!(parts.seen(0, 3, 0, 1010), PartState::Again);
         }
         let written = WrittenPart { bytes: 100, in_flight: 100, took_min: 10, took_max: 20, busy: None };
@@ -191,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_writer_that_was_away_was_not_busy() {
-        let mut parts = WriteParts::NEW;
+        let mut parts = WriteParts::new();
         let mut busy_after = |away: u64, now: u64| {
             parts.call_ends(now);
             parts.begin(&(0..1), 1, now);
@@ -208,7 +210,7 @@ mod tests {
 
     #[test]
     fn polls_are_frequent_where_a_part_is_about_to_end() {
-        let mut parts = WriteParts::NEW;
+        let mut parts = WriteParts::new();
         assert_eq!(parts.next_poll(0, 0, 0), TURN_POLL_NS);
         parts.begin(&(0..1), 1, 0);
         assert_eq!(parts.next_poll(8_000_000, 0, 6_000_000), 1_000_000);

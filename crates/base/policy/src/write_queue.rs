@@ -5,27 +5,29 @@
 
 use core::ops::Range;
 
-/// Ranges at a time.
-const RANGES: usize = 4;
+/// Maximum number of ranges.
+const QUEUED_RANGES_MAX: usize = 4;
 
 /// The ranges; an empty one is a free place.
-#[derive(Debug, Clone, Copy)]
-pub struct WriteQueue([(u64, u64); RANGES]);
+#[derive(Debug, Clone, Copy, Default)]
+pub struct WriteQueue([(u64, u64); QUEUED_RANGES_MAX]);
 
 const fn is_left(range: &(u64, u64)) -> bool {
     range.0 < range.1
 }
 
 impl WriteQueue {
-    /// No ranges.
-    pub const NEW: Self = Self([(0, 0); RANGES]);
+    /// Returns an empty queue.
+    pub const fn new() -> Self {
+        Self([(0, 0); QUEUED_RANGES_MAX])
+    }
 
     /// Adds a range. Returns the range that it displaces, which is to be started at once.
     ///
     /// ```
     /// use pagekeeper_policy::write_queue::WriteQueue;
     ///
-    /// let mut queue = WriteQueue::NEW;
+    /// let mut queue = WriteQueue::new();
     /// for start in [0, 10, 30, 50, 70] {
     ///     assert_eq!(queue.add(&(start..start + 10)), None);
     /// }
@@ -43,7 +45,7 @@ impl WriteQueue {
         let [oldest, ..] = self.0;
         let displaced = self.0.iter().all(is_left).then_some(oldest.0..oldest.1);
         let left = self.0.into_iter().filter(is_left).skip(usize::from(displaced.is_some()));
-        let mut kept = Self::NEW;
+        let mut kept = Self::new();
         for (place, range) in kept.0.iter_mut().zip(left.chain([(range.start, range.end)])) {
             *place = range;
         }
@@ -58,7 +60,7 @@ impl WriteQueue {
         Some(start..(start - start % step).saturating_add(step).min(end))
     }
 
-    /// Takes in that the first range was started up to there; `None`: it is given up.
+    /// Records that the first range was started up to `to`, or given up if `to` is `None`.
     pub fn started(&mut self, to: Option<u64>) {
         if let Some(range) = self.0.iter_mut().find(|range| is_left(range)) {
             range.0 = to.unwrap_or(range.1);
@@ -84,7 +86,7 @@ mod tests {
 
     #[test]
     fn ranges_are_started_in_steps_and_cut_with_their_file() {
-        let mut queue = WriteQueue::NEW;
+        let mut queue = WriteQueue::new();
         queue.add(&(5..25));
         queue.add(&(40..50));
         assert_eq!(queue.next_step(10), Some(5..10));

@@ -1,5 +1,5 @@
-//! How a writer's output stands: whether it was synced, whether its progress shows, and who keeps a
-//! temporary file.
+//! The state of a writer's output: whether it was synced, whether its progress shows, and the keeper
+//! of a temporary file.
 //!
 //! ```text
 //! synced   no ── Synced ──▶ yes ── Wrote ──▶ no
@@ -10,10 +10,11 @@
 //!
 //! Invariants: the three are independent of each other. The entry of a kept file is taken once.
 
-/// Who keeps a temporary file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keeper<K> {
+/// The keeper of a temporary file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FileKeeper<K> {
     /// Nobody: its output is treated like any other.
+    #[default]
     Nobody,
     /// Its writer, which has this entry.
     Writer(K),
@@ -22,10 +23,10 @@ pub enum Keeper<K> {
 }
 
 /// The state of a file's output; `K` is the entry of a temporary file that is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WriterState<K> {
-    /// Who keeps the file.
-    pub keeper: Keeper<K>,
+    /// The keeper of the file.
+    pub keeper: FileKeeper<K>,
     is_synced: bool,
     is_blind: bool,
 }
@@ -41,7 +42,7 @@ pub enum WriterEvent {
     CannotSee,
 }
 
-/// Who keeps a temporary file next.
+/// The next keeper of a temporary file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextKeeper {
     /// Nobody: its output is treated like any other.
@@ -51,15 +52,17 @@ pub enum NextKeeper {
 }
 
 impl<K> WriterState<K> {
-    /// The initial state.
-    pub const NEW: Self = Self { keeper: Keeper::Nobody, is_synced: false, is_blind: false };
+    /// Returns the initial state.
+    pub const fn new() -> Self {
+        Self { keeper: FileKeeper::Nobody, is_synced: false, is_blind: false }
+    }
 
     /// Applies an event.
     ///
     /// ```
     /// use pagekeeper_policy::writer_state::{WriterEvent, WriterState};
     ///
-    /// let mut state = WriterState::<()>::NEW;
+    /// let mut state = WriterState::<()>::new();
     /// state.apply(WriterEvent::Synced);
     /// assert!(state.is_synced());
     /// state.apply(WriterEvent::Wrote);
@@ -76,21 +79,21 @@ impl<K> WriterState<K> {
     /// Takes the entry that the writer keeps, for the next keeper; `None` if there is none.
     pub fn take_kept(&mut self, next: NextKeeper) -> Option<K> {
         let after = match next {
-            NextKeeper::Nobody => Keeper::Nobody,
-            NextKeeper::Helper => Keeper::Helper,
+            NextKeeper::Nobody => FileKeeper::Nobody,
+            NextKeeper::Helper => FileKeeper::Helper,
         };
         if !self.is_kept() {
             return None;
         }
         match core::mem::replace(&mut self.keeper, after) {
-            Keeper::Writer(kept) => Some(kept),
-            Keeper::Nobody | Keeper::Helper => None,
+            FileKeeper::Writer(kept) => Some(kept),
+            FileKeeper::Nobody | FileKeeper::Helper => None,
         }
     }
 
     /// Whether the writer keeps the file.
     pub const fn is_kept(&self) -> bool {
-        matches!(self.keeper, Keeper::Writer(_))
+        matches!(self.keeper, FileKeeper::Writer(_))
     }
 
     /// Whether all that was written was synced.
@@ -108,21 +111,23 @@ impl<K> WriterState<K> {
 mod tests {
     use super::*;
 
-    const EVENTS: [WriterEvent; 3] = [WriterEvent::Wrote, WriterEvent::Synced, WriterEvent::CannotSee];
+    const WRITER_EVENTS: [WriterEvent; 3] = [WriterEvent::Wrote, WriterEvent::Synced, WriterEvent::CannotSee];
 
     fn kept() -> WriterState<u8> {
-        WriterState { keeper: Keeper::Writer(7), ..WriterState::NEW }
+        WriterState { keeper: FileKeeper::Writer(7), ..WriterState::new() }
     }
 
     #[test]
     fn a_kept_file_stays_kept_until_its_entry_is_taken() {
-        for (next, keeper) in [(NextKeeper::Helper, Keeper::Helper), (NextKeeper::Nobody, Keeper::Nobody)] {
+        for (next, keeper) in
+            [(NextKeeper::Helper, FileKeeper::Helper), (NextKeeper::Nobody, FileKeeper::Nobody)]
+        {
             let mut state = kept();
-            for event in EVENTS {
+            for event in WRITER_EVENTS {
                 state.apply(event);
             }
             assert_eq!((state.take_kept(next), state.keeper), (Some(7), keeper));
-            for event in EVENTS {
+            for event in WRITER_EVENTS {
                 state.apply(event);
             }
             assert_eq!((state.take_kept(NextKeeper::Nobody), state.keeper), (None, keeper));
@@ -131,8 +136,8 @@ mod tests {
 
     #[test]
     fn events_are_remembered_whoever_keeps_the_file() {
-        for keeper in [Keeper::Nobody, Keeper::Writer(7), Keeper::Helper] {
-            let mut state = WriterState { keeper, ..WriterState::NEW };
+        for keeper in [FileKeeper::Nobody, FileKeeper::Writer(7), FileKeeper::Helper] {
+            let mut state = WriterState { keeper, ..WriterState::new() };
             state.apply(WriterEvent::CannotSee);
             assert_eq!((state.is_blind(), state.is_synced()), (true, false), "{keeper:?}");
             state.apply(WriterEvent::Synced);

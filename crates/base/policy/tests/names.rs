@@ -1,7 +1,9 @@
 //! File names of logs: sequences, distances, stems, for every kind of number.
 
 use pagekeeper_policy::allowance::is_near;
-use pagekeeper_policy::names::{Number, Pattern, SegmentSize, WalSegment, by_last_number, check, matches};
+use pagekeeper_policy::names::{
+    FileNumber, NamePattern, SegmentSize, WalSegment, by_last_number, check, matches,
+};
 use proptest::prelude::*;
 
 /// Sizes of WAL segments, in bytes: powers of two from 1 MiB to 1 GiB.
@@ -104,7 +106,7 @@ proptest! {
     fn wal_segments_give_their_names_back(timeline: u32, high: u32, low: u32) {
         let name = format!("{timeline:08X}{high:08X}{low:08X}");
         let found = matches(b"pg_wal/{x}", format!("/d/pg_wal/{name}").as_bytes()).map(|found| found.number);
-        prop_assert_eq!(found, Some(Number::WalSegment(WalSegment { timeline, high, low })));
+        prop_assert_eq!(found, Some(FileNumber::WalSegment(WalSegment { timeline, high, low })));
         prop_assert_eq!(by_last_number(name.as_bytes()).number, found.unwrap());
     }
 
@@ -133,11 +135,11 @@ proptest! {
     ) {
         let text = pieces.concat();
         let found = matches(text.as_bytes(), &path);
-        prop_assert_eq!(check(text.as_bytes()).is_ok(), text.parse::<Pattern>().is_ok());
+        prop_assert_eq!(check(text.as_bytes()).is_ok(), text.parse::<NamePattern>().is_ok());
         if let Some(found) = found {
             let name = path.rsplit(|byte| *byte == b'/').next().unwrap();
             prop_assert!(found.stem().concat().len() <= name.len());
-            prop_assert!(found.number != Number::None || text.parse::<Pattern>().is_err() || !has_number(&text));
+            prop_assert!(found.number != FileNumber::None || text.parse::<NamePattern>().is_err() || !has_number(&text));
         }
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use pagekeeper_policy::names::{Pattern, by_last_number};
+use pagekeeper_policy::names::{NamePattern, by_last_number};
 
 /// The maximum length of a file's name on Linux.
 const NAME_MAX: usize = 255;
@@ -20,7 +20,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
         return;
     };
     assert!(by_last_number(name.as_bytes()).stem().concat().len() <= name.len());
-    let Ok(Ok(pattern)) = std::str::from_utf8(pattern).map(str::parse::<Pattern>) else {
+    let Ok(Ok(pattern)) = std::str::from_utf8(pattern).map(str::parse::<NamePattern>) else {
         return;
     };
     if let Some(found) = pattern.matches(path) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use pagekeeper_catalog::{Profile, find_databases, postgresql};
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_policy::Position;
+use pagekeeper_policy::FilePosition;
 use pagekeeper_policy::names::SegmentSize;
 
 const PID: u32 = 7;
@@ -102,7 +102,7 @@ fn try_title(title: &str) {
     for size in [None, SegmentSize::of_file(1 << 20), SegmentSize::of_file(1 << 30)] {
         let bytes = size.unwrap_or(SegmentSize::DEFAULT).bytes();
         let place = postgresql::wal_reader(title, size).and_then(|reader| reader.place);
-        if let Some((_, Position::At(offset))) = place {
+        if let Some((_, FilePosition::At(offset))) = place {
             assert!(offset < bytes, "{title:?}");
         }
     }

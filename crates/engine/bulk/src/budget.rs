@@ -458,7 +458,7 @@ mod tests {
             let found = DiskBudget::new(limit);
             assert_eq!((found.limit(), found.step()), (budget, step.min(PIECE_MIN / 2)));
             // A fast disk, whose pieces are long.
-            let mut pacer = Pacer::NEW;
+            let mut pacer = Pacer::new();
             while pacer.piece() < PIECE_MAX {
                 let (bytes, in_flight) = (pacer.piece() / 2, pacer.piece());
                 let took = in_flight / 4;
@@ -482,7 +482,7 @@ mod tests {
         // A failed step reveals nothing.
         let failing = Arc::new(DiskBudget::new(BUDGET_BYTES_MAX));
         drop(failing.admit_direct(PIECE_MIN));
-        assert_eq!((failing.unwritten(), failing.lock().pacer), (0, Pacer::NEW));
+        assert_eq!((failing.unwritten(), failing.lock().pacer), (0, Pacer::new()));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use pagekeeper_kernel::hang;
 use pagekeeper_kernel::process::{Mount, ProcRoot};
 use rustix::fs::RawDir;
 
-use pagekeeper_policy::names::Pattern;
+use pagekeeper_policy::names::NamePattern;
 
 use crate::profile::Profile;
 
@@ -94,7 +94,7 @@ impl MarkerCheck {
 fn has_neighbour(
     proc: &ProcRoot,
     pid: u32,
-    beside: &[Pattern],
+    beside: &[NamePattern],
     directory: &Path,
     mut left: usize,
 ) -> (bool, usize) {

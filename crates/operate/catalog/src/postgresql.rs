@@ -7,7 +7,7 @@
 
 pub mod slot;
 
-use pagekeeper_policy::Position;
+use pagekeeper_policy::FilePosition;
 use pagekeeper_policy::names::{SegmentSize, WalSegment};
 
 /// A PostgreSQL process that reads WAL.
@@ -17,7 +17,7 @@ pub struct WalReader {
     pub kind: WalReaderKind,
     /// The place from which it still reads, if its title shows one: the sequence of the segment
     /// ([`WalSegment::sequence`]) and the position in it.
-    pub place: Option<(u64, Position)>,
+    pub place: Option<(u64, FilePosition)>,
 }
 
 /// The purpose for which a process reads WAL.
@@ -35,10 +35,10 @@ pub enum WalReaderKind {
 ///
 /// ```
 /// use pagekeeper_catalog::postgresql::{WalReaderKind, wal_reader};
-/// use pagekeeper_policy::Position;
+/// use pagekeeper_policy::FilePosition;
 ///
 /// let reader = wal_reader("postgres: archiver archiving 0000000100000000000000B3", None).unwrap();
-/// assert_eq!((reader.kind, reader.place), (WalReaderKind::Archiver, Some((0xb3, Position::At(0)))));
+/// assert_eq!((reader.kind, reader.place), (WalReaderKind::Archiver, Some((0xb3, FilePosition::At(0)))));
 /// ```
 pub fn wal_reader(title: &str, segment_size: Option<SegmentSize>) -> Option<WalReader> {
     let title = title.trim_end().strip_prefix("postgres: ")?;
@@ -58,16 +58,16 @@ fn reader_of(title: &str, segment_size: Option<SegmentSize>) -> Option<WalReader
     Some(WalReader { kind, place })
 }
 
-fn sent_to(state: &str, segment_size: Option<SegmentSize>) -> Option<(u64, Position)> {
+fn sent_to(state: &str, segment_size: Option<SegmentSize>) -> Option<(u64, FilePosition)> {
     let lsn = lsn(state.rsplit_once("streaming ")?.1)?;
     let (sequence, offset) = segment_size.unwrap_or(SegmentSize::DEFAULT).place_of(lsn);
-    Some((sequence, Position::At(offset)))
+    Some((sequence, FilePosition::At(offset)))
 }
 
 /// Parses a state of the archiver. A state without a segment has no place: no file yet, or a file that is not a
 /// segment.
 #[allow(clippy::option_option, reason = "no state of an archiver, and a state that is no place")]
-fn archives(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u64, Position)>> {
+fn archives(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u64, FilePosition)>> {
     let (name, is_done) = match state {
         "" => return Some(None),
         _ => match state.strip_prefix("last was ") {
@@ -78,24 +78,24 @@ fn archives(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u6
     Some(segment(name).map(|(segment, is_whole)| {
         // After a part of a segment, or its backup label, the segment itself may follow.
         let passed = u64::from(is_done && is_whole);
-        (segment.sequence(segment_size) + passed, Position::At(0))
+        (segment.sequence(segment_size) + passed, FilePosition::At(0))
     }))
 }
 
 /// Parses a state of the startup process: it is somewhere in the segment that it opened last.
 #[allow(clippy::option_option, reason = "as above")]
-fn replays(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u64, Position)>> {
+fn replays(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u64, FilePosition)>> {
     if state.is_empty() {
         return Some(None);
     }
     let name = state.strip_prefix("recovering ").or_else(|| state.strip_prefix("waiting for "))?;
-    Some(segment(name).map(|(segment, _)| (segment.sequence(segment_size), Position::Unknown)))
+    Some(segment(name).map(|(segment, _)| (segment.sequence(segment_size), FilePosition::Unknown)))
 }
 
 /// Returns the segment of an archived file, `NAME`, `NAME.partial` or `NAME.OFFSET.backup`, and whether the file
 /// is the segment itself. Returns `None` for a timeline history file, and for a truncated title.
 fn segment(name: &str) -> Option<(WalSegment, bool)> {
-    let (segment, suffix) = name.as_bytes().split_at_checked(WalSegment::DIGITS)?;
+    let (segment, suffix) = name.as_bytes().split_at_checked(WalSegment::NAME_DIGITS)?;
     let is_known =
         matches!(suffix, b"" | b".partial") || suffix.starts_with(b".") && suffix.ends_with(b".backup");
     Some((WalSegment::of_name(segment)?, suffix.is_empty())).filter(|_| is_known)
@@ -118,7 +118,7 @@ mod tests {
 
     const SEGMENT: Option<SegmentSize> = SegmentSize::of_file(16 << 20);
 
-    fn read(title: &str) -> Option<(WalReaderKind, Option<(u64, Position)>)> {
+    fn read(title: &str) -> Option<(WalReaderKind, Option<(u64, FilePosition)>)> {
         wal_reader(title, SEGMENT).map(|reader| (reader.kind, reader.place))
     }
 
@@ -129,13 +129,13 @@ mod tests {
     #[test]
     fn a_wal_sender_is_in_the_segment_of_its_position() {
         let title = "postgres: walsender replicator 10.0.0.7(51234) streaming 16/B374D848";
-        let place = (sequence_of("0000000100000016000000B3"), Position::At(0x0074_d848));
+        let place = (sequence_of("0000000100000016000000B3"), FilePosition::At(0x0074_d848));
         for cluster in ["postgres: ", "postgres: main: ", "postgres: a: b: ", "postgres: archiver last was: "]
         {
             assert_eq!(read(&title.replace("postgres: ", cluster)), Some((Sender, Some(place))), "{cluster}");
         }
         let unknown = wal_reader("postgres: walsender r [local] streaming 0/1000001", None).unwrap();
-        assert_eq!(unknown.place, Some((1, Position::At(1))), "as if segments had their default size");
+        assert_eq!(unknown.place, Some((1, FilePosition::At(1))), "as if segments had their default size");
         for state in [
             "idle",
             "START_REPLICATION",
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn the_archiver_is_where_its_state_says() {
-        let at = |name: &str, after: u64| Some((sequence_of(name) + after, Position::At(0)));
+        let at = |name: &str, after: u64| Some((sequence_of(name) + after, FilePosition::At(0)));
         let (a, ff) = ("00000001000000160000000A", "0000000100000016000000FF");
         assert_eq!(at(ff, 1), at("000000010000001700000000", 0), "the first of the next 4 GiB");
         for (state, place) in [
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn replay_is_somewhere_in_the_segment_that_it_opened_last() {
-        let place = Some((sequence_of("000000020000001600000004"), Position::Unknown));
+        let place = Some((sequence_of("000000020000001600000004"), FilePosition::Unknown));
         for (state, place) in [
             ("recovering 000000020000001600000004", place),
             ("waiting for 000000020000001600000004", place),

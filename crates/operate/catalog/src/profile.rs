@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use globset::{Glob, GlobMatcher};
-use pagekeeper_policy::names::{Matched, Pattern};
-use pagekeeper_policy::{BulkPages, FileClass, Rewrite, RewriteSource, Rule};
+use pagekeeper_policy::names::{NameMatch, NamePattern};
+use pagekeeper_policy::{BulkPages, FileClass, RewriteKind, RewriteSource, Rule};
 use pagekeeper_text::{Size, escaped};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -28,11 +28,11 @@ pub struct Profile {
     pub processes: Vec<GlobMatcher>,
     /// Files that such a process holds open, whatever its name; all of them must be open.
     #[serde(default, deserialize_with = "all_spelled")]
-    pub markers: Vec<Pattern>,
+    pub markers: Vec<NamePattern>,
     /// File names, at least one of which must be in the directory of a marker. They distinguish the database from
     /// others with the same marker names; empty if there are none.
     #[serde(default, deserialize_with = "all_spelled")]
-    pub beside: Vec<Pattern>,
+    pub beside: Vec<NamePattern>,
     /// Whether a directory that the user names must also contain one of `beside`. Otherwise the names of its logs
     /// alone count.
     #[serde(default)]
@@ -67,7 +67,7 @@ pub struct FileSpec {
     pub class: FileClass,
     /// Their names.
     #[serde(deserialize_with = "spelled")]
-    pub files: Pattern,
+    pub files: NamePattern,
     /// The treatment of their pages, for files that are written once, in order and in bulk.
     pub bulk: Option<BulkPages>,
     /// Whether a database that opens them with `O_DIRECT` reads them only that way: resident pages are then
@@ -86,7 +86,7 @@ pub struct LogSpec {
     pub class: FileClass,
     /// Their names.
     #[serde(deserialize_with = "log_files")]
-    pub files: Pattern,
+    pub files: NamePattern,
     /// Whether they count only if the index file is beside them: the stem with `index` as its last component
     /// (`binlog.index`).
     #[serde(default)]
@@ -128,7 +128,7 @@ pub struct LogSpec {
 /// A file that a profile knows by its name.
 struct Known<'p> {
     class: FileClass,
-    names: &'p Pattern,
+    names: &'p NamePattern,
     direct_only: bool,
 }
 
@@ -138,7 +138,7 @@ struct Known<'p> {
 pub struct RecycledIf {
     /// The file; if several match, the one with the highest number.
     #[serde(deserialize_with = "spelled")]
-    pub file: Pattern,
+    pub file: NamePattern,
     /// The key in it: a line `key = value` with a value other than 0 and false states recycling.
     pub key: String,
 }
@@ -234,8 +234,8 @@ fn globs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<GlobMatcher>,
 }
 
 /// Reads the pattern of a log's files, which may name one directory.
-fn log_files<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Pattern, D::Error> {
-    let files: Pattern = spelled(deserializer)?;
+fn log_files<'de, D: Deserializer<'de>>(deserializer: D) -> Result<NamePattern, D::Error> {
+    let files: NamePattern = spelled(deserializer)?;
     if files.is_for_logs() {
         Ok(files)
     } else {
@@ -257,8 +257,8 @@ impl LogSpec {
     /// Returns how the writer overwrites old bytes on a kernel with pages of `page` bytes.
     pub fn rewrite_on(&self, page: u64) -> RewriteSource {
         match (self.rewrite, self.block) {
-            (RewriteSource::Known(Rewrite::WholePages), Some(block)) => {
-                RewriteSource::Known(Rewrite::of_blocks(block, page))
+            (RewriteSource::Known(RewriteKind::WholePages), Some(block)) => {
+                RewriteSource::Known(RewriteKind::of_blocks(block, page))
             }
             (known, _) => known,
         }
@@ -369,7 +369,7 @@ impl Profile {
 
     /// Returns the log that a file belongs to: the first whose pattern matches its path. Returns `None` for a log
     /// [of an unknown format](Self::unknown_log).
-    pub fn log_of<'n>(&self, path: &'n Path) -> Option<(usize, Matched<'n>)> {
+    pub fn log_of<'n>(&self, path: &'n Path) -> Option<(usize, NameMatch<'n>)> {
         if self.unknown_log(path).is_some() {
             return None;
         }
@@ -451,7 +451,7 @@ impl Profile {
     /// # Ok::<(), pagekeeper_catalog::ProfileError>(())
     /// ```
     pub fn base_of_marker<'a>(&self, path: &'a Path) -> Option<&'a Path> {
-        let is_of_many = |marker: &&Pattern| {
+        let is_of_many = |marker: &&NamePattern| {
             marker.as_str().rsplit_once('/').is_some_and(|(above, _)| above.contains('*'))
         };
         self.markers.iter().filter(is_of_many).find_map(|marker| marker.base_of(path))

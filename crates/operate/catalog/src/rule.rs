@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
-use pagekeeper_policy::{DEFAULT_NEAR_FILES, DEFAULT_SLACK, DEFAULT_TOTAL, FileClass, Rule};
+use pagekeeper_policy::{DEFAULT_BUDGET_TOTAL, DEFAULT_NEAR_FILES, DEFAULT_SLACK, FileClass, Rule};
 use pagekeeper_text::Size;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Error, IntoDeserializer, MapAccess, Visitor};
@@ -26,7 +26,7 @@ const RULES: [(&str, Rule); 7] = {
         named(Rule::ReleaseOnRotation),
         named(Rule::ReleaseBehindFollowers { near_files: DEFAULT_NEAR_FILES, slack: DEFAULT_SLACK }),
         named(Rule::ReleaseBeforeCheckpoint { near_files: DEFAULT_NEAR_FILES, slack: DEFAULT_SLACK }),
-        named(Rule::Budget { bytes: 0, total: DEFAULT_TOTAL }),
+        named(Rule::Budget { bytes: 0, total: DEFAULT_BUDGET_TOTAL }),
         named(Rule::Direct),
     ]
 };

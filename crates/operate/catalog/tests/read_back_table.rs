@@ -14,7 +14,7 @@ use std::path::Path;
 
 use model::{CELL, MIB};
 use pagekeeper_catalog::{LogSpec, PositionSpec, Profile};
-use pagekeeper_policy::{FileClass, READ_BACK_EVIDENCE, Rewrite, RewriteSource, Rule, WINDOW};
+use pagekeeper_policy::{FileClass, READ_BACK_EVIDENCE_BYTES, RewriteKind, RewriteSource, Rule, WINDOW};
 use pagekeeper_text::Size;
 use world::{Op, World};
 
@@ -38,11 +38,11 @@ struct Outcome {
     twice: u64,
 }
 
-fn rewrite(spec: &LogSpec) -> Rewrite {
+fn rewrite(spec: &LogSpec) -> RewriteKind {
     match spec.rewrite {
-        RewriteSource::Detect => Rewrite::Never,
+        RewriteSource::Detect => RewriteKind::Never,
         // The device may be one of larger blocks.
-        RewriteSource::DeviceBlocks => Rewrite::WholePages,
+        RewriteSource::DeviceBlocks => RewriteKind::WholePages,
         RewriteSource::Known(rewrite) => rewrite,
     }
 }
@@ -90,8 +90,8 @@ fn row(profile: &Profile, spec: &LogSpec) -> String {
     // If the writer's position is inferred, pages that come there are taken for the writer's.
     let unseen = if spec.position == PositionSpec::Hidden { 5 * WINDOW } else { 0 };
     for (outcome, speed) in [(&slow, SLOW), (&fast, FAST)] {
-        assert!(outcome.until_kept < READ_BACK_EVIDENCE + unseen + speed, "{start} {outcome:?}");
-        assert!(outcome.twice <= READ_BACK_EVIDENCE + unseen, "{start} {outcome:?}");
+        assert!(outcome.until_kept < READ_BACK_EVIDENCE_BYTES + unseen + speed, "{start} {outcome:?}");
+        assert!(outcome.twice <= READ_BACK_EVIDENCE_BYTES + unseen, "{start} {outcome:?}");
     }
     format!("{start} {} | {} |", Size(slow.until_kept), Size(fast.until_kept))
 }

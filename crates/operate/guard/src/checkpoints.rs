@@ -25,7 +25,7 @@ use pagekeeper_catalog::checkpoint::postgresql::ControlFile;
 use pagekeeper_catalog::checkpoint::{innodb, postgresql};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, Expected, Inode, InspectedFile, Links};
-use pagekeeper_policy::{Checkpoint, CheckpointFacts, Facts, FileId, LogId, Rule};
+use pagekeeper_policy::{CheckpointFacts, CheckpointPosition, FileId, LogId, Rule, StepFacts};
 
 use crate::directory::{Directory, Log};
 use crate::entry::Entry;
@@ -108,7 +108,7 @@ impl Checkpoints {
     pub(crate) fn add(
         &mut self,
         directory: &Directory,
-        facts: &mut Facts,
+        facts: &mut StepFacts,
         problem: &mut dyn FnMut(PathBuf, String),
     ) {
         self.logs.retain(|log, _| directory.logs.contains_key(log));
@@ -119,7 +119,9 @@ impl Checkpoints {
             let found = match directory.spec(log).checkpoint {
                 CheckpointSpec::Unknown => Err("its profile does not say where its checkpoint is".to_owned()),
                 CheckpointSpec::AllFiles => Ok(None),
-                CheckpointSpec::NoFile => Ok(Some(Checkpoint::InSeries { sequence: u64::MAX, offset: 0 })),
+                CheckpointSpec::NoFile => {
+                    Ok(Some(CheckpointPosition::InSeries { sequence: u64::MAX, offset: 0 }))
+                }
                 CheckpointSpec::LastFile => Ok(last_file(log, facts)),
                 CheckpointSpec::PgControl => self.postgresql(directory, log),
                 CheckpointSpec::Innodb => self.innodb(&files),
@@ -146,7 +148,7 @@ impl Checkpoints {
 
     /// Returns the checkpoint in `global/pg_control`; `None` while that could not be read because its file
     /// system does not answer.
-    fn postgresql(&self, directory: &Directory, log: LogId) -> Result<Option<Checkpoint>, String> {
+    fn postgresql(&self, directory: &Directory, log: LogId) -> Result<Option<CheckpointPosition>, String> {
         let known = self.logs.get(&log).and_then(|known| known.control.as_ref());
         let Some((_, control)) = known else { return Ok(None) };
         let control = control.as_ref().map_err(Clone::clone)?;
@@ -154,12 +156,12 @@ impl Checkpoints {
             return Err("pg_control has segments of another size".to_owned());
         }
         let (sequence, offset) = control.place();
-        Ok(Some(Checkpoint::InSeries { sequence, offset }))
+        Ok(Some(CheckpointPosition::InSeries { sequence, offset }))
     }
 
     /// Returns the checkpoint in the headers of InnoDB's redo log files; `None` while these could not be read
     /// because their file system does not answer.
-    fn innodb(&self, files: &[(&OsStr, &Entry)]) -> Result<Option<Checkpoint>, String> {
+    fn innodb(&self, files: &[(&OsStr, &Entry)]) -> Result<Option<CheckpointPosition>, String> {
         let mut headers = Vec::with_capacity(files.len());
         for &(_, entry) in files {
             let header = self.headers.get(&entry.id).filter(|header| header.changed == entry.changed);
@@ -174,8 +176,10 @@ impl Checkpoints {
             holder.max_by_key(|(header, _)| header.start).ok_or("its files start after it")?;
         let offset = header.offset_of(latest, entry.size).ok_or("its files do not have the checkpoint")?;
         match (header.layout, files.len()) {
-            (Layout::Series, _) => Ok(Some(Checkpoint::InSeries { sequence: entry.sequence, offset })),
-            (Layout::Ring | Layout::OldRing, 1) => Ok(Some(Checkpoint::InRing { offset })),
+            (Layout::Series, _) => {
+                Ok(Some(CheckpointPosition::InSeries { sequence: entry.sequence, offset }))
+            }
+            (Layout::Ring | Layout::OldRing, 1) => Ok(Some(CheckpointPosition::InRing { offset })),
             (Layout::Ring | Layout::OldRing | Layout::RingOfFiles, _) => {
                 Err("it is a ring of several files, or may be one".to_owned())
             }
@@ -209,10 +213,10 @@ fn logs_of(directory: &Directory) -> Vec<(LogId, Vec<(&OsStr, &Entry)>)> {
 }
 
 /// Returns the checkpoint at the start of the newest file.
-fn last_file(log: LogId, facts: &Facts) -> Option<Checkpoint> {
+fn last_file(log: LogId, facts: &StepFacts) -> Option<CheckpointPosition> {
     let files = facts.files.iter().filter(|file| file.log == log && file.writer.is_some());
     let sequence = files.map(|file| file.sequence).max()?;
-    Some(Checkpoint::InSeries { sequence, offset: 0 })
+    Some(CheckpointPosition::InSeries { sequence, offset: 0 })
 }
 
 /// Reads `global/pg_control`, in the server's working directory, or beside the directory of the WAL.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use pagekeeper_kernel::Inode;
-use pagekeeper_policy::{FileClass, FileId, Rule, Warning};
+use pagekeeper_policy::{FileClass, FileId, LogWarning, Rule};
 use serde::Serialize;
 
 /// An act on a range of a file. Neither act can lose a byte.
@@ -57,7 +57,7 @@ pub struct FileWarning {
     /// The inode of that file.
     pub inode: Inode,
     /// The warning.
-    pub warning: Warning,
+    pub warning: LogWarning,
     /// The warning as a sentence, with what was measured of the disk and what helps.
     pub text: String,
     /// The index of its watched directory.

@@ -32,7 +32,7 @@ use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, Expected, Handle, Inode, InspectedFile, Links, Result};
 use pagekeeper_policy::names::SegmentSize;
-use pagekeeper_policy::{Facts, LogId, Rewrite, Rule};
+use pagekeeper_policy::{LogId, RewriteKind, Rule, StepFacts};
 
 use crate::config::WalReaderLimits;
 use crate::entry::{Entry, NextDue, OfDatabase};
@@ -132,7 +132,7 @@ pub(crate) struct Log {
     /// Its index among the profile's logs.
     pub(crate) spec: usize,
     /// The way in which its writer comes back to old bytes, as far as has been seen.
-    pub(crate) rewrite: Rewrite,
+    pub(crate) rewrite: RewriteKind,
     /// The database's settings that concern it.
     pub(crate) settings: LogSettings,
     /// The size of its segments, if it is PostgreSQL's and a file of it has such a size.
@@ -160,7 +160,7 @@ pub(crate) trait StateFileReader: Send {
         directory: &Directory,
         titles: &[(u32, String)],
         limits: &WalReaderLimits,
-        facts: &mut Facts,
+        facts: &mut StepFacts,
         problem: &mut dyn FnMut(PathBuf, String),
     );
 }

@@ -6,7 +6,7 @@
 //! the directory reports what can't be seen.
 
 use pagekeeper_kernel::Inode;
-use pagekeeper_policy::names::Number;
+use pagekeeper_policy::names::FileNumber;
 use pagekeeper_policy::{FileId, LogId, WINDOW};
 
 use crate::sample::{FileSample, LastStat, Sample};
@@ -29,7 +29,7 @@ pub(crate) struct Entry {
     pub(crate) id: FileId,
     pub(crate) log: LogId,
     /// The number in the file's name.
-    pub(crate) number: Number,
+    pub(crate) number: FileNumber,
     /// Its place in the log, by that number and the log's segment size.
     pub(crate) sequence: u64,
     pub(crate) inode: Inode,

@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use pagekeeper_catalog::{LogSpec, NewestSpec, PositionSpec};
 use pagekeeper_kernel::process::Access;
-use pagekeeper_policy::names::Number;
+use pagekeeper_policy::names::FileNumber;
 use pagekeeper_policy::{
-    DatabaseId, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position, Rewrite,
-    RewriteSource,
+    DatabaseId, FileClass, FileFacts, FileId, FilePosition, FollowerFacts, FollowerId, LogId, RewriteKind,
+    RewriteSource, StepFacts,
 };
 
 use crate::descriptors::Descriptor;
@@ -32,7 +32,7 @@ pub(crate) fn see(
     directory: &mut Directory,
     descriptors: &[&Descriptor],
     strangers: &HashSet<u32>,
-    facts: &mut Facts,
+    facts: &mut StepFacts,
 ) {
     let state = state_of(directory.tight, descriptors, strangers);
     if cfg!(debug_assertions) || !directory.facts_cache.is_of(state) {
@@ -41,7 +41,7 @@ pub(crate) fn see(
             directory.overwrites(log);
         }
         recognise_relay_logs(directory, &by_file);
-        let mut seen = Facts::default();
+        let mut seen = StepFacts::default();
         add(directory, &by_file, strangers, &mut seen);
         directory.facts_cache.take(state, seen);
     }
@@ -132,7 +132,7 @@ struct ActiveLog<'a> {
 impl ActiveLog<'_> {
     /// Returns a file's place in the log.
     fn sequence(&self, entry: &Entry) -> u64 {
-        if entry.number != Number::None {
+        if entry.number != FileNumber::None {
             return entry.sequence;
         }
         let place =
@@ -142,7 +142,7 @@ impl ActiveLog<'_> {
 }
 
 /// Adds the facts of one directory: the files that matter now, and the followers among `by_file`.
-fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, facts: &mut Facts) {
+fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, facts: &mut StepFacts) {
     let mut logs: BTreeMap<LogId, ActiveLog<'_>> = BTreeMap::new();
     for entry in directory.entries.values() {
         let group = logs.entry(entry.log).or_insert_with(|| ActiveLog {
@@ -151,7 +151,7 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, fa
             latest: entry,
             by_change: Vec::new(),
         });
-        if entry.number == Number::None {
+        if entry.number == FileNumber::None {
             group.by_change.push(entry);
         }
         if !entry.sample.windows.is_empty() || by_file.contains_key(&entry.id) {
@@ -190,7 +190,7 @@ fn add(directory: &Directory, by_file: &ByFile<'_>, strangers: &HashSet<u32>, fa
             // It may be recycled. The next tick shows that, and until then it is left alone.
             let may_be_recycled = spec.rewrite == RewriteSource::Detect
                 && spec.position == PositionSpec::Descriptor
-                && rewrite == Rewrite::Never;
+                && rewrite == RewriteKind::Never;
             if may_be_recycled && short_of_end(entry, by_file).is_some() {
                 continue;
             }
@@ -234,7 +234,7 @@ fn newest(by: NewestSpec, group: &mut ActiveLog<'_>, by_file: &ByFile<'_>) -> Ve
         |entry: &&&Entry| by_file.get(&entry.id).into_iter().flatten().any(|descriptor| descriptor.writes());
     let open = group.active.iter().filter(open_for_writing);
     let newest = match by {
-        NewestSpec::Number if group.latest.number == Number::None => {
+        NewestSpec::Number if group.latest.number == FileNumber::None => {
             let mut newest: Vec<FileId> = open.map(|entry| entry.id).collect();
             // A new file, whose descriptor was not seen yet.
             if !newest.contains(&group.latest.id) {
@@ -260,16 +260,16 @@ fn newest(by: NewestSpec, group: &mut ActiveLog<'_>, by_file: &ByFile<'_>) -> Ve
     vec![newest.id]
 }
 
-fn position(spec: &LogSpec, rewrite: Rewrite, entry: &Entry, by_file: &ByFile<'_>) -> Position {
+fn position(spec: &LogSpec, rewrite: RewriteKind, entry: &Entry, by_file: &ByFile<'_>) -> FilePosition {
     match spec.position {
-        PositionSpec::Hidden => return Position::Unknown,
-        PositionSpec::Descriptor if rewrite == Rewrite::Never => return Position::At(entry.size),
+        PositionSpec::Hidden => return FilePosition::Unknown,
+        PositionSpec::Descriptor if rewrite == RewriteKind::Never => return FilePosition::At(entry.size),
         PositionSpec::Descriptor | PositionSpec::Preallocated => {}
     }
     let writers = by_file.get(&entry.id).into_iter().flatten().filter(|other| other.writes());
     match writers.map(|descriptor| descriptor.position).max() {
-        Some(position) if position > 0 => Position::At(position),
-        _ => Position::Unknown,
+        Some(position) if position > 0 => FilePosition::At(position),
+        _ => FilePosition::Unknown,
     }
 }
 
@@ -288,12 +288,12 @@ fn follower(
     let position = match descriptor.access {
         // Where the writer uses pwrite, the server's own readers use pread, which moves no descriptor.
         Access::ReadOnly if spec.position == PositionSpec::Hidden && descriptor.position == 0 => {
-            Position::Unknown
+            FilePosition::Unknown
         }
-        Access::ReadOnly => Position::At(descriptor.position),
+        Access::ReadOnly => FilePosition::At(descriptor.position),
         // The threads of a replica share one descriptor while the reader keeps up; its position is that of
         // either.
-        Access::ReadWrite if spec.class == FileClass::Relay || spec.indexed => Position::Unknown,
+        Access::ReadWrite if spec.class == FileClass::Relay || spec.indexed => FilePosition::Unknown,
         Access::ReadWrite | Access::WriteOnly | Access::Neither => return None,
     };
     let id = FollowerId(hash_of(&(descriptor.pid, descriptor.fd)));

@@ -8,7 +8,7 @@
 
 use std::collections::HashSet;
 
-use pagekeeper_policy::{Facts, FileFacts, FileId, FollowerFacts};
+use pagekeeper_policy::{FileFacts, FileId, FollowerFacts, StepFacts};
 
 use crate::descriptor::Descriptor;
 use crate::ids::hash_of;
@@ -49,7 +49,7 @@ impl FactsCache {
     }
 
     /// Stores the facts that were made from this state.
-    pub(crate) fn take(&mut self, state: u64, seen: Facts) {
+    pub(crate) fn take(&mut self, state: u64, seen: StepFacts) {
         debug_assert!(
             !self.is_of(state) || self.files == seen.files && self.followers == seen.followers,
             "{self:?} is remembered, and seen is {seen:?}"
@@ -59,7 +59,7 @@ impl FactsCache {
     }
 
     /// Adds the cached facts to `facts`.
-    pub(crate) fn add_to(&self, facts: &mut Facts) {
+    pub(crate) fn add_to(&self, facts: &mut StepFacts) {
         facts.files.extend_from_slice(&self.files);
         facts.followers.extend_from_slice(&self.followers);
     }

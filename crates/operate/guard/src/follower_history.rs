@@ -66,14 +66,14 @@ impl FollowerHistory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_policy::{FollowerId, Position};
+    use pagekeeper_policy::{FilePosition, FollowerId};
 
     fn at(sequences: &[u64]) -> Vec<FollowerFacts> {
         let follower = |&sequence| FollowerFacts {
             id: FollowerId(0),
             log: LogId(1),
             sequence,
-            position: Position::At(0),
+            position: FilePosition::At(0),
             near_files: 0,
         };
         sequences.iter().map(follower).collect()

@@ -22,9 +22,9 @@ use pagekeeper_catalog::{CheckpointSpec, LogSpec, Profile};
 use pagekeeper_kernel::{
     Error, Expected, Inode, InspectedFile, Result, page_size, physical_block_size, residency,
 };
-use pagekeeper_policy::names::Number;
+use pagekeeper_policy::names::FileNumber;
 use pagekeeper_policy::shares::shares;
-use pagekeeper_policy::{FileId, Rewrite, RewriteSource};
+use pagekeeper_policy::{FileId, RewriteKind, RewriteSource};
 use rustix::fs::{AtFlags, FileType, RawDir, SeekFrom, StatxFlags};
 
 use crate::budget::Turn;
@@ -143,8 +143,8 @@ impl NameListing {
         }
         let Some((spec, matched)) = profile.log_of(path) else { return };
         let order = match matched.number {
-            Number::None => last_change(fd, name),
-            Number::Counted(_) | Number::WalSegment(_) => matched.number.sequence(None).into(),
+            FileNumber::None => last_change(fd, name),
+            FileNumber::Counted(_) | FileNumber::WalSegment(_) => matched.number.sequence(None).into(),
         };
         self.logs.entry((spec, matched.log())).or_default().push((order, name.to_os_string()));
         self.kept += 1;
@@ -194,7 +194,7 @@ pub(crate) struct NewFile {
     pub(crate) spec: usize,
     /// The part of its name that is common to the files of one log.
     pub(crate) stem: Vec<u8>,
-    pub(crate) number: Number,
+    pub(crate) number: FileNumber,
     pub(crate) inode: Inode,
     /// Its owner.
     pub(crate) user: u32,
@@ -206,7 +206,7 @@ pub(crate) struct NewFile {
     pub(crate) changed: i128,
     pub(crate) size: u64,
     /// The way in which its log is rewritten, as far as that is known before the writer was seen.
-    pub(crate) rewrite: Rewrite,
+    pub(crate) rewrite: RewriteKind,
     pub(crate) settings: LogSettings,
 }
 
@@ -291,7 +291,7 @@ impl Inspection<'_> {
         &self,
         name: &OsStr,
         indexed: &mut HashMap<OsString, bool>,
-        at_first: &mut HashMap<usize, (Rewrite, LogSettings)>,
+        at_first: &mut HashMap<usize, (RewriteKind, LogSettings)>,
     ) -> Option<NewFile> {
         let path = self.path.join(name);
         let (spec, matched) = self.profile.log_of(&path)?;
@@ -317,7 +317,7 @@ impl Inspection<'_> {
         let (rewrite, settings) = known.clone();
         // The file itself counts more than any setting.
         let is_unknown = matches!(settings.format, LogFormat::Unknown(_));
-        let rewrite = if is_unknown { Rewrite::SubPages } else { rewrite };
+        let rewrite = if is_unknown { RewriteKind::SubPages } else { rewrite };
         Some(NewFile {
             name: name.to_os_string(),
             spec,
@@ -336,7 +336,7 @@ impl Inspection<'_> {
 
     /// Returns how a log is rewritten as far as that is known before its writer was seen, and what the
     /// database's settings say about it.
-    pub(crate) fn known_at_first(&self, spec: &LogSpec, dev: u64) -> (Rewrite, LogSettings) {
+    pub(crate) fn known_at_first(&self, spec: &LogSpec, dev: u64) -> (RewriteKind, LogSettings) {
         let recycled = spec.recycled_if.as_ref();
         let recycled =
             recycled.map(|recycled| are_recycled(self.fd, self.settings, recycled, || self.server.get()));
@@ -346,8 +346,8 @@ impl Inspection<'_> {
         };
         let decided = how_written(spec, device, page_size(), || self.server.get());
         let rewrite = decided.rewrite.unwrap_or(match recycled {
-            Some(Some(true)) => Rewrite::SubPages,
-            _ => Rewrite::Never,
+            Some(Some(true)) => RewriteKind::SubPages,
+            _ => RewriteKind::Never,
         });
         let has_setting = recycled != Some(None);
         (rewrite, LogSettings { has_setting, by: decided.by.map(Into::into), format: LogFormat::Unseen })

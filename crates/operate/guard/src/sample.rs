@@ -14,7 +14,7 @@ use std::path::Path;
 use pagekeeper_kernel::{
     Expected, FileSystem, Inode, InspectedFile, Residency, Result, residency, stat_in, status_changed,
 };
-use pagekeeper_policy::{WINDOW, Window};
+use pagekeeper_policy::{WINDOW, WindowFacts};
 use rustix::fs::Stat;
 
 use crate::budget::Turn;
@@ -31,12 +31,12 @@ pub(crate) struct Sample {
     /// Bytes dirty or under writeback.
     pub(crate) unwritten: u64,
     /// The windows that have resident pages, ascending.
-    pub(crate) windows: Vec<Window>,
+    pub(crate) windows: Vec<WindowFacts>,
 }
 
 impl Sample {
     /// Replaces all windows in a range by newly sampled ones.
-    pub(crate) fn replace(&mut self, range: &Range<u64>, new: Vec<Window>) {
+    pub(crate) fn replace(&mut self, range: &Range<u64>, new: Vec<WindowFacts>) {
         let first = self.windows.partition_point(|window| window.end <= range.start);
         let last = self.windows.partition_point(|window| window.start < range.end).max(first);
         let (was, is) = (sums(&self.windows[first..last]), sums(&new));
@@ -47,7 +47,7 @@ impl Sample {
 }
 
 /// Returns the resident and unwritten bytes of windows.
-fn sums(windows: &[Window]) -> (u64, u64) {
+fn sums(windows: &[WindowFacts]) -> (u64, u64) {
     windows.iter().fold((0, 0), |(resident, unwritten), window| {
         (resident + window.resident, unwritten + window.unwritten)
     })
@@ -193,7 +193,7 @@ pub(crate) fn sample(file: &InspectedFile, limits: &SampleLimits<'_>) -> Result<
 }
 
 /// Returns the windows with resident pages in a range of a file.
-pub(crate) fn sample_again(file: &InspectedFile, range: Range<u64>) -> Result<Vec<Window>> {
+pub(crate) fn sample_again(file: &InspectedFile, range: Range<u64>) -> Result<Vec<WindowFacts>> {
     let mut scan = SampleScan::default();
     let counts = residency(file, range.clone())?;
     if counts.resident > 0 && !range.is_empty() {
@@ -227,7 +227,7 @@ impl SampleScan {
         limits: Option<&SampleLimits<'_>>,
     ) -> Result<()> {
         if width <= WINDOW {
-            self.sample.windows.push(Window {
+            self.sample.windows.push(WindowFacts {
                 start: range.start,
                 end: range.end,
                 resident: seen.resident,
@@ -502,7 +502,7 @@ mod tests {
 
     #[test]
     fn a_range_that_was_seen_anew_takes_the_place_of_the_old() {
-        let window = |index: u64, resident| Window {
+        let window = |index: u64, resident| WindowFacts {
             start: index * WINDOW,
             end: (index + 1) * WINDOW,
             resident,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_policy::Facts;
+use pagekeeper_policy::StepFacts;
 
 use crate::checkpoints::Checkpoints;
 use crate::config::WalReaderLimits;
@@ -39,7 +39,7 @@ impl StateFileReader for StateFiles {
         directory: &Directory,
         titles: &[(u32, String)],
         limits: &WalReaderLimits,
-        facts: &mut Facts,
+        facts: &mut StepFacts,
         problem: &mut dyn FnMut(PathBuf, String),
     ) {
         self.checkpoints.add(directory, facts, problem);

@@ -28,8 +28,8 @@ use pagekeeper_catalog::postgresql::slot::{self, ReplicationSlot};
 use pagekeeper_catalog::postgresql::{WalReaderKind, wal_reader};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, Expected, Handle, InspectedFile, Links, Result, first_names};
-use pagekeeper_policy::names::{Number, SegmentSize};
-use pagekeeper_policy::{Facts, FileId, FollowerFacts, FollowerId, LogId, Position, Rule};
+use pagekeeper_policy::names::{FileNumber, SegmentSize};
+use pagekeeper_policy::{FileId, FilePosition, FollowerFacts, FollowerId, LogId, Rule, StepFacts};
 use pagekeeper_text::escaped;
 
 use crate::config::WalReaderLimits;
@@ -181,7 +181,7 @@ impl WalReaders {
         directory: &Directory,
         titles: &[(u32, String)],
         limits: &WalReaderLimits,
-        facts: &mut Facts,
+        facts: &mut StepFacts,
         problem: &mut dyn FnMut(PathBuf, String),
     ) {
         let Some(wal) = FollowedWal::of(directory) else { return };
@@ -214,7 +214,8 @@ impl WalReaders {
                     None => archiver.is_some() || (directory.owner.is_none() && entry.sequence < writer),
                 };
                 let open = wal.unarchived_near(directory, writer, limits, is_open);
-                open.map(|(_, entry)| (entry.sequence, Position::At(0))).min_by_key(|(sequence, _)| *sequence)
+                open.map(|(_, entry)| (entry.sequence, FilePosition::At(0)))
+                    .min_by_key(|(sequence, _)| *sequence)
             }
             None => archiver.flatten(),
         };
@@ -248,7 +249,7 @@ impl FollowedWal {
         if !directory.profile.postgresql_titles {
             return None;
         }
-        let is_segment = |entry: &&Entry| matches!(entry.number, Number::WalSegment(_));
+        let is_segment = |entry: &&Entry| matches!(entry.number, FileNumber::WalSegment(_));
         let log = directory.entries.values().find(is_segment)?.log;
         match directory.rule(log) {
             Rule::ReleaseBehindFollowers { near_files, .. }
@@ -292,7 +293,7 @@ impl FollowedWal {
     fn follower(
         &self,
         id: FollowerId,
-        (sequence, position): (u64, Position),
+        (sequence, position): (u64, FilePosition),
         near_files: u64,
     ) -> FollowerFacts {
         FollowerFacts { id, log: self.log, sequence, position, near_files }
@@ -306,7 +307,7 @@ impl FollowedWal {
         let follower = |(name, slot): &NamedSlot| {
             let (sequence, offset) = size.place_of(slot.restart_lsn?);
             let id = FollowerId(hash_of(&("slot", name, self.log.0)));
-            Some(self.follower(id, (sequence, Position::At(offset)), 0))
+            Some(self.follower(id, (sequence, FilePosition::At(offset)), 0))
         };
         slots.iter().filter_map(follower).collect()
     }

@@ -194,7 +194,7 @@ fn file_action(file: &FileSpec) -> FileAction {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_policy::{BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, Rewrite, RewriteSource};
+    use pagekeeper_policy::{BulkPages, DEFAULT_NEAR_FILES, DEFAULT_SLACK, RewriteKind, RewriteSource};
     use pagekeeper_preload::settings::{Part, Plan};
 
     fn text(choice: &Choice) -> String {
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(rocksdb.rule_for(b"/d/LOG").map(|rule| rule.1), None);
         assert_eq!(
             plan("postgres").rule_for(b"pg_wal/000000010000000000000001").map(|rule| rule.1),
-            Some(log(FOLLOWED, RewriteSource::Known(Rewrite::WholePages)))
+            Some(log(FOLLOWED, RewriteSource::Known(RewriteKind::WholePages)))
         );
     }
 
@@ -259,7 +259,7 @@ mod tests {
             let mysql = plan.rule_for(b"/d/#innodb_redo/#ib_redo7").map(|rule| rule.1);
             assert_eq!(
                 mysql,
-                redo.then(|| log(BEHIND_WRITER, RewriteSource::Known(Rewrite::WholePages))),
+                redo.then(|| log(BEHIND_WRITER, RewriteSource::Known(RewriteKind::WholePages))),
                 "{comm}"
             );
             assert_eq!(
@@ -268,7 +268,7 @@ mod tests {
             );
             assert_eq!(
                 plan.rule_for(b"/d/bin.000002").map(|rule| rule.1),
-                Some(log(FOLLOWED, RewriteSource::Known(Rewrite::Never)))
+                Some(log(FOLLOWED, RewriteSource::Known(RewriteKind::Never)))
             );
             assert_eq!(
                 plan.rule_for(b"/d/shop/orders.ibd").map(|rule| rule.1),

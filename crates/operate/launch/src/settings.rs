@@ -179,7 +179,7 @@ fn profiles<'a>(lines: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Vec<Profil
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagekeeper_policy::{BulkPages, Rewrite, RewriteSource, Rule};
+    use pagekeeper_policy::{BulkPages, RewriteKind, RewriteSource, Rule};
 
     fn settings() -> Settings {
         let file = |pattern: &str, action| FileRule { pattern: pattern.to_owned(), action };
@@ -200,7 +200,7 @@ mod tests {
                             "#innodb_redo/#ib_redo{n}",
                             FileAction::Log {
                                 rule: Rule::ReleaseBehindWriter { slack: 1 },
-                                rewrite: RewriteSource::Known(Rewrite::WholePages),
+                                rewrite: RewriteSource::Known(RewriteKind::WholePages),
                             },
                         ),
                         file("*.ibd", FileAction::Data { direct_only: true }),
@@ -241,7 +241,7 @@ mod tests {
             redo,
             Some(FileAction::Log {
                 rule: Rule::ReleaseBehindWriter { slack: 1 },
-                rewrite: RewriteSource::Known(Rewrite::WholePages)
+                rewrite: RewriteSource::Known(RewriteKind::WholePages)
             })
         );
         assert_eq!(

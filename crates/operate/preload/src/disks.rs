@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use pagekeeper_policy::disk_turn::{TurnAnswer, TurnClaim, TurnRequest, answer};
 use pagekeeper_policy::pacer::{Pacer, WORDS, WrittenPart};
-use pagekeeper_policy::write_behind::Pace;
+use pagekeeper_policy::write_behind::WritePace;
 
 use crate::sys;
 
@@ -81,7 +81,7 @@ impl DiskShare {
     /// Returns the share of a new writer to that device.
     pub(crate) fn of(device: u64) -> Self {
         let number = NEXT_WRITER.fetch_add(1, Ordering::Relaxed);
-        let writer = number % TurnClaim::WRITERS + 1;
+        let writer = number % TurnClaim::WRITERS_MAX + 1;
         Self { disk: WrittenDisk::of(device), is_counted: false, writer }
     }
 
@@ -91,12 +91,12 @@ impl DiskShare {
     }
 
     fn pacer(&self) -> Pacer {
-        self.disk.map_or(Pacer::NEW, WrittenDisk::pacer)
+        self.disk.map_or(Pacer::new(), WrittenDisk::pacer)
     }
 
     /// Returns the pace of this writer for calls of `length` bytes, in a process whose writers
     /// together may have `budget` bytes unwritten.
-    pub(crate) fn pace(&self, budget: u64, length: u64, release: bool) -> Pace {
+    pub(crate) fn pace(&self, budget: u64, length: u64, release: bool) -> WritePace {
         let pacer = self.pacer();
         let others = |writers: &AtomicU64| {
             let counted = writers.load(Ordering::Relaxed);
@@ -104,7 +104,7 @@ impl DiskShare {
         };
         let on_disk = self.disk.map_or(1, |disk| others(&disk.writers));
         let backlog = (pacer.backlog() / on_disk).min(budget / others(&ALL_WRITERS));
-        Pace::of(pacer.part(), backlog, length, release)
+        WritePace::of(pacer.part(), backlog, length, release)
     }
 
     /// Counts it as a writer that has written more than one step.

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use libc::c_int;
 use pagekeeper_policy::WINDOW;
-use pagekeeper_policy::stream::StreamOf;
+use pagekeeper_policy::stream::StreamWindows;
 
 use crate::counters::Count;
 use crate::process::count;
@@ -40,9 +40,9 @@ impl ResidencyProbe {
 
     /// Samples a range of a file of `size` bytes, for a stream. Returns `false` if that is not
     /// possible.
-    pub fn sample<const PARTLY: usize>(
+    pub fn sample<const PARTIAL_MAX: usize>(
         &mut self,
-        stream: &mut StreamOf<PARTLY>,
+        stream: &mut StreamWindows<PARTIAL_MAX>,
         fd: c_int,
         range: &Range<u64>,
         size: u64,
@@ -86,9 +86,9 @@ impl ResidencyProbe {
     }
 
     /// Samples by cachestat(2). Returns `false` if that is not possible.
-    fn by_cachestat<const PARTLY: usize>(
+    fn by_cachestat<const PARTIAL_MAX: usize>(
         &mut self,
-        stream: &mut StreamOf<PARTLY>,
+        stream: &mut StreamWindows<PARTIAL_MAX>,
         fd: c_int,
         range: &Range<u64>,
         size: u64,
@@ -98,7 +98,7 @@ impl ResidencyProbe {
         }
         match resident(fd, range) {
             Ok(bytes) => {
-                if stream.saw(range, bytes) {
+                if stream.record_residency(range, bytes) {
                     return true;
                 }
             }
@@ -112,7 +112,7 @@ impl ResidencyProbe {
             }
         }
         for window in windows(range) {
-            let known = resident(fd, &window).is_ok_and(|bytes| stream.saw(&window, bytes));
+            let known = resident(fd, &window).is_ok_and(|bytes| stream.record_residency(&window, bytes));
             if !known {
                 self.sample_pages(stream, fd, &window, size);
             }
@@ -126,9 +126,9 @@ impl ResidencyProbe {
     }
 
     /// Samples each page of a window if that is possible.
-    fn sample_pages<const PARTLY: usize>(
+    fn sample_pages<const PARTIAL_MAX: usize>(
         &mut self,
-        stream: &mut StreamOf<PARTLY>,
+        stream: &mut StreamWindows<PARTIAL_MAX>,
         fd: c_int,
         window: &Range<u64>,
         size: u64,
@@ -136,9 +136,9 @@ impl ResidencyProbe {
         let mut pages = [0_u8; WINDOW_PAGES_MAX];
         let bytes = if self.sees_pages(fd, size) { resident_pages(fd, window, &mut pages) } else { None };
         let Some(bytes) = bytes else { return count(Count::StreamUnobserved, window.end - window.start) };
-        if !stream.saw(window, bytes) {
+        if !stream.record_residency(window, bytes) {
             let count = (window.end - window.start).div_ceil(sys::page_size()) as usize;
-            stream.saw_pages(window.start, sys::page_size(), pages.get(..count).unwrap_or_default());
+            stream.record_pages(window.start, sys::page_size(), pages.get(..count).unwrap_or_default());
         }
     }
 }

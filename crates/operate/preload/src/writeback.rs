@@ -84,7 +84,7 @@ pub(crate) struct Outflow {
 
 impl Outflow {
     /// Nothing to write.
-    pub(crate) const NONE: Self = Self { queue: WriteQueue::NEW, parts: WriteParts::NEW, step: 0 };
+    pub(crate) const NONE: Self = Self { queue: WriteQueue::new(), parts: WriteParts::new(), step: 0 };
 
     /// Sets the bytes of a step in which parts are started.
     pub(crate) fn set_step(&mut self, step: u64) {

@@ -126,7 +126,7 @@ impl Devices {
     /// Returns the most bytes that writers to a device may have unwritten.
     pub(crate) fn bound(&self, dev: u64) -> u64 {
         let known = self.workers.iter().find(|worker| worker.dev == dev);
-        known.map_or_else(|| Pacer::NEW.backlog(), |worker| worker.bound.load(Ordering::Relaxed))
+        known.map_or_else(|| Pacer::new().backlog(), |worker| worker.bound.load(Ordering::Relaxed))
     }
 
     /// Takes a job, to be handed over by [`Self::send`]. Returns its result if no thread can be started.
@@ -167,7 +167,7 @@ impl Devices {
             return Some(known);
         }
         let count = self.workers.len();
-        let bound = Arc::new(AtomicU64::new(Pacer::NEW.backlog()));
+        let bound = Arc::new(AtomicU64::new(Pacer::new().backlog()));
         if let Some(jobs) = (count < WORKERS_MAX).then(|| self.start(count, &bound)).flatten() {
             self.workers.push(Worker { dev, jobs, batch: Vec::new(), queued: 0, bound });
             return Some(count);

@@ -88,7 +88,7 @@ pub(crate) struct Writing {
 impl Writing {
     pub(crate) fn new(pace: StreamPace, bound: Arc<AtomicU64>, shares: DiskShares) -> Self {
         let (waiting, open) = (VecDeque::new(), VecDeque::new());
-        Self { pacer: Pacer::NEW, pace, bound, shares, waiting, open, done_at: None, pause_until: None }
+        Self { pacer: Pacer::new(), pace, bound, shares, waiting, open, done_at: None, pause_until: None }
     }
 
     /// Learns from a part of a device that is written. Returns the nanoseconds for which nothing is to be

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::pacer::{Pacer, WrittenPart};
 use crate::read_pace::ReadDuty;
-use crate::write_behind::Pace;
+use crate::write_behind::WritePace;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
@@ -124,7 +124,7 @@ impl Output {
             self.last_done = done;
             self.not_before = self.not_before.max(done + self.pacer.written(part));
         }
-        let pace = Pace::of(self.pacer.part(), self.pacer.backlog(), 128 << 10, true);
+        let pace = WritePace::of(self.pacer.part(), self.pacer.backlog(), 128 << 10, true);
         let in_flight = |parts: &VecDeque<(u64, u64, u64, u64)>| parts.iter().map(|part| part.0).sum::<u64>();
         while now >= self.not_before
             && (self.parts.is_empty() || in_flight(&self.parts) + pace.step <= self.pacer.piece())

@@ -5,28 +5,28 @@
 
 /// The syntax of a number in a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Class {
+pub(super) enum NumberSyntax {
     Decimal,
     Hexadecimal,
     WalSegment,
 }
 
-impl Class {
+impl NumberSyntax {
     /// Reads the number at the start of `text`, and returns it with the rest.
-    pub(super) fn read(self, text: &[u8]) -> Option<(Number, &[u8])> {
+    pub(super) fn read(self, text: &[u8]) -> Option<(FileNumber, &[u8])> {
         let (length, radix) = match self {
             Self::Decimal => (text.iter().take_while(|byte| byte.is_ascii_digit()).count(), 10),
             Self::Hexadecimal => (hexadecimal_digits(text), 16),
             Self::WalSegment => {
-                let (digits, after) = text.split_at_checked(WalSegment::DIGITS)?;
-                return Some((Number::WalSegment(WalSegment::of_name(digits)?), after));
+                let (digits, after) = text.split_at_checked(WalSegment::NAME_DIGITS)?;
+                return Some((FileNumber::WalSegment(WalSegment::of_name(digits)?), after));
             }
         };
         let (digits, after) = text.split_at_checked(length)?;
         if digits.is_empty() {
             return None;
         }
-        Some((Number::Counted(value(digits, radix)?), after))
+        Some((FileNumber::Counted(value(digits, radix)?), after))
     }
 
     /// Whether this byte belongs to the number that follows it. A WAL segment has a fixed length.
@@ -53,7 +53,7 @@ fn value(digits: &[u8], radix: u32) -> Option<u64> {
 
 /// The number in a name that orders the files of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Number {
+pub enum FileNumber {
     /// The name has no number.
     None,
     /// A number that goes up by 1 from file to file.
@@ -62,7 +62,7 @@ pub enum Number {
     WalSegment(WalSegment),
 }
 
-impl Number {
+impl FileNumber {
     /// Returns the file's position in its log: the next file's sequence is larger by 1. Returns 0 for a name
     /// without a number. WAL segments need the segment size of their log ([`WalSegment::sequence`]).
     pub const fn sequence(self, segment_size: Option<SegmentSize>) -> u64 {
@@ -87,12 +87,12 @@ pub struct WalSegment {
 
 impl WalSegment {
     /// Length of a segment name.
-    pub const DIGITS: usize = 24;
+    pub const NAME_DIGITS: usize = 24;
 
     /// Parses a name: 24 digits, upper-case as PostgreSQL writes them.
     pub fn of_name(name: &[u8]) -> Option<Self> {
         let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'A'..=b'F');
-        if name.len() != Self::DIGITS || !name.iter().all(is_digit) {
+        if name.len() != Self::NAME_DIGITS || !name.iter().all(is_digit) {
             return None;
         }
         let part = |from: usize, to: usize| u32::try_from(value(name.get(from..to)?, 16)?).ok();

@@ -7,22 +7,22 @@ use std::path::Path;
 use std::str::FromStr;
 
 use super::rotation::without_rotation;
-use super::{Matched, Number, check, directories, matches, matches_name, split_last};
+use super::{FileNumber, NameMatch, check, directories, matches, matches_name, split_last};
 
 /// A checked pattern.
 ///
 /// ```
-/// use pagekeeper_policy::names::Pattern;
+/// use pagekeeper_policy::names::NamePattern;
 /// use std::path::Path;
 ///
-/// let pattern: Pattern = "*.{n}".parse()?;
+/// let pattern: NamePattern = "*.{n}".parse()?;
 /// let matched = pattern.matches(Path::new("/var/lib/mysql/binlog.000012")).unwrap();
 /// assert_eq!(matched.number.sequence(None), 12);
 /// assert_eq!(matched.index_name(), "binlog.index");
 /// # Ok::<(), pagekeeper_policy::names::PatternError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pattern {
+pub struct NamePattern {
     text: String,
 }
 
@@ -41,15 +41,15 @@ impl fmt::Display for PatternError {
 
 impl std::error::Error for PatternError {}
 
-impl Pattern {
+impl NamePattern {
     /// Matches the last components of a path: the file name, and as many directories above it as the pattern
     /// names.
-    pub fn matches<'n>(&self, path: &'n Path) -> Option<Matched<'n>> {
+    pub fn matches<'n>(&self, path: &'n Path) -> Option<NameMatch<'n>> {
         matches(self.text.as_bytes(), path.as_os_str().as_bytes())
     }
 
     /// Matches a bare file name, in any directory.
-    pub fn matches_name<'n>(&self, name: &'n OsStr) -> Option<Matched<'n>> {
+    pub fn matches_name<'n>(&self, name: &'n OsStr) -> Option<NameMatch<'n>> {
         matches_name(split_last(self.text.as_bytes()).1, name.as_bytes())
     }
 
@@ -76,7 +76,7 @@ impl Pattern {
     }
 }
 
-impl FromStr for Pattern {
+impl FromStr for NamePattern {
     type Err = PatternError;
 
     fn from_str(text: &str) -> Result<Self, PatternError> {
@@ -86,7 +86,7 @@ impl FromStr for Pattern {
     }
 }
 
-impl Matched<'_> {
+impl NameMatch<'_> {
     /// Returns the common part of the names of one log: the stem. If no number orders the files, dates and the
     /// numbers of rotated files are removed from it.
     ///
@@ -101,8 +101,8 @@ impl Matched<'_> {
     pub fn log(&self) -> Vec<u8> {
         let stem = self.stem().concat();
         match self.number {
-            Number::None => without_rotation(&stem),
-            Number::Counted(_) | Number::WalSegment(_) => stem,
+            FileNumber::None => without_rotation(&stem),
+            FileNumber::Counted(_) | FileNumber::WalSegment(_) => stem,
         }
     }
 
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_path_leads_to_the_directory_above_those_named() {
-        let pattern: Pattern = "base/*/{n}".parse().unwrap();
+        let pattern: NamePattern = "base/*/{n}".parse().unwrap();
         assert_eq!(pattern.base_of(Path::new("/d/base/5/7")), Some(Path::new("/d")));
         assert_eq!(pattern.base_of(Path::new("/d/base/./5//7")), Some(Path::new("/d")));
         assert_eq!(pattern.base_of(Path::new("base/5/7")), Some(Path::new("")));
@@ -136,14 +136,14 @@ mod tests {
             ("base/*/{n}", None, false),
             ("*/{n}", None, false),
         ] {
-            let pattern: Pattern = pattern.parse().unwrap();
+            let pattern: NamePattern = pattern.parse().unwrap();
             assert_eq!((pattern.directory(), pattern.is_for_logs()), (directory, is_for_logs), "{pattern:?}");
         }
     }
 
     #[test]
     fn a_refused_pattern_is_named_with_the_reason() {
-        let error = "{n}.{n}".parse::<Pattern>().unwrap_err().to_string();
+        let error = "{n}.{n}".parse::<NamePattern>().unwrap_err().to_string();
         assert_eq!(error, "\"{n}.{n}\" is not a file pattern: it has more than one number to order files by");
     }
 }

@@ -9,7 +9,7 @@ const DATE_DIGITS_MIN: usize = 6;
 
 /// Words that stand for a date, in full or by their first three letters, and the suffix of a log that was rotated
 /// once.
-const WORDS: [&[u8]; 20] = [
+const DATE_WORDS: [&[u8]; 20] = [
     b"Monday",
     b"Tuesday",
     b"Wednesday",
@@ -33,12 +33,12 @@ const WORDS: [&[u8]; 20] = [
 ];
 
 /// The endings of compressed rotated files.
-const COMPRESSED: [&[u8]; 4] = [b".gz", b".xz", b".bz2", b".zst"];
+const COMPRESSED_SUFFIXES: [&[u8]; 4] = [b".gz", b".xz", b".bz2", b".zst"];
 
 /// Returns a name without the parts that rotation changes and the separators before them.
 pub(super) fn without_rotation(name: &[u8]) -> Vec<u8> {
     let mut kept = Vec::with_capacity(name.len());
-    let mut rest = COMPRESSED.iter().find_map(|ending| name.strip_suffix(*ending)).unwrap_or(name);
+    let mut rest = COMPRESSED_SUFFIXES.iter().find_map(|ending| name.strip_suffix(*ending)).unwrap_or(name);
     // Whether the last part other than a separator was dropped: short numbers after it continue the date.
     let mut is_in_date = false;
     while let Some((part, after)) = split_part(rest) {
@@ -75,7 +75,7 @@ fn is_date(part: &[u8], is_in_date: bool) -> bool {
             is_in_date || is_year || part.len() >= DATE_DIGITS_MIN
         }
         b"T" | b"Z" => is_in_date,
-        _ => WORDS.iter().any(|word| *word == part || word.get(..3) == Some(part)),
+        _ => DATE_WORDS.iter().any(|word| *word == part || word.get(..3) == Some(part)),
     }
 }
 

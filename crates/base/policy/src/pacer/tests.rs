@@ -46,7 +46,7 @@ struct Writer {
 impl Writer {
     fn new() -> Self {
         Self {
-            pacer: Pacer::NEW,
+            pacer: Pacer::new(),
             parts: VecDeque::new(),
             last_done: 0,
             not_before: 0,
@@ -75,7 +75,7 @@ impl Writer {
             self.longest_pause = self.longest_pause.max(pause);
             self.not_before = self.not_before.max(done + pause);
         }
-        let pace = Pace::of(self.pacer.part(), self.pacer.backlog(), 128 << 10, true);
+        let pace = WritePace::of(self.pacer.part(), self.pacer.backlog(), 128 << 10, true);
         while now >= self.not_before
             && (self.parts.is_empty() || self.in_flight() + pace.step <= self.pacer.piece())
         {
@@ -223,16 +223,16 @@ fn a_disk_that_became_slower_is_not_waited_for_forever() {
 
 #[test]
 fn steps_follow_the_piece_and_the_calls() {
-    let of = |piece: u64, backlog, length| Pace::of(piece / 2, backlog, length, true);
+    let of = |piece: u64, backlog, length| WritePace::of(piece / 2, backlog, length, true);
     assert_eq!(
         of(PIECE_MIN, 16 * MIB, 4096),
-        Pace { step: 128 << 10, budget: 16 * MIB - (128 << 10), release: true }
+        WritePace { step: 128 << 10, budget: 16 * MIB - (128 << 10), release: true }
     );
     // A write of 1 MiB makes folios of that size, which are written as a whole.
     assert_eq!(of(PIECE_MIN, 16 * MIB, MIB).step, MIB);
     assert_eq!(of(PIECE_MIN, 16 * MIB, 64 * MIB).step, MIB);
     // A small share of the backlog.
-    assert_eq!(of(4 * MIB, 512 << 10, MIB), Pace { step: 128 << 10, budget: 384 << 10, release: true });
+    assert_eq!(of(4 * MIB, 512 << 10, MIB), WritePace { step: 128 << 10, budget: 384 << 10, release: true });
     assert!(of(0, 0, 0).step > 0 && of(u64::MAX, u64::MAX, u64::MAX).step > 0);
 }
 
@@ -254,7 +254,7 @@ proptest! {
 
     #[test]
     fn words_say_all(took in prop::collection::vec(1..100_000_000_u64, 1..200)) {
-        let mut pacer = Pacer::NEW;
+        let mut pacer = Pacer::new();
         for took in took {
             let part = WrittenPart { bytes: 128 << 10, in_flight: 256 << 10, took_min: took, took_max: took, busy: Some(took) };
             pacer.written(part);

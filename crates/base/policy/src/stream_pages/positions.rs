@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::{PAGE, PAGES};
-use crate::{READ_AHEAD, WINDOW};
+use super::WINDOW_PAGES;
+use crate::{PAGE_BYTES, READ_AHEAD, WINDOW};
 
 /// Positions remembered per file: as many as programs have readers at work on one file. Beyond this, the position
 /// that has rested longest is forgotten.
@@ -12,24 +12,24 @@ const POSITIONS_MAX: usize = 16;
 
 /// One position, as a page number, and its newest event.
 #[derive(Debug, Clone, Copy)]
-struct Position {
+struct StreamPosition {
     end: u64,
     at: Duration,
 }
 
 /// The positions at which streams continue, newest first.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Positions {
-    newest_first: Vec<Position>,
+pub(super) struct StreamPositions {
+    newest_first: Vec<StreamPosition>,
 }
 
-impl Positions {
+impl StreamPositions {
     /// Moves the position that `pages` continue to their end, or adds a new one. Events of several processors may
     /// be out of order, so `pages` may start up to a window before the position, or a read-ahead behind it.
-    pub(super) fn note(&mut self, pages: &Range<u64>, now: Duration) {
-        let continues = |position: &Position| {
-            pages.start >= position.end.saturating_sub(WINDOW / PAGE)
-                && pages.start <= position.end.saturating_add(READ_AHEAD / PAGE)
+    pub(super) fn record(&mut self, pages: &Range<u64>, now: Duration) {
+        let continues = |position: &StreamPosition| {
+            pages.start >= position.end.saturating_sub(WINDOW / PAGE_BYTES)
+                && pages.start <= position.end.saturating_add(READ_AHEAD / PAGE_BYTES)
         };
         if let Some(found) = self.newest_first.iter().position(continues) {
             self.newest_first[..=found].rotate_right(1);
@@ -38,7 +38,7 @@ impl Positions {
             newest.at = now;
         } else {
             self.newest_first.truncate(POSITIONS_MAX - 1);
-            self.newest_first.insert(0, Position { end: pages.end, at: now });
+            self.newest_first.insert(0, StreamPosition { end: pages.end, at: now });
         }
     }
 
@@ -50,11 +50,11 @@ impl Positions {
     /// Returns the newest event of a position that has a window less than `behind` bytes before it, or less than
     /// `ahead` bytes after it.
     pub(super) fn newest_near(&self, window: u64, behind: u64, ahead: u64) -> Option<Duration> {
-        let first = window * u64::from(PAGES);
-        let end = first + u64::from(PAGES);
-        let near = |position: &&Position| {
-            end > position.end.saturating_sub(behind / PAGE)
-                && first < position.end.saturating_add(ahead / PAGE)
+        let first = window * u64::from(WINDOW_PAGES);
+        let end = first + u64::from(WINDOW_PAGES);
+        let near = |position: &&StreamPosition| {
+            end > position.end.saturating_sub(behind / PAGE_BYTES)
+                && first < position.end.saturating_add(ahead / PAGE_BYTES)
         };
         self.newest_first.iter().find(near).map(|position| position.at)
     }

@@ -73,8 +73,8 @@ fn two_readers_keep_their_windows() {
     pages.used(0..3 * MIB, at(10));
     pages.used(40 * MIB..43 * MIB, at(11));
     assert!(pages.due(at(29), true, false).is_empty());
-    pages.used(3 * MIB..4 * MIB - PAGE, at(30));
-    pages.used(43 * MIB..44 * MIB - PAGE, at(30));
+    pages.used(3 * MIB..4 * MIB - PAGE_BYTES, at(30));
+    pages.used(43 * MIB..44 * MIB - PAGE_BYTES, at(30));
     assert_eq!(bytes(&pages.due(at(31), true, false)), [0..2 * MIB, 40 * MIB..42 * MIB]);
 }
 
@@ -95,8 +95,8 @@ fn a_page_that_comes_again_waits_for_its_use_again() {
     let mut pages = StreamPages::default();
     pages.added(0..MIB, at(0));
     pages.used(0..MIB, at(0));
-    pages.added(0..PAGE, at(1));
-    assert_eq!(bytes(&pages.due(at(100), true, false)), [PAGE..MIB]);
+    pages.added(0..PAGE_BYTES, at(1));
+    assert_eq!(bytes(&pages.due(at(100), true, false)), [PAGE_BYTES..MIB]);
 }
 
 #[test]
@@ -114,11 +114,11 @@ fn pages_that_were_read_ahead_are_due_after_2_s() {
 #[test]
 fn of_many_pages_that_were_read_ahead_the_oldest_are_due() {
     let mut pages = StreamPages::default();
-    pages.added(200 * MIB..200 * MIB + PAGE, at(100));
+    pages.added(200 * MIB..200 * MIB + PAGE_BYTES, at(100));
     for window in 0..40 {
         pages.added(window * WINDOW..(window + 1) * WINDOW, at(100 + window));
     }
-    pages.used(200 * MIB..200 * MIB + PAGE, at(140));
+    pages.used(200 * MIB..200 * MIB + PAGE_BYTES, at(140));
     assert_eq!(bytes(&pages.due(at(150), true, false)), [0..16 * MIB]);
     assert_eq!(pages.next_due(at(150), true, false), Some(at(150)));
 }
@@ -133,7 +133,7 @@ fn pages_just_ahead_of_a_reader_and_those_that_were_tried_do_not_count_as_waitin
         pages.tried(range, ReleaseOutcome { stays: 16 * MIB, ..ReleaseOutcome::default() }, at(2001));
     }
     pages.added(200 * MIB..208 * MIB, at(2001));
-    pages.used(200 * MIB - PAGE..200 * MIB, at(2002));
+    pages.used(200 * MIB - PAGE_BYTES..200 * MIB, at(2002));
     assert!(pages.due(at(2019), true, false).is_empty());
     pages.added(400 * MIB..402 * MIB, at(2003));
     assert_eq!(bytes(&pages.due(at(2019), true, false))[0].start, 300 * MIB);
@@ -143,12 +143,12 @@ fn pages_just_ahead_of_a_reader_and_those_that_were_tried_do_not_count_as_waitin
 fn a_first_use_ends_the_pause_of_its_window() {
     let mut pages = StreamPages::default();
     pages.added(0..2 * WINDOW, at(0));
-    pages.used(0..2 * WINDOW - PAGE, at(0));
+    pages.used(0..2 * WINDOW - PAGE_BYTES, at(0));
     for range in pages.due(at(50), true, false) {
         pages.tried(&range, ReleaseOutcome { stays: 2 * WINDOW, ..ReleaseOutcome::default() }, at(50));
     }
-    pages.used(0..PAGE, at(51));
-    pages.used(2 * WINDOW - PAGE..2 * WINDOW, at(51));
+    pages.used(0..PAGE_BYTES, at(51));
+    pages.used(2 * WINDOW - PAGE_BYTES..2 * WINDOW, at(51));
     let due: Vec<_> =
         pages.due(at(101), true, false).into_iter().map(|range| (range.bytes, range.attempts)).collect();
     assert_eq!(due, [(0..WINDOW, 1), (WINDOW..2 * WINDOW, 0)]);
@@ -189,17 +189,17 @@ fn sums_count_each_page_once_over_several_attempts() {
 fn a_page_that_comes_again_was_gone() {
     let mut pages = StreamPages::default();
     pages.added(0..MIB, at(0));
-    pages.added(0..PAGE, at(1));
-    pages.used_by_others(PAGE..3 * PAGE);
+    pages.added(0..PAGE_BYTES, at(1));
+    pages.used_by_others(PAGE_BYTES..3 * PAGE_BYTES);
     let expected = StreamTotals {
-        added: MIB + PAGE,
+        added: MIB + PAGE_BYTES,
         released: 0,
-        handed_on: 2 * PAGE,
-        gone: PAGE,
-        resident: MIB - 2 * PAGE,
+        handed_on: 2 * PAGE_BYTES,
+        gone: PAGE_BYTES,
+        resident: MIB - 2 * PAGE_BYTES,
     };
     assert_eq!(pages.totals(), expected);
-    assert_eq!(pages.give_up(), MIB - 2 * PAGE);
+    assert_eq!(pages.give_up(), MIB - 2 * PAGE_BYTES);
     assert!(pages.is_done());
     assert_eq!(pages.totals(), expected);
 }
@@ -209,7 +209,7 @@ fn pages_that_come_again_during_an_attempt_are_kept_for_another() {
     let mut pages = StreamPages::default();
     pages.added(0..2 * WINDOW, at(0));
     let due = pages.due(at(10), true, true);
-    pages.added(0..PAGE, at(11));
+    pages.added(0..PAGE_BYTES, at(11));
     pages.tried(&due[0], released(&due[0]), at(12));
     assert_eq!(release_due(&mut pages, at(12), true, true), [0..WINDOW]);
     assert!(pages.is_done());
@@ -225,16 +225,16 @@ fn a_range_is_at_most_16_mib() {
 #[test]
 fn no_more_windows_are_kept_than_there_may_be() {
     let mut pages = StreamPages::default();
-    for window in 0..WINDOWS_MAX as u64 + 10 {
-        pages.added(window * WINDOW..window * WINDOW + PAGE, Duration::from_micros(window));
-        assert!(pages.windows.len() <= WINDOWS_MAX);
+    for window in 0..STREAM_WINDOWS_MAX as u64 + 10 {
+        pages.added(window * WINDOW..window * WINDOW + PAGE_BYTES, Duration::from_micros(window));
+        assert!(pages.windows.len() <= STREAM_WINDOWS_MAX);
     }
     let oldest_kept = *pages.windows.first_key_value().unwrap().0;
-    assert_eq!(oldest_kept, GIVEN_UP_TOGETHER as u64);
+    assert_eq!(oldest_kept, GIVE_UP_BATCH_WINDOWS as u64);
     assert_eq!(pages.totals().resident, pages.totals().added);
     pages.added(0..u64::MAX, at(1000));
     pages.used(0..u64::MAX, at(1000));
-    assert!(pages.windows.len() <= WINDOWS_MAX);
+    assert!(pages.windows.len() <= STREAM_WINDOWS_MAX);
     pages.used_by_others(0..u64::MAX);
     assert!(pages.is_done());
 }
@@ -246,9 +246,9 @@ fn half_a_million_single_pages_take_a_window_for_each_512() {
         let mut most_windows = 0;
         for page in 0..500_000 {
             let now = Duration::from_micros(2 * page);
-            pages.added(page * PAGE..(page + 1) * PAGE, now);
+            pages.added(page * PAGE_BYTES..(page + 1) * PAGE_BYTES, now);
             if sees_use {
-                pages.used(page * PAGE..(page + 1) * PAGE, now);
+                pages.used(page * PAGE_BYTES..(page + 1) * PAGE_BYTES, now);
             }
             if page % 5000 == 0 {
                 release_due(&mut pages, now, sees_use, false);
@@ -259,7 +259,7 @@ fn half_a_million_single_pages_take_a_window_for_each_512() {
         assert!(most_windows <= 45, "{most_windows}");
         release_due(&mut pages, at(2000), sees_use, true);
         let sums = pages.totals();
-        assert_eq!((sums.added, sums.released), (500_000 * PAGE, 500_000 * PAGE));
+        assert_eq!((sums.added, sums.released), (500_000 * PAGE_BYTES, 500_000 * PAGE_BYTES));
     }
 }
 

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::window_pages::{PageBits, count, mask, runs, union, without};
-use super::{PAGE, PAGES, pages_of, part_of, parts, window_numbers};
+use super::window_pages::{PageBits, count, difference, mask, runs, union};
+use super::{WINDOW_PAGES, pages_of, part_of, parts, window_numbers};
+use crate::PAGE_BYTES;
 
 /// Windows kept per file. Beyond this many, which takes scattered writes over at least 8 GiB, the kernel alone
 /// writes the rest.
-const WINDOWS_MAX: usize = 4096;
+const UNWRITTEN_WINDOWS_MAX: usize = 4096;
 /// The largest range returned at once, in pages.
-const RANGE_PAGES: u64 = (4 << 20) / PAGE;
+const RANGE_PAGES_MAX: u64 = (4 << 20) / PAGE_BYTES;
 
 /// The unwritten pages of one window.
 #[derive(Debug, Clone, Default)]
@@ -59,10 +60,11 @@ impl UnwrittenPages {
         if pages.is_empty() {
             return 0;
         }
-        let end = pages.end.min(pages.start.saturating_add(WINDOWS_MAX as u64 * u64::from(PAGES)));
+        let end =
+            pages.end.min(pages.start.saturating_add(UNWRITTEN_WINDOWS_MAX as u64 * u64::from(WINDOW_PAGES)));
         let before = self.pages;
         for (index, part) in parts(&(pages.start..end)) {
-            if self.windows.len() >= WINDOWS_MAX && !self.windows.contains_key(&index) {
+            if self.windows.len() >= UNWRITTEN_WINDOWS_MAX && !self.windows.contains_key(&index) {
                 break;
             }
             let window = self
@@ -73,7 +75,7 @@ impl UnwrittenPages {
             window.dirty = union(&window.dirty, &mask(part));
             self.pages += window.pages() - had;
         }
-        (self.pages - before) * PAGE
+        (self.pages - before) * PAGE_BYTES
     }
 
     /// Marks the pages of a range as in flight.
@@ -84,8 +86,8 @@ impl UnwrittenPages {
         }
         for (index, window) in self.windows.range_mut(window_numbers(&pages)) {
             let part = mask(part_of(&pages, *index));
-            let dirty = without(&window.dirty, &part);
-            window.asked = union(&window.asked, &without(&window.dirty, &dirty));
+            let dirty = difference(&window.dirty, &part);
+            window.asked = union(&window.asked, &difference(&window.dirty, &dirty));
             window.dirty = dirty;
         }
     }
@@ -94,16 +96,18 @@ impl UnwrittenPages {
     /// them as in flight.
     pub fn ask(&mut self, at_most: u64) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
-        let mut left = at_most.div_ceil(PAGE);
+        let mut left = at_most.div_ceil(PAGE_BYTES);
         for (index, window) in &self.windows {
-            let first = index * u64::from(PAGES);
+            let first = index * u64::from(WINDOW_PAGES);
             for run in runs(&window.dirty) {
                 let mut run = first + u64::from(run.start)..first + u64::from(run.end);
                 while !run.is_empty() && left > 0 {
-                    let end =
-                        run.end.min(run.start - run.start % RANGE_PAGES + RANGE_PAGES).min(run.start + left);
+                    let end = run
+                        .end
+                        .min(run.start - run.start % RANGE_PAGES_MAX + RANGE_PAGES_MAX)
+                        .min(run.start + left);
                     left -= end - run.start;
-                    ranges.push(run.start * PAGE..end * PAGE);
+                    ranges.push(run.start * PAGE_BYTES..end * PAGE_BYTES);
                     run.start = end;
                 }
             }
@@ -126,10 +130,10 @@ impl UnwrittenPages {
         let before = self.pages;
         for (index, window) in self.windows.range_mut(window_numbers(&pages)) {
             let had = window.pages();
-            window.asked = without(&window.asked, &mask(part_of(&pages, *index)));
+            window.asked = difference(&window.asked, &mask(part_of(&pages, *index)));
             self.pages -= had - window.pages();
         }
-        let done = (before - self.pages) * PAGE;
+        let done = (before - self.pages) * PAGE_BYTES;
         if done > 0 {
             self.windows.retain(|_, window| window.pages() > 0);
         }
@@ -147,12 +151,12 @@ impl UnwrittenPages {
     /// Forgets everything. Returns the bytes that were unwritten.
     pub fn clear(&mut self) -> u64 {
         self.windows.clear();
-        std::mem::take(&mut self.pages) * PAGE
+        std::mem::take(&mut self.pages) * PAGE_BYTES
     }
 
     /// Returns the unwritten bytes.
     pub fn bytes(&self) -> u64 {
-        self.pages * PAGE
+        self.pages * PAGE_BYTES
     }
 
     /// Returns the time of the first write to a page that is not in flight.
@@ -176,7 +180,7 @@ mod tests {
             let mut pages = UnwrittenPages::default();
             let (mut dirty, mut asked) = (BTreeSet::new(), BTreeSet::new());
             for (kind, first, length) in events {
-                let (range, numbers) = (first * PAGE..(first + length) * PAGE, first..first + length);
+                let (range, numbers) = (first * PAGE_BYTES..(first + length) * PAGE_BYTES, first..first + length);
                 let before = pages.bytes();
                 match kind {
                     0 => {
@@ -185,11 +189,11 @@ mod tests {
                         dirty.extend(numbers);
                     }
                     1 => {
-                        let ranges = pages.ask(length * PAGE);
+                        let ranges = pages.ask(length * PAGE_BYTES);
                         let mut sum = 0;
                         for range in ranges {
-                            prop_assert!(range.end - range.start <= RANGE_PAGES * PAGE);
-                            for page in range.start / PAGE..range.end / PAGE {
+                            prop_assert!(range.end - range.start <= RANGE_PAGES_MAX * PAGE_BYTES);
+                            for page in range.start / PAGE_BYTES..range.end / PAGE_BYTES {
                                 prop_assert!(dirty.remove(&page));
                                 asked.insert(page);
                                 sum += 1;
@@ -207,10 +211,10 @@ mod tests {
                         dirty.append(&mut asked);
                     }
                 }
-                prop_assert_eq!(pages.bytes(), dirty.union(&asked).count() as u64 * PAGE);
+                prop_assert_eq!(pages.bytes(), dirty.union(&asked).count() as u64 * PAGE_BYTES);
                 prop_assert_eq!(pages.oldest().is_none(), dirty.is_empty());
             }
-            prop_assert_eq!(pages.clear(), dirty.union(&asked).count() as u64 * PAGE);
+            prop_assert_eq!(pages.clear(), dirty.union(&asked).count() as u64 * PAGE_BYTES);
             prop_assert_eq!(pages.bytes(), 0);
         }
     }
@@ -218,13 +222,14 @@ mod tests {
     #[test]
     fn scattered_writes_take_bounded_memory() {
         let mut pages = UnwrittenPages::default();
-        for window in 0..2 * WINDOWS_MAX as u64 {
+        for window in 0..2 * UNWRITTEN_WINDOWS_MAX as u64 {
             pages.dirtied(window * crate::WINDOW..window * crate::WINDOW + 1, Duration::ZERO);
         }
-        assert_eq!(pages.bytes(), WINDOWS_MAX as u64 * PAGE);
+        assert_eq!(pages.bytes(), UNWRITTEN_WINDOWS_MAX as u64 * PAGE_BYTES);
         assert_eq!(
             pages.dirtied(0..u64::MAX, Duration::ZERO),
-            (WINDOWS_MAX as u64 * u64::from(PAGES) - WINDOWS_MAX as u64) * PAGE
+            (UNWRITTEN_WINDOWS_MAX as u64 * u64::from(WINDOW_PAGES) - UNWRITTEN_WINDOWS_MAX as u64)
+                * PAGE_BYTES
         );
     }
 }

@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::time::Duration;
 
 /// Pages in a window.
-pub(super) const PAGES: u32 = 512;
-const WORDS: usize = PAGES as usize / 64;
+pub(super) const WINDOW_PAGES: u32 = 512;
+const BIT_WORDS: usize = WINDOW_PAGES as usize / 64;
 
 /// One bit for each page of a window, lowest page first.
-pub(super) type PageBits = [u64; WORDS];
+pub(super) type PageBits = [u64; BIT_WORDS];
 
 /// Returns the bits of a range of pages inside a window.
 pub(super) fn mask(pages: Range<u32>) -> PageBits {
@@ -26,17 +26,17 @@ pub(super) fn mask(pages: Range<u32>) -> PageBits {
 pub(super) fn runs(bits: &PageBits) -> impl Iterator<Item = Range<u32>> + '_ {
     let mut from = 0;
     std::iter::from_fn(move || {
-        let start = next(bits, from, true)?;
-        let end = next(bits, start, false).unwrap_or(PAGES);
+        let start = next_page(bits, from, true)?;
+        let end = next_page(bits, start, false).unwrap_or(WINDOW_PAGES);
         from = end;
         Some(start..end)
     })
 }
 
 /// Returns the first page at or after `from` whose bit equals `set`.
-fn next(bits: &PageBits, from: u32, set: bool) -> Option<u32> {
+fn next_page(bits: &PageBits, from: u32, set: bool) -> Option<u32> {
     let mut page = from;
-    while page < PAGES {
+    while page < WINDOW_PAGES {
         let word = if set { bits[page as usize / 64] } else { !bits[page as usize / 64] };
         let rest = word >> (page % 64);
         if rest != 0 {
@@ -51,7 +51,7 @@ pub(super) fn count(bits: &PageBits) -> u32 {
     bits.iter().map(|word| word.count_ones()).sum()
 }
 
-fn both(one: &PageBits, other: &PageBits) -> PageBits {
+fn intersection(one: &PageBits, other: &PageBits) -> PageBits {
     array::from_fn(|word| one[word] & other[word])
 }
 
@@ -59,7 +59,7 @@ pub(super) fn union(one: &PageBits, other: &PageBits) -> PageBits {
     array::from_fn(|word| one[word] | other[word])
 }
 
-pub(super) fn without(bits: &PageBits, other: &PageBits) -> PageBits {
+pub(super) fn difference(bits: &PageBits, other: &PageBits) -> PageBits {
     array::from_fn(|word| bits[word] & !other[word])
 }
 
@@ -90,7 +90,7 @@ pub(super) struct WindowPages {
 
 impl WindowPages {
     pub(super) fn is_empty(&self) -> bool {
-        self.pages == [0; WORDS]
+        self.pages == [0; BIT_WORDS]
     }
 
     /// Returns the number of resident pages, as far as is known.
@@ -105,7 +105,7 @@ impl WindowPages {
 
     /// Returns the unused pages.
     pub(super) fn unused(&self) -> PageBits {
-        without(&self.pages, &self.used)
+        difference(&self.pages, &self.used)
     }
 
     /// Returns all pages.
@@ -120,11 +120,11 @@ impl WindowPages {
 
     /// Adds pages. Returns how many of them were thought to be resident.
     pub(super) fn add(&mut self, mask: &PageBits, now: Duration) -> u32 {
-        let again = count(&both(&self.pages, mask));
+        let again = count(&intersection(&self.pages, mask));
         let were_absent = again.min(self.absent);
         self.absent -= were_absent;
         self.pages = union(&self.pages, mask);
-        self.used = without(&self.used, mask);
+        self.used = difference(&self.used, mask);
         self.added_at = now;
         self.forget_attempts();
         again - were_absent
@@ -133,8 +133,8 @@ impl WindowPages {
     /// Marks those of the pages as used that belong to the streams.
     pub(super) fn use_pages(&mut self, mask: &PageBits, now: Duration) {
         self.used_at = now;
-        let first_used = both(&self.unused(), mask);
-        if first_used != [0; WORDS] {
+        let first_used = intersection(&self.unused(), mask);
+        if first_used != [0; BIT_WORDS] {
             self.used = union(&self.used, &first_used);
             self.forget_attempts();
         }
@@ -143,7 +143,7 @@ impl WindowPages {
     /// Removes pages that others use. Returns how many of them were resident, assuming that as many as possible
     /// were.
     pub(super) fn hand_on(&mut self, mask: &PageBits) -> u32 {
-        let pages = count(&both(&self.pages, mask));
+        let pages = count(&intersection(&self.pages, mask));
         let handed_on = pages.min(self.resident());
         self.remove(mask, pages - handed_on);
         handed_on
@@ -151,7 +151,7 @@ impl WindowPages {
 
     /// Removes pages that are no longer resident. Returns how many of them were, as far as was known.
     pub(super) fn release(&mut self, mask: &PageBits) -> u32 {
-        let pages = count(&both(&self.pages, mask));
+        let pages = count(&intersection(&self.pages, mask));
         let absent = pages.min(self.absent);
         self.remove(mask, absent);
         pages - absent
@@ -159,7 +159,7 @@ impl WindowPages {
 
     /// Keeps pages of which at most `stays` are still resident, without knowing which.
     pub(super) fn keep(&mut self, mask: &PageBits, stays: u32) -> KeptPages {
-        let pages = count(&both(&self.pages, mask));
+        let pages = count(&intersection(&self.pages, mask));
         let before = pages - pages.min(self.absent);
         let resident = before.min(stays);
         self.absent += before - resident;
@@ -167,8 +167,8 @@ impl WindowPages {
     }
 
     fn remove(&mut self, mask: &PageBits, absent: u32) {
-        self.pages = without(&self.pages, mask);
-        self.used = without(&self.used, mask);
+        self.pages = difference(&self.pages, mask);
+        self.used = difference(&self.used, mask);
         self.absent -= absent;
     }
 
@@ -185,23 +185,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_are_the_ranges_that_were_set(pages in proptest::collection::vec(any::<bool>(), PAGES as usize)) {
-            let mut bits = [0; WORDS];
-            for (page, _) in (0..PAGES).zip(&pages).filter(|(_, set)| **set) {
+        fn runs_are_the_ranges_that_were_set(pages in proptest::collection::vec(any::<bool>(), WINDOW_PAGES as usize)) {
+            let mut bits = [0; BIT_WORDS];
+            for (page, _) in (0..WINDOW_PAGES).zip(&pages).filter(|(_, set)| **set) {
                 bits[page as usize / 64] |= 1 << (page % 64);
             }
             let found: Vec<_> = runs(&bits).collect();
             for run in &found {
-                prop_assert!(!run.is_empty() && (run.end == PAGES || !pages[run.end as usize]));
+                prop_assert!(!run.is_empty() && (run.end == WINDOW_PAGES || !pages[run.end as usize]));
             }
             let listed: Vec<u32> = found.into_iter().flatten().collect();
-            let set: Vec<u32> = (0..PAGES).filter(|page| pages[*page as usize]).collect();
+            let set: Vec<u32> = (0..WINDOW_PAGES).filter(|page| pages[*page as usize]).collect();
             prop_assert_eq!(listed, set);
         }
 
         #[test]
-        fn a_mask_has_the_bits_of_its_pages(start in 0..=PAGES, length in 0..=PAGES) {
-            let end = (start + length).min(PAGES);
+        fn a_mask_has_the_bits_of_its_pages(start in 0..=WINDOW_PAGES, length in 0..=WINDOW_PAGES) {
+            let end = (start + length).min(WINDOW_PAGES);
             let bits = mask(start..end);
             let mut found = runs(&bits);
             prop_assert_eq!(found.next(), (start < end).then_some(start..end));

@@ -3,25 +3,25 @@
 use super::QUIET_STEPS;
 use crate::examples::{MIB, clean, dirty, file, flush, log_of, release, written_at};
 use crate::{
-    Act, Checkpoint, CheckpointFacts, Facts, FileFacts, LogId, Position, Rewrite, Rule, StepState, Window,
-    step,
+    CheckpointFacts, CheckpointPosition, FileFacts, FilePosition, LogId, RewriteKind, Rule, StepAction,
+    StepFacts, StepState, WindowFacts, step,
 };
 
 /// One file of 20 windows, written with `pwrite`, and the effect of the acts so far.
 struct Ring {
     state: StepState,
     rule: Rule,
-    windows: Vec<Window>,
+    windows: Vec<WindowFacts>,
 }
 
 impl Ring {
-    fn new(slack: u64, windows: impl IntoIterator<Item = Window>) -> Self {
+    fn new(slack: u64, windows: impl IntoIterator<Item = WindowFacts>) -> Self {
         let rule = Rule::ReleaseBehindWriter { slack };
         Self { state: StepState::default(), rule, windows: windows.into_iter().collect() }
     }
 
     fn facts(&self) -> FileFacts {
-        written_at(Position::Unknown, file(1, self.rule, 40 * MIB, &self.windows))
+        written_at(FilePosition::Unknown, file(1, self.rule, 40 * MIB, &self.windows))
     }
 
     /// The writer writes all of window `number`, and has not synced it.
@@ -38,11 +38,11 @@ impl Ring {
     }
 
     /// Runs a step whose releases drop the pages.
-    fn step(&mut self) -> Vec<Act> {
+    fn step(&mut self) -> Vec<StepAction> {
         let facts = log_of([self.facts()]);
         let acts = step(&mut self.state, &facts);
         for act in &acts {
-            if let Act::Release { range, .. } = act {
+            if let StepAction::Release { range, .. } = act {
                 self.windows.retain(|window| !range.contains(&window.start));
             }
         }
@@ -70,8 +70,8 @@ fn nothing_goes_until_the_writer_has_shown_itself() {
 fn an_idle_writer_of_whole_pages_holds_nothing_that_is_clean() {
     let mut ring = Ring::new(0, [clean(1), clean(2), dirty(7), clean(19)]);
     let facts = |ring: &Ring, retry| {
-        let file = FileFacts { rewrite: Rewrite::WholePages, ..ring.facts() };
-        Facts { retry, ..log_of([file]) }
+        let file = FileFacts { rewrite: RewriteKind::WholePages, ..ring.facts() };
+        StepFacts { retry, ..log_of([file]) }
     };
     for _ in 0..100 {
         let facts = facts(&ring, 0);
@@ -79,7 +79,7 @@ fn an_idle_writer_of_whole_pages_holds_nothing_that_is_clean() {
     }
     let later = facts(&ring, 1);
     assert_eq!(step(&mut ring.state, &later), [release(1, 1..3), release(1, 19..20)]);
-    let appends = Facts { retry: 1, ..log_of([ring.facts()]) };
+    let appends = StepFacts { retry: 1, ..log_of([ring.facts()]) };
     assert_eq!(step(&mut StepState::default(), &appends), [], "one that appends needs its tail page");
 }
 
@@ -87,8 +87,8 @@ fn an_idle_writer_of_whole_pages_holds_nothing_that_is_clean() {
 fn a_writer_of_whole_pages_that_falls_idle_lets_its_last_windows_go() {
     let mut ring = Ring::new(2 * MIB, []);
     let step_at = |ring: &mut Ring, retry| {
-        let file = FileFacts { rewrite: Rewrite::WholePages, ..ring.facts() };
-        step(&mut ring.state, &Facts { retry, ..log_of([file]) })
+        let file = FileFacts { rewrite: RewriteKind::WholePages, ..ring.facts() };
+        step(&mut ring.state, &StepFacts { retry, ..log_of([file]) })
     };
     step_at(&mut ring, 0);
     ring.write(4);
@@ -181,7 +181,7 @@ fn pages_in_a_window_just_released_are_the_writers() {
     ring.step();
     ring.write(8);
     assert_eq!(ring.step(), [release(1, 1..3)]);
-    ring.windows.insert(0, Window { resident: MIB, ..clean(2) });
+    ring.windows.insert(0, WindowFacts { resident: MIB, ..clean(2) });
     ring.sync();
     assert_eq!(ring.step(), [], "less than was released, but new");
 }
@@ -199,22 +199,22 @@ fn a_refused_release_is_no_writer() {
 }
 
 /// Runs a step with the checkpoint at this byte of the ring.
-fn step_with(ring: &mut Ring, checkpoint: u64) -> Vec<Act> {
-    let at = Checkpoint::InRing { offset: checkpoint };
-    let facts = Facts {
+fn step_with(ring: &mut Ring, checkpoint: u64) -> Vec<StepAction> {
+    let at = CheckpointPosition::InRing { offset: checkpoint };
+    let facts = StepFacts {
         checkpoints: vec![CheckpointFacts { log: LogId(1), at }],
-        ..log_of([FileFacts { rewrite: Rewrite::WholePages, ..ring.facts() }])
+        ..log_of([FileFacts { rewrite: RewriteKind::WholePages, ..ring.facts() }])
     };
     let acts = step(&mut ring.state, &facts);
     for act in &acts {
-        if let Act::Release { range, .. } = act {
+        if let StepAction::Release { range, .. } = act {
             ring.windows.retain(|window| !range.contains(&window.start));
         }
     }
     acts
 }
 
-fn recovered(windows: impl IntoIterator<Item = Window>) -> Ring {
+fn recovered(windows: impl IntoIterator<Item = WindowFacts>) -> Ring {
     let rule = Rule::ReleaseBeforeCheckpoint { near_files: 0, slack: 0 };
     Ring { rule, ..Ring::new(0, windows) }
 }
@@ -238,11 +238,11 @@ fn a_writer_that_went_on_without_a_trace_is_at_its_checkpoint() {
     let size = 200 * MIB;
     let mut ring = recovered((0..100).map(clean));
     let step_at = |ring: &mut Ring, checkpoint: u64| {
-        let at = Checkpoint::InRing { offset: checkpoint };
-        let file = written_at(Position::Unknown, file(1, ring.rule, size, &ring.windows));
+        let at = CheckpointPosition::InRing { offset: checkpoint };
+        let file = written_at(FilePosition::Unknown, file(1, ring.rule, size, &ring.windows));
         step(
             &mut ring.state,
-            &Facts { checkpoints: vec![CheckpointFacts { log: LogId(1), at }], ..log_of([file]) },
+            &StepFacts { checkpoints: vec![CheckpointFacts { log: LogId(1), at }], ..log_of([file]) },
         )
     };
     step_at(&mut ring, 10 * MIB);
@@ -274,7 +274,8 @@ fn a_checkpoint_in_the_headers_window_does_not_hide_a_writer_at_the_end() {
     ring.write(0);
     ring.write(16);
     ring.write(17);
-    let released = |acts: Vec<Act>| acts.into_iter().any(|act| matches!(act, Act::Release { .. }));
+    let released =
+        |acts: Vec<StepAction>| acts.into_iter().any(|act| matches!(act, StepAction::Release { .. }));
     assert!(!released(step_with(&mut ring, MIB)), "recovery reads all of it");
     ring.sync();
     assert!(!released(step_with(&mut ring, MIB)));

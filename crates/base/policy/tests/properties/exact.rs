@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use pagekeeper_policy::allowance::{Allowance, Follower, Followers, Writer, is_near};
-use pagekeeper_policy::exact::{Watermarks, due, releases};
+use pagekeeper_policy::allowance::{Follower, FollowerSet, ReleaseAllowance, WriterPosition, is_near};
+use pagekeeper_policy::exact::{WriteWatermarks, due_work, release_ranges};
 use pagekeeper_policy::{
-    Act, DatabaseId, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position,
-    READ_AHEAD, Rewrite, Rule, StepState, WINDOW, Window, step,
+    DatabaseId, FileClass, FileFacts, FileId, FilePosition, FollowerFacts, FollowerId, LogId, READ_AHEAD,
+    RewriteKind, Rule, StepAction, StepFacts, StepState, WINDOW, WindowFacts, step,
 };
 use proptest::prelude::*;
 
@@ -59,10 +59,10 @@ impl Log {
         self.sizes.len() as u64
     }
 
-    fn allowance(&self, sequence: u64, size: u64, writer: Option<u64>) -> Allowance<'_> {
-        let followers = Followers { writer: self.newest(), all: &self.followers };
-        let writer = writer.map_or(Writer::Elsewhere, Writer::At);
-        Allowance::new(self.rule, writer, size).followed(self.rule, sequence, followers)
+    fn allowance(&self, sequence: u64, size: u64, writer: Option<u64>) -> ReleaseAllowance<'_> {
+        let followers = FollowerSet { writer: self.newest(), all: &self.followers };
+        let writer = writer.map_or(WriterPosition::Elsewhere, WriterPosition::At);
+        ReleaseAllowance::new(self.rule, writer, size).with_followers(self.rule, sequence, followers)
     }
 
     /// Returns the ranges that the exact rule releases if all windows are written and clean.
@@ -70,8 +70,8 @@ impl Log {
         self.files()
             .flat_map(|(sequence, size, writer)| {
                 let allowance = self.allowance(sequence, size, writer);
-                let marks = Watermarks { written: size, started: size, clean: size };
-                let due = due(&allowance, marks, windows(size));
+                let marks = WriteWatermarks { written: size, started: size, clean: size };
+                let due = due_work(&allowance, marks, windows(size));
                 assert_eq!((due.start, due.wait), (None, None));
                 due.release.map(move |range| (sequence, range)).collect::<Vec<_>>()
             })
@@ -79,11 +79,11 @@ impl Log {
     }
 
     /// The same log, as it is observed: all windows resident and clean.
-    fn facts(&self) -> Facts {
+    fn facts(&self) -> StepFacts {
         let log = LogId(1);
         let clean = |range: Range<u64>| {
             let resident = range.end - range.start;
-            Window { start: range.start, end: range.end, resident, unwritten: 0 }
+            WindowFacts { start: range.start, end: range.end, resident, unwritten: 0 }
         };
         let files = self.files().map(|(sequence, size, writer)| FileFacts {
             id: FileId(sequence),
@@ -92,9 +92,9 @@ impl Log {
             sequence,
             class: FileClass::Binlog,
             rule: self.rule,
-            rewrite: Rewrite::Never,
+            rewrite: RewriteKind::Never,
             size,
-            writer: writer.map(Position::At),
+            writer: writer.map(FilePosition::At),
             changed: 0,
             windows: windows(size).map(clean).collect(),
         });
@@ -102,22 +102,22 @@ impl Log {
             id: FollowerId(id),
             log,
             sequence: follower.sequence,
-            position: follower.offset.map_or(Position::Unknown, Position::At),
+            position: follower.offset.map_or(FilePosition::Unknown, FilePosition::At),
             near_files: follower.near_files,
         });
-        Facts { files: files.collect(), followers: followers.collect(), ..Facts::default() }
+        StepFacts { files: files.collect(), followers: followers.collect(), ..StepFacts::default() }
     }
 
     /// Returns the ranges that a step releases if it knows which followers have moved.
     fn observed(&self) -> Vec<(u64, Range<u64>)> {
         let facts = self.facts();
-        let mut before = Facts { files: Vec::new(), ..facts.clone() };
+        let mut before = StepFacts { files: Vec::new(), ..facts.clone() };
         before.followers.retain(|seen| usize::try_from(seen.id.0).is_ok_and(|at| !self.followers[at].moved));
         let mut state = StepState::default();
         step(&mut state, &before);
         let released = step(&mut state, &facts).into_iter().filter_map(|act| match act {
-            Act::Release { file, range } => Some((file.0, range)),
-            Act::StartWriteback { .. } | Act::Warn { .. } => None,
+            StepAction::Release { file, range } => Some((file.0, range)),
+            StepAction::StartWriteback { .. } | StepAction::Warn { .. } => None,
         });
         released.collect()
     }
@@ -161,7 +161,7 @@ proptest! {
                     None => true,
                 }
             });
-            let all: Vec<_> = releases(&allowance, windows(size)).collect();
+            let all: Vec<_> = release_ranges(&allowance, windows(size)).collect();
             for window in windows(size) {
                 let goes = all.iter().any(|range| range.start <= window.start && window.end <= range.end);
                 prop_assert!(!goes || window.end <= allowance.limit(), "{window:?} of {sequence}");
@@ -202,7 +202,7 @@ proptest! {
         ops in prop::collection::vec(op(), 1..60),
     ) {
         let rule = Rule::ReleaseBehindFollowers { near_files: 0, slack };
-        let mut marks = Watermarks { written: 0, started: 0, clean: 0 };
+        let mut marks = WriteWatermarks { written: 0, started: 0, clean: 0 };
         let (mut there, mut read): (Vec<Range<u64>>, Option<u64>) = (Vec::new(), None);
         for op in ops {
             match op {
@@ -217,9 +217,9 @@ proptest! {
                 Op::Step => {
                     let all: Vec<_> =
                         read.iter().map(|&at| Follower { sequence: 1, offset: Some(at), moved: true, near_files: 0 }).collect();
-                    let allowance = Allowance::new(rule, Writer::At(marks.written), marks.written)
-                        .followed(rule, 1, Followers { writer: 1, all: &all });
-                    let done = due(&allowance, marks, there.clone().into_iter());
+                    let allowance = ReleaseAllowance::new(rule, WriterPosition::At(marks.written), marks.written)
+                        .with_followers(rule, 1, FollowerSet { writer: 1, all: &all });
+                    let done = due_work(&allowance, marks, there.clone().into_iter());
                     if let Some(range) = &done.start {
                         prop_assert!(range.start <= marks.started && marks.started < range.end);
                         marks.started = range.end;
@@ -235,7 +235,7 @@ proptest! {
                     let goes = (marks.written.saturating_sub(slack)).min(read.unwrap_or(u64::MAX)) / WINDOW * WINDOW;
                     prop_assert!(there.iter().all(|window| window.end > goes), "{there:?} left, all to {goes} may go");
                     prop_assert!(marks.written - marks.clean < slack + 2 * WINDOW, "{marks:?}");
-                    let again = due(&allowance, marks, there.iter().cloned());
+                    let again = due_work(&allowance, marks, there.iter().cloned());
                     prop_assert_eq!((again.start, again.wait, again.release.count()), (None, None, 0));
                 }
             }

@@ -1,6 +1,6 @@
 //! Followers: near ones are waited for, byte by byte; far ones that stall hold nothing, but a file in which their place is not known.
 
-use pagekeeper_policy::{Position, Rewrite, Rule, WINDOW};
+use pagekeeper_policy::{FilePosition, RewriteKind, Rule, WINDOW};
 use proptest::prelude::*;
 
 use crate::model::{MIB, config, releases};
@@ -16,7 +16,7 @@ proptest! {
         ops in prop::collection::vec(op(), 1..80),
     ) {
         let rule = Rule::ReleaseBehindFollowers { near_files, slack: 0 };
-        let mut log = Log::new(rule, Rewrite::Never, 3, slow);
+        let mut log = Log::new(rule, RewriteKind::Never, 3, slow);
         for op in &ops {
             if !matches!(op, Op::Step) {
                 log.apply(op)?;
@@ -29,8 +29,8 @@ proptest! {
                 let file = facts.files.iter().find(|facts| facts.id == file).unwrap();
                 for follower in &facts.followers {
                     let next = match follower.position {
-                        Position::At(offset) => (follower.sequence, offset),
-                        Position::Unknown => (follower.sequence, 0),
+                        FilePosition::At(offset) => (follower.sequence, offset),
+                        FilePosition::Unknown => (follower.sequence, 0),
                     };
                     if writer.saturating_sub(follower.sequence) <= near_files {
                         let last = (file.sequence, range.end - 1);
@@ -48,7 +48,7 @@ proptest! {
         ops in prop::collection::vec(op(), 1..60),
     ) {
         let rule = Rule::ReleaseBehindFollowers { near_files, slack };
-        let mut log = Log::new(rule, Rewrite::Never, 3, 0);
+        let mut log = Log::new(rule, RewriteKind::Never, 3, 0);
         for op in ops.iter().filter(|op| !matches!(op, Op::Hold(..) | Op::Purge)) {
             log.apply(op)?;
         }
@@ -65,7 +65,7 @@ proptest! {
             .facts()
             .followers
             .iter()
-            .filter(|follower| follower.position == Position::Unknown)
+            .filter(|follower| follower.position == FilePosition::Unknown)
             .map(|follower| follower.sequence)
             .collect();
         for (&sequence, pages) in log.files.iter().filter(|(sequence, _)| !somewhere.contains(sequence)) {

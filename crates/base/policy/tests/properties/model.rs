@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use pagekeeper_policy::{Act, Facts, FileId, StepState, WINDOW, Window, step};
+use pagekeeper_policy::{FileId, StepAction, StepFacts, StepState, WINDOW, WindowFacts, step};
 use proptest::prelude::*;
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -122,18 +122,19 @@ impl Pages {
     }
 
     /// Does an act on this file. Started writeback takes `slow` steps.
-    pub(crate) fn execute(&mut self, act: &Act, slow: u8) {
+    pub(crate) fn execute(&mut self, act: &StepAction, slow: u8) {
         match act {
-            Act::StartWriteback { range, .. } => self.write_back(range, slow),
-            Act::Release { range, .. } => self.release(range),
-            Act::Warn { .. } => {}
+            StepAction::StartWriteback { range, .. } => self.write_back(range, slow),
+            StepAction::Release { range, .. } => self.release(range),
+            StepAction::Warn { .. } => {}
         }
     }
 
-    pub(crate) fn windows(&self) -> Vec<Window> {
+    pub(crate) fn windows(&self) -> Vec<WindowFacts> {
         let mut windows = Vec::new();
         for start in (0..self.size).step_by(usize::try_from(WINDOW).unwrap()) {
-            let mut window = Window { start, end: self.size.min(start + WINDOW), resident: 0, unwritten: 0 };
+            let mut window =
+                WindowFacts { start, end: self.size.min(start + WINDOW), resident: 0, unwritten: 0 };
             for at in self.cells_of(&(window.start..window.end)) {
                 let from = at as u64 * CELL;
                 let bytes = self.size.min(from + CELL) - from;
@@ -165,18 +166,18 @@ pub(crate) fn config(factor: u32) -> ProptestConfig {
 }
 
 /// The releases among the acts.
-pub(crate) fn releases(acts: &[Act]) -> impl Iterator<Item = (FileId, &Range<u64>)> {
+pub(crate) fn releases(acts: &[StepAction]) -> impl Iterator<Item = (FileId, &Range<u64>)> {
     acts.iter().filter_map(|act| match act {
-        Act::Release { file, range } => Some((*file, range)),
-        Act::StartWriteback { .. } | Act::Warn { .. } => None,
+        StepAction::Release { file, range } => Some((*file, range)),
+        StepAction::StartWriteback { .. } | StepAction::Warn { .. } => None,
     })
 }
 
 /// The writebacks started among the acts.
-pub(crate) fn writebacks(acts: &[Act]) -> impl Iterator<Item = (FileId, &Range<u64>)> {
+pub(crate) fn writebacks(acts: &[StepAction]) -> impl Iterator<Item = (FileId, &Range<u64>)> {
     acts.iter().filter_map(|act| match act {
-        Act::StartWriteback { file, range } => Some((*file, range)),
-        Act::Release { .. } | Act::Warn { .. } => None,
+        StepAction::StartWriteback { file, range } => Some((*file, range)),
+        StepAction::Release { .. } | StepAction::Warn { .. } => None,
     })
 }
 
@@ -184,16 +185,16 @@ pub(crate) fn writebacks(acts: &[Act]) -> impl Iterator<Item = (FileId, &Range<u
 pub(crate) fn covers<'a>(
     mut ranges: impl Iterator<Item = (FileId, &'a Range<u64>)>,
     file: FileId,
-    window: &Window,
+    window: &WindowFacts,
 ) -> bool {
     ranges.any(|(id, range)| id == file && range.start <= window.start && window.end <= range.end)
 }
 
 /// Ranges are inside the file, aligned, ascending and apart; files come in the order of the log.
-pub(crate) fn check_ranges(facts: &Facts, acts: &[Act]) -> Result<(), TestCaseError> {
+pub(crate) fn check_ranges(facts: &StepFacts, acts: &[StepAction]) -> Result<(), TestCaseError> {
     let mut last: Option<(u64, FileId, u64)> = None;
     for act in acts {
-        let (Act::StartWriteback { file, range } | Act::Release { file, range }) = act else {
+        let (StepAction::StartWriteback { file, range } | StepAction::Release { file, range }) = act else {
             continue;
         };
         let facts = facts.files.iter().find(|facts| facts.id == *file).unwrap();
@@ -212,8 +213,8 @@ pub(crate) fn check_ranges(facts: &Facts, acts: &[Act]) -> Result<(), TestCaseEr
 /// The same facts again: what was flushed is released, what a follower was about to read too; then nothing more.
 pub(crate) fn check_repeats(
     state: &StepState,
-    facts: &Facts,
-    acts: &[Act],
+    facts: &StepFacts,
+    acts: &[StepAction],
     follower_moved: bool,
 ) -> Result<(), TestCaseError> {
     let mut state = state.clone();

@@ -2,8 +2,8 @@
 //! again and again, as fast as it likes, beside a writer that goes on. Only the pages that it
 //! brings in show its reads.
 
-use pagekeeper_policy::Act;
-use pagekeeper_policy::{Facts, READ_BACK_EVIDENCE, Rewrite, Rule, StepState, WINDOW, step};
+use pagekeeper_policy::StepAction;
+use pagekeeper_policy::{READ_BACK_EVIDENCE_BYTES, RewriteKind, Rule, StepFacts, StepState, WINDOW, step};
 use proptest::prelude::*;
 
 use crate::model::{CELL, MIB, config, releases};
@@ -52,13 +52,13 @@ proptest! {
         ops in prop::collection::vec(op(), 1..120),
     ) {
         let rule = Rule::ReleaseBehindWriter { slack };
-        let mut world = World::new(RING, rule, Rewrite::WholePages, (false, false));
+        let mut world = World::new(RING, rule, RewriteKind::WholePages, (false, false));
         world.is_ring = true;
         for op in &ops {
             world.apply(op);
         }
         let twice = world.read_more_than(1);
-        let bound = READ_BACK_EVIDENCE + UNSEEN_AT_INFERRED_PLACE + CELL;
+        let bound = READ_BACK_EVIDENCE_BYTES + UNSEEN_AT_INFERRED_PLACE + CELL;
         prop_assert!(twice <= bound, "{twice} bytes were read twice");
     }
 
@@ -69,7 +69,7 @@ proptest! {
     #[test]
     fn a_reader_that_nobody_knows_reads_little_twice(
         rule in rule(),
-        rewrite in prop_oneof![Just(Rewrite::Never), Just(Rewrite::WholePages)],
+        rewrite in prop_oneof![Just(RewriteKind::Never), Just(RewriteKind::WholePages)],
         shown in any::<bool>(),
         ops in prop::collection::vec(op(), 1..120),
     ) {
@@ -78,7 +78,7 @@ proptest! {
         for op in &ops {
             world.apply(op);
             let twice = world.read_more_than(1);
-            prop_assert!(twice <= READ_BACK_EVIDENCE + unseen + CELL, "{twice} bytes were read twice");
+            prop_assert!(twice <= READ_BACK_EVIDENCE_BYTES + unseen + CELL, "{twice} bytes were read twice");
         }
     }
 
@@ -89,7 +89,7 @@ proptest! {
         ops in prop::collection::vec(op(), 1..80),
         more in prop::collection::vec(op(), 1..40),
     ) {
-        let mut world = World::new(FILE, rule, Rewrite::Never, (true, false));
+        let mut world = World::new(FILE, rule, RewriteKind::Never, (true, false));
         for op in &ops {
             world.apply(op);
         }
@@ -101,9 +101,9 @@ proptest! {
         world.apply(&Op::Reopen);
         world.read(u64::MAX >> 1);
         let before = world.retry;
-        let is_kept = |acts: Vec<Act>| releases(&acts).next().is_none();
-        prop_assert!(gone < READ_BACK_EVIDENCE || is_kept(world.step()));
-        for op in more.iter().filter(|op| gone >= READ_BACK_EVIDENCE && !matches!(op, Op::Restart)) {
+        let is_kept = |acts: Vec<StepAction>| releases(&acts).next().is_none();
+        prop_assert!(gone < READ_BACK_EVIDENCE_BYTES || is_kept(world.step()));
+        for op in more.iter().filter(|op| gone >= READ_BACK_EVIDENCE_BYTES && !matches!(op, Op::Restart)) {
             world.retry = (world.retry + 1).min(before + PAUSE);
             prop_assert!(is_kept(world.apply(op)), "released while it is kept");
             prop_assert_eq!(world.state.kept_logs(), 1);
@@ -118,7 +118,7 @@ proptest! {
         rounds in 1..4_u64,
     ) {
         let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 0 };
-        let mut world = World::new(FILE, rule, Rewrite::Never, (true, true));
+        let mut world = World::new(FILE, rule, RewriteKind::Never, (true, true));
         world.reader = (1, 0);
         world.write(10 * FILE);
         world.known = false;
@@ -136,14 +136,14 @@ proptest! {
         }
         prop_assert!(gone > 8 * FILE);
         prop_assert_eq!(world.state.kept_logs() > 0, rounds > 1);
-        prop_assert!(world.read_more_than(2) <= READ_BACK_EVIDENCE + CELL);
+        prop_assert!(world.read_more_than(2) <= READ_BACK_EVIDENCE_BYTES + CELL);
     }
 
     /// Without a reader nothing is taken for one's, whatever the writer does.
     #[test]
     fn a_writer_alone_is_no_reader(
         rule in rule(),
-        rewrite in prop_oneof![Just(Rewrite::Never), Just(Rewrite::WholePages)],
+        rewrite in prop_oneof![Just(RewriteKind::Never), Just(RewriteKind::WholePages)],
         shown in any::<bool>(),
         ops in prop::collection::vec(op(), 1..120),
     ) {
@@ -160,7 +160,8 @@ proptest! {
 /// goes as before.
 #[test]
 fn a_log_that_was_read_once_is_released_again() {
-    let mut world = World::new(FILE, Rule::ReleaseBehindWriter { slack: 0 }, Rewrite::Never, (true, false));
+    let mut world =
+        World::new(FILE, Rule::ReleaseBehindWriter { slack: 0 }, RewriteKind::Never, (true, false));
     world.write(20 * FILE);
     world.step();
     world.step();
@@ -189,7 +190,7 @@ fn a_log_that_was_read_once_is_released_again() {
         world.step();
     }
     world.files.clear();
-    step(&mut world.state, &Facts::default());
+    step(&mut world.state, &StepFacts::default());
     world.state.retain_files(|_| false);
     assert_eq!(world.state, StepState::default());
 }
@@ -198,7 +199,8 @@ fn a_log_that_was_read_once_is_released_again() {
 /// it is there still, ever more seldom.
 #[test]
 fn a_reader_that_goes_on_costs_a_part_of_the_log_now_and_then() {
-    let mut world = World::new(FILE, Rule::ReleaseBehindWriter { slack: 0 }, Rewrite::Never, (true, false));
+    let mut world =
+        World::new(FILE, Rule::ReleaseBehindWriter { slack: 0 }, RewriteKind::Never, (true, false));
     world.write(20 * FILE);
     world.step();
     world.step();

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use pagekeeper_policy::{
-    Checkpoint, CheckpointFacts, DatabaseId, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId,
-    LogId, Position, Rewrite, Rule, StepState, WINDOW, Window, step,
+    CheckpointFacts, CheckpointPosition, DatabaseId, FileClass, FileFacts, FileId, FilePosition,
+    FollowerFacts, FollowerId, LogId, RewriteKind, Rule, StepFacts, StepState, WINDOW, WindowFacts, step,
 };
 use proptest::prelude::*;
 
@@ -41,7 +41,7 @@ fn log() -> impl Strategy<Value = Log> {
 }
 
 impl Log {
-    fn facts(&self, rule: Rule) -> Facts {
+    fn facts(&self, rule: Rule) -> StepFacts {
         let files = (0..FILES).map(|sequence| FileFacts {
             id: FileId(sequence),
             database: DatabaseId(1),
@@ -49,9 +49,9 @@ impl Log {
             sequence,
             class: FileClass::Wal,
             rule,
-            rewrite: Rewrite::WholePages,
+            rewrite: RewriteKind::WholePages,
             size: SIZE,
-            writer: self.writer.filter(|(at, _)| *at == sequence).map(|(_, offset)| Position::At(offset)),
+            writer: self.writer.filter(|(at, _)| *at == sequence).map(|(_, offset)| FilePosition::At(offset)),
             changed: 0,
             windows: (0..WINDOWS)
                 .filter_map(|number| {
@@ -59,7 +59,12 @@ impl Log {
                         self.windows[usize::try_from(sequence * WINDOWS + number).unwrap()];
                     let start = number * WINDOW;
                     let unwritten = if dirty { WINDOW } else { 0 };
-                    resident.then_some(Window { start, end: start + WINDOW, resident: WINDOW, unwritten })
+                    resident.then_some(WindowFacts {
+                        start,
+                        end: start + WINDOW,
+                        resident: WINDOW,
+                        unwritten,
+                    })
                 })
                 .collect(),
         });
@@ -67,18 +72,18 @@ impl Log {
             id: FollowerId(1),
             log: LogId(1),
             sequence,
-            position: Position::At(offset),
+            position: FilePosition::At(offset),
             near_files: 0,
         };
         let checkpoint = |(sequence, offset)| CheckpointFacts {
             log: LogId(1),
-            at: Checkpoint::InSeries { sequence, offset },
+            at: CheckpointPosition::InSeries { sequence, offset },
         };
-        Facts {
+        StepFacts {
             files: files.collect(),
             followers: self.follower.map(follower).into_iter().collect(),
             checkpoints: self.checkpoint.map(checkpoint).into_iter().collect(),
-            ..Facts::default()
+            ..StepFacts::default()
         }
     }
 

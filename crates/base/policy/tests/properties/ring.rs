@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use pagekeeper_policy::{
-    Checkpoint, CheckpointFacts, DatabaseId, Facts, FileClass, FileFacts, FileId, LogId, Position, Rewrite,
-    Rule, StepState, WINDOW, step,
+    CheckpointFacts, CheckpointPosition, DatabaseId, FileClass, FileFacts, FileId, FilePosition, LogId,
+    RewriteKind, Rule, StepFacts, StepState, WINDOW, step,
 };
 use proptest::prelude::*;
 
@@ -63,7 +63,7 @@ fn cells() -> impl Strategy<Value = Vec<Cell>> {
 #[derive(Debug)]
 struct Ring {
     rule: Rule,
-    rewrite: Rewrite,
+    rewrite: RewriteKind,
     slow: u8,
     pages: Pages,
     /// Cells in the order in which they were last dirtied.
@@ -81,7 +81,7 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(rule: Rule, rewrite: Rewrite, slow: u8, cells: &[Cell], last: u64) -> Self {
+    fn new(rule: Rule, rewrite: RewriteKind, slow: u8, cells: &[Cell], last: u64) -> Self {
         let mut pages = Pages::new(WINDOWS * WINDOW);
         for (at, cell) in pages.cells.iter_mut().zip(cells) {
             *at = *cell;
@@ -156,7 +156,7 @@ impl Ring {
         vec![start..self.pages.size, HEADER..self.last + 1]
     }
 
-    fn facts(&self) -> Facts {
+    fn facts(&self) -> StepFacts {
         let file = FileFacts {
             id: FileId(1),
             database: DatabaseId(1),
@@ -166,13 +166,13 @@ impl Ring {
             rule: self.rule,
             rewrite: self.rewrite,
             size: self.pages.size,
-            writer: Some(Position::Unknown),
+            writer: Some(FilePosition::Unknown),
             changed: self.changed,
             windows: self.pages.windows().into(),
         };
-        let at = Checkpoint::InRing { offset: self.needed()[0].start };
+        let at = CheckpointPosition::InRing { offset: self.needed()[0].start };
         let checkpoints = vec![CheckpointFacts { log: LogId(1), at }];
-        Facts { files: vec![file], checkpoints, retry: self.retry, ..Facts::default() }
+        StepFacts { files: vec![file], checkpoints, retry: self.retry, ..StepFacts::default() }
     }
 
     fn step(&mut self) -> Result<(), TestCaseError> {
@@ -188,7 +188,7 @@ impl Ring {
             }
         }
         // A writer of whole pages needs no old page: losing sight of it costs nothing.
-        let needed = releases(&acts).filter(|_| self.rewrite != Rewrite::WholePages);
+        let needed = releases(&acts).filter(|_| self.rewrite != RewriteKind::WholePages);
         for (_, range) in needed {
             prop_assert!(!range.contains(&self.last), "{range:?} released, the writer is at {}", self.last);
         }
@@ -219,13 +219,13 @@ proptest! {
         held in prop::collection::vec((0..WINDOWS / 2, prop_oneof![Just(Grip::Part), Just(Grip::Whole)]), 0..4),
         ops in prop::collection::vec(op(), 1..150),
     ) {
-        let mut ring = Ring::new(rule, Rewrite::Never, slow, &cells, last);
+        let mut ring = Ring::new(rule, RewriteKind::Never, slow, &cells, last);
         // no two adjacent: the writer would leave no trace in the second
         ring.pages.grips = held.into_iter().map(|(number, grip)| (2 * number, grip)).collect();
         for op in &ops {
             ring.apply(op)?;
         }
-        step(&mut ring.state, &Facts::default());
+        step(&mut ring.state, &StepFacts::default());
         ring.state.retain_files(|_| false);
         prop_assert_eq!(ring.state, StepState::default());
     }
@@ -233,7 +233,7 @@ proptest! {
     #[test]
     fn a_writer_that_goes_on_leaves_little_behind(
         slack in 0..3 * WINDOW,
-        rewrite in prop_oneof![Just(Rewrite::Never), Just(Rewrite::WholePages)],
+        rewrite in prop_oneof![Just(RewriteKind::Never), Just(RewriteKind::WholePages)],
         slow in 0..2_u8,
         synced in any::<bool>(),
         cells in cells(),
@@ -271,7 +271,7 @@ proptest! {
     #[test]
     fn what_recovery_would_read_is_never_released(
         slack in 0..2 * WINDOW,
-        rewrite in prop_oneof![Just(Rewrite::Never), Just(Rewrite::WholePages)],
+        rewrite in prop_oneof![Just(RewriteKind::Never), Just(RewriteKind::WholePages)],
         slow in 0..3_u8,
         last in HEADER..WINDOWS * WINDOW,
         held in prop::collection::vec((0..WINDOWS / 2, prop_oneof![Just(Grip::Part), Just(Grip::Whole)]), 0..4),
@@ -284,7 +284,7 @@ proptest! {
         for op in &ops {
             ring.apply(op)?;
         }
-        step(&mut ring.state, &Facts::default());
+        step(&mut ring.state, &StepFacts::default());
         ring.state.retain_files(|_| false);
         prop_assert_eq!(ring.state, StepState::default());
     }
@@ -292,7 +292,7 @@ proptest! {
     #[test]
     fn what_lies_before_the_checkpoint_goes(
         age in 0..10 * WINDOW,
-        rewrite in prop_oneof![Just(Rewrite::Never), Just(Rewrite::WholePages)],
+        rewrite in prop_oneof![Just(RewriteKind::Never), Just(RewriteKind::WholePages)],
         last in HEADER..WINDOWS * WINDOW,
         ops in prop::collection::vec(op(), 0..100),
         pace in WINDOW / 2..REACH,
@@ -330,7 +330,7 @@ fn a_writer_over_resident_pages_that_shows_itself_late() {
     let mut cells = vec![Cell::Absent; 178];
     cells.extend([Cell::Clean; 46]);
     let rule = Rule::ReleaseBehindWriter { slack: 0 };
-    let mut ring = Ring::new(rule, Rewrite::Never, 0, &cells, 46_298_946);
+    let mut ring = Ring::new(rule, RewriteKind::Never, 0, &cells, 46_298_946);
     for op in [
         Op::Step,
         Op::Write(1_052_920),
@@ -352,7 +352,7 @@ fn a_writer_over_resident_pages_that_shows_itself_late() {
 #[test]
 fn windows_that_resist_before_the_end_of_the_file() {
     let mut ring =
-        Ring::new(Rule::Budget { bytes: WINDOW, total: u64::MAX }, Rewrite::Never, 1, &[], 45_778_987);
+        Ring::new(Rule::Budget { bytes: WINDOW, total: u64::MAX }, RewriteKind::Never, 1, &[], 45_778_987);
     ring.pages.grips.insert(24, Grip::Part);
     for op in [
         Op::Write(4_780_515),

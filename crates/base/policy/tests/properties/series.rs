@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use pagekeeper_policy::{
-    Act, DatabaseId, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position,
-    READ_AHEAD, Rewrite, Rule, StepState, WINDOW, Window, step,
+    DatabaseId, FileClass, FileFacts, FileId, FilePosition, FollowerFacts, FollowerId, LogId, READ_AHEAD,
+    RewriteKind, Rule, StepAction, StepFacts, StepState, WINDOW, WindowFacts, step,
 };
 use proptest::prelude::*;
 
@@ -72,8 +72,8 @@ fn rule() -> impl Strategy<Value = Rule> {
     ]
 }
 
-fn rewrite() -> impl Strategy<Value = Rewrite> {
-    prop_oneof![4 => Just(Rewrite::Never), 2 => Just(Rewrite::WholePages), 1 => Just(Rewrite::SubPages)]
+fn rewrite() -> impl Strategy<Value = RewriteKind> {
+    prop_oneof![4 => Just(RewriteKind::Never), 2 => Just(RewriteKind::WholePages), 1 => Just(RewriteKind::SubPages)]
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -89,14 +89,14 @@ type Done = (u64, u64, u64, bool);
 #[derive(Debug)]
 pub(crate) struct Log {
     rule: Rule,
-    rewrite: Rewrite,
+    rewrite: RewriteKind,
     slow: u8,
     pub(crate) files: BTreeMap<u64, Pages>,
     pub(crate) current: u64,
     pub(crate) position: u64,
     stopped: bool,
     pub(crate) followers: Vec<Follower>,
-    places: Vec<(u64, Position)>,
+    places: Vec<(u64, FilePosition)>,
     held: bool,
     pub(crate) retry: u64,
     state: StepState,
@@ -104,7 +104,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    pub(crate) fn new(rule: Rule, rewrite: Rewrite, followers: usize, slow: u8) -> Self {
+    pub(crate) fn new(rule: Rule, rewrite: RewriteKind, followers: usize, slow: u8) -> Self {
         Self {
             rule,
             rewrite,
@@ -204,14 +204,14 @@ impl Log {
         }
     }
 
-    fn places(&self) -> Vec<(u64, Position)> {
+    fn places(&self) -> Vec<(u64, FilePosition)> {
         let position = |follower: &Follower| {
-            if follower.hidden { Position::Unknown } else { Position::At(follower.offset) }
+            if follower.hidden { FilePosition::Unknown } else { FilePosition::At(follower.offset) }
         };
         self.followers.iter().map(|follower| (follower.sequence, position(follower))).collect()
     }
 
-    pub(crate) fn facts(&self) -> Facts {
+    pub(crate) fn facts(&self) -> StepFacts {
         let file = |(&sequence, pages): (&u64, &Pages)| FileFacts {
             id: FileId(1000 - sequence),
             database: DatabaseId(1),
@@ -221,27 +221,27 @@ impl Log {
             rule: self.rule,
             rewrite: self.rewrite,
             size: pages.size,
-            writer: (sequence == self.current && !self.stopped).then_some(Position::At(self.position)),
+            writer: (sequence == self.current && !self.stopped).then_some(FilePosition::At(self.position)),
             changed: 0,
             windows: pages.windows().into(),
         };
-        let follower = |(id, (sequence, position)): (u64, (u64, Position))| FollowerFacts {
+        let follower = |(id, (sequence, position)): (u64, (u64, FilePosition))| FollowerFacts {
             id: FollowerId(id),
             log: LogId(1),
             sequence,
             position,
             near_files: 0,
         };
-        Facts {
+        StepFacts {
             files: self.files.iter().map(file).collect(),
             followers: (0..).zip(self.places()).map(follower).collect(),
             retry: self.retry,
-            ..Facts::default()
+            ..StepFacts::default()
         }
     }
 
     /// One step, checked, and its acts done.
-    pub(crate) fn step(&mut self) -> Result<Vec<Act>, TestCaseError> {
+    pub(crate) fn step(&mut self) -> Result<Vec<StepAction>, TestCaseError> {
         let facts = self.facts();
         let before = self.state.clone();
         let acts = step(&mut self.state, &facts);
@@ -263,7 +263,7 @@ impl Log {
             pages.tick();
         }
         for act in &acts {
-            if let Act::StartWriteback { file, .. } | Act::Release { file, .. } = act {
+            if let StepAction::StartWriteback { file, .. } | StepAction::Release { file, .. } = act {
                 self.files.get_mut(&(1000 - file.0)).unwrap().execute(act, self.slow);
             }
         }
@@ -280,7 +280,7 @@ impl Log {
     fn kept(&self, file: &FileFacts) -> Vec<Range<u64>> {
         let mut kept = Vec::new();
         let position = match file.writer {
-            Some(Position::At(position)) => Some(position),
+            Some(FilePosition::At(position)) => Some(position),
             _ => None,
         };
         if self.rule == Rule::Keep || (self.rule == Rule::ReleaseOnRotation && file.writer.is_some()) {
@@ -310,7 +310,7 @@ impl Log {
     fn awaited(&self, sequence: u64) -> Vec<Range<u64>> {
         let near = self.places().into_iter().filter(|(at, _)| self.is_near(*at) && *at <= sequence);
         near.map(|(at, position)| match position {
-            Position::At(offset) if at == sequence => offset / WINDOW * WINDOW..u64::MAX,
+            FilePosition::At(offset) if at == sequence => offset / WINDOW * WINDOW..u64::MAX,
             _ => 0..u64::MAX,
         })
         .collect()
@@ -323,17 +323,17 @@ impl Log {
                 continue;
             }
             match position {
-                Position::At(offset) if moved => {
+                FilePosition::At(offset) if moved => {
                     kept.push(offset / WINDOW * WINDOW..offset + READ_AHEAD);
                 }
-                Position::At(_) => {}
-                Position::Unknown => kept.push(0..u64::MAX),
+                FilePosition::At(_) => {}
+                FilePosition::Unknown => kept.push(0..u64::MAX),
             }
         }
         kept
     }
 
-    fn check_files(&mut self, facts: &Facts, acts: &[Act]) -> Result<(), TestCaseError> {
+    fn check_files(&mut self, facts: &StepFacts, acts: &[StepAction]) -> Result<(), TestCaseError> {
         let mut newer = 0;
         let mut done = BTreeMap::new();
         for file in facts.files.iter().rev() {
@@ -347,7 +347,7 @@ impl Log {
                 let flushed = covers(writebacks(acts), file.id, window);
                 let key = (file.sequence, window.start);
                 let past = self.done.get(&key).copied();
-                if self.rewrite == Rewrite::SubPages {
+                if self.rewrite == RewriteKind::SubPages {
                     prop_assert!(!released && !flushed, "recycled in parts of pages: {window:?}");
                 } else if stays {
                     prop_assert!(!released, "released, though it is to stay: {window:?} of {file:?}");
@@ -358,7 +358,7 @@ impl Log {
                         "flushed without need: {window:?} of {file:?}"
                     );
                     let behind = match file.writer {
-                        Some(Position::At(position)) => window.end <= position / WINDOW * WINDOW,
+                        Some(FilePosition::At(position)) => window.end <= position / WINDOW * WINDOW,
                         _ => true,
                     };
                     if awaited && behind && window.unwritten > 0 && past.is_none() {
@@ -381,11 +381,11 @@ impl Log {
     }
 
     /// No more than the budget is left, but for the tail window and what is being written.
-    fn check_budget(&self, facts: &Facts, acts: &[Act]) -> Result<(), TestCaseError> {
+    fn check_budget(&self, facts: &StepFacts, acts: &[StepAction]) -> Result<(), TestCaseError> {
         let Rule::Budget { bytes, .. } = self.rule else {
             return Ok(());
         };
-        if self.held || self.rewrite == Rewrite::SubPages {
+        if self.held || self.rewrite == RewriteKind::SubPages {
             return Ok(());
         }
         let mut waiting = 0;
@@ -405,7 +405,7 @@ impl Log {
 
     /// When all files are gone, so is the memory of them.
     pub(crate) fn end(mut self) -> Result<(), TestCaseError> {
-        prop_assert_eq!(step(&mut self.state, &Facts::default()), []);
+        prop_assert_eq!(step(&mut self.state, &StepFacts::default()), []);
         prop_assert_eq!(self.state, StepState::default());
         Ok(())
     }
@@ -414,7 +414,7 @@ impl Log {
 /// Checks that a window that a rule releases is released: a clean one at once, a dirty one in the
 /// step after its writeback was started. A window that refused with the same figures is left alone.
 fn check_goes(
-    window: &Window,
+    window: &WindowFacts,
     past: Option<Done>,
     retry: u64,
     released: bool,
@@ -457,7 +457,7 @@ proptest! {
     #[test]
     fn a_file_purged_alone_leaves_no_residue(ops in prop::collection::vec(op(), 1..40)) {
         let rule = Rule::ReleaseBehindFollowers { near_files: 1, slack: 0 };
-        let mut log = Log::new(rule, Rewrite::Never, 1, 0);
+        let mut log = Log::new(rule, RewriteKind::Never, 1, 0);
         for op in &ops {
             log.apply(op)?;
         }
@@ -467,8 +467,8 @@ proptest! {
         let mut alone = StepState::default();
         step(&mut log.state, &facts);
         step(&mut log.state, &rest);
-        step(&mut log.state, &Facts { files: vec![], ..facts.clone() });
-        step(&mut alone, &Facts { files: vec![], ..facts });
+        step(&mut log.state, &StepFacts { files: vec![], ..facts.clone() });
+        step(&mut alone, &StepFacts { files: vec![], ..facts });
         prop_assert_eq!(log.state, alone);
     }
 }

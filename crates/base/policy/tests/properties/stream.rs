@@ -5,8 +5,9 @@
 
 use std::ops::Range;
 
+use pagekeeper_policy::PAGE_BYTES;
 use pagekeeper_policy::WINDOW;
-use pagekeeper_policy::stream::{PAGE, Stream};
+use pagekeeper_policy::stream::ReadStream;
 use proptest::prelude::*;
 
 /// The most that read-ahead is ahead of a reader.
@@ -24,7 +25,7 @@ struct Cache {
 
 impl Cache {
     fn new(size: u64, warm: &[(u64, u64)]) -> Self {
-        let count = size.div_ceil(PAGE) as usize;
+        let count = size.div_ceil(PAGE_BYTES) as usize;
         let mut before = vec![false; count];
         for &(from, length) in warm {
             let from = (from as usize).min(count);
@@ -35,24 +36,24 @@ impl Cache {
 
     fn pages(&self, range: &Range<u64>) -> Range<usize> {
         let count = self.resident.len() as u64;
-        ((range.start / PAGE).min(count)) as usize..(range.end.div_ceil(PAGE).min(count)) as usize
+        ((range.start / PAGE_BYTES).min(count)) as usize..(range.end.div_ceil(PAGE_BYTES).min(count)) as usize
     }
 
     fn bytes(&self, range: &Range<u64>) -> u64 {
-        self.resident[self.pages(range)].iter().filter(|&&is| is).count() as u64 * PAGE
+        self.resident[self.pages(range)].iter().filter(|&&is| is).count() as u64 * PAGE_BYTES
     }
 
-    fn show(&self, stream: &mut Stream, range: &Range<u64>) {
-        if stream.saw(range, self.bytes(range)) {
+    fn show(&self, stream: &mut ReadStream, range: &Range<u64>) {
+        if stream.record_residency(range, self.bytes(range)) {
             return;
         }
         let mut start = range.start;
         while start < range.end {
             let window = start..(start + WINDOW).min(range.end);
-            if !stream.saw(&window, self.bytes(&window)) {
+            if !stream.record_residency(&window, self.bytes(&window)) {
                 let pages: Vec<_> =
                     self.resident[self.pages(&window)].iter().map(|&is| u8::from(is)).collect();
-                stream.saw_pages(start, PAGE, &pages);
+                stream.record_pages(start, PAGE_BYTES, &pages);
             }
             start += WINDOW;
         }
@@ -62,7 +63,7 @@ impl Cache {
         for page in self.pages(&(range.start..range.end + ahead)) {
             if !self.resident[page] {
                 self.resident[page] = true;
-                let is_ahead = page as u64 * PAGE >= range.end;
+                let is_ahead = page as u64 * PAGE_BYTES >= range.end;
                 self.locked[page] = is_ahead || (page as u64 ^ chance).is_multiple_of(5);
             }
         }
@@ -80,7 +81,7 @@ impl Cache {
         let mut end = 0;
         for range in ranges {
             assert!(range.start >= end && range.start < range.end, "{range:?} after {end}");
-            assert!(range.start.is_multiple_of(PAGE) && range.end.is_multiple_of(PAGE));
+            assert!(range.start.is_multiple_of(PAGE_BYTES) && range.end.is_multiple_of(PAGE_BYTES));
             end = range.end;
             for page in self.pages(&range) {
                 assert!(!self.before[page], "page {page} was resident before");
@@ -90,10 +91,10 @@ impl Cache {
     }
 
     /// A read by the stream, as who follows it does it.
-    fn stream(&mut self, stream: &mut Stream, at: u64, length: u64, ahead: u64) {
+    fn stream(&mut self, stream: &mut ReadStream, at: u64, length: u64, ahead: u64) {
         if stream.jumps(at) {
             self.unlock(u64::MAX);
-            self.release(stream.left());
+            self.release(stream.remaining_ranges());
             stream.forget();
         }
         if let Some(range) = stream.sample_for_read(at, length, self.size) {
@@ -105,9 +106,9 @@ impl Cache {
         self.release(stream.passed(at, done));
     }
 
-    fn close(&mut self, stream: &Stream) {
+    fn close(&mut self, stream: &ReadStream) {
         self.unlock(u64::MAX);
-        self.release(stream.left());
+        self.release(stream.remaining_ranges());
     }
 }
 
@@ -118,7 +119,7 @@ fn warm() -> impl Strategy<Value = Vec<(u64, u64)>> {
 
 /// The cache after a file was read from its beginning to its end, and closed.
 fn read_in_order(size: u64, warm: &[(u64, u64)], reads: &[(u64, u64)]) -> Cache {
-    let (mut cache, mut stream) = (Cache::new(size, warm), Stream::NEW);
+    let (mut cache, mut stream) = (Cache::new(size, warm), ReadStream::new());
     let (mut at, mut next) = (0, reads.iter().cycle());
     while at < size {
         let &(length, ahead) = next.next().unwrap();
@@ -158,7 +159,7 @@ proptest! {
         warm in warm(),
         runs in prop::collection::vec((0..200_000_000_u64, 1..60_u64, 1..300_000_u64, 0..READ_AHEAD), 1..40),
     ) {
-        let (mut cache, mut stream) = (Cache::new(size, &warm), Stream::NEW);
+        let (mut cache, mut stream) = (Cache::new(size, &warm), ReadStream::new());
         for (from, reads, length, ahead) in runs {
             for nth in 0..reads {
                 cache.stream(&mut stream, from + nth * length, length, ahead.min(nth * length));

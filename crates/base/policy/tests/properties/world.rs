@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use pagekeeper_policy::{
-    Act, DatabaseId, Facts, FileClass, FileFacts, FileId, FollowerFacts, FollowerId, LogId, Position,
-    Rewrite, Rule, StepState, Warning, step,
+    DatabaseId, FileClass, FileFacts, FileId, FilePosition, FollowerFacts, FollowerId, LogId, LogWarning,
+    RewriteKind, Rule, StepAction, StepFacts, StepState, step,
 };
 
 use crate::model::{CELL, Cell, Pages, releases};
@@ -33,7 +33,7 @@ pub(crate) struct LogFile {
 #[derive(Debug)]
 pub(crate) struct World {
     rule: Rule,
-    rewrite: Rewrite,
+    rewrite: RewriteKind,
     /// Whether the writer's place is shown.
     shown: bool,
     /// Whether the reader's is.
@@ -58,7 +58,12 @@ pub(crate) struct World {
 impl World {
     /// Makes a world with files of `file_bytes`, in which the positions of writer and reader are
     /// visible or not.
-    pub(crate) fn new(file_bytes: u64, rule: Rule, rewrite: Rewrite, (shown, known): (bool, bool)) -> Self {
+    pub(crate) fn new(
+        file_bytes: u64,
+        rule: Rule,
+        rewrite: RewriteKind,
+        (shown, known): (bool, bool),
+    ) -> Self {
         let mut world = Self {
             rule,
             rewrite,
@@ -87,7 +92,7 @@ impl World {
                 if !self.is_ring || self.current == 0 {
                     self.current += 1;
                     // One that is written over is there at its full length.
-                    let size = if self.rewrite == Rewrite::Never { 0 } else { self.file_bytes };
+                    let size = if self.rewrite == RewriteKind::Never { 0 } else { self.file_bytes };
                     self.files.insert(self.current, LogFile { pages: Pages::new(size), changed: 0 });
                 }
             }
@@ -132,7 +137,7 @@ impl World {
         }
     }
 
-    pub(crate) fn apply(&mut self, op: &Op) -> Vec<Act> {
+    pub(crate) fn apply(&mut self, op: &Op) -> Vec<StepAction> {
         match *op {
             Op::Write(bytes) => self.write(bytes),
             Op::Sync => self.files.values_mut().for_each(|file| file.pages.write_back(&(0..u64::MAX), 0)),
@@ -155,8 +160,8 @@ impl World {
         Vec::new()
     }
 
-    fn facts(&self) -> Facts {
-        let writer = if self.shown { Position::At(self.end) } else { Position::Unknown };
+    fn facts(&self) -> StepFacts {
+        let writer = if self.shown { FilePosition::At(self.end) } else { FilePosition::Unknown };
         let file = |(&sequence, file): (&u64, &LogFile)| FileFacts {
             id: FileId(sequence),
             database: DatabaseId(1),
@@ -174,24 +179,26 @@ impl World {
             id: FollowerId(1),
             log: LogId(1),
             sequence: self.reader.0.min(self.current),
-            position: Position::At(self.reader.1),
+            position: FilePosition::At(self.reader.1),
             near_files: 0,
         };
-        Facts {
+        StepFacts {
             files: self.files.iter().map(file).collect(),
             followers: if self.known { vec![follower] } else { Vec::new() },
             retry: self.retry,
-            ..Facts::default()
+            ..StepFacts::default()
         }
     }
 
-    pub(crate) fn step(&mut self) -> Vec<Act> {
+    pub(crate) fn step(&mut self) -> Vec<StepAction> {
         let facts = self.facts();
         let acts = step(&mut self.state, &facts);
         for act in &acts {
-            let (Act::StartWriteback { file, .. } | Act::Release { file, .. } | Act::Warn { file, .. }) = act;
+            let (StepAction::StartWriteback { file, .. }
+            | StepAction::Release { file, .. }
+            | StepAction::Warn { file, .. }) = act;
             self.files.get_mut(&file.0).unwrap().pages.execute(act, 0);
-            let is_warning = matches!(act, Act::Warn { warning: Warning::ReadBack, .. });
+            let is_warning = matches!(act, StepAction::Warn { warning: LogWarning::ReadBack, .. });
             self.warnings += usize::from(is_warning);
         }
         for (file, range) in releases(&acts) {

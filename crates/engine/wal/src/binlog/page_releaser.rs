@@ -28,8 +28,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use pagekeeper_io::{Error as IoError, IoFile};
 use pagekeeper_kernel::mutex::{ignore_poison, lock};
 use pagekeeper_kernel::page_size;
-use pagekeeper_policy::allowance::{Allowance, Follower, Followers, Writer};
-use pagekeeper_policy::exact::{Due, Watermarks, due};
+use pagekeeper_policy::allowance::{Follower, FollowerSet, ReleaseAllowance, WriterPosition};
+use pagekeeper_policy::exact::{DueWork, WriteWatermarks, due_work};
 use pagekeeper_policy::{READ_AHEAD, Rule, WINDOW};
 
 use crate::position::Position;
@@ -250,12 +250,17 @@ impl PageReleaser {
         let (place, mut actions) = (state.writer, Vec::new());
         // Handles the writer's segment first: it has the dirty pages.
         for (&segment, pages) in state.segments.iter_mut().rev() {
-            let writer = if segment == place.segment { Writer::At(place.offset) } else { Writer::Elsewhere };
-            let followers = Followers { writer: place.segment, all: &all };
-            let allowance = Allowance::new(rule, writer, pages.size).followed(rule, segment, followers);
+            let writer = if segment == place.segment {
+                WriterPosition::At(place.offset)
+            } else {
+                WriterPosition::Elsewhere
+            };
+            let followers = FollowerSet { writer: place.segment, all: &all };
+            let allowance =
+                ReleaseAllowance::new(rule, writer, pages.size).with_followers(rule, segment, followers);
             let size = pages.size;
-            let marks = Watermarks { written: size, started: pages.started, clean: pages.clean };
-            let Due { start, wait, release } = due(&allowance, marks, pages.windows_to_try(retry));
+            let marks = WriteWatermarks { written: size, started: pages.started, clean: pages.clean };
+            let DueWork { start, wait, release } = due_work(&allowance, marks, pages.windows_to_try(retry));
             let started = start.as_ref().map_or(pages.started, |range| range.end);
             let release: Vec<_> = release.collect();
             // Removes the windows from the list before it unlocks: a use of a window during its release puts it

@@ -16,9 +16,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pagekeeper_kernel::page_size;
-use pagekeeper_policy::allowance::{Allowance, Verdict, Writer};
-use pagekeeper_policy::exact::releases;
-use pagekeeper_policy::{Rewrite, Rule, WINDOW};
+use pagekeeper_policy::allowance::{ReleaseAllowance, Verdict, WriterPosition};
+use pagekeeper_policy::exact::release_ranges;
+use pagekeeper_policy::{RewriteKind, Rule, WINDOW};
 
 use super::core::Core;
 use super::ring::Ring;
@@ -72,7 +72,7 @@ impl Releaser {
 
     /// Creates a releaser for a kernel with pages of this many bytes.
     fn on_pages_of(page: u64, lsn: u64) -> Self {
-        Self { at: lsn, keeps: Rewrite::of_blocks(BLOCK, page).needs_old_pages(), windows: Vec::new() }
+        Self { at: lsn, keeps: RewriteKind::of_blocks(BLOCK, page).needs_old_pages(), windows: Vec::new() }
     }
 
     /// Releases the pages behind the writer, or all pages if there is no writer any more.
@@ -93,10 +93,10 @@ impl Releaser {
         for windows in self.windows.chunk_by_mut(|a, b| a.file == b.file) {
             let file = windows[0].file;
             let writer = match place {
-                Some((at, offset)) if at == file => Writer::At(offset),
-                Some(_) | None => Writer::Elsewhere,
+                Some((at, offset)) if at == file => WriterPosition::At(offset),
+                Some(_) | None => WriterPosition::Elsewhere,
             };
-            let allowance = Allowance::new(RELEASE_RULE, writer, geometry.file_bytes);
+            let allowance = ReleaseAllowance::new(RELEASE_RULE, writer, geometry.file_bytes);
             release(core, ring, &allowance, windows, durable);
         }
         core.counters.resident.store(resident, Ordering::Relaxed);
@@ -157,7 +157,7 @@ impl Releaser {
 fn release(
     core: &Core,
     ring: &Ring,
-    allowance: &Allowance<'_>,
+    allowance: &ReleaseAllowance<'_>,
     windows: &mut [UnreleasedWindow],
     durable: u64,
 ) {
@@ -166,7 +166,7 @@ fn release(
     let is_started =
         |window: &UnreleasedWindow| core.writes_back() || window.started || window.upto <= durable;
     let started = windows.iter().filter(|window| is_started(window)).map(|window| window.range.clone());
-    let ranges: Vec<Range<u64>> = releases(allowance, started).collect();
+    let ranges: Vec<Range<u64>> = release_ranges(allowance, started).collect();
     for window in windows.iter_mut().filter(|window| !is_started(window)) {
         match allowance.verdict(&window.range, 0) {
             Verdict::Release | Verdict::Flush => {

@@ -275,11 +275,11 @@ fn whole_pages_are_those_of_the_kernel() {
     for profile in Profile::built_in() {
         for log in &profile.logs {
             let name = format!("{}: {}", profile.name, log.files.as_str());
-            let whole = RewriteSource::Known(Rewrite::WholePages);
+            let whole = RewriteSource::Known(RewriteKind::WholePages);
             if log.rewrite == whole {
                 assert!(log.block.is_some(), "{name}: blocks of which size?");
                 assert_eq!(log.rewrite_on(4096), whole, "{name}");
-                assert_eq!(log.rewrite_on(65536), RewriteSource::Known(Rewrite::SubPages), "{name}");
+                assert_eq!(log.rewrite_on(65536), RewriteSource::Known(RewriteKind::SubPages), "{name}");
             } else {
                 assert_eq!(log.rewrite_on(65536), log.rewrite, "{name}");
             }

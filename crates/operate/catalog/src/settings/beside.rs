@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use pagekeeper_kernel::{Expected, InspectedFile};
-use pagekeeper_policy::names::Pattern;
+use pagekeeper_policy::names::NamePattern;
 
 use super::Settings;
 use super::server_root::content_of;
@@ -36,7 +36,7 @@ fn is_set(value: &str) -> bool {
     !matches!(value.trim(), "" | "0" | "false")
 }
 
-fn newest<'a>(names: &'a [OsString], pattern: &Pattern) -> Option<&'a OsStr> {
+fn newest<'a>(names: &'a [OsString], pattern: &NamePattern) -> Option<&'a OsStr> {
     let numbered =
         names.iter().filter_map(|name| Some((pattern.matches_name(name)?.number.sequence(None), name)));
     numbered.max().map(|(_, name)| name.as_os_str())

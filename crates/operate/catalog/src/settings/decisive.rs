@@ -2,7 +2,7 @@
 //!
 //! Invariant: an uncertain setting never causes the release of a log that would be kept without it.
 
-use pagekeeper_policy::{Rewrite, RewriteSource};
+use pagekeeper_policy::{RewriteKind, RewriteSource};
 
 use super::limits::beginning;
 use super::{Setting, Settings};
@@ -12,7 +12,7 @@ use crate::profile::LogSpec;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decided {
     /// The way in which its writer overwrites old bytes; `None` if that must be observed.
-    pub rewrite: Option<Rewrite>,
+    pub rewrite: Option<RewriteKind>,
     /// The settings that decide it, each with its location and any doubt: "`innodb_log_write_ahead_size` is 4096
     /// (/etc/my.cnf, line 3)". `None` if there are none, or if the result would be the same without them.
     pub by: Option<String>,
@@ -24,14 +24,14 @@ pub struct Decided {
 /// ```
 /// use pagekeeper_catalog::settings::{Engine, Origin, Settings, how_written};
 /// use pagekeeper_catalog::{Profile, find_profile};
-/// use pagekeeper_policy::Rewrite;
+/// use pagekeeper_policy::RewriteKind;
 ///
 /// let profiles = Profile::built_in();
 /// let redo = &find_profile(&profiles, "mariadb")?.logs[0];
 /// let mut settings = Settings::new(Engine::MariaDb);
-/// assert_eq!(how_written(redo, 512, 4096, || &settings).rewrite, Some(Rewrite::SubPages));
+/// assert_eq!(how_written(redo, 512, 4096, || &settings).rewrite, Some(RewriteKind::SubPages));
 /// settings.add("innodb_log_write_ahead_size", "4k", Origin::CommandLine);
-/// assert_eq!(how_written(redo, 512, 4096, || &settings).rewrite, Some(Rewrite::WholePages));
+/// assert_eq!(how_written(redo, 512, 4096, || &settings).rewrite, Some(RewriteKind::WholePages));
 /// # Ok::<(), pagekeeper_catalog::ProfileError>(())
 /// ```
 pub fn how_written<'a>(
@@ -42,22 +42,22 @@ pub fn how_written<'a>(
 ) -> Decided {
     let plain = match log.rewrite_on(page) {
         RewriteSource::Known(rewrite) => rewrite,
-        RewriteSource::DeviceBlocks => Rewrite::of_blocks(device, page),
+        RewriteSource::DeviceBlocks => RewriteKind::of_blocks(device, page),
         RewriteSource::Detect => return Decided { rewrite: None, by: None },
     };
     let by_block = log.block_option.as_deref().filter(|_| may_differ(log, plain));
     let by_block = by_block.and_then(|name| of_block(log, device, page, name, settings()));
     let decided = by_block.unwrap_or(Decided { rewrite: Some(plain), by: None });
-    if decided.rewrite == Some(Rewrite::SubPages) && !log.overwritten_if.is_empty() {
+    if decided.rewrite == Some(RewriteKind::SubPages) && !log.overwritten_if.is_empty() {
         return appended(log, settings()).unwrap_or(decided);
     }
     decided
 }
 
 /// Whether a block size can make a difference: a setting only ever enlarges the device's blocks.
-fn may_differ(log: &LogSpec, plain: Rewrite) -> bool {
+fn may_differ(log: &LogSpec, plain: RewriteKind) -> bool {
     match log.rewrite {
-        RewriteSource::DeviceBlocks => plain == Rewrite::SubPages,
+        RewriteSource::DeviceBlocks => plain == RewriteKind::SubPages,
         RewriteSource::Known(_) => log.block.is_some(),
         RewriteSource::Detect => false,
     }
@@ -74,8 +74,8 @@ fn of_block(log: &LogSpec, device: u64, page: u64, name: &str, settings: &Settin
         (_, None) => set,
         (_, Some(_)) => plain.min(set),
     };
-    let rewrite = Rewrite::of_blocks(block, page);
-    let is_said = rewrite == Rewrite::SubPages || rewrite != Rewrite::of_blocks(plain, page);
+    let rewrite = RewriteKind::of_blocks(block, page);
+    let is_said = rewrite == RewriteKind::SubPages || rewrite != RewriteKind::of_blocks(plain, page);
     Some(Decided { rewrite: Some(rewrite), by: is_said.then(|| said(settings, setting)) })
 }
 
@@ -89,7 +89,7 @@ fn appended(log: &LogSpec, settings: &Settings) -> Option<Decided> {
         }
         by.push(said(settings, setting));
     }
-    Some(Decided { rewrite: Some(Rewrite::Never), by: Some(by.join(" and ")) })
+    Some(Decided { rewrite: Some(RewriteKind::Never), by: Some(by.join(" and ")) })
 }
 
 /// Formats a setting with its location and any doubt.
@@ -129,14 +129,14 @@ mod tests {
             (decided.rewrite.unwrap(), decided.by.is_some())
         };
         for whole in ["4096", "4k", "4K", "16K", "8192"] {
-            assert_eq!(decided(512, 4096, whole), (Rewrite::WholePages, true), "{whole}");
+            assert_eq!(decided(512, 4096, whole), (RewriteKind::WholePages, true), "{whole}");
         }
         for parts in ["512", "1k", "2048"] {
-            assert_eq!(decided(512, 4096, parts), (Rewrite::SubPages, true), "{parts}");
+            assert_eq!(decided(512, 4096, parts), (RewriteKind::SubPages, true), "{parts}");
         }
-        assert_eq!(decided(512, 4096, "all"), (Rewrite::SubPages, false), "no size");
-        assert_eq!(decided(4096, 4096, "512"), (Rewrite::WholePages, false), "the device's are larger");
-        assert_eq!(decided(512, 16384, "4096"), (Rewrite::SubPages, true));
+        assert_eq!(decided(512, 4096, "all"), (RewriteKind::SubPages, false), "no size");
+        assert_eq!(decided(4096, 4096, "512"), (RewriteKind::WholePages, false), "the device's are larger");
+        assert_eq!(decided(512, 16384, "4096"), (RewriteKind::SubPages, true));
     }
 
     #[test]
@@ -146,14 +146,14 @@ mod tests {
             let decided = how_written(&redo, 512, 4096, || settings);
             (decided.rewrite.unwrap(), decided.by)
         };
-        assert_eq!(with(&in_file(Engine::MySql, &[])), (Rewrite::WholePages, None));
-        assert_eq!(with(&in_file(Engine::MySql, &[(WRITE_AHEAD, "16K")])), (Rewrite::WholePages, None));
+        assert_eq!(with(&in_file(Engine::MySql, &[])), (RewriteKind::WholePages, None));
+        assert_eq!(with(&in_file(Engine::MySql, &[(WRITE_AHEAD, "16K")])), (RewriteKind::WholePages, None));
         let (rewrite, by) = with(&in_file(Engine::MySql, &[("x", "1"), (WRITE_AHEAD, "1024")]));
-        assert_eq!(rewrite, Rewrite::SubPages);
+        assert_eq!(rewrite, RewriteKind::SubPages);
         assert_eq!(by.unwrap(), "innodb_log_write_ahead_size is 1024 (/etc/my.cnf, line 2)");
         // Whole pages of 16 KiB.
         let larger = in_file(Engine::MySql, &[(WRITE_AHEAD, "16K")]);
-        assert_eq!(how_written(&redo, 512, 16384, || &larger).rewrite, Some(Rewrite::WholePages));
+        assert_eq!(how_written(&redo, 512, 16384, || &larger).rewrite, Some(RewriteKind::WholePages));
     }
 
     #[test]
@@ -162,7 +162,7 @@ mod tests {
             let mut settings = in_file(Engine::MySql, &[(WRITE_AHEAD, value)]);
             settings.is_partial = true;
             let decided = how_written(&log(profile), 512, 4096, || &settings);
-            assert_eq!(decided.rewrite, Some(Rewrite::SubPages), "{profile}");
+            assert_eq!(decided.rewrite, Some(RewriteKind::SubPages), "{profile}");
             assert!(decided.by.unwrap().contains("may not be in force"));
         }
         // A file can't override the command line.
@@ -170,7 +170,7 @@ mod tests {
         settings.is_partial = true;
         settings.add(WRITE_AHEAD, "4096", Origin::CommandLine);
         let decided = how_written(&log("mariadb"), 512, 4096, || &settings);
-        assert_eq!(decided.rewrite, Some(Rewrite::WholePages));
+        assert_eq!(decided.rewrite, Some(RewriteKind::WholePages));
         assert_eq!(decided.by.unwrap(), "innodb_log_write_ahead_size is 4096 (the command line)");
         let mut settings = Settings::new(Engine::MariaDb);
         settings.add_doubted(
@@ -180,7 +180,7 @@ mod tests {
             Some(CHANGED_SINCE),
         );
         let decided = how_written(&log("mariadb"), 512, 4096, || &settings);
-        assert_eq!(decided.rewrite, Some(Rewrite::SubPages));
+        assert_eq!(decided.rewrite, Some(RewriteKind::SubPages));
         assert!(decided.by.unwrap().ends_with(CHANGED_SINCE));
     }
 
@@ -192,10 +192,10 @@ mod tests {
             how_written(&wal, 512, page, || &settings).rewrite.unwrap()
         };
         let off = [("wal_recycle", "off"), ("wal_init_zero", "no")];
-        assert_eq!(on(65536, &off), Rewrite::Never);
-        assert_eq!(on(4096, &off), Rewrite::WholePages);
+        assert_eq!(on(65536, &off), RewriteKind::Never);
+        assert_eq!(on(4096, &off), RewriteKind::WholePages);
         for kept in [&off[..1], &off[1..], &[], &[off[0], ("wal_init_zero", "on")]] {
-            assert_eq!(on(65536, kept), Rewrite::SubPages, "{kept:?}");
+            assert_eq!(on(65536, kept), RewriteKind::SubPages, "{kept:?}");
         }
     }
 }

@@ -19,8 +19,8 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use pagekeeper_kernel::{Error, InspectedFile, Result, stat_of_name};
-use pagekeeper_policy::names::Number;
-use pagekeeper_policy::{LogId, Window};
+use pagekeeper_policy::names::FileNumber;
+use pagekeeper_policy::{LogId, WindowFacts};
 
 use super::Directory;
 use crate::budget::Turn;
@@ -197,7 +197,7 @@ impl Directory {
                 Ok(None) => entry.take_unchanged(place + entry.id.0 / FILES_PER_OPEN),
                 Ok(Some(seen)) => {
                     entry.changed = seen.changed;
-                    if seen.stat.size != entry.size && matches!(entry.number, Number::WalSegment(_)) {
+                    if seen.stat.size != entry.size && matches!(entry.number, FileNumber::WalSegment(_)) {
                         resized.insert(entry.log);
                     }
                     all.no_room |= seen.no_room;
@@ -236,7 +236,7 @@ impl Directory {
         path: &Path,
         file: &InspectedFile,
         range: Range<u64>,
-    ) -> Result<Vec<Window>> {
+    ) -> Result<Vec<WindowFacts>> {
         let found = sample_again(file, range.clone())?;
         let left = found.clone();
         self.touch();

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::FileSpec;
 use pagekeeper_kernel::Result;
-use pagekeeper_policy::names::{Number, SegmentSize};
-use pagekeeper_policy::{FileClass, FileId, LogId, Rewrite, RewriteSource};
+use pagekeeper_policy::names::{FileNumber, SegmentSize};
+use pagekeeper_policy::{FileClass, FileId, LogId, RewriteKind, RewriteSource};
 
 use super::{Directory, Log};
 use crate::budget::Turn;
@@ -277,7 +277,7 @@ impl Directory {
             known.settings.format = format;
         }
         let LogFormat::Unknown(number) = format else { return None };
-        known.rewrite = Rewrite::SubPages;
+        known.rewrite = RewriteKind::SubPages;
         self.touch();
         Some((name.to_os_string(), of_unknown_format(number)))
     }
@@ -288,8 +288,9 @@ impl Directory {
         if logs.is_empty() {
             return;
         }
-        let is_segment =
-            |entry: &&mut Entry| matches!(entry.number, Number::WalSegment(_)) && logs.contains(&entry.log);
+        let is_segment = |entry: &&mut Entry| {
+            matches!(entry.number, FileNumber::WalSegment(_)) && logs.contains(&entry.log)
+        };
         let mut counts: BTreeMap<(LogId, SegmentSize), usize> = BTreeMap::new();
         for entry in self.entries.values_mut().filter(is_segment) {
             if let Some(size) = SegmentSize::of_file(entry.size) {
@@ -318,7 +319,7 @@ impl Directory {
     /// a file that is older than its predecessor was renamed, and the log is recycled.
     fn recognise_recycling(&mut self, logs: &BTreeSet<LogId>) {
         let may_be = |id: &LogId| {
-            self.logs[id].rewrite == Rewrite::Never && self.spec(*id).rewrite == RewriteSource::Detect
+            self.logs[id].rewrite == RewriteKind::Never && self.spec(*id).rewrite == RewriteSource::Detect
         };
         let logs: BTreeSet<LogId> = logs.iter().copied().filter(may_be).collect();
         let mut files: Vec<(LogId, u64, i128)> = self
@@ -340,7 +341,7 @@ impl Directory {
         if self.spec(log).rewrite == RewriteSource::Detect
             && let Some(log) = self.logs.get_mut(&log)
         {
-            log.rewrite = Rewrite::SubPages;
+            log.rewrite = RewriteKind::SubPages;
             self.touch();
         }
     }

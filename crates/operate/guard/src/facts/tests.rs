@@ -54,8 +54,8 @@ fn descriptor(directory: &Directory, name: &str, access: Access, position: u64) 
     }
 }
 
-pub(crate) fn facts(directory: &Directory, descriptors: &[Descriptor]) -> Facts {
-    let mut facts = Facts::default();
+pub(crate) fn facts(directory: &Directory, descriptors: &[Descriptor]) -> StepFacts {
+    let mut facts = StepFacts::default();
     add(directory, &by_file(descriptors.iter()), &HashSet::from([STRANGER]), &mut facts);
     facts
 }
@@ -71,17 +71,17 @@ fn the_files_of_a_text_log_are_one_log_in_the_order_of_their_last_change() {
     let mut directory = directory(dir.path(), "postgresql");
     directory.owner = Some(1);
     let reader = descriptor(&directory, "db-Wed.csv", Access::ReadOnly, 4096);
-    let of = |seen: &Facts, name: &str| {
+    let of = |seen: &StepFacts, name: &str| {
         let id = directory.entries[std::ffi::OsStr::new(name)].id;
         let file = seen.files.iter().find(|file| file.id == id).cloned();
         file.map(|file| (file.sequence, file.writer))
     };
-    let end = Some(Position::At(9000));
+    let end = Some(FilePosition::At(9000));
     // No process is seen to have a file open: the writer may be in the one that changed last.
     let seen = facts(&directory, std::slice::from_ref(&reader));
     let expected = [Some((0, None)), Some((1, None)), Some((2, end)), Some((0, end))];
     assert_eq!(names.map(|name| of(&seen, name)), expected);
-    assert_eq!((seen.followers[0].sequence, seen.followers[0].position), (1, Position::At(4096)));
+    assert_eq!((seen.followers[0].sequence, seen.followers[0].position), (1, FilePosition::At(4096)));
     // A file that is open for writing is a writer's as well.
     let writer = descriptor(&directory, "db-Tue.csv", Access::WriteOnly, 0);
     assert_eq!(of(&facts(&directory, &[writer]), "db-Tue.csv"), Some((0, end)));
@@ -110,7 +110,7 @@ fn a_reader_of_rotated_files_that_has_a_later_one_open_has_left_them() {
         places.sort_unstable_by_key(|(sequence, _)| *sequence);
         places
     };
-    let at = Position::At;
+    let at = FilePosition::At;
     let of_all = [reader(7, 0, 9000), reader(7, 1, 9000), reader(7, 2, 9000)];
     assert_eq!(places(&of_all), [(2, at(9000))]);
     // The reader moves on to the next file, or has yet to read the rest of one.
@@ -159,9 +159,9 @@ fn a_binlog_has_its_writer_at_the_end_of_its_newest_file() {
         ],
     );
     let writer = seen.files.iter().find_map(|file| Some((file.sequence, file.writer?)));
-    assert_eq!(writer, Some((2, Position::At(5000))));
+    assert_eq!(writer, Some((2, FilePosition::At(5000))));
     assert_eq!(seen.followers.len(), 1);
-    assert_eq!((seen.followers[0].sequence, seen.followers[0].position), (1, Position::At(4096)));
+    assert_eq!((seen.followers[0].sequence, seen.followers[0].position), (1, FilePosition::At(4096)));
     assert!(matches!(seen.files[0].rule, Rule::ReleaseBehindFollowers { near_files: 3, .. }));
 }
 
@@ -182,11 +182,11 @@ fn what_is_remembered_of_a_directory_holds_until_something_changes() {
         [writer, descriptor(directory, "binlog.000001", Access::ReadOnly, follower)]
     };
     let seen = |directory: &mut Directory, descriptors: &[Descriptor]| {
-        let mut facts = Facts::default();
+        let mut facts = StepFacts::default();
         see(directory, &descriptors.iter().collect::<Vec<_>>(), &HashSet::new(), &mut facts);
         facts
     };
-    let size = |facts: &Facts| facts.files.iter().map(|file| file.size).max();
+    let size = |facts: &StepFacts| facts.files.iter().map(|file| file.size).max();
     let descriptors = at(&directory, 4096);
     let first = seen(&mut directory, &descriptors);
     assert_eq!((first.files.len(), size(&first)), (2, Some(9000)));
@@ -194,7 +194,7 @@ fn what_is_remembered_of_a_directory_holds_until_something_changes() {
     // A follower moves, and ends.
     let moved = at(&directory, 8192);
     let after = seen(&mut directory, &moved);
-    assert_eq!(after.followers[0].position, Position::At(8192));
+    assert_eq!(after.followers[0].position, FilePosition::At(8192));
     assert_eq!(seen(&mut directory, &moved[..1]).followers, []);
     // The directory's group has too much page cache.
     directory.tight = true;
@@ -223,7 +223,7 @@ fn what_is_remembered_does_not_hold_once_a_writer_turns_out_to_be_a_stranger() {
     let writer = descriptor(&directory, "host-slow.log", Access::WriteOnly, 9000);
     let descriptors = [Descriptor { pid: STRANGER, ..writer }];
     let mut files = |strangers: &[u32]| {
-        let mut facts = Facts::default();
+        let mut facts = StepFacts::default();
         let strangers = strangers.iter().copied().collect();
         see(&mut directory, &descriptors.iter().collect::<Vec<_>>(), &strangers, &mut facts);
         facts.files.len()
@@ -244,8 +244,8 @@ fn a_shared_descriptor_of_a_relay_log_is_a_follower_somewhere_in_it() {
     }
     let directory = directory(dir.path(), "mariadb");
     let seen = facts(&directory, &[descriptor(&directory, "host-relay-bin.000001", Access::ReadWrite, 700)]);
-    assert_eq!(seen.files[0].writer, Some(Position::At(9000)));
-    assert_eq!(seen.followers[0].position, Position::Unknown);
+    assert_eq!(seen.files[0].writer, Some(FilePosition::At(9000)));
+    assert_eq!(seen.followers[0].position, FilePosition::Unknown);
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn a_relay_log_of_any_name_is_one_by_how_it_is_open() {
     let expected = [(1, FileClass::Binlog), (1, FileClass::Relay), (2, FileClass::Relay)];
     assert_eq!(classes, expected);
     assert_eq!(seen.followers.len(), 1, "what has yet to be applied is waited for");
-    assert_eq!((seen.followers[0].sequence, seen.followers[0].position), (2, Position::Unknown));
+    assert_eq!((seen.followers[0].sequence, seen.followers[0].position), (2, FilePosition::Unknown));
 }
 
 #[test]
@@ -326,12 +326,12 @@ fn a_wal_written_short_of_its_end_is_recycled() {
         }
         facts(directory, &descriptors)
     };
-    assert_eq!(seen_at(&mut directory, 1 << 20).files[0].rewrite, Rewrite::Never, "at the end");
+    assert_eq!(seen_at(&mut directory, 1 << 20).files[0].rewrite, RewriteKind::Never, "at the end");
     assert_eq!(seen_at(&mut directory, 70_000).files, [], "a throttled write, or recycled: left alone");
     assert_eq!(seen_at(&mut directory, 70_000).files, [], "still");
     let seen = seen_at(&mut directory, 80_000);
-    assert_eq!(seen.files[0].rewrite, Rewrite::SubPages, "it moved: recycled");
-    assert_eq!(seen.files[0].writer, Some(Position::At(80_000)));
+    assert_eq!(seen.files[0].rewrite, RewriteKind::SubPages, "it moved: recycled");
+    assert_eq!(seen.files[0].writer, Some(FilePosition::At(80_000)));
 }
 
 #[test]
@@ -358,7 +358,10 @@ fn a_preallocated_wal_has_its_writer_where_the_descriptor_is_and_is_not_recycled
             assert_eq!(overwritten_logs(&mut directory, &by_file(descriptors.iter())), []);
             let seen = facts(&directory, &descriptors);
             let newest = seen.files.iter().find(|file| file.sequence == 1).unwrap();
-            assert_eq!((newest.rewrite, newest.writer), (Rewrite::Never, Some(Position::At(position))));
+            assert_eq!(
+                (newest.rewrite, newest.writer),
+                (RewriteKind::Never, Some(FilePosition::At(position)))
+            );
             let oldest = seen.files.iter().find(|file| file.sequence == 0).unwrap();
             assert_eq!((oldest.log, oldest.writer), (newest.log, None));
         }
@@ -373,10 +376,10 @@ fn a_wal_renamed_to_a_later_number_is_recycled() {
     std::thread::sleep(std::time::Duration::from_millis(20));
     write("000004.log");
     let mut directory = directory(dir.path(), "rocksdb");
-    assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::Never));
+    assert!(directory.logs.values().all(|log| log.rewrite == RewriteKind::Never));
     std::fs::rename(dir.path().join("000003.log"), dir.path().join("000005.log")).unwrap();
     take_samples(&mut directory);
-    assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::SubPages));
+    assert!(directory.logs.values().all(|log| log.rewrite == RewriteKind::SubPages));
 }
 
 #[test]
@@ -387,7 +390,7 @@ fn binlogs_restored_in_another_order_are_not_recycled() {
     std::thread::sleep(std::time::Duration::from_millis(20));
     std::fs::write(dir.path().join("binlog.000003"), b"x").unwrap();
     let directory = directory(dir.path(), "mysql");
-    assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::Never));
+    assert!(directory.logs.values().all(|log| log.rewrite == RewriteKind::Never));
 }
 
 #[test]
@@ -396,7 +399,7 @@ fn a_rocksdb_that_says_it_recycles_is_believed_from_the_start() {
     std::fs::write(dir.path().join("000003.log"), b"x").unwrap();
     std::fs::write(dir.path().join("OPTIONS-000005"), "[DBOptions]\n  recycle_log_file_num=2\n").unwrap();
     let directory = directory(dir.path(), "rocksdb");
-    assert!(directory.logs.values().all(|log| log.rewrite == Rewrite::SubPages));
+    assert!(directory.logs.values().all(|log| log.rewrite == RewriteKind::SubPages));
 }
 
 #[test]
@@ -412,7 +415,7 @@ fn of_postgresql_segments_the_one_changed_last_is_the_writers() {
     let writers: Vec<u64> =
         seen.files.iter().filter(|file| file.writer.is_some()).map(|file| file.sequence).collect();
     assert_eq!(writers, [4]);
-    assert_eq!(seen.files[0].rewrite, Rewrite::WholePages);
+    assert_eq!(seen.files[0].rewrite, RewriteKind::WholePages);
 }
 
 /// A server reads its WAL by pread, which shows no position. A program that copies the WAL does show one.
@@ -424,7 +427,7 @@ fn who_has_a_segment_open_without_a_position_may_be_anywhere_in_it() {
     let name = "000000010000000000000009";
     std::fs::write(wal.join(name), vec![0; 4096]).unwrap();
     let directory = directory(&wal, "postgresql");
-    for (position, expected) in [(0, Position::Unknown), (700, Position::At(700))] {
+    for (position, expected) in [(0, FilePosition::Unknown), (700, FilePosition::At(700))] {
         let seen = facts(&directory, &[descriptor(&directory, name, Access::ReadOnly, position)]);
         assert_eq!(seen.followers[0].position, expected);
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_kernel::{Error, InspectedFile, start_writeback};
-use pagekeeper_policy::{FileId, Window};
+use pagekeeper_policy::{FileId, WindowFacts};
 
 use super::jobs::{Job, JobPlace};
 use super::release_pieces::release_pieces;
@@ -50,7 +50,7 @@ pub(super) struct ReleasedRange {
     pub(super) file: FileId,
     pub(super) range: Range<u64>,
     /// The pages resident in it right after the release.
-    pub(super) left: Vec<Window>,
+    pub(super) left: Vec<WindowFacts>,
 }
 
 /// Carries out a decision, or reports it.

@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 use std::ops::{Range, RangeInclusive};
 use std::time::{Duration, Instant};
 
-use pagekeeper_policy::names::Number;
-use pagekeeper_policy::{Act, Facts, FileId, LogId, StepState, Warning, step};
+use pagekeeper_policy::names::FileNumber;
+use pagekeeper_policy::{FileId, LogId, LogWarning, StepAction, StepFacts, StepState, step};
 
 use super::carry_out::ReleasedRange;
 use super::report::Report;
@@ -56,7 +56,7 @@ impl Decider {
     }
 
     /// Takes in the ranges that were released, after the decision on these facts.
-    pub(super) fn released(&mut self, facts: &Facts, released: &[ReleasedRange]) {
+    pub(super) fn released(&mut self, facts: &StepFacts, released: &[ReleasedRange]) {
         let ids: HashSet<FileId> = released.iter().map(|released| released.file).collect();
         for file in facts.files.iter().filter(|file| !ids.is_empty() && ids.contains(&file.id)) {
             for released in released.iter().filter(|released| released.file == file.id) {
@@ -86,7 +86,7 @@ impl Decider {
         settings: &Settings,
         report: &mut Report,
         now: Instant,
-    ) -> Facts {
+    ) -> StepFacts {
         if self.is_retry_due(now) {
             self.retry += 1;
             self.retry_due = now + RETRY_INTERVAL;
@@ -95,7 +95,7 @@ impl Decider {
             self.policy.retain_files(|file| files.contains(&file));
         }
         let limits = settings.options.wal_readers;
-        let mut facts = Facts { retry: self.retry, ..Facts::default() };
+        let mut facts = StepFacts { retry: self.retry, ..StepFacts::default() };
         let (strangers, titles) = (strangers(watched), titles(watched));
         let WatchList { databases, others, directories, .. } = watched;
         let mut by_directory: HashMap<DirectoryId, Vec<&Descriptor>> = HashMap::new();
@@ -126,7 +126,12 @@ impl Decider {
     }
 
     /// Returns the acts that the policy's rules decide on.
-    pub(super) fn decide(&mut self, facts: &Facts, watched: &mut WatchList, settings: &Settings) -> Decision {
+    pub(super) fn decide(
+        &mut self,
+        facts: &StepFacts,
+        watched: &mut WatchList,
+        settings: &Settings,
+    ) -> Decision {
         let acts = step(&mut self.policy, facts);
         if acts.is_empty() {
             return Decision::default();
@@ -139,12 +144,12 @@ impl Decider {
             let directory = &watched.directories[index];
             let (path, inode, spec) = (directory.path_of(name), entry.inode, directory.spec(entry.log));
             let (range, action) = match act {
-                Act::StartWriteback { range, .. } => (range, Action::StartWriteback),
-                Act::Release { range, .. } => (range, Action::Release),
-                Act::Warn { warning, .. } => {
+                StepAction::StartWriteback { range, .. } => (range, Action::StartWriteback),
+                StepAction::Release { range, .. } => (range, Action::Release),
+                StepAction::Warn { warning, .. } => {
                     let leftovers = leftovers.get(&index).copied().unwrap_or(Leftovers::Unknown);
                     if let Some(mut text) = text_of(warning, leftovers) {
-                        if warning != Warning::ReadBack {
+                        if warning != LogWarning::ReadBack {
                             let settings = &directory.logs[&entry.log].settings;
                             let hint = spec.hint.as_deref().filter(|_| settings.has_setting);
                             for more in [settings.by.as_deref(), hint].into_iter().flatten() {
@@ -214,8 +219,9 @@ fn find_files(
 
 /// Returns the cost of leftovers for the directories for which a warning states it. A directory whose file
 /// system does not answer is left alone, and its cost is unknown.
-fn leftovers(acts: &[Act], watched: &mut WatchList, settings: &Settings) -> HashMap<usize, Leftovers> {
-    let warns = |act: &&Act| matches!(act, Act::Warn { warning: Warning::DirectButResident, .. });
+fn leftovers(acts: &[StepAction], watched: &mut WatchList, settings: &Settings) -> HashMap<usize, Leftovers> {
+    let warns =
+        |act: &&StepAction| matches!(act, StepAction::Warn { warning: LogWarning::DirectButResident, .. });
     let warned = find_files(acts.iter().filter(warns).map(file_of), watched);
     let directories: HashSet<usize> = warned.into_values().map(|(index, _, _)| index).collect();
     let mut found = HashMap::new();
@@ -231,10 +237,10 @@ fn leftovers(acts: &[Act], watched: &mut WatchList, settings: &Settings) -> Hash
 
 /// Returns the text of a warning, with the measurement of the disk; `None` if the measurement shows that
 /// there is nothing to warn of.
-fn text_of(warning: Warning, leftovers: Leftovers) -> Option<String> {
+fn text_of(warning: LogWarning, leftovers: Leftovers) -> Option<String> {
     match warning {
-        Warning::RecycledSubPages | Warning::ReadBack => return Some(warning.to_string()),
-        Warning::DirectButResident => {}
+        LogWarning::RecycledSubPages | LogWarning::ReadBack => return Some(warning.to_string()),
+        LogWarning::DirectButResident => {}
     }
     match leftovers {
         Leftovers::Unknown => Some(warning.to_string()),
@@ -249,14 +255,16 @@ fn text_of(warning: Warning, leftovers: Leftovers) -> Option<String> {
 /// Returns whether followers passed a file. Without a number, a file's place changes with each write, so a
 /// range of places says nothing.
 fn is_passed(passed: &HashMap<LogId, Vec<RangeInclusive<u64>>>, entry: &Entry) -> bool {
-    let of_log = passed.get(&entry.log).filter(|_| entry.number != Number::None);
+    let of_log = passed.get(&entry.log).filter(|_| entry.number != FileNumber::None);
     of_log.is_some_and(|all| all.iter().any(|sequences| sequences.contains(&entry.sequence)))
 }
 
 /// Returns the file that an act is about.
-fn file_of(act: &Act) -> FileId {
+fn file_of(act: &StepAction) -> FileId {
     match *act {
-        Act::StartWriteback { file, .. } | Act::Release { file, .. } | Act::Warn { file, .. } => file,
+        StepAction::StartWriteback { file, .. }
+        | StepAction::Release { file, .. }
+        | StepAction::Warn { file, .. } => file,
     }
 }
 

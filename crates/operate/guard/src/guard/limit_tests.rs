@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pagekeeper_kernel::Expected;
 use pagekeeper_kernel::process::{Access, ProcRoot};
-use pagekeeper_policy::Window;
+use pagekeeper_policy::WindowFacts;
 use pagekeeper_testing::{Hanging, disk_dir};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -201,7 +201,7 @@ fn a_warning_does_not_wait_for_a_file_system_that_does_not_answer() {
             let mut guard = Guard::new(options, ProcRoot::default()).unwrap();
             guard.sample(false, Instant::now());
             // FUSE forgets a file's pages when the file is opened anew, as by the guard.
-            let window = Window { start: 0, end: 1 << 20, resident: 1 << 20, unwritten: 0 };
+            let window = WindowFacts { start: 0, end: 1 << 20, resident: 1 << 20, unwritten: 0 };
             for directory in &mut guard.watched.directories {
                 directory.touch();
                 let entries = directory.entries.values_mut();

@@ -54,7 +54,7 @@ use std::time::{Duration, Instant};
 use pagekeeper_catalog::ProfileError;
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::ProcRoot;
-use pagekeeper_policy::Facts;
+use pagekeeper_policy::StepFacts;
 use pagekeeper_streams::StreamReport;
 use pagekeeper_text::unescaped;
 
@@ -278,7 +278,7 @@ impl Guard {
     }
 
     /// Samples everything, and acts on memory cgroups if `acts`. Returns whether anything has moved.
-    fn sample(&mut self, acts: bool, now: Instant) -> (Facts, bool) {
+    fn sample(&mut self, acts: bool, now: Instant) -> (StepFacts, bool) {
         let watched = &mut self.watched;
         let mut tick = TickContext { settings: &self.settings, report: &mut self.report, now };
         watched.jobs.took.clear();

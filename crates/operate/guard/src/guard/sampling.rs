@@ -14,7 +14,7 @@ use pagekeeper_kernel::process::{ProcRoot, thread_cpu_time};
 use pagekeeper_kernel::{Error, Expected, Result};
 use pagekeeper_policy::FileId;
 use pagekeeper_policy::shares::shares_by_party;
-use pagekeeper_policy::unnamed::APPENDED_MUCH;
+use pagekeeper_policy::unnamed::APPENDED_REPORT_BYTES;
 use pagekeeper_text::Size;
 
 use super::claimant::Claim;
@@ -228,14 +228,14 @@ impl WatchList {
         database.appended.retain(|pid, _| *pid == own || loggers.contains(pid));
         let seen =
             open.iter().filter_map(|file| Some((file.path.parent()?.to_path_buf(), file.inode, file.size)));
-        let much = database.appended.entry(pid).or_default().see(seen, is_complete);
+        let much = database.appended.entry(pid).or_default().observe(seen, is_complete);
         // A server has one file open as both its standard output and its standard error.
         for file in much.iter().filter_map(|much| open.iter().find(|file| file.inode == *much)) {
             let warning = format!(
                 "no pattern of the profile \"{}\" names this file, to which process {own} has appended {} or more while it was \
                  watched: its pages are left alone; `pagekeeper doctor --pid {own}` shows the lines for a profile",
                 database.profile.name,
-                Size(APPENDED_MUCH)
+                Size(APPENDED_REPORT_BYTES)
             );
             report.events.push(Event::Warning { path: self.proc.as_seen_by(pid, &file.path), warning });
         }

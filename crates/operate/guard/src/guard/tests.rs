@@ -302,7 +302,7 @@ fn two_databases_with_the_same_path_are_warned_of_each() {
         let warning = FileWarning {
             path: path.join("ib_logfile0"),
             inode: Inode { dev: 1, ino: 1 },
-            warning: pagekeeper_policy::Warning::RecycledSubPages,
+            warning: pagekeeper_policy::LogWarning::RecycledSubPages,
             text: "it is kept".to_owned(),
             directory,
         };

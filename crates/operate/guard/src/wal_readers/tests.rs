@@ -1,6 +1,6 @@
 use std::os::unix::fs::symlink;
 
-use pagekeeper_policy::{Act, StepState, step};
+use pagekeeper_policy::{StepAction, StepState, step};
 
 use super::*;
 use crate::facts::tests::{directory, facts};
@@ -51,7 +51,7 @@ impl Data {
     }
 
     /// Returns the readers that are seen beside processes of these titles, and what could not be read.
-    fn read(&self, titles: &[&str], limits: &WalReaderLimits) -> (Facts, Vec<(PathBuf, String)>) {
+    fn read(&self, titles: &[&str], limits: &WalReaderLimits) -> (StepFacts, Vec<(PathBuf, String)>) {
         let (watched, mut readers, now) = (self.watched(), WalReaders::default(), Instant::now());
         assert!(readers.are_due(&watched, now));
         readers.read(&watched, &ProcRoot::default(), limits, now, &|_| {});
@@ -63,7 +63,7 @@ impl Data {
     }
 
     /// Returns where readers are seen: segments and offsets.
-    fn places(&self, titles: &[&str], limits: &WalReaderLimits) -> Vec<(u64, Position)> {
+    fn places(&self, titles: &[&str], limits: &WalReaderLimits) -> Vec<(u64, FilePosition)> {
         let (seen, problems) = self.read(titles, limits);
         assert_eq!(problems, []);
         seen.followers.iter().map(|follower| (follower.sequence, follower.position)).collect()
@@ -77,7 +77,7 @@ impl Data {
         let mut state = StepState::default();
         let acts = [step(&mut state, &seen), step(&mut state, &seen)].concat();
         let released = acts.iter().filter_map(|act| match act {
-            Act::Release { file, .. } => Some(*file),
+            StepAction::Release { file, .. } => Some(*file),
             _ => None,
         });
         let sequence = |id| seen.files.iter().find(|file| file.id == id).unwrap().sequence;
@@ -98,8 +98,8 @@ fn series(last: u32) -> Data {
     Data::new(2 * MIB, &names.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-fn start_of(sequence: u64) -> (u64, Position) {
-    (sequence, Position::At(0))
+fn start_of(sequence: u64) -> (u64, FilePosition) {
+    (sequence, FilePosition::At(0))
 }
 
 #[test]
@@ -116,14 +116,14 @@ fn a_wal_sender_one_segment_behind_is_near_across_4_gib_and_timelines() {
         let title = format!("postgres: walsender replicator 10.0.0.7(51234) streaming {title}");
         let (seen, _) = data.read(&[&title], &LIMITS);
         let [sender] = &seen.followers[..] else { panic!("{seen:?}") };
-        let Position::At(offset) = sender.position else { panic!("{sender:?}") };
+        let FilePosition::At(offset) = sender.position else { panic!("{sender:?}") };
         let file = |written: bool| seen.files.iter().find(|file| file.writer.is_some() == written).unwrap();
         let (read, written) = (file(false), file(true));
         assert_eq!((sender.sequence, written.sequence - read.sequence), (read.sequence, 1), "{size}");
         let mut state = StepState::default();
         // It stands still in the second step, where a distant one would hold nothing.
         for act in [step(&mut state, &seen), step(&mut state, &seen)].concat() {
-            if let Act::Release { file, range } = act {
+            if let StepAction::Release { file, range } = act {
                 assert!(file == read.id && range.end <= offset, "{range:?} of {file:?} is yet to be read");
             }
         }
@@ -191,7 +191,7 @@ fn replay_that_lags_is_waited_for_up_to_a_limit() {
     let data = series(8);
     let title = format!("postgres: standby: startup recovering {}", segment(2));
     let standby = |standby: u64| WalReaderLimits { standby, ..LIMITS };
-    assert_eq!(data.places(&[&title], &LIMITS), [(2, Position::Unknown)]);
+    assert_eq!(data.places(&[&title], &LIMITS), [(2, FilePosition::Unknown)]);
     for (limit, released) in [
         // Too far behind: the file that it has open stays.
         (0, vec![1, 3, 4, 5, 6, 7]),
@@ -208,7 +208,7 @@ fn a_slot_is_a_reader_at_its_place() {
     let data = series(8);
     data.slot("polled", 5, 6 * 2 * MIB + 100);
     data.slot("none_yet", 5, 0);
-    assert_eq!(data.places(&[], &LIMITS), [(6, Position::At(100))]);
+    assert_eq!(data.places(&[], &LIMITS), [(6, FilePosition::At(100))]);
     assert_eq!(data.released(&[], &LIMITS), [1, 2, 3, 4, 5]);
     // Too far behind, like a reader that stands still.
     data.slot("polled", 5, 2 * 2 * MIB);
@@ -221,7 +221,7 @@ fn a_physical_slot_counts_beside_wal_senders_that_may_use_no_slot() {
     data.slot("standby", 0, 5 * 2 * MIB);
     let sender = "postgres: walsender replicator [local] streaming 0/E00010";
     assert_eq!(data.places(&[], &LIMITS), [start_of(5)]);
-    assert_eq!(data.places(&[sender], &LIMITS), [(7, Position::At(16)), start_of(5)]);
+    assert_eq!(data.places(&[sender], &LIMITS), [(7, FilePosition::At(16)), start_of(5)]);
     assert_eq!(data.released(&[sender], &LIMITS), [1, 2, 3, 4], "the standby is away, and near");
     let starting = "postgres: walsender replicator [local] START_REPLICATION";
     assert_eq!(data.places(&[starting], &LIMITS), [start_of(5)]);

@@ -23,7 +23,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use libc::c_int;
-use pagekeeper_policy::stream::{AGAIN, IN_ORDER, WatchedStream};
+use pagekeeper_policy::stream::{IN_ORDER_BYTES, READ_AHEAD_REACH_BYTES, WatchedStream};
 
 use super::helper_files::HeldFile;
 use super::{HelperRequest, prepare, send};
@@ -158,7 +158,7 @@ impl ReadAhead {
     /// `WAIT_MAX_NS`.
     pub fn wait_for(&self, end: u64) -> WaitOutcome {
         let place = self.0;
-        let end = end.saturating_add(if self.is_plain() { AGAIN } else { 0 });
+        let end = end.saturating_add(if self.is_plain() { READ_AHEAD_REACH_BYTES } else { 0 });
         let end = end.min(place.position.load(Ordering::Relaxed).saturating_add(WANTED_MAX));
         place.wanted.store(end, Ordering::Release);
         let mut until = None;
@@ -258,7 +258,7 @@ impl AheadReaders {
             position: from,
             moved_at: sys::now(),
             is_refused: false,
-            stream: WatchedStream::NEW,
+            stream: WatchedStream::new(),
         });
         self.go_on();
     }
@@ -297,7 +297,7 @@ impl AheadReader {
         if place.is_plain.load(Ordering::Relaxed) {
             self.probe(was);
             if is_over {
-                self.stream.left().for_each(|range| release(self.file.fd(), range));
+                self.stream.remaining_ranges().for_each(|range| release(self.file.fd(), range));
             }
             return !is_over;
         }
@@ -337,10 +337,10 @@ impl AheadReader {
     fn probe(&mut self, was: u64) {
         let place = self.place;
         let (file, at) = (self.file.fd(), self.position);
-        process::count(Count::StreamWasResident, self.stream.foreign(&(was..at)));
+        process::count(Count::StreamWasResident, self.stream.foreign_bytes(&(was..at)));
         self.stream.passed(was, at.saturating_sub(was)).for_each(|range| release(file, range));
         let size = sys::size(file);
-        if let Some(range) = self.stream.sample_for_read(at, IN_ORDER, size) {
+        if let Some(range) = self.stream.sample_for_read(at, IN_ORDER_BYTES, size) {
             for window in windows(&range) {
                 let mut pages = [1; WINDOW_PAGES_MAX];
                 if !self.is_refused && page_probe::probe(file, &window, &mut pages).is_err() {
@@ -350,8 +350,8 @@ impl AheadReader {
                 let page = sys::page_size();
                 let count = (window.end - window.start).div_ceil(page);
                 let resident = pages.iter().take(count as usize).filter(|&&page| page == 1).count() as u64;
-                if !self.stream.saw(&window, resident * page) {
-                    self.stream.saw_pages(window.start, page, &pages);
+                if !self.stream.record_residency(&window, resident * page) {
+                    self.stream.record_pages(window.start, page, &pages);
                 }
                 if self.is_refused {
                     process::count(Count::StreamUnobserved, (resident * page).min(window.end - window.start));

@@ -18,7 +18,7 @@ use core::ops::Range;
 use libc::c_int;
 use pagekeeper_policy::WINDOW;
 use pagekeeper_policy::allowance::align_down;
-use pagekeeper_policy::stream::{AGAIN, IN_ORDER, Ranges, WatchedStream};
+use pagekeeper_policy::stream::{IN_ORDER_BYTES, READ_AHEAD_REACH_BYTES, StreamRanges, WatchedStream};
 
 use super::HelperRequest;
 use super::channel::FileRequest;
@@ -82,7 +82,7 @@ struct ReleaseTarget {
 }
 
 impl ReleaseTarget {
-    fn ranges<const PARTLY: usize>(self, ranges: Ranges<'_, PARTLY>) {
+    fn ranges<const PARTIAL_MAX: usize>(self, ranges: StreamRanges<'_, PARTIAL_MAX>) {
         ranges.for_each(|range| process::count(self.count, drop_written(self.file, range)));
     }
 }
@@ -211,7 +211,7 @@ impl WatchedFile {
             }
             FileUser::Writer(writer)
         } else {
-            let (stream, probe) = (WatchedStream::NEW, ResidencyProbe::with(has_counts));
+            let (stream, probe) = (WatchedStream::new(), ResidencyProbe::with(has_counts));
             let mut reader = WatchedReader { stream, probe, sampled_at: 0 };
             if was_empty {
                 // All resident pages up to the program's offset were brought in by the program
@@ -372,12 +372,14 @@ impl WatchedReader {
     /// no pages a moment ago; since then the reader has come up to `reached`, and its read-ahead
     /// somewhat farther.
     fn sample_ahead(&mut self, file: c_int, at: FileExtent, length: u64, reached: Option<u64>) {
-        let Some(range) = self.stream.sample_for_read(at.position, length.max(IN_ORDER), at.size) else {
+        let Some(range) = self.stream.sample_for_read(at.position, length.max(IN_ORDER_BYTES), at.size)
+        else {
             return;
         };
-        let near = reached
-            .map_or(range.start, |reached| reached.max(range.start).saturating_add(AGAIN).min(range.end));
-        let is_known = self.stream.saw(&(range.start..near), 0);
+        let near = reached.map_or(range.start, |reached| {
+            reached.max(range.start).saturating_add(READ_AHEAD_REACH_BYTES).min(range.end)
+        });
+        let is_known = self.stream.record_residency(&(range.start..near), 0);
         let rest = if is_known { near..range.end } else { range };
         if !rest.is_empty() {
             self.probe.sample(&mut self.stream, file, &rest, at.size);
@@ -398,7 +400,10 @@ impl WatchedReader {
             return self.sample_ahead(release.file, at, 0, None);
         }
         let (from, passed) = (at.position.min(was), at.position.saturating_sub(was));
-        process::count(Count::StreamWasResident, self.stream.foreign(&(from..from.saturating_add(passed))));
+        process::count(
+            Count::StreamWasResident,
+            self.stream.foreign_bytes(&(from..from.saturating_add(passed))),
+        );
         release.ranges(self.stream.passed(from, passed));
         let ahead = if passed > 0 {
             passed.saturating_mul(AHEAD_FACTOR).min(AHEAD_WAITING_BYTES)
@@ -414,9 +419,9 @@ impl WatchedReader {
             // Pages ahead of the reader may be anybody's by now.
             self.stream.sample_again(u64::MAX);
         }
-        for range in self.stream.doubtful() {
+        for range in self.stream.doubtful_ranges() {
             process::count(Count::StreamUnobserved, self.probe.resident(release.file, &range).unwrap_or(0));
         }
-        release.ranges(self.stream.left());
+        release.ranges(self.stream.remaining_ranges());
     }
 }

@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 
-use pagekeeper_policy::stream::HORIZON;
+use pagekeeper_policy::stream::SAMPLE_AHEAD_BYTES;
 
 use super::read::prefetch;
 use crate::rules::Slot;
@@ -12,7 +12,7 @@ use crate::{process, rules, sys};
 fn advised(slot: &Slot, fd: c_int, at: i64, length: i64, advice: c_int) -> bool {
     if advice == libc::POSIX_FADV_WILLNEED {
         // Without a length, up to the end of the file; the kernel brings in less at a time.
-        let length = if length == 0 { HORIZON as i64 } else { length };
+        let length = if length == 0 { SAMPLE_AHEAD_BYTES as i64 } else { length };
         // The kernel refuses a negative length: nothing is brought in.
         prefetch(slot, fd, at, usize::try_from(length).unwrap_or(0));
     }

@@ -10,11 +10,11 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::c_int;
-use pagekeeper_policy::allowance::{Allowance, Writer, needed_from};
-use pagekeeper_policy::log::Run;
+use pagekeeper_policy::allowance::{ReleaseAllowance, WriterPosition, needed_from};
+use pagekeeper_policy::log::LogRun;
 use pagekeeper_policy::log_rule::{LogRule, series_number};
 use pagekeeper_policy::output_offset::OutputOffset;
-use pagekeeper_policy::{Rewrite, RewriteSource, Rule, WINDOW};
+use pagekeeper_policy::{RewriteKind, RewriteSource, Rule, WINDOW};
 
 use super::{FILES, Slot, place_now, placed};
 use crate::counters::Count;
@@ -46,7 +46,7 @@ enum LogUse {
 #[derive(Debug)]
 pub struct Log {
     rule: LogRule,
-    run: Run,
+    run: LogRun,
     used: LogUse,
     /// Its reader, known to others.
     follower: Option<ReaderEntry<'static>>,
@@ -66,12 +66,12 @@ impl Log {
     /// The initial state.
     pub const NEW: Self = Self {
         rule: LogRule::ANY,
-        run: Run::new(0, false, false),
+        run: LogRun::new(0, false, false),
         used: LogUse::Kept,
         follower: None,
         syncs: false,
         synced: false,
-        offset: OutputOffset::NEW,
+        offset: OutputOffset::new(),
         check_from: 0,
         series: 0,
         sequence: 0,
@@ -80,8 +80,8 @@ impl Log {
     /// Forgets what another process wrote, and the reader of that process.
     pub fn forget(&mut self) {
         self.follower = None;
-        (self.run, self.synced, self.check_from) = (self.run.forgotten(), false, 0);
-        self.offset = OutputOffset::NEW;
+        (self.run, self.synced, self.check_from) = (self.run.for_next_writer(), false, 0);
+        self.offset = OutputOffset::new();
     }
 
     /// Whether it is written, released, and waits for no reader.
@@ -103,10 +103,10 @@ impl Log {
     /// Releases what may go: `slack` bytes behind the writer, as far as near readers have read.
     fn release(&mut self, fd: c_int, slack: u64, is_written: bool) {
         let rule = Rule::ReleaseBehindWriter { slack };
-        let allowance = Allowance::new(rule, Writer::At(self.run.end()), u64::MAX);
+        let allowance = ReleaseAllowance::new(rule, WriterPosition::At(self.run.end()), u64::MAX);
         let Some(due) = self.run.due(allowance.limit()) else { return };
         // Queries readers only if there is something to release.
-        let limit = allowance.needed_by_followers(self.needed()).limit();
+        let limit = allowance.with_needed_from(self.needed()).limit();
         let Some(range) = (if limit < due.end { self.run.due(limit) } else { Some(due) }) else { return };
         let end = range.end;
         if helper::send(fd, &HelperRequest::Release { range: range.clone(), count: Count::LogReleased }) {
@@ -140,7 +140,7 @@ fn is_open_elsewhere(slot: &Slot, inode: u64) -> bool {
 pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule, pattern: Option<&[u8]>) {
     let (series, sequence) = number_at(fd, pattern, size);
     let writes = sys::may_write(flags);
-    let (detects, in_parts) = (rule.detects(), rule.rewrite == RewriteSource::Known(Rewrite::SubPages));
+    let (detects, in_parts) = (rule.detects(), rule.rewrite == RewriteSource::Known(RewriteKind::SubPages));
     let kept = writes
         && (in_parts || (detects && KEPT_SERIES.iter().any(|kept| kept.load(Ordering::Acquire) == series)));
     if kept {
@@ -153,7 +153,7 @@ pub fn opened(slot: &Slot, fd: c_int, flags: c_int, size: u64, rule: LogRule, pa
     };
     let log = Log {
         rule,
-        run: Run::new(size, detects, rule.is_named).on_pages_of(sys::page_size()),
+        run: LogRun::new(size, detects, rule.is_named).on_pages_of(sys::page_size()),
         used,
         syncs: flags & libc::O_DSYNC != 0,
         series,

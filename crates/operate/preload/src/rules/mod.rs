@@ -73,7 +73,7 @@ impl Fresh for FileState {
     const FRESH: Self = Self {
         reader: reader::Reader::NEW,
         extra_readers: shared_reads::ExtraReaders::NEW,
-        read_pace: ReadPace::NEW,
+        read_pace: ReadPace::new(),
         writer: writer::Writer::NEW,
         log: log::Log::NEW,
         mixed: mixed::MixedUse::NEW,

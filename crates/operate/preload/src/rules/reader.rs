@@ -33,7 +33,7 @@ use libc::c_int;
 use pagekeeper_policy::pending_ranges::{DroppedRange, PendingRanges};
 use pagekeeper_policy::reader_state::{ReaderEvent, ReaderState};
 use pagekeeper_policy::scattered::ScatteredReads;
-use pagekeeper_policy::stream::{AGAIN, HORIZON, IN_ORDER, Stream};
+use pagekeeper_policy::stream::{IN_ORDER_BYTES, READ_AHEAD_REACH_BYTES, ReadStream, SAMPLE_AHEAD_BYTES};
 
 use super::scattered::ScatteredReader;
 use super::uncached::UncachedReader;
@@ -71,7 +71,7 @@ pub(super) struct StreamedFile {
 pub struct Reader {
     state: ReaderState,
     file: StreamedFile,
-    stream: Stream,
+    stream: ReadStream,
     probe: ResidencyProbe,
     /// The time of the last sample.
     sampled_at: u64,
@@ -101,12 +101,12 @@ impl Reader {
     pub const NEW: Self = Self {
         state: ReaderState::InOrder,
         file: StreamedFile { identity: FileIdentity { device: 0, inode: 0 }, size: 0, is_new: false },
-        stream: Stream::NEW,
+        stream: ReadStream::new(),
         probe: ResidencyProbe::NEW,
         sampled_at: 0,
         beyond: 0..0,
-        pending: PendingRanges::NEW,
-        scattered: ScatteredReads::NEW,
+        pending: PendingRanges::new(),
+        scattered: ScatteredReads::new(),
         uncached: UncachedReader::NEW,
         place: None,
         offset: None,
@@ -184,7 +184,7 @@ impl Reader {
         if at >= self.file.size {
             self.ask_size(fd);
         }
-        if self.state != ReaderState::Shared && self.scattered.comes(at, length) {
+        if self.state != ReaderState::Shared && self.scattered.begin_read(at, length) {
             return self.before_scattered(fd, at, length);
         }
         self.end_scattered(fd);
@@ -206,7 +206,8 @@ impl Reader {
     /// Runs before the program prefetches `length` bytes at `at`, which moves no reader.
     pub fn before_prefetch(&mut self, fd: c_int, at: u64, length: u64) {
         if self.state.is_sampled()
-            && let Some(range) = self.stream.sample_for_prefetch(at, length.min(HORIZON), self.file.size)
+            && let Some(range) =
+                self.stream.sample_for_prefetch(at, length.min(SAMPLE_AHEAD_BYTES), self.file.size)
         {
             self.sample(fd, &range);
         }
@@ -222,8 +223,8 @@ impl Reader {
         let size = self.file.size;
         let can_see =
             size == 0 || self.state.is_sampled() && self.probe.can_see(fd, size, FILES.has_counts(fd));
-        if can_see && size <= AGAIN {
-            if let Some(range) = self.stream.sample_for_read(position, IN_ORDER, size) {
+        if can_see && size <= READ_AHEAD_REACH_BYTES {
+            if let Some(range) = self.stream.sample_for_read(position, IN_ORDER_BYTES, size) {
                 self.sample(fd, &range);
             }
             self.unseen = Some((position, self.sampled_at));
@@ -256,7 +257,7 @@ impl Reader {
         if at.is_none() {
             self.offset = Some(end);
         }
-        self.scattered.passed(end);
+        self.scattered.end_read(end);
         if self.state == ReaderState::Scattered {
             return;
         }
@@ -309,7 +310,7 @@ impl Reader {
     fn sample_beyond(&mut self, fd: c_int, at: u64, length: u64) {
         // Includes pages that may be read ahead behind it.
         let end = at.saturating_add(length);
-        let rest = self.stream.known().end..end.saturating_add(AGAIN).min(self.file.size);
+        let rest = self.stream.known().end..end.saturating_add(READ_AHEAD_REACH_BYTES).min(self.file.size);
         if self.state.is_sampled()
             && !rest.is_empty()
             && (self.file.is_new || self.probe.resident(fd, &rest) == Some(0))
@@ -344,7 +345,7 @@ impl Reader {
 
     /// Releases pages behind the reader after `done` bytes were read at `at`.
     fn passed(&mut self, fd: c_int, at: u64, done: u64) {
-        count(Count::StreamWasResident, self.stream.foreign(&(at..at.saturating_add(done))));
+        count(Count::StreamWasResident, self.stream.foreign_bytes(&(at..at.saturating_add(done))));
         let fresh = self.stream.released();
         let ranges = self.stream.passed(at, done);
         if ranges.clone().next().is_none() {
@@ -493,11 +494,12 @@ impl Reader {
             self.stream.sample_again(u64::MAX);
         }
         let probe = &mut self.probe;
-        let doubtful = self.stream.doubtful().map(|range| probe.resident(fd, &range).unwrap_or(0)).sum();
+        let doubtful =
+            self.stream.doubtful_ranges().map(|range| probe.resident(fd, &range).unwrap_or(0)).sum();
         count(Count::StreamUnobserved, doubtful);
         for pause in DROP_RETRY_NS {
             let mut stays = 0;
-            for range in self.stream.left() {
+            for range in self.stream.remaining_ranges() {
                 let Ok((went, left)) = probe.drop_range(fd, &range) else {
                     count(Count::Failures, 1);
                     return false;
@@ -560,7 +562,7 @@ impl Reader {
             self.probe.has_counts = FILES.has_counts(fd);
             let StreamedFile { identity, size, is_new } = self.file;
             if is_new {
-                let _ = self.stream.saw(range, 0);
+                let _ = self.stream.record_residency(range, 0);
                 open_readers::say(&mut self.place, identity, ALL_WINDOWS);
                 return sys::now();
             }
@@ -575,7 +577,7 @@ impl Reader {
             }
             for (nth, window) in windows(range).enumerate().filter(|(nth, _)| others >> nth & 1 == 1) {
                 debug_assert!(nth < 128, "a stream has no more windows");
-                let _ = self.stream.saw(&window, 0);
+                let _ = self.stream.record_residency(&window, 0);
             }
             open_readers::say(&mut self.place, identity, self.stream.whole_windows(size));
             sys::now()

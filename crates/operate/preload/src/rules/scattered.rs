@@ -7,7 +7,7 @@ use core::ops::Range;
 
 use libc::c_int;
 use pagekeeper_policy::scattered::ScatteredReads;
-use pagekeeper_policy::stream::AGAIN;
+use pagekeeper_policy::stream::READ_AHEAD_REACH_BYTES;
 
 use super::reader::{StreamedFile, inside, release};
 use crate::counters::Count;
@@ -37,7 +37,7 @@ impl ScatteredReader<'_> {
             if has_foreign {
                 // A page that was read ahead for somebody else may make the kernel read on from
                 // there.
-                let beyond = range.end..range.end.saturating_add(AGAIN).min(self.file.size);
+                let beyond = range.end..range.end.saturating_add(READ_AHEAD_REACH_BYTES).min(self.file.size);
                 let is_empty = |window: &Range<u64>| self.probe.resident(self.fd, window) == Some(0);
                 if let Some(last) = windows(&beyond).take_while(is_empty).last() {
                     self.keep(range.end..last.end);

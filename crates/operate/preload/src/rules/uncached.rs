@@ -8,7 +8,7 @@
 //! while.
 
 use libc::c_int;
-use pagekeeper_policy::stream::IN_ORDER;
+use pagekeeper_policy::stream::IN_ORDER_BYTES;
 use pagekeeper_policy::uncached_reads::UncachedReads;
 
 use super::ReadMode;
@@ -26,7 +26,7 @@ pub(super) struct UncachedReader {
 }
 
 impl UncachedReader {
-    pub(super) const NEW: Self = Self { reads: UncachedReads::NEW, ahead: None, is_copy: false };
+    pub(super) const NEW: Self = Self { reads: UncachedReads::new(), ahead: None, is_copy: false };
 
     /// Records that the file system does not support uncached reads.
     pub(super) fn are_refused(&mut self) {
@@ -62,7 +62,7 @@ impl UncachedReader {
     pub(super) fn begin_unseen(&mut self, fd: c_int, at: u64) -> bool {
         self.ahead = ReadAhead::begin(fd, at, CallKind::Unseen);
         if let Some(ahead) = &self.ahead {
-            ahead.wait_for(at.saturating_add(IN_ORDER));
+            ahead.wait_for(at.saturating_add(IN_ORDER_BYTES));
         }
         self.ahead.is_some()
     }
@@ -97,7 +97,7 @@ impl UncachedReader {
         if !is_whole && !self.is_plain() {
             self.ahead = None;
         }
-        let is_worth = self.reads.are_in_order() && size.saturating_sub(at) > IN_ORDER;
+        let is_worth = self.reads.are_in_order() && size.saturating_sub(at) > IN_ORDER_BYTES;
         // Once more if the helper has let go of the file since.
         for _ in 0..2 {
             if self.ahead.is_none() && is_worth {

@@ -32,7 +32,7 @@ pub struct FileUsage {
 
 impl FileUsage {
     /// The use of a file that was just opened.
-    pub const NEW: Self = Self { passage: FilePassage::NEW, offset: OutputOffset::NEW };
+    pub const NEW: Self = Self { passage: FilePassage::new(), offset: OutputOffset::new() };
 
     fn pass(&mut self, range: Option<Range<u64>>) -> PassedBytes {
         range.map_or_else(PassedBytes::default, |range| {

@@ -16,12 +16,12 @@ use core::ops::Range;
 
 use libc::c_int;
 use pagekeeper_policy::WINDOW;
-use pagekeeper_policy::exact::Due;
+use pagekeeper_policy::exact::DueWork;
 use pagekeeper_policy::output_offset::OutputOffset;
 use pagekeeper_policy::pacer::PIECE_MIN;
-use pagekeeper_policy::write_behind::{Pace, WriteBehind};
+use pagekeeper_policy::write_behind::{WriteBehind, WritePace};
 use pagekeeper_policy::write_parts::WAIT_MAX_NS;
-use pagekeeper_policy::writer_state::{Keeper, NextKeeper, WriterEvent, WriterState};
+use pagekeeper_policy::writer_state::{FileKeeper, NextKeeper, WriterEvent, WriterState};
 
 use super::reader::inside;
 use super::{FILES, place_now, placed, small};
@@ -60,18 +60,18 @@ pub struct Writer {
 impl Writer {
     /// The initial state.
     pub const NEW: Self = Self {
-        behind: WriteBehind::NEW,
+        behind: WriteBehind::new(),
         share: DiskShare::NONE,
         outflow: Outflow::NONE,
-        offset: OutputOffset::NEW,
+        offset: OutputOffset::new(),
         is_hurried: false,
-        state: WriterState::NEW,
+        state: WriterState::new(),
     };
 
     /// Begins with a newly opened file of that size; with `kept` it is a temporary one.
     pub fn open(&mut self, size: u64, kept: Option<Temporary>) {
         self.behind = WriteBehind::of(size);
-        self.state.keeper = kept.map_or(Keeper::Nobody, Keeper::Writer);
+        self.state.keeper = kept.map_or(FileKeeper::Nobody, FileKeeper::Writer);
     }
 
     /// Gives a temporary file's entry to the helper, which watches the file.
@@ -81,7 +81,7 @@ impl Writer {
 
     /// Whether the helper keeps the file that is being closed.
     pub fn is_kept(&self) -> bool {
-        self.state.keeper == Keeper::Helper
+        self.state.keeper == FileKeeper::Helper
     }
 
     /// Marks the current write as one that must not wait (`RWF_NOWAIT`): a later one waits for and
@@ -134,13 +134,13 @@ impl Writer {
 
     /// Forgets all output, in a child of fork.
     pub fn forget(&mut self) {
-        self.behind = self.behind.forgotten();
+        self.behind = self.behind.for_next_writer();
         self.share.forget();
         // It is the parent's.
         let _ = self.state.take_kept(NextKeeper::Nobody).map(Temporary::into_number);
-        self.state.keeper = Keeper::Nobody;
+        self.state.keeper = FileKeeper::Nobody;
         self.outflow.clear();
-        self.offset = OutputOffset::NEW;
+        self.offset = OutputOffset::new();
     }
 
     /// Starts to write the rest before the process ends, without a wait.
@@ -177,7 +177,7 @@ impl Writer {
     fn forget_output(&mut self) {
         self.share.clear();
         self.outflow.clear();
-        self.behind = WriteBehind::NEW;
+        self.behind = WriteBehind::new();
     }
 
     /// Keeps a temporary file that is closed. Returns whether it is gone, or the helper keeps it. A
@@ -197,7 +197,7 @@ impl Writer {
         let entry = kept.into_number();
         let is_sent = helper::send(fd, &HelperRequest::Keep { entry });
         if is_sent {
-            self.state.keeper = Keeper::Helper;
+            self.state.keeper = FileKeeper::Helper;
         } else {
             drop(Temporary::from_number(entry));
         }
@@ -216,13 +216,13 @@ impl Writer {
         if let (false, Some(slot)) = (self.share.has_disk(), FILES.slot_of(fd)) {
             self.share = DiskShare::of(slot.file().device);
         }
-        let keep = if let Keeper::Writer(kept) = &self.state.keeper {
+        let keep = if let FileKeeper::Writer(kept) = &self.state.keeper {
             kept.grows(range.end, budget)
         } else {
             KeepChoice::No
         };
         if keep == KeepChoice::Unwritten {
-            let pace = Pace { step: u64::MAX, budget: u64::MAX, release: false };
+            let pace = WritePace { step: u64::MAX, budget: u64::MAX, release: false };
             self.behind.wrote(range, pace);
             return;
         }
@@ -249,7 +249,7 @@ impl Writer {
         inside(|| self.act(fd, &due, pace.step, output));
     }
 
-    fn act(&mut self, fd: c_int, due: &Due, step: u64, output: Output) {
+    fn act(&mut self, fd: c_int, due: &DueWork, step: u64, output: Output) {
         let is_seen = is_counted(fd);
         let mut is_written = is_seen;
         if is_seen {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// The size of the model's file, in pages: six windows.
-const FILE: u64 = 6 * PAGES as u64;
+const FILE_PAGES: u64 = 6 * WINDOW_PAGES as u64;
 
 /// An event on the file.
 #[derive(Debug, Clone)]
@@ -26,7 +26,8 @@ enum Happening {
 }
 
 fn some_pages() -> impl Strategy<Value = Range<u64>> {
-    (0..FILE, prop_oneof![1..4_u64, 1..800_u64]).prop_map(|(start, length)| start..(start + length).min(FILE))
+    (0..FILE_PAGES, prop_oneof![1..4_u64, 1..800_u64])
+        .prop_map(|(start, length)| start..(start + length).min(FILE_PAGES))
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
@@ -90,13 +91,13 @@ impl PageCache {
             for page in pages_of(&range.bytes) {
                 assert!(self.of_streams.contains(&page), "page {page} is no stream's: {range:?}");
                 if !self.resident.contains(&page) {
-                    outcome.gone += PAGE;
+                    outcome.gone += PAGE_BYTES;
                 } else if one_in_stays > 0 && page.is_multiple_of(one_in_stays) {
-                    outcome.stays += PAGE;
+                    outcome.stays += PAGE_BYTES;
                 } else {
                     self.resident.remove(&page);
-                    self.released += PAGE;
-                    outcome.released += PAGE;
+                    self.released += PAGE_BYTES;
+                    outcome.released += PAGE_BYTES;
                 }
             }
             self.add(meanwhile);
@@ -107,7 +108,7 @@ impl PageCache {
     fn check(&self, sees_use: bool) {
         let sums = self.ledger.totals();
         let kept: u64 = self.ledger.windows.values().map(|window| u64::from(window.resident())).sum();
-        assert_eq!(sums.resident, kept * PAGE);
+        assert_eq!(sums.resident, kept * PAGE_BYTES);
         assert_eq!(sums.added, sums.released + sums.handed_on + sums.gone + sums.resident);
         assert!(sums.released <= self.released);
         assert_eq!(self.ledger.next_due(self.now, sees_use, false).is_none(), self.ledger.is_done());
@@ -122,7 +123,7 @@ impl PageCache {
 }
 
 fn in_bytes(pages: &Range<u64>) -> Range<u64> {
-    pages.start * PAGE..pages.end * PAGE
+    pages.start * PAGE_BYTES..pages.end * PAGE_BYTES
 }
 
 proptest! {
@@ -137,7 +138,7 @@ proptest! {
             cache.check(sees_use);
         }
         // Everything is due once the streams have ended, apart from the pause after an attempt.
-        cache.now += RETRY_LONGEST;
+        cache.now += RETRY_PAUSE_MAX;
         cache.release(sees_use, true, 0, &(0..0));
         cache.check(sees_use);
         prop_assert!(cache.ledger.is_done());

@@ -35,14 +35,14 @@ impl ReadFile {
         for page in wanted {
             if !self.resident.contains_key(&page) {
                 self.resident.insert(page, (self.now, false));
-                self.ledger.added(page * PAGE..(page + 1) * PAGE, self.now);
+                self.ledger.added(page * PAGE_BYTES..(page + 1) * PAGE_BYTES, self.now);
             }
         }
         for page in pages.clone() {
             self.resident.entry(page).and_modify(|(_, used)| *used = true);
         }
         if self.sees_use {
-            self.ledger.used(pages.start * PAGE..pages.end * PAGE, self.now);
+            self.ledger.used(pages.start * PAGE_BYTES..pages.end * PAGE_BYTES, self.now);
         }
     }
 
@@ -98,11 +98,11 @@ proptest! {
         reads in proptest::collection::vec((1..256_u64, pause(20_000)), 1..120),
         readers in 1..4_u64,
     ) {
-        let mut file = ReadFile::new(3 * APART, read_ahead, false);
+        let mut file = ReadFile::new(3 * READER_DISTANCE_PAGES, read_ahead, false);
         let mut place = 0;
         for (length, pause) in reads {
             for reader in 0..readers {
-                let from = reader * APART + place;
+                let from = reader * READER_DISTANCE_PAGES + place;
                 file.read(from..from + length);
             }
             place += length;
@@ -143,6 +143,6 @@ proptest! {
 }
 
 /// Distance between two readers in pages.
-const APART: u64 = 40_000;
+const READER_DISTANCE_PAGES: u64 = 40_000;
 /// The largest read-ahead, in pages.
-const READ_AHEAD_PAGES: u64 = crate::READ_AHEAD / PAGE;
+const READ_AHEAD_PAGES: u64 = crate::READ_AHEAD / PAGE_BYTES;

@@ -1,4 +1,4 @@
-//! Acts: the actions that [`crate::step()`] asks for. The caller performs them; none of them can lose a byte.
+//! Actions that [`crate::step()`] asks for. The caller performs them; none of them can lose a byte.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,12 +7,12 @@ use crate::FileId;
 
 /// One thing to do to one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Act {
+pub enum StepAction {
     /// Ask the kernel to write the dirty pages of the range, without waiting.
     StartWriteback {
         /// The file.
         file: FileId,
-        /// Bytes. Aligned as in [`Act::Release`].
+        /// Bytes. Aligned as in [`StepAction::Release`].
         range: Range<u64>,
     },
     /// Wait for writeback of the range, then drop its pages.
@@ -30,15 +30,15 @@ pub enum Act {
         /// The file.
         file: FileId,
         /// The warning.
-        warning: Warning,
+        warning: LogWarning,
     },
 }
 
 /// Something an operator should know about a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Warning {
-    /// The writer overwrites parts of pages in a recycled log. The log is kept, since each released page would be
-    /// read again.
+pub enum LogWarning {
+    /// The writer overwrites parts of pages in a recycled log. The log is kept, since each released
+    /// page would be read again.
     RecycledSubPages,
     /// The file is meant for direct I/O but has resident pages.
     DirectButResident,
@@ -46,7 +46,7 @@ pub enum Warning {
     ReadBack,
 }
 
-impl fmt::Display for Warning {
+impl fmt::Display for LogWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::RecycledSubPages => {
