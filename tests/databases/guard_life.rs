@@ -173,7 +173,7 @@ fn a_printed_profile_is_one_to_start_from() {
     let logs = Logs::filled(&scratch.path().join("logs"), 3);
     let config = scratch.path().join("guard.toml");
     std::fs::write(&config, "profiles = [\"own.toml\"]\n").expect("write the configuration");
-    for (name, _) in pagekeeper_catalog::BUILT_IN {
+    for (name, _) in pagekeeper_catalog::BUILT_IN_PROFILES {
         let output = pagekeeper(&["guard", "--print-profile", name]);
         assert!(output.status.success(), "{}", stderr(&output));
         let printed = String::from_utf8(output.stdout).expect("text");

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pagekeeper_catalog::postgresql::slot::{LEN, ReplicationSlot};
+use pagekeeper_catalog::postgresql::slot::{ReplicationSlot, SLOT_BYTES};
 use pagekeeper_catalog::postgresql::wal_reader;
 
 use crate::support::guard::Guard;
@@ -141,7 +141,7 @@ fn what_a_polled_slot_has_yet_to_decode_stays() {
     server.query("CHECKPOINT");
     let state = server.wal().with_file_name("pg_replslot").join("polled/state");
     let bytes = std::fs::read(state).expect("read a slot");
-    let slot = ReplicationSlot::parse(&bytes[..bytes.len().min(LEN)]).expect("a slot");
+    let slot = ReplicationSlot::parse(&bytes[..bytes.len().min(SLOT_BYTES)]).expect("a slot");
     assert_eq!(slot.restart_lsn.map(|lsn| lsn.to_string()), Some(restart()));
     assert!(slot.is_logical);
 

@@ -144,7 +144,7 @@ fn the_redo_log_from_the_checkpoint_on_stays_and_what_is_before_it_goes() {
 /// Reads the header of a redo log. It reads nothing else: to the guard, read pages would look
 /// written.
 fn header_of(ring: &Path) -> RedoHeader {
-    let mut bytes = [0; innodb::LEN];
+    let mut bytes = [0; innodb::REDO_HEADER_BYTES];
     let file = std::fs::File::open(ring).expect("open the log");
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).expect("advise");
     file.read_exact_at(&mut bytes, 0).expect("read the log");

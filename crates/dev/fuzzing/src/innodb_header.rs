@@ -3,7 +3,7 @@
 //! The bytes are tried as they are. They are also spread over the blocks of each layout, with valid checksums,
 //! which mutations never hit.
 
-use pagekeeper_catalog::checkpoint::innodb::{LEN, Layout, RedoHeader};
+use pagekeeper_catalog::checkpoint::innodb::{REDO_HEADER_BYTES, RedoHeader, RedoLayout};
 
 /// The number of each layout, and numbers of encrypted logs.
 const FORMATS: [u32; 7] = [1, 5, 6, 104, 0x5048_5953, 0x5068_7973, 0x5068_7973 | 1 << 31];
@@ -15,7 +15,7 @@ const SPOKEN: usize = 32;
 /// Runs one input.
 pub(crate) fn fuzz_one(data: &[u8]) {
     try_reading(data);
-    let mut bytes = vec![0; LEN];
+    let mut bytes = vec![0; REDO_HEADER_BYTES];
     for ((at, _), part) in BLOCKS.iter().zip(data.chunks(SPOKEN)) {
         bytes[*at..at + part.len()].copy_from_slice(part);
     }
@@ -31,9 +31,10 @@ pub(crate) fn fuzz_one(data: &[u8]) {
 
 fn try_reading(bytes: &[u8]) {
     if let Ok(header) = RedoHeader::parse(bytes) {
-        let may_be_before = matches!(header.layout, Layout::OldRing | Layout::RingOfFiles);
+        let may_be_before = matches!(header.layout, RedoLayout::OldRing | RedoLayout::RingOfFiles);
         assert!(header.checkpoint.is_none_or(|lsn| may_be_before || lsn >= header.start));
-        for size in [0, 2048, 2049, LEN as u64, LEN as u64 + 1, 1 << 30, u64::MAX] {
+        for size in [0, 2048, 2049, REDO_HEADER_BYTES as u64, REDO_HEADER_BYTES as u64 + 1, 1 << 30, u64::MAX]
+        {
             assert!(header.checkpoint_offset(size).is_none_or(|offset| offset < size));
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! The bytes are tried as they are, and in each format with a valid checksum, which mutations never hit.
 
-use pagekeeper_catalog::checkpoint::postgresql::{ControlFile, LEN};
+use pagekeeper_catalog::checkpoint::postgresql::{CONTROL_FILE_BYTES, ControlFile};
 
 /// The formats, with the offset of the checksum in each.
 const FORMATS: [(u32, usize); 3] = [(1300, 288), (1700, 288), (1800, 292)];
@@ -20,7 +20,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
 pub(crate) fn sealed(data: &[u8], format: usize) -> Vec<u8> {
     let (number, end) = FORMATS[format];
     let mut sealed = data.to_vec();
-    sealed.resize(LEN, 0);
+    sealed.resize(CONTROL_FILE_BYTES, 0);
     sealed[8..12].copy_from_slice(&number.to_le_bytes());
     let crc = crc32c::crc32c(&sealed[..end]);
     sealed[end..end + 4].copy_from_slice(&crc.to_le_bytes());

@@ -3,7 +3,7 @@
 //!
 //! The bytes are tried as they are, and in each version with a valid checksum, which mutations never hit.
 
-use pagekeeper_catalog::postgresql::slot::{LEN, ReplicationSlot};
+use pagekeeper_catalog::postgresql::slot::{ReplicationSlot, SLOT_BYTES};
 use pagekeeper_policy::names::SegmentSize;
 
 /// Runs one input.
@@ -17,7 +17,7 @@ pub(crate) fn fuzz_one(data: &[u8]) {
 /// Returns the bytes with the magic, a version, the actual length, and a valid checksum.
 fn sealed(data: &[u8], version: u32) -> Vec<u8> {
     let mut sealed = data.to_vec();
-    sealed.resize(data.len().clamp(108, LEN), 0);
+    sealed.resize(data.len().clamp(108, SLOT_BYTES), 0);
     let len = u32::try_from(sealed.len() - 16).unwrap_or_default();
     for (at, number) in [(0, 0x0105_1ca1), (8, version), (12, len)] {
         sealed[at..at + 4].copy_from_slice(&u32::to_le_bytes(number));

@@ -1,6 +1,6 @@
 //! Valid inputs for parsers of this project's own formats, of names and of settings: mutations begin here.
 
-use pagekeeper_catalog::BUILT_IN;
+use pagekeeper_catalog::BUILT_IN_PROFILES;
 
 /// A file of version 1, and the same without header and checksum, which the target adds itself.
 pub(crate) fn snapshot() -> Vec<Vec<u8>> {
@@ -10,7 +10,7 @@ pub(crate) fn snapshot() -> Vec<Vec<u8>> {
 
 /// The built-in profiles.
 pub(crate) fn profile() -> Vec<Vec<u8>> {
-    BUILT_IN.iter().map(|(_, text)| text.as_bytes().to_vec()).collect()
+    BUILT_IN_PROFILES.iter().map(|(_, text)| text.as_bytes().to_vec()).collect()
 }
 
 /// Patterns, each with a name that matches.

@@ -1,7 +1,7 @@
 //! Reads the configuration files that a user names: profiles, the guard's options, disk profiles.
 //!
 //! Invariants: only regular files are read, without blocking, and at most [`CONFIG_BYTES_MAX`] bytes. An error
-//! quotes at most [`QUOTED_CHARACTERS_MAX`] characters of a line, and says at most [`SAID_CHARACTERS_MAX`]
+//! quotes at most [`QUOTED_CHARACTERS_MAX`] characters of a line, and says at most [`ERROR_CHARACTERS_MAX`]
 //! characters about it, both escaped. Errors are [`ProfileError`]s that name the file.
 
 use std::path::Path;
@@ -19,7 +19,7 @@ pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
 const QUOTED_CHARACTERS_MAX: usize = 160;
 
 /// Maximum number of characters of an error about a line: room for the names of all keys.
-const SAID_CHARACTERS_MAX: usize = 1000;
+const ERROR_CHARACTERS_MAX: usize = 1000;
 
 /// Reads a whole configuration file.
 pub fn read_config(path: &Path) -> Result<String, ProfileError> {
@@ -42,7 +42,7 @@ pub fn parse_config<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, P
 pub(crate) fn quoted(error: &toml::de::Error) -> String {
     let text = error.to_string();
     let cut = |line: &str| {
-        let characters_max = if line.contains(" | ") { QUOTED_CHARACTERS_MAX } else { SAID_CHARACTERS_MAX };
+        let characters_max = if line.contains(" | ") { QUOTED_CHARACTERS_MAX } else { ERROR_CHARACTERS_MAX };
         match line.char_indices().nth(characters_max) {
             Some((end, _)) => format!("{}…", escaped(&line[..end])),
             None => escaped(line).to_string(),

@@ -3,11 +3,11 @@
 //!
 //! A process is inspected when it is first seen and when it becomes another program. It is
 //! inspected again since a database may be opened long after its process started. The intervals
-//! grow, in proportion to the processor time that an inspection takes, up to the second of
-//! [`PAUSES`]. New processes come first, and those with few descriptors before those with many, and
-//! users take turns, so that no process keeps another from being found. A budget of processor time
-//! limits each call. Workers of a database (processes whose parent has the same profile) belong to
-//! it.
+//! grow, in proportion to the processor time that an inspection takes, up to
+//! [`INSPECTION_PAUSE_MAX`]. New processes come first, and those with few descriptors before those
+//! with many, and users take turns, so that no process keeps another from being found. A budget of
+//! processor time limits each call. Workers of a database (processes whose parent has the same
+//! profile) belong to it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::RawFd;
@@ -20,16 +20,17 @@ use pagekeeper_kernel::{Error, Result};
 
 use crate::markers::MarkerCheck;
 use crate::party::Party;
-use crate::process_table::{CHECK_WITHIN, Process, ProcessTable};
+use crate::process_table::{CHECK_PERIOD, ProcessEntry, ProcessTable};
 use crate::profile::Profile;
 
 /// First and longest interval between two inspections of the open files of a process that is not a database.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), CHECK_WITHIN);
+const INSPECTION_PAUSE_MIN: Duration = Duration::from_secs(1);
+const INSPECTION_PAUSE_MAX: Duration = CHECK_PERIOD;
 /// The interval after an inspection, as a multiple of its processor time: half a percent of a core, unless the
 /// longest interval is shorter.
-const SHARE: u32 = 200;
+const PAUSE_PER_COST: u32 = 200;
 /// Interval between two listings of the processes.
-const LIST_EVERY: Duration = Duration::from_millis(900);
+const LIST_INTERVAL: Duration = Duration::from_millis(900);
 
 /// A process that is a database.
 #[derive(Debug, Clone)]
@@ -41,12 +42,12 @@ pub struct FoundProcess {
     /// The party whose share it counts towards.
     pub party: Party,
     /// The profile that it matched.
-    pub recognised: Recognised,
+    pub recognised: ProfileMatch,
 }
 
 /// The profile that a process matched.
 #[derive(Debug, Clone)]
-pub struct Recognised {
+pub struct ProfileMatch {
     /// The profile that fits best.
     pub profile: Arc<Profile>,
     /// Whether it fits by open files. If it fits by name only, another profile may fit better once the process has
@@ -69,27 +70,27 @@ impl KnownProcess {
     }
 }
 
-/// Processor time for one call of [`Discovery::advance`].
+/// Processor time for one call of [`DatabaseDiscovery::advance`].
 #[derive(Debug, Clone, Copy)]
-pub struct Budget {
+pub struct InspectionBudget {
     /// The budget while some processes were never inspected.
     pub new: Duration,
     /// The budget otherwise.
     pub old: Duration,
 }
 
-impl Budget {
+impl InspectionBudget {
     /// No limit.
     pub const UNLIMITED: Self = Self { new: Duration::MAX, old: Duration::MAX };
 }
 
 /// All processes, and the inspection state of those that are not databases.
 #[derive(Debug, Default)]
-pub struct Discovery {
+pub struct DatabaseDiscovery {
     table: ProcessTable,
     listed: Option<Instant>,
     others: HashMap<u32, OtherProcess>,
-    rounds: FdRounds<Evidence, Party>,
+    rounds: FdRounds<MarkerEvidence, Party>,
     of_own_disks: bool,
 }
 
@@ -105,18 +106,18 @@ struct OtherProcess {
 
 impl OtherProcess {
     fn new(party: Party) -> Self {
-        Self { party, due: None, pause: PAUSES.0, new: true }
+        Self { party, due: None, pause: INSPECTION_PAUSE_MIN, new: true }
     }
 
     /// Sets the next inspection, after one that took this much processor time.
     fn inspected(&mut self, now: Instant, cost: Duration) {
-        self.due = Some(now + self.pause.max(cost.saturating_mul(SHARE)).min(PAUSES.1));
-        self.pause = (self.pause * 2).min(PAUSES.1);
+        self.due = Some(now + self.pause.max(cost.saturating_mul(PAUSE_PER_COST)).min(INSPECTION_PAUSE_MAX));
+        self.pause = (self.pause * 2).min(INSPECTION_PAUSE_MAX);
         self.new = false;
     }
 }
 
-impl Discovery {
+impl DatabaseDiscovery {
     /// Creates a discovery that never waits for a remote or user-space file system. If a profile needs files
     /// beside its markers, markers on such file systems do not count.
     pub fn of_own_disks() -> Self {
@@ -135,7 +136,7 @@ impl Discovery {
 
     /// Lists the processes if that is due, without inspecting them.
     pub fn list(&mut self, proc: &ProcRoot, now: Instant) -> Result<()> {
-        let is_due = self.listed.is_none_or(|at| now.saturating_duration_since(at) >= LIST_EVERY);
+        let is_due = self.listed.is_none_or(|at| now.saturating_duration_since(at) >= LIST_INTERVAL);
         if !is_due {
             return Ok(());
         }
@@ -160,7 +161,7 @@ impl Discovery {
         proc: &ProcRoot,
         known: &BTreeMap<u32, KnownProcess>,
         profiles: &[Arc<Profile>],
-        budget: Budget,
+        budget: InspectionBudget,
         now: Instant,
     ) -> Result<Vec<FoundProcess>> {
         self.list(proc, now)?;
@@ -171,7 +172,7 @@ impl Discovery {
             }
         }
         let budget = if self.others.values().any(|other| other.new) { budget.new } else { budget.old };
-        let mut inspection = Inspection {
+        let mut inspection = InspectionRound {
             proc,
             profiles,
             known,
@@ -212,12 +213,12 @@ impl Discovery {
     ) -> Result<Vec<FoundProcess>> {
         self.table.check_all();
         self.listed = None;
-        self.advance(proc, known, profiles, Budget::UNLIMITED, now)
+        self.advance(proc, known, profiles, InspectionBudget::UNLIMITED, now)
     }
 }
 
 /// One round of inspections.
-struct Inspection<'a> {
+struct InspectionRound<'a> {
     proc: &'a ProcRoot,
     profiles: &'a [Arc<Profile>],
     known: &'a BTreeMap<u32, KnownProcess>,
@@ -228,19 +229,19 @@ struct Inspection<'a> {
     found: Vec<FoundProcess>,
 }
 
-impl Inspection<'_> {
-    fn process(&self, pid: u32) -> Option<&Process> {
+impl InspectionRound<'_> {
+    fn process(&self, pid: u32) -> Option<&ProcessEntry> {
         self.table.get(pid)
     }
 
     /// Finds a process by the evidence so far. A process that may not be inspected, or was not read to its end
     /// yet, can still be found by its name.
-    fn recognise(&mut self, pid: u32, evidence: &Evidence) {
+    fn recognise(&mut self, pid: u32, evidence: &MarkerEvidence) {
         let Some(process) = self.process(pid) else { return };
         let found = self.found.iter().position(|found| found.pid == pid);
         // A process that is already known just as well is not reported again.
         let is_known = found.is_some() || self.known.contains_key(&pid);
-        let recognised = evidence.best(&process.name, self.profiles);
+        let recognised = evidence.best_match(&process.name, self.profiles);
         let Some(recognised) = recognised.filter(|recognised| recognised.certain || !is_known) else {
             return;
         };
@@ -251,24 +252,24 @@ impl Inspection<'_> {
     }
 }
 
-impl FdVisitor for Inspection<'_> {
-    type Process = Evidence;
+impl FdVisitor for InspectionRound<'_> {
+    type Process = MarkerEvidence;
 
-    fn begin(&mut self, pid: u32) -> Option<Evidence> {
+    fn begin(&mut self, pid: u32) -> Option<MarkerEvidence> {
         self.others.get(&pid).filter(|_| !KnownProcess::is_certain(self.known, pid))?;
         let markers = if self.of_own_disks { MarkerCheck::of_own_disks(pid) } else { MarkerCheck::new(pid) };
-        Some(Evidence::new(markers, self.profiles))
+        Some(MarkerEvidence::new(markers, self.profiles))
     }
 
-    fn descriptor(&mut self, evidence: &mut Evidence, _: RawFd, target: &Path) {
+    fn descriptor(&mut self, evidence: &mut MarkerEvidence, _: RawFd, target: &Path) {
         evidence.take_in(self.proc, self.profiles, target);
     }
 
-    fn goes_on(&mut self, pid: u32, evidence: &Evidence) {
+    fn goes_on(&mut self, pid: u32, evidence: &MarkerEvidence) {
         self.recognise(pid, evidence);
     }
 
-    fn end(&mut self, pid: u32, evidence: Evidence, read: Result<()>, cost: Duration) {
+    fn end(&mut self, pid: u32, evidence: MarkerEvidence, read: Result<()>, cost: Duration) {
         let Some(other) = self.others.get_mut(&pid) else { return };
         if read.as_ref().is_err_and(Error::is_gone) {
             self.others.remove(&pid);
@@ -282,12 +283,12 @@ impl FdVisitor for Inspection<'_> {
 
 /// The markers of the profiles that a process was seen to hold open.
 #[derive(Debug)]
-struct Evidence {
+struct MarkerEvidence {
     markers: MarkerCheck,
     seen: Vec<Vec<bool>>,
 }
 
-impl Evidence {
+impl MarkerEvidence {
     fn new(markers: MarkerCheck, profiles: &[Arc<Profile>]) -> Self {
         let seen = profiles.iter().map(|profile| vec![false; profile.markers.len()]).collect();
         Self { markers, seen }
@@ -306,7 +307,7 @@ impl Evidence {
     /// profiles that fit are joined to it. If a process has the name of a database that also has markers, only
     /// profiles of that name can match by files. While such a server starts, or is only partly read, the files of
     /// an engine embedded in it may be all that is visible.
-    fn best(&self, name: &std::ffi::OsStr, profiles: &[Arc<Profile>]) -> Option<Recognised> {
+    fn best_match(&self, name: &std::ffi::OsStr, profiles: &[Arc<Profile>]) -> Option<ProfileMatch> {
         let is_called = |profile: &Profile| profile.processes.iter().any(|glob| glob.is_match(name));
         let has_the_name = profiles.iter().any(|profile| is_called(profile) && !profile.markers.is_empty());
         let scored = profiles.iter().zip(&self.seen).map(|(profile, seen)| {
@@ -315,18 +316,18 @@ impl Evidence {
             (u32::from(by_name) + 2 * u32::from(by_files), profile)
         });
         let fits: Vec<(u32, &Arc<Profile>)> = scored.filter(|(score, _)| *score > 0).collect();
-        let (profile, score) = Profile::of_those_that_fit(&fits)?;
-        Some(Recognised { profile, certain: score >= 2 })
+        let (profile, score) = Profile::join_fitting(&fits)?;
+        Some(ProfileMatch { profile, certain: score >= 2 })
     }
 }
 
 /// Returns the profile that fits a process best: a matching name counts one, matching open files two.
-pub fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<Recognised> {
+pub fn recognise(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -> Option<ProfileMatch> {
     let name = proc.name(pid).ok()?;
-    let mut evidence = Evidence::new(MarkerCheck::new(pid), profiles);
+    let mut evidence = MarkerEvidence::new(MarkerCheck::new(pid), profiles);
     // A process that may not be inspected can still be known by its name.
     let _ = proc.fd_links(pid, |_, target| evidence.take_in(proc, profiles, target));
-    evidence.best(&name, profiles)
+    evidence.best_match(&name, profiles)
 }
 
 #[cfg(test)]
@@ -447,7 +448,7 @@ mod tests {
         let proc = tempfile::tempdir().unwrap();
         process(proc.path(), 15, "sh", 1, &[]);
         let root = ProcRoot::at(proc.path());
-        let mut discovery = Discovery::default();
+        let mut discovery = DatabaseDiscovery::default();
         let mut now = Instant::now();
         for _ in 0..50 {
             now += Duration::from_secs(1);
@@ -554,7 +555,7 @@ mod tests {
         process(proc.path(), 31, "postgres", 30, &[]);
         process(proc.path(), 32, "postgres", 30, &[]);
         let root = ProcRoot::at(proc.path());
-        let mut discovery = Discovery::default();
+        let mut discovery = DatabaseDiscovery::default();
         let now = Instant::now();
         let found = discovery.scan(&root, &BTreeMap::new(), &profiles(), now).unwrap();
         assert_eq!(found.iter().map(|found| found.pid).collect::<Vec<_>>(), [30]);
@@ -569,7 +570,7 @@ mod tests {
         process(proc.path(), 35, "postgres", 1, &[]);
         process(proc.path(), 36, "mariadbd", 35, &[]);
         let root = ProcRoot::at(proc.path());
-        let found = Discovery::default()
+        let found = DatabaseDiscovery::default()
             .scan(&root, &known(35, "postgresql", true), &profiles(), Instant::now())
             .unwrap();
         assert_eq!(found.iter().map(|found| found.pid).collect::<Vec<_>>(), [36]);
@@ -581,8 +582,8 @@ mod tests {
         let many: Vec<String> = (0..3_000).map(|number| format!("/d/{number}")).collect();
         process(proc.path(), 37, "mariadbd", 1, &many.iter().map(String::as_str).collect::<Vec<_>>());
         let root = ProcRoot::at(proc.path());
-        let slice = Budget { new: Duration::ZERO, old: Duration::ZERO };
-        let found = Discovery::default()
+        let slice = InspectionBudget { new: Duration::ZERO, old: Duration::ZERO };
+        let found = DatabaseDiscovery::default()
             .advance(&root, &BTreeMap::new(), &profiles(), slice, Instant::now())
             .unwrap();
         let found: Vec<_> = found.iter().map(|found| (found.pid, found.recognised.certain)).collect();
@@ -594,7 +595,7 @@ mod tests {
         let proc = tempfile::tempdir().unwrap();
         process(proc.path(), 40, "service", 1, &[]);
         let root = ProcRoot::at(proc.path());
-        let mut discovery = Discovery::default();
+        let mut discovery = DatabaseDiscovery::default();
         let now = Instant::now();
         let mut found = |seconds| {
             let now = now + Duration::from_secs(seconds);
@@ -630,7 +631,7 @@ mod tests {
         let proc = tempfile::tempdir().unwrap();
         process(proc.path(), 50, "mysqld", 1, &[]);
         let root = ProcRoot::at(proc.path());
-        let mut discovery = Discovery::default();
+        let mut discovery = DatabaseDiscovery::default();
         let now = Instant::now();
         let mut found = |known: &BTreeMap<u32, KnownProcess>, seconds| {
             let found =
@@ -651,8 +652,8 @@ mod tests {
         let many: Vec<String> = (0..3_000).map(|number| format!("/d/{number}")).collect();
         process(proc.path(), 60, "many", 1, &many.iter().map(String::as_str).collect::<Vec<_>>());
         let root = ProcRoot::at(proc.path());
-        let mut discovery = Discovery::default();
-        let slice = Budget { new: Duration::ZERO, old: Duration::ZERO };
+        let mut discovery = DatabaseDiscovery::default();
+        let slice = InspectionBudget { new: Duration::ZERO, old: Duration::ZERO };
         let now = Instant::now();
         let mut found = |seconds| {
             let now = now + Duration::from_secs(seconds);
@@ -676,8 +677,8 @@ mod tests {
         of_user(400, 1002);
         let root = ProcRoot::at(proc.path());
         // Time for one process in each call.
-        let slice = Budget { new: Duration::ZERO, old: Duration::ZERO };
-        let (mut discovery, now) = (Discovery::default(), Instant::now());
+        let slice = InspectionBudget { new: Duration::ZERO, old: Duration::ZERO };
+        let (mut discovery, now) = (DatabaseDiscovery::default(), Instant::now());
         let mut advance = || discovery.advance(&root, &BTreeMap::new(), &profiles(), slice, now).unwrap();
         let found: Vec<_> = (0..2).flat_map(|_| advance()).map(|found| found.party).collect();
         assert!(found.contains(&Party::User(1002)), "{found:?}");

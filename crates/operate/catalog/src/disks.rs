@@ -17,9 +17,9 @@ use serde::Deserialize;
 use crate::config_file::{CONFIG_BYTES_MAX, quoted, utf8};
 
 /// The directory of saved profiles, each named by the ID of its file system and ".toml".
-pub const DIRECTORY: &str = "/var/lib/pagekeeper/disks";
+pub const PROFILE_DIRECTORY: &str = "/var/lib/pagekeeper/disks";
 
-/// Why a profile could not be read, saved or found.
+/// The reason for which a profile could not be read, saved or found.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -87,7 +87,7 @@ impl Error {
 
 /// The part common to all versions.
 #[derive(Deserialize)]
-struct Versioned {
+struct VersionHeader {
     version: u64,
 }
 
@@ -98,7 +98,7 @@ pub fn read(path: &Path) -> Result<DiskProfile> {
     let refused = |message: String| Error::Text { path: path.to_path_buf(), message };
     let text = utf8(read_named(path, CONFIG_BYTES_MAX)?).map_err(refused)?;
     let refuse = |error: &toml::de::Error| refused(quoted(error));
-    let Versioned { version } = toml::from_str(&text).map_err(|error| refuse(&error))?;
+    let VersionHeader { version } = toml::from_str(&text).map_err(|error| refuse(&error))?;
     if !(1..=u64::from(DiskProfile::VERSION)).contains(&version) {
         return Err(Error::UnknownVersion { path: path.to_path_buf(), version });
     }
@@ -128,9 +128,9 @@ pub fn write(profile: &DiskProfile, path: &Path) -> Result<()> {
     std::fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
 }
 
-/// Saves a profile in [`DIRECTORY`], which is created if missing. Returns the file's path.
+/// Saves a profile in [`PROFILE_DIRECTORY`], which is created if missing. Returns the file's path.
 pub fn save(profile: &DiskProfile, directory: &Path) -> Result<PathBuf> {
-    save_in(Path::new(DIRECTORY), profile, directory)
+    save_in(Path::new(PROFILE_DIRECTORY), profile, directory)
 }
 
 /// Saves a profile as [`save`] does, in the directory `disks`. `directory` is the measured directory, for errors.
@@ -155,7 +155,7 @@ pub fn save_in(disks: &Path, profile: &DiskProfile, directory: &Path) -> Result<
 /// # Ok::<(), pagekeeper_catalog::disks::Error>(())
 /// ```
 pub fn saved(directory: &Path) -> Result<Option<DiskProfile>> {
-    saved_in(Path::new(DIRECTORY), directory)
+    saved_in(Path::new(PROFILE_DIRECTORY), directory)
 }
 
 /// Returns the profile of the file system of a directory: the first of `given` that matches, or else the saved
@@ -174,7 +174,7 @@ pub fn of(given: &[DiskProfile], directory: &Path) -> Result<Option<DiskProfile>
 /// Returns the saved profile as [`saved`] does, from the directory `disks`.
 pub fn saved_in(disks: &Path, directory: &Path) -> Result<Option<DiskProfile>> {
     // Without a disk, nothing can have been measured.
-    let Some(there) = FileSystemOf::directory(directory)? else { return Ok(None) };
+    let Some(there) = FileSystemIdentity::directory(directory)? else { return Ok(None) };
     let Some(name) = there.id.as_deref().and_then(file_name) else { return Ok(None) };
     match read(&disks.join(name)) {
         // XFS uses the number of its device, which may have belonged to another file system before.
@@ -185,14 +185,14 @@ pub fn saved_in(disks: &Path, directory: &Path) -> Result<Option<DiskProfile>> {
 }
 
 /// The file system of a directory, as a profile identifies it.
-struct FileSystemOf {
+struct FileSystemIdentity {
     /// The type as in the mount table, such as `ext4`.
     kind: String,
     /// `None` if it has no ID.
     id: Option<String>,
 }
 
-impl FileSystemOf {
+impl FileSystemIdentity {
     /// Returns `None` if there is no disk below it.
     fn directory(path: &Path) -> Result<Option<Self>> {
         let asking = hang::asking(path)?;
@@ -220,7 +220,7 @@ fn file_name(id: &str) -> Option<String> {
 
 /// Whether a profile belongs to the file system of a directory.
 pub fn is_of(profile: &DiskProfile, directory: &Path) -> Result<bool> {
-    let there = FileSystemOf::directory(directory)?;
+    let there = FileSystemIdentity::directory(directory)?;
     Ok(there.is_some_and(|there| {
         there.id.is_some_and(|id| id == profile.file_system_id) && there.kind == profile.file_system
     }))
@@ -235,7 +235,7 @@ mod tests {
 
     /// Returns a profile with a value in every field.
     fn full(directory: &Path) -> DiskProfile {
-        let place = FileSystemOf::directory(directory).unwrap().unwrap();
+        let place = FileSystemIdentity::directory(directory).unwrap().unwrap();
         DiskProfile {
             measured_at: 1_700_000_000,
             kernel: "6.18.0".to_owned(),

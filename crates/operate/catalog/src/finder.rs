@@ -10,7 +10,7 @@ use std::time::Instant;
 use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::ProcRoot;
 
-use crate::discover::{Discovery, KnownProcess, recognise};
+use crate::discover::{DatabaseDiscovery, KnownProcess, recognise};
 use crate::process_table::ProcessTable;
 use crate::profile::Profile;
 
@@ -30,7 +30,7 @@ pub struct FoundDatabase {
 /// Returns the running databases, by ascending process ID.
 ///
 /// Reads the open files of all processes, at about a microsecond per descriptor. To repeat the search, keep a
-/// [`Finder`].
+/// [`DatabaseFinder`].
 ///
 /// ```
 /// use std::sync::Arc;
@@ -44,7 +44,7 @@ pub struct FoundDatabase {
 /// # Ok::<(), pagekeeper_kernel::Error>(())
 /// ```
 pub fn find_databases(proc: &ProcRoot, profiles: &[Arc<Profile>]) -> Result<Vec<FoundDatabase>> {
-    Finder::default().find(proc, profiles)
+    DatabaseFinder::default().find(proc, profiles)
 }
 
 /// Returns the profile that fits a process best, whether it is a database's main process or a worker.
@@ -56,14 +56,14 @@ pub fn recognise_process(proc: &ProcRoot, pid: u32, profiles: &[Arc<Profile>]) -
 pub fn workers_of(proc: &ProcRoot, pid: u32, profile: &Profile) -> Result<Vec<u32>> {
     let mut table = ProcessTable::default();
     table.update(proc, Instant::now())?;
-    let processes: Vec<Process> = table.programs().map(Process::of).collect();
-    Ok(workers(&processes, pid, profile))
+    let processes: Vec<CandidateProcess> = table.programs().map(CandidateProcess::of).collect();
+    Ok(find_workers(&processes, pid, profile))
 }
 
 /// Finds databases repeatedly. Processes that are not databases are inspected less and less often.
 #[derive(Debug, Default)]
-pub struct Finder {
-    discovery: Discovery,
+pub struct DatabaseFinder {
+    discovery: DatabaseDiscovery,
     known: Vec<KnownDatabase>,
 }
 
@@ -75,7 +75,7 @@ struct KnownDatabase {
     certain: bool,
 }
 
-impl Finder {
+impl DatabaseFinder {
     /// Returns the running databases, by ascending process ID. A database that opens its files long after its
     /// process started is found some calls later.
     pub fn find(&mut self, proc: &ProcRoot, profiles: &[Arc<Profile>]) -> Result<Vec<FoundDatabase>> {
@@ -85,7 +85,8 @@ impl Finder {
         };
         let known = self.known.iter().map(|known| (known.pid, of(known))).collect();
         let found = self.discovery.scan(proc, &known, profiles, Instant::now())?;
-        let processes: Vec<Process> = self.discovery.processes().programs().map(Process::of).collect();
+        let processes: Vec<CandidateProcess> =
+            self.discovery.processes().programs().map(CandidateProcess::of).collect();
         self.known.retain(|known| {
             processes.iter().any(|process| process.pid == known.pid && process.started == known.started)
         });
@@ -108,13 +109,13 @@ impl Finder {
                 pid: known.pid,
                 profile: Arc::clone(&known.profile),
                 certain: known.certain,
-                workers: workers(&processes, known.pid, &known.profile),
+                workers: find_workers(&processes, known.pid, &known.profile),
             })
             .collect())
     }
 
     /// Process IDs wrap around: a worker may have been found before its parent.
-    fn drop_workers(&mut self, processes: &[Process]) {
+    fn drop_workers(&mut self, processes: &[CandidateProcess]) {
         let parent = |pid| processes.iter().find(|process| process.pid == pid).map(|process| process.parent);
         let of: Vec<(u32, String)> =
             self.known.iter().map(|known| (known.pid, known.profile.name.clone())).collect();
@@ -125,24 +126,24 @@ impl Finder {
 }
 
 /// The facts about a process that need no inspection.
-struct Process {
+struct CandidateProcess {
     pid: u32,
     parent: u32,
     started: u64,
     name: std::ffi::OsString,
 }
 
-impl Process {
-    fn of((pid, process): (u32, &crate::Process)) -> Self {
+impl CandidateProcess {
+    fn of((pid, process): (u32, &crate::ProcessEntry)) -> Self {
         Self { pid, parent: process.parent, started: process.started, name: process.name.clone() }
     }
 }
 
-fn workers(processes: &[Process], pid: u32, profile: &Profile) -> Vec<u32> {
+fn find_workers(processes: &[CandidateProcess], pid: u32, profile: &Profile) -> Vec<u32> {
     let mut found = vec![pid];
     let mut next = 0;
     while let Some(&parent) = found.get(next) {
-        let is_worker = |process: &&Process| {
+        let is_worker = |process: &&CandidateProcess| {
             process.parent == parent
                 && !found.contains(&process.pid)
                 && profile.processes.iter().any(|glob| glob.is_match(&process.name))
@@ -161,7 +162,7 @@ mod tests {
     use super::*;
     use crate::testing::{fake_process, profiles};
 
-    fn found(finder: &mut Finder, proc: &ProcRoot) -> Vec<(u32, String, Vec<u32>)> {
+    fn found(finder: &mut DatabaseFinder, proc: &ProcRoot) -> Vec<(u32, String, Vec<u32>)> {
         let databases = finder.find(proc, &profiles()).unwrap();
         databases.into_iter().map(|found| (found.pid, found.profile.name.clone(), found.workers)).collect()
     }
@@ -184,7 +185,7 @@ mod tests {
         );
         let proc = ProcRoot::at(tree.path());
         let expected = [(30, "postgresql".to_owned(), vec![29, 31]), (34, "mariadb".to_owned(), Vec::new())];
-        let mut finder = Finder::default();
+        let mut finder = DatabaseFinder::default();
         assert_eq!(found(&mut finder, &proc), expected);
         assert_eq!(found(&mut finder, &proc), expected);
         assert_eq!(find_databases(&proc, &profiles()).unwrap().len(), 2);
@@ -197,7 +198,7 @@ mod tests {
         let tree = tempfile::tempdir().unwrap();
         fake_process(tree.path(), 40, "mariadbd", 1, &[]);
         let proc = ProcRoot::at(tree.path());
-        let mut finder = Finder::default();
+        let mut finder = DatabaseFinder::default();
         assert_eq!(found(&mut finder, &proc).len(), 1);
         fake_process(tree.path(), 40, "sh", 1, &[]);
         let stat = format!("40 (sh) S 1 1 1 0 -1 0 {}77 0\n", "0 ".repeat(12));

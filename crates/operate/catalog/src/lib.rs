@@ -1,10 +1,11 @@
 //! Knowledge about databases: the names of their files and processes, the role of each file, how to find them on a
 //! host, and measurements of disks.
 //!
-//! The crate holds data and reads it; nothing here acts on a file of a database. A [`Profile`] describes one kind
-//! of database. [`Finder`] finds the processes that fit one, [`logs_below`] finds the profile that fits a
-//! directory, and [`disks`] the saved measurements of a file system. Unreadable configuration is refused with
-//! file, line and key. Facts about a process that can't be seen count as absent.
+//! The crate holds data and reads it; nothing here acts on a file of a database. A [`Profile`]
+//! describes one kind of database. [`DatabaseFinder`] finds the processes that fit one,
+//! [`logs_below`] finds the profile that fits a directory, and [`disks`] the saved measurements of
+//! a file system. Unreadable configuration is refused with file, line and key. Facts about a
+//! process that can't be seen count as absent.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -22,24 +23,26 @@ mod process_table;
 mod profile;
 mod rule;
 pub mod settings;
-mod spelled;
 mod streaming;
 #[cfg(test)]
 mod testing;
+mod text_value;
 pub mod units;
 
 pub use config_file::{CONFIG_BYTES_MAX, parse_config, read_config};
-pub use discover::{Budget, Discovery, FoundProcess, KnownProcess, Recognised, recognise};
-pub use finder::{Finder, FoundDatabase, find_databases, recognise_process, workers_of};
+pub use discover::{
+    DatabaseDiscovery, FoundProcess, InspectionBudget, KnownProcess, ProfileMatch, recognise,
+};
+pub use finder::{DatabaseFinder, FoundDatabase, find_databases, recognise_process, workers_of};
 pub use markers::MarkerCheck;
 pub use named_directory::logs_below;
-pub use ownership::{Contest, Strength, known_user, one_user};
+pub use ownership::{ClaimOutcome, ClaimStrength, known_user, one_user};
 pub use party::Party;
-pub use process_table::{Process, ProcessTable};
+pub use process_table::{ProcessEntry, ProcessTable};
 pub use profile::{
-    BUILT_IN, CheckpointSpec, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError, RecycledIf,
-    find_profile,
+    BUILT_IN_PROFILES, CheckpointSpec, FileSpec, LogSpec, NewestSpec, PositionSpec, Profile, ProfileError,
+    RecycledIf, find_profile,
 };
-pub use rule::Rules;
-pub use spelled::Spelled;
+pub use rule::RuleOverrides;
 pub use streaming::{STREAMING_PROGRAMS, streaming_programs};
+pub use text_value::TextValue;

@@ -1,9 +1,9 @@
 //! Decides, from the neighbouring files, whether a marker that a process holds open belongs to a database of this
 //! profile, or to another one that uses the same name.
 //!
-//! Invariants: if the process's directory can't be listed, the marker does not count. At most `NAMES_MAX` names
-//! are read for one process, whatever it holds open. Each directory is listed once, so thousands of descriptors in
-//! one huge directory cost no more than one.
+//! Invariants: if the process's directory can't be listed, the marker does not count. At most
+//! `PROCESS_NAMES_MAX` names are read for one process, whatever it holds open. Each directory is
+//! listed once, so thousands of descriptors in one huge directory cost no more than one.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ use pagekeeper_policy::names::NamePattern;
 use crate::profile::Profile;
 
 /// Maximum number of names read for one process: some 50 ms on Linux 6.18, ext4.
-const NAMES_MAX: usize = 200_000;
+const PROCESS_NAMES_MAX: usize = 200_000;
 
 /// The markers of one process, during one inspection.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub struct MarkerCheck {
 impl MarkerCheck {
     /// Creates the check for a new inspection.
     pub fn new(pid: u32) -> Self {
-        Self { pid, refused: HashSet::new(), left: NAMES_MAX, of_own_disks: false, mounts: None }
+        Self { pid, refused: HashSet::new(), left: PROCESS_NAMES_MAX, of_own_disks: false, mounts: None }
     }
 
     /// Creates a check that never waits: markers on remote or user-space file systems do not count.
@@ -131,7 +131,7 @@ mod tests {
         for number in 0..1000 {
             assert!(!check.is_own(&proc, rocksdb, &dir.path().join(format!("MANIFEST-{number:06}"))));
         }
-        assert_eq!(check.left, NAMES_MAX - 102, "with . and ..");
+        assert_eq!(check.left, PROCESS_NAMES_MAX - 102, "with . and ..");
         std::fs::write(dir.path().join("OPTIONS-000007"), "").unwrap();
         let marker = dir.path().join("MANIFEST-000001");
         assert!(MarkerCheck::new(std::process::id()).is_own(&proc, rocksdb, &marker));

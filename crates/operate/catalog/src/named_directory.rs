@@ -12,7 +12,7 @@ use crate::profile::Profile;
 
 /// The result for a directory that the user named.
 #[derive(Debug, Clone)]
-pub struct LogsBelow {
+pub struct NamedDirectory {
     /// The profile.
     pub profile: Arc<Profile>,
     /// The directories to watch: the named one, and its direct subdirectories that the profile's patterns name.
@@ -28,8 +28,8 @@ pub struct LogsBelow {
 /// The owner of `path` controls everything below it. So a directory of another user is not read, by a link or
 /// otherwise, unless `path` belongs to root. Such a directory is still returned, for the caller to refuse and
 /// report.
-pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<LogsBelow> {
-    let mut below = Below { path, owner: stat_of_name(path).ok()?.st_uid, names: HashMap::new() };
+pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<NamedDirectory> {
+    let mut below = DirectoryNames { path, owner: stat_of_name(path).ok()?.st_uid, names: HashMap::new() };
     let best = candidates
         .iter()
         .map(|profile| {
@@ -52,21 +52,21 @@ pub fn logs_below(path: &Path, candidates: &[Arc<Profile>]) -> Option<LogsBelow>
             directories.push(directory);
         }
     }
-    Some(LogsBelow { profile: Arc::clone(profile), directories, has_logs: kinds > 0 })
+    Some(NamedDirectory { profile: Arc::clone(profile), directories, has_logs: kinds > 0 })
 }
 
 /// Maximum number of names read per directory.
-const MOST_NAMES: usize = 16_384;
+const DIRECTORY_NAMES_MAX: usize = 16_384;
 
 /// A directory that was named, and the names seen in and below it.
-struct Below<'a> {
+struct DirectoryNames<'a> {
     path: &'a Path,
     owner: u32,
     /// The first names of each directory read, as paths.
     names: HashMap<PathBuf, Vec<PathBuf>>,
 }
 
-impl Below<'_> {
+impl DirectoryNames<'_> {
     /// Opens the directory itself, or one below it that counts.
     fn open(&self, directory: &Path) -> Option<OwnedFd> {
         let found = Handle::at(directory, Links::Follow).ok()?;
@@ -77,7 +77,7 @@ impl Below<'_> {
     /// Returns the first names in it. The result does not depend on whether the directory is renamed meanwhile.
     fn list(&self, directory: &Path) -> Vec<PathBuf> {
         let Some(opened) = self.open(directory) else { return Vec::new() };
-        let names = first_names(opened.as_fd(), directory, MOST_NAMES).unwrap_or_default();
+        let names = first_names(opened.as_fd(), directory, DIRECTORY_NAMES_MAX).unwrap_or_default();
         names.into_iter().map(|name| directory.join(name)).collect()
     }
 

@@ -3,7 +3,7 @@
 //!
 //! A process chooses its name, its working directory and the files that it opens for reading. So whoever starts
 //! one could make a tool act on files of others. Therefore a claim to a directory counts only in one of these
-//! cases ([`Strength::of_claim`]):
+//! cases ([`ClaimStrength::of_claim`]):
 //!
 //! - the directory belongs to the process's one user;
 //! - the directory belongs to anybody and that user is root;
@@ -20,7 +20,7 @@
 //!
 //! In directories that the operator named all files count. Everything below such a directory was put there by
 //! its owner: there only files of the first owner on the way down who is not root count. A directory is known
-//! by its [`Pin`], not by its path, which may lead elsewhere at any moment.
+//! by its [`DirectoryPin`], not by its path, which may lead elsewhere at any moment.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
@@ -35,11 +35,11 @@ use crate::party::Party;
 
 /// The ID that stands for users without one in this user namespace (`/proc/sys/kernel/overflowuid`), and for
 /// `nobody`.
-const NOBODY: u32 = 65534;
+const OVERFLOW_USER: u32 = 65534;
 
 /// The strength of a claim: the greater, the stronger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Strength {
+pub struct ClaimStrength {
     /// The process has a file of its profile there open for writing.
     pub writes: bool,
     /// The process is known by more than its name.
@@ -50,7 +50,7 @@ pub struct Strength {
 
 /// The outcome of a claim to a directory that another database holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Contest {
+pub enum ClaimOutcome {
     /// Both hold it.
     Shared,
     /// The other one keeps it.
@@ -59,7 +59,7 @@ pub enum Contest {
     Won,
 }
 
-impl Strength {
+impl ClaimStrength {
     /// Returns the strength of the claim of a process that runs as `user` to a directory of `owner`; `None` if the
     /// claim does not count. `writes` and `certain` as in the fields.
     pub fn of_claim(user: Option<u32>, owner: u32, writes: bool, certain: bool) -> Option<Self> {
@@ -71,22 +71,22 @@ impl Strength {
     /// databases of one kind share a directory unless only the newer one writes there.
     ///
     /// ```
-    /// use pagekeeper_catalog::{Contest, Strength};
+    /// use pagekeeper_catalog::{ClaimOutcome, ClaimStrength};
     ///
-    /// let by_name = Strength { writes: false, certain: false, owner: true };
-    /// let writer = Strength { writes: true, certain: true, owner: true };
-    /// assert_eq!(writer.against(Some(by_name), false), Contest::Won);
-    /// assert_eq!(by_name.against(Some(writer), false), Contest::Lost);
-    /// assert_eq!(by_name.against(Some(writer), true), Contest::Shared);
+    /// let by_name = ClaimStrength { writes: false, certain: false, owner: true };
+    /// let writer = ClaimStrength { writes: true, certain: true, owner: true };
+    /// assert_eq!(writer.against(Some(by_name), false), ClaimOutcome::Won);
+    /// assert_eq!(by_name.against(Some(writer), false), ClaimOutcome::Lost);
+    /// assert_eq!(by_name.against(Some(writer), true), ClaimOutcome::Shared);
     /// ```
-    pub fn against(self, holder: Option<Self>, of_one_kind: bool) -> Contest {
+    pub fn against(self, holder: Option<Self>, of_one_kind: bool) -> ClaimOutcome {
         let better = holder.is_none_or(|held| self > held);
         if of_one_kind && (!better || self.writes == holder.is_some_and(|held| held.writes)) {
-            Contest::Shared
+            ClaimOutcome::Shared
         } else if better {
-            Contest::Won
+            ClaimOutcome::Won
         } else {
-            Contest::Lost
+            ClaimOutcome::Lost
         }
     }
 }
@@ -98,7 +98,7 @@ pub fn one_user(users: ProcessUsers) -> Option<u32> {
 
 /// Returns the user, unless the ID may stand for any user.
 pub fn known_user(user: u32) -> Option<u32> {
-    (user != NOBODY || all_users_are_known()).then_some(user)
+    (user != OVERFLOW_USER || all_users_are_known()).then_some(user)
 }
 
 /// Returns whether files of `owner` count as those of a process that runs as `user`, if that is known.
@@ -110,8 +110,8 @@ pub fn has_rights_of(user: Option<u32>, owner: u32) -> bool {
 /// anybody.
 #[allow(clippy::disallowed_methods, reason = "of /proc")]
 fn all_users_are_known() -> bool {
-    static KNOWN: OnceLock<bool> = OnceLock::new();
-    *KNOWN.get_or_init(|| {
+    static ALL_KNOWN: OnceLock<bool> = OnceLock::new();
+    *ALL_KNOWN.get_or_init(|| {
         let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
         map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
     })
@@ -120,16 +120,16 @@ fn all_users_are_known() -> bool {
 /// The identity of a directory, for as long as it exists. Inode numbers are reused; times of birth, where the
 /// file system records them, are not.
 #[derive(Debug, Clone, Copy)]
-pub struct Pin {
+pub struct DirectoryPin {
     /// Its device and inode number.
     pub inode: Inode,
     /// In nanoseconds of the epoch.
     born: Option<i128>,
 }
 
-impl Pin {
+impl DirectoryPin {
     /// Returns whether it is the same directory.
-    pub fn is(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         let born = self.born.zip(other.born);
         self.inode == other.inode && born.is_none_or(|(one, other)| one == other)
     }
@@ -137,21 +137,21 @@ impl Pin {
 
 /// The relevant attributes of an opened directory.
 #[derive(Debug, Clone, Copy)]
-pub struct Identity {
-    /// Which directory it is.
-    pub pin: Pin,
+pub struct DirectoryAttributes {
+    /// Its identity.
+    pub pin: DirectoryPin,
     /// Its owner.
     pub user: u32,
     /// Whether everybody may create files in it.
     pub open_to_all: bool,
 }
 
-impl Identity {
+impl DirectoryAttributes {
     /// Reads them from an opened directory.
     pub fn of(directory: impl AsFd) -> rustix::io::Result<Self> {
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
         let stat = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, wanted)?;
-        let pin = Pin { inode: inode(&stat), born: born(&stat) };
+        let pin = DirectoryPin { inode: inode(&stat), born: born(&stat) };
         Ok(Self { pin, user: stat.stx_uid, open_to_all: stat.stx_mode & 0o002 != 0 })
     }
 }
@@ -180,7 +180,7 @@ pub enum FileOwnership {
     /// named. For root, all files. `None` if the user is not known: no file counts.
     Owner(Option<u32>),
     /// Files of a database's process.
-    Process(Arc<ProcessRight>),
+    Process(Arc<ProcessOwnership>),
 }
 
 impl FileOwnership {
@@ -227,7 +227,7 @@ impl FileOwnership {
 
 /// The files that count as a process's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProcessRight {
+pub struct ProcessOwnership {
     /// The user that it runs as, if that is exactly one and known.
     user: Option<u32>,
     party: Party,
@@ -235,13 +235,13 @@ pub struct ProcessRight {
     pub writes: HashSet<Inode>,
 }
 
-impl Default for ProcessRight {
+impl Default for ProcessOwnership {
     fn default() -> Self {
         Self::new(None, Party::Unknown, HashSet::new())
     }
 }
 
-impl ProcessRight {
+impl ProcessOwnership {
     /// Returns the rights of a process with these users, if they could be seen.
     pub fn new(users: Option<ProcessUsers>, party: Party, writes: HashSet<Inode>) -> Self {
         Self { user: users.and_then(one_user), party, writes }
@@ -258,13 +258,13 @@ impl ProcessRight {
     }
 
     /// Returns whether it runs as this user.
-    pub fn is(&self, user: u32) -> bool {
+    pub fn runs_as(&self, user: u32) -> bool {
         self.user == Some(user)
     }
 
-    /// Returns the strength of its claim to a directory of this owner, as [`Strength::of_claim`] does.
-    pub fn claim(&self, owner: u32, writes: bool, certain: bool) -> Option<Strength> {
-        Strength::of_claim(self.user, owner, writes, certain)
+    /// Returns the strength of its claim to a directory of this owner, as [`ClaimStrength::of_claim`] does.
+    pub fn claim(&self, owner: u32, writes: bool, certain: bool) -> Option<ClaimStrength> {
+        ClaimStrength::of_claim(self.user, owner, writes, certain)
     }
 }
 
@@ -277,7 +277,7 @@ mod tests {
         let users = |real, effective| {
             Some(ProcessUsers { real, effective, saved: effective, file_system: effective })
         };
-        let right = |users| ProcessRight::new(users, Party::Unknown, HashSet::new());
+        let right = |users| ProcessOwnership::new(users, Party::Unknown, HashSet::new());
         assert!(right(users(999, 999)).has_rights_of(999) && !right(users(999, 999)).has_rights_of(0));
         assert!(right(users(0, 0)).has_rights_of(999), "root");
         assert!(!right(users(1000, 0)).has_rights_of(0), "who runs a setuid program is not root");
@@ -291,16 +291,16 @@ mod tests {
         let path = parent.path().join("data");
         let pin = || {
             std::fs::create_dir(&path).unwrap();
-            Identity::of(std::fs::File::open(&path).unwrap()).unwrap().pin
+            DirectoryAttributes::of(std::fs::File::open(&path).unwrap()).unwrap().pin
         };
         let first = pin();
-        assert!(first.is(&Identity::of(std::fs::File::open(&path).unwrap()).unwrap().pin));
+        assert!(first.is_same(&DirectoryAttributes::of(std::fs::File::open(&path).unwrap()).unwrap().pin));
         std::fs::remove_dir(&path).unwrap();
         // Directories that are made in the same tick of the kernel's clock, of up to 10 ms, have the same
         // time of birth.
         std::thread::sleep(std::time::Duration::from_millis(20));
         let second = pin();
         let differ = first.born.is_some() || first.inode != second.inode;
-        assert!(!differ || !first.is(&second), "{first:?} {second:?}");
+        assert!(!differ || !first.is_same(&second), "{first:?} {second:?}");
     }
 }

@@ -44,22 +44,22 @@ pub fn wal_reader(title: &str, segment_size: Option<SegmentSize>) -> Option<WalR
     let title = title.trim_end().strip_prefix("postgres: ")?;
     // With cluster_name set the title is "postgres: NAME: walsender …", and that name may contain a colon.
     let after_colons = title.match_indices(": ").filter_map(|(at, colon)| title.get(at + colon.len()..));
-    std::iter::once(title).chain(after_colons).find_map(|title| reader_of(title, segment_size))
+    std::iter::once(title).chain(after_colons).find_map(|title| parse_title(title, segment_size))
 }
 
-fn reader_of(title: &str, segment_size: Option<SegmentSize>) -> Option<WalReader> {
+fn parse_title(title: &str, segment_size: Option<SegmentSize>) -> Option<WalReader> {
     let (process, state) = title.split_once(' ').unwrap_or((title, ""));
     let (kind, place) = match process {
-        "walsender" => (WalReaderKind::Sender, sent_to(state, segment_size)),
-        "archiver" => (WalReaderKind::Archiver, archives(state, segment_size)?),
-        "startup" => (WalReaderKind::Replay, replays(state, segment_size)?),
+        "walsender" => (WalReaderKind::Sender, parse_sent_position(state, segment_size)),
+        "archiver" => (WalReaderKind::Archiver, parse_archiver_state(state, segment_size)?),
+        "startup" => (WalReaderKind::Replay, parse_startup_state(state, segment_size)?),
         _ => return None,
     };
     Some(WalReader { kind, place })
 }
 
-fn sent_to(state: &str, segment_size: Option<SegmentSize>) -> Option<(u64, FilePosition)> {
-    let lsn = lsn(state.rsplit_once("streaming ")?.1)?;
+fn parse_sent_position(state: &str, segment_size: Option<SegmentSize>) -> Option<(u64, FilePosition)> {
+    let lsn = parse_lsn(state.rsplit_once("streaming ")?.1)?;
     let (sequence, offset) = segment_size.unwrap_or(SegmentSize::DEFAULT).place_of(lsn);
     Some((sequence, FilePosition::At(offset)))
 }
@@ -67,7 +67,10 @@ fn sent_to(state: &str, segment_size: Option<SegmentSize>) -> Option<(u64, FileP
 /// Parses a state of the archiver. A state without a segment has no place: no file yet, or a file that is not a
 /// segment.
 #[allow(clippy::option_option, reason = "no state of an archiver, and a state that is no place")]
-fn archives(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u64, FilePosition)>> {
+fn parse_archiver_state(
+    state: &str,
+    segment_size: Option<SegmentSize>,
+) -> Option<Option<(u64, FilePosition)>> {
     let (name, is_done) = match state {
         "" => return Some(None),
         _ => match state.strip_prefix("last was ") {
@@ -75,7 +78,7 @@ fn archives(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u6
             None => (state.strip_prefix("archiving ").or_else(|| state.strip_prefix("failed on "))?, false),
         },
     };
-    Some(segment(name).map(|(segment, is_whole)| {
+    Some(parse_segment(name).map(|(segment, is_whole)| {
         // After a part of a segment, or its backup label, the segment itself may follow.
         let passed = u64::from(is_done && is_whole);
         (segment.sequence(segment_size) + passed, FilePosition::At(0))
@@ -84,17 +87,20 @@ fn archives(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u6
 
 /// Parses a state of the startup process: it is somewhere in the segment that it opened last.
 #[allow(clippy::option_option, reason = "as above")]
-fn replays(state: &str, segment_size: Option<SegmentSize>) -> Option<Option<(u64, FilePosition)>> {
+fn parse_startup_state(
+    state: &str,
+    segment_size: Option<SegmentSize>,
+) -> Option<Option<(u64, FilePosition)>> {
     if state.is_empty() {
         return Some(None);
     }
     let name = state.strip_prefix("recovering ").or_else(|| state.strip_prefix("waiting for "))?;
-    Some(segment(name).map(|(segment, _)| (segment.sequence(segment_size), FilePosition::Unknown)))
+    Some(parse_segment(name).map(|(segment, _)| (segment.sequence(segment_size), FilePosition::Unknown)))
 }
 
 /// Returns the segment of an archived file, `NAME`, `NAME.partial` or `NAME.OFFSET.backup`, and whether the file
 /// is the segment itself. Returns `None` for a timeline history file, and for a truncated title.
-fn segment(name: &str) -> Option<(WalSegment, bool)> {
+fn parse_segment(name: &str) -> Option<(WalSegment, bool)> {
     let (segment, suffix) = name.as_bytes().split_at_checked(WalSegment::NAME_DIGITS)?;
     let is_known =
         matches!(suffix, b"" | b".partial") || suffix.starts_with(b".") && suffix.ends_with(b".backup");
@@ -102,7 +108,7 @@ fn segment(name: &str) -> Option<(WalSegment, bool)> {
 }
 
 /// Parses a position as PostgreSQL writes it: two hexadecimal halves, `16/B374D848`.
-fn lsn(text: &str) -> Option<u64> {
+fn parse_lsn(text: &str) -> Option<u64> {
     let half = |text: &str| {
         let is_number = text.bytes().all(|byte| byte.is_ascii_hexdigit());
         u32::from_str_radix(text, 16).ok().filter(|_| is_number)
@@ -116,14 +122,14 @@ mod tests {
     use super::*;
     use WalReaderKind::{Archiver, Replay, Sender};
 
-    const SEGMENT: Option<SegmentSize> = SegmentSize::of_file(16 << 20);
+    const SEGMENT_SIZE: Option<SegmentSize> = SegmentSize::of_file(16 << 20);
 
     fn read(title: &str) -> Option<(WalReaderKind, Option<(u64, FilePosition)>)> {
-        wal_reader(title, SEGMENT).map(|reader| (reader.kind, reader.place))
+        wal_reader(title, SEGMENT_SIZE).map(|reader| (reader.kind, reader.place))
     }
 
     fn sequence_of(name: &str) -> u64 {
-        WalSegment::of_name(name.as_bytes()).unwrap().sequence(SEGMENT)
+        WalSegment::of_name(name.as_bytes()).unwrap().sequence(SEGMENT_SIZE)
     }
 
     #[test]
@@ -233,7 +239,7 @@ mod tests {
             "walsender streaming 1/2",
             "",
         ] {
-            assert_eq!((wal_reader(title, SEGMENT), wal_reader(title, None)), (None, None), "{title}");
+            assert_eq!((wal_reader(title, SEGMENT_SIZE), wal_reader(title, None)), (None, None), "{title}");
         }
     }
 }

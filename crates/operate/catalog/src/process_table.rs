@@ -1,8 +1,9 @@
 //! The table of existing processes, kept up to date at little cost.
 //!
-//! One listing of `/proc` shows new processes. The others are checked in turns, all within [`CHECK_WITHIN`], since
-//! exec may replace a process's program and process IDs are reused. Fails only if the processes can't be listed. A
-//! process that has ended meanwhile, or can't be seen, is left out.
+//! One listing of `/proc` shows new processes. The others are checked in turns, all within
+//! [`CHECK_PERIOD`], since exec may replace a process's program and process IDs are reused. Fails
+//! only if the processes can't be listed. A process that has ended meanwhile, or can't be seen, is
+//! left out.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,11 +14,11 @@ use pagekeeper_kernel::Result;
 use pagekeeper_kernel::process::ProcRoot;
 
 /// Period within which each process is checked.
-pub(crate) const CHECK_WITHIN: Duration = Duration::from_secs(15);
+pub(crate) const CHECK_PERIOD: Duration = Duration::from_secs(15);
 
 /// The facts about a process that need no inspection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Process {
+pub struct ProcessEntry {
     /// Its parent.
     pub parent: u32,
     /// Its start time, in clock ticks since boot.
@@ -31,7 +32,7 @@ pub struct Process {
 /// The existing processes.
 #[derive(Debug, Default)]
 pub struct ProcessTable {
-    processes: BTreeMap<u32, Process>,
+    processes: BTreeMap<u32, ProcessEntry>,
     /// The process checked last, and the time of the check.
     checked: Option<(u32, Instant)>,
 }
@@ -52,13 +53,14 @@ impl ProcessTable {
                 self.processes.remove(&pid);
                 continue;
             };
-            let process = Process {
+            let process = ProcessEntry {
                 parent: stat.parent,
                 started: stat.start_time,
                 name: stat.name,
                 kernel_thread: stat.kernel_thread,
             };
-            let is_same = |known: &Process| known.started == process.started && known.name == process.name;
+            let is_same =
+                |known: &ProcessEntry| known.started == process.started && known.name == process.name;
             if !self.processes.get(&pid).is_some_and(is_same) {
                 changed.push(pid);
             }
@@ -73,13 +75,13 @@ impl ProcessTable {
     }
 
     /// Returns all processes except kernel threads, by ID.
-    pub fn programs(&self) -> impl Iterator<Item = (u32, &Process)> {
+    pub fn programs(&self) -> impl Iterator<Item = (u32, &ProcessEntry)> {
         let all = self.processes.iter().map(|(pid, process)| (*pid, process));
         all.filter(|(_, process)| !process.kernel_thread)
     }
 
     /// Returns a process by its ID.
-    pub fn get(&self, pid: u32) -> Option<&Process> {
+    pub fn get(&self, pid: u32) -> Option<&ProcessEntry> {
         self.processes.get(&pid)
     }
 
@@ -89,7 +91,7 @@ impl ProcessTable {
         let Some((last, at)) = self.checked.replace((0, now)) else {
             return self.processes.keys().copied().collect();
         };
-        let share = now.saturating_duration_since(at).as_secs_f64() / CHECK_WITHIN.as_secs_f64();
+        let share = now.saturating_duration_since(at).as_secs_f64() / CHECK_PERIOD.as_secs_f64();
         // Rounded up: fractions would never add up to one.
         #[allow(
             clippy::cast_possible_truncation,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::config_file::{parse_config, read_config};
 use crate::rule::WithRule;
-use crate::spelled::{all_spelled, spelled};
+use crate::text_value::{deserialize_text, deserialize_texts};
 
 /// One kind of database. See `profiles/generic.toml` for each key of the file.
 #[derive(Debug, Clone, Deserialize)]
@@ -24,14 +24,14 @@ pub struct Profile {
     /// Its name, as `--profile` takes it.
     pub name: String,
     /// Globs for the names of its processes (`/proc/PID/comm`, at most 15 bytes).
-    #[serde(default, deserialize_with = "globs")]
+    #[serde(default, deserialize_with = "deserialize_globs")]
     pub processes: Vec<GlobMatcher>,
     /// Files that such a process holds open, whatever its name; all of them must be open.
-    #[serde(default, deserialize_with = "all_spelled")]
+    #[serde(default, deserialize_with = "deserialize_texts")]
     pub markers: Vec<NamePattern>,
     /// File names, at least one of which must be in the directory of a marker. They distinguish the database from
     /// others with the same marker names; empty if there are none.
-    #[serde(default, deserialize_with = "all_spelled")]
+    #[serde(default, deserialize_with = "deserialize_texts")]
     pub beside: Vec<NamePattern>,
     /// Whether a directory that the user names must also contain one of `beside`. Otherwise the names of its logs
     /// alone count.
@@ -45,7 +45,7 @@ pub struct Profile {
     #[serde(default)]
     pub postgresql_titles: bool,
     /// Its log files, the most specific first: the first matching pattern counts.
-    #[serde(default, rename = "log", deserialize_with = "logs")]
+    #[serde(default, rename = "log", deserialize_with = "deserialize_logs")]
     pub logs: Vec<LogSpec>,
     /// Its other files, which are not watched, the most specific first: the first matching pattern counts, after
     /// those of the logs.
@@ -66,7 +66,7 @@ pub struct FileSpec {
     /// Their role in the database.
     pub class: FileClass,
     /// Their names.
-    #[serde(deserialize_with = "spelled")]
+    #[serde(deserialize_with = "deserialize_text")]
     pub files: NamePattern,
     /// The treatment of their pages, for files that are written once, in order and in bulk.
     pub bulk: Option<BulkPages>,
@@ -85,21 +85,21 @@ pub struct LogSpec {
     /// Their role in the database.
     pub class: FileClass,
     /// Their names.
-    #[serde(deserialize_with = "log_files")]
+    #[serde(deserialize_with = "deserialize_log_pattern")]
     pub files: NamePattern,
     /// Whether they count only if the index file is beside them: the stem with `index` as its last component
     /// (`binlog.index`).
     #[serde(default)]
     pub indexed: bool,
     /// The treatment of their pages.
-    #[serde(skip, default = "keep")]
+    #[serde(skip, default = "placeholder_rule")]
     pub rule: Rule,
     /// The way in which their writer overwrites old bytes.
     #[serde(default)]
     pub rewrite: RewriteSource,
     /// The size in bytes of the aligned blocks that the writer overwrites, for profiles that state whole pages.
     /// The kernel's page size decides whether these blocks are whole pages.
-    #[serde(default, deserialize_with = "size")]
+    #[serde(default, deserialize_with = "deserialize_size")]
     pub block: Option<u64>,
     /// The source of the writer's position.
     #[serde(default)]
@@ -126,7 +126,7 @@ pub struct LogSpec {
 }
 
 /// A file that a profile knows by its name.
-struct Known<'p> {
+struct KnownFile<'p> {
     class: FileClass,
     names: &'p NamePattern,
     direct_only: bool,
@@ -137,7 +137,7 @@ struct Known<'p> {
 #[serde(deny_unknown_fields)]
 pub struct RecycledIf {
     /// The file; if several match, the one with the highest number.
-    #[serde(deserialize_with = "spelled")]
+    #[serde(deserialize_with = "deserialize_text")]
     pub file: NamePattern,
     /// The key in it: a line `key = value` with a value other than 0 and false states recycling.
     pub key: String,
@@ -189,7 +189,7 @@ pub enum NewestSpec {
     Open,
 }
 
-/// Why a profile was refused.
+/// The reason for which a profile was refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
@@ -228,14 +228,14 @@ pub enum ProfileError {
     },
 }
 
-fn globs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<GlobMatcher>, D::Error> {
-    let globs: Vec<Glob> = all_spelled(deserializer)?;
+fn deserialize_globs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<GlobMatcher>, D::Error> {
+    let globs: Vec<Glob> = deserialize_texts(deserializer)?;
     Ok(globs.iter().map(Glob::compile_matcher).collect())
 }
 
 /// Reads the pattern of a log's files, which may name one directory.
-fn log_files<'de, D: Deserializer<'de>>(deserializer: D) -> Result<NamePattern, D::Error> {
-    let files: NamePattern = spelled(deserializer)?;
+fn deserialize_log_pattern<'de, D: Deserializer<'de>>(deserializer: D) -> Result<NamePattern, D::Error> {
+    let files: NamePattern = deserialize_text(deserializer)?;
     if files.is_for_logs() {
         Ok(files)
     } else {
@@ -243,13 +243,13 @@ fn log_files<'de, D: Deserializer<'de>>(deserializer: D) -> Result<NamePattern, 
     }
 }
 
-fn logs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<LogSpec>, D::Error> {
+fn deserialize_logs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<LogSpec>, D::Error> {
     let logs = Vec::<WithRule<LogSpec>>::deserialize(deserializer)?;
     Ok(logs.into_iter().map(|WithRule { rule, table }| LogSpec { rule, ..table }).collect())
 }
 
-fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    let size: Size = spelled(deserializer)?;
+fn deserialize_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    let size: Size = deserialize_text(deserializer)?;
     Ok(Some(size.0))
 }
 
@@ -266,7 +266,7 @@ impl LogSpec {
 }
 
 /// The placeholder until the rule is known, which is always read.
-fn keep() -> Rule {
+fn placeholder_rule() -> Rule {
     Rule::Keep
 }
 
@@ -292,7 +292,7 @@ impl Profile {
     ///
     /// Never in a build that passed its tests, which parse each of them.
     pub fn built_in() -> Vec<Self> {
-        BUILT_IN
+        BUILT_IN_PROFILES
             .iter()
             .map(|(name, text)| Self::parse(text, Path::new(name)).expect("built-in profiles are tested"))
             .map(|profile| Self { is_built_in: true, ..profile })
@@ -301,14 +301,14 @@ impl Profile {
 
     /// Whether it is a built-in profile, or replaces one by its name.
     fn has_built_in_name(&self) -> bool {
-        self.is_built_in || BUILT_IN.iter().any(|(name, _)| *name == self.name)
+        self.is_built_in || BUILT_IN_PROFILES.iter().any(|(name, _)| *name == self.name)
     }
 
     /// Returns the profile of a process that several profiles fit, and how well the database itself is known. It
     /// joins the best profile with a built-in name with all of the operator's other profiles, which come first, so
     /// that the files of each are known. Its name is that of the best profile overall. `fits` has each profile's
     /// score.
-    pub(crate) fn of_those_that_fit(fits: &[(u32, &Arc<Self>)]) -> Option<(Arc<Self>, u32)> {
+    pub(crate) fn join_fitting(fits: &[(u32, &Arc<Self>)]) -> Option<(Arc<Self>, u32)> {
         let best_of = |wanted: &dyn Fn(&Self) -> bool| {
             let mut best: Option<(u32, &Arc<Self>)> = None;
             for (score, profile) in fits.iter().filter(|(_, profile)| wanted(profile)) {
@@ -401,7 +401,7 @@ impl Profile {
     /// Returns the same as [`Self::class_of`], for callers that know which files exist: a file of an
     /// [indexed](LogSpec::indexed) log counts only if `exists` is true for the index beside it.
     pub fn class_beside(&self, path: &Path, exists: impl Fn(&Path) -> bool) -> Option<FileClass> {
-        self.known(path, exists).map(|known| known.class)
+        self.known_file(path, exists).map(|known| known.class)
     }
 
     /// Whether a database that opens this file with `O_DIRECT` reads it only that way, so that resident pages are
@@ -417,7 +417,7 @@ impl Profile {
     /// # Ok::<(), pagekeeper_catalog::ProfileError>(())
     /// ```
     pub fn is_direct_only(&self, path: &Path) -> bool {
-        self.known(path, |_| true).is_some_and(|known| known.direct_only)
+        self.known_file(path, |_| true).is_some_and(|known| known.direct_only)
     }
 
     /// Whether the profile does not know a file: it has no class and is no marker.
@@ -434,7 +434,7 @@ impl Profile {
     /// Returns the base directory of a file: above the directories that its pattern names (for PostgreSQL's
     /// `base/5/16384`, the parent of `base`). Returns `None` for a file that the profile does not know.
     pub fn base_of<'a>(&self, path: &'a Path) -> Option<&'a Path> {
-        self.known(path, |_| true)?.names.base_of(path)
+        self.known_file(path, |_| true)?.names.base_of(path)
     }
 
     /// Returns, for a marker file, the directory above those that the marker matches with a wildcard (for Kafka's
@@ -457,21 +457,21 @@ impl Profile {
         self.markers.iter().filter(is_of_many).find_map(|marker| marker.base_of(path))
     }
 
-    fn known(&self, path: &Path, exists: impl Fn(&Path) -> bool) -> Option<Known<'_>> {
+    fn known_file(&self, path: &Path, exists: impl Fn(&Path) -> bool) -> Option<KnownFile<'_>> {
         let is_log = |log: &&LogSpec| {
             log.files
                 .matches(path)
                 .is_some_and(|matched| !log.indexed || exists(&path.with_file_name(matched.index_name())))
         };
         let is_unknown = self.unknown_log(path).is_some();
-        let log = self.logs.iter().filter(|_| !is_unknown).find(is_log).map(|log| Known {
+        let log = self.logs.iter().filter(|_| !is_unknown).find(is_log).map(|log| KnownFile {
             class: log.class,
             names: &log.files,
             direct_only: log.direct_only || log.rule == Rule::Direct,
         });
         log.or_else(|| {
             let file = self.files.iter().find(|file| file.files.matches(path).is_some())?;
-            Some(Known { class: file.class, names: &file.files, direct_only: file.direct_only })
+            Some(KnownFile { class: file.class, names: &file.files, direct_only: file.direct_only })
         })
     }
 }
@@ -481,7 +481,7 @@ macro_rules! built_in {
 }
 
 /// Name and text of each built-in profile. If two fit a process or directory equally well, the first is used.
-pub const BUILT_IN: &[(&str, &str)] = built_in![
+pub const BUILT_IN_PROFILES: &[(&str, &str)] = built_in![
     "mariadb",
     "mysql",
     "postgresql",

@@ -12,11 +12,11 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Error, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::profile::BUILT_IN;
-use crate::spelled::Spelled;
+use crate::profile::BUILT_IN_PROFILES;
+use crate::text_value::TextValue;
 
 /// Every rule by name, with the default parameters. A budget has no default.
-const RULES: [(&str, Rule); 7] = {
+const DEFAULT_RULES: [(&str, Rule); 7] = {
     const fn named(rule: Rule) -> (&'static str, Rule) {
         (rule.name(), rule)
     }
@@ -30,7 +30,15 @@ const RULES: [(&str, Rule); 7] = {
         named(Rule::Direct),
     ]
 };
-const NAMES: &[&str] = &[RULES[0].0, RULES[1].0, RULES[2].0, RULES[3].0, RULES[4].0, RULES[5].0, RULES[6].0];
+const RULE_NAMES: &[&str] = &[
+    DEFAULT_RULES[0].0,
+    DEFAULT_RULES[1].0,
+    DEFAULT_RULES[2].0,
+    DEFAULT_RULES[3].0,
+    DEFAULT_RULES[4].0,
+    DEFAULT_RULES[5].0,
+    DEFAULT_RULES[6].0,
+];
 
 /// A rule by its name alone.
 #[derive(Clone, Copy)]
@@ -39,8 +47,8 @@ struct NamedRule(Rule);
 impl<'de> Deserialize<'de> for NamedRule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
-        let found = RULES.iter().find(|(other, _)| *other == name);
-        found.map(|(_, rule)| Self(*rule)).ok_or_else(|| D::Error::unknown_variant(&name, NAMES))
+        let found = DEFAULT_RULES.iter().find(|(other, _)| *other == name);
+        found.map(|(_, rule)| Self(*rule)).ok_or_else(|| D::Error::unknown_variant(&name, RULE_NAMES))
     }
 }
 
@@ -48,10 +56,10 @@ impl<'de> Deserialize<'de> for NamedRule {
 #[derive(Default)]
 struct RuleKeys {
     rule: Option<NamedRule>,
-    slack: Option<Spelled<Size>>,
+    slack: Option<TextValue<Size>>,
     near_files: Option<u64>,
-    budget: Option<Spelled<Size>>,
-    total: Option<Spelled<Size>>,
+    budget: Option<TextValue<Size>>,
+    total: Option<TextValue<Size>>,
 }
 
 impl RuleKeys {
@@ -108,9 +116,9 @@ pub(crate) struct WithRule<T> {
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for WithRule<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Table<T>(PhantomData<T>);
+        struct TableVisitor<T>(PhantomData<T>);
 
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Table<T> {
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for TableVisitor<T> {
             type Value = WithRule<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -124,7 +132,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for WithRule<T> {
             }
         }
 
-        deserializer.deserialize_map(Table(PhantomData))
+        deserializer.deserialize_map(TableVisitor(PhantomData))
     }
 }
 
@@ -142,12 +150,12 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for OwnKeys<'_, A> {
         loop {
             match self.map.next_key_seed(KeySeed(&mut seed))? {
                 None => return Ok(None),
-                Some(Key::Own(key)) => return Ok(Some(key)),
-                Some(Key::Rule) => self.keys.rule = Some(self.map.next_value()?),
-                Some(Key::Slack) => self.keys.slack = Some(self.map.next_value()?),
-                Some(Key::NearFiles) => self.keys.near_files = Some(self.map.next_value()?),
-                Some(Key::Budget) => self.keys.budget = Some(self.map.next_value()?),
-                Some(Key::Total) => self.keys.total = Some(self.map.next_value()?),
+                Some(TableKey::Own(key)) => return Ok(Some(key)),
+                Some(TableKey::Rule) => self.keys.rule = Some(self.map.next_value()?),
+                Some(TableKey::Slack) => self.keys.slack = Some(self.map.next_value()?),
+                Some(TableKey::NearFiles) => self.keys.near_files = Some(self.map.next_value()?),
+                Some(TableKey::Budget) => self.keys.budget = Some(self.map.next_value()?),
+                Some(TableKey::Total) => self.keys.total = Some(self.map.next_value()?),
             }
         }
     }
@@ -157,7 +165,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for OwnKeys<'_, A> {
     }
 }
 
-enum Key<K> {
+enum TableKey<K> {
     Rule,
     Slack,
     NearFiles,
@@ -171,19 +179,19 @@ enum Key<K> {
 struct KeySeed<'a, K>(&'a mut Option<K>);
 
 impl<'de, K: DeserializeSeed<'de>> DeserializeSeed<'de> for KeySeed<'_, K> {
-    type Value = Key<K::Value>;
+    type Value = TableKey<K::Value>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         let name = String::deserialize(deserializer)?;
         Ok(match name.as_str() {
-            "rule" => Key::Rule,
-            "slack" => Key::Slack,
-            "near_files" => Key::NearFiles,
-            "budget" => Key::Budget,
-            "total" => Key::Total,
+            "rule" => TableKey::Rule,
+            "slack" => TableKey::Slack,
+            "near_files" => TableKey::NearFiles,
+            "budget" => TableKey::Budget,
+            "total" => TableKey::Total,
             _ => {
                 let seed = self.0.take().expect("a seed is used for one key");
-                Key::Own(seed.deserialize(name.into_deserializer())?)
+                TableKey::Own(seed.deserialize(name.into_deserializer())?)
             }
         })
     }
@@ -193,12 +201,12 @@ impl<'de, K: DeserializeSeed<'de>> DeserializeSeed<'de> for KeySeed<'_, K> {
 ///
 /// In a configuration: the tables `[rules.binlog]` and `[rules.PROFILE.binlog]`, each with the keys of a rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rules {
+pub struct RuleOverrides {
     by_class: BTreeMap<FileClass, Rule>,
     by_profile: BTreeMap<String, BTreeMap<FileClass, Rule>>,
 }
 
-impl Rules {
+impl RuleOverrides {
     /// Returns the rule for logs of a class in a profile, if any. The profile's own rule takes precedence over
     /// that of the class.
     pub fn of(&self, profile: &str, class: FileClass) -> Option<Rule> {
@@ -225,27 +233,27 @@ impl Rules {
 /// A table with only the keys of a rule.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Nothing {}
+struct NoOtherKeys {}
 
-impl<'de> Deserialize<'de> for Rules {
+impl<'de> Deserialize<'de> for RuleOverrides {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Tables;
+        struct OverridesVisitor;
 
-        impl<'de> Visitor<'de> for Tables {
-            type Value = Rules;
+        impl<'de> Visitor<'de> for OverridesVisitor {
+            type Value = RuleOverrides;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("rules by class, or by profile and class")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Rules, A::Error> {
-                let mut rules = Rules::default();
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RuleOverrides, A::Error> {
+                let mut rules = RuleOverrides::default();
                 while let Some(name) = map.next_key::<String>()? {
                     if let Some(class) = class_of(&name) {
-                        let WithRule { rule, table: Nothing {} } = map.next_value()?;
+                        let WithRule { rule, table: NoOtherKeys {} } = map.next_value()?;
                         rules.by_class.insert(class, rule);
                     } else {
-                        let own = map.next_value_seed(OfProfile(&name))?;
+                        let own = map.next_value_seed(ProfileOverridesSeed(&name))?;
                         rules.by_profile.insert(name, own);
                     }
                 }
@@ -253,14 +261,14 @@ impl<'de> Deserialize<'de> for Rules {
             }
         }
 
-        deserializer.deserialize_map(Tables)
+        deserializer.deserialize_map(OverridesVisitor)
     }
 }
 
 /// Reads the rules of the profile with this name.
-struct OfProfile<'a>(&'a str);
+struct ProfileOverridesSeed<'a>(&'a str);
 
-impl<'de> DeserializeSeed<'de> for OfProfile<'_> {
+impl<'de> DeserializeSeed<'de> for ProfileOverridesSeed<'_> {
     type Value = BTreeMap<FileClass, Rule>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -268,7 +276,7 @@ impl<'de> DeserializeSeed<'de> for OfProfile<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for OfProfile<'_> {
+impl<'de> Visitor<'de> for ProfileOverridesSeed<'_> {
     type Value = BTreeMap<FileClass, Rule>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -281,7 +289,7 @@ impl<'de> Visitor<'de> for OfProfile<'_> {
             let class = class_of(&name).ok_or_else(|| {
                 // If the profile exists, the class is wrong; another name may be a mistyped class.
                 let profile = self.0;
-                let is_profile = BUILT_IN.iter().any(|(built_in, _)| *built_in == profile);
+                let is_profile = BUILT_IN_PROFILES.iter().any(|(built_in, _)| *built_in == profile);
                 let (wrong, of) = if is_profile {
                     (name.as_str(), "this profile")
                 } else {
@@ -292,7 +300,7 @@ impl<'de> Visitor<'de> for OfProfile<'_> {
                      [rules.{profile}.CLASS]"
                 ))
             })?;
-            let WithRule { rule, table: Nothing {} } = map.next_value()?;
+            let WithRule { rule, table: NoOtherKeys {} } = map.next_value()?;
             rules.insert(class, rule);
         }
         Ok(rules)
@@ -310,7 +318,7 @@ mod tests {
 
     #[derive(Debug, Deserialize)]
     struct Config {
-        rules: Rules,
+        rules: RuleOverrides,
     }
 
     fn rule(text: &str) -> Result<Rule, String> {

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use clap::builder::PossibleValuesParser;
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
-use pagekeeper_catalog::BUILT_IN;
+use pagekeeper_catalog::BUILT_IN_PROFILES;
 
 use crate::Cli;
 use crate::output;
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
 fn with_values(command: Command) -> Command {
     let known = |arg: clap::Arg| match arg.get_id().as_str() {
         "profile" | "print_profile" => {
-            arg.value_parser(PossibleValuesParser::new(BUILT_IN.iter().map(|(name, _)| *name)))
+            arg.value_parser(PossibleValuesParser::new(BUILT_IN_PROFILES.iter().map(|(name, _)| *name)))
         }
         "pid" => arg.value_parser(PossibleValuesParser::new([PIDS])),
         _ => arg,

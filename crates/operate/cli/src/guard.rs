@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pagekeeper_catalog::{BUILT_IN, ProfileError};
+use pagekeeper_catalog::{BUILT_IN_PROFILES, ProfileError};
 use pagekeeper_guard::{Control, Event, GroupNews, Guard, Options, Selector, Streams, Summary, Tick};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_metrics::{Metrics, MetricsError};
@@ -270,8 +270,8 @@ fn check_config(path: &Path) -> anyhow::Result<ExitCode> {
 }
 
 fn print_profile(name: &str) -> anyhow::Result<ExitCode> {
-    let Some((_, text)) = BUILT_IN.iter().find(|(other, _)| *other == name) else {
-        let known: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
+    let Some((_, text)) = BUILT_IN_PROFILES.iter().find(|(other, _)| *other == name) else {
+        let known: Vec<&str> = BUILT_IN_PROFILES.iter().map(|(name, _)| *name).collect();
         return Err(
             UsageError(format!("no profile is called \"{name}\"; there are {}", known.join(", "))).into()
         );

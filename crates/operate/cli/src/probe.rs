@@ -79,7 +79,7 @@ fn parse_file_size(text: &str) -> Result<u64, String> {
 /// Runs the command.
 pub(crate) fn run(args: &ProbeArgs) -> anyhow::Result<ExitCode> {
     require_full_speed(args.pace.pace)?;
-    let disks = args.save.then(|| Path::new(pagekeeper_catalog::disks::DIRECTORY));
+    let disks = args.save.then(|| Path::new(pagekeeper_catalog::disks::PROFILE_DIRECTORY));
     [Some(args.dir.as_path()), args.output.as_deref(), disks]
         .into_iter()
         .flatten()

@@ -32,11 +32,11 @@ pub use table::{Advice, Effect, Goal, Offer, Product, TABLE};
 /// or move a log need more input: they are part of their findings.
 ///
 /// ```
-/// use pagekeeper_doctor::settings::{Engine, Origin, Settings};
+/// use pagekeeper_doctor::settings::{Engine, SettingOrigin, Settings};
 /// use pagekeeper_doctor::{Goal, advise};
 ///
 /// let mut settings = Settings::new(Engine::MariaDb);
-/// settings.add("innodb_log_file_buffering", "ON", Origin::CommandLine);
+/// settings.add("innodb_log_file_buffering", "ON", SettingOrigin::CommandLine);
 /// let fix = &advise(Goal::LogsOutOfCache, &settings).fixes[0];
 /// assert_eq!(fix.act, "innodb_log_file_buffering=OFF");
 /// assert_eq!(fix.terms.undo, "innodb_log_file_buffering=ON, and restart");

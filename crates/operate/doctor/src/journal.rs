@@ -109,7 +109,7 @@ fn segment(file: &File) -> Option<WalSegment> {
 
 /// Counts from the redo position of the last checkpoint to the last written page.
 fn wal_after_redo(root: &ServerRoot<'_>, directory: &Path, files: &[&File]) -> Option<Journal> {
-    let control = root.read_at(&directory.join("global/pg_control"), 0, postgresql::LEN)?;
+    let control = root.read_at(&directory.join("global/pg_control"), 0, postgresql::CONTROL_FILE_BYTES)?;
     let control = ControlFile::parse(&control).ok()?;
     let position = format!("{:X}/{:X}", control.redo >> 32, control.redo & 0xffff_ffff);
     if control.clean {

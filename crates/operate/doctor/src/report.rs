@@ -379,7 +379,7 @@ fn not_read(settings: &Settings) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Engine, Origin, Settings};
+    use crate::settings::{Engine, SettingOrigin, Settings};
     use crate::testing::{opener, sample};
     use crate::{Cost, Evidence, Fix, Goal, Kind, Subject};
     use pagekeeper_observe::OpenerKind;
@@ -390,7 +390,7 @@ mod tests {
 
     fn finding(severity: Severity, title: &str) -> Finding {
         let mut settings = Settings::new(Engine::MariaDb);
-        let from = Origin::File { path: "/etc/my.cnf".into(), line: 7 };
+        let from = SettingOrigin::File { path: "/etc/my.cnf".into(), line: 7 };
         settings.add("innodb_log_file_buffering", "ON", from);
         Finding {
             kind: Kind::LogsInCache,

@@ -5,8 +5,8 @@ use pagekeeper_kernel::pressure::SysRoots;
 use pagekeeper_observe::{Database, File, OpenerKind, Snapshot};
 
 pub use catalog::{
-    BUFFERED, Engine, LONGEST_FILE, Opened, Origin, Server, ServerFile, ServerRoot, Setting, Settings,
-    SettingsReader, guc, option_file, options, toml_keys,
+    BUFFERED_METHOD, Engine, OpenMode, SETTINGS_FILE_BYTES_MAX, ServerFacts, ServerFile, ServerRoot, Setting,
+    SettingOrigin, Settings, SettingsReader, guc, option_file, options, toml_keys,
 };
 
 /// Reads the settings of a database in `snapshot`.
@@ -20,9 +20,9 @@ pub fn read(
 }
 
 /// Returns a database of a snapshot in the form that the settings reader takes.
-pub(crate) fn server(database: &Database, snapshot: &Snapshot) -> Server {
+pub(crate) fn server(database: &Database, snapshot: &Snapshot) -> ServerFacts {
     let files = snapshot.files.iter().filter_map(|file| file_of(database, file));
-    Server {
+    ServerFacts {
         pid: database.pid,
         engine: Engine::of(&database.profile.name, &database.name),
         is_certain: false,
@@ -37,15 +37,15 @@ pub(crate) fn server(database: &Database, snapshot: &Snapshot) -> Server {
 /// Returns a file if it belongs to a database: its process has it open, or it is in one of its directories.
 fn file_of(database: &Database, file: &File) -> Option<ServerFile> {
     let own = file.openers.iter().filter(|opener| Some(opener.pid) == database.pid);
-    let opened: Vec<Opened> = own.map(|opener| opened(opener.kind)).collect();
+    let opened: Vec<OpenMode> = own.map(|opener| opened(opener.kind)).collect();
     let is_inside = || database.directories.iter().any(|directory| file.path.starts_with(directory));
     (!opened.is_empty() || is_inside()).then(|| ServerFile { path: file.path.clone(), opened })
 }
 
-fn opened(kind: OpenerKind) -> Opened {
+fn opened(kind: OpenerKind) -> OpenMode {
     match kind {
-        OpenerKind::Direct(_) => Opened::Direct,
-        OpenerKind::Buffered(_) => Opened::Buffered,
-        OpenerKind::Mapped { .. } => Opened::Mapped,
+        OpenerKind::Direct(_) => OpenMode::Direct,
+        OpenerKind::Buffered(_) => OpenMode::Buffered,
+        OpenerKind::Mapped { .. } => OpenMode::Mapped,
     }
 }

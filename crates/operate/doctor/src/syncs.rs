@@ -20,7 +20,7 @@ use pagekeeper_trace::Task;
 use crate::attribution::{database_of, device_name};
 use crate::finders::is_background;
 use crate::observation::Observation;
-use crate::settings::{Engine, Origin};
+use crate::settings::{Engine, SettingOrigin};
 
 /// Number of syncs during an observation from which on a program other than a database counts as one that syncs.
 const OFTEN: usize = 10;
@@ -132,7 +132,7 @@ impl Observation<'_> {
         for index in 0..self.settings.len() {
             let is_innodb = matches!(self.settings[index].engine, Engine::MariaDb | Engine::MySql);
             if is_innodb && self.syncs_redo_at_commits(index) {
-                self.settings[index].add(SYNC_AT_COMMIT, "1", Origin::Seen);
+                self.settings[index].add(SYNC_AT_COMMIT, "1", SettingOrigin::Seen);
             }
         }
         self
@@ -248,7 +248,7 @@ mod tests {
         let mut snapshot = sample();
         snapshot.files = vec![file("/var/lib/mysql/ib_logfile0", FileClass::Redo, 0, 0)];
         let mut settings = Settings::new(Engine::MariaDb);
-        settings.add(SYNC_AT_COMMIT, "2", Origin::CommandLine);
+        settings.add(SYNC_AT_COMMIT, "2", SettingOrigin::CommandLine);
         let by_commit_after = |syncs: usize| {
             let calls = vec![sync(100, "/var/lib/mysql/ib_logfile0", 0, 1); syncs];
             let mut observation = Observation::new(&snapshot, &snapshot);

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pagekeeper_catalog::CheckpointSpec;
-use pagekeeper_catalog::checkpoint::innodb::{Layout, RedoHeader};
+use pagekeeper_catalog::checkpoint::innodb::{RedoHeader, RedoLayout};
 use pagekeeper_catalog::checkpoint::postgresql::ControlFile;
 use pagekeeper_catalog::checkpoint::{innodb, postgresql};
 use pagekeeper_kernel::process::ProcRoot;
@@ -176,11 +176,11 @@ impl Checkpoints {
             holder.max_by_key(|(header, _)| header.start).ok_or("its files start after it")?;
         let offset = header.offset_of(latest, entry.size).ok_or("its files do not have the checkpoint")?;
         match (header.layout, files.len()) {
-            (Layout::Series, _) => {
+            (RedoLayout::Series, _) => {
                 Ok(Some(CheckpointPosition::InSeries { sequence: entry.sequence, offset }))
             }
-            (Layout::Ring | Layout::OldRing, 1) => Ok(Some(CheckpointPosition::InRing { offset })),
-            (Layout::Ring | Layout::OldRing | Layout::RingOfFiles, _) => {
+            (RedoLayout::Ring | RedoLayout::OldRing, 1) => Ok(Some(CheckpointPosition::InRing { offset })),
+            (RedoLayout::Ring | RedoLayout::OldRing | RedoLayout::RingOfFiles, _) => {
                 Err("it is a ring of several files, or may be one".to_owned())
             }
         }
@@ -222,7 +222,7 @@ fn last_file(log: LogId, facts: &StepFacts) -> Option<CheckpointPosition> {
 /// Reads `global/pg_control`, in the server's working directory, or beside the directory of the WAL.
 fn read_pg_control(directory: &Directory, proc: &ProcRoot) -> Result<ControlFile, String> {
     let file = open_pg_control(directory, proc).map_err(|error| error.to_string())?;
-    let mut bytes = [0; postgresql::LEN];
+    let mut bytes = [0; postgresql::CONTROL_FILE_BYTES];
     let len = read_header(&file, &mut bytes)?;
     ControlFile::parse(&bytes[..len]).map_err(|error| format!("pg_control: {error}"))
 }
@@ -248,7 +248,7 @@ fn read_redo_header(
     let path = directory.path_of(name);
     let file = directory.open_file(proc, &path, inode).map_err(|error| error.to_string())?;
     let file = file.ok_or("it is another file by now")?;
-    let mut bytes = [0; innodb::LEN];
+    let mut bytes = [0; innodb::REDO_HEADER_BYTES];
     let len = read_header(&file, &mut bytes)?;
     RedoHeader::parse(&bytes[..len]).map_err(|error| format!("its header: {error}"))
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use globset::GlobMatcher;
 use pagekeeper_catalog::{
-    LogSpec, Profile, ProfileError, Rules, Spelled, disks, find_profile, parse_config, read_config,
+    LogSpec, Profile, ProfileError, RuleOverrides, TextValue, disks, find_profile, parse_config, read_config,
 };
 use pagekeeper_policy::{DiskProfile, FileClass, Rule};
 use pagekeeper_text::{Period, Size};
@@ -44,9 +44,10 @@ pub struct Options {
     /// All profiles; the built-in ones last.
     pub profiles: Vec<Profile>,
     /// Rules that replace those of the profiles.
-    pub rules: Rules,
-    /// Measurements of disks by `pagekeeper probe`, in addition to those saved in [`disks::DIRECTORY`]. They
-    /// decide whether leftover pages of a file in direct I/O are worth a warning.
+    pub rules: RuleOverrides,
+    /// Measurements of disks by `pagekeeper probe`, in addition to those saved in
+    /// [`disks::PROFILE_DIRECTORY`]. They decide whether leftover pages of a file in direct I/O are
+    /// worth a warning.
     pub disk_profiles: Vec<DiskProfile>,
     /// Limits of the wait for PostgreSQL's readers of WAL.
     pub wal_readers: WalReaderLimits,
@@ -79,7 +80,7 @@ impl Default for WalReaderLimits {
 
 /// Reads a size written as text.
 fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    Spelled::<Size>::deserialize(deserializer).map(|size| size.0.0)
+    TextValue::<Size>::deserialize(deserializer).map(|size| size.0.0)
 }
 
 /// The handling of the page cache of databases' memory cgroups; none unless some are named.
@@ -141,10 +142,10 @@ enum ReclaimText {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GroupsText {
-    groups: Vec<Spelled<GroupGlob>>,
-    share: Option<Spelled<Percent>>,
+    groups: Vec<TextValue<GroupGlob>>,
+    share: Option<TextValue<Percent>>,
     reclaim: Option<ReclaimText>,
-    tick: Option<Spelled<Period>>,
+    tick: Option<TextValue<Period>>,
 }
 
 impl GroupsText {
@@ -170,7 +171,7 @@ impl Default for Options {
             directories: Vec::new(),
             profile: None,
             profiles: Profile::built_in(),
-            rules: Rules::default(),
+            rules: RuleOverrides::default(),
             disk_profiles: Vec::new(),
             wal_readers: WalReaderLimits::default(),
             streams: Streams::default(),
@@ -183,8 +184,8 @@ impl Default for Options {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ConfigText {
-    tick: Option<Spelled<Period>>,
-    idle_tick: Option<Spelled<Period>>,
+    tick: Option<TextValue<Period>>,
+    idle_tick: Option<TextValue<Period>>,
     dry_run: Option<bool>,
     #[serde(default)]
     directories: Vec<PathBuf>,
@@ -192,7 +193,7 @@ struct ConfigText {
     #[serde(default)]
     profiles: Vec<PathBuf>,
     #[serde(default)]
-    rules: Rules,
+    rules: RuleOverrides,
     #[serde(default)]
     disk_profiles: Vec<PathBuf>,
     #[serde(default)]

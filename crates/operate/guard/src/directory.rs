@@ -5,8 +5,8 @@
 //!    a file system can be unmounted.
 //! 2. A name that leads to another file than before is a new file: it gets a new [`FileId`], and ids are
 //!    never reused.
-//! 3. It is one directory, identified by its [`Pin`], wherever its path leads later. Only those of its files
-//!    are opened that count by its [`FileOwnership`].
+//! 3. It is one directory, identified by its [`DirectoryPin`], wherever its path leads later. Only
+//!    those of its files are opened that count by its [`FileOwnership`].
 //! 4. Results derived from its files (the policy's facts, for how long none is due) are
 //!    kept until [`Directory::touch`] is called. Every change of a file, or of what is known about one, calls
 //!    it.
@@ -43,7 +43,7 @@ use crate::listing::{LogSettings, NameListing};
 use crate::sample::KnownFileSystem;
 use crate::server_settings::ServerSettings;
 use crate::warning_dedup::WarningDedup;
-use pagekeeper_catalog::ownership::{FileOwnership, Identity, Pin};
+use pagekeeper_catalog::ownership::{DirectoryAttributes, DirectoryPin, FileOwnership};
 
 /// Beyond this many changes between two ticks, a directory is listed at intervals instead.
 pub(crate) const INOTIFY_STORM_CHANGES: usize = 1000;
@@ -68,7 +68,7 @@ pub(crate) struct Directory {
     pub(crate) profile: Arc<Profile>,
     /// The directory's identity, once it could be opened. If its path leads elsewhere later, that is
     /// another's directory, or has to be examined anew.
-    pub(crate) pin: Option<Pin>,
+    pub(crate) pin: Option<DirectoryPin>,
     /// The files in it that count.
     pub(crate) right: FileOwnership,
     /// Whether a file in it was refused.
@@ -234,7 +234,7 @@ impl Directory {
     /// another directory than before, fails as if it were gone.
     pub(crate) fn find(&self, proc: &ProcRoot) -> Result<Handle> {
         let (directory, identity) = self.resolve(proc)?;
-        let is_another = self.pin.is_some_and(|pin| !pin.is(&identity.pin));
+        let is_another = self.pin.is_some_and(|pin| !pin.is_same(&identity.pin));
         if is_another || !self.right.may_enter(identity.user) {
             return Err(Error::call("open", &self.path, rustix::io::Errno::STALE));
         }
@@ -249,7 +249,7 @@ impl Directory {
     }
 
     /// Finds the directory that its path leads to now. Opens nothing: it may be anybody's.
-    pub(crate) fn resolve(&self, proc: &ProcRoot) -> Result<(Handle, Identity)> {
+    pub(crate) fn resolve(&self, proc: &ProcRoot) -> Result<(Handle, DirectoryAttributes)> {
         let directory = match self.through {
             Some(pid) => proc.handle_in_namespace(pid, &self.path),
             None => Handle::at(&self.path, Links::Follow),
@@ -257,7 +257,8 @@ impl Directory {
         if directory.kind() != rustix::fs::FileType::Directory {
             return Err(Error::call("open", &self.path, rustix::io::Errno::NOTDIR));
         }
-        let identity = Identity::of(&directory).map_err(|error| Error::call("statx", &self.path, error))?;
+        let identity =
+            DirectoryAttributes::of(&directory).map_err(|error| Error::call("statx", &self.path, error))?;
         Ok((directory, identity))
     }
 

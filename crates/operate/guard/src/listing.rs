@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pagekeeper_catalog::checkpoint::innodb;
-use pagekeeper_catalog::settings::{are_recycled, how_written};
+use pagekeeper_catalog::settings::{are_recycled, decide_rewrite};
 use pagekeeper_catalog::{CheckpointSpec, LogSpec, Profile};
 use pagekeeper_kernel::{
     Error, Expected, Inode, InspectedFile, Result, page_size, physical_block_size, residency,
@@ -344,7 +344,7 @@ impl Inspection<'_> {
             RewriteSource::DeviceBlocks => physical_block_size(Path::new("/sys"), dev).unwrap_or(512),
             RewriteSource::Known(_) | RewriteSource::Detect => 0,
         };
-        let decided = how_written(spec, device, page_size(), || self.server.get());
+        let decided = decide_rewrite(spec, device, page_size(), || self.server.get());
         let rewrite = decided.rewrite.unwrap_or(match recycled {
             Some(Some(true)) => RewriteKind::SubPages,
             _ => RewriteKind::Never,

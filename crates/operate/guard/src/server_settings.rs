@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use pagekeeper_catalog::settings::{Engine, Server, Settings, SettingsReader};
+use pagekeeper_catalog::settings::{Engine, ServerFacts, Settings, SettingsReader};
 use pagekeeper_catalog::{LogSpec, Profile};
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_text::unescaped;
@@ -69,13 +69,13 @@ impl ServerSettings {
 }
 
 impl SettingsSource {
-    fn server(&self) -> Server {
+    fn server(&self) -> ServerFacts {
         let name = self.pid.and_then(|pid| self.proc.name(pid).ok()).unwrap_or_default();
         let mut engines = self.profile.names().map(|profile| Engine::of(profile, &unescaped(&name)));
         let engine = engines.find(|engine| *engine != Engine::Other).unwrap_or(Engine::Other);
         match self.pid {
-            Some(pid) => Server::of_process(pid, engine, self.is_certain, &self.proc),
-            None => Server {
+            Some(pid) => ServerFacts::of_process(pid, engine, self.is_certain, &self.proc),
+            None => ServerFacts {
                 pid: None,
                 engine,
                 is_certain: self.is_certain,

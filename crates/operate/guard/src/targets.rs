@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use globset::{GlobBuilder, GlobMatcher};
-use pagekeeper_catalog::{Spelled, one_user};
+use pagekeeper_catalog::{TextValue, one_user};
 use pagekeeper_kernel::process::ProcRoot;
 use serde::{Deserialize, Deserializer};
 
@@ -108,7 +108,7 @@ impl FromStr for Selector {
 
 impl<'de> Deserialize<'de> for Selector {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Spelled::deserialize(deserializer).map(|selector| selector.0)
+        TextValue::deserialize(deserializer).map(|selector| selector.0)
     }
 }
 

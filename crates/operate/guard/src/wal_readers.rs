@@ -335,7 +335,7 @@ fn read_slot(
     path: PathBuf,
 ) -> Result<std::result::Result<ReplicationSlot, String>> {
     let file = InspectedFile::open_below(directory, Path::new(name).join("state"), Expected::Any, path)?;
-    let mut bytes = [0; slot::LEN];
+    let mut bytes = [0; slot::SLOT_BYTES];
     let len = match file.file().read_at(&mut bytes, 0) {
         Ok(len) => len,
         Err(error) => return Ok(Err(format!("it can't be read: {error}"))),

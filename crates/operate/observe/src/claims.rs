@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use pagekeeper_catalog::ownership::has_rights_of;
-use pagekeeper_catalog::{Contest, Strength, one_user};
+use pagekeeper_catalog::{ClaimOutcome, ClaimStrength, one_user};
 use pagekeeper_kernel::process::{Access, ProcRoot};
 use pagekeeper_kernel::{Expected, Handle, Inode, Result, first_names, stat_of_name};
 use pagekeeper_policy::FileClass;
@@ -54,9 +54,9 @@ pub(crate) fn settle(subjects: &mut [Subject], gaps: &mut VisibilityGaps) {
             let held = subjects[other].claims.get(&of_other).map(|(_, strength)| *strength);
             let of_one_kind = subjects[other].profile.name == subjects[index].profile.name;
             let (loser, lost, winner) = match strength.against(held, of_one_kind) {
-                Contest::Shared => continue,
-                Contest::Lost => (index, path, other),
-                Contest::Won => {
+                ClaimOutcome::Shared => continue,
+                ClaimOutcome::Lost => (index, path, other),
+                ClaimOutcome::Won => {
                     holders.insert(inode, (index, path));
                     (other, of_other, index)
                 }
@@ -82,7 +82,7 @@ pub(crate) fn directories_of(
     subject: &Subject,
     selects: &Selects,
     gaps: &mut VisibilityGaps,
-) -> Vec<(PathBuf, Inode, Strength)> {
+) -> Vec<(PathBuf, Inode, ClaimStrength)> {
     let Some(pid) = subject.pid else { return Vec::new() };
     let profile = &subject.profile;
     let (mut found, mut are_too_many) = (BTreeSet::new(), false);
@@ -140,10 +140,10 @@ pub(crate) fn directories_of(
             asks.set(asks.get() - 1);
             is_there(held)
         });
-        let strength = Strength::of_claim(user, directory.stat().st_uid, writes, subject.certain)?;
+        let strength = ClaimStrength::of_claim(user, directory.stat().st_uid, writes, subject.certain)?;
         Some((directory.inode(), strength))
     };
-    let mut claims: HashMap<PathBuf, (Inode, Strength)> = HashMap::new();
+    let mut claims: HashMap<PathBuf, (Inode, ClaimStrength)> = HashMap::new();
     let mut left_out = Vec::new();
     let mut keep = |path: &PathBuf| {
         match claim(path) {

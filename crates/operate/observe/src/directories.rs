@@ -1,6 +1,6 @@
 //! Finds the processes that directories named by the user belong to.
 //!
-//! A directory belongs to the database with the best claim to it ([`Strength`], as for the guard), among
+//! A directory belongs to the database with the best claim to it ([`ClaimStrength`], as for the guard), among
 //! those that have one of its files open. Otherwise it belongs to the process that writes to its files and
 //! has most of them open. A process that only reads them (a backup, another user) is not an owner.
 
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use pagekeeper_catalog::{Profile, Recognised, Strength, one_user, recognise};
+use pagekeeper_catalog::{ClaimStrength, Profile, ProfileMatch, one_user, recognise};
 use pagekeeper_kernel::process::{Access, ProcRoot};
 use pagekeeper_kernel::stat_of_name;
 
@@ -66,9 +66,9 @@ fn owner(
     }
     let user = stat_of_name(directory).ok().map(|found| found.st_uid);
     let recognised = writers.keys().chain(readers.keys()).filter_map(|&pid| {
-        let Recognised { profile, certain } = recognise(proc, pid, profiles)?;
+        let ProfileMatch { profile, certain } = recognise(proc, pid, profiles)?;
         let of = proc.users(pid).ok().and_then(one_user)?;
-        let strength = Strength { writes: writers.contains_key(&pid), certain, owner: user == Some(of) };
+        let strength = ClaimStrength { writes: writers.contains_key(&pid), certain, owner: user == Some(of) };
         if !(strength.writes || strength.owner || of == 0) {
             return None;
         }

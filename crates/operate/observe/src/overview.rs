@@ -11,7 +11,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::{Budget, Discovery, KnownProcess, Profile};
+use pagekeeper_catalog::{DatabaseDiscovery, InspectionBudget, KnownProcess, Profile};
 use pagekeeper_kernel::hang;
 use pagekeeper_kernel::mutex::lock;
 use pagekeeper_kernel::pressure::SysRoots;
@@ -115,10 +115,10 @@ fn is_of_person(roots: &SysRoots, pid: u32) -> bool {
 /// Finds databases for [`SEARCH_TIME_MAX`], and passes them on as they are found.
 fn find(proc: &ProcRoot, overview: &Mutex<Overview>) {
     let profiles: Vec<Arc<Profile>> = Profile::built_in().into_iter().map(Arc::new).collect();
-    let (mut discovery, began) = (Discovery::of_own_disks(), Instant::now());
+    let (mut discovery, began) = (DatabaseDiscovery::of_own_disks(), Instant::now());
     let mut known: BTreeMap<u32, KnownProcess> = BTreeMap::new();
     loop {
-        let budget = Budget { new: SEARCH_STEP, old: Duration::ZERO };
+        let budget = InspectionBudget { new: SEARCH_STEP, old: Duration::ZERO };
         let found = discovery.advance(proc, &known, &profiles, budget, Instant::now());
         let is_over = found.is_err() || discovery.has_seen_all() || began.elapsed() >= SEARCH_TIME_MAX;
         for found in found.into_iter().flatten() {
@@ -134,7 +134,7 @@ fn find(proc: &ProcRoot, overview: &Mutex<Overview>) {
 }
 
 fn without_workers(
-    discovery: &Discovery,
+    discovery: &DatabaseDiscovery,
     known: &BTreeMap<u32, KnownProcess>,
 ) -> BTreeMap<u32, RunningDatabase> {
     // A worker may have been met before the process that started it.

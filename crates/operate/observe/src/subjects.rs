@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pagekeeper_catalog::{Finder, Party, Profile, Strength, logs_below, recognise, workers_of};
+use pagekeeper_catalog::{ClaimStrength, DatabaseFinder, Party, Profile, logs_below, recognise, workers_of};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::process::ProcRoot;
@@ -40,7 +40,7 @@ pub(crate) struct Subject {
     pub(crate) directories: Vec<PathBuf>,
     /// The inode of each directory that it claims, and the strength of the claim. Directories that were named
     /// have none.
-    pub(crate) claims: HashMap<PathBuf, (Inode, Strength)>,
+    pub(crate) claims: HashMap<PathBuf, (Inode, ClaimStrength)>,
     /// The files that its processes hold, with the process.
     pub(crate) held: Vec<(u32, Held)>,
     /// The number of descriptors and mappings beyond those.
@@ -140,7 +140,7 @@ fn fallback(profiles: &[Arc<Profile>]) -> Option<Arc<Profile>> {
 /// Results of earlier snapshots. If one of these ends or goes away, that is not a failure.
 #[derive(Debug, Default)]
 pub(crate) struct Earlier {
-    finder: Finder,
+    finder: DatabaseFinder,
     /// Named processes, with their start times.
     processes: HashMap<u32, u64>,
     directories: HashMap<PathBuf, PathBuf>,
@@ -150,7 +150,7 @@ impl Earlier {
     /// Returns what was named, without what was found, which can be found again.
     pub(crate) fn of_named(&self) -> Self {
         let (processes, directories) = (self.processes.clone(), self.directories.clone());
-        Self { finder: Finder::default(), processes, directories }
+        Self { finder: DatabaseFinder::default(), processes, directories }
     }
 }
 

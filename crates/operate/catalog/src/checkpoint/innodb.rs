@@ -16,26 +16,26 @@
 use super::{CheckpointError, array};
 
 /// Bytes needed from the start of a file; of a shorter file, all.
-pub const LEN: usize = 12 << 10;
+pub const REDO_HEADER_BYTES: usize = 12 << 10;
 
 /// The smallest block in bytes, with the checksum of a header at its end.
-const BLOCK: usize = 512;
+const BLOCK_BYTES: usize = 512;
 /// Bytes before the log itself in MySQL, and in MariaDB before 10.8.
-const SHORT_HEADER: u64 = 2048;
+const SHORT_HEADER_BYTES: u64 = 2048;
 /// Bytes before the log itself since MariaDB 10.8.
-const LONG_HEADER: u64 = 12 << 10;
+const LONG_HEADER_BYTES: u64 = 12 << 10;
 /// MariaDB sets this bit of the format if the log is encrypted.
-const ENCRYPTED: u32 = 1 << 31;
+const ENCRYPTED_FLAG: u32 = 1 << 31;
 /// MariaDB 10.4: 104. Its encrypted logs have this format, too.
-const MARIADB_10_4: u32 = 0x68;
+const FORMAT_MARIADB_10_4: u32 = 0x68;
 /// `PHYS`: MariaDB 10.5.
-const MARIADB_10_5: u32 = 0x5048_5953;
+const FORMAT_MARIADB_10_5: u32 = 0x5048_5953;
 /// `Phys`: MariaDB 10.8.
-const MARIADB_10_8: u32 = 0x5068_7973;
+const FORMAT_MARIADB_10_8: u32 = 0x5068_7973;
 
 /// The layout of a log in its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
+pub enum RedoLayout {
     /// MariaDB 10.8 and later: one file, a ring.
     Ring,
     /// MySQL 8.0.30 and later: a series of files, each with its own part of the log.
@@ -50,30 +50,30 @@ pub enum Layout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RedoHeader {
     /// The log's layout.
-    pub layout: Layout,
+    pub layout: RedoLayout,
     /// The LSN at which the file starts, in bytes; in a ring, where it once started.
     pub start: u64,
     /// The last checkpoint recorded in this file: an LSN, in bytes. Recovery reads from there.
     pub checkpoint: Option<u64>,
-    /// The checkpoint's offset in bytes in the files of a [`Layout::OldRing`] or [`Layout::RingOfFiles`], counted
-    /// one after the other.
+    /// The checkpoint's offset in bytes in the files of a [`RedoLayout::OldRing`] or
+    /// [`RedoLayout::RingOfFiles`], counted one after the other.
     old_offset: u64,
 }
 
 impl RedoHeader {
-    /// Parses the first [`LEN`] bytes of a file, or all of a shorter one.
+    /// Parses the first [`REDO_HEADER_BYTES`] bytes of a file, or all of a shorter one.
     ///
     /// A header without an intact checkpoint block is not an error: most files of a series have none.
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
         let layout = layout_of(u32::from_be_bytes(array(bytes, 0)?))?;
-        block(bytes, 0, BLOCK - 4)?;
-        let start = word(bytes, 8)?;
+        check_block(bytes, 0, BLOCK_BYTES - 4)?;
+        let start = read_u64(bytes, 8)?;
         let found = match layout {
-            Layout::Ring => ring_checkpoint(bytes)?,
-            Layout::Series => series_checkpoint(bytes)?,
-            Layout::OldRing | Layout::RingOfFiles => old_checkpoint(bytes)?,
+            RedoLayout::Ring => ring_checkpoint(bytes)?,
+            RedoLayout::Series => series_checkpoint(bytes)?,
+            RedoLayout::OldRing | RedoLayout::RingOfFiles => old_checkpoint(bytes)?,
         };
-        let starts_once = matches!(layout, Layout::Ring | Layout::Series);
+        let starts_once = matches!(layout, RedoLayout::Ring | RedoLayout::Series);
         let before = |&(lsn, _): &(u64, u64)| starts_once && lsn < start;
         if found.as_ref().is_some_and(before) {
             return Err(CheckpointError::Implausible { what: "checkpoint" });
@@ -92,17 +92,17 @@ impl RedoHeader {
     pub fn offset_of(&self, lsn: u64, size: u64) -> Option<u64> {
         let into = lsn.checked_sub(self.start);
         match self.layout {
-            Layout::Ring => {
-                let capacity = size.checked_sub(LONG_HEADER).filter(|capacity| *capacity > 0)?;
-                Some(LONG_HEADER + into? % capacity)
+            RedoLayout::Ring => {
+                let capacity = size.checked_sub(LONG_HEADER_BYTES).filter(|capacity| *capacity > 0)?;
+                Some(LONG_HEADER_BYTES + into? % capacity)
             }
-            Layout::Series => {
-                let offset = into?.checked_add(SHORT_HEADER)?;
+            RedoLayout::Series => {
+                let offset = into?.checked_add(SHORT_HEADER_BYTES)?;
                 (offset < size).then_some(offset)
             }
-            Layout::OldRing | Layout::RingOfFiles => {
+            RedoLayout::OldRing | RedoLayout::RingOfFiles => {
                 let is_known =
-                    Some(lsn) == self.checkpoint && (SHORT_HEADER..size).contains(&self.old_offset);
+                    Some(lsn) == self.checkpoint && (SHORT_HEADER_BYTES..size).contains(&self.old_offset);
                 is_known.then_some(self.old_offset)
             }
         }
@@ -110,14 +110,14 @@ impl RedoHeader {
 }
 
 /// Returns the layout of a format number.
-fn layout_of(number: u32) -> Result<Layout, CheckpointError> {
+fn layout_of(number: u32) -> Result<RedoLayout, CheckpointError> {
     Ok(match number {
-        1..=5 | 103 => Layout::RingOfFiles,
-        6 => Layout::Series,
-        other => match other & !ENCRYPTED {
-            MARIADB_10_8 => Layout::Ring,
-            MARIADB_10_5 => Layout::OldRing,
-            MARIADB_10_4 => Layout::RingOfFiles,
+        1..=5 | 103 => RedoLayout::RingOfFiles,
+        6 => RedoLayout::Series,
+        other => match other & !ENCRYPTED_FLAG {
+            FORMAT_MARIADB_10_8 => RedoLayout::Ring,
+            FORMAT_MARIADB_10_5 => RedoLayout::OldRing,
+            FORMAT_MARIADB_10_4 => RedoLayout::RingOfFiles,
             _ => return Err(CheckpointError::UnknownFormat { format: number }),
         },
     })
@@ -139,24 +139,28 @@ pub fn unknown_format(start: [u8; 4]) -> Option<u32> {
 
 /// Returns the last checkpoint in a header of MariaDB 10.8, and 0.
 fn ring_checkpoint(bytes: &[u8]) -> Result<Option<(u64, u64)>, CheckpointError> {
-    latest(bytes, [4 << 10, 8 << 10], 60, |at| Ok((word(bytes, at)?, (word(bytes, at)?, 0))))
+    latest_checkpoint(bytes, [4 << 10, 8 << 10], 60, |at| {
+        Ok((read_u64(bytes, at)?, (read_u64(bytes, at)?, 0)))
+    })
 }
 
 /// Returns the last checkpoint in a header of MySQL 8.0.30, and 0.
 fn series_checkpoint(bytes: &[u8]) -> Result<Option<(u64, u64)>, CheckpointError> {
-    latest(bytes, [BLOCK, 3 * BLOCK], BLOCK - 4, |at| Ok((word(bytes, at + 8)?, (word(bytes, at + 8)?, 0))))
+    latest_checkpoint(bytes, [BLOCK_BYTES, 3 * BLOCK_BYTES], BLOCK_BYTES - 4, |at| {
+        Ok((read_u64(bytes, at + 8)?, (read_u64(bytes, at + 8)?, 0)))
+    })
 }
 
 /// Returns the last checkpoint in an older header, and its offset.
 fn old_checkpoint(bytes: &[u8]) -> Result<Option<(u64, u64)>, CheckpointError> {
-    latest(bytes, [BLOCK, 3 * BLOCK], BLOCK - 4, |at| {
-        Ok((word(bytes, at)?, (word(bytes, at + 8)?, word(bytes, at + 16)?)))
+    latest_checkpoint(bytes, [BLOCK_BYTES, 3 * BLOCK_BYTES], BLOCK_BYTES - 4, |at| {
+        Ok((read_u64(bytes, at)?, (read_u64(bytes, at + 8)?, read_u64(bytes, at + 16)?)))
     })
 }
 
 /// Returns what `read` finds in the newer of two blocks, by the number that it returns first. Only intact blocks
 /// count, with their checksum after `len` bytes and an LSN other than 0.
-fn latest(
+fn latest_checkpoint(
     bytes: &[u8],
     blocks: [usize; 2],
     len: usize,
@@ -164,7 +168,7 @@ fn latest(
 ) -> Result<Option<(u64, u64)>, CheckpointError> {
     let mut found = None;
     for at in blocks {
-        match block(bytes, at, len) {
+        match check_block(bytes, at, len) {
             Ok(()) => found = found.max(Some(read(at)?).filter(|(_, (lsn, _))| *lsn > 0)),
             Err(CheckpointError::Checksum) => {}
             Err(error) => return Err(error),
@@ -174,13 +178,13 @@ fn latest(
 }
 
 /// Checks that the block at `at` is intact: it has `len` bytes, followed by their checksum.
-fn block(bytes: &[u8], at: usize, len: usize) -> Result<(), CheckpointError> {
+fn check_block(bytes: &[u8], at: usize, len: usize) -> Result<(), CheckpointError> {
     let sum = u32::from_be_bytes(array(bytes, at + len)?);
     let content = bytes.get(at..at + len).unwrap_or_default();
     if crc32c::crc32c(content) == sum { Ok(()) } else { Err(CheckpointError::Checksum) }
 }
 
-fn word(bytes: &[u8], at: usize) -> Result<u64, CheckpointError> {
+fn read_u64(bytes: &[u8], at: usize) -> Result<u64, CheckpointError> {
     array(bytes, at).map(u64::from_be_bytes)
 }
 
@@ -199,7 +203,7 @@ mod tests {
     }
 
     fn header(format: u32, start: u64) -> Vec<u8> {
-        let mut bytes = vec![0; LEN];
+        let mut bytes = vec![0; REDO_HEADER_BYTES];
         bytes[..4].copy_from_slice(&format.to_be_bytes());
         put(&mut bytes, 8, start);
         seal(&mut bytes, 0, 508);
@@ -208,7 +212,7 @@ mod tests {
 
     /// Returns a file of MariaDB 10.8 with these checkpoints in its blocks.
     fn ring(start: u64, checkpoints: [u64; 2]) -> Vec<u8> {
-        let mut bytes = header(MARIADB_10_8, start);
+        let mut bytes = header(FORMAT_MARIADB_10_8, start);
         for (at, lsn) in [4096, 8192].into_iter().zip(checkpoints) {
             put(&mut bytes, at, lsn);
             put(&mut bytes, at + 8, lsn + 340);
@@ -221,7 +225,10 @@ mod tests {
     fn a_ring_of_mariadb_has_two_checkpoints_and_the_later_counts() {
         let bytes = ring(0xad74, [0xad84, 0xad74]);
         let header = RedoHeader::parse(&bytes).unwrap();
-        assert_eq!((header.layout, header.start, header.checkpoint), (Layout::Ring, 0xad74, Some(0xad84)));
+        assert_eq!(
+            (header.layout, header.start, header.checkpoint),
+            (RedoLayout::Ring, 0xad74, Some(0xad84))
+        );
         assert_eq!(header.checkpoint_offset(64 << 20), Some(12288 + 16));
         let turn = (64 << 20) - 12288;
         let header = RedoHeader::parse(&ring(0xad74, [0xad84, 0xad74 + 3 * turn + 77])).unwrap();
@@ -252,7 +259,7 @@ mod tests {
     fn a_file_of_mysqls_series_says_where_it_starts() {
         let mut bytes = header(6, 1 << 30);
         let parsed = RedoHeader::parse(&bytes).unwrap();
-        assert_eq!((parsed.layout, parsed.start, parsed.checkpoint), (Layout::Series, 1 << 30, None));
+        assert_eq!((parsed.layout, parsed.start, parsed.checkpoint), (RedoLayout::Series, 1 << 30, None));
         assert_eq!(parsed.checkpoint_offset(1 << 20), None);
         for (at, lsn) in [(512, (1 << 30) + 100), (1536, (1 << 30) + 70_000)] {
             put(&mut bytes, at + 8, lsn);
@@ -269,13 +276,13 @@ mod tests {
     #[test]
     fn an_old_ring_has_the_offset_beside_the_checkpoint_and_the_number_counts() {
         for (format, layout) in [
-            (1, Layout::RingOfFiles),
-            (5, Layout::RingOfFiles),
-            (103, Layout::RingOfFiles),
-            (MARIADB_10_4, Layout::RingOfFiles),
-            (MARIADB_10_4 | ENCRYPTED, Layout::RingOfFiles),
-            (MARIADB_10_5, Layout::OldRing),
-            (MARIADB_10_5 | ENCRYPTED, Layout::OldRing),
+            (1, RedoLayout::RingOfFiles),
+            (5, RedoLayout::RingOfFiles),
+            (103, RedoLayout::RingOfFiles),
+            (FORMAT_MARIADB_10_4, RedoLayout::RingOfFiles),
+            (FORMAT_MARIADB_10_4 | ENCRYPTED_FLAG, RedoLayout::RingOfFiles),
+            (FORMAT_MARIADB_10_5, RedoLayout::OldRing),
+            (FORMAT_MARIADB_10_5 | ENCRYPTED_FLAG, RedoLayout::OldRing),
         ] {
             let mut bytes = header(format, 0);
             for (at, number, lsn, offset) in [(512, 8, 9000, 5000), (1536, 7, 9999, 6000)] {
@@ -293,7 +300,7 @@ mod tests {
 
     #[test]
     fn what_is_not_known_or_cannot_be_is_refused() {
-        for format in [0, 7, 102, 105, 6 | ENCRYPTED, 0xffff_ffff] {
+        for format in [0, 7, 102, 105, 6 | ENCRYPTED_FLAG, 0xffff_ffff] {
             assert_eq!(RedoHeader::parse(&header(format, 0)), Err(CheckpointError::UnknownFormat { format }));
         }
         let early = RedoHeader::parse(&ring(0x9000, [0x8000, 0x7000]));
@@ -307,7 +314,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_flipped_bit_never_brings_a_later_checkpoint(bit in 0..LEN * 8) {
+        fn a_flipped_bit_never_brings_a_later_checkpoint(bit in 0..REDO_HEADER_BYTES * 8) {
             let mut bytes = ring(0x3000, [0x9000, 0x8000]);
             bytes[bit / 8] ^= 1 << (bit % 8);
             let parsed = RedoHeader::parse(&bytes);
@@ -316,13 +323,13 @@ mod tests {
 
         #[test]
         fn no_bytes_are_too_odd(
-            mut bytes in proptest::collection::vec(any::<u8>(), 0..LEN + 9),
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..REDO_HEADER_BYTES + 9),
             format: u8,
             seals: bool,
             size: u64,
         ) {
-            if seals && bytes.len() >= LEN {
-                let all = [1, 6, 104, MARIADB_10_5, MARIADB_10_8];
+            if seals && bytes.len() >= REDO_HEADER_BYTES {
+                let all = [1, 6, 104, FORMAT_MARIADB_10_5, FORMAT_MARIADB_10_8];
                 let format = all[usize::from(format) % all.len()];
                 bytes[..4].copy_from_slice(&format.to_be_bytes());
                 for (at, len) in [(0, 508), (512, 508), (1536, 508), (4096, 60), (8192, 60)] {

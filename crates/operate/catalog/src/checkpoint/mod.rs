@@ -7,7 +7,7 @@
 pub mod innodb;
 pub mod postgresql;
 
-/// Why a checkpoint is unknown.
+/// The reason for which a checkpoint is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {

@@ -9,7 +9,7 @@ use pagekeeper_policy::names::SegmentSize;
 use super::{CheckpointError, array};
 
 /// Bytes needed from the start of the file: no version has a longer structure.
-pub const LEN: usize = 512;
+pub const CONTROL_FILE_BYTES: usize = 512;
 
 /// The last checkpoint according to `pg_control`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,19 +31,19 @@ pub struct ControlFile {
 }
 
 /// `DB_SHUTDOWNED` and `DB_SHUTDOWNED_IN_RECOVERY`.
-const CLEAN: [u32; 2] = [1, 2];
+const SHUT_DOWN_STATES: [u32; 2] = [1, 2];
 
 /// Offset of the checksum by format number.
-const CHECKSUMS: [(u32, usize); 3] = [(1300, 288), (1700, 288), (1800, 292)];
+const CHECKSUM_OFFSETS: [(u32, usize); 3] = [(1300, 288), (1700, 288), (1800, 292)];
 
 impl ControlFile {
-    /// Parses the first [`LEN`] bytes of the file, or more.
+    /// Parses the first [`CONTROL_FILE_BYTES`] bytes of the file, or more.
     ///
     /// Returns [`CheckpointError::UnknownFormat`] for versions other than 13 to 18, and for a file from a machine
     /// of the other byte order.
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
         let format = u32::from_ne_bytes(array(bytes, 8)?);
-        let known = CHECKSUMS.iter().find(|(number, _)| *number == format);
+        let known = CHECKSUM_OFFSETS.iter().find(|(number, _)| *number == format);
         let &(_, end) = known.ok_or(CheckpointError::UnknownFormat { format })?;
         let sum = u32::from_ne_bytes(array(bytes, end)?);
         if crc32c::crc32c(bytes.get(..end).unwrap_or_default()) != sum {
@@ -63,7 +63,7 @@ impl ControlFile {
             timeline: u32::from_ne_bytes(array(bytes, 48)?),
             segment_size: SegmentSize::of_file(segment_bytes.into())
                 .ok_or(CheckpointError::Implausible { what: "segment size" })?,
-            clean: CLEAN.contains(&u32::from_ne_bytes(array(bytes, 16)?)),
+            clean: SHUT_DOWN_STATES.contains(&u32::from_ne_bytes(array(bytes, 16)?)),
         })
     }
 
@@ -89,7 +89,7 @@ mod tests {
     /// Returns a file as PostgreSQL of that format writes it.
     fn file(format: u32, redo: u64, segment_bytes: u32) -> Vec<u8> {
         let mut bytes = vec![0; 8192];
-        let end = CHECKSUMS.iter().find(|(number, _)| *number == format).map_or(288, |known| known.1);
+        let end = CHECKSUM_OFFSETS.iter().find(|(number, _)| *number == format).map_or(288, |known| known.1);
         bytes[..8].copy_from_slice(&7_711_394_114_605_313_163_u64.to_ne_bytes());
         bytes[8..12].copy_from_slice(&format.to_ne_bytes());
         bytes[32..40].copy_from_slice(&(redo + 56).to_ne_bytes());
@@ -137,9 +137,9 @@ mod tests {
 
     #[test]
     fn each_format_has_its_checksum_where_its_structure_ends() {
-        for (format, _) in CHECKSUMS {
+        for (format, _) in CHECKSUM_OFFSETS {
             let bytes = file(format, 0x16_b374_d848, 1 << 30);
-            let control = ControlFile::parse(&bytes[..LEN]).unwrap();
+            let control = ControlFile::parse(&bytes[..CONTROL_FILE_BYTES]).unwrap();
             assert_eq!((control.format, control.redo, control.timeline), (format, 0x16_b374_d848, 3));
             assert_eq!(control.place(), (0x16_b374_d848 >> 30, 0x3374_d848));
         }

@@ -9,22 +9,22 @@
 use crate::checkpoint::{CheckpointError, array};
 
 /// Bytes needed of the file: no version has a longer structure.
-pub const LEN: usize = 512;
+pub const SLOT_BYTES: usize = 512;
 
 /// The first bytes of the file in every version.
-const MAGIC: u32 = 0x0105_1ca1;
+const SLOT_MAGIC: u32 = 0x0105_1ca1;
 /// Offset of the structure's own data, behind the magic, the checksum, the version and the length.
-const DATA: usize = 16;
+const DATA_OFFSET: usize = 16;
 /// Versions with the fields below at these offsets: PostgreSQL 13 to 15 write 2, 16 writes 3, 17
 /// and 18 write 5.
-const VERSIONS: std::ops::RangeInclusive<u32> = 2..=5;
+const SLOT_VERSIONS: std::ops::RangeInclusive<u32> = 2..=5;
 /// Offset of the database ID, which is 0 in a physical slot. The name, of 64 bytes, comes before it.
-const DATABASE: usize = DATA + 64;
-const RESTART_LSN: usize = DATABASE + 16;
+const DATABASE_OFFSET: usize = DATA_OFFSET + 64;
+const RESTART_LSN_OFFSET: usize = DATABASE_OFFSET + 16;
 /// Offset of the cause for which the server invalidated the slot, or 0. Version 2 has another LSN
 /// there.
-const INVALIDATED: usize = RESTART_LSN + 8;
-const INVALIDATED_SINCE_VERSION: u32 = 3;
+const INVALIDATION_OFFSET: usize = RESTART_LSN_OFFSET + 8;
+const INVALIDATION_SINCE_VERSION: u32 = 3;
 
 /// A replication slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,28 +37,28 @@ pub struct ReplicationSlot {
 }
 
 impl ReplicationSlot {
-    /// Parses the first [`LEN`] bytes of the file, or more.
+    /// Parses the first [`SLOT_BYTES`] bytes of the file, or more.
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
         let number = |at| array(bytes, at).map(u32::from_ne_bytes);
         let (magic, checksum, version, len) = (number(0)?, number(4)?, number(8)?, number(12)?);
-        if magic != MAGIC {
+        if magic != SLOT_MAGIC {
             return Err(CheckpointError::UnknownFormat { format: magic });
         }
-        if !VERSIONS.contains(&version) {
+        if !SLOT_VERSIONS.contains(&version) {
             return Err(CheckpointError::UnknownFormat { format: version });
         }
-        let end = usize::try_from(len).ok().and_then(|len| len.checked_add(DATA));
-        let end = end.filter(|end| (INVALIDATED + 4..=LEN).contains(end));
+        let end = usize::try_from(len).ok().and_then(|len| len.checked_add(DATA_OFFSET));
+        let end = end.filter(|end| (INVALIDATION_OFFSET + 4..=SLOT_BYTES).contains(end));
         let end = end.ok_or(CheckpointError::Implausible { what: "length" })?;
         let too_short = CheckpointError::TooShort { found: bytes.len(), needed: end };
         if crc32c::crc32c(bytes.get(8..end).ok_or(too_short)?) != checksum {
             return Err(CheckpointError::Checksum);
         }
-        let restart_lsn = u64::from_ne_bytes(array(bytes, RESTART_LSN)?);
-        let is_invalid = version >= INVALIDATED_SINCE_VERSION && number(INVALIDATED)? != 0;
+        let restart_lsn = u64::from_ne_bytes(array(bytes, RESTART_LSN_OFFSET)?);
+        let is_invalid = version >= INVALIDATION_SINCE_VERSION && number(INVALIDATION_OFFSET)? != 0;
         Ok(Self {
             restart_lsn: (restart_lsn > 0 && !is_invalid).then_some(restart_lsn),
-            is_logical: number(DATABASE)? != 0,
+            is_logical: number(DATABASE_OFFSET)? != 0,
         })
     }
 }
@@ -69,7 +69,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// The fields of a slot, as one server wrote them.
-    struct Written {
+    struct SavedSlot {
         version: u32,
         database: u32,
         catalog_xmin: u32,
@@ -82,7 +82,7 @@ mod tests {
 
     /// Slots for `test_decoding`: with two-phase decoding since PostgreSQL 14, for failover since
     /// 17.
-    const LOGICAL: [(u32, Written); 6] = [
+    const LOGICAL_SLOTS: [(u32, SavedSlot); 6] = [
         (13, logical(2, 13383, 0x1e5, 0x15c_4a18, 0x15c_4a50, 0xa194_3c95)),
         (14, logical(2, 13695, 0x2dd, 0x16e_fed0, 0x16e_ff08, 0x9d54_468e)),
         (15, logical(2, 5, 0x2d4, 0x150_07b8, 0x150_07f0, 0x6be0_e37c)),
@@ -90,7 +90,7 @@ mod tests {
         (17, logical(5, 5, 0x2e2, 0x14d_8a80, 0x14d_8ab8, 0xd8f6_b2cd)),
         (18, logical(5, 5, 0x2f0, 0x174_b300, 0x174_b338, 0x801e_3f5b)),
     ];
-    const PHYSICAL: [(u32, Written); 6] = [
+    const PHYSICAL_SLOTS: [(u32, SavedSlot); 6] = [
         (13, physical(2, 0x15c_4968, 0xa82f_88d8)),
         (14, physical(2, 0x16e_fe20, 0x3999_fdc2)),
         (15, physical(2, 0x150_0708, 0x6109_da08)),
@@ -99,8 +99,8 @@ mod tests {
         (18, physical(5, 0x174_b250, 0xd07b_97b2)),
     ];
     /// A slot of PostgreSQL 18 that was idle for longer than `idle_replication_slot_timeout`.
-    const TIMED_OUT: Written =
-        Written { invalidated: 8, checksum: 0xe8e8_daac, ..physical(5, 0x174_b250, 0) };
+    const TIMED_OUT_SLOT: SavedSlot =
+        SavedSlot { invalidated: 8, checksum: 0xe8e8_daac, ..physical(5, 0x174_b250, 0) };
 
     const fn logical(
         version: u32,
@@ -109,21 +109,21 @@ mod tests {
         restart_lsn: u64,
         confirmed_flush: u64,
         checksum: u32,
-    ) -> Written {
-        Written { version, database, catalog_xmin, restart_lsn, invalidated: 0, confirmed_flush, checksum }
+    ) -> SavedSlot {
+        SavedSlot { version, database, catalog_xmin, restart_lsn, invalidated: 0, confirmed_flush, checksum }
     }
 
-    const fn physical(version: u32, restart_lsn: u64, checksum: u32) -> Written {
+    const fn physical(version: u32, restart_lsn: u64, checksum: u32) -> SavedSlot {
         logical(version, 0, 0, restart_lsn, 0, checksum)
     }
 
-    impl Written {
+    impl SavedSlot {
         /// Returns the bytes of the server's file.
         fn bytes(&self, server: u32) -> Vec<u8> {
             let is_logical = self.database != 0;
             let mut bytes = vec![0; if server < 14 { 184 } else { 200 }];
-            let len = u32::try_from(bytes.len() - DATA).unwrap();
-            bytes[..4].copy_from_slice(&MAGIC.to_ne_bytes());
+            let len = u32::try_from(bytes.len() - DATA_OFFSET).unwrap();
+            bytes[..4].copy_from_slice(&SLOT_MAGIC.to_ne_bytes());
             bytes[8..12].copy_from_slice(&self.version.to_ne_bytes());
             bytes[12..16].copy_from_slice(&len.to_ne_bytes());
             bytes[16] = if is_logical { b'l' } else { b'p' };
@@ -157,13 +157,13 @@ mod tests {
 
     /// Returns a logical slot of PostgreSQL 15, and its position.
     fn slot() -> (Vec<u8>, u64) {
-        let (server, written) = &LOGICAL[2];
+        let (server, written) = &LOGICAL_SLOTS[2];
         (written.bytes(*server), written.restart_lsn)
     }
 
     #[test]
     fn what_each_version_of_the_server_wrote_is_read() {
-        for (slots, is_logical) in [(LOGICAL, true), (PHYSICAL, false)] {
+        for (slots, is_logical) in [(LOGICAL_SLOTS, true), (PHYSICAL_SLOTS, false)] {
             for (server, written) in slots {
                 let slot = ReplicationSlot { restart_lsn: Some(written.restart_lsn), is_logical };
                 assert_eq!(ReplicationSlot::parse(&written.bytes(server)), Ok(slot), "{server}");
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_slot_that_the_server_has_invalidated_has_no_place() {
         let slot = ReplicationSlot { restart_lsn: None, is_logical: false };
-        assert_eq!(ReplicationSlot::parse(&TIMED_OUT.bytes(18)), Ok(slot));
+        assert_eq!(ReplicationSlot::parse(&TIMED_OUT_SLOT.bytes(18)), Ok(slot));
     }
 
     #[test]
@@ -183,7 +183,7 @@ mod tests {
         {
             for len in [184_u32, 192, 256] {
                 let (mut bytes, restart_lsn) = slot();
-                bytes.resize(DATA + usize::try_from(len).unwrap(), 7);
+                bytes.resize(DATA_OFFSET + usize::try_from(len).unwrap(), 7);
                 bytes[8..12].copy_from_slice(&u32::to_ne_bytes(version));
                 bytes[12..16].copy_from_slice(&len.to_ne_bytes());
                 seal(&mut bytes);
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn a_slot_that_holds_nothing_has_no_place() {
         let (mut bytes, _) = slot();
-        bytes[RESTART_LSN..RESTART_LSN + 8].fill(0);
+        bytes[RESTART_LSN_OFFSET..RESTART_LSN_OFFSET + 8].fill(0);
         seal(&mut bytes);
         assert_eq!(ReplicationSlot::parse(&bytes).unwrap().restart_lsn, None);
     }
@@ -217,7 +217,7 @@ mod tests {
             assert_eq!(ReplicationSlot::parse(&bytes), Err(implausible), "{len}");
         }
         assert!(matches!(
-            ReplicationSlot::parse(&[0; LEN]),
+            ReplicationSlot::parse(&[0; SLOT_BYTES]),
             Err(CheckpointError::UnknownFormat { format: 0 })
         ));
     }
@@ -233,12 +233,12 @@ mod tests {
         #[test]
         fn no_bytes_are_too_odd(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), seals: bool) {
             if seals && bytes.len() >= 108 {
-                let len = u32::try_from(bytes.len() - DATA).unwrap();
-                bytes[..4].copy_from_slice(&MAGIC.to_ne_bytes());
+                let len = u32::try_from(bytes.len() - DATA_OFFSET).unwrap();
+                bytes[..4].copy_from_slice(&SLOT_MAGIC.to_ne_bytes());
                 bytes[8..12].copy_from_slice(&5_u32.to_ne_bytes());
                 bytes[12..16].copy_from_slice(&len.to_ne_bytes());
                 seal(&mut bytes);
-                prop_assert_eq!(ReplicationSlot::parse(&bytes).is_ok(), bytes.len() <= LEN);
+                prop_assert_eq!(ReplicationSlot::parse(&bytes).is_ok(), bytes.len() <= SLOT_BYTES);
             }
             let _ = ReplicationSlot::parse(&bytes);
         }

@@ -10,7 +10,7 @@ fn error_of(text: &str) -> String {
 fn the_built_in_ones_are_whole() {
     let profiles = Profile::built_in();
     let names: Vec<_> = profiles.iter().map(|profile| profile.name.as_str()).collect();
-    let listed: Vec<_> = BUILT_IN.iter().map(|(name, _)| *name).collect();
+    let listed: Vec<_> = BUILT_IN_PROFILES.iter().map(|(name, _)| *name).collect();
     assert_eq!(names, listed, "a profile's file is called after it");
     assert_eq!(names.last(), Some(&"generic"), "one that is particular comes before it");
     let mut files: Vec<String> = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/profiles"))

@@ -45,7 +45,7 @@ fn newest<'a>(names: &'a [OsString], pattern: &NamePattern) -> Option<&'a OsStr>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Engine, Origin};
+    use crate::settings::{Engine, SettingOrigin};
     use pagekeeper_kernel::{Links, open_directory};
 
     #[test]
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(asked(&names()), None);
         // A log in its own directory (wal_dir).
         assert_eq!(are_recycled(fd.as_fd(), &[], &spec, || &settings), None);
-        settings.add(&spec.key, "2", Origin::File { path: "/db/OPTIONS-000007".into(), line: 3 });
+        settings.add(&spec.key, "2", SettingOrigin::File { path: "/db/OPTIONS-000007".into(), line: 3 });
         assert_eq!(are_recycled(fd.as_fd(), &[], &spec, || &settings), Some(true));
     }
 }

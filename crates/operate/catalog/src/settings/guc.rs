@@ -1,20 +1,20 @@
 //! `PostgreSQL`'s configuration files, as its `guc-file.l` reads them, and the sizes in them: text in, lines out,
 //! no I/O.
 //!
-//! Never fails: a line that the server would refuse is [`Entry::Odd`].
+//! Never fails: a line that the server would refuse is [`GucEntry::Odd`].
 
 /// One line with content.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct GucLine {
     /// The line number, from 1.
     pub number: u32,
     /// The content.
-    pub entry: Entry,
+    pub entry: GucEntry,
 }
 
 /// The content of a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Entry {
+pub enum GucEntry {
     /// `name = value`.
     Set {
         /// The name as written.
@@ -35,31 +35,31 @@ pub enum Entry {
 /// Parses a configuration file.
 ///
 /// ```
-/// use pagekeeper_catalog::settings::guc::{Entry, parse};
+/// use pagekeeper_catalog::settings::guc::{GucEntry, parse};
 ///
 /// let lines = parse("# memory\nshared_buffers = 128MB # min 128kB\n");
 /// assert_eq!(lines[0].number, 2);
-/// assert_eq!(lines[0].entry, Entry::Set { name: "shared_buffers".into(), value: "128MB".into() });
+/// assert_eq!(lines[0].entry, GucEntry::Set { name: "shared_buffers".into(), value: "128MB".into() });
 /// ```
-pub fn parse(text: &str) -> Vec<Line> {
+pub fn parse(text: &str) -> Vec<GucLine> {
     lines(text).collect()
 }
 
 /// Parses a configuration file line by line, as [`parse`] does.
-pub(super) fn lines(text: &str) -> impl Iterator<Item = Line> {
+pub(super) fn lines(text: &str) -> impl Iterator<Item = GucLine> {
     let numbered = (1_u32..).zip(text.lines());
-    numbered.filter_map(|(number, line)| Some(Line { number, entry: entry(line)? }))
+    numbered.filter_map(|(number, line)| Some(GucLine { number, entry: parse_entry(line)? }))
 }
 
-fn entry(line: &str) -> Option<Entry> {
+fn parse_entry(line: &str) -> Option<GucEntry> {
     let line = line.trim();
     if line.is_empty() || line.starts_with('#') {
         return None;
     }
-    Some(assignment(line).unwrap_or(Entry::Odd))
+    Some(parse_assignment(line).unwrap_or(GucEntry::Odd))
 }
 
-fn assignment(line: &str) -> Option<Entry> {
+fn parse_assignment(line: &str) -> Option<GucEntry> {
     let in_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '.') || !c.is_ascii();
     let name_end = line.find(|c| !in_name(c)).unwrap_or(line.len());
     let (name, rest) = line.split_at(name_end);
@@ -69,20 +69,20 @@ fn assignment(line: &str) -> Option<Entry> {
     let rest = rest.trim_start();
     let rest = rest.strip_prefix('=').map_or(rest, str::trim_start);
     let (value, after) =
-        if let Some(quoted) = rest.strip_prefix('\'') { quoted_value(quoted)? } else { bare(rest)? };
+        if let Some(quoted) = rest.strip_prefix('\'') { quoted_value(quoted)? } else { bare_value(rest)? };
     let after = after.trim_start();
     if !(after.is_empty() || after.starts_with('#')) {
         return None;
     }
     Some(match name.to_ascii_lowercase().as_str() {
-        "include" => Entry::Include(value),
-        "include_if_exists" => Entry::IncludeIfExists(value),
-        "include_dir" => Entry::IncludeDirectory(value),
-        _ => Entry::Set { name: name.to_owned(), value },
+        "include" => GucEntry::Include(value),
+        "include_if_exists" => GucEntry::IncludeIfExists(value),
+        "include_dir" => GucEntry::IncludeDirectory(value),
+        _ => GucEntry::Set { name: name.to_owned(), value },
     })
 }
 
-fn bare(text: &str) -> Option<(String, &str)> {
+fn bare_value(text: &str) -> Option<(String, &str)> {
     let in_value = |c: char| {
         c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '+' | '.' | ':' | '/' | '$') || !c.is_ascii()
     };
@@ -126,7 +126,7 @@ fn quoted_value(text: &str) -> Option<(String, &str)> {
 }
 
 /// The settings with a size that are read, with the bytes of the unit that applies if none is written.
-const SIZES: [(&str, u64); 12] = [
+const SIZE_UNITS: [(&str, u64); 12] = [
     ("shared_buffers", 8 << 10),
     ("effective_cache_size", 8 << 10),
     ("checkpoint_flush_after", 8 << 10),
@@ -145,7 +145,7 @@ const SIZES: [(&str, u64); 12] = [
 ///
 /// A bare number counts in the setting's own unit, mostly blocks of 8 KiB (with the default block size) or MiB.
 pub(crate) fn size(name: &str, value: &str) -> Option<u64> {
-    let unit = SIZES.iter().find(|(known, _)| *known == name)?.1;
+    let unit = SIZE_UNITS.iter().find(|(known, _)| *known == name)?.1;
     let value = value.trim();
     let digits = value.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(value.len());
     let (number, suffix) = value.split_at(digits);
@@ -191,7 +191,7 @@ mod tests {
 
     fn set(line: &str) -> Option<(String, String)> {
         match parse(line).pop()?.entry {
-            Entry::Set { name, value } => Some((name, value)),
+            GucEntry::Set { name, value } => Some((name, value)),
             _ => None,
         }
     }
@@ -214,11 +214,11 @@ mod tests {
         }
         assert_eq!(set("pg_stat.x = 3").unwrap().0, "pg_stat.x");
         for odd in ["a =", "= 1", "a = 'open", "a = b c", "1a = 2", "a == 2"] {
-            assert_eq!(parse(odd)[0].entry, Entry::Odd, "{odd}");
+            assert_eq!(parse(odd)[0].entry, GucEntry::Odd, "{odd}");
         }
-        assert_eq!(parse("include_dir 'conf.d'")[0].entry, Entry::IncludeDirectory("conf.d".into()));
-        assert_eq!(parse("Include = 'x'")[0].entry, Entry::Include("x".into()));
-        assert_eq!(parse("include_if_exists='x'")[0].entry, Entry::IncludeIfExists("x".into()));
+        assert_eq!(parse("include_dir 'conf.d'")[0].entry, GucEntry::IncludeDirectory("conf.d".into()));
+        assert_eq!(parse("Include = 'x'")[0].entry, GucEntry::Include("x".into()));
+        assert_eq!(parse("include_if_exists='x'")[0].entry, GucEntry::IncludeIfExists("x".into()));
     }
 
     #[test]
@@ -239,14 +239,14 @@ mod tests {
 
     #[test]
     fn the_sample_of_debians_package_is_read() {
-        // postgresql-15, postgresql.conf.sample, shortened.
+        // postgresql-15, postgresql.conf.sample, without_long_lines.
         let text = "# -----------------------------\n# PostgreSQL configuration file\n\n\
             #data_directory = 'ConfigDir'\t\t# use data in another directory\nport = 5432\t\t\t\t# (change requires restart)\n\
             shared_buffers = 128MB\t\t\t# min 128kB\n#wal_level = replica\t\t\t# minimal, replica, or logical\n\
             log_timezone = 'Etc/UTC'\ndatestyle = 'iso, mdy'\ninclude_dir = 'conf.d'\n";
-        let entries: Vec<(u32, Entry)> =
+        let entries: Vec<(u32, GucEntry)> =
             parse(text).into_iter().map(|line| (line.number, line.entry)).collect();
-        let set = |name: &str, value: &str| Entry::Set { name: name.into(), value: value.into() };
+        let set = |name: &str, value: &str| GucEntry::Set { name: name.into(), value: value.into() };
         assert_eq!(
             entries,
             [
@@ -254,7 +254,7 @@ mod tests {
                 (6, set("shared_buffers", "128MB")),
                 (8, set("log_timezone", "Etc/UTC")),
                 (9, set("datestyle", "iso, mdy")),
-                (10, Entry::IncludeDirectory("conf.d".into())),
+                (10, GucEntry::IncludeDirectory("conf.d".into())),
             ]
         );
     }
@@ -263,7 +263,7 @@ mod tests {
         #[test]
         fn any_text_is_read(text in r"(?s)(.|[\\'=# \n0-9]|include_dir|shared_buffers){0,200}") {
             for line in parse(&text) {
-                if let Entry::Set { value, .. } = line.entry {
+                if let GucEntry::Set { value, .. } = line.entry {
                     size("shared_buffers", &value);
                     seconds(&value);
                 }

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 
 use pagekeeper_kernel::process::ProcRoot;
 
-use super::limits::{Cut, EACH_KEEPS, LONGEST_TOML, MAX_BYTES, MAX_OPENED, MAX_UNREAD};
+use super::limits::{
+    KEPT_BYTES_MIN, LimitHit, OPENED_FILES_MAX, READ_BYTES_MAX, TOML_BYTES_MAX, UNREAD_ENTRIES_MAX,
+};
 use super::testing::server;
-use super::{Engine, LONGEST_FILE, Server, Settings, SettingsReader};
+use super::{Engine, SETTINGS_FILE_BYTES_MAX, ServerFacts, Settings, SettingsReader};
 
-fn read(server: &Server) -> Settings {
+fn read(server: &ServerFacts) -> Settings {
     SettingsReader::default().read(server, &ProcRoot::default())
 }
 
@@ -23,7 +25,7 @@ fn mysqld(file: &Path) -> Settings {
 }
 
 /// Whether a limit was reported; it may be reported once.
-fn said(settings: &Settings, cut: Cut) -> bool {
+fn said(settings: &Settings, cut: LimitHit) -> bool {
     let sentence = cut.to_string();
     let times = settings.unread.iter().filter(|(_, why)| *why == sentence).count();
     assert!(times <= 1, "{cut:?} {times} times");
@@ -62,9 +64,9 @@ fn a_file_that_includes_itself_thousands_of_times_is_read_once() {
     files.write("my.cnf", &text);
     files.write("other.cnf", format!("[mysqld]\nsync-binlog=2\n{}", lines(&path)));
     let settings = mysqld(&path);
-    assert!(said(&settings, Cut::Cycle) && said(&settings, Cut::Files), "{:?}", settings.unread);
-    assert!(settings.unread.len() <= MAX_UNREAD + 8);
-    assert!(settings.read_from.len() <= MAX_OPENED as usize);
+    assert!(said(&settings, LimitHit::Cycle) && said(&settings, LimitHit::Files), "{:?}", settings.unread);
+    assert!(settings.unread.len() <= UNREAD_ENTRIES_MAX + 8);
+    assert!(settings.read_from.len() <= OPENED_FILES_MAX as usize);
     // A value that a later line beyond a limit may change is in doubt.
     let found = settings.get("sync_binlog").unwrap();
     assert_eq!((found.value.as_str(), found.doubt.is_some()), ("1", true));
@@ -76,7 +78,9 @@ fn a_file_that_includes_itself_thousands_of_times_is_read_once() {
     let settings = mysqld(&path);
     assert_eq!(settings.unread.len(), 1);
     let found = settings.get("sync_binlog").unwrap();
-    assert!(said(&settings, Cut::Cycle) && !found.doubt.as_deref().unwrap_or_default().contains("not all"));
+    assert!(
+        said(&settings, LimitHit::Cycle) && !found.doubt.as_deref().unwrap_or_default().contains("not all")
+    );
 }
 
 #[test]
@@ -90,7 +94,7 @@ fn files_are_read_up_to_a_number_a_depth_and_a_size() {
         );
     }
     let settings = mysqld(&deep(0));
-    assert!(said(&settings, Cut::Depth), "{:?}", settings.unread);
+    assert!(said(&settings, LimitHit::Depth), "{:?}", settings.unread);
     assert_eq!(settings.read_from.len(), 11);
 
     std::fs::create_dir(files.path("many.d")).unwrap();
@@ -99,24 +103,24 @@ fn files_are_read_up_to_a_number_a_depth_and_a_size() {
     }
     let settings =
         mysqld(&files.write("many.cnf", format!("!includedir {}\n", files.path("many.d").display())));
-    assert!(said(&settings, Cut::Files), "{:?}", settings.unread);
+    assert!(said(&settings, LimitHit::Files), "{:?}", settings.unread);
     // Missing files take their time, too.
     let none = (0..5000).fold(String::new(), |mut text, number| {
         writeln!(text, "!include /nonexistent/{number}").unwrap();
         text
     });
     let settings = mysqld(&files.write("none.cnf", none));
-    assert!(said(&settings, Cut::Files) && settings.unread.len() == 1, "{:?}", settings.unread);
+    assert!(said(&settings, LimitHit::Files) && settings.unread.len() == 1, "{:?}", settings.unread);
 
-    let big = usize::try_from(LONGEST_FILE).unwrap();
+    let big = usize::try_from(SETTINGS_FILE_BYTES_MAX).unwrap();
     let includes = (0..6).fold(String::new(), |mut text, number| {
         let path = files.write(&format!("{number}.big"), "#".repeat(big));
         writeln!(text, "!include {}", path.display()).unwrap();
         text
     });
     let settings = mysqld(&files.write("bytes.cnf", includes));
-    assert!(said(&settings, Cut::Bytes) && said(&settings, Cut::Line), "{:?}", settings.unread);
-    assert_eq!(settings.read_from.len() as u64, MAX_BYTES / LONGEST_FILE);
+    assert!(said(&settings, LimitHit::Bytes) && said(&settings, LimitHit::Line), "{:?}", settings.unread);
+    assert_eq!(settings.read_from.len() as u64, READ_BYTES_MAX / SETTINGS_FILE_BYTES_MAX);
 }
 
 #[test]
@@ -124,18 +128,18 @@ fn lines_settings_and_complaints_are_bounded() {
     let files = Files::new();
     let long = "x".repeat(100_000);
     let settings = mysqld(&files.write("long.cnf", format!("[mysqld]\na={long}\n{long}=1\nb=1\n")));
-    assert!(said(&settings, Cut::Line));
+    assert!(said(&settings, LimitHit::Line));
     assert_eq!((settings.get("a"), settings.get("b").unwrap().value.as_str()), (None, "1"));
 
     let odd = mysqld(&files.write("odd.cnf", "[x\n".repeat(50_000)));
-    assert_eq!(odd.unread.len(), MAX_UNREAD + 1);
+    assert_eq!(odd.unread.len(), UNREAD_ENTRIES_MAX + 1);
     assert!(odd.unread.last().unwrap().1.starts_with("49980 more lines"), "{:?}", odd.unread.last());
 
     let groups = (0..50_000).fold(String::new(), |mut text, number| {
         writeln!(text, "[mysqld-9.{number}]\nx=1").unwrap();
         text
     });
-    assert_eq!(mysqld(&files.write("groups.cnf", groups)).unread.len(), MAX_UNREAD + 1);
+    assert_eq!(mysqld(&files.write("groups.cnf", groups)).unread.len(), UNREAD_ENTRIES_MAX + 1);
 
     // A long path and very many options: together they would take far more memory than the file if each kept its
     // path.
@@ -144,7 +148,7 @@ fn lines_settings_and_complaints_are_bounded() {
     let path = deep.join("my.cnf");
     std::fs::write(&path, format!("[mysqld]\n{}last=1\n", "a=1\n".repeat(200_000))).unwrap();
     let settings = mysqld(&path);
-    assert!(said(&settings, Cut::Kept));
+    assert!(said(&settings, LimitHit::Kept));
     assert!(settings.all().len() < 20_000, "{}", settings.all().len());
     assert!(settings.get("a").unwrap().doubt.is_some());
 }
@@ -162,7 +166,7 @@ fn very_many_databases_have_little_each() {
     let counts: Vec<usize> =
         (0..12).map(|_| reader.read(&database, &ProcRoot::default()).all().len()).collect();
     assert!(counts[11] * 10 < counts[0] && counts[11] > 0, "{counts:?}");
-    let brief = Server { is_brief: true, ..database };
+    let brief = ServerFacts { is_brief: true, ..database };
     let kept = SettingsReader::default().read(&brief, &ProcRoot::default()).all().len();
     assert!(kept * 10 < counts[0] && kept > 0, "{kept} of {}", counts[0]);
     // An ordinary server's settings are still read.
@@ -170,7 +174,7 @@ fn very_many_databases_have_little_each() {
     let line = format!("mysqld --defaults-file={}", usual.display());
     let usual = reader.read(&server(Engine::MySql, Path::new("/x"), &line), &ProcRoot::default());
     assert_eq!((usual.all().len(), usual.unread.len()), (200, 0));
-    const { assert!(EACH_KEEPS > 200 * 1024) };
+    const { assert!(KEPT_BYTES_MIN > 200 * 1024) };
 }
 
 #[test]
@@ -182,8 +186,8 @@ fn postgresqls_includes_are_bounded() {
     std::fs::create_dir(files.path("conf.d")).unwrap();
     files.write("conf.d/a.conf", "include_dir '.'\nwork_mem = 1\n");
     let settings = read(&server(Engine::PostgreSql, files.0.path(), ""));
-    assert!(said(&settings, Cut::Cycle) && said(&settings, Cut::Files), "{:?}", settings.unread);
-    assert!(settings.unread.len() < MAX_UNREAD + 8);
+    assert!(said(&settings, LimitHit::Cycle) && said(&settings, LimitHit::Files), "{:?}", settings.unread);
+    assert!(settings.unread.len() < UNREAD_ENTRIES_MAX + 8);
     // No default is claimed where settings may be missing.
     assert_eq!(settings.get("checkpoint_flush_after"), None);
     assert_eq!(settings.get("port").unwrap().value, "1");
@@ -211,12 +215,12 @@ fn options_of_rocksdb_and_tikv_are_bounded() {
     let reasons = |settings: &Settings| {
         settings.unread.iter().map(|(_, why)| why.clone()).collect::<Vec<_>>().join("; ")
     };
-    let keys = LONGEST_TOML / 10;
+    let keys = TOML_BYTES_MAX / 10;
     let many = (0..keys).fold(String::new(), |mut text, number| {
         writeln!(text, "a{number} = 1").unwrap();
         text
     });
-    assert!(tikv(many[..LONGEST_TOML - 20].rsplit_once('\n').unwrap().0).get("a100").is_some());
+    assert!(tikv(many[..TOML_BYTES_MAX - 20].rsplit_once('\n').unwrap().0).get("a100").is_some());
     assert!(reasons(&tikv(&many)).contains("files of TOML"));
     // Each key would carry the name of its table.
     let table = format!("[{}]\n{}[rocksdb]\nb = 2\n", "k".repeat(100_000), "a.b = 1\n");
@@ -250,7 +254,7 @@ fn what_was_persisted_is_bounded() {
     files.write("mysqld-auto.cnf", format!("{{\"mysql_server\":{{{members}\"last\":{{\"Value\":\"1\"}}}}}}"));
     let settings = read(&server(Engine::MySql, files.0.path(), "mysqld --x"));
     assert_eq!(settings.get("v29999").unwrap().value, "1");
-    assert!(matches!(settings.get("v7").unwrap().from, super::Origin::File { line: 9, .. }));
+    assert!(matches!(settings.get("v7").unwrap().from, super::SettingOrigin::File { line: 9, .. }));
     files.write("mysqld-auto.cnf", "[".repeat(1 << 19));
     assert_eq!(read(&server(Engine::MySql, files.0.path(), "mysqld --x")).unread.len(), 1);
 }

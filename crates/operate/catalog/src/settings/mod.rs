@@ -12,7 +12,6 @@
 //! [`SettingsReader::read`] does not fail: problems are in [`Settings::unread`].
 
 mod beside;
-mod decisive;
 pub mod guc;
 #[cfg(test)]
 mod hostile;
@@ -22,8 +21,9 @@ pub mod option_file;
 pub mod options;
 mod postgresql;
 mod program;
+mod program_search;
+mod rewrite_decision;
 mod rocksdb;
-mod searched;
 mod server;
 mod server_root;
 #[cfg(test)]
@@ -37,34 +37,38 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_text::escaped;
 use serde::Serialize;
 
-use limits::{ALL_KEEP, BRIEF_PROGRAM, Cut, EACH_KEEPS, LONGEST_NAME, MAX_KEPT, MAX_UNREAD};
-use program::Program;
-use searched::Searched;
-use server_root::Unread;
+use limits::{
+    ALL_KEPT_BYTES_MAX, BRIEF_PROGRAM_BYTES_MAX, KEPT_BYTES_MAX, KEPT_BYTES_MIN, LimitHit,
+    SETTING_NAME_BYTES_MAX, UNREAD_ENTRIES_MAX,
+};
+use program::ServerProgram;
+use program_search::ProgramSearch;
+use server_root::ReadFailure;
 use version_groups::VersionGroups;
 
 pub use beside::are_recycled;
-pub use decisive::{Decided, how_written};
-pub use limits::LONGEST_FILE;
-pub use mysql::BUFFERED;
+pub use limits::SETTINGS_FILE_BYTES_MAX;
+pub use mysql::BUFFERED_METHOD;
+pub use rewrite_decision::{RewriteDecision, decide_rewrite};
 pub use rocksdb::keys as toml_keys;
-pub use server::{Opened, Server, ServerFile, uptime};
+pub use server::{OpenMode, ServerFacts, ServerFile, uptime};
 pub use server_root::ServerRoot;
 
 /// The text for a server that may be either of two.
-const NOT_CERTAIN: &str = "whether this is MySQL or MariaDB is not certain: its program could not be read, or says \
+const ENGINE_DOUBT: &str = "whether this is MySQL or MariaDB is not certain: its program could not be read, or says \
                            neither";
 /// The text for a file that was changed after the server started.
-const CHANGED_SINCE: &str = "changed after the server started: what it runs with may differ";
+const CHANGED_DOUBT: &str = "changed after the server started: what it runs with may differ";
 /// The text for settings beyond the limits.
-const CUT: &str = "not all of its settings files were read";
+const LIMIT_DOUBT: &str = "not all of its settings files were read";
 /// The text for a file that the server's user may not read. A server that root started may have read it before.
-const HIDDEN: &str = "its mode keeps the server's user from reading it: whether the server did is not known";
+const HIDDEN_DOUBT: &str =
+    "its mode keeps the server's user from reading it: whether the server did is not known";
 /// The text for a setting from a file if another file that may override it was not read.
-const PARTIAL: &str =
+const PARTIAL_DOUBT: &str =
     "not all of its settings files could be read, or one was changed after the server started";
 /// Memory of a setting besides its texts, in bytes.
-const SETTING: usize = size_of::<Setting>() + CHANGED_SINCE.len();
+const SETTING_BYTES: usize = size_of::<Setting>() + CHANGED_DOUBT.len();
 
 /// The database engine whose settings they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -91,7 +95,7 @@ pub enum Engine {
 pub struct Settings {
     /// The engine.
     pub engine: Engine,
-    /// Why the engine is uncertain, if it is: then no change of a setting is advised.
+    /// The reason for which the engine is uncertain, if it is: then no change of a setting is advised.
     pub engine_doubt: Option<String>,
     /// The server's version if it is certain: "15", "10.11.14", "7.8.3".
     pub version: Option<String>,
@@ -112,19 +116,19 @@ pub struct Settings {
     #[serde(skip)]
     is_partial: bool,
     #[serde(skip)]
-    room: Room,
+    usage: LimitUsage,
 }
 
 /// The used part of the limits.
 #[derive(Debug, Clone)]
-struct Room {
+struct LimitUsage {
     /// Bytes used by settings from files, and the limit.
     kept: usize,
     max_kept: usize,
     /// The number of unread entries that are not listed.
     more_unread: u64,
     /// The limits that were hit, each with the first file.
-    cuts: BTreeMap<Cut, PathBuf>,
+    limits_hit: BTreeMap<LimitHit, PathBuf>,
 }
 
 /// One setting.
@@ -135,7 +139,7 @@ pub struct Setting {
     /// The value as written, without quotes.
     pub value: String,
     /// The place where it was found.
-    pub from: Origin,
+    pub from: SettingOrigin,
     /// The reason why it may not be in force: "changed after the server started". `None` if there is no known
     /// doubt.
     pub doubt: Option<String>,
@@ -144,7 +148,7 @@ pub struct Setting {
 /// The origin of a setting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Origin {
+pub enum SettingOrigin {
     /// An argument of the process.
     CommandLine,
     /// A file.
@@ -162,7 +166,7 @@ pub enum Origin {
     Default,
 }
 
-impl std::fmt::Display for Origin {
+impl std::fmt::Display for SettingOrigin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::CommandLine => f.write_str("the command line"),
@@ -199,20 +203,25 @@ impl Settings {
             found: Vec::new(),
             home: None,
             is_partial: false,
-            room: Room { kept: 0, max_kept: MAX_KEPT, more_unread: 0, cuts: BTreeMap::new() },
+            usage: LimitUsage {
+                kept: 0,
+                max_kept: KEPT_BYTES_MAX,
+                more_unread: 0,
+                limits_hit: BTreeMap::new(),
+            },
         }
     }
 
     /// Returns the effective setting; `name` may be written with `-` or `_`, in small or large letters.
     pub fn get(&self, name: &str) -> Option<&Setting> {
-        let name = normal(name);
+        let name = normalized(name);
         self.found.iter().rev().find(|setting| setting.name == name)
     }
 
     /// Returns the setting as written, regardless of the process's observed state.
     pub fn written(&self, name: &str) -> Option<&Setting> {
-        let name = normal(name);
-        self.found.iter().rev().find(|setting| setting.name == name && setting.from != Origin::Seen)
+        let name = normalized(name);
+        self.found.iter().rev().find(|setting| setting.name == name && setting.from != SettingOrigin::Seen)
     }
 
     /// Whether it is set to a true value; `None` if unknown.
@@ -253,21 +262,27 @@ impl Settings {
     }
 
     /// Adds a setting that takes precedence over all earlier ones.
-    pub fn add(&mut self, name: &str, value: impl Into<String>, from: Origin) {
-        let setting = Setting { name: normal(name), value: value.into(), from, doubt: None };
-        if let Origin::File { path, .. } = &setting.from {
-            let takes = SETTING + setting.name.len() + setting.value.len() + path.as_os_str().len();
-            let full = self.room.kept.saturating_add(takes) > self.room.max_kept;
-            if full || setting.name.len() > LONGEST_NAME {
-                return self.cut(&path.clone(), if full { Cut::Kept } else { Cut::Line });
+    pub fn add(&mut self, name: &str, value: impl Into<String>, from: SettingOrigin) {
+        let setting = Setting { name: normalized(name), value: value.into(), from, doubt: None };
+        if let SettingOrigin::File { path, .. } = &setting.from {
+            let takes = SETTING_BYTES + setting.name.len() + setting.value.len() + path.as_os_str().len();
+            let full = self.usage.kept.saturating_add(takes) > self.usage.max_kept;
+            if full || setting.name.len() > SETTING_NAME_BYTES_MAX {
+                return self.record_limit(&path.clone(), if full { LimitHit::Kept } else { LimitHit::Line });
             }
-            self.room.kept += takes;
+            self.usage.kept += takes;
         }
         self.found.push(setting);
     }
 
     /// Adds a setting from a file, with the doubt whether the server has read it so.
-    fn add_doubted(&mut self, name: &str, value: impl Into<String>, from: Origin, doubt: Option<&str>) {
+    fn add_doubted(
+        &mut self,
+        name: &str,
+        value: impl Into<String>,
+        from: SettingOrigin,
+        doubt: Option<&str>,
+    ) {
         let known = self.found.len();
         self.add(name, value, from);
         if let Some(setting) = self.found.get_mut(known) {
@@ -276,49 +291,49 @@ impl Settings {
     }
 
     /// Records a file that could not be read.
-    fn not_read(&mut self, path: impl Into<PathBuf>, why: impl Into<String>) {
-        if self.unread.len() < MAX_UNREAD {
+    fn record_unread(&mut self, path: impl Into<PathBuf>, why: impl Into<String>) {
+        if self.unread.len() < UNREAD_ENTRIES_MAX {
             self.unread.push((path.into(), why.into()));
         } else {
-            self.room.more_unread += 1;
+            self.usage.more_unread += 1;
         }
     }
 
     /// Records a file or directory that is missing or could not be read.
-    fn failed(&mut self, path: impl Into<PathBuf>, unread: Unread) {
+    fn record_failure(&mut self, path: impl Into<PathBuf>, unread: ReadFailure) {
         match unread {
-            Unread::Missing => self.not_read(path, "it is not there any more"),
-            Unread::Because(why) => {
+            ReadFailure::Missing => self.record_unread(path, "it is not there any more"),
+            ReadFailure::Because(why) => {
                 self.is_partial = true;
-                self.not_read(path, why);
+                self.record_unread(path, why);
             }
-            Unread::Cut(cut) => self.cut(&path.into(), cut),
+            ReadFailure::Limit(limit) => self.record_limit(&path.into(), limit),
         }
     }
 
     /// Records a limit that was hit at this file.
-    fn cut(&mut self, path: &Path, cut: Cut) {
-        self.room.cuts.entry(cut).or_insert_with(|| path.to_path_buf());
+    fn record_limit(&mut self, path: &Path, limit: LimitHit) {
+        self.usage.limits_hit.entry(limit).or_insert_with(|| path.to_path_buf());
     }
 
     /// Whether there may be more settings: more was found than is read and kept per database.
     pub fn is_cut(&self) -> bool {
-        self.room.cuts.keys().any(|cut| cut.hides())
+        self.usage.limits_hit.keys().any(|limit| limit.hides())
     }
 
     /// Returns why a setting may not be in force, if so: its file was changed, or another file that may override
     /// it was not read.
     pub fn doubt_of<'a>(&self, setting: &'a Setting) -> Option<&'a str> {
         let may_be_hidden = match setting.from {
-            Origin::File { .. } | Origin::Environment => self.is_partial || self.is_cut(),
-            Origin::CommandLine | Origin::Seen | Origin::Default => false,
+            SettingOrigin::File { .. } | SettingOrigin::Environment => self.is_partial || self.is_cut(),
+            SettingOrigin::CommandLine | SettingOrigin::Seen | SettingOrigin::Default => false,
         };
-        setting.doubt.as_deref().or(may_be_hidden.then_some(PARTIAL))
+        setting.doubt.as_deref().or(may_be_hidden.then_some(PARTIAL_DOUBT))
     }
 
     /// Forgets all other settings, and which files were read or not.
     pub fn keep_only(&mut self, names: &[&str]) {
-        let names: Vec<String> = names.iter().map(|name| normal(name)).collect();
+        let names: Vec<String> = names.iter().map(|name| normalized(name)).collect();
         self.found.retain(|setting| names.contains(&setting.name));
         self.found.shrink_to_fit();
         (self.read_from, self.unread) = (Vec::new(), Vec::new());
@@ -327,13 +342,14 @@ impl Settings {
     /// Records which limits were hit.
     fn finish(&mut self) {
         if self.is_cut() {
-            let of_files = |setting: &&mut Setting| matches!(setting.from, Origin::File { .. });
+            let of_files = |setting: &&mut Setting| matches!(setting.from, SettingOrigin::File { .. });
             for setting in self.found.iter_mut().filter(of_files) {
-                setting.doubt.get_or_insert_with(|| CUT.to_owned());
+                setting.doubt.get_or_insert_with(|| LIMIT_DOUBT.to_owned());
             }
         }
-        self.unread.extend(self.room.cuts.iter().map(|(cut, path)| (path.clone(), cut.to_string())));
-        let more = self.room.more_unread;
+        self.unread
+            .extend(self.usage.limits_hit.iter().map(|(limit, path)| (path.clone(), limit.to_string())));
+        let more = self.usage.more_unread;
         if more > 0 {
             self.unread.push((
                 "its other settings files".into(),
@@ -344,24 +360,24 @@ impl Settings {
 }
 
 /// Returns a name in the form used here: small letters, `_` for `-`.
-fn normal(name: &str) -> String {
+fn normalized(name: &str) -> String {
     name.replace('-', "_").to_ascii_lowercase()
 }
 
 /// Reads the settings of databases. Each of them is bounded, and so is their sum.
 ///
 /// ```
-/// use pagekeeper_catalog::settings::{Server, SettingsReader};
+/// use pagekeeper_catalog::settings::{ServerFacts, SettingsReader};
 /// use pagekeeper_kernel::process::ProcRoot;
 ///
-/// fn show(server: &Server, proc: &ProcRoot) {
+/// fn show(server: &ServerFacts, proc: &ProcRoot) {
 ///     let settings = SettingsReader::default().read(server, proc);
 ///     println!("{:?}", settings.get("sync_binlog"));
 /// }
 /// ```
 #[derive(Debug, Default)]
 pub struct SettingsReader {
-    programs: Searched<Option<Program>>,
+    programs: ProgramSearch<Option<ServerProgram>>,
     groups: VersionGroups,
     /// Bytes used by the settings of all databases read.
     kept: usize,
@@ -369,22 +385,23 @@ pub struct SettingsReader {
 
 impl SettingsReader {
     /// Reads the settings of a server.
-    pub fn read(&mut self, server: &Server, proc: &ProcRoot) -> Settings {
+    pub fn read(&mut self, server: &ServerFacts, proc: &ProcRoot) -> Settings {
         let mut settings = Settings::new(server.engine);
-        settings.room.max_kept = MAX_KEPT.min(ALL_KEEP.saturating_sub(self.kept).max(EACH_KEEPS));
+        settings.usage.max_kept =
+            KEPT_BYTES_MAX.min(ALL_KEPT_BYTES_MAX.saturating_sub(self.kept).max(KEPT_BYTES_MIN));
         if server.is_brief {
-            settings.room.max_kept = EACH_KEEPS;
-            self.programs.lower(BRIEF_PROGRAM);
-            self.groups.lower(BRIEF_PROGRAM);
+            settings.usage.max_kept = KEPT_BYTES_MIN;
+            self.programs.lower(BRIEF_PROGRAM_BYTES_MAX);
+            self.groups.lower(BRIEF_PROGRAM_BYTES_MAX);
         }
         match settings.engine {
             Engine::MariaDb | Engine::MySql => {
                 if !server.is_certain {
-                    match program::of(server, proc, &mut self.programs) {
+                    match program::detect(server, proc, &mut self.programs) {
                         Some(program) => {
                             (settings.engine, settings.version) = (program.engine, program.version);
                         }
-                        None => settings.engine_doubt = Some(NOT_CERTAIN.to_owned()),
+                        None => settings.engine_doubt = Some(ENGINE_DOUBT.to_owned()),
                     }
                 }
                 mysql::read(server, proc, &mut self.groups, &mut settings);
@@ -394,11 +411,11 @@ impl SettingsReader {
             }
             Engine::PostgreSql => postgresql::read(server, proc, &mut settings),
             Engine::RocksDb | Engine::TiKv => rocksdb::read(server, proc, &mut settings),
-            Engine::MongoDb => settings.not_read("mongod.conf", "settings of MongoDB are not read"),
+            Engine::MongoDb => settings.record_unread("mongod.conf", "settings of MongoDB are not read"),
             Engine::Other => {}
         }
         settings.finish();
-        self.kept += settings.room.kept;
+        self.kept += settings.usage.kept;
         settings
     }
 }

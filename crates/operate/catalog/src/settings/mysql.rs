@@ -15,27 +15,32 @@ use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_text::unescaped;
 
-use super::limits::{Cut, DEEPEST, beginning, shortened};
-use super::option_file::{self, Entry, option};
-use super::server_root::{ServerRoot, Unread};
+use super::limits::{INCLUDE_DEPTH_MAX, LimitHit, beginning, without_long_lines};
+use super::option_file::{self, OptionFileEntry, option};
+use super::server_root::{ReadFailure, ServerRoot};
 use super::version_groups::VersionGroups;
-use super::{Engine, Opened, Origin, Server, Settings};
+use super::{Engine, OpenMode, ServerFacts, SettingOrigin, Settings};
 
 /// The server's groups, except those of one version.
-const GROUPS: [&str; 4] = ["mysqld", "server", "mariadb", "mariadbd"];
+const SERVER_GROUPS: [&str; 4] = ["mysqld", "server", "mariadb", "mariadbd"];
 /// Further groups that a server reads; not the place for its own settings.
 const SHARED_GROUPS: [&str; 2] = ["client-server", "galera"];
 /// Maximum depth of objects in the file of persisted variables.
-const DEEPEST_OBJECT: u32 = 10;
+const OBJECT_DEPTH_MAX: u32 = 10;
 
 /// Reads all settings into `settings`.
-pub(super) fn read(server: &Server, proc: &ProcRoot, groups: &mut VersionGroups, settings: &mut Settings) {
+pub(super) fn read(
+    server: &ServerFacts,
+    proc: &ProcRoot,
+    groups: &mut VersionGroups,
+    settings: &mut Settings,
+) {
     let root = ServerRoot::of(server, proc);
     let arguments: Vec<String> =
         server.command_line.iter().skip(1).map(|word| unescaped(word).into_owned()).collect();
     let variables = root.variables().unwrap_or_else(|error| {
         settings.is_partial = true;
-        settings.not_read("its environment", format!("{error}: $HOME and $MYSQL_HOME are not known"));
+        settings.record_unread("its environment", format!("{error}: $HOME and $MYSQL_HOME are not known"));
         Vec::new()
     });
     let variable = |name: &str| {
@@ -45,21 +50,21 @@ pub(super) fn read(server: &Server, proc: &ProcRoot, groups: &mut VersionGroups,
             .map(|(_, value)| value.clone())
             .filter(|v| !v.is_empty())
     };
-    let (defaults, rest) = Defaults::of(&arguments);
+    let (defaults, rest) = DefaultsOptions::parse(&arguments);
     let suffix = defaults.suffix.clone().or_else(|| variable("MYSQL_GROUP_SUFFIX"));
     let exe = server.pid.map(|pid| proc.path().join(format!("{pid}/exe")));
     let files = defaults.files(&variable);
     if server.pid.is_none() && arguments.is_empty() {
         read_if_its_own(server, &root, &files, groups, settings);
     } else {
-        let mut reader = Reader { root: &root, settings, suffix, exe, groups, open: Vec::new() };
+        let mut reader = OptionFileReader { root: &root, settings, suffix, exe, groups, open: Vec::new() };
         for path in files {
-            reader.file(&path, 0, defaults.file.is_some());
+            reader.read_file(&path, 0, defaults.file.is_some());
         }
     }
     for (name, value) in long_options(rest) {
         for (name, value) in option(&name, value.as_deref()) {
-            settings.add(&name, value, Origin::CommandLine);
+            settings.add(&name, value, SettingOrigin::CommandLine);
         }
     }
     let loads = !defaults.none && settings.is_on("persisted_globals_load") != Some(false);
@@ -69,24 +74,25 @@ pub(super) fn read(server: &Server, proc: &ProcRoot, groups: &mut VersionGroups,
             (Some(_), _) => root.absolute(Path::new("")),
             (None, directory) => directory.cloned().unwrap_or_default(),
         };
-        persisted(&root, &directory.join("mysqld-auto.cnf"), settings);
+        read_persisted(&root, &directory.join("mysqld-auto.cnf"), settings);
     }
-    seen(server, settings);
+    add_observed(server, settings);
 }
 
 /// Reads the option files for a directory that no server has open. They count as settings of its server only if
 /// they name this very directory: it may be a copy, or a backup of another.
 fn read_if_its_own(
-    server: &Server,
+    server: &ServerFacts,
     root: &ServerRoot<'_>,
     files: &[PathBuf],
     groups: &mut VersionGroups,
     settings: &mut Settings,
 ) {
-    let mut read = Settings { room: settings.room.clone(), ..Settings::new(settings.engine) };
-    let mut reader = Reader { root, settings: &mut read, suffix: None, exe: None, groups, open: Vec::new() };
+    let mut read = Settings { usage: settings.usage.clone(), ..Settings::new(settings.engine) };
+    let mut reader =
+        OptionFileReader { root, settings: &mut read, suffix: None, exe: None, groups, open: Vec::new() };
     for path in files {
-        reader.file(path, 0, false);
+        reader.read_file(path, 0, false);
     }
     let its_own = read.get("datadir").is_some_and(|datadir| {
         asking(Path::new(&datadir.value)).is_ok_and(|_asking| {
@@ -100,22 +106,22 @@ fn read_if_its_own(
         let why = "which server this directory belongs to is not known: the option files of this machine name \
         another \
                    datadir, or none";
-        settings.not_read("my.cnf", why);
+        settings.record_unread("my.cnf", why);
     }
 }
 
 /// The options that say where to read options: the first arguments.
 #[derive(Debug, Default)]
-struct Defaults {
+struct DefaultsOptions {
     none: bool,
     file: Option<PathBuf>,
     extra: Option<PathBuf>,
     suffix: Option<String>,
 }
 
-impl Defaults {
+impl DefaultsOptions {
     /// Returns these options and the arguments after them.
-    fn of(arguments: &[String]) -> (Self, &[String]) {
+    fn parse(arguments: &[String]) -> (Self, &[String]) {
         let mut found = Self::default();
         let mut count = 0;
         for argument in arguments {
@@ -163,7 +169,7 @@ fn long_options(arguments: &[String]) -> Vec<(String, Option<String>)> {
     options
 }
 
-struct Reader<'a> {
+struct OptionFileReader<'a> {
     root: &'a ServerRoot<'a>,
     settings: &'a mut Settings,
     suffix: Option<String>,
@@ -173,135 +179,139 @@ struct Reader<'a> {
     open: Vec<Inode>,
 }
 
-impl Reader<'_> {
-    fn file(&mut self, path: &Path, depth: u32, must_be: bool) {
+impl OptionFileReader<'_> {
+    fn read_file(&mut self, path: &Path, depth: u32, must_be: bool) {
         if path.is_relative() {
             // The server has left the directory that it was started in.
             self.settings.is_partial = true;
             self.settings
-                .not_read(path, "named relative to where the server was started, which can't be seen");
+                .record_unread(path, "named relative to where the server was started, which can't be seen");
             return;
         }
-        if depth > DEEPEST {
-            return self.settings.cut(path, Cut::Depth);
+        if depth > INCLUDE_DEPTH_MAX {
+            return self.settings.record_limit(path, LimitHit::Depth);
         }
         let text = match self.root.read(path) {
             Ok(text) if text.world_writable => {
-                self.settings.not_read(path, "anybody may write it, so the server ignores it");
+                self.settings.record_unread(path, "anybody may write it, so the server ignores it");
                 return;
             }
-            Ok(text) if self.open.contains(&text.inode) => return self.settings.cut(path, Cut::Cycle),
+            Ok(text) if self.open.contains(&text.inode) => {
+                return self.settings.record_limit(path, LimitHit::Cycle);
+            }
             Ok(text) => text,
-            Err(Unread::Missing) if !must_be => return,
-            Err(unread) => return self.settings.failed(path, unread),
+            Err(ReadFailure::Missing) if !must_be => return,
+            Err(unread) => return self.settings.record_failure(path, unread),
         };
-        let (content, long) = shortened(&text.content);
+        let (content, long) = without_long_lines(&text.content);
         if long {
-            self.settings.cut(path, Cut::Line);
+            self.settings.record_limit(path, LimitHit::Line);
         }
         self.open.push(text.inode);
         self.settings.read_from.push(path.to_path_buf());
         if let Some(doubt) = text.doubt {
             self.settings.is_partial = true;
-            self.settings.not_read(path, doubt);
+            self.settings.record_unread(path, doubt);
         }
-        let mut counts = Counts::No;
+        let mut counts = GroupMatch::No;
         for line in option_file::lines(&content) {
             match line.entry {
-                Entry::Group(group) => counts = self.counts(&group, path),
-                Entry::Include(file) => self.file(Path::new(&file), depth + 1, false),
-                Entry::IncludeDirectory(directory) => self.directory(Path::new(&directory), depth + 1),
-                Entry::Set { name, value } => match counts {
-                    Counts::Yes => {
-                        let origin = Origin::File { path: path.to_path_buf(), line: line.number };
+                OptionFileEntry::Group(group) => counts = self.match_group(&group, path),
+                OptionFileEntry::Include(file) => self.read_file(Path::new(&file), depth + 1, false),
+                OptionFileEntry::IncludeDirectory(directory) => {
+                    self.read_directory(Path::new(&directory), depth + 1);
+                }
+                OptionFileEntry::Set { name, value } => match counts {
+                    GroupMatch::Yes => {
+                        let origin = SettingOrigin::File { path: path.to_path_buf(), line: line.number };
                         for (name, value) in option(&name, value.as_deref()) {
                             self.settings.add_doubted(&name, value, origin.clone(), text.doubt);
                         }
                     }
-                    Counts::No => {}
-                    Counts::Unknown(ref group) => {
+                    GroupMatch::No => {}
+                    GroupMatch::Unknown(ref group) => {
                         let why = format!(
                             "line {}: whether this server reads [{}] is not known",
                             line.number,
                             beginning(group)
                         );
                         self.settings.is_partial = true;
-                        self.settings.not_read(path, why);
-                        counts = Counts::No;
+                        self.settings.record_unread(path, why);
+                        counts = GroupMatch::No;
                     }
                 },
-                Entry::Odd => {
+                OptionFileEntry::Odd => {
                     let why = format!("line {} is nothing that a server understands", line.number);
-                    self.settings.not_read(path, why);
+                    self.settings.record_unread(path, why);
                 }
             }
         }
         self.open.pop();
     }
 
-    fn directory(&mut self, directory: &Path, depth: u32) {
+    fn read_directory(&mut self, directory: &Path, depth: u32) {
         match self.root.names(directory, |name| name.ends_with(b".cnf")) {
-            Ok(names) => names.iter().for_each(|name| self.file(&directory.join(name), depth, false)),
-            Err(unread) => self.settings.failed(directory, unread),
+            Ok(names) => names.iter().for_each(|name| self.read_file(&directory.join(name), depth, false)),
+            Err(unread) => self.settings.record_failure(directory, unread),
         }
     }
 
     /// Whether the settings of a group apply to this server.
-    fn counts(&mut self, group: &str, path: &Path) -> Counts {
+    fn match_group(&mut self, group: &str, path: &Path) -> GroupMatch {
         let bare = match &self.suffix {
             Some(suffix) => group.strip_suffix(suffix.as_str()).unwrap_or(group),
             None => group,
         };
         let mariadb = self.settings.engine == Engine::MariaDb;
         let mine = |name: &str| mariadb || !name.starts_with("mariadb");
-        if GROUPS.contains(&bare) && mine(bare) {
+        if SERVER_GROUPS.contains(&bare) && mine(bare) {
             if self.settings.home.is_none() {
                 self.settings.home = Some(path.to_path_buf());
             }
-            return Counts::Yes;
+            return GroupMatch::Yes;
         }
         if SHARED_GROUPS.contains(&bare) && mariadb {
-            return Counts::Yes;
+            return GroupMatch::Yes;
         }
         let versioned = bare.rsplit_once('-').is_some_and(|(name, version)| {
-            GROUPS.contains(&name) && mine(name) && version.starts_with(|c: char| c.is_ascii_digit())
+            SERVER_GROUPS.contains(&name) && mine(name) && version.starts_with(|c: char| c.is_ascii_digit())
         });
         if !versioned {
-            return Counts::No;
+            return GroupMatch::No;
         }
         match self.exe.as_deref().and_then(|exe| self.groups.is_in(exe, bare)) {
-            Some(true) => Counts::Yes,
-            Some(false) => Counts::No,
-            None => Counts::Unknown(group.to_owned()),
+            Some(true) => GroupMatch::Yes,
+            Some(false) => GroupMatch::No,
+            None => GroupMatch::Unknown(group.to_owned()),
         }
     }
 }
 
 /// The answer whether a group's settings apply to a server.
-enum Counts {
+enum GroupMatch {
     Yes,
     No,
     Unknown(String),
 }
 
 /// Reads the variables that `SET PERSIST` wrote.
-fn persisted(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings) {
+fn read_persisted(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings) {
     let text = match root.read(path) {
         Ok(text) => text.content,
-        Err(Unread::Missing) => return,
-        Err(unread) => return settings.failed(path, unread),
+        Err(ReadFailure::Missing) => return,
+        Err(unread) => return settings.record_failure(path, unread),
     };
     let Ok(content) = serde_json::from_str::<serde_json::Value>(&text) else {
         settings.is_partial = true;
-        return settings.not_read(path, "not the JSON that MySQL writes");
+        return settings.record_unread(path, "not the JSON that MySQL writes");
     };
     settings.read_from.push(path.to_path_buf());
     let mut found = Vec::new();
-    collect(&content, 0, &mut found);
+    collect_persisted(&content, 0, &mut found);
     let lines = lines_of_names(&text);
     for (name, value) in found {
         let line = lines.get(name.as_str()).copied().unwrap_or(1);
-        settings.add(&name, value, Origin::File { path: path.to_path_buf(), line });
+        settings.add(&name, value, SettingOrigin::File { path: path.to_path_buf(), line });
     }
 }
 
@@ -318,22 +328,22 @@ fn lines_of_names(text: &str) -> HashMap<&str, u32> {
 
 /// Collects the variables that `MySQL` persisted: `{"name": {"Value": "…", …}}`, at whatever depth its version
 /// writes them.
-fn collect(content: &serde_json::Value, depth: u32, found: &mut Vec<(String, String)>) {
+fn collect_persisted(content: &serde_json::Value, depth: u32, found: &mut Vec<(String, String)>) {
     let serde_json::Value::Object(members) = content else { return };
-    if depth > DEEPEST_OBJECT {
+    if depth > OBJECT_DEPTH_MAX {
         return;
     }
     for (name, member) in members {
         match member.get("Value") {
             Some(serde_json::Value::String(value)) => found.push((name.clone(), value.clone())),
             Some(value) if !value.is_object() => found.push((name.clone(), value.to_string())),
-            _ => collect(member, depth + 1, found),
+            _ => collect_persisted(member, depth + 1, found),
         }
     }
 }
 
 /// Adds the settings that show in how the server has its files open.
-fn seen(server: &Server, settings: &mut Settings) {
+fn add_observed(server: &ServerFacts, settings: &mut Settings) {
     let redo_files = |name: &OsStr| name.as_bytes().starts_with(b"#ib_redo");
     settings.redo_directory = settings.engine == Engine::MySql
         && server
@@ -343,7 +353,7 @@ fn seen(server: &Server, settings: &mut Settings) {
     if server.pid.is_none() {
         return;
     }
-    let (mut tables, mut redo) = (Open::default(), Open::default());
+    let (mut tables, mut redo) = (OpenModes::default(), OpenModes::default());
     for file in server.files.iter().filter(|file| file.is_open()) {
         let Some(name) = file.path.file_name().map(OsStrExt::as_bytes) else { continue };
         if name.ends_with(b".ibd") || name.starts_with(b"ibdata") {
@@ -357,23 +367,23 @@ fn seen(server: &Server, settings: &mut Settings) {
         .get("innodb_flush_method")
         .map(|setting| setting.value.to_ascii_uppercase().starts_with("O_DIRECT"));
     match tables {
-        Open { direct: true, .. } if says_direct != Some(true) => {
-            settings.add("innodb_flush_method", "O_DIRECT", Origin::Seen);
+        OpenModes { direct: true, .. } if says_direct != Some(true) => {
+            settings.add("innodb_flush_method", "O_DIRECT", SettingOrigin::Seen);
         }
         // Which of the buffered methods it is can't be seen.
-        Open { direct: false, buffered: true } if says_direct != Some(false) => {
-            settings.add("innodb_flush_method", BUFFERED, Origin::Seen);
+        OpenModes { direct: false, buffered: true } if says_direct != Some(false) => {
+            settings.add("innodb_flush_method", BUFFERED_METHOD, SettingOrigin::Seen);
         }
         _ => {}
     }
     if settings.engine == Engine::MariaDb {
         let says = settings.is_on("innodb_log_file_buffering");
         match redo {
-            Open { direct: true, .. } if says != Some(false) => {
-                settings.add("innodb_log_file_buffering", "OFF", Origin::Seen);
+            OpenModes { direct: true, .. } if says != Some(false) => {
+                settings.add("innodb_log_file_buffering", "OFF", SettingOrigin::Seen);
             }
-            Open { direct: false, buffered: true } if says != Some(true) => {
-                settings.add("innodb_log_file_buffering", "ON", Origin::Seen);
+            OpenModes { direct: false, buffered: true } if says != Some(true) => {
+                settings.add("innodb_log_file_buffering", "ON", SettingOrigin::Seen);
             }
             _ => {}
         }
@@ -381,24 +391,24 @@ fn seen(server: &Server, settings: &mut Settings) {
 }
 
 /// Whether a file is in one of the server's directories.
-fn owns(server: &Server, file: &Path) -> bool {
+fn owns(server: &ServerFacts, file: &Path) -> bool {
     server.directories.iter().any(|directory| file.starts_with(directory))
 }
 
 /// The value of `innodb_flush_method` if the server has its tables open without `O_DIRECT`, whatever is
 /// configured.
-pub const BUFFERED: &str = "buffered";
+pub const BUFFERED_METHOD: &str = "buffered";
 
 #[derive(Debug, Default)]
-struct Open {
+struct OpenModes {
     direct: bool,
     buffered: bool,
 }
 
-impl Open {
-    fn take(&mut self, opened: &[Opened]) {
-        self.direct |= opened.contains(&Opened::Direct);
-        self.buffered |= opened.contains(&Opened::Buffered);
+impl OpenModes {
+    fn take(&mut self, opened: &[OpenMode]) {
+        self.direct |= opened.contains(&OpenMode::Direct);
+        self.buffered |= opened.contains(&OpenMode::Buffered);
     }
 }
 
@@ -407,7 +417,7 @@ mod tests {
     use super::*;
     use crate::settings::testing::server;
 
-    fn read(server: &Server, settings: &mut Settings) {
+    fn read(server: &ServerFacts, settings: &mut Settings) {
         super::read(server, &ProcRoot::default(), &mut VersionGroups::default(), settings);
     }
 
@@ -418,13 +428,13 @@ mod tests {
     #[test]
     fn the_first_arguments_say_where_to_read() {
         let arguments = words("--defaults-file=/a.cnf --defaults-group-suffix=-b --x --defaults-file=/c");
-        let (defaults, rest) = Defaults::of(&arguments);
+        let (defaults, rest) = DefaultsOptions::parse(&arguments);
         assert_eq!(defaults.files(&|_| None), [Path::new("/a.cnf")]);
         assert_eq!(defaults.suffix.as_deref(), Some("-b"));
         assert_eq!(rest.len(), 2);
         let none = words("--no-defaults --x");
-        assert!(Defaults::of(&none).0.files(&|_| Some("/h".into())).is_empty());
-        let usual = Defaults { extra: Some("/e".into()), ..Defaults::default() };
+        assert!(DefaultsOptions::parse(&none).0.files(&|_| Some("/h".into())).is_empty());
+        let usual = DefaultsOptions { extra: Some("/e".into()), ..DefaultsOptions::default() };
         let home = |name: &str| matches!(name, "HOME" | "MYSQL_HOME").then(|| format!("/{name}"));
         let files = usual.files(&home);
         assert_eq!(
@@ -479,11 +489,11 @@ mod tests {
             let found = settings.get(name).unwrap();
             (found.value.clone(), found.from.clone())
         };
-        let at = |name: &str, line| Origin::File { path: dir.path().join(name), line };
+        let at = |name: &str, line| SettingOrigin::File { path: dir.path().join(name), line };
         assert_eq!(get("sync_binlog"), ("2".to_owned(), at("conf.d/10.cnf", 2)));
         assert_eq!(get("innodb-flush-method"), ("O_DSYNC".to_owned(), at("conf.d/20.cnf", 2)));
         assert_eq!(get("innodb_io_capacity"), ("5".to_owned(), at("my.cnf", 7)));
-        assert_eq!(get("innodb_log_file_size"), ("64M".to_owned(), Origin::CommandLine));
+        assert_eq!(get("innodb_log_file_size"), ("64M".to_owned(), SettingOrigin::CommandLine));
         assert_eq!(settings.bytes("innodb_log_file_size"), Some(64 << 20));
         assert_eq!(settings.read_from.len(), 3);
         assert_eq!(settings.home.as_deref(), Some(main.as_path()));
@@ -534,7 +544,7 @@ mod tests {
         let mut settings = Settings::new(Engine::MySql);
         read(&database, &mut settings);
         settings.finish();
-        assert_eq!(settings.unread, [(path, Cut::Cycle.to_string())]);
+        assert_eq!(settings.unread, [(path, LimitHit::Cycle.to_string())]);
     }
 
     #[test]
@@ -554,7 +564,7 @@ mod tests {
             assert_eq!(settings.get("sync_binlog").unwrap().value, "7");
             let method = settings.get("innodb_flush_method").unwrap();
             assert_eq!(method.value, "O_DIRECT");
-            assert!(matches!(method.from, Origin::File { line: 2, .. }), "{method:?}");
+            assert!(matches!(method.from, SettingOrigin::File { line: 2, .. }), "{method:?}");
         }
         std::fs::write(dir.path().join("mysqld-auto.cnf"), "{").unwrap();
         let mut settings = Settings::new(Engine::MySql);

@@ -1,19 +1,19 @@
 //! The option files of `MariaDB` and `MySQL`, as their `mysys/my_default.c` reads them: text in, lines out, no I/O.
 //!
-//! Never fails: a line that a server would refuse is [`Entry::Odd`].
+//! Never fails: a line that a server would refuse is [`OptionFileEntry::Odd`].
 
 /// One line with content.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct OptionFileLine {
     /// The line number, from 1.
     pub number: u32,
     /// The content.
-    pub entry: Entry,
+    pub entry: OptionFileEntry,
 }
 
 /// The content of a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Entry {
+pub enum OptionFileEntry {
     /// `[group]`.
     Group(String),
     /// `name=value`, or `name` alone. The value has no quotes or escapes.
@@ -34,60 +34,64 @@ pub enum Entry {
 /// Parses an option file.
 ///
 /// ```
-/// use pagekeeper_catalog::settings::option_file::{Entry, parse};
+/// use pagekeeper_catalog::settings::option_file::{OptionFileEntry, parse};
 ///
 /// let lines = parse("[mysqld]\nsync-binlog = \"1\" # each commit\n");
-/// assert_eq!(lines[0].entry, Entry::Group("mysqld".into()));
+/// assert_eq!(lines[0].entry, OptionFileEntry::Group("mysqld".into()));
 /// assert_eq!(lines[1].number, 2);
-/// assert_eq!(lines[1].entry, Entry::Set { name: "sync-binlog".into(), value: Some("1".into()) });
+/// assert_eq!(lines[1].entry, OptionFileEntry::Set { name: "sync-binlog".into(), value: Some("1".into()) });
 /// ```
-pub fn parse(text: &str) -> Vec<Line> {
+pub fn parse(text: &str) -> Vec<OptionFileLine> {
     lines(text).collect()
 }
 
 /// Parses an option file line by line, as [`parse`] does.
-pub(super) fn lines(text: &str) -> impl Iterator<Item = Line> {
+pub(super) fn lines(text: &str) -> impl Iterator<Item = OptionFileLine> {
     // Files from Windows begin with a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut in_group = false;
     (1_u32..).zip(text.lines()).filter_map(move |(number, line)| {
-        let entry = entry(line.trim(), in_group)?;
-        in_group |= matches!(entry, Entry::Group(_));
-        Some(Line { number, entry })
+        let entry = parse_entry(line.trim(), in_group)?;
+        in_group |= matches!(entry, OptionFileEntry::Group(_));
+        Some(OptionFileLine { number, entry })
     })
 }
 
-fn entry(line: &str, in_group: bool) -> Option<Entry> {
+fn parse_entry(line: &str, in_group: bool) -> Option<OptionFileEntry> {
     match line.chars().next()? {
         '#' | ';' => return None,
-        '!' => return Some(directive(&line[1..])),
+        '!' => return Some(parse_directive(&line[1..])),
         '[' => {
             let group = line[1..].split_once(']').map(|(group, _)| group.trim_end().to_owned());
-            return Some(group.map_or(Entry::Odd, Entry::Group));
+            return Some(group.map_or(OptionFileEntry::Odd, OptionFileEntry::Group));
         }
         _ => {}
     }
     if !in_group {
-        return Some(Entry::Odd);
+        return Some(OptionFileEntry::Odd);
     }
     let said = without_comment(line).trim_end();
     let (name, value) = match said.split_once('=') {
-        Some((name, value)) => (name.trim_end(), Some(unquoted(value.trim()))),
+        Some((name, value)) => (name.trim_end(), Some(unquote(value.trim()))),
         None => (said, None),
     };
-    Some(if name.is_empty() { Entry::Odd } else { Entry::Set { name: name.to_owned(), value } })
+    Some(if name.is_empty() {
+        OptionFileEntry::Odd
+    } else {
+        OptionFileEntry::Set { name: name.to_owned(), value }
+    })
 }
 
-fn directive(words: &str) -> Entry {
+fn parse_directive(words: &str) -> OptionFileEntry {
     let argument = |name: &str| {
         let rest = words.strip_prefix(name)?;
         rest.starts_with(char::is_whitespace).then(|| rest.trim().to_owned()).filter(|path| !path.is_empty())
     };
     // The longer word first, since it begins with the other.
     if let Some(directory) = argument("includedir") {
-        return Entry::IncludeDirectory(directory);
+        return OptionFileEntry::IncludeDirectory(directory);
     }
-    argument("include").map_or(Entry::Odd, Entry::Include)
+    argument("include").map_or(OptionFileEntry::Odd, OptionFileEntry::Include)
 }
 
 /// Cuts off a comment in the line: a `#` outside quotes.
@@ -107,7 +111,7 @@ fn without_comment(line: &str) -> &str {
 }
 
 /// Returns a value without its surrounding quotes and with its escapes resolved.
-fn unquoted(value: &str) -> String {
+fn unquote(value: &str) -> String {
     let inner = ['"', '\''].into_iter().find_map(|quote| {
         let inner = value.strip_prefix(quote)?.strip_suffix(quote);
         inner.filter(|_| value.len() >= 2)
@@ -139,7 +143,7 @@ fn unquoted(value: &str) -> String {
 /// a value is `ON`. Names are in small letters with `_`. Returns nothing for an option of another kind
 /// (`maximum-X`).
 pub(crate) fn option(name: &str, value: Option<&str>) -> Vec<(String, String)> {
-    let name = super::normal(name);
+    let name = super::normalized(name);
     let name = name.strip_prefix("loose_").unwrap_or(&name);
     if name.is_empty() || name.starts_with("maximum_") {
         return Vec::new();
@@ -176,7 +180,7 @@ mod tests {
         parse(text)
             .into_iter()
             .filter_map(|line| match line.entry {
-                Entry::Set { name, value } => Some((line.number, name, value)),
+                OptionFileEntry::Set { name, value } => Some((line.number, name, value)),
                 _ => None,
             })
             .collect()
@@ -206,17 +210,17 @@ mod tests {
     #[test]
     fn directives_groups_and_odd_lines_are_distinguished() {
         let text = "\u{feff}stray=1\n[mysqld ]  \n; note\n!includedir /a b/\n  !include\t/c.cnf\n!load x\n[open\n=1\n";
-        let entries: Vec<Entry> = parse(text).into_iter().map(|line| line.entry).collect();
+        let entries: Vec<OptionFileEntry> = parse(text).into_iter().map(|line| line.entry).collect();
         assert_eq!(
             entries,
             [
-                Entry::Odd,
-                Entry::Group("mysqld".into()),
-                Entry::IncludeDirectory("/a b/".into()),
-                Entry::Include("/c.cnf".into()),
-                Entry::Odd,
-                Entry::Odd,
-                Entry::Odd,
+                OptionFileEntry::Odd,
+                OptionFileEntry::Group("mysqld".into()),
+                OptionFileEntry::IncludeDirectory("/a b/".into()),
+                OptionFileEntry::Include("/c.cnf".into()),
+                OptionFileEntry::Odd,
+                OptionFileEntry::Odd,
+                OptionFileEntry::Odd,
             ]
         );
     }
@@ -244,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_file_of_debians_package_is_read() {
-        // mariadb-server 10.11, /etc/mysql/mariadb.conf.d/50-server.cnf, shortened.
+        // mariadb-server 10.11, /etc/mysql/mariadb.conf.d/50-server.cnf, without_long_lines.
         let text = "# this is read by the standalone daemon and embedded servers\n[server]\n\n[mysqld]\n\n\
             pid-file                = /run/mysqld/mysqld.pid\nbasedir                 = /usr\n\
             #datadir                 = /var/lib/mysql\n\n# slow down\n#skip-name-resolve\n\
@@ -264,7 +268,7 @@ mod tests {
         #[test]
         fn any_text_is_read(text in "(?s).{0,400}") {
             for line in parse(&text) {
-                if let Entry::Set { name, value } = line.entry {
+                if let OptionFileEntry::Set { name, value } = line.entry {
                     option(&name, value.as_deref());
                     size(value.as_deref().unwrap_or_default());
                 }

@@ -3,11 +3,11 @@
 //!
 //! Never fails: a line that can't be parsed is left out. So is a column family whose name has more than 256 bytes.
 
-use super::limits::LONGEST_NAME;
+use super::limits::SETTING_NAME_BYTES_MAX;
 
 /// One option.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct RocksDbOption {
     /// The line number, from 1.
     pub line: u32,
     /// The column family it belongs to; `None` for the database.
@@ -27,31 +27,31 @@ pub struct Entry {
 /// assert_eq!((found[0].name.as_str(), found[0].value.as_str(), found[0].line), ("bytes_per_sync", "0", 2));
 /// assert_eq!(found[1].family.as_deref(), Some("a"));
 /// ```
-pub fn parse(text: &str) -> Vec<Entry> {
+pub fn parse(text: &str) -> Vec<RocksDbOption> {
     entries(text).collect()
 }
 
 /// Parses an options file line by line, as [`parse`] does.
-pub(super) fn entries(text: &str) -> impl Iterator<Item = Entry> {
-    let mut section = Section::Other;
+pub(super) fn entries(text: &str) -> impl Iterator<Item = RocksDbOption> {
+    let mut section = OptionsSection::Other;
     (1_u32..).zip(text.lines()).filter_map(move |(line, text)| {
-        let text = uncommented(text).trim();
+        let text = without_comment(text).trim();
         if let Some(title) = text.strip_prefix('[') {
-            section = title.strip_suffix(']').map_or(Section::Other, of_title);
+            section = title.strip_suffix(']').map_or(OptionsSection::Other, parse_title);
             return None;
         }
         let (name, value) = text.split_once('=')?;
         let family = match &section {
-            Section::Database => None,
-            Section::Family(name) => Some(name.clone()),
-            Section::Other => return None,
+            OptionsSection::Database => None,
+            OptionsSection::Family(name) => Some(name.clone()),
+            OptionsSection::Other => return None,
         };
-        Some(Entry { line, family, name: name.trim().to_owned(), value: value.trim().to_owned() })
+        Some(RocksDbOption { line, family, name: name.trim().to_owned(), value: value.trim().to_owned() })
     })
 }
 
 /// The subject of a section.
-enum Section {
+enum OptionsSection {
     /// The database, or its version.
     Database,
     /// A column family.
@@ -60,22 +60,22 @@ enum Section {
     Other,
 }
 
-fn of_title(title: &str) -> Section {
+fn parse_title(title: &str) -> OptionsSection {
     let (kind, argument) = title.trim().split_once(char::is_whitespace).unwrap_or((title.trim(), ""));
     match kind {
-        "Version" | "DBOptions" => Section::Database,
+        "Version" | "DBOptions" => OptionsSection::Database,
         "CFOptions" => {
             let name = argument.trim().strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
             // Each of the family's options carries its name.
-            let name = name.filter(|name| name.len() <= LONGEST_NAME);
-            name.map_or(Section::Other, |name| Section::Family(name.to_owned()))
+            let name = name.filter(|name| name.len() <= SETTING_NAME_BYTES_MAX);
+            name.map_or(OptionsSection::Other, |name| OptionsSection::Family(name.to_owned()))
         }
-        _ => Section::Other,
+        _ => OptionsSection::Other,
     }
 }
 
 /// Returns a line up to its comment: an unescaped `#`.
-fn uncommented(line: &str) -> &str {
+fn without_comment(line: &str) -> &str {
     let mut before = ' ';
     for (at, c) in line.char_indices() {
         if c == '#' && before != '\\' {
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn a_file_of_rocksdb_7_8_is_read() {
-        // Written by db_bench of Debian's rocksdb-tools 7.8.3, shortened.
+        // Written by db_bench of Debian's rocksdb-tools 7.8.3, without_long_lines.
         let text = "# This is a RocksDB option file.\n#\n# For detailed file format spec, please refer to\n\n\
             [Version]\n  rocksdb_version=7.8.3\n  options_file_version=1.1\n\n[DBOptions]\n  \
             max_background_flushes=-1\n  bytes_per_sync=0\n  wal_dir=/var/lib/db\n\n\n[CFOptions \"default\"]\n  \

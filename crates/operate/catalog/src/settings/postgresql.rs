@@ -12,16 +12,16 @@ use pagekeeper_kernel::hang::asking;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_text::unescaped;
 
-use super::guc::{self, Entry};
-use super::limits::{Cut, DEEPEST, shortened};
-use super::server_root::{ServerRoot, Unread, plain};
-use super::{Origin, Server, Settings};
+use super::guc::{self, GucEntry};
+use super::limits::{INCLUDE_DEPTH_MAX, LimitHit, without_long_lines};
+use super::server_root::{ReadFailure, ServerRoot, normalized_path};
+use super::{ServerFacts, SettingOrigin, Settings};
 
 /// The file in which a server records the command line of its last start.
-const LAST_START: &str = "postmaster.opts";
+const START_COMMAND_FILE: &str = "postmaster.opts";
 
 /// Defaults common to `PostgreSQL` 13 to 18 (guc.c of each; checked on 15 by `postgres --describe-config`).
-const DEFAULTS: [(&str, &str); 11] = [
+const GUC_DEFAULTS: [(&str, &str); 11] = [
     ("checkpoint_flush_after", "256kB"),
     ("bgwriter_flush_after", "512kB"),
     ("backend_flush_after", "0"),
@@ -34,10 +34,10 @@ const DEFAULTS: [(&str, &str); 11] = [
     ("archive_mode", "off"),
     ("shared_preload_libraries", ""),
 ];
-const DEFAULTS_HOLD_FOR: std::ops::RangeInclusive<u32> = 13..=18;
+const GUC_DEFAULTS_VERSIONS: std::ops::RangeInclusive<u32> = 13..=18;
 
 /// Reads all settings into `settings`.
-pub(super) fn read(server: &Server, proc: &ProcRoot, settings: &mut Settings) {
+pub(super) fn read(server: &ServerFacts, proc: &ProcRoot, settings: &mut Settings) {
     let root = ServerRoot::of(server, proc);
     let mut arguments: Vec<String> =
         server.command_line.iter().skip(1).map(|word| unescaped(word).into_owned()).collect();
@@ -55,7 +55,7 @@ pub(super) fn read(server: &Server, proc: &ProcRoot, settings: &mut Settings) {
     };
     let mut of_another = None;
     if server.pid.is_none()
-        && let Ok(text) = root.read(&directory.join(LAST_START))
+        && let Ok(text) = root.read(&directory.join(START_COMMAND_FILE))
     {
         // The command line of its last start: each argument in double quotes.
         arguments = text.content.split('"').skip(1).step_by(2).map(str::to_owned).collect();
@@ -67,33 +67,36 @@ pub(super) fn read(server: &Server, proc: &ProcRoot, settings: &mut Settings) {
     if let Ok(text) = root.read(&directory.join("PG_VERSION")) {
         settings.version = Some(text.content.trim().to_owned()).filter(|version| !version.is_empty());
     }
-    let options = command_line(&arguments);
+    let options = parse_command_line(&arguments);
     let of_line =
         |name: &str| options.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.clone());
     let main = match (of_line("config_file"), of_line("data_directory")) {
         (Some(path), _) => PathBuf::from(path),
         (None, _) => directory.join("postgresql.conf"),
     };
-    let mut reader = Reader { root: &root, settings, failed: false, open: Vec::new() };
+    let mut reader = GucReader { root: &root, settings, failed: false, open: Vec::new() };
     if let Some(other) = of_another {
-        reader.problem(&directory.join(LAST_START), format!("it is of a server that worked in {other}"));
+        reader.record_problem(
+            &directory.join(START_COMMAND_FILE),
+            format!("it is of a server that worked in {other}"),
+        );
     }
     if main.is_absolute() {
-        reader.file(&main, 0, true);
+        reader.read_file(&main, 0, true);
         reader.settings.home = Some(main);
     } else {
-        reader.problem(&main, unknown);
+        reader.record_problem(&main, unknown);
     }
-    reader.file(&directory.join("postgresql.auto.conf"), 0, false);
+    reader.read_file(&directory.join("postgresql.auto.conf"), 0, false);
     let failed = reader.failed || reader.settings.is_cut();
     for (name, value) in options {
-        settings.add(&name, value, Origin::CommandLine);
+        settings.add(&name, value, SettingOrigin::CommandLine);
     }
     let major = settings.version.as_deref().and_then(|version| version.parse().ok());
-    if !failed && major.is_some_and(|major: u32| DEFAULTS_HOLD_FOR.contains(&major)) {
-        for (name, value) in DEFAULTS {
+    if !failed && major.is_some_and(|major: u32| GUC_DEFAULTS_VERSIONS.contains(&major)) {
+        for (name, value) in GUC_DEFAULTS {
             if settings.get(name).is_none() {
-                settings.add(name, value, Origin::Default);
+                settings.add(name, value, SettingOrigin::Default);
             }
         }
     }
@@ -115,7 +118,7 @@ fn started_elsewhere(arguments: &[String], directory: &Path) -> Option<String> {
 }
 
 /// Returns the settings of the postmaster's arguments: `-c name=value`, `--name=value`, `-B buffers`.
-fn command_line(arguments: &[String]) -> Vec<(String, String)> {
+fn parse_command_line(arguments: &[String]) -> Vec<(String, String)> {
     let mut options = Vec::new();
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
@@ -134,13 +137,13 @@ fn command_line(arguments: &[String]) -> Vec<(String, String)> {
             None
         };
         if let Some((name, value)) = pair.as_deref().and_then(|pair| pair.split_once('=')) {
-            options.push((super::normal(name), value.to_owned()));
+            options.push((super::normalized(name), value.to_owned()));
         }
     }
     options
 }
 
-struct Reader<'a> {
+struct GucReader<'a> {
     root: &'a ServerRoot<'a>,
     settings: &'a mut Settings,
     /// Whether something could not be read: a missing setting may then be set.
@@ -149,44 +152,46 @@ struct Reader<'a> {
     open: Vec<Inode>,
 }
 
-impl Reader<'_> {
-    fn problem(&mut self, path: &Path, why: impl Into<String>) {
+impl GucReader<'_> {
+    fn record_problem(&mut self, path: &Path, why: impl Into<String>) {
         (self.failed, self.settings.is_partial) = (true, true);
-        self.settings.not_read(path, why);
+        self.settings.record_unread(path, why);
     }
 
-    fn file(&mut self, path: &Path, depth: u32, must_be: bool) {
-        if depth > DEEPEST {
-            return self.settings.cut(path, Cut::Depth);
+    fn read_file(&mut self, path: &Path, depth: u32, must_be: bool) {
+        if depth > INCLUDE_DEPTH_MAX {
+            return self.settings.record_limit(path, LimitHit::Depth);
         }
         let text = match self.root.read(path) {
-            Ok(text) if self.open.contains(&text.inode) => return self.settings.cut(path, Cut::Cycle),
+            Ok(text) if self.open.contains(&text.inode) => {
+                return self.settings.record_limit(path, LimitHit::Cycle);
+            }
             Ok(text) => text,
-            Err(Unread::Missing) if !must_be => return,
-            Err(unread) => return self.failed(path, unread),
+            Err(ReadFailure::Missing) if !must_be => return,
+            Err(unread) => return self.record_failure(path, unread),
         };
-        let (content, long) = shortened(&text.content);
+        let (content, long) = without_long_lines(&text.content);
         if long {
-            self.settings.cut(path, Cut::Line);
+            self.settings.record_limit(path, LimitHit::Line);
         }
         self.open.push(text.inode);
         self.settings.read_from.push(path.to_path_buf());
         if let Some(doubt) = text.doubt {
-            self.problem(path, doubt);
+            self.record_problem(path, doubt);
         }
         // Relative to the including file.
-        let beside = |name: &str| plain(&path.parent().unwrap_or(Path::new("/")).join(name));
+        let beside = |name: &str| normalized_path(&path.parent().unwrap_or(Path::new("/")).join(name));
         for line in guc::lines(&content) {
             match line.entry {
-                Entry::Set { name, value } => {
-                    let origin = Origin::File { path: path.to_path_buf(), line: line.number };
+                GucEntry::Set { name, value } => {
+                    let origin = SettingOrigin::File { path: path.to_path_buf(), line: line.number };
                     self.settings.add_doubted(&name, value, origin, text.doubt);
                 }
-                Entry::Include(name) => self.file(&beside(&name), depth + 1, true),
-                Entry::IncludeIfExists(name) => self.file(&beside(&name), depth + 1, false),
-                Entry::IncludeDirectory(name) => self.directory(&beside(&name), depth + 1),
-                Entry::Odd => {
-                    self.problem(
+                GucEntry::Include(name) => self.read_file(&beside(&name), depth + 1, true),
+                GucEntry::IncludeIfExists(name) => self.read_file(&beside(&name), depth + 1, false),
+                GucEntry::IncludeDirectory(name) => self.read_directory(&beside(&name), depth + 1),
+                GucEntry::Odd => {
+                    self.record_problem(
                         path,
                         format!("line {} is nothing that the server understands", line.number),
                     );
@@ -196,17 +201,17 @@ impl Reader<'_> {
         self.open.pop();
     }
 
-    fn directory(&mut self, directory: &Path, depth: u32) {
+    fn read_directory(&mut self, directory: &Path, depth: u32) {
         let wanted = |name: &[u8]| name.ends_with(b".conf") && !name.starts_with(b".");
         match self.root.names(directory, wanted) {
-            Ok(names) => names.iter().for_each(|name| self.file(&directory.join(name), depth, true)),
-            Err(unread) => self.failed(directory, unread),
+            Ok(names) => names.iter().for_each(|name| self.read_file(&directory.join(name), depth, true)),
+            Err(unread) => self.record_failure(directory, unread),
         }
     }
 
-    fn failed(&mut self, path: &Path, unread: Unread) {
+    fn record_failure(&mut self, path: &Path, unread: ReadFailure) {
         self.failed = true;
-        self.settings.failed(path, unread);
+        self.settings.record_failure(path, unread);
     }
 }
 
@@ -249,13 +254,13 @@ mod tests {
             let found = settings.get(name).unwrap();
             (found.value.as_str(), found.from.clone())
         };
-        assert_eq!(get("shared_buffers"), ("100", Origin::CommandLine));
+        assert_eq!(get("shared_buffers"), ("100", SettingOrigin::CommandLine));
         assert_eq!(settings.bytes("shared_buffers"), Some(800 << 10));
-        let auto = Origin::File { path: dir.path().join("postgresql.auto.conf"), line: 2 };
+        let auto = SettingOrigin::File { path: dir.path().join("postgresql.auto.conf"), line: 2 };
         assert_eq!(get("max_wal_size"), ("3GB", auto));
         assert_eq!(get("wal_level").0, "logical");
-        assert_eq!(get("wal_recycle"), ("off", Origin::CommandLine));
-        assert_eq!(get("checkpoint_flush_after"), ("256kB", Origin::Default));
+        assert_eq!(get("wal_recycle"), ("off", SettingOrigin::CommandLine));
+        assert_eq!(get("checkpoint_flush_after"), ("256kB", SettingOrigin::Default));
         assert_eq!(settings.version.as_deref(), Some("15"));
         assert_eq!(settings.read_from.len(), 3);
         assert_eq!(settings.unread, []);
@@ -276,9 +281,9 @@ mod tests {
         }
         let mut process = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let plain = server(Engine::PostgreSql, Path::new("/somewhere"), "");
-        let mut database = Server { pid: Some(process.id()), ..plain };
+        let mut database = ServerFacts { pid: Some(process.id()), ..plain };
         database.command_line = words("postgres -D /srv/pg");
-        let read_by_nobody = |database: &Server| {
+        let read_by_nobody = |database: &ServerFacts| {
             let mut settings = Settings::new(Engine::PostgreSql);
             pagekeeper_testing::as_nobody(|| read(database, &ProcRoot::default(), &mut settings));
             settings.unread
@@ -316,7 +321,7 @@ mod tests {
         std::fs::write(dir.path().join("postgresql.conf"), "include './postgresql.conf'\n").unwrap();
         let mut settings = settings_in(dir.path());
         settings.finish();
-        assert_eq!(settings.unread[0].1, Cut::Cycle.to_string());
+        assert_eq!(settings.unread[0].1, LimitHit::Cycle.to_string());
     }
 
     #[test]
@@ -324,7 +329,7 @@ mod tests {
         let words = |line: &str| -> Vec<String> { line.split_whitespace().map(str::to_owned).collect() };
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         assert_eq!(
-            command_line(&words("-D -c -p 5 -ca=1 -c b=2 --max-wal-size=1GB -B 7 -B8 -c x")),
+            parse_command_line(&words("-D -c -p 5 -ca=1 -c b=2 --max-wal-size=1GB -B 7 -B8 -c x")),
             [
                 pair("a", "1"),
                 pair("b", "2"),

@@ -12,38 +12,38 @@ use pagekeeper_kernel::InspectedFile;
 use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_text::{unescaped, unescaped_bytes};
 
-use super::searched::Searched;
-use super::{Engine, Server};
+use super::program_search::ProgramSearch;
+use super::{Engine, ServerFacts};
 
 /// Bytes read at once.
-const CHUNK: usize = 1 << 20;
+const CHUNK_BYTES: usize = 1 << 20;
 /// Maximum length in bytes of a text to find, including its context.
-const LONGEST_TEXT: usize = 64;
+const SEARCH_TEXT_BYTES_MAX: usize = 64;
 
 /// The server that a program is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Program {
+pub(super) struct ServerProgram {
     pub(super) engine: Engine,
     /// "10.11.14", or the part of it that is certain: "8.0".
     pub(super) version: Option<String>,
 }
 
 /// Determines which server it is; `None` if that is uncertain.
-pub(super) fn of(
-    server: &Server,
+pub(super) fn detect(
+    server: &ServerFacts,
     proc: &ProcRoot,
-    searched: &mut Searched<Option<Program>>,
-) -> Option<Program> {
+    searched: &mut ProgramSearch<Option<ServerProgram>>,
+) -> Option<ServerProgram> {
     let exe = server.pid.map(|pid| proc.path().join(format!("{pid}/exe")));
-    exe.and_then(|exe| searched.of(&exe, read)?.clone()).or_else(|| by_files(server))
+    exe.and_then(|exe| searched.of(&exe, search_signs)?.clone()).or_else(|| by_files(server))
 }
 
 /// Searches a program for signs of its server.
-fn read(program: &InspectedFile, most: u64) -> Option<Program> {
-    let mut signs = Signs::default();
-    scan_for(program, most, b"-", |text, at| signs.take(text, at))?;
+fn search_signs(program: &InspectedFile, most: u64) -> Option<ServerProgram> {
+    let mut signs = ProgramSigns::default();
+    scan_for(program, most, b"-", |text, at| signs.record(text, at))?;
     if let Some(version) = signs.mariadb {
-        return Some(Program { engine: Engine::MariaDb, version: Some(version) });
+        return Some(ServerProgram { engine: Engine::MariaDb, version: Some(version) });
     }
     if !signs.mysql_option {
         return None;
@@ -59,20 +59,20 @@ fn read(program: &InspectedFile, most: u64) -> Option<Program> {
         // Two different versions are ambiguous.
         Some(full.pop_first().filter(|_| full.is_empty()).unwrap_or(base))
     });
-    Some(Program { engine: Engine::MySql, version })
+    Some(ServerProgram { engine: Engine::MySql, version })
 }
 
 /// The signs to search for, all of them around a hyphen.
 #[derive(Debug, Default)]
-struct Signs {
+struct ProgramSigns {
     mariadb: Option<String>,
     mysql_option: bool,
     base: Option<String>,
 }
 
-impl Signs {
-    /// Takes in a text with a hyphen just before `at`.
-    fn take(&mut self, text: &[u8], at: usize) {
+impl ProgramSigns {
+    /// Records a text with a hyphen just before `at`.
+    fn record(&mut self, text: &[u8], at: usize) {
         let (before, after) = (&text[..at - 1], &text[at..]);
         if after.starts_with(b"MariaDB") {
             let length =
@@ -109,11 +109,11 @@ fn scan_for(
     needle: &[u8],
     mut found: impl FnMut(&[u8], usize),
 ) -> Option<()> {
-    let mut buffer = vec![0; CHUNK + 2 * LONGEST_TEXT];
+    let mut buffer = vec![0; CHUNK_BYTES + 2 * SEARCH_TEXT_BYTES_MAX];
     let mut offset = 0;
     while offset < most {
         // Each chunk is read with its context.
-        let start = offset.saturating_sub(LONGEST_TEXT as u64);
+        let start = offset.saturating_sub(SEARCH_TEXT_BYTES_MAX as u64);
         let read = {
             let _asking = program.asking().ok()?;
             program.file().read_at(&mut buffer, start).ok()?
@@ -123,7 +123,7 @@ fn scan_for(
         while let Some(next) = text.get(at..).and_then(|rest| rest.iter().position(|byte| *byte == needle[0]))
         {
             let here = at + next;
-            if here >= first + CHUNK {
+            if here >= first + CHUNK_BYTES {
                 break;
             }
             if text[here..].starts_with(needle) {
@@ -134,14 +134,14 @@ fn scan_for(
         if read <= first {
             break;
         }
-        offset += CHUNK as u64;
+        offset += CHUNK_BYTES as u64;
     }
     Some(())
 }
 
 /// Decides by files that only one of them creates: Aria's logs, or `MySQL`'s dictionary, doublewrite files and
 /// redo directory.
-fn by_files(server: &Server) -> Option<Program> {
+fn by_files(server: &ServerFacts) -> Option<ServerProgram> {
     let own = server
         .files
         .iter()
@@ -158,7 +158,7 @@ fn by_files(server: &Server) -> Option<Program> {
         (false, true) => Engine::MySql,
         (true, true) | (false, false) => return None,
     };
-    Some(Program { engine, version: None })
+    Some(ServerProgram { engine, version: None })
 }
 
 #[cfg(test)]
@@ -170,24 +170,24 @@ mod tests {
     use crate::settings::testing::server;
 
     /// Searches a program with these texts in it, far apart.
-    fn program(texts: &[&[u8]]) -> Option<Program> {
+    fn program(texts: &[&[u8]]) -> Option<ServerProgram> {
         let dir = tempfile::tempdir().unwrap();
         let mut content = Vec::new();
         for text in texts {
             // One of them then lies across the border of two chunks.
-            content.resize(content.len().next_multiple_of(CHUNK) + CHUNK - 5, 0);
+            content.resize(content.len().next_multiple_of(CHUNK_BYTES) + CHUNK_BYTES - 5, 0);
             content.extend_from_slice(text);
         }
         let path = dir.path().join("mysqld");
         std::fs::write(&path, content).unwrap();
         let link = dir.path().join("exe");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        Searched::default().of(&link, read).cloned().flatten()
+        ProgramSearch::default().of(&link, search_signs).cloned().flatten()
     }
 
     #[test]
     fn a_program_says_what_it_is() {
-        let is = |engine, version: &str| Some(Program { engine, version: Some(version.to_owned()) });
+        let is = |engine, version: &str| Some(ServerProgram { engine, version: Some(version.to_owned()) });
         let mariadb: [&[u8]; 3] =
             [b"\0mysqld-10.11\0", b"enforce-gtid-consistency", b"\x0010.11.14-MariaDB\0"];
         assert_eq!(program(&mariadb), is(Engine::MariaDb, "10.11.14"));
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(program(&two), is(Engine::MySql, "8.0"));
         let other: [&[u8]; 2] = [b"mysqld-fake", b"1.2.3-Maria"];
         assert_eq!(program(&other), None);
-        assert_eq!(Searched::default().of(Path::new("/nonexistent/exe"), read), None);
+        assert_eq!(ProgramSearch::default().of(Path::new("/nonexistent/exe"), search_signs), None);
     }
 
     /// Tests on real programs: Debian's, and those that `make test-mysql` or `make test-advice` fetched.
@@ -211,8 +211,8 @@ mod tests {
             ["mysql", "mysql-8.0", "mysql-8.4"].map(|name| target.join(name).join("root/usr/sbin/mysqld"));
         for (engine, paths) in [(Engine::MariaDb, mariadb), (Engine::MySql, mysql.to_vec())] {
             for path in paths.iter().filter(|path| path.exists()) {
-                let program = Searched::default().of(path, read).cloned().flatten();
-                let Program { engine: is, version } = program.unwrap_or_else(|| panic!("{path:?}"));
+                let program = ProgramSearch::default().of(path, search_signs).cloned().flatten();
+                let ServerProgram { engine: is, version } = program.unwrap_or_else(|| panic!("{path:?}"));
                 assert_eq!(is, engine, "{path:?}");
                 assert!(version.is_some_and(|version| version.contains('.')), "{path:?}");
                 found += 1;
@@ -229,8 +229,8 @@ mod tests {
             let data = Path::new("/var/lib/mysql");
             let file = |name: &&str| ServerFile { path: data.join(name), opened: Vec::new() };
             let files = names.iter().map(file).collect();
-            let whose = Server { files, ..server(Engine::MariaDb, data, "") };
-            of(&whose, &ProcRoot::default(), &mut Searched::default()).map(|program| program.engine)
+            let whose = ServerFacts { files, ..server(Engine::MariaDb, data, "") };
+            detect(&whose, &ProcRoot::default(), &mut ProgramSearch::default()).map(|program| program.engine)
         };
         assert_eq!(with(&["ib_logfile0", "aria_log_control"]), Some(Engine::MariaDb));
         assert_eq!(with(&["ib_logfile0", "ib_logfile1", "mysql.ibd"]), Some(Engine::MySql));

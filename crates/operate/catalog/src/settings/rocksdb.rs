@@ -13,22 +13,22 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_text::unescaped;
 use toml::de::{DeTable, DeValue};
 
-use super::limits::{Cut, LONGEST_NAME, LONGEST_TOML, shortened};
-use super::server_root::{ServerRoot, Unread, newest_numbered};
-use super::{Engine, Origin, Server, Settings, options};
+use super::limits::{LimitHit, SETTING_NAME_BYTES_MAX, TOML_BYTES_MAX, without_long_lines};
+use super::server_root::{ReadFailure, ServerRoot, newest_numbered};
+use super::{Engine, ServerFacts, SettingOrigin, Settings, options};
 
 /// Maximum depth of nested tables in a file.
-const DEEPEST: u32 = 8;
+const TABLE_DEPTH_MAX: u32 = 8;
 
 /// Reads all settings into `settings`.
-pub(super) fn read(server: &Server, proc: &ProcRoot, settings: &mut Settings) {
+pub(super) fn read(server: &ServerFacts, proc: &ProcRoot, settings: &mut Settings) {
     let root = ServerRoot::of(server, proc);
     if settings.engine == Engine::TiKv {
-        tikv(server, &root, settings);
+        read_tikv(server, &root, settings);
     }
     let directories = directories(server);
     if directories.is_empty() {
-        settings.not_read("OPTIONS", "no directory of a RocksDB database is known");
+        settings.record_unread("OPTIONS", "no directory of a RocksDB database is known");
     }
     for directory in directories {
         newest_options(&root, &directory, settings);
@@ -37,7 +37,7 @@ pub(super) fn read(server: &Server, proc: &ProcRoot, settings: &mut Settings) {
 
 /// Returns the directories of the databases: those of its open MANIFEST files, or the given ones without a
 /// process.
-fn directories(server: &Server) -> Vec<PathBuf> {
+fn directories(server: &ServerFacts) -> Vec<PathBuf> {
     if server.pid.is_none() {
         return server.directories.clone();
     }
@@ -55,19 +55,19 @@ fn directories(server: &Server) -> Vec<PathBuf> {
 fn newest_options(root: &ServerRoot<'_>, directory: &Path, settings: &mut Settings) {
     let names: Vec<OsString> = match root.names(directory, |name| name.starts_with(b"OPTIONS-")) {
         Ok(names) => names,
-        Err(unread) => return settings.failed(directory, unread),
+        Err(unread) => return settings.record_failure(directory, unread),
     };
     let Some(name) = newest_numbered(&names, "OPTIONS-") else {
-        return settings.not_read(directory.join("OPTIONS"), "there is no such file");
+        return settings.record_unread(directory.join("OPTIONS"), "there is no such file");
     };
     let path = directory.join(name);
     let text = match root.read(&path) {
         Ok(text) => text.content,
-        Err(unread) => return settings.failed(path, unread),
+        Err(unread) => return settings.record_failure(path, unread),
     };
-    let (text, long) = shortened(&text);
+    let (text, long) = without_long_lines(&text);
     if long {
-        settings.cut(&path, Cut::Line);
+        settings.record_limit(&path, LimitHit::Line);
     }
     settings.read_from.push(path.clone());
     let prefix = if settings.myrocks { "rocksdb_" } else { "" };
@@ -84,14 +84,14 @@ fn newest_options(root: &ServerRoot<'_>, directory: &Path, settings: &mut Settin
             continue;
         }
         let family = entry.family.map(|family| format!("{family}.")).unwrap_or_default();
-        let origin = Origin::File { path: path.clone(), line: entry.line };
+        let origin = SettingOrigin::File { path: path.clone(), line: entry.line };
         settings.add(&format!("{family}{prefix}{}", entry.name), entry.value, origin);
     }
 }
 
 /// Reads the configuration that `TiKV` was given (`--config`), and the one it recorded as in use
 /// (`last_tikv.toml`).
-fn tikv(server: &Server, root: &ServerRoot<'_>, settings: &mut Settings) {
+fn read_tikv(server: &ServerFacts, root: &ServerRoot<'_>, settings: &mut Settings) {
     let arguments: Vec<String> =
         server.command_line.iter().map(|word| unescaped(word).into_owned()).collect();
     let argument = |names: [&str; 2]| -> Option<PathBuf> {
@@ -105,40 +105,40 @@ fn tikv(server: &Server, root: &ServerRoot<'_>, settings: &mut Settings) {
     };
     if let Some(path) = argument(["--config", "-C"]) {
         let path = root.absolute(&path);
-        toml_file(root, &path, settings, true);
+        read_toml(root, &path, settings, true);
         settings.home = Some(path);
     }
     let configured = settings.get("storage.data_dir").map(|setting| PathBuf::from(&setting.value));
     if let Some(directory) = argument(["--data-dir", "-s"]).or(configured) {
-        toml_file(root, &root.absolute(&directory).join("last_tikv.toml"), settings, false);
+        read_toml(root, &root.absolute(&directory).join("last_tikv.toml"), settings, false);
     }
 }
 
-fn toml_file(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings, given: bool) {
+fn read_toml(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings, given: bool) {
     let text = match root.read(path) {
         Ok(text) => text,
-        Err(Unread::Missing) => return settings.not_read(path, "it is not there"),
-        Err(unread) => return settings.failed(path, unread),
+        Err(ReadFailure::Missing) => return settings.record_unread(path, "it is not there"),
+        Err(unread) => return settings.record_failure(path, unread),
     };
-    if text.content.len() > LONGEST_TOML {
+    if text.content.len() > TOML_BYTES_MAX {
         let why = format!(
-            "{} bytes long, and files of TOML of more than {LONGEST_TOML} bytes are not read",
+            "{} bytes long, and files of TOML of more than {TOML_BYTES_MAX} bytes are not read",
             text.content.len()
         );
-        return settings.not_read(path, why);
+        return settings.record_unread(path, why);
     }
     let found = match keys(&text.content) {
         Ok(found) => found,
-        Err(why) => return settings.not_read(path, why),
+        Err(why) => return settings.record_unread(path, why),
     };
     settings.read_from.push(path.to_path_buf());
     // TiKV writes the other file itself, at its start and when its settings change at run time.
     let doubt = text.doubt.filter(|_| given);
     if let Some(doubt) = doubt {
-        settings.not_read(path, doubt);
+        settings.record_unread(path, doubt);
     }
     for (name, value, line) in found {
-        settings.add_doubted(&name, value, Origin::File { path: path.to_path_buf(), line }, doubt);
+        settings.add_doubted(&name, value, SettingOrigin::File { path: path.to_path_buf(), line }, doubt);
     }
 }
 
@@ -155,7 +155,7 @@ fn toml_file(root: &ServerRoot<'_>, path: &Path, settings: &mut Settings, given:
 pub fn keys(text: &str) -> Result<Vec<(String, String, u32)>, String> {
     let table = DeTable::parse(text).map_err(|error| format!("not TOML: {}", error.message()))?;
     let mut found = Vec::new();
-    collect(table.get_ref(), "", 0, &mut found);
+    collect_keys(table.get_ref(), "", 0, &mut found);
     found.sort_unstable_by_key(|(at, _, _)| *at);
     let (mut counted, mut line) = (0, 1_u32);
     let numbered = found.into_iter().map(|(at, name, value)| {
@@ -168,9 +168,9 @@ pub fn keys(text: &str) -> Result<Vec<(String, String, u32)>, String> {
 }
 
 /// Collects the values with the offsets of their keys.
-fn collect(table: &DeTable<'_>, above: &str, depth: u32, found: &mut Vec<(usize, String, String)>) {
+fn collect_keys(table: &DeTable<'_>, above: &str, depth: u32, found: &mut Vec<(usize, String, String)>) {
     for (key, value) in table {
-        if above.len() + key.get_ref().len() > LONGEST_NAME {
+        if above.len() + key.get_ref().len() > SETTING_NAME_BYTES_MAX {
             continue;
         }
         let name = format!("{above}{}", key.get_ref());
@@ -179,8 +179,8 @@ fn collect(table: &DeTable<'_>, above: &str, depth: u32, found: &mut Vec<(usize,
             DeValue::Integer(said) => said.to_string(),
             DeValue::Float(said) => said.to_string(),
             DeValue::Boolean(said) => said.to_string(),
-            DeValue::Table(inner) if depth < DEEPEST => {
-                collect(inner, &format!("{name}."), depth + 1, found);
+            DeValue::Table(inner) if depth < TABLE_DEPTH_MAX => {
+                collect_keys(inner, &format!("{name}."), depth + 1, found);
                 continue;
             }
             _ => continue,
@@ -211,7 +211,7 @@ mod tests {
     use crate::settings::testing::server;
     use proptest::prelude::*;
 
-    fn read(server: &Server, settings: &mut Settings) {
+    fn read(server: &ServerFacts, settings: &mut Settings) {
         super::read(server, &ProcRoot::default(), settings);
     }
 
@@ -225,7 +225,7 @@ mod tests {
         read(&server(Engine::RocksDb, dir.path(), ""), &mut settings);
         let found = settings.get("bytes_per_sync").unwrap();
         assert_eq!(found.value, "0");
-        assert_eq!(found.from, Origin::File { path: dir.path().join("OPTIONS-000011"), line: 4 });
+        assert_eq!(found.from, SettingOrigin::File { path: dir.path().join("OPTIONS-000011"), line: 4 });
         assert_eq!(settings.get("cf.num_levels").unwrap().value, "7");
         assert_eq!(settings.version.as_deref(), Some("7.8.3"));
         assert_eq!(settings.unread, []);
@@ -266,7 +266,7 @@ mod tests {
         read(&server(Engine::TiKv, dir.path(), &line), &mut settings);
         let found = settings.get("rocksdb.bytes-per-sync").unwrap();
         assert_eq!((found.value.as_str(), tikv_size(&found.value)), ("1MiB", Some(1 << 20)));
-        assert!(matches!(found.from, Origin::File { line: 5, .. }));
+        assert!(matches!(found.from, SettingOrigin::File { line: 5, .. }));
         assert_eq!(settings.get("rocksdb.max_background_jobs").unwrap().value, "4");
         assert_eq!(settings.is_on("raft-engine.enable-log-recycle"), Some(true));
         assert_eq!(settings.home(), Some(given.as_path()));

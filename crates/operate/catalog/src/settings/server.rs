@@ -16,7 +16,7 @@ const DESCRIPTORS_MAX: usize = 16_384;
 
 /// A server whose settings are to be read.
 #[derive(Debug, Clone)]
-pub struct Server {
+pub struct ServerFacts {
     /// Its process ID; `None` for a directory without a known process.
     pub pid: Option<u32>,
     /// The engine.
@@ -35,7 +35,7 @@ pub struct Server {
     pub files: Vec<ServerFile>,
 }
 
-impl Server {
+impl ServerFacts {
     /// Creates a server from a process in `/proc`, for a brief reading. It lists only those of its files that
     /// show where a `RocksDB` database is.
     pub fn of_process(pid: u32, engine: Engine, is_certain: bool, proc: &ProcRoot) -> Self {
@@ -45,7 +45,7 @@ impl Server {
             let _ = proc.first_fd_links(pid, DESCRIPTORS_MAX, |_, path| {
                 let name = path.file_name().unwrap_or_default().as_bytes();
                 if name.starts_with(b"MANIFEST-") && files.len() < MANIFESTS_MAX {
-                    files.push(ServerFile { path: path.to_path_buf(), opened: vec![Opened::Buffered] });
+                    files.push(ServerFile { path: path.to_path_buf(), opened: vec![OpenMode::Buffered] });
                 }
             });
         }
@@ -79,7 +79,7 @@ pub struct ServerFile {
     /// Its path, as the server sees it.
     pub path: PathBuf,
     /// The ways in which its process has it open, one entry for each; empty if it is not open.
-    pub opened: Vec<Opened>,
+    pub opened: Vec<OpenMode>,
 }
 
 impl ServerFile {
@@ -91,7 +91,7 @@ impl ServerFile {
 
 /// A way in which a process has a file open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Opened {
+pub enum OpenMode {
     /// Past the page cache.
     Direct,
     /// Through the page cache.

@@ -21,46 +21,52 @@ use pagekeeper_text::unescaped_bytes;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-use super::limits::{BRIEF_NAMES, Cut, LONGEST_FILE, MAX_BYTES, MAX_NAMES, MAX_OPENED};
-use super::{CHANGED_SINCE, HIDDEN, Server};
+use super::limits::{
+    BRIEF_NAMES_MAX, LimitHit, OPENED_FILES_MAX, READ_BYTES_MAX, READ_NAMES_MAX, SETTINGS_FILE_BYTES_MAX,
+};
+use super::{CHANGED_DOUBT, HIDDEN_DOUBT, ServerFacts};
 
 /// Upper limit of the difference between the clocks of files and of processes.
-const SLACK: Duration = Duration::from_secs(1);
+const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(1);
 
 /// The file system as a database's process, or this one, sees it.
 pub struct ServerRoot<'a> {
     proc: &'a ProcRoot,
     pid: Option<u32>,
     started: Option<SystemTime>,
-    left: Left,
+    left: RemainingLimits,
 }
 
 /// The limits that are left for this database.
 #[derive(Debug)]
-struct Left {
+struct RemainingLimits {
     opened: Cell<u32>,
     bytes: Cell<u64>,
     names: Cell<u32>,
 }
 
-impl Default for Left {
+impl Default for RemainingLimits {
     fn default() -> Self {
-        Self { opened: Cell::new(MAX_OPENED), bytes: Cell::new(MAX_BYTES), names: Cell::new(MAX_NAMES) }
+        Self {
+            opened: Cell::new(OPENED_FILES_MAX),
+            bytes: Cell::new(READ_BYTES_MAX),
+            names: Cell::new(READ_NAMES_MAX),
+        }
     }
 }
 
-impl Left {
-    fn open_one(&self) -> Result<(), Unread> {
-        let left = self.opened.get().checked_sub(1).ok_or(Unread::Cut(Cut::Files))?;
+impl RemainingLimits {
+    fn count_open(&self) -> Result<(), ReadFailure> {
+        let left = self.opened.get().checked_sub(1).ok_or(ReadFailure::Limit(LimitHit::Files))?;
         self.opened.set(left);
         Ok(())
     }
 }
 
 /// The text of a file.
-pub(crate) struct Text {
+pub(crate) struct FileText {
     pub(crate) content: String,
-    /// Why the server may have read another text, or none.
+    /// The reason for which the server may have read another text, or none.
     pub(crate) doubt: Option<&'static str>,
     /// Whether anybody may write it.
     pub(crate) world_writable: bool,
@@ -68,23 +74,23 @@ pub(crate) struct Text {
     pub(crate) inode: Inode,
 }
 
-/// Why a file was not read.
+/// The reason for which a file was not read.
 #[derive(Debug)]
-pub(crate) enum Unread {
+pub(crate) enum ReadFailure {
     /// There is no such file.
     Missing,
     /// The file exists, but was not read for this reason.
     Because(String),
     /// A limit was hit: the file was not read, or not in full.
-    Cut(Cut),
+    Limit(LimitHit),
 }
 
 impl<'a> ServerRoot<'a> {
     /// Creates the root of a server.
-    pub fn of(server: &Server, proc: &'a ProcRoot) -> Self {
-        let left = Left::default();
+    pub fn of(server: &ServerFacts, proc: &'a ProcRoot) -> Self {
+        let left = RemainingLimits::default();
         if server.is_brief {
-            left.names.set(BRIEF_NAMES);
+            left.names.set(BRIEF_NAMES_MAX);
         }
         Self { proc, pid: server.pid, started: server.started, left }
     }
@@ -100,7 +106,7 @@ impl<'a> ServerRoot<'a> {
     /// Returns the process's working directory, empty without a process; or why it can't be seen.
     pub(crate) fn working_directory(&self) -> Result<PathBuf, String> {
         let Some(pid) = self.pid else { return Ok(PathBuf::new()) };
-        let shown = self.proc.working_directory(pid).map_err(|error| of_process(&error))?;
+        let shown = self.proc.working_directory(pid).map_err(|error| explain_denial(&error))?;
         Ok(self.proc.as_seen_by(pid, &shown))
     }
 
@@ -111,7 +117,7 @@ impl<'a> ServerRoot<'a> {
         let path = self.proc.path().join(format!("{pid}/environ"));
         let mut bytes = Vec::new();
         std::fs::File::open(&path)
-            .and_then(|file| file.take(LONGEST_FILE).read_to_end(&mut bytes))
+            .and_then(|file| file.take(SETTINGS_FILE_BYTES_MAX).read_to_end(&mut bytes))
             .map_err(|error| error.to_string())?;
         let entries = bytes.split(|&byte| byte == 0).filter_map(|entry| {
             let (name, value) = std::str::from_utf8(entry).ok()?.split_once('=')?;
@@ -121,23 +127,23 @@ impl<'a> ServerRoot<'a> {
     }
 
     /// Reads a file by its path as the process sees it.
-    pub(crate) fn read(&self, path: &Path) -> Result<Text, Unread> {
-        self.left.open_one()?;
+    pub(crate) fn read(&self, path: &Path) -> Result<FileText, ReadFailure> {
+        self.left.count_open()?;
         let file = self.open(path)?;
-        let size = file.size().min(LONGEST_FILE);
-        let left = self.left.bytes.get().checked_sub(size).ok_or(Unread::Cut(Cut::Bytes))?;
+        let size = file.size().min(SETTINGS_FILE_BYTES_MAX);
+        let left = self.left.bytes.get().checked_sub(size).ok_or(ReadFailure::Limit(LimitHit::Bytes))?;
         let content = content_of(&file)?;
         self.left.bytes.set(left);
-        let because = |error: std::io::Error| Unread::Because(error.to_string());
-        let _asking = file.asking().map_err(|error| unread(&error))?;
+        let because = |error: std::io::Error| ReadFailure::Because(error.to_string());
+        let _asking = file.asking().map_err(|error| read_failure(&error))?;
         let metadata = file.file().metadata().map_err(because)?;
         let is_changed = match (self.started, metadata.modified()) {
-            (Some(started), Ok(modified)) => modified > started + SLACK,
+            (Some(started), Ok(modified)) => modified > started + CLOCK_DIFFERENCE_MAX,
             _ => false,
         };
         let is_hidden = || !self.pid.is_none_or(|pid| may_read(self.proc, pid, &metadata));
-        let doubt = if is_changed { Some(CHANGED_SINCE) } else { is_hidden().then_some(HIDDEN) };
-        Ok(Text { content, doubt, world_writable: metadata.mode() & 0o002 != 0, inode: file.inode() })
+        let doubt = if is_changed { Some(CHANGED_DOUBT) } else { is_hidden().then_some(HIDDEN_DOUBT) };
+        Ok(FileText { content, doubt, world_writable: metadata.mode() & 0o002 != 0, inode: file.inode() })
     }
 
     /// Reads at most `max` bytes at an offset of a file; `None` if it can't be read.
@@ -156,18 +162,18 @@ impl<'a> ServerRoot<'a> {
         &self,
         directory: &Path,
         wanted: impl Fn(&[u8]) -> bool,
-    ) -> Result<Vec<std::ffi::OsString>, Unread> {
-        self.left.open_one()?;
+    ) -> Result<Vec<std::ffi::OsString>, ReadFailure> {
+        self.left.count_open()?;
         let fd = match self.pid {
             Some(pid) => self.proc.open_directory_in_namespace(pid, directory),
             None => pagekeeper_kernel::open_directory(directory, Links::Follow),
         }
-        .map_err(|error| unread(&error))?;
-        let because = |error: Errno| Unread::Because(error.to_string());
+        .map_err(|error| read_failure(&error))?;
+        let because = |error: Errno| ReadFailure::Because(error.to_string());
         let mut names = Vec::new();
-        let _asking = asking_from(fd.as_fd(), directory).map_err(|error| unread(&error))?;
+        let _asking = asking_from(fd.as_fd(), directory).map_err(|error| read_failure(&error))?;
         for entry in rustix::fs::Dir::read_from(&fd).map_err(because)? {
-            let left = self.left.names.get().checked_sub(1).ok_or(Unread::Cut(Cut::Names))?;
+            let left = self.left.names.get().checked_sub(1).ok_or(ReadFailure::Limit(LimitHit::Names))?;
             self.left.names.set(left);
             let name = entry.map_err(because)?.file_name().to_bytes().to_vec();
             if name != b"." && name != b".." && wanted(&name) {
@@ -178,14 +184,18 @@ impl<'a> ServerRoot<'a> {
         Ok(names)
     }
 
-    fn open(&self, path: &Path) -> Result<InspectedFile, Unread> {
+    fn open(&self, path: &Path) -> Result<InspectedFile, ReadFailure> {
         let Some(pid) = self.pid else {
-            return InspectedFile::open(path, Links::Follow).map_err(|error| unread(&error));
+            return InspectedFile::open(path, Links::Follow).map_err(|error| read_failure(&error));
         };
         let opened = self.proc.handle_in_namespace(pid, &self.absolute(path));
         opened.and_then(|handle| handle.open(Expected::Any)).map_err(|error| {
             let of_its_own = error.path().starts_with(self.proc.path());
-            if error.is_denied() && of_its_own { Unread::Because(of_process(&error)) } else { unread(&error) }
+            if error.is_denied() && of_its_own {
+                ReadFailure::Because(explain_denial(&error))
+            } else {
+                read_failure(&error)
+            }
         })
     }
 }
@@ -199,21 +209,21 @@ fn may_read(proc: &ProcRoot, pid: u32, metadata: &Metadata) -> bool {
 }
 
 /// Returns the text of a settings file, or an error if it is too long. Invalid UTF-8 in it is replaced.
-pub(super) fn content_of(file: &InspectedFile) -> Result<String, Unread> {
-    if file.size() > LONGEST_FILE {
-        return Err(Unread::Because(format!(
-            "{} bytes long, and settings files of more than {LONGEST_FILE} bytes are not read",
+pub(super) fn content_of(file: &InspectedFile) -> Result<String, ReadFailure> {
+    if file.size() > SETTINGS_FILE_BYTES_MAX {
+        return Err(ReadFailure::Because(format!(
+            "{} bytes long, and settings files of more than {SETTINGS_FILE_BYTES_MAX} bytes are not read",
             file.size()
         )));
     }
     let mut bytes = Vec::new();
-    let read = file.reader().take(LONGEST_FILE).read_to_end(&mut bytes);
-    read.map_err(|error| Unread::Because(error.to_string()))?;
+    let read = file.reader().take(SETTINGS_FILE_BYTES_MAX).read_to_end(&mut bytes);
+    read.map_err(|error| ReadFailure::Because(error.to_string()))?;
     Ok(unescaped_bytes(&bytes).into_owned())
 }
 
 /// Explains why a process's view of the file system is not accessible, and which capability is missing.
-fn of_process(error: &Error) -> String {
+fn explain_denial(error: &Error) -> String {
     let may = || {
         let ours = rustix::thread::capabilities(None);
         ours.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE))
@@ -227,12 +237,12 @@ fn of_process(error: &Error) -> String {
     }
 }
 
-fn unread(error: &Error) -> Unread {
-    if error.is_gone() { Unread::Missing } else { Unread::Because(error.to_string()) }
+fn read_failure(error: &Error) -> ReadFailure {
+    if error.is_gone() { ReadFailure::Missing } else { ReadFailure::Because(error.to_string()) }
 }
 
 /// Returns a path without `.` and `..`, by its text alone, so that one file has one name.
-pub(crate) fn plain(path: &Path) -> PathBuf {
+pub(crate) fn normalized_path(path: &Path) -> PathBuf {
     let mut out = PathBuf::new();
     for component in path.components() {
         match component {
@@ -263,7 +273,7 @@ mod tests {
 
     fn root(proc: &ProcRoot, pid: Option<u32>) -> ServerRoot<'_> {
         let started = Some(SystemTime::now() - Duration::from_secs(60));
-        ServerRoot { proc, pid, started, left: Left::default() }
+        ServerRoot { proc, pid, started, left: RemainingLimits::default() }
     }
 
     #[test]
@@ -278,9 +288,9 @@ mod tests {
             let root = root(&proc, pid);
             let text = root.read(&link).unwrap();
             assert_eq!(text.content, "x=1\n");
-            assert_eq!((text.doubt, text.world_writable), (Some(CHANGED_SINCE), false));
-            assert!(matches!(root.read(&dir.path().join("none")), Err(Unread::Missing)));
-            assert!(matches!(root.read(dir.path()), Err(Unread::Because(_))));
+            assert_eq!((text.doubt, text.world_writable), (Some(CHANGED_DOUBT), false));
+            assert!(matches!(root.read(&dir.path().join("none")), Err(ReadFailure::Missing)));
+            assert!(matches!(root.read(dir.path()), Err(ReadFailure::Because(_))));
             assert_eq!(root.names(dir.path(), |_| true).unwrap(), ["link", "my.cnf"]);
             assert_eq!(root.read_at(&path, 2, 9).unwrap(), b"1\n");
         }
@@ -355,7 +365,7 @@ mod tests {
         let found = [0o600, 0o400, 0o640, 0o644].map(doubt);
         process.kill().unwrap();
         process.wait().unwrap();
-        assert_eq!(found, [Some(HIDDEN), Some(HIDDEN), None, None]);
+        assert_eq!(found, [Some(HIDDEN_DOUBT), Some(HIDDEN_DOUBT), None, None]);
     }
 
     #[test]
@@ -382,14 +392,14 @@ mod tests {
         std::fs::File::create(&huge).unwrap().set_len(1 << 30).unwrap();
         for pid in [None, Some(std::process::id())] {
             for path in [fifo.as_path(), &huge, Path::new("/dev/zero"), Path::new("/dev/null")] {
-                assert!(matches!(root(&proc, pid).read(path), Err(Unread::Because(_))));
+                assert!(matches!(root(&proc, pid).read(path), Err(ReadFailure::Because(_))));
             }
         }
     }
 
     #[test]
     fn names_are_made_plain_and_the_newest_is_by_number() {
-        assert_eq!(plain(Path::new("/a/./b/../c")), Path::new("/a/c"));
+        assert_eq!(normalized_path(Path::new("/a/./b/../c")), Path::new("/a/c"));
         let names = ["OPTIONS-000009", "OPTIONS-000010", "OPTIONS-000011.dbtmp", "LOG"].map(Into::into);
         assert_eq!(newest_numbered(&names, "OPTIONS-"), Some(OsStr::new("OPTIONS-000010")));
         assert_eq!(newest_numbered(&names, "MANIFEST-"), None);

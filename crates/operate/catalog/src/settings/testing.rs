@@ -3,11 +3,11 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use super::{Engine, Server};
+use super::{Engine, ServerFacts};
 
 /// Returns a server of this engine with its files in `directory` and this command line.
-pub(super) fn server(engine: Engine, directory: &Path, command_line: &str) -> Server {
-    Server {
+pub(super) fn server(engine: Engine, directory: &Path, command_line: &str) -> ServerFacts {
+    ServerFacts {
         pid: None,
         engine,
         is_certain: true,

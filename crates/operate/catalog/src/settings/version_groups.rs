@@ -6,19 +6,19 @@ use std::collections::HashSet;
 use std::io::Read;
 use std::path::Path;
 
-use super::searched::Searched;
+use super::program_search::ProgramSearch;
 
 /// Upper limit of the length of a group name in bytes.
-const LONGEST_GROUP: usize = 32;
+const GROUP_NAME_BYTES_MAX: usize = 32;
 /// Limit of groups kept per program: real ones have a few.
-const MAX_GROUPS: usize = 256;
+const PROGRAM_GROUPS_MAX: usize = 256;
 
 /// The groups of all programs searched so far.
 #[derive(Debug, Default)]
-pub(super) struct VersionGroups(Searched<Groups>);
+pub(super) struct VersionGroups(ProgramSearch<ProgramGroups>);
 
 #[derive(Debug, Default)]
-struct Groups {
+struct ProgramGroups {
     names: HashSet<Vec<u8>>,
     /// Whether the whole program was read.
     whole: bool,
@@ -44,8 +44,8 @@ impl VersionGroups {
 }
 
 /// Returns the versioned groups among the strings of a program, which lie between zero bytes.
-fn of_program(mut program: impl Read) -> Groups {
-    let mut groups = Groups::default();
+fn of_program(mut program: impl Read) -> ProgramGroups {
+    let mut groups = ProgramGroups::default();
     let mut chunk = vec![0; 1 << 20];
     // The string being read; `None` inside one that is too long.
     let mut string: Option<Vec<u8>> = None;
@@ -64,7 +64,7 @@ fn of_program(mut program: impl Read) -> Groups {
             }
             for part in block.split_inclusive(|byte| *byte == 0) {
                 let bytes = part.strip_suffix(b"\0").unwrap_or(part);
-                let fits = |string: &mut Vec<u8>| string.len() + bytes.len() <= LONGEST_GROUP;
+                let fits = |string: &mut Vec<u8>| string.len() + bytes.len() <= GROUP_NAME_BYTES_MAX;
                 string = string.take_if(fits);
                 if let Some(string) = &mut string {
                     string.extend_from_slice(bytes);
@@ -79,13 +79,13 @@ fn of_program(mut program: impl Read) -> Groups {
     groups
 }
 
-impl Groups {
+impl ProgramGroups {
     fn take(&mut self, string: Option<Vec<u8>>) {
         let Some(string) = string else { return };
         let dash = string.iter().rposition(|byte| *byte == b'-');
         let versioned =
             dash.is_some_and(|dash| dash > 0 && string.get(dash + 1).is_some_and(u8::is_ascii_digit));
-        if versioned && self.names.len() < MAX_GROUPS {
+        if versioned && self.names.len() < PROGRAM_GROUPS_MAX {
             self.names.insert(string);
         }
     }
@@ -93,7 +93,7 @@ impl Groups {
 
 #[cfg(test)]
 mod tests {
-    use super::super::searched::{ALL_PROGRAMS, LONGEST_PROGRAM};
+    use super::super::program_search::{ALL_PROGRAMS_BYTES_MAX, PROGRAM_BYTES_MAX};
     use super::*;
 
     #[test]
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(is_in(&mut groups, "mariadb-10"), Some(false));
         assert_eq!(groups.is_in(&dir.path().join("none"), "mariadb-10.1"), None);
         // However often it is asked for, it was read once; if replaced, it is another program.
-        assert_eq!(groups.0.left(), ALL_PROGRAMS - bytes.len() as u64);
+        assert_eq!(groups.0.left(), ALL_PROGRAMS_BYTES_MAX - bytes.len() as u64);
         bytes.extend(b"\0mysqld-9.1\0");
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, &bytes).unwrap();
@@ -125,7 +125,7 @@ mod tests {
         for number in 0..3 {
             let path = dir.path().join(number.to_string());
             std::fs::write(&path, b"\x7fELF\0mysqld-8.0\0").unwrap();
-            std::fs::File::options().write(true).open(&path).unwrap().set_len(LONGEST_PROGRAM * 4).unwrap();
+            std::fs::File::options().write(true).open(&path).unwrap().set_len(PROGRAM_BYTES_MAX * 4).unwrap();
             let found = groups.is_in(&path, "mysqld-8.0");
             assert_eq!(found, (number < 2).then_some(true), "{number}");
             assert_eq!(groups.is_in(&path, "mysqld-9.0"), None);
@@ -145,6 +145,6 @@ mod tests {
         sparse[4093..4099].copy_from_slice(b"server");
         sparse[4099..4102].copy_from_slice(b"-10");
         assert_eq!(names(&sparse), [b"server-10"]);
-        assert_eq!(names(&[b"\0", &[b'x'; LONGEST_GROUP][..], b"-1\0y-1\0"].concat()), [b"y-1"]);
+        assert_eq!(names(&[b"\0", &[b'x'; GROUP_NAME_BYTES_MAX][..], b"-1\0y-1\0"].concat()), [b"y-1"]);
     }
 }

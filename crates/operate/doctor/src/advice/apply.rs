@@ -5,7 +5,7 @@ use pagekeeper_text::{escaped, unescaped};
 use super::rocksdb_options::rocks_setting;
 use super::statement;
 use super::table::{Advice, Effect, Offer, Product, find, option_of};
-use crate::settings::{Engine, Origin, Setting, Settings};
+use crate::settings::{Engine, Setting, SettingOrigin, Settings};
 use crate::{Confidence, Fix, FixKind, HoldsFor, Risk, Terms};
 
 /// Returns the fix by an option of a product, with the row's value; `None` if this server lacks the setting, or if
@@ -116,11 +116,11 @@ impl Advice {
     /// Returns the evidence that the row applies here.
     fn why(&self, setting: Option<&Setting>) -> (String, Confidence) {
         match setting {
-            Some(Setting { value, from: Origin::Seen, .. }) => (
+            Some(Setting { value, from: SettingOrigin::Seen, .. }) => (
                 format!("{} is {value} in effect: seen by how it has its files open", self.setting),
                 Confidence::Measured,
             ),
-            Some(Setting { value, from: Origin::Default, .. }) => (
+            Some(Setting { value, from: SettingOrigin::Default, .. }) => (
                 format!("{} is {value}: this version's default, as it is set nowhere", self.setting),
                 Confidence::FromSettings,
             ),
@@ -145,7 +145,7 @@ impl Advice {
         if let Some(own) = statement::of(settings, &self.setting) {
             return format!("the same statement with {}, as it was{again}", own.value);
         }
-        match settings.written(&self.setting).filter(|setting| setting.from != Origin::Default) {
+        match settings.written(&self.setting).filter(|setting| setting.from != SettingOrigin::Default) {
             Some(setting) => format!("{}{again}", self.line(settings.engine, &setting.value)),
             None => format!("remove it (the default is {}){again}", self.shown_default()),
         }
@@ -155,7 +155,7 @@ impl Advice {
 /// Describes a setting's current value.
 fn now(setting: &Setting) -> String {
     match &setting.from {
-        Origin::Seen => String::new(),
+        SettingOrigin::Seen => String::new(),
         from => format!(" (now {}: {from})", setting.value),
     }
 }
@@ -163,11 +163,11 @@ fn now(setting: &Setting) -> String {
 /// Whether a setting may be edited: a file that the engine writes itself may not.
 fn is_editable(setting: &Setting) -> bool {
     match &setting.from {
-        Origin::CommandLine => true,
-        Origin::File { path, .. } => {
+        SettingOrigin::CommandLine => true,
+        SettingOrigin::File { path, .. } => {
             let file = unescaped(path.file_name().unwrap_or_default());
             !file.starts_with("OPTIONS-") && file != "last_tikv.toml"
         }
-        Origin::Environment | Origin::Seen | Origin::Default => false,
+        SettingOrigin::Environment | SettingOrigin::Seen | SettingOrigin::Default => false,
     }
 }

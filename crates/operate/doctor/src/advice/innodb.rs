@@ -4,7 +4,7 @@ use super::advised::Advised;
 use super::apply::fix;
 use super::table::{Goal, Product};
 use crate::Fix;
-use crate::settings::{BUFFERED, Engine, Setting, Settings};
+use crate::settings::{BUFFERED_METHOD, Engine, Setting, Settings};
 
 const LOG_FILE_BUFFERING: &str = "innodb_log_file_buffering";
 const DUMP_AND_LOAD: [&str; 2] =
@@ -77,7 +77,7 @@ pub(crate) fn tables(settings: &Settings) -> Option<Tables> {
     let method = settings.get("innodb_flush_method").filter(|setting| !is_direct(setting))?;
     // A file changed after the start may state a future value.
     let configured = settings.written("innodb_flush_method").filter(|setting| setting.doubt.is_none());
-    if method.value == BUFFERED && configured.is_some_and(is_direct) {
+    if method.value == BUFFERED_METHOD && configured.is_some_and(is_direct) {
         return Some(Tables::Refused);
     }
     Some(Tables::FlushMethod)

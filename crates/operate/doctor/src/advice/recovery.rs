@@ -109,14 +109,14 @@ fn size(engine: Engine, bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::Origin;
+    use crate::settings::SettingOrigin;
     use crate::testing::MIB;
 
     fn settings(engine: Engine, version: &str, pairs: &[(&str, &str)]) -> Settings {
         let mut settings = Settings::new(engine);
         settings.version = Some(version.to_owned());
         for (name, value) in pairs {
-            settings.add(name, *value, Origin::File { path: "/etc/its.conf".into(), line: 7 });
+            settings.add(name, *value, SettingOrigin::File { path: "/etc/its.conf".into(), line: 7 });
         }
         settings
     }
@@ -182,7 +182,7 @@ mod tests {
         );
         let mut myrocks = settings(Engine::MariaDb, "10.11.14", &[("innodb_log_file_size", "96M")]);
         myrocks.myrocks = true;
-        myrocks.add("default.rocksdb_write_buffer_size", "1073741824", Origin::CommandLine);
+        myrocks.add("default.rocksdb_write_buffer_size", "1073741824", SettingOrigin::CommandLine);
         let advised = shorten(&myrocks, 256 * MIB);
         assert_eq!(advised.fixes[0].act, "rocksdb_max_total_wal_size=256M");
         assert_eq!(advised.remarks, [MEMTABLES]);

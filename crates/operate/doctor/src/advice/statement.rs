@@ -4,7 +4,7 @@
 //! settings are set by the server's own statement. A statement sets the intended value, in SQL syntax.
 
 use super::table::Effect;
-use crate::settings::{Engine, Origin, Setting, Settings, option_file};
+use crate::settings::{Engine, Setting, SettingOrigin, Settings, option_file};
 
 /// The text for a setting of `PostgreSQL` that a reload puts in force.
 pub(super) const RELOAD: &str = "SELECT pg_reload_conf() puts it in force";
@@ -19,7 +19,7 @@ pub(super) fn of<'a>(settings: &'a Settings, name: &str) -> Option<&'a Setting> 
         Engine::MySql => "mysqld-auto.cnf",
         Engine::MariaDb | Engine::RocksDb | Engine::TiKv | Engine::MongoDb | Engine::Other => return None,
     };
-    let is_own = |setting: &&Setting| matches!(&setting.from, Origin::File { path, .. } if path.file_name().is_some_and(|file| file == own));
+    let is_own = |setting: &&Setting| matches!(&setting.from, SettingOrigin::File { path, .. } if path.file_name().is_some_and(|file| file == own));
     settings.written(name).filter(is_own)
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::settings::Origin;
+use crate::settings::SettingOrigin;
 use crate::{Confidence, Fix, FixKind, Restart};
 
 const GOALS: [Goal; 8] = [
@@ -16,7 +16,7 @@ const GOALS: [Goal; 8] = [
 fn settings(engine: Engine, pairs: &[(&str, &str)]) -> Settings {
     let mut settings = Settings::new(engine);
     for (name, value) in pairs {
-        let from = Origin::File { path: "/etc/my.cnf".into(), line: 7 };
+        let from = SettingOrigin::File { path: "/etc/my.cnf".into(), line: 7 };
         settings.add(name, *value, from);
     }
     settings
@@ -193,7 +193,7 @@ fn libraries_that_are_loaded_stay() {
 fn what_a_server_keeps_itself_is_set_by_its_own_statement() {
     let kept = |engine, file: &str, name: &str, value: &str| {
         let mut settings = settings(engine, &[(name, "1")]);
-        settings.add(name, value, Origin::File { path: format!("/d/{file}").into(), line: 3 });
+        settings.add(name, value, SettingOrigin::File { path: format!("/d/{file}").into(), line: 3 });
         settings
     };
     let postgresql = |name, value| kept(Engine::PostgreSql, "postgresql.auto.conf", name, value);
@@ -231,7 +231,7 @@ fn what_a_server_keeps_itself_is_set_by_its_own_statement() {
     }
     // The command line takes precedence.
     let mut settings = postgresql("checkpoint_flush_after", "0");
-    settings.add("checkpoint_flush_after", "0", Origin::CommandLine);
+    settings.add("checkpoint_flush_after", "0", SettingOrigin::CommandLine);
     assert_eq!(acts(Goal::SteadyWriteback, &settings), ["checkpoint_flush_after = '256kB'"]);
     // A size is given in bytes there.
     let mut redo = mysql("innodb_redo_log_capacity", "8589934592");
@@ -293,7 +293,7 @@ fn only_options_that_the_program_has_are_named() {
             Some((family, option)) => format!("{family}.rocksdb_{option}"),
             None => format!("rocksdb_{name}"),
         };
-        myrocks.add(&prefixed, value, Origin::CommandLine);
+        myrocks.add(&prefixed, value, SettingOrigin::CommandLine);
     }
     let named: Vec<String> = GOALS.into_iter().flat_map(|goal| acts(goal, &myrocks)).collect();
     assert!(!named.is_empty());

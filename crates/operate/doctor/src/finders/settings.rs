@@ -12,8 +12,8 @@ use crate::advice::postgresql::shared_buffers;
 use crate::advice::rocksdb::{is_rocksdb, recycled};
 use crate::advice::rocksdb_options::{is_on, rocks_setting, size};
 use crate::advice::{fix, uncertain};
-use crate::settings::BUFFERED;
-use crate::settings::{Engine, Origin, Setting, Settings};
+use crate::settings::BUFFERED_METHOD;
+use crate::settings::{Engine, Setting, SettingOrigin, Settings};
 use crate::syncs::SYNC_AT_COMMIT;
 use crate::{
     Advised, Confidence, Cost, Evidence, Finding, Goal, Kind, Observation, Product, Severity, advise,
@@ -122,7 +122,7 @@ impl About<'_> {
         let buffering = self.settings.get("innodb_log_file_buffering");
         // The observed state counts: a server that has it open with O_DIRECT is fine, whatever is configured.
         let seen_direct =
-            buffering.is_some_and(|setting| setting.from == Origin::Seen && setting.value == "OFF");
+            buffering.is_some_and(|setting| setting.from == SettingOrigin::Seen && setting.value == "OFF");
         // A finding about all of its logs names the same settings and fixes.
         if (fix.is_none() && by_commit.is_none())
             || seen_direct
@@ -284,22 +284,30 @@ fn evidence_of(setting: &Setting) -> Evidence {
     let Setting { name, value, from, doubt } = setting;
     let doubt = doubt.as_ref().map(|doubt| format!(" ({doubt})")).unwrap_or_default();
     let text = match from {
-        Origin::Seen if value == BUFFERED => "it has table files open without O_DIRECT".to_owned(),
-        Origin::Seen if name == SYNC_AT_COMMIT => format!("{name} is {value} in effect: seen by its syncs"),
-        Origin::Seen => format!("{name} is {value} in effect: seen by how it has its files open"),
-        Origin::Default => format!("{name} is {value}: the default, as it is set nowhere"),
-        Origin::CommandLine | Origin::File { .. } | Origin::Environment => {
+        SettingOrigin::Seen if value == BUFFERED_METHOD => {
+            "it has table files open without O_DIRECT".to_owned()
+        }
+        SettingOrigin::Seen if name == SYNC_AT_COMMIT => {
+            format!("{name} is {value} in effect: seen by its syncs")
+        }
+        SettingOrigin::Seen => format!("{name} is {value} in effect: seen by how it has its files open"),
+        SettingOrigin::Default => format!("{name} is {value}: the default, as it is set nowhere"),
+        SettingOrigin::CommandLine | SettingOrigin::File { .. } | SettingOrigin::Environment => {
             format!("{name} is {value}: {from}{doubt}")
         }
     };
-    let confidence = if *from == Origin::Seen { Confidence::Measured } else { Confidence::FromSettings };
+    let confidence =
+        if *from == SettingOrigin::Seen { Confidence::Measured } else { Confidence::FromSettings };
     let evidence =
         Evidence::new(text).known(confidence).with("setting", name.as_str()).with("value", value.as_str());
     match from {
-        Origin::File { path, line } => {
+        SettingOrigin::File { path, line } => {
             evidence.with("file", unescaped(path).into_owned()).with("line", *line)
         }
-        Origin::CommandLine | Origin::Environment | Origin::Seen | Origin::Default => evidence,
+        SettingOrigin::CommandLine
+        | SettingOrigin::Environment
+        | SettingOrigin::Seen
+        | SettingOrigin::Default => evidence,
     }
 }
 
@@ -326,7 +334,7 @@ mod tests {
         let mut observation = Observation::new(&before, &after);
         let mut settings = Settings::new(engine);
         for (name, value) in pairs {
-            settings.add(name, *value, Origin::File { path: "/etc/its.conf".into(), line: 3 });
+            settings.add(name, *value, SettingOrigin::File { path: "/etc/its.conf".into(), line: 3 });
         }
         observation.settings = vec![settings];
         find(&observation)
@@ -351,9 +359,9 @@ mod tests {
         let after = sample();
         let mut observation = Observation::new(&after, &after);
         let mut settings = Settings::new(Engine::MariaDb);
-        let from = Origin::File { path: "/etc/my.cnf".into(), line: 7 };
+        let from = SettingOrigin::File { path: "/etc/my.cnf".into(), line: 7 };
         settings.add("innodb_flush_method", "O_DIRECT", from);
-        settings.add("innodb_flush_method", BUFFERED, Origin::Seen);
+        settings.add("innodb_flush_method", BUFFERED_METHOD, SettingOrigin::Seen);
         observation.settings = vec![settings];
         let all = find(&observation);
         assert_eq!(all.len(), 1);
@@ -380,7 +388,7 @@ mod tests {
         after.files = vec![file("/var/lib/mysql/ib_logfile0", FileClass::Redo, GIB, 200 * MIB)];
         let mut observation = Observation::new(&after, &after);
         let mut settings = Settings::new(Engine::MariaDb);
-        settings.add(pairs[0].0, pairs[0].1, Origin::CommandLine);
+        settings.add(pairs[0].0, pairs[0].1, SettingOrigin::CommandLine);
         observation.settings = vec![settings];
         assert_eq!(find(&observation), []);
         let logs = found_of(Kind::LogsInCache, &observation);
@@ -397,8 +405,8 @@ mod tests {
         after.files.clear();
         let mut observation = Observation::new(&after, &after);
         let mut settings = Settings::new(Engine::MariaDb);
-        settings.add("innodb_flush_log_at_trx_commit", "2", Origin::CommandLine);
-        settings.add("innodb_log_file_buffering", "OFF", Origin::Seen);
+        settings.add("innodb_flush_log_at_trx_commit", "2", SettingOrigin::CommandLine);
+        settings.add("innodb_log_file_buffering", "OFF", SettingOrigin::Seen);
         observation.settings = vec![settings];
         assert_eq!(find(&observation), []);
     }
@@ -421,7 +429,7 @@ mod tests {
         let mut observation = Observation::new(&before, &after);
         let mut settings = Settings::new(Engine::RocksDb);
         for (name, value) in [("use_direct_io_for_flush_and_compaction", "false"), ("bytes_per_sync", "0")] {
-            settings.add(name, value, Origin::CommandLine);
+            settings.add(name, value, SettingOrigin::CommandLine);
         }
         observation.settings = vec![settings.clone()];
         assert_eq!(find(&observation).len(), 1);
@@ -444,7 +452,7 @@ mod tests {
             settings.myrocks = true;
             let direct = "rocksdb_use_direct_io_for_flush_and_compaction";
             for (name, value) in [(direct, "OFF"), ("rocksdb_bytes_per_sync", "0")] {
-                settings.add(name, value, Origin::Default);
+                settings.add(name, value, SettingOrigin::Default);
             }
             observation.settings = vec![settings];
             find(&observation).len()

@@ -274,7 +274,7 @@ fn buffered_journal(observation: &Observation<'_>, index: usize) -> Option<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Engine, Origin, Settings};
+    use crate::settings::{Engine, SettingOrigin, Settings};
     use crate::testing::{DEV, GIB, MIB, file, opener, sample};
     use crate::{Journal, SavedSnapshot};
     use pagekeeper_kernel::process::Access;
@@ -359,7 +359,7 @@ mod tests {
         let mut observation = Observation::new(&after, &after);
         let journal = |bytes, exact| vec![Some(Journal { bytes, exact, how: "how".to_owned() })];
         let mut settings = Settings::new(Engine::PostgreSql);
-        settings.add("max_wal_size", "2GB", Origin::CommandLine);
+        settings.add("max_wal_size", "2GB", SettingOrigin::CommandLine);
         observation.settings = vec![settings];
         // Servers at the default, or at twice the default, give no finding.
         for bytes in [100 * MIB, 612 * MIB, GIB, 2 * GIB] {
@@ -385,7 +385,7 @@ mod tests {
         let mut observation = Observation::new(&after, &after);
         observation.journals = vec![Some(Journal { bytes: 4 * GIB, exact: true, how: "how".to_owned() })];
         let mut settings = Settings::new(Engine::PostgreSql);
-        settings.add("max_wal_size", "8GB", Origin::CommandLine);
+        settings.add("max_wal_size", "8GB", SettingOrigin::CommandLine);
         observation.settings = vec![settings];
         observation.recovery_target = Some(Duration::from_secs(60));
         let unmeasured = find(&observation);

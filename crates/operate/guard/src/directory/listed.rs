@@ -21,7 +21,7 @@ use crate::entry::Entry;
 use crate::ids::{new_id, new_version};
 use crate::listing::{Inspection, ListingResult, LogFormat, NameListing, NewFile};
 use crate::sample::Sample;
-use pagekeeper_catalog::ownership::{FileOwnership, Identity};
+use pagekeeper_catalog::ownership::{DirectoryAttributes, FileOwnership};
 
 /// A listing that takes a millisecond is not repeated for this many milliseconds, whatever comes and goes.
 const RELIST_COST_FACTOR: u32 = 50;
@@ -180,7 +180,8 @@ impl Directory {
     /// everybody may write to: there others may have made the log's other files.
     fn logs_held(&self, fd: BorrowedFd<'_>, new: &[NewFile]) -> HashSet<(usize, Vec<u8>)> {
         let FileOwnership::Process(right) = &self.right else { return HashSet::new() };
-        if right.writes.is_empty() || Identity::of(fd).is_ok_and(|directory| directory.open_to_all) {
+        if right.writes.is_empty() || DirectoryAttributes::of(fd).is_ok_and(|directory| directory.open_to_all)
+        {
             return HashSet::new();
         }
         let entries = self.entries.values().filter(|entry| right.writes.contains(&entry.inode));

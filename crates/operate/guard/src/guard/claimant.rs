@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use pagekeeper_catalog::{Party, Profile, Strength};
+use pagekeeper_catalog::{ClaimStrength, Party, Profile};
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::{OpenFile, ProcRoot};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 
 use crate::server_settings::ServerSettings;
 use crate::targets::{ProcessTraits, Targets};
-use pagekeeper_catalog::ownership::{self, Identity, ProcessRight};
+use pagekeeper_catalog::ownership::{self, DirectoryAttributes, ProcessOwnership};
 
 /// The outcome of a claim.
 #[derive(Debug)]
 pub(super) enum Claim {
     /// The directory is watched for it.
-    Held(Strength),
+    Held(ClaimStrength),
     /// The directory is watched for another database of the same kind, or because the operator named it.
     Shared,
     /// The directory is not watched for this database. The claim is examined again at this time.
@@ -43,7 +43,7 @@ impl Claim {
 /// The evidence that a database's process shows for its claims.
 #[derive(Default)]
 pub(super) struct Claimant {
-    pub(super) right: Arc<ProcessRight>,
+    pub(super) right: Arc<ProcessOwnership>,
     /// The properties by which selectors match it.
     pub(super) traits: ProcessTraits,
     /// The descriptors from its last listing, until those of watched files are known.
@@ -58,11 +58,11 @@ pub(super) struct Claimant {
 impl Claimant {
     /// Returns a process that has shown nothing yet but its user.
     pub(super) fn of(proc: &ProcRoot, pid: u32) -> Self {
-        let right = ProcessRight::new(proc.users(pid).ok(), Party::of(proc, pid), HashSet::new());
+        let right = ProcessOwnership::new(proc.users(pid).ok(), Party::of(proc, pid), HashSet::new());
         Self { right: Arc::new(right), ..Self::default() }
     }
 
-    pub(super) fn right(&self) -> Arc<ProcessRight> {
+    pub(super) fn right(&self) -> Arc<ProcessOwnership> {
         Arc::clone(&self.right)
     }
 
@@ -106,7 +106,7 @@ pub(super) struct ExaminedDatabase {
     pub(super) pid: u32,
     pub(super) profile: Arc<Profile>,
     pub(super) certain: bool,
-    pub(super) right: Arc<ProcessRight>,
+    pub(super) right: Arc<ProcessOwnership>,
     pub(super) traits: ProcessTraits,
     pub(super) through: Option<u32>,
     pub(super) server: Arc<ServerSettings>,
@@ -187,7 +187,7 @@ impl ExaminedDatabase {
         let base = trusted_base(proc, self.pid, &self.right)?;
         let stat = rustix::fs::statx(&base, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS).ok()?;
         let is_link = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Symlink;
-        Some(is_link || ownership::inode(&stat) == Identity::of(directory).ok()?.pin.inode)
+        Some(is_link || ownership::inode(&stat) == DirectoryAttributes::of(directory).ok()?.pin.inode)
     }
 }
 
@@ -195,11 +195,11 @@ impl ExaminedDatabase {
 /// writable by everybody. Whoever starts a setuid program chooses its working directory, and a link in it
 /// leads anywhere.
 #[allow(clippy::disallowed_methods, reason = "only a reference to it, and it is judged at once")]
-fn trusted_base(proc: &ProcRoot, pid: u32, right: &ProcessRight) -> Option<OwnedFd> {
+fn trusted_base(proc: &ProcRoot, pid: u32, right: &ProcessOwnership) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let base = rustix::fs::open(proc.path().join(format!("{pid}/cwd")), flags, Mode::empty()).ok()?;
-    let identity = Identity::of(&base).ok()?;
-    (!identity.open_to_all && (identity.user == 0 || right.is(identity.user))).then_some(base)
+    let identity = DirectoryAttributes::of(&base).ok()?;
+    (!identity.open_to_all && (identity.user == 0 || right.runs_as(identity.user))).then_some(base)
 }
 
 /// Returns the directories that a database's profile names below its working directory: as named, and as the

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::{Contest, Party, Strength};
+use pagekeeper_catalog::{ClaimOutcome, ClaimStrength, Party};
 use pagekeeper_kernel::process::OpenFile;
 
 use super::claimant::{Claim, Evidence, ExaminedDatabase, named_directories};
@@ -30,7 +30,7 @@ use crate::budget::Budget;
 use crate::descriptors::{Extent, is_written};
 use crate::directory::{DatabaseKey, Directory};
 use crate::event::{Event, Refusal};
-use pagekeeper_catalog::ownership::{FileOwnership, Identity, ProcessRight};
+use pagekeeper_catalog::ownership::{DirectoryAttributes, FileOwnership, ProcessOwnership};
 
 /// A refused claim is examined again after this time.
 const REEXAMINE_AFTER: Duration = Duration::from_secs(10);
@@ -58,7 +58,7 @@ impl WatchList {
             named_directories(proc, database.pid, &database.profile).into_iter().map(|(_, named)| named);
         let found: BTreeSet<PathBuf> = held.chain(named).collect();
         let party = Party::of(proc, database.pid);
-        let right = ProcessRight::new(proc.users(database.pid).ok(), party, writes);
+        let right = ProcessOwnership::new(proc.users(database.pid).ok(), party, writes);
         let traits = tick.settings.options.targets.traits_of(proc, database.pid);
         let selects_other = traits != database.claimant.traits;
         database.claimant.traits = traits;
@@ -234,7 +234,7 @@ impl WatchList {
         &mut self,
         claimant: &ExaminedDatabase,
         mut directory: Directory,
-        identity: Identity,
+        identity: DirectoryAttributes,
         evidence: Option<Evidence>,
         tick: &mut TickContext<'_>,
     ) -> Claim {
@@ -242,7 +242,7 @@ impl WatchList {
         let writes = evidence == Some(Evidence::Writes);
         let strength = claimant.right.claim(identity.user, writes, claimant.certain);
         let strength = strength.filter(|_| evidence.is_some());
-        let is_it = |other: &Directory| other.pin.is_some_and(|pin| pin.is(&identity.pin));
+        let is_it = |other: &Directory| other.pin.is_some_and(|pin| pin.is_same(&identity.pin));
         let holder = self.directories.iter().position(|other| is_it(other));
         let of_one_kind =
             holder.is_some_and(|at| self.directories[at].profile.name == directory.profile.name);
@@ -260,7 +260,7 @@ impl WatchList {
         if let Some(at) = holder {
             let Some(held_by) = self.directories[at].owner else { return Claim::Shared };
             match strength.against(self.strength_of(at), of_one_kind) {
-                Contest::Shared => {
+                ClaimOutcome::Shared => {
                     tick.report.events.push(Event::Shared {
                         pid: claimant.pid,
                         profile: profile.name.clone(),
@@ -269,8 +269,8 @@ impl WatchList {
                     });
                     return Claim::Shared;
                 }
-                Contest::Lost => return refuse(claimant, directory.path, Refusal::OtherDatabase, tick),
-                Contest::Won => {}
+                ClaimOutcome::Lost => return refuse(claimant, directory.path, Refusal::OtherDatabase, tick),
+                ClaimOutcome::Won => {}
             }
             self.give_up(at, tick.now);
             tick.report.events.push(Event::TakenOver {
@@ -318,7 +318,7 @@ impl WatchList {
     }
 
     /// Returns the strength of the claim by which a directory is watched; `None` if its database has ended.
-    fn strength_of(&self, at: usize) -> Option<Strength> {
+    fn strength_of(&self, at: usize) -> Option<ClaimStrength> {
         let directory = &self.directories[at];
         let database = self.databases.iter().find(|other| Some(other.pid) == directory.owner)?;
         let Claim::Held(strength) = database.claims.get(&directory.path)? else { return None };
@@ -326,7 +326,7 @@ impl WatchList {
         // It may have opened files for writing since.
         let writes =
             strength.writes || directory.entries.values().any(|entry| right.writes.contains(&entry.inode));
-        Some(Strength { writes, certain: database.certain, ..*strength })
+        Some(ClaimStrength { writes, certain: database.certain, ..*strength })
     }
 
     /// Stops watching a directory for its database, whose claim is examined again later.

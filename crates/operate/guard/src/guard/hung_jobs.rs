@@ -56,7 +56,7 @@ impl WatchList {
         }
         let taken = self.directories.iter().any(|other| {
             let pins = other.pin.zip(directory.pin);
-            pins.is_some_and(|(other, own)| other.is(&own))
+            pins.is_some_and(|(other, own)| other.is_same(&own))
         });
         if taken || !self.has_room_again(&directory, tick) {
             return;
@@ -79,7 +79,7 @@ mod tests {
     use crate::guard::jobs::{HANG_REPORT_AFTER, HUNG_DATABASES_MAX, HungJob, JobPlace};
     use pagekeeper_catalog::Party;
     use pagekeeper_catalog::Profile;
-    use pagekeeper_catalog::ownership::ProcessRight;
+    use pagekeeper_catalog::ownership::ProcessOwnership;
     use pagekeeper_kernel::process::ProcRoot;
     use std::collections::HashSet;
     use std::sync::Arc;
@@ -116,7 +116,7 @@ mod tests {
     fn what_comes_back_finds_no_more_places_than_there_are() {
         let profile = Arc::new(Profile::built_in().swap_remove(0));
         let of = |number: usize, pid: u32, party| {
-            let right = FileOwnership::Process(Arc::new(ProcessRight::new(None, party, HashSet::new())));
+            let right = FileOwnership::Process(Arc::new(ProcessOwnership::new(None, party, HashSet::new())));
             let path = format!("/{pid}/{number}").into();
             Box::new(Directory::new(path, Some(pid), None, Arc::clone(&profile), right))
         };

@@ -380,7 +380,7 @@ fn listing_job(
             }
             place.at(index);
             let listed = directory.resolve(&proc).and_then(|(found, identity)| {
-                if directory.pin.is_some_and(|pin| !pin.is(&identity.pin)) {
+                if directory.pin.is_some_and(|pin| !pin.is_same(&identity.pin)) {
                     directory.forget_files();
                     directory.stale = true;
                     if let Some(pid) = directory.owner {

@@ -199,7 +199,7 @@ mod tests {
 
     use crate::budget::DIRECTORIES_PER_USER;
     use crate::directory::Directories;
-    use pagekeeper_catalog::ownership::{FileOwnership, ProcessRight};
+    use pagekeeper_catalog::ownership::{FileOwnership, ProcessOwnership};
 
     #[test]
     fn what_is_owed_stays_owed_while_the_directories_are_away() {
@@ -264,7 +264,7 @@ mod tests {
         let now = Instant::now();
         let (profile, mut turns) = (Arc::new(Profile::built_in().swap_remove(0)), Turns::new(now));
         let of = |pid: u32| {
-            let right = ProcessRight::new(None, Party::User(1), HashSet::new());
+            let right = ProcessOwnership::new(None, Party::User(1), HashSet::new());
             let right = FileOwnership::Process(Arc::new(right));
             let path = format!("/var/lib/{pid}").into();
             Box::new(Directory::new(path, Some(pid), None, Arc::clone(&profile), right))
@@ -285,7 +285,7 @@ mod tests {
     fn a_server_beside_very_many_databases_of_another_user_keeps_its_names() {
         let profile = Arc::new(Profile::built_in().swap_remove(0));
         let of = |pid: u32, party| {
-            let right = FileOwnership::Process(Arc::new(ProcessRight::new(None, party, HashSet::new())));
+            let right = FileOwnership::Process(Arc::new(ProcessOwnership::new(None, party, HashSet::new())));
             let path = format!("/var/lib/{pid}").into();
             Box::new(Directory::new(path, Some(pid), None, Arc::clone(&profile), right))
         };

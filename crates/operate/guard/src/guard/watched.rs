@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagekeeper_catalog::ownership::{FileOwnership, ProcessRight};
+use pagekeeper_catalog::ownership::{FileOwnership, ProcessOwnership};
 use pagekeeper_catalog::postgresql::wal_reader;
 use pagekeeper_catalog::{
-    Budget, Discovery, FoundProcess, KnownProcess, Party, Profile, Recognised, logs_below, recognise,
+    DatabaseDiscovery, FoundProcess, InspectionBudget, KnownProcess, Party, Profile, ProfileMatch,
+    logs_below, recognise,
 };
 use pagekeeper_kernel::Inode;
 use pagekeeper_kernel::process::{FdRounds, ProcRoot, thread_cpu_time};
@@ -81,7 +82,7 @@ pub(super) struct Database {
 
 impl Database {
     /// Returns which of the files in its directories count as its own.
-    pub(super) fn right(&self) -> Arc<ProcessRight> {
+    pub(super) fn right(&self) -> Arc<ProcessOwnership> {
         self.claimant.right()
     }
 
@@ -134,7 +135,7 @@ pub(super) struct WatchList {
     pub(super) removed: RemovedFiles,
     /// The database with which the examination of claims begins.
     pub(super) claims_from: usize,
-    pub(super) discovery: Discovery,
+    pub(super) discovery: DatabaseDiscovery,
     /// When the inspection of all processes began, until it is complete.
     unsettled: Option<Instant>,
     /// When processes were last inspected.
@@ -158,7 +159,7 @@ impl WatchList {
             jobs: Jobs::new(now),
             removed: RemovedFiles::new(now),
             claims_from: 0,
-            discovery: Discovery::default(),
+            discovery: DatabaseDiscovery::default(),
             unsettled: Some(now),
             inspected: now,
             scan_due: now,
@@ -233,7 +234,7 @@ impl WatchList {
         let known = self.databases.iter().map(|database| (database.pid, of(database))).collect();
         let since = now.saturating_duration_since(self.inspected).min(SINCE_MAX);
         let new = if self.unsettled.is_some() { FIRST_INSPECTION.0 } else { since / NEW_PROCESSES_DIVISOR };
-        let budget = Budget { new, old: since / OLD_PROCESSES_DIVISOR };
+        let budget = InspectionBudget { new, old: since / OLD_PROCESSES_DIVISOR };
         self.inspected = now;
         let found = self.discovery.advance(&self.proc, &known, &tick.settings.candidates(), budget, now);
         self.unsettled = self.unsettled.filter(|began| {
@@ -297,7 +298,7 @@ impl WatchList {
     }
 
     /// Takes in the certain profile of a database.
-    fn make_certain(&mut self, pid: u32, recognised: Recognised) {
+    fn make_certain(&mut self, pid: u32, recognised: ProfileMatch) {
         let Some(database) = self.databases.iter_mut().find(|database| database.pid == pid) else { return };
         database.certain = true;
         database.claimant.waiting = None;
@@ -337,7 +338,7 @@ impl WatchList {
     }
 
     fn take_named_process(&mut self, pid: u32, tick: &mut TickContext<'_>) {
-        let by_name = tick.settings.named_profile().map(|profile| Recognised { profile, certain: true });
+        let by_name = tick.settings.named_profile().map(|profile| ProfileMatch { profile, certain: true });
         let fitting = by_name.or_else(|| recognise(&self.proc, pid, &tick.settings.profiles));
         let fits = fitting.is_some();
         let is_there = match fitting {
@@ -358,7 +359,7 @@ impl WatchList {
 
     /// Takes up a database, so that its files are sampled at the tick that began at `now`. Returns false if
     /// its process is gone, which does not count as a loss of a database.
-    fn take_up(&mut self, settings: &Settings, pid: u32, recognised: Recognised, now: Instant) -> bool {
+    fn take_up(&mut self, settings: &Settings, pid: u32, recognised: ProfileMatch, now: Instant) -> bool {
         let Ok(started) = self.proc.start_time(pid) else {
             return false;
         };

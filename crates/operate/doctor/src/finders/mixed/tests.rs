@@ -262,7 +262,7 @@ fn a_buffered_writer_is_the_costly_case() {
 
 #[test]
 fn fixes_of_myrocks_are_for_its_own_files() {
-    use crate::settings::{Engine, Origin, Settings};
+    use crate::settings::{Engine, SettingOrigin, Settings};
     let acts = |name: &str, [output, reads]: [&str; 2]| {
         let after = sample_of(vec![table(name, Vec::new())]);
         let before = sample();
@@ -271,7 +271,7 @@ fn fixes_of_myrocks_are_for_its_own_files() {
         settings.myrocks = true;
         let direct = "rocksdb_use_direct_io_for_flush_and_compaction";
         for (name, value) in [(direct, output), ("rocksdb_use_direct_reads", reads)] {
-            settings.add(name, value, Origin::CommandLine);
+            settings.add(name, value, SettingOrigin::CommandLine);
         }
         observation.settings = vec![settings];
         find(&observation)[0].fixes.iter().map(|fix| fix.act.clone()).collect::<Vec<_>>()

@@ -8,25 +8,25 @@ use serde::{Deserialize, Deserializer};
 
 /// A value written as text.
 #[derive(Debug, Clone)]
-pub struct Spelled<T>(pub T);
+pub struct TextValue<T>(pub T);
 
-impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Spelled<T> {
+impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for TextValue<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        spelled(deserializer).map(Self)
+        deserialize_text(deserializer).map(Self)
     }
 }
 
 /// Reads a value written as text. For `serde(deserialize_with)`.
-pub(crate) fn spelled<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+pub(crate) fn deserialize_text<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
 }
 
 /// Reads a list of values written as text. For `serde(deserialize_with)`.
-pub(crate) fn all_spelled<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+pub(crate) fn deserialize_texts<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
-    let all = Vec::<Spelled<T>>::deserialize(deserializer)?;
+    let all = Vec::<TextValue<T>>::deserialize(deserializer)?;
     Ok(all.into_iter().map(|one| one.0).collect())
 }

@@ -1,7 +1,7 @@
 //! Results of searches in programs: each program is searched once, however many databases and lines ask for it.
 //!
-//! Invariant: at most [`LONGEST_PROGRAM`] bytes of one program are searched, and at most [`ALL_PROGRAMS`] of all.
-//! A program that was replaced or changed counts as another one.
+//! Invariant: at most [`PROGRAM_BYTES_MAX`] bytes of one program are searched, and at most
+//! [`ALL_PROGRAMS_BYTES_MAX`] of all. A program that was replaced or changed counts as another one.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,25 +10,25 @@ use std::time::SystemTime;
 use pagekeeper_kernel::{Expected, Inode, InspectedFile};
 
 /// Limit of bytes searched in one program. The largest servers, including their debug information, are smaller.
-pub(super) const LONGEST_PROGRAM: u64 = 512 << 20;
+pub(super) const PROGRAM_BYTES_MAX: u64 = 512 << 20;
 /// Limit of bytes searched in all programs.
-pub(super) const ALL_PROGRAMS: u64 = 1 << 30;
+pub(super) const ALL_PROGRAMS_BYTES_MAX: u64 = 1 << 30;
 
 /// The results, by program.
 #[derive(Debug)]
-pub(super) struct Searched<T> {
+pub(super) struct ProgramSearch<T> {
     known: HashMap<(Inode, SystemTime), T>,
     /// Bytes that may still be read.
     left: u64,
 }
 
-impl<T> Default for Searched<T> {
+impl<T> Default for ProgramSearch<T> {
     fn default() -> Self {
-        Self { known: HashMap::new(), left: ALL_PROGRAMS }
+        Self { known: HashMap::new(), left: ALL_PROGRAMS_BYTES_MAX }
     }
 }
 
-impl<T> Searched<T> {
+impl<T> ProgramSearch<T> {
     /// Returns the result of `search` in a program, which may read at most the given number of bytes. Returns
     /// `None` if the program can't be read.
     pub(super) fn of(&mut self, exe: &Path, search: impl FnOnce(&InspectedFile, u64) -> T) -> Option<&T> {
@@ -39,7 +39,7 @@ impl<T> Searched<T> {
         };
         let left = &mut self.left;
         let found = self.known.entry((program.inode(), modified)).or_insert_with(|| {
-            let most = program.size().min(LONGEST_PROGRAM).min(*left);
+            let most = program.size().min(PROGRAM_BYTES_MAX).min(*left);
             *left -= most;
             search(&program, most)
         });
