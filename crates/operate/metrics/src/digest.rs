@@ -41,7 +41,7 @@ pub(crate) struct TracedWaits {
     /// Whether pauses and stalls were counted.
     pub(crate) pauses: bool,
     pub(crate) stalls: bool,
-    /// By index into [`Digest::databases`].
+    /// By index into [`SampleDigest::databases`].
     pub(crate) databases: HashMap<usize, TaskWaits>,
     /// Waits of all tasks of the host.
     pub(crate) everyone: TaskWaits,
@@ -59,7 +59,7 @@ pub(crate) struct TopFile {
 
 /// The result of a sample.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Digest {
+pub(crate) struct SampleDigest {
     pub(crate) databases: Vec<DatabaseFigures>,
     pub(crate) traced: Option<TracedWaits>,
     pub(crate) top: Vec<TopFile>,
@@ -67,7 +67,7 @@ pub(crate) struct Digest {
     pub(crate) visibility_gaps: Vec<String>,
 }
 
-impl Digest {
+impl SampleDigest {
     /// Extracts what metrics need from a snapshot, with the paths of the `top` largest files.
     pub(crate) fn of(snapshot: &Snapshot, proc: &ProcRoot, top: usize) -> Self {
         let databases = snapshot.databases.iter().zip(names(snapshot, proc));
@@ -92,15 +92,15 @@ impl Digest {
         let counts = snapshot.change.as_ref().and_then(|change| change.trace.as_ref());
         Self {
             top: most_resident(&snapshot.files, &databases, top),
-            traced: counts.map(|counts| traced(counts, snapshot)),
-            visibility_gaps: snapshot.visibility_gaps.iter().map(sentence).collect(),
+            traced: counts.map(|counts| count_waits(counts, snapshot)),
+            visibility_gaps: snapshot.visibility_gaps.iter().map(format_gap).collect(),
             databases,
         }
     }
 }
 
 /// Formats a visibility gap: what, why, and what would show it.
-fn sentence(gap: &VisibilityGap) -> String {
+fn format_gap(gap: &VisibilityGap) -> String {
     let needs = gap.needs.as_ref().map(|needs| format!("; {needs} would show it")).unwrap_or_default();
     format!("can't see {}: {}{needs}", gap.what, gap.why)
 }
@@ -127,7 +127,7 @@ fn most_resident(files: &[File], databases: &[DatabaseFigures], count: usize) ->
     top.filter(once).take(count).collect()
 }
 
-fn traced(counts: &TraceCounts, snapshot: &Snapshot) -> TracedWaits {
+fn count_waits(counts: &TraceCounts, snapshot: &Snapshot) -> TracedWaits {
     let mut owners: HashMap<u32, usize> = HashMap::new();
     for (index, database) in snapshot.databases.iter().enumerate() {
         owners.extend(database.pid.iter().chain(&database.workers).map(|pid| (*pid, index)));
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn what_is_limited_is_one_sentence() {
         let of = |needs: Option<&str>| {
-            sentence(&VisibilityGap {
+            format_gap(&VisibilityGap {
                 what: "pauses".to_owned(),
                 why: "no tracefs".to_owned(),
                 needs: needs.map(str::to_owned),

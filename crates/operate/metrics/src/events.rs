@@ -11,13 +11,13 @@ use pagekeeper_guard::{Budget, Event, GroupNews, Refusal, Tick};
 use crate::digest::DatabaseFigures;
 
 /// Longer than any sample takes, including the pause after it.
-const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
+const LEFT_OUT_RETENTION: Duration = Duration::from_secs(15 * 60);
 
 /// The combined state from the guard's events and the samples.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct EventFigures {
     /// By process: whether it is watched now, and how long the first detection took.
-    watched: BTreeMap<u32, Watched>,
+    watched: BTreeMap<u32, WatchState>,
     /// Processes that the configuration excludes, and since when.
     left_out: BTreeMap<u32, Instant>,
     /// Processes with logs that are not watched, and the first and last sample that showed them so.
@@ -41,22 +41,22 @@ pub(crate) struct EventFigures {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Watched {
+struct WatchState {
     now: bool,
     after: Option<Duration>,
 }
 
 impl EventFigures {
-    /// Takes in an event of the guard; `after` is how long a newly found database had to wait, if known.
+    /// Records an event of the guard; `after` is how long a newly found database had to wait, if known.
     pub(crate) fn record(&mut self, event: &Event, after: Option<Duration>) {
         match event {
             Event::Found { pid: Some(pid), .. } => {
-                self.watched.entry(*pid).or_insert(Watched { now: true, after }).now = true;
+                self.watched.entry(*pid).or_insert(WatchState { now: true, after }).now = true;
                 self.unwatched.remove(pid);
             }
             Event::Shared { pid, .. } => {
                 self.shared += 1;
-                self.watched.entry(*pid).or_insert(Watched { now: true, after: None }).now = true;
+                self.watched.entry(*pid).or_insert(WatchState { now: true, after: None }).now = true;
             }
             Event::Lost { pid, .. } => drop(self.watched.remove(pid)),
             Event::InPart { budget, .. } => *self.over_budget.entry(*budget).or_default() += 1,
@@ -94,12 +94,12 @@ impl EventFigures {
         self.took = took;
     }
 
-    /// Takes in the databases of a sample.
+    /// Records the databases of a sample.
     pub(crate) fn sampled(&mut self, databases: &[DatabaseFigures], now: Instant) {
         let running: BTreeSet<u32> = databases.iter().filter_map(|seen| seen.pid).collect();
         self.watched.retain(|pid, watched| watched.now || running.contains(pid));
         // A sample that began earlier may not know it yet.
-        let is_new = |since: &Instant| now.saturating_duration_since(*since) < FORGET_AFTER;
+        let is_new = |since: &Instant| now.saturating_duration_since(*since) < LEFT_OUT_RETENTION;
         self.left_out.retain(|pid, since| running.contains(pid) || is_new(since));
         let before = std::mem::take(&mut self.unwatched);
         for pid in databases.iter().filter(|seen| seen.holds_logs()).filter_map(|seen| seen.pid) {
@@ -199,7 +199,7 @@ mod tests {
         fleet.record(&found(7), Some(Duration::from_secs(900)));
         assert_eq!(fleet.watched_after(&seen(7)), Some(Duration::from_secs(2)));
         fleet.record(&Event::Lost { pid: 7, profile: String::new() }, None);
-        fleet.sampled(&[], Instant::now() + FORGET_AFTER);
+        fleet.sampled(&[], Instant::now() + LEFT_OUT_RETENTION);
         assert!(fleet.watched.is_empty() && fleet.unwatched.is_empty() && fleet.left_out.is_empty());
     }
 

@@ -12,33 +12,33 @@ use pagekeeper_trace::TraceLevel;
 
 use crate::digest::DatabaseFigures;
 use crate::events::EventFigures;
-use crate::headers::Format;
-use crate::host::RESOURCES;
+use crate::exposition_text::{ExpositionText, SampleLabels, SampleValue};
+use crate::headers::ExpositionFormat;
+use crate::host::PRESSURE_RESOURCES;
 use crate::names::DatabaseName;
-use crate::sheet::{Labels, SampleValue, Sheet};
-use crate::state::{Figures, TraceStatus};
+use crate::state::{MetricFigures, TraceStatus};
 use crate::totals::{FileTotals, ReleaseTotals, TaskWaits};
 
 /// Formats all metrics.
-pub(crate) fn write(figures: &Figures, own: OwnCost, format: Format) -> String {
-    let mut sheet = Sheet::new(format);
-    databases(&mut sheet, figures);
-    releases(&mut sheet, figures);
-    streams(&mut sheet, figures);
+pub(crate) fn write(figures: &MetricFigures, own: OwnCost, format: ExpositionFormat) -> String {
+    let mut text = ExpositionText::new(format);
+    write_databases(&mut text, figures);
+    write_releases(&mut text, figures);
+    write_streams(&mut text, figures);
     if let Some(trace) = figures.trace {
-        waits(&mut sheet, figures, trace);
+        write_waits(&mut text, figures, trace);
     }
-    host_memory(&mut sheet, figures);
-    host_limits(&mut sheet, figures);
-    guard(&mut sheet, figures, own);
-    watched(&mut sheet, figures);
-    refused(&mut sheet, &figures.events);
-    samples(&mut sheet, figures);
-    sheet.end()
+    write_host_memory(&mut text, figures);
+    write_host_limits(&mut text, figures);
+    write_guard(&mut text, figures, own);
+    write_detection(&mut text, figures);
+    write_refusals(&mut text, &figures.events);
+    write_samples(&mut text, figures);
+    text.finish()
 }
 
 /// Returns the labels of a database, and further ones.
-fn labels<const N: usize>(name: &DatabaseName, more: [(&'static str, &str); N]) -> Labels {
+fn labels<const N: usize>(name: &DatabaseName, more: [(&'static str, &str); N]) -> SampleLabels {
     let DatabaseName { database, directory, cgroup } = name;
     let labels =
         [("database", database.as_str()), ("directory", directory.as_str()), ("cgroup", cgroup.as_str())];
@@ -46,16 +46,16 @@ fn labels<const N: usize>(name: &DatabaseName, more: [(&'static str, &str); N]) 
 }
 
 /// Returns a sample with one label.
-fn labelled<V>(label: &'static str, value: &str, figure: V) -> (Labels, V) {
+fn with_label<V>(label: &'static str, value: &str, figure: V) -> (SampleLabels, V) {
     (vec![(label, value.to_owned())], figure)
 }
 
-fn databases(sheet: &mut Sheet, figures: &Figures) {
+fn write_databases(text: &mut ExpositionText, figures: &MetricFigures) {
     let databases = || figures.databases.iter();
     let mut by_class = |name, figure: fn(&FileTotals) -> Option<u64>| {
         let classes =
             databases().flat_map(|database| database.classes.iter().map(move |class| (database, class)));
-        sheet.put(
+        text.put(
             name,
             classes.map(|(database, (class, files))| {
                 (labels(&database.name, [("class", class)]), figure(files))
@@ -68,19 +68,19 @@ fn databases(sheet: &mut Sheet, figures: &Figures) {
     by_class("file_size_bytes", |files| Some(files.size));
     by_class("files", |files| Some(files.count));
     by_class("unreadable_files", |files| Some(files.unreadable));
-    sheet.put("database_up", databases().map(|database| (labels(&database.name, []), true)));
-    sheet.put("mixed_files", databases().map(|database| (labels(&database.name, []), database.mixed)));
+    text.put("database_up", databases().map(|database| (labels(&database.name, []), true)));
+    text.put("mixed_files", databases().map(|database| (labels(&database.name, []), database.mixed)));
     let top = figures.top.iter();
-    sheet.put(
+    text.put(
         "top_file_resident_bytes",
         top.map(|top| (labels(&top.name, [("class", top.class), ("path", &top.path)]), top.resident)),
     );
 }
 
-fn releases(sheet: &mut Sheet, figures: &Figures) {
+fn write_releases(text: &mut ExpositionText, figures: &MetricFigures) {
     let mut by_class = |name, figure: fn(&ReleaseTotals) -> u64| {
         let released = figures.released.iter();
-        sheet.put(
+        text.put(
             name,
             released.map(|((name, class), totals)| (labels(name, [("class", class)]), figure(totals))),
         );
@@ -91,109 +91,109 @@ fn releases(sheet: &mut Sheet, figures: &Figures) {
     by_class("read_back_bytes_total", |totals| totals.read_back);
 }
 
-fn streams(sheet: &mut Sheet, figures: &Figures) {
+fn write_streams(text: &mut ExpositionText, figures: &MetricFigures) {
     let streamed = &figures.streamed;
     let by_program = streamed.released_by_program.iter();
-    sheet.put(
+    text.put(
         "stream_released_bytes_total",
-        by_program.map(|(program, bytes)| labelled("program", program, *bytes)),
+        by_program.map(|(program, bytes)| with_label("program", program, *bytes)),
     );
     let user_label = |user: &Option<u32>| user.map_or_else(|| "other".to_owned(), |user| user.to_string());
     let by_user = streamed.released_by_user.iter();
-    sheet.put(
+    text.put(
         "stream_user_released_bytes_total",
-        by_user.map(|(user, bytes)| labelled("user", &user_label(user), *bytes)),
+        by_user.map(|(user, bytes)| with_label("user", &user_label(user), *bytes)),
     );
-    sheet.one("stream_added_bytes_total", streamed.totals.added);
-    sheet.one("stream_lost_bytes_total", streamed.lost_bytes);
-    sheet.one("stream_left_bytes", streamed.totals.resident);
-    sheet.one("stream_processes", streamed.running);
+    text.put_one("stream_added_bytes_total", streamed.totals.added);
+    text.put_one("stream_lost_bytes_total", streamed.lost_bytes);
+    text.put_one("stream_left_bytes", streamed.totals.resident);
+    text.put_one("stream_processes", streamed.running);
 }
 
-fn waits(sheet: &mut Sheet, figures: &Figures, trace: TraceStatus) {
+fn write_waits(text: &mut ExpositionText, figures: &MetricFigures, trace: TraceStatus) {
     let all = &figures.all_waits;
     if trace.pauses {
-        by_database(sheet, figures, "throttle_pauses_total", |waits| waits.pauses);
-        by_database(sheet, figures, "throttle_pause_seconds_total", |waits| waits.throttled);
-        sheet.one("host_throttle_pauses_total", all.pauses);
-        sheet.one("host_throttle_pause_seconds_total", all.throttled);
+        write_by_database(text, figures, "throttle_pauses_total", |waits| waits.pauses);
+        write_by_database(text, figures, "throttle_pause_seconds_total", |waits| waits.throttled);
+        text.put_one("host_throttle_pauses_total", all.pauses);
+        text.put_one("host_throttle_pause_seconds_total", all.throttled);
     }
     if trace.stalls {
-        by_database(sheet, figures, "reclaim_stalls_total", |waits| waits.stalls);
-        by_database(sheet, figures, "reclaim_stall_seconds_total", |waits| waits.stalled);
-        sheet.one("host_reclaim_stalls_total", all.stalls);
-        sheet.one("host_reclaim_stall_seconds_total", all.stalled);
+        write_by_database(text, figures, "reclaim_stalls_total", |waits| waits.stalls);
+        write_by_database(text, figures, "reclaim_stall_seconds_total", |waits| waits.stalled);
+        text.put_one("host_reclaim_stalls_total", all.stalls);
+        text.put_one("host_reclaim_stall_seconds_total", all.stalled);
     }
 }
 
-fn by_database<V: SampleValue>(
-    sheet: &mut Sheet,
-    figures: &Figures,
+fn write_by_database<V: SampleValue>(
+    text: &mut ExpositionText,
+    figures: &MetricFigures,
     name: &str,
     figure: fn(&TaskWaits) -> V,
 ) {
-    sheet.put(name, figures.waits.iter().map(|(name, waits)| (labels(name, []), figure(waits))));
+    text.put(name, figures.waits.iter().map(|(name, waits)| (labels(name, []), figure(waits))));
 }
 
-fn host_memory(sheet: &mut Sheet, figures: &Figures) {
+fn write_host_memory(text: &mut ExpositionText, figures: &MetricFigures) {
     let host = &figures.host;
     let memory = |figure: fn(&MemInfo) -> u64| host.memory.as_ref().map(figure);
     let dirty = |figure: fn(&DirtyReport) -> u64| host.dirty.as_ref().map(figure);
-    sheet.one("host_memory_bytes", memory(|memory| memory.total));
-    sheet.one("host_memory_free_bytes", memory(|memory| memory.free));
-    sheet.one("host_memory_available_bytes", memory(|memory| memory.available));
-    sheet.one("host_page_cache_bytes", memory(|memory| memory.cached));
-    sheet.one("host_dirty_bytes", dirty(|dirty| dirty.dirty));
-    sheet.one("host_writeback_bytes", dirty(|dirty| dirty.writeback));
-    sheet.one("host_allocation_stalls_total", host.allocation_stalls);
-    sheet.one("host_refaulted_bytes_total", host.refaulted);
+    text.put_one("host_memory_bytes", memory(|memory| memory.total));
+    text.put_one("host_memory_free_bytes", memory(|memory| memory.free));
+    text.put_one("host_memory_available_bytes", memory(|memory| memory.available));
+    text.put_one("host_page_cache_bytes", memory(|memory| memory.cached));
+    text.put_one("host_dirty_bytes", dirty(|dirty| dirty.dirty));
+    text.put_one("host_writeback_bytes", dirty(|dirty| dirty.writeback));
+    text.put_one("host_allocation_stalls_total", host.allocation_stalls);
+    text.put_one("host_refaulted_bytes_total", host.refaulted);
 }
 
-fn host_limits(sheet: &mut Sheet, figures: &Figures) {
+fn write_host_limits(text: &mut ExpositionText, figures: &MetricFigures) {
     let host = &figures.host;
-    let levels = |levels: [(&str, u64); 3]| levels.map(|(level, bytes)| labelled("level", level, bytes));
+    let levels = |levels: [(&str, u64); 3]| levels.map(|(level, bytes)| with_label("level", level, bytes));
     let marks = host.watermarks.map(|marks| [("min", marks.min), ("low", marks.low), ("high", marks.high)]);
-    sheet.put("host_watermark_bytes", marks.into_iter().flat_map(levels));
+    text.put("host_watermark_bytes", marks.into_iter().flat_map(levels));
     let thresholds = host.dirty.map(|dirty| {
         let limits = dirty.kernel_thresholds.unwrap_or(dirty.thresholds);
         let throttle = limits.background.midpoint(limits.limit);
         [("background", limits.background), ("throttle", throttle), ("limit", limits.limit)]
     });
-    sheet.put("host_dirty_threshold_bytes", thresholds.into_iter().flat_map(levels));
-    let shares = RESOURCES.iter().zip(host.pressure).flat_map(|(resource, pressure)| {
+    text.put("host_dirty_threshold_bytes", thresholds.into_iter().flat_map(levels));
+    let shares = PRESSURE_RESOURCES.iter().zip(host.pressure).flat_map(|(resource, pressure)| {
         let some = pressure.map(|pressure| pressure.some.total);
         let full = pressure.and_then(|pressure| pressure.full).map(|full| full.total);
         let resource = || ("resource", resource.name().to_owned());
         [("some", some), ("full", full)]
             .map(|(share, waited)| (vec![resource(), ("share", share.to_owned())], waited))
     });
-    sheet.put("host_pressure_seconds_total", shares);
+    text.put("host_pressure_seconds_total", shares);
 }
 
-fn guard(sheet: &mut Sheet, figures: &Figures, own: OwnCost) {
-    sheet.put("build_info", [labelled("version", env!("CARGO_PKG_VERSION"), true)]);
-    sheet.one("guard_start_timestamp_seconds", figures.began);
-    sheet.one("guard_dry_run", figures.dry_run);
-    sheet.one("guard_patience_seconds", figures.patience);
-    sheet.one("guard_last_tick_timestamp_seconds", figures.ticked.map(|(_, at)| at));
+fn write_guard(text: &mut ExpositionText, figures: &MetricFigures, own: OwnCost) {
+    text.put("build_info", [with_label("version", env!("CARGO_PKG_VERSION"), true)]);
+    text.put_one("guard_start_timestamp_seconds", figures.began);
+    text.put_one("guard_dry_run", figures.dry_run);
+    text.put_one("guard_patience_seconds", figures.patience);
+    text.put_one("guard_last_tick_timestamp_seconds", figures.ticked.map(|(_, at)| at));
     let tick = figures.events.tick.as_ref();
-    sheet.one("guard_databases", tick.map(|tick| tick.databases));
-    sheet.one("guard_log_files", tick.map(|tick| tick.files));
-    sheet.one("guard_followers", tick.map(|tick| tick.followers));
-    sheet.one("guard_log_resident_bytes", tick.map(|tick| tick.resident_bytes));
-    sheet.one("guard_hung_databases", tick.map(|tick| tick.hung));
-    sheet.one("guard_hung_seconds", tick.map(|tick| tick.hung_seconds));
-    sheet.one("guard_acts_total", figures.acts);
-    sheet.one("guard_cpu_seconds_total", own.cpu);
-    sheet.one("guard_memory_bytes", own.memory);
-    sheet.one("guard_memory_peak_bytes", own.memory_peak);
-    sheet.histogram("guard_tick_duration_seconds", &figures.ticks);
+    text.put_one("guard_databases", tick.map(|tick| tick.databases));
+    text.put_one("guard_log_files", tick.map(|tick| tick.files));
+    text.put_one("guard_followers", tick.map(|tick| tick.followers));
+    text.put_one("guard_log_resident_bytes", tick.map(|tick| tick.resident_bytes));
+    text.put_one("guard_hung_databases", tick.map(|tick| tick.hung));
+    text.put_one("guard_hung_seconds", tick.map(|tick| tick.hung_seconds));
+    text.put_one("guard_acts_total", figures.acts);
+    text.put_one("guard_cpu_seconds_total", own.cpu);
+    text.put_one("guard_memory_bytes", own.memory);
+    text.put_one("guard_memory_peak_bytes", own.memory_peak);
+    text.put_histogram("guard_tick_duration_seconds", &figures.ticks);
 }
 
-fn watched(sheet: &mut Sheet, figures: &Figures) {
+fn write_detection(text: &mut ExpositionText, figures: &MetricFigures) {
     let mut each = |name, figure: fn(&EventFigures, &DatabaseFigures) -> Option<Duration>| {
         let databases = figures.databases.iter();
-        sheet.put(
+        text.put(
             name,
             databases.map(|database| (labels(&database.name, []), figure(&figures.events, database))),
         );
@@ -203,37 +203,39 @@ fn watched(sheet: &mut Sheet, figures: &Figures) {
     each("database_tick_duration_seconds", EventFigures::took);
 }
 
-fn refused(sheet: &mut Sheet, events: &EventFigures) {
-    sheet.put(
+fn write_refusals(text: &mut ExpositionText, events: &EventFigures) {
+    text.put(
         "guard_refused_total",
-        events.refused().map(|(reason, count)| labelled("reason", reason, count)),
+        events.refused().map(|(reason, count)| with_label("reason", reason, count)),
     );
     let over_budget = events.over_budget();
-    sheet
-        .put("guard_over_budget_total", over_budget.map(|(budget, count)| labelled("budget", budget, count)));
+    text.put(
+        "guard_over_budget_total",
+        over_budget.map(|(budget, count)| with_label("budget", budget, count)),
+    );
     let limits = ["high", "max", "oom", "oom_kill"].into_iter().zip(events.limits_hit);
-    sheet.put("guard_cgroup_limits_hit_total", limits.map(|(event, count)| labelled("event", event, count)));
-    sheet.one("guard_postponed_acts_total", events.postponed);
-    sheet.one("guard_cgroup_reclaimed_bytes_total", events.reclaimed);
-    sheet.one("guard_cgroup_stops_total", events.stopped);
-    sheet.one("guard_shared_directories_total", events.shared);
-    sheet.one("guard_warnings_total", events.warnings);
-    sheet.one("guard_problems_total", events.problems);
+    text.put("guard_cgroup_limits_hit_total", limits.map(|(event, count)| with_label("event", event, count)));
+    text.put_one("guard_postponed_acts_total", events.postponed);
+    text.put_one("guard_cgroup_reclaimed_bytes_total", events.reclaimed);
+    text.put_one("guard_cgroup_stops_total", events.stopped);
+    text.put_one("guard_shared_directories_total", events.shared);
+    text.put_one("guard_warnings_total", events.warnings);
+    text.put_one("guard_problems_total", events.problems);
 }
 
-fn samples(sheet: &mut Sheet, figures: &Figures) {
+fn write_samples(text: &mut ExpositionText, figures: &MetricFigures) {
     let samples = figures.samples;
-    sheet.one("samples_total", samples.done);
-    sheet.one("sample_failures_total", samples.failed);
-    sheet.one("sample_duration_seconds", samples.at.map(|_| samples.took));
-    sheet.one("last_sample_timestamp_seconds", samples.at);
-    sheet.one("databases_dropped", figures.dropped);
-    sheet.one("visibility_gaps", figures.visibility_gaps.len());
+    text.put_one("samples_total", samples.done);
+    text.put_one("sample_failures_total", samples.failed);
+    text.put_one("sample_duration_seconds", samples.at.map(|_| samples.took));
+    text.put_one("last_sample_timestamp_seconds", samples.at);
+    text.put_one("databases_dropped", figures.dropped);
+    text.put_one("visibility_gaps", figures.visibility_gaps.len());
     let Some(trace) = figures.trace else { return };
     let levels = [TraceLevel::Bpf, TraceLevel::Tracefs, TraceLevel::Counters];
-    sheet.put(
+    text.put(
         "trace_source",
-        levels.map(|level| labelled("source", level_label(level), level == trace.level)),
+        levels.map(|level| with_label("source", level_label(level), level == trace.level)),
     );
     if trace.level != TraceLevel::Counters {
         let losses = trace.losses;
@@ -243,7 +245,7 @@ fn samples(sheet: &mut Sheet, figures: &Figures) {
             ("overrun", losses.overrun),
             ("unread", losses.unread),
         ];
-        sheet.put("trace_lost_events_total", causes.map(|(cause, count)| labelled("cause", cause, count)));
+        text.put("trace_lost_events_total", causes.map(|(cause, count)| with_label("cause", cause, count)));
     }
 }
 
@@ -265,12 +267,12 @@ mod tests {
     use pagekeeper_guard::StreamReport;
     use pagekeeper_kernel::pressure::SysRoots;
 
-    use crate::digest::{Digest, TracedWaits};
+    use crate::digest::{SampleDigest, TracedWaits};
+    use crate::exposition_text::family_names;
     use crate::host::HostFigures;
-    use crate::sheet::family_names;
     use crate::state::MetricsState;
 
-    fn full() -> Figures {
+    fn full() -> MetricFigures {
         let state = MetricsState::new(false, Duration::from_secs(60));
         let name = DatabaseName {
             database: "mariadb".to_owned(),
@@ -294,7 +296,7 @@ mod tests {
             everyone: waited,
             ..TracedWaits::default()
         };
-        let digest = Digest { databases: vec![seen], traced: Some(traced), ..Digest::default() };
+        let digest = SampleDigest { databases: vec![seen], traced: Some(traced), ..SampleDigest::default() };
         state.files_sampled(digest, Duration::from_millis(2), Some(TraceLevel::Bpf));
         state.ticked(
             Duration::from_millis(2),
@@ -313,7 +315,7 @@ mod tests {
 
     #[test]
     fn openmetrics_names_types_units_and_escapes() {
-        let text = write(&full(), OwnCost::read(), Format::OpenMetrics);
+        let text = write(&full(), OwnCost::read(), ExpositionFormat::OpenMetrics);
         for line in [
             "# TYPE pagekeeper_resident_bytes gauge",
             "# UNIT pagekeeper_resident_bytes bytes",
@@ -345,7 +347,7 @@ mod tests {
 
     #[test]
     fn each_family_has_its_help_text() {
-        let text = write(&full(), OwnCost::read(), Format::Plain);
+        let text = write(&full(), OwnCost::read(), ExpositionFormat::Plain);
         for line in text.lines().filter(|line| line.starts_with("# HELP ")) {
             assert!(line.ends_with('.') && line.split(' ').count() > 3, "{line}");
         }

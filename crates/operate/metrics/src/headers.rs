@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 /// A format of the exposition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum ExpositionFormat {
     /// `OpenMetrics` 1.0.
     OpenMetrics,
     /// Prometheus' own text format 0.0.4.
@@ -24,7 +24,7 @@ pub(crate) fn is_this_host(host: &str) -> bool {
 
 /// Returns `OpenMetrics` if the values of `Accept` want it at least as much as plain text. Otherwise returns plain
 /// text, also if they want neither.
-pub(crate) fn accepted_format<'a>(accept: impl Iterator<Item = &'a str>) -> Format {
+pub(crate) fn accepted_format<'a>(accept: impl Iterator<Item = &'a str>) -> ExpositionFormat {
     let (mut open, mut plain) = (0.0, 0.0);
     for range in accept.flat_map(|value| value.split(',')) {
         let mut parts = range.split(';').map(str::trim);
@@ -44,7 +44,7 @@ pub(crate) fn accepted_format<'a>(accept: impl Iterator<Item = &'a str>) -> Form
             _ => {}
         }
     }
-    if open > 0.0 && open >= plain { Format::OpenMetrics } else { Format::Plain }
+    if open > 0.0 && open >= plain { ExpositionFormat::OpenMetrics } else { ExpositionFormat::Plain }
 }
 
 #[cfg(test)]
@@ -57,25 +57,25 @@ mod tests {
             // Prometheus 2.42, and 3.
             (
                 "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
-                Format::OpenMetrics,
+                ExpositionFormat::OpenMetrics,
             ),
             (
                 "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,*/*;q=0.2",
-                Format::OpenMetrics,
+                ExpositionFormat::OpenMetrics,
             ),
-            ("application/openmetrics-text; version=\"1.0.0\"; charset=utf-8", Format::OpenMetrics),
-            ("application/openmetrics-text;version=2.0.0", Format::Plain),
-            ("application/openmetrics-text;q=0, text/plain", Format::Plain),
-            ("application/openmetrics-text;q=0.3, text/plain;version=0.0.4;q=0.6", Format::Plain),
-            ("text/html,application/xhtml+xml,*/*;q=0.8", Format::Plain),
-            ("*/*", Format::Plain),
-            ("", Format::Plain),
-            (";;,q=,application/openmetrics-text;q=x", Format::Plain),
+            ("application/openmetrics-text; version=\"1.0.0\"; charset=utf-8", ExpositionFormat::OpenMetrics),
+            ("application/openmetrics-text;version=2.0.0", ExpositionFormat::Plain),
+            ("application/openmetrics-text;q=0, text/plain", ExpositionFormat::Plain),
+            ("application/openmetrics-text;q=0.3, text/plain;version=0.0.4;q=0.6", ExpositionFormat::Plain),
+            ("text/html,application/xhtml+xml,*/*;q=0.8", ExpositionFormat::Plain),
+            ("*/*", ExpositionFormat::Plain),
+            ("", ExpositionFormat::Plain),
+            (";;,q=,application/openmetrics-text;q=x", ExpositionFormat::Plain),
         ] {
             assert_eq!(accepted_format([accept].into_iter()), format, "{accept}");
         }
-        assert_eq!(accepted_format(std::iter::empty()), Format::Plain);
+        assert_eq!(accepted_format(std::iter::empty()), ExpositionFormat::Plain);
         let in_two = ["text/plain;q=0.5", "application/openmetrics-text"];
-        assert_eq!(accepted_format(in_two.into_iter()), Format::OpenMetrics);
+        assert_eq!(accepted_format(in_two.into_iter()), ExpositionFormat::OpenMetrics);
     }
 }

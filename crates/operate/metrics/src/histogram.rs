@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 /// Upper bounds of the buckets in seconds.
-const ENDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+const BUCKET_BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
 /// Durations by bucket.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct TickHistogram {
-    counts: [u64; ENDS.len() + 1],
+    counts: [u64; BUCKET_BOUNDS.len() + 1],
     sum: f64,
 }
 
@@ -16,7 +16,7 @@ impl TickHistogram {
     /// Adds a duration.
     pub(crate) fn add(&mut self, length: Duration) {
         let seconds = length.as_secs_f64();
-        self.counts[ENDS.iter().take_while(|end| seconds > **end).count()] += 1;
+        self.counts[BUCKET_BOUNDS.iter().take_while(|end| seconds > **end).count()] += 1;
         self.sum += seconds;
     }
 
@@ -32,7 +32,7 @@ impl TickHistogram {
 
     /// Returns the upper bound of each bucket in seconds, the last being infinite, and its count.
     pub(crate) fn buckets(&self) -> Vec<(f64, u64)> {
-        ENDS.into_iter().chain([f64::INFINITY]).zip(self.counts).collect()
+        BUCKET_BOUNDS.into_iter().chain([f64::INFINITY]).zip(self.counts).collect()
     }
 }
 

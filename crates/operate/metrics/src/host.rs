@@ -6,7 +6,7 @@ use pagekeeper_kernel::page_size;
 use pagekeeper_kernel::pressure::{DirtyReport, MemInfo, Pressure, Resource, SysRoots, VmStat, Watermarks};
 
 /// The resources of [`HostFigures::pressure`].
-pub(crate) const RESOURCES: [Resource; 2] = [Resource::Memory, Resource::Io];
+pub(crate) const PRESSURE_RESOURCES: [Resource; 2] = [Resource::Memory, Resource::Io];
 
 /// The host's memory and its limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -27,7 +27,7 @@ impl HostFigures {
             memory: MemInfo::read(roots).ok(),
             watermarks: Watermarks::read(roots).ok(),
             dirty: DirtyReport::read(roots).ok(),
-            pressure: RESOURCES.map(|resource| Pressure::read(roots, resource).ok().flatten()),
+            pressure: PRESSURE_RESOURCES.map(|resource| Pressure::read(roots, resource).ok().flatten()),
             allocation_stalls: vmstat.as_ref().and_then(VmStat::allocation_stalls),
             refaulted: vmstat.as_ref().and_then(VmStat::file_refaults).map(|pages| pages * page_size()),
         }

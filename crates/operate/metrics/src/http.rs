@@ -15,7 +15,7 @@ const HEADERS_MAX: usize = 100;
 
 /// A response: its code and reason, its body, and the headers in which responses differ.
 #[derive(Debug)]
-pub(crate) struct Response {
+pub(crate) struct HttpResponse {
     pub(crate) status: &'static str,
     pub(crate) content_type: &'static str,
     /// The `Content-Security-Policy`.
@@ -25,7 +25,7 @@ pub(crate) struct Response {
     pub(crate) body: Cow<'static, str>,
 }
 
-impl Response {
+impl HttpResponse {
     /// Creates a successful response.
     pub(crate) fn ok(content_type: &'static str, body: impl Into<Cow<'static, str>>) -> Self {
         let policy = "default-src 'none'; frame-ancestors 'none'";
@@ -60,16 +60,16 @@ impl Response {
 }
 
 /// Returns the response that `answer` makes, once the request's head is complete.
-pub(crate) fn respond(head: &[u8], answer: impl FnOnce(&Request<'_, '_>) -> Response) -> Option<Vec<u8>> {
+pub(crate) fn respond(head: &[u8], answer: impl FnOnce(&Request<'_, '_>) -> HttpResponse) -> Option<Vec<u8>> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = Request::new(&mut headers);
     let response = match request.parse(head) {
         Ok(Status::Complete(_)) => answer(&request),
         Ok(Status::Partial) if head.len() < HEAD_BYTES_MAX => return None,
         Ok(Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
-            Response::text("431 Request Header Fields Too Large", "The request's head is too large.\n")
+            HttpResponse::text("431 Request Header Fields Too Large", "The request's head is too large.\n")
         }
-        Err(_) => Response::text("400 Bad Request", "This is not an HTTP request.\n"),
+        Err(_) => HttpResponse::text("400 Bad Request", "This is not an HTTP request.\n"),
     };
     Some(response.into_bytes(request.method != Some("HEAD")))
 }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     fn response(head: &str) -> Option<String> {
-        let echo = |request: &Request<'_, '_>| Response::ok("text/plain", path(request).to_owned());
+        let echo = |request: &Request<'_, '_>| HttpResponse::ok("text/plain", path(request).to_owned());
         respond(head.as_bytes(), echo).map(|bytes| String::from_utf8(bytes).unwrap())
     }
 

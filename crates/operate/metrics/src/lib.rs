@@ -12,6 +12,7 @@
 mod digest;
 mod events;
 mod exposition;
+mod exposition_text;
 mod headers;
 mod histogram;
 mod host;
@@ -23,7 +24,6 @@ mod release_origin;
 mod series;
 mod server;
 mod service;
-mod sheet;
 mod state;
 mod totals;
 mod watch;
@@ -41,11 +41,11 @@ use pagekeeper_kernel::pressure::SysRoots;
 
 use crate::host::HostFigures;
 use crate::service::MetricsService;
-use crate::state::{MetricsState, POINT_EVERY};
+use crate::state::{MetricsState, POINT_INTERVAL};
 use crate::watch::SampleScope;
 
 /// Time beyond three of its longest pauses after which the guard's loop counts as stuck.
-const PATIENCE: Duration = Duration::from_secs(60);
+const STUCK_MARGIN: Duration = Duration::from_secs(60);
 
 /// The reason why there are no metrics.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +90,7 @@ impl Metrics {
     /// path.
     pub fn start(address: SocketAddr, options: &Options, top: usize) -> Result<Self, MetricsError> {
         let listener = bind(address)?;
-        let state = Arc::new(MetricsState::new(options.dry_run, patience(options)));
+        let state = Arc::new(MetricsState::new(options.dry_run, stuck_after(options)));
         let ((scopes, new_scopes), (report, reports)) = (channel(), channel());
         let (scope, known, gaps) = (SampleScope::of(options), Arc::clone(&state), report.clone());
         spawn("samples", move || watch::watch(scope, top, &known, &new_scopes, &gaps))?;
@@ -98,7 +98,7 @@ impl Metrics {
         spawn("host", move || {
             loop {
                 known.host_sampled(&HostFigures::read(&SysRoots::default()));
-                std::thread::sleep(POINT_EVERY);
+                std::thread::sleep(POINT_INTERVAL);
             }
         })?;
         let service = MetricsService::new(Arc::clone(&state), address);
@@ -129,7 +129,7 @@ impl Metrics {
 
     /// Records the guard's new configuration.
     pub fn reconfigured(&self, options: &Options) {
-        self.state.reconfigured(options.dry_run, patience(options));
+        self.state.reconfigured(options.dry_run, stuck_after(options));
         // If the sampling thread has ended, nobody needs it.
         let _ = self.scopes.send(SampleScope::of(options));
     }
@@ -151,8 +151,8 @@ fn spawn(name: &'static str, run: impl FnOnce() + Send + 'static) -> Result<(), 
     spawned.map(drop).map_err(|source| MetricsError::Thread { name, source })
 }
 
-fn patience(options: &Options) -> Duration {
-    options.idle_tick.max(options.tick).saturating_mul(3).saturating_add(PATIENCE)
+fn stuck_after(options: &Options) -> Duration {
+    options.idle_tick.max(options.tick).saturating_mul(3).saturating_add(STUCK_MARGIN)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::digest::DatabaseFigures;
 use crate::exposition::level_label;
 use crate::names::DatabaseName;
-use crate::state::{Figures, POINT_EVERY, unix_now};
+use crate::state::{MetricFigures, POINT_INTERVAL, unix_now};
 use crate::totals::{FileTotals, TaskWaits};
 
 #[derive(Serialize)]
@@ -31,12 +31,12 @@ struct ClassRow {
 }
 
 /// Formats all data, on one line that is safe for terminals.
-pub(crate) fn write(figures: &Figures) -> String {
+pub(crate) fn write(figures: &MetricFigures) -> String {
     let (own, events) = (OwnCost::read(), &figures.events);
     let data = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "now": unix_now(),
-        "every": POINT_EVERY.as_secs(),
+        "every": POINT_INTERVAL.as_secs(),
         "began": figures.began,
         "dry_run": figures.dry_run,
         // Seconds for which the guard's loop has been stuck.
@@ -55,7 +55,7 @@ pub(crate) fn write(figures: &Figures) -> String {
     json_escaped(&data.to_string()).into_owned()
 }
 
-fn row<'a>(figures: &'a Figures, database: &'a DatabaseFigures) -> DatabaseRow<'a> {
+fn row<'a>(figures: &'a MetricFigures, database: &'a DatabaseFigures) -> DatabaseRow<'a> {
     let released = |class| {
         let totals = figures.released.get(&(database.name.clone(), class));
         totals.map_or(0, |totals| totals.released)

@@ -14,7 +14,7 @@ const DATABASES_MAX: usize = 1000;
 /// Maximum per user. If there is no room, the user with the most loses one to a user with fewer.
 pub(crate) const DATABASES_OF_USER_MAX: usize = 250;
 /// Time for which the counters of a database that has ended are kept.
-const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
+const COUNTER_RETENTION: Duration = Duration::from_secs(15 * 60);
 
 /// The names of these databases, each with the time of its last use and its user.
 #[derive(Debug, Clone, Default)]
@@ -37,7 +37,7 @@ impl SeriesNames {
     /// Removes databases that ended long ago.
     pub(crate) fn forget(&mut self, now: Instant) {
         let others = DatabaseName::others();
-        self.0.retain(|name, (used, _)| now.duration_since(*used) < FORGET_AFTER || *name == others);
+        self.0.retain(|name, (used, _)| now.duration_since(*used) < COUNTER_RETENTION || *name == others);
     }
 
     /// Whether a user has room for one more database. If needed, removes one of the user who has the most.

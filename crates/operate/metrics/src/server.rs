@@ -4,8 +4,9 @@
 //! 1. No client can make it grow. There are at most [`CONNECTIONS_MAX`] connections, each with one request, a
 //!    limited head and a time limit at each stage. Together they hold at most [`UNSENT_BYTES_MAX`] of responses,
 //!    apart from the newest one.
-//! 2. No client can keep another out. If all places are taken, a new client replaces the one that was silent
-//!    longest. Up to [`HEALTH_MAX`] connections that have begun a health request stay until they are answered.
+//! 2. No client can keep another out. If all places are taken, a new client replaces the one that
+//!    was silent longest. Up to [`HEALTH_CONNECTIONS_MAX`] connections that have begun a health
+//!    request stay until they are answered.
 //! 3. Nothing waits for a client: no socket blocks, and each takes its turn in small steps.
 //!
 //! The way in which a connection ends is the client's concern. Fails only if poll(2) does.
@@ -24,21 +25,21 @@ use crate::service::MetricsService;
 /// Maximum number of connections.
 const CONNECTIONS_MAX: usize = 32;
 /// Up to this many connections with health requests are closed only for others of that kind.
-const HEALTH_MAX: usize = 8;
+const HEALTH_CONNECTIONS_MAX: usize = 8;
 /// Maximum size of the responses that clients have not read yet.
 const UNSENT_BYTES_MAX: usize = 64 << 20;
 /// Time limit of a request's head, and of a client to close the connection after its response.
-const HEAD_WITHIN: Duration = Duration::from_secs(5);
+const HEAD_TIME_MAX: Duration = Duration::from_secs(5);
 /// Time limit of a client to read its response.
-const READ_WITHIN: Duration = Duration::from_secs(60);
+const READ_TIME_MAX: Duration = Duration::from_secs(60);
 /// The pause after a failure to accept a connection, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The time between checks of the time limits.
-const LIMIT_CHECK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const LIMIT_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Serves until the process ends. The listener must not block.
 pub(crate) fn serve(listener: &TcpListener, service: &MetricsService) -> io::Result<Infallible> {
-    let mut connections = Connections::default();
+    let mut connections = ConnectionTable::default();
     loop {
         let (ready, is_new) = connections.wait(listener)?;
         for number in ready {
@@ -61,7 +62,7 @@ pub(crate) fn serve(listener: &TcpListener, service: &MetricsService) -> io::Res
 
 /// The open connections by their number, in the order of their arrival.
 #[derive(Debug)]
-struct Connections<S> {
+struct ConnectionTable<S> {
     last: u64,
     open: BTreeMap<u64, Connection<S>>,
 }
@@ -72,12 +73,12 @@ struct Connection<S> {
     stream: S,
     /// The time at which its stage began.
     since: Instant,
-    stage: Stage,
+    stage: ConnectionStage,
 }
 
 /// The progress of a connection.
 #[derive(Debug)]
-enum Stage {
+enum ConnectionStage {
     /// It sends the head of its request, so far these bytes.
     Head(Vec<u8>),
     /// It reads the response, and has got this many bytes of it.
@@ -87,18 +88,19 @@ enum Stage {
     End,
 }
 
-impl<S> Default for Connections<S> {
+impl<S> Default for ConnectionTable<S> {
     fn default() -> Self {
         Self { last: 0, open: BTreeMap::new() }
     }
 }
 
-impl<S> Connections<S> {
-    /// Takes in a new connection, and returns its number. Closes another one if all places are taken.
+impl<S> ConnectionTable<S> {
+    /// Adds a new connection, and returns its number. Closes another one if all places are taken.
     fn enter(&mut self, stream: S) -> u64 {
         while self.open.len() >= CONNECTIONS_MAX && self.make_room() {}
         self.last += 1;
-        let connection = Connection { stream, since: Instant::now(), stage: Stage::Head(Vec::new()) };
+        let connection =
+            Connection { stream, since: Instant::now(), stage: ConnectionStage::Head(Vec::new()) };
         self.open.insert(self.last, connection);
         self.last
     }
@@ -106,7 +108,7 @@ impl<S> Connections<S> {
     /// Closes a connection for another. Returns whether there was one.
     fn make_room(&mut self) -> bool {
         let health = self.open.values().filter(|connection| connection.asks_for_health()).count();
-        self.close_most_silent(|connection| health > HEALTH_MAX || !connection.asks_for_health())
+        self.close_most_silent(|connection| health > HEALTH_CONNECTIONS_MAX || !connection.asks_for_health())
     }
 
     /// Closes connections with unread responses until the others are within their limit.
@@ -128,7 +130,7 @@ impl<S> Connections<S> {
     }
 }
 
-impl Connections<TcpStream> {
+impl ConnectionTable<TcpStream> {
     /// Waits until connections can go on, or for the next check of the limits. Returns the numbers of those, and
     /// whether a new client waits.
     fn wait(&self, listener: &TcpListener) -> io::Result<(Vec<u64>, bool)> {
@@ -136,7 +138,7 @@ impl Connections<TcpStream> {
             self.open.values().map(|connection| PollFd::new(&connection.stream, connection.awaits()));
         let mut polled: Vec<PollFd<'_>> = streams.collect();
         polled.push(PollFd::new(listener, PollFlags::IN));
-        match poll(&mut polled, (!self.open.is_empty()).then_some(&LIMIT_CHECK)) {
+        match poll(&mut polled, (!self.open.is_empty()).then_some(&LIMIT_CHECK_INTERVAL)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -158,27 +160,27 @@ impl Connections<TcpStream> {
 }
 
 impl<S> Connection<S> {
-    fn enter(&mut self, stage: Stage) {
+    fn enter(&mut self, stage: ConnectionStage) {
         (self.stage, self.since) = (stage, Instant::now());
     }
 
     fn time_limit(&self) -> Duration {
-        if matches!(self.stage, Stage::Response { .. }) { READ_WITHIN } else { HEAD_WITHIN }
+        if matches!(self.stage, ConnectionStage::Response { .. }) { READ_TIME_MAX } else { HEAD_TIME_MAX }
     }
 
     fn awaits(&self) -> PollFlags {
-        if matches!(self.stage, Stage::Response { .. }) { PollFlags::OUT } else { PollFlags::IN }
+        if matches!(self.stage, ConnectionStage::Response { .. }) { PollFlags::OUT } else { PollFlags::IN }
     }
 
     /// Whether it has begun a health request that is not answered yet.
     fn asks_for_health(&self) -> bool {
         let begins = |head: &[u8]| head.starts_with(b"GET /healthz") || head.starts_with(b"HEAD /healthz");
-        matches!(&self.stage, Stage::Head(head) if begins(head))
+        matches!(&self.stage, ConnectionStage::Head(head) if begins(head))
     }
 
     /// Returns the size of its response until it has all of that.
     fn unsent(&self) -> usize {
-        if let Stage::Response { bytes, .. } = &self.stage { bytes.len() } else { 0 }
+        if let ConnectionStage::Response { bytes, .. } = &self.stage { bytes.len() } else { 0 }
     }
 }
 
@@ -187,25 +189,25 @@ impl Connection<TcpStream> {
     fn advance(&mut self, service: &MetricsService) -> io::Result<bool> {
         let mut piece = [0; 4096];
         match &mut self.stage {
-            Stage::Head(head) => {
+            ConnectionStage::Head(head) => {
                 let room = piece.len().min(HEAD_BYTES_MAX - head.len());
                 let count = self.stream.read(&mut piece[..room])?;
                 head.extend_from_slice(&piece[..count]);
                 if let Some(bytes) = respond(head, |request| service.answer(request)) {
-                    self.enter(Stage::Response { bytes, sent: 0 });
+                    self.enter(ConnectionStage::Response { bytes, sent: 0 });
                 }
                 Ok(count > 0)
             }
-            Stage::Response { bytes, sent } => {
+            ConnectionStage::Response { bytes, sent } => {
                 let count = self.stream.write(&bytes[*sent..])?;
                 *sent += count;
                 if *sent == bytes.len() {
                     self.stream.shutdown(Shutdown::Write)?;
-                    self.enter(Stage::End);
+                    self.enter(ConnectionStage::End);
                 }
                 Ok(count > 0)
             }
-            Stage::End => Ok(self.stream.read(&mut piece)? > 0),
+            ConnectionStage::End => Ok(self.stream.read(&mut piece)? > 0),
         }
     }
 }
@@ -218,23 +220,23 @@ mod tests {
     use super::*;
     use crate::state::MetricsState;
 
-    fn open(connections: &Connections<()>) -> Vec<u64> {
+    fn open(connections: &ConnectionTable<()>) -> Vec<u64> {
         connections.open.keys().copied().collect()
     }
 
-    fn answered(connections: &mut Connections<()>, number: u64, bytes: usize) {
-        let stage = Stage::Response { bytes: vec![0; bytes], sent: 0 };
+    fn answered(connections: &mut ConnectionTable<()>, number: u64, bytes: usize) {
+        let stage = ConnectionStage::Response { bytes: vec![0; bytes], sent: 0 };
         connections.open.get_mut(&number).unwrap().enter(stage);
         connections.bound_unsent();
     }
 
-    fn asks_for_health(connections: &mut Connections<()>, number: u64) {
-        connections.open.get_mut(&number).unwrap().stage = Stage::Head(b"GET /healthz".to_vec());
+    fn asks_for_health(connections: &mut ConnectionTable<()>, number: u64) {
+        connections.open.get_mut(&number).unwrap().stage = ConnectionStage::Head(b"GET /healthz".to_vec());
     }
 
     #[test]
     fn who_was_silent_longest_goes() {
-        let mut connections = Connections::default();
+        let mut connections = ConnectionTable::default();
         for _ in 0..CONNECTIONS_MAX {
             connections.enter(());
         }
@@ -246,8 +248,8 @@ mod tests {
 
     #[test]
     fn who_asks_for_health_goes_for_others_that_do_alone() {
-        let mut connections = Connections::default();
-        for number in 1..=HEALTH_MAX as u64 {
+        let mut connections = ConnectionTable::default();
+        for number in 1..=HEALTH_CONNECTIONS_MAX as u64 {
             connections.enter(());
             asks_for_health(&mut connections, number);
         }
@@ -255,7 +257,7 @@ mod tests {
             connections.enter(());
         }
         assert_eq!(connections.open.len(), CONNECTIONS_MAX);
-        assert_eq!(open(&connections)[..HEALTH_MAX], [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(open(&connections)[..HEALTH_CONNECTIONS_MAX], [1, 2, 3, 4, 5, 6, 7, 8]);
         let last = connections.last;
         asks_for_health(&mut connections, last);
         connections.enter(());
@@ -270,7 +272,7 @@ mod tests {
 
     #[test]
     fn answers_that_nobody_reads_are_bounded() {
-        let mut connections = Connections::default();
+        let mut connections = ConnectionTable::default();
         for number in 1..=10 {
             connections.enter(());
             answered(&mut connections, number, UNSENT_BYTES_MAX / 4 - 1);

@@ -14,12 +14,12 @@ use httparse::Request;
 
 use pagekeeper_kernel::process::OwnCost;
 
-use crate::headers::{Format, accepted_format, is_this_host};
-use crate::http::{Response, path, values};
+use crate::headers::{ExpositionFormat, accepted_format, is_this_host};
+use crate::http::{HttpResponse, path, values};
 use crate::state::MetricsState;
 use crate::{exposition, page_data};
 
-const PAGE: &str = include_str!("page.html");
+const PAGE_HTML: &str = include_str!("page.html");
 /// The page's policy. Whoever changes its style or script changes the hashes: the tests name the right ones.
 const PAGE_POLICY: &str = "default-src 'none'; \
                            style-src 'sha256-SVd33Jb5t+0sK3NV6KYC3kQaJ9b/xdYK074LH2Z9F+Q='; \
@@ -41,23 +41,26 @@ impl MetricsService {
     }
 
     /// Responds to a request.
-    pub(crate) fn answer(&self, request: &Request<'_, '_>) -> Response {
+    pub(crate) fn answer(&self, request: &Request<'_, '_>) -> HttpResponse {
         // A request without `Host` does not come from a browser.
         if self.is_local && !values(request, "host").all(is_this_host) {
-            return Response::text(
+            return HttpResponse::text(
                 "421 Misdirected Request",
                 "This is served to its own host only: ask for it by its address, or as localhost.\n",
             );
         }
-        let content: fn(&Self, &Request<'_, '_>) -> Response = match path(request) {
-            "/" => |_, _| Response { policy: PAGE_POLICY, ..Response::ok("text/html; charset=utf-8", PAGE) },
+        let content: fn(&Self, &Request<'_, '_>) -> HttpResponse = match path(request) {
+            "/" => |_, _| HttpResponse {
+                policy: PAGE_POLICY,
+                ..HttpResponse::ok("text/html; charset=utf-8", PAGE_HTML)
+            },
             "/data.json" => {
-                |service, _| Response::ok("application/json", page_data::write(&service.state.figures()))
+                |service, _| HttpResponse::ok("application/json", page_data::write(&service.state.figures()))
             }
             "/metrics" => Self::metrics,
             "/healthz" => |service, _| service.health(),
             _ => {
-                return Response::text(
+                return HttpResponse::text(
                     "404 Not Found",
                     "Nothing is here. There are /, /metrics and /healthz.\n",
                 );
@@ -65,28 +68,28 @@ impl MetricsService {
         };
         if !matches!(request.method, Some("GET" | "HEAD")) {
             let refusal = "Only GET and HEAD: nothing can be changed here.\n";
-            return Response {
+            return HttpResponse {
                 header: "Allow: GET, HEAD\r\n",
-                ..Response::text("405 Method Not Allowed", refusal)
+                ..HttpResponse::text("405 Method Not Allowed", refusal)
             };
         }
         content(self, request)
     }
 
-    fn metrics(&self, request: &Request<'_, '_>) -> Response {
+    fn metrics(&self, request: &Request<'_, '_>) -> HttpResponse {
         let format = accepted_format(values(request, "accept"));
         let content_type = match format {
-            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            Format::Plain => "text/plain; version=0.0.4; charset=utf-8",
+            ExpositionFormat::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            ExpositionFormat::Plain => "text/plain; version=0.0.4; charset=utf-8",
         };
         let body = exposition::write(&self.state.figures(), OwnCost::read(), format);
-        Response { header: "Vary: Accept\r\n", ..Response::ok(content_type, body) }
+        HttpResponse { header: "Vary: Accept\r\n", ..HttpResponse::ok(content_type, body) }
     }
 
-    fn health(&self) -> Response {
+    fn health(&self) -> HttpResponse {
         match self.state.figures().stuck() {
-            None => Response::text("200 OK", "ok\n"),
-            Some(since) => Response::text(
+            None => HttpResponse::text("200 OK", "ok\n"),
+            Some(since) => HttpResponse::text(
                 "503 Service Unavailable",
                 format!("The guard has not finished a tick for {} s.\n", since.as_secs()),
             ),
@@ -109,7 +112,7 @@ mod tests {
         MetricsService::new(state, address.parse().unwrap())
     }
 
-    fn ask_at(service: &MetricsService, method: &str, path: &str, headers: &[(&str, &str)]) -> Response {
+    fn ask_at(service: &MetricsService, method: &str, path: &str, headers: &[(&str, &str)]) -> HttpResponse {
         let mut headers: Vec<_> =
             headers.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
         let mut request = Request::new(&mut headers);
@@ -117,7 +120,7 @@ mod tests {
         service.answer(&request)
     }
 
-    fn ask(method: &str, path: &str, headers: &[(&str, &str)]) -> Response {
+    fn ask(method: &str, path: &str, headers: &[(&str, &str)]) -> HttpResponse {
         ask_at(&service("127.0.0.1:1"), method, path, headers)
     }
 
@@ -191,21 +194,21 @@ mod tests {
 
     /// Returns the contents of the only element with this name.
     fn inside(name: &str) -> &'static str {
-        let (_, rest) = PAGE.split_once(&format!("<{name}>")).unwrap();
+        let (_, rest) = PAGE_HTML.split_once(&format!("<{name}>")).unwrap();
         rest.split_once(&format!("</{name}>")).unwrap().0
     }
 
     #[test]
     fn the_page_is_all_in_itself() {
         for name in ["style", "script"] {
-            assert_eq!(PAGE.matches(&format!("<{name}")).count(), 1);
+            assert_eq!(PAGE_HTML.matches(&format!("<{name}")).count(), 1);
             assert!(inside(name).len() > 1000);
         }
         for outside in ["src=", "@import", "url(", "style=", "onclick", "innerHTML", "eval("] {
-            assert!(!PAGE.contains(outside), "{outside}");
+            assert!(!PAGE_HTML.contains(outside), "{outside}");
         }
-        let names = PAGE.matches("http").count();
-        assert_eq!(names, PAGE.matches("http://www.w3.org/2000/svg").count(), "but for the name of SVG");
+        let names = PAGE_HTML.matches("http").count();
+        assert_eq!(names, PAGE_HTML.matches("http://www.w3.org/2000/svg").count(), "but for the name of SVG");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Invariants:
 //! 1. The lock is held to copy figures in or out, never over I/O: no consumer can delay the guard.
 //! 2. Everything is bounded: databases by [`SeriesNames`], history by [`POINTS_MAX`], releases without a known
-//!    owner by [`PENDING_MAX`], and per-file figures by the requested number.
+//!    owner by [`PENDING_RELEASES_MAX`], and per-file figures by the requested number.
 //! 3. Counters never decrease while their series exists. An unknown value has no figure, and the figures of a
 //!    failed sample are removed.
 
@@ -18,7 +18,7 @@ use pagekeeper_trace::{Losses, TraceLevel};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use crate::digest::{DatabaseFigures, Digest, TopFile, TracedWaits};
+use crate::digest::{DatabaseFigures, SampleDigest, TopFile, TracedWaits};
 use crate::events::EventFigures;
 use crate::histogram::TickHistogram;
 use crate::host::HostFigures;
@@ -30,17 +30,17 @@ use crate::totals::{ReleaseTotals, TaskWaits};
 /// Points of history: a quarter of an hour.
 const POINTS_MAX: usize = 180;
 /// Time between two points.
-pub(crate) const POINT_EVERY: Duration = Duration::from_secs(5);
+pub(crate) const POINT_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum number of kinds of releases that wait for a sample to show their owner.
-const PENDING_MAX: usize = 256;
+const PENDING_RELEASES_MAX: usize = 256;
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct MetricsState(Mutex<Figures>);
+pub(crate) struct MetricsState(Mutex<MetricFigures>);
 
 /// All known figures. Points in time are in seconds since 1970.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Figures {
+pub(crate) struct MetricFigures {
     pub(crate) began: f64,
     pub(crate) dry_run: bool,
     /// The longest normal time between the ends of two ticks.
@@ -109,12 +109,12 @@ pub(crate) struct HistoryPoint {
 impl MetricsState {
     /// Creates an empty state.
     pub(crate) fn new(dry_run: bool, patience: Duration) -> Self {
-        let figures = Figures { began: unix_now(), dry_run, patience, ..Figures::default() };
+        let figures = MetricFigures { began: unix_now(), dry_run, patience, ..MetricFigures::default() };
         Self(Mutex::new(figures))
     }
 
     /// Returns a copy of all figures.
-    pub(crate) fn figures(&self) -> Figures {
+    pub(crate) fn figures(&self) -> MetricFigures {
         lock(&self.0).clone()
     }
 
@@ -154,7 +154,7 @@ impl MetricsState {
     }
 
     /// Records a sample, taken with this trace source.
-    pub(crate) fn files_sampled(&self, digest: Digest, took: Duration, level: Option<TraceLevel>) {
+    pub(crate) fn files_sampled(&self, digest: SampleDigest, took: Duration, level: Option<TraceLevel>) {
         let mut figures = lock(&self.0);
         figures.samples.done += 1;
         (figures.samples.took, figures.samples.at) = (took, Some(unix_now()));
@@ -181,7 +181,7 @@ impl MetricsState {
     }
 }
 
-impl Figures {
+impl MetricFigures {
     /// Returns how long the guard's loop has been stuck, if it is.
     pub(crate) fn stuck(&self) -> Option<Duration> {
         let since = self.ticked.map_or_else(|| self.running(), |(at, _)| at.elapsed());
@@ -216,7 +216,7 @@ impl Figures {
         }
     }
 
-    fn take_digest(&mut self, digest: Digest, level: Option<TraceLevel>) {
+    fn take_digest(&mut self, digest: SampleDigest, level: Option<TraceLevel>) {
         let now = Instant::now();
         self.events.sampled(&digest.databases, now);
         let names = self.names_for(&digest.databases, now);
@@ -245,7 +245,7 @@ impl Figures {
         names
     }
 
-    /// Takes in the counts of waits; `names` are those of the sample's databases.
+    /// Records the counts of waits; `names` are those of the sample's databases.
     fn take_trace(
         &mut self,
         traced: Option<&TracedWaits>,
@@ -277,7 +277,7 @@ impl Figures {
     fn take_release(&mut self, origin: ReleaseOrigin, totals: ReleaseTotals) {
         if let Some(name) = origin.owner_among(&self.databases) {
             self.add_released(&name, origin.class, &totals);
-        } else if self.pending.len() < PENDING_MAX || self.pending.contains_key(&origin) {
+        } else if self.pending.len() < PENDING_RELEASES_MAX || self.pending.contains_key(&origin) {
             self.pending.entry(origin).or_default().add(&totals);
         } else {
             self.add_released(&DatabaseName::others(), origin.class, &totals);
@@ -371,7 +371,7 @@ mod tests {
     }
 
     fn sample(state: &MetricsState, databases: Vec<DatabaseFigures>) {
-        state.files_sampled(Digest { databases, ..Digest::default() }, Duration::ZERO, None);
+        state.files_sampled(SampleDigest { databases, ..SampleDigest::default() }, Duration::ZERO, None);
     }
 
     #[test]
@@ -435,7 +435,7 @@ mod tests {
                 ..TracedWaits::default()
             };
             let databases = vec![seen(7, "/a"), seen(8, "/b")];
-            let digest = Digest { databases, traced: Some(traced), ..Digest::default() };
+            let digest = SampleDigest { databases, traced: Some(traced), ..SampleDigest::default() };
             state.files_sampled(digest, Duration::ZERO, Some(TraceLevel::Bpf));
         }
         let known = state.figures();

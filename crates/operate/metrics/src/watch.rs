@@ -1,8 +1,8 @@
 //! The thread that samples all files of the databases for metrics, and counts waits, at its own pace.
 //!
-//! Invariants: in the long run it never takes more than a fiftieth of one processor, and it samples every
-//! [`SAMPLE_EVERY`] if that allows it. Visibility gaps are reported once, in the guard's own output. A failed
-//! sample is counted, its figures are removed, and the next one is tried.
+//! Invariants: in the long run it never takes more than a fiftieth of one processor, and it samples
+//! every [`SAMPLE_INTERVAL`] if that allows it. Visibility gaps are reported once, in the guard's
+//! own output. A failed sample is counted, its figures are removed, and the next one is tried.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -15,19 +15,19 @@ use pagekeeper_kernel::process::ProcRoot;
 use pagekeeper_observe::{ObserveError, Observer, ObserverOptions, Scope, Selects, Snapshot};
 use pagekeeper_trace::{TraceLevel, TraceOptions, TraceSource};
 
-use crate::digest::Digest;
+use crate::digest::SampleDigest;
 use crate::state::MetricsState;
 
 /// Time between samples.
-const SAMPLE_EVERY: Duration = Duration::from_secs(5);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 /// The pause after a sample is at least this many times its duration.
 const PAUSE_RATIO: u32 = 50;
 /// Maximum time between samples.
-const SAMPLE_EVERY_MAX: Duration = Duration::from_secs(5 * 60);
+const SAMPLE_INTERVAL_MAX: Duration = Duration::from_secs(5 * 60);
 /// Maximum number of files kept: some 1 KiB each, of the 256 MiB that the service with metrics may use.
 const FILES_MAX: usize = 100_000;
 /// Maximum number of message kinds remembered.
-const KINDS_MAX: usize = 200;
+const MESSAGE_KINDS_MAX: usize = 200;
 
 /// The scope of the samples.
 #[derive(Debug, Clone)]
@@ -127,13 +127,15 @@ impl Sampler<'_> {
         loop {
             let began = Instant::now();
             if observer.is_none() {
-                observer = self.checked(Observer::start(self.scope.observer.clone()));
+                observer = self.report_failure(Observer::start(self.scope.observer.clone()));
             }
-            if let Some(snapshot) = observer.as_mut().and_then(|observer| self.checked(observer.snapshot())) {
+            if let Some(snapshot) =
+                observer.as_mut().and_then(|observer| self.report_failure(observer.snapshot()))
+            {
                 let level = observer.as_ref().and_then(Observer::source).map(TraceSource::level);
-                self.take(snapshot, began, level);
+                self.record_snapshot(snapshot, began, level);
             }
-            let pause = if observer.is_some() { pause_after(began.elapsed()) } else { SAMPLE_EVERY_MAX };
+            let pause = if observer.is_some() { pause_after(began.elapsed()) } else { SAMPLE_INTERVAL_MAX };
             match self.scopes.recv_timeout(pause) {
                 Ok(scope) => return Some(scope),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -142,10 +144,10 @@ impl Sampler<'_> {
         }
     }
 
-    fn take(&mut self, mut snapshot: Snapshot, began: Instant, level: Option<TraceLevel>) {
+    fn record_snapshot(&mut self, mut snapshot: Snapshot, began: Instant, level: Option<TraceLevel>) {
         self.scope.restrict(&mut snapshot);
         snapshot.visibility_gaps.retain(|gap| is_of_a_metric(&gap.what));
-        let digest = Digest::of(&snapshot, &self.scope.observer.roots.proc, self.top);
+        let digest = SampleDigest::of(&snapshot, &self.scope.observer.roots.proc, self.top);
         for (gap, sentence) in snapshot.visibility_gaps.iter().zip(&digest.visibility_gaps) {
             // The kind of the gap; after it come an example and a count, which change.
             let kind = gap.what.split(':').next().unwrap_or_default();
@@ -156,7 +158,7 @@ impl Sampler<'_> {
     }
 
     /// Returns a success. Counts and reports a failure.
-    fn checked<T>(&mut self, result: Result<T, ObserveError>) -> Option<T> {
+    fn report_failure<T>(&mut self, result: Result<T, ObserveError>) -> Option<T> {
         let report = |error: ObserveError| {
             self.state.failed();
             let sentence = format!("databases can't be sampled for metrics: {error}");
@@ -172,7 +174,7 @@ fn is_of_a_metric(what: &str) -> bool {
 }
 
 fn pause_after(took: Duration) -> Duration {
-    SAMPLE_EVERY.saturating_sub(took).max(took.saturating_mul(PAUSE_RATIO)).min(SAMPLE_EVERY_MAX)
+    SAMPLE_INTERVAL.saturating_sub(took).max(took.saturating_mul(PAUSE_RATIO)).min(SAMPLE_INTERVAL_MAX)
 }
 
 /// Reports a sentence of each kind once.
@@ -187,7 +189,7 @@ impl<'a> OncePerKind<'a> {
     }
 
     fn report(&mut self, kind: &str, sentence: &str) {
-        if self.kinds.len() < KINDS_MAX && self.kinds.insert(kind.to_owned()) {
+        if self.kinds.len() < MESSAGE_KINDS_MAX && self.kinds.insert(kind.to_owned()) {
             // The receiver may be gone.
             let _ = self.reports.send(sentence.to_owned());
         }

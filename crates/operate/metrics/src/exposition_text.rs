@@ -1,21 +1,21 @@
-//! Writes metric families as text: `OpenMetrics` 1.0, or Prometheus' own format 0.0.4, which names counters with
-//! `_total` and has neither units nor `info`.
+//! Writes metric families as text: `OpenMetrics` 1.0, or Prometheus' own format 0.0.4, which names
+//! counters with `_total` and has neither units nor `info`.
 //!
-//! Invariants: a name says all that is written about its family apart from the help text: `_total` makes a counter,
-//! `_info` an info, and `_bytes` or `_seconds` is the unit. A family without samples is left out. Integers are
-//! exact.
+//! Invariants: a name says all that is written about its family apart from the help text: `_total`
+//! makes a counter, `_info` an info, and `_bytes` or `_seconds` is the unit. A family without
+//! samples is left out. Integers are exact.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::headers::Format;
+use crate::headers::ExpositionFormat;
 use crate::histogram::TickHistogram;
 
 /// The help text of each family, after its name, one family a line.
-const FAMILIES: &str = include_str!("families.txt");
+const FAMILY_HELP: &str = include_str!("families.txt");
 
 /// The labels of a sample.
-pub(crate) type Labels = Vec<(&'static str, String)>;
+pub(crate) type SampleLabels = Vec<(&'static str, String)>;
 
 /// The value of a sample.
 pub(crate) trait SampleValue {
@@ -61,20 +61,24 @@ impl<V: SampleValue> SampleValue for Option<V> {
 
 /// An exposition in the making.
 #[derive(Debug)]
-pub(crate) struct Sheet {
-    format: Format,
+pub(crate) struct ExpositionText {
+    format: ExpositionFormat,
     text: String,
 }
 
-impl Sheet {
+impl ExpositionText {
     /// Creates an empty one.
-    pub(crate) fn new(format: Format) -> Self {
+    pub(crate) fn new(format: ExpositionFormat) -> Self {
         Self { format, text: String::with_capacity(16 << 10) }
     }
 
     /// Writes a family, by its name in the samples without prefix. Unknown values are left out.
-    pub(crate) fn put<V: SampleValue>(&mut self, name: &str, samples: impl IntoIterator<Item = (Labels, V)>) {
-        let known = |(labels, value): (Labels, V)| Some((labels, value.text()?));
+    pub(crate) fn put<V: SampleValue>(
+        &mut self,
+        name: &str,
+        samples: impl IntoIterator<Item = (SampleLabels, V)>,
+    ) {
+        let known = |(labels, value): (SampleLabels, V)| Some((labels, value.text()?));
         let mut samples = samples.into_iter().filter_map(known).peekable();
         if samples.peek().is_none() {
             return;
@@ -85,55 +89,55 @@ impl Sheet {
             _ => ("gauge", "gauge"),
         };
         match self.format {
-            Format::OpenMetrics => self.head(name, kind),
-            Format::Plain => self.head(name, plain_kind),
+            ExpositionFormat::OpenMetrics => self.write_head(name, kind),
+            ExpositionFormat::Plain => self.write_head(name, plain_kind),
         }
         for (labels, value) in samples {
-            self.sample(name, &labels, &value);
+            self.write_sample(name, &labels, &value);
         }
     }
 
     /// Writes a family with one sample without labels.
-    pub(crate) fn one<V: SampleValue>(&mut self, name: &str, value: V) {
-        self.put(name, [(Labels::new(), value)]);
+    pub(crate) fn put_one<V: SampleValue>(&mut self, name: &str, value: V) {
+        self.put(name, [(SampleLabels::new(), value)]);
     }
 
     /// Writes a histogram.
-    pub(crate) fn histogram(&mut self, name: &str, histogram: &TickHistogram) {
-        self.head(name, "histogram");
+    pub(crate) fn put_histogram(&mut self, name: &str, histogram: &TickHistogram) {
+        self.write_head(name, "histogram");
         let mut sum = 0;
         for (end, count) in histogram.buckets() {
             sum += count;
             let end = if end.is_finite() { format!("{end:?}") } else { "+Inf".to_owned() };
-            self.sample(&format!("{name}_bucket"), &vec![("le", end)], &sum.to_string());
+            self.write_sample(&format!("{name}_bucket"), &vec![("le", end)], &sum.to_string());
         }
-        self.sample(&format!("{name}_count"), &Labels::new(), &histogram.count().to_string());
-        self.sample(&format!("{name}_sum"), &Labels::new(), &format!("{:?}", histogram.sum()));
+        self.write_sample(&format!("{name}_count"), &SampleLabels::new(), &histogram.count().to_string());
+        self.write_sample(&format!("{name}_sum"), &SampleLabels::new(), &format!("{:?}", histogram.sum()));
     }
 
     /// Returns the text.
-    pub(crate) fn end(mut self) -> String {
-        if self.format == Format::OpenMetrics {
+    pub(crate) fn finish(mut self) -> String {
+        if self.format == ExpositionFormat::OpenMetrics {
             self.text.push_str("# EOF\n");
         }
         self.text
     }
 
-    fn head(&mut self, name: &str, kind: &str) {
+    fn write_head(&mut self, name: &str, kind: &str) {
         let family = match self.format {
-            Format::OpenMetrics => name.trim_end_matches("_total").trim_end_matches("_info"),
-            Format::Plain => name,
+            ExpositionFormat::OpenMetrics => name.trim_end_matches("_total").trim_end_matches("_info"),
+            ExpositionFormat::Plain => name,
         };
         let (text, help) = (&mut self.text, help(name).unwrap_or_default());
         // Writing to a String can't fail.
         let _ = write!(text, "# HELP pagekeeper_{family} {help}\n# TYPE pagekeeper_{family} {kind}\n");
         let unit = ["bytes", "seconds"].into_iter().find(|unit| family.ends_with(unit));
-        if let Some(unit) = unit.filter(|_| self.format == Format::OpenMetrics) {
+        if let Some(unit) = unit.filter(|_| self.format == ExpositionFormat::OpenMetrics) {
             let _ = writeln!(text, "# UNIT pagekeeper_{family} {unit}");
         }
     }
 
-    fn sample(&mut self, name: &str, labels: &Labels, value: &str) {
+    fn write_sample(&mut self, name: &str, labels: &SampleLabels, value: &str) {
         let text = &mut self.text;
         let _ = write!(text, "pagekeeper_{name}");
         for (at, (label, value)) in labels.iter().enumerate() {
@@ -146,31 +150,31 @@ impl Sheet {
 
 /// Returns the help text of a family.
 fn help(name: &str) -> Option<&'static str> {
-    FAMILIES.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
+    FAMILY_HELP.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
 }
 
 /// Returns the names of all families.
 #[cfg(test)]
 pub(crate) fn family_names() -> impl Iterator<Item = &'static str> {
-    FAMILIES.lines().filter_map(|line| line.split(' ').next())
+    FAMILY_HELP.lines().filter_map(|line| line.split(' ').next())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn text(format: Format) -> String {
-        let mut sheet = Sheet::new(format);
-        sheet.one("kept_bytes_total", u64::MAX);
-        sheet.put("build_info", [(vec![("version", "a \"b\"\n\\".to_owned()), ("x", String::new())], 1_u64)]);
-        sheet.one("guard_hung_seconds", None::<f64>);
-        sheet.one("guard_cpu_seconds_total", Duration::from_millis(1500));
+    fn text(format: ExpositionFormat) -> String {
+        let mut text = ExpositionText::new(format);
+        text.put_one("kept_bytes_total", u64::MAX);
+        text.put("build_info", [(vec![("version", "a \"b\"\n\\".to_owned()), ("x", String::new())], 1_u64)]);
+        text.put_one("guard_hung_seconds", None::<f64>);
+        text.put_one("guard_cpu_seconds_total", Duration::from_millis(1500));
         let mut ticks = TickHistogram::default();
         for milliseconds in [1, 40_000] {
             ticks.add(Duration::from_millis(milliseconds));
         }
-        sheet.histogram("guard_tick_duration_seconds", &ticks);
-        sheet.end()
+        text.put_histogram("guard_tick_duration_seconds", &ticks);
+        text.finish()
     }
 
     fn lines(text: &str, is_head: bool) -> Vec<&str> {
@@ -179,7 +183,7 @@ mod tests {
 
     #[test]
     fn the_plain_format_has_the_same_samples() {
-        let (open, plain) = (text(Format::OpenMetrics), text(Format::Plain));
+        let (open, plain) = (text(ExpositionFormat::OpenMetrics), text(ExpositionFormat::Plain));
         assert_eq!(lines(&open, false), lines(&plain, false));
         assert_eq!(
             lines(&plain, false)[..4],
@@ -202,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_family_is_described_as_its_format_wants() {
-        let open = text(Format::OpenMetrics);
+        let open = text(ExpositionFormat::OpenMetrics);
         for line in [
             "# HELP pagekeeper_build Version of pagekeeper.",
             "# TYPE pagekeeper_build info",
@@ -213,7 +217,7 @@ mod tests {
         ] {
             assert!(lines(&open, true).contains(&line), "{line}:\n{open}");
         }
-        let plain = text(Format::Plain);
+        let plain = text(ExpositionFormat::Plain);
         for line in [
             "# HELP pagekeeper_build_info Version of pagekeeper.",
             "# TYPE pagekeeper_build_info gauge",
